@@ -1,0 +1,1 @@
+"""Floor 0: errors, configuration, tables, seeds, units and files. Imports nothing of this package."""

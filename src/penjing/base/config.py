@@ -1,0 +1,250 @@
+"""Settings: frozen dataclasses, filled from layers. Defaults < recipe < file (TOML) < `a.b=c` on the command line.
+
+A nested dataclass is a table. A union of dataclasses is a choice: the table's `kind` says which member, and only that
+member's settings exist, so a setting that would have no effect is an unknown key. A dataclass with a `named` class
+method has presets: `model=26m`, or `model.preset=26m`, starts from one. Every mistake is a `UserError` that names the
+key, what was got and what was wanted, and the nearest valid key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from penjing.base.errors import UserError, nearest
+
+T = TypeVar("T")
+Layer = Mapping[str, Any]
+
+
+def resolve(kind: type[T], *layers: Layer) -> T:
+    """Build a `kind` from its defaults and `layers`, later ones winning. Raises UserError on any key or value."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = _merge(kind, merged, layer, "")
+    return typing.cast(T, _build(kind, merged, ""))
+
+
+def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
+    """`["a.b=1", "c=x"]` -> `{"a": {"b": "1"}, "c": "x"}`; values stay text until their field's type is known."""
+    layer: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise UserError("not a setting", got=repr(word), wanted="key=value, for example batch.rows=32")
+        _put(layer, key.split("."), value, key)
+    return layer
+
+
+def _put(layer: dict[str, Any], path: list[str], value: str, key: str) -> None:
+    place = layer
+    for name in path[:-1]:
+        below = place.setdefault(name, {})
+        if isinstance(below, str):  # model=26m and model.num_layers=6 together
+            below = place[name] = {"": below}
+        place = below
+    last = path[-1]
+    if isinstance(place.get(last), dict):
+        place[last][""] = value
+    elif last in place:
+        raise UserError("given twice", where=key)
+    else:
+        place[last] = value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a layer."""
+    try:
+        with open(path, "rb") as stream:
+            return tomllib.load(stream)
+    except FileNotFoundError:
+        raise UserError("no such file", where=path) from None
+    except IsADirectoryError:
+        raise UserError("a folder, not a TOML file", where=path) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"not valid TOML: {error}", where=path) from None
+
+
+# --- merging ---------------------------------------------------------------------------------------------------------
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The dataclasses an annotation admits: one, several (a choice), or none."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        options = typing.get_args(annotation)
+    else:
+        options = (annotation,)
+    return [option for option in options if dataclasses.is_dataclass(option)]
+
+
+def _kind_of(member: Any) -> str:
+    return str(next(field.default for field in dataclasses.fields(member) if field.name == "kind"))
+
+
+def _merge(kind: Any, base: dict[str, Any], layer: Layer, prefix: str) -> dict[str, Any]:
+    """`layer` over `base` for one dataclass; another choice or preset drops what `base` said of the old one."""
+    merged = dict(base)
+    annotations = typing.get_type_hints(kind)
+    for name, value in layer.items():
+        if name not in annotations:
+            raise _unknown_key(kind, name, prefix)
+        members = _members(annotations[name])
+        if not members:
+            merged[name] = value
+            continue
+        table = _as_table(members, value, prefix + name)
+        below = merged.get(name, {})
+        shortcut = "kind" if len(members) > 1 else "preset"
+        if shortcut in table and table[shortcut] != below.get(shortcut):
+            below = {}
+        member = _choose(members, {**below, **table}, prefix + name)
+        merged[name] = _merge(member, below, table, f"{prefix}{name}.")
+    return merged
+
+
+def _as_table(members: list[Any], value: Any, key: str) -> dict[str, Any]:
+    """`model=26m` and `optimizer=muon` are short for the preset and the kind."""
+    has_shortcut = len(members) > 1 or hasattr(members[0], "named")
+    shortcut = "kind" if len(members) > 1 else "preset"
+    if isinstance(value, str) and has_shortcut:
+        return {shortcut: value}
+    if not isinstance(value, Mapping) or ("" in value and not has_shortcut):
+        got = value[""] if isinstance(value, Mapping) else value
+        inner = ", ".join(f"{key}.{field.name}" for field in dataclasses.fields(members[0]))
+        raise UserError("a group of settings, not one value", where=key, got=repr(got), wanted=f"one of {inner}")
+    return {shortcut if name == "" else name: inner for name, inner in value.items()}
+
+
+def _choose(members: list[Any], table: Mapping[str, Any], key: str) -> Any:
+    if len(members) == 1:
+        return members[0]
+    by_kind = {_kind_of(member): member for member in members}
+    wanted = table.get("kind", _kind_of(members[0]))
+    if wanted not in by_kind:
+        raise UserError("no such choice", where=f"{key}.kind", got=repr(wanted), wanted=" or ".join(by_kind))
+    return by_kind[wanted]
+
+
+def _unknown_key(kind: Any, name: str, prefix: str) -> UserError:
+    here = [field.name for field in dataclasses.fields(kind)]
+    best = nearest(name, here)
+    text = f"Did you mean {prefix}{best}?" if best else "Settings here: " + ", ".join(prefix + choice for choice in here)
+    return UserError("unknown setting", where=prefix + name, next_step=text)
+
+
+# --- building --------------------------------------------------------------------------------------------------------
+
+
+def _build(kind: Any, table: Layer, prefix: str) -> Any:
+    annotations = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    named = getattr(kind, "named", None)
+    if named is not None:
+        preset = table.get("preset", next(f.default for f in dataclasses.fields(kind) if f.name == "preset"))
+        values.update(named(preset))
+    for field in dataclasses.fields(kind):
+        key = prefix + field.name
+        members = _members(annotations[field.name])
+        if members:
+            below = table.get(field.name, {})
+            if below or field.default_factory is dataclasses.MISSING:
+                values[field.name] = _build(_choose(members, below, key), below, key + ".")
+        elif field.name in table:
+            values[field.name] = convert(annotations[field.name], table[field.name], key)
+    return kind(**values)
+
+
+def convert(annotation: Any, value: Any, key: str) -> Any:
+    """`value` (text from a command line, or a TOML value) as the annotated type; `key` is named in the error."""
+    origin, options = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        if str(value) in options:
+            return str(value)
+        best = nearest(str(value), options)
+        hint = f"Did you mean {best}?" if best else None
+        raise UserError("no such choice", where=key, got=repr(value), wanted=" or ".join(options), next_step=hint)
+    if origin is tuple:
+        items = value.split(",") if isinstance(value, str) else list(value)
+        return tuple(convert(options[0], item, key) for item in items if item != "")
+    if annotation is bool:
+        if isinstance(value, bool):
+            return value
+        if str(value).lower() in ("true", "false", "1", "0", "yes", "no"):
+            return str(value).lower() in ("true", "1", "yes")
+        raise UserError("not a yes or no", where=key, got=repr(value), wanted="true or false")
+    if annotation in (int, float):
+        return _number(annotation, value, key)
+    if annotation is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        return str(value)
+    raise UserError("not of the right type", where=key, got=repr(value), wanted=getattr(annotation, "__name__", annotation))
+
+
+def _number(annotation: Any, value: Any, key: str) -> Any:
+    wanted = "a whole number" if annotation is int else "a number"
+    if isinstance(value, bool):
+        raise UserError("not a number", where=key, got=repr(value), wanted=wanted)
+    try:
+        number = float(str(value).replace("_", ""))
+    except ValueError:
+        raise UserError("not a number", where=key, got=repr(value), wanted=wanted) from None
+    if number != number or number in (float("inf"), float("-inf")):
+        raise UserError("not a finite number", where=key, got=repr(value), wanted=wanted)
+    if annotation is float:
+        return number
+    if number != int(number):
+        raise UserError("not a whole number", where=key, got=repr(value), wanted=wanted)
+    return int(number)
+
+
+# --- dumping ---------------------------------------------------------------------------------------------------------
+
+
+def to_dict(value: Any) -> dict[str, Any]:
+    """A resolved configuration as plain tables, every setting spelled out."""
+    return dataclasses.asdict(value)
+
+
+def to_toml(value: Any) -> str:
+    """A resolved configuration as TOML; `resolve(type, read_toml(...))` gives the same one back."""
+    lines: list[str] = []
+    _write_table(lines, to_dict(value), "")
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _write_table(lines: list[str], table: Mapping[str, Any], prefix: str) -> None:
+    for name, value in table.items():
+        if not isinstance(value, Mapping):
+            lines.append(f"{name} = {_toml_value(value)}")
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            lines.extend(["", f"[{prefix}{name}]"])
+            _write_table(lines, value, f"{prefix}{name}.")
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped) + '"'
+    return repr(value)
+
+
+def settings(kind: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Every (dotted key, default) of a configuration type, for help texts; choices list their first member."""
+    listed: list[tuple[str, Any]] = []
+    annotations = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        members = _members(annotations[field.name])
+        if members:
+            listed += settings(members[0], f"{prefix}{field.name}.")
+        else:
+            listed.append((prefix + field.name, field.default))
+    return listed

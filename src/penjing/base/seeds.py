@@ -1,0 +1,16 @@
+"""Randomness as a pure function of (seed, purpose, indices), so that no result depends on how many workers there are."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def derive(seed: int, *parts: object) -> int:
+    """A 63-bit seed for one purpose, e.g. `derive(run.seed, "order", epoch)`. The same on every platform."""
+    text = "/".join([str(seed), *map(str, parts)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def fraction(seed: int, *parts: object) -> float:
+    """A number in [0, 1) that depends on the arguments only: a hash split keeps its members when data is added."""
+    return derive(seed, *parts) / 2**63

@@ -1,0 +1,17 @@
+"""Tables: plain dicts of strings, `{"muon": "penjing.optim.muon:Muon"}`. Lazy, greppable, no decorators."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from penjing.base.errors import UserError, suggest
+
+
+def look_up(table: Mapping[str, str], name: str, *, what: str) -> Any:
+    """Import and return the object that `table` lists under `name`; `what` names the kind of thing in the error."""
+    if name not in table:
+        raise UserError(f"no {what} is called {name!r}", next_step=suggest(name, table))
+    module_name, _, attribute = table[name].partition(":")
+    return getattr(importlib.import_module(module_name), attribute)

@@ -1,0 +1,62 @@
+"""Find and read checkpoints: the newest that is whole, verified by hash before a single tensor is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from penjing.base.errors import UserError
+from penjing.base.files import read_json
+from penjing.checkpoint.manifest import damage, folder_name, steps
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A verified checkpoint. `skipped` lists newer ones that were damaged, and how."""
+
+    folder: Path
+    step: int
+    skipped: tuple[str, ...]
+
+    def weights(self) -> dict[str, Tensor]:
+        return safetensors.torch.load_file(self.folder / "model.safetensors")
+
+    def state(self) -> dict[str, Any]:
+        return dict(read_json(self.folder / "state.json"))
+
+    def optimizers(self) -> tuple[list[dict[str, Any]], Tensor]:
+        """`load_state_dict` input for each optimizer, and torch's random state."""
+        tensors = safetensors.torch.load_file(self.folder / "optimizer.safetensors")
+        random_state = tensors.pop("rng.torch")
+        restored = []
+        for number, plain in enumerate(self.state()["optimizers"]):
+            state: dict[int, dict[str, Any]] = {}
+            for name, tensor in tensors.items():
+                which, parameter, field = name.split(".", 2)
+                if int(which) == number:
+                    state.setdefault(int(parameter), {})[field] = tensor
+            for name, value in plain["state"].items():
+                parameter, field = name.split(".", 1)
+                state.setdefault(int(parameter), {})[field] = value
+            restored.append({"state": state, "param_groups": plain["param_groups"]})
+        return restored, random_state
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    """The newest whole checkpoint in `folder`, or None if there are none at all.
+
+    Damaged ones are passed over; if all are damaged that is a UserError, never a silent fresh start.
+    """
+    skipped = []
+    for step in steps(folder):
+        wrong = damage(folder / folder_name(step))
+        if wrong is None:
+            return Checkpoint(folder / folder_name(step), step, tuple(skipped))
+        skipped.append(f"{folder_name(step)}: {wrong}")
+    if skipped:
+        raise UserError("every checkpoint is damaged: " + "; ".join(skipped), where=folder)
+    return None

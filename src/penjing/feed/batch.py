@@ -1,0 +1,57 @@
+"""What a model is shown at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penjing.text.pack import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Packed rows as tensors.
+
+    ids_BT, document_BT: inputs, and which document each belongs to. scored_N: flat indices of the positions that reach
+    the output head (None: all of them); target_N, weight_N: what they should say and how much it counts.
+    num_tokens: positions that hold a token, for the speed figures; padding is not counted.
+    """
+
+    ids_BT: Tensor
+    document_BT: Tensor
+    scored_N: Tensor | None
+    target_N: Tensor
+    weight_N: Tensor
+    num_tokens: int
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on `device`; copies do not wait for the device where memory is pinned."""
+        if device.type == "cpu":
+            return self
+        moved = {
+            name: value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
+
+def collate(rows: Sequence[Row]) -> Batch:
+    """Stack rows; positions of weight 0 are left out of `scored_N`, so they cost nothing in the head."""
+    weight_BT = np.stack([row.weight_T for row in rows])
+    target_BT = np.stack([row.target_T for row in rows])
+    document_BT = np.stack([row.document_T for row in rows])
+    scored_N = None if weight_BT.all() else np.flatnonzero(weight_BT)
+    pick = slice(None) if scored_N is None else scored_N
+    return Batch(
+        ids_BT=torch.from_numpy(np.stack([row.ids_T for row in rows])),
+        document_BT=torch.from_numpy(document_BT),
+        scored_N=None if scored_N is None else torch.from_numpy(scored_N),
+        target_N=torch.from_numpy(target_BT.reshape(-1)[pick]),
+        weight_N=torch.from_numpy(weight_BT.reshape(-1)[pick]),
+        num_tokens=int((document_BT >= 0).sum()),
+    )

@@ -1,0 +1,74 @@
+"""Batches made ready in a background thread while the model computes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import torch
+
+from penjing.feed.batch import Batch
+from penjing.feed.source import Source
+
+_POLL_SECONDS = 0.1
+
+
+class Prefetch:
+    """Wraps a source; up to `depth` batches wait on `device`.
+
+    `state()` is the place after the last batch handed out, not the last one made, so a resume repeats and loses none.
+    An error in the background is raised by the next call.
+    """
+
+    def __init__(self, source: Source, device: torch.device, depth: int = 2) -> None:
+        self.source, self.device, self.depth = source, device, depth
+        self._state = source.state()
+        self._thread: threading.Thread | None = None
+
+    def _start(self) -> None:
+        self._ready: queue.Queue[tuple[Batch, dict[str, Any]] | BaseException] = queue.Queue(self.depth)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(self._ready, self._stop), daemon=True)
+        self._thread.start()
+
+    def _work(self, ready: queue.Queue[Any], stop: threading.Event) -> None:
+        item: Any
+        while not stop.is_set():
+            try:
+                batch = next(self.source).to(self.device)
+                item = (batch, self.source.state())
+            except BaseException as error:  # handed to the caller, whatever it is
+                item = error
+            while not stop.is_set():
+                try:
+                    ready.put(item, timeout=_POLL_SECONDS)
+                    break
+                except queue.Full:
+                    continue
+            if isinstance(item, BaseException):
+                return
+
+    def __next__(self) -> Batch:
+        if self._thread is None:
+            self._start()
+        item = self._ready.get()
+        if isinstance(item, BaseException):
+            raise item
+        batch, self._state = item
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        return self._state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.close()
+        self.source.restore(state)
+        self._state = state
+
+    def close(self) -> None:
+        """Stop the thread. The wrapped source may have run ahead; `restore` puts it right."""
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._thread = None

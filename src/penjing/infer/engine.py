@@ -1,0 +1,88 @@
+"""Generation: all prompts are read at once, then one token per sequence and step; finished sequences leave the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+
+from penjing.base.errors import UserError
+from penjing.infer.sample import Sampling, pick
+from penjing.model.cache import Cache
+from penjing.model.transformer import Transformer
+
+
+@torch.no_grad()
+def stream(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    stop: Collection[int],
+    sampling: Sampling,
+    seed: int = 0,
+) -> Iterator[list[tuple[int, int]]]:
+    """Yield after every step the (sequence, id) pairs it produced; a stop id ends its sequence and is not yielded.
+
+    Raises UserError if a prompt is empty, or longer than the model's longest sequence.
+    """
+    device = model.embed.weight.device
+    longest = max(map(len, prompts))
+    if min(map(len, prompts)) == 0:
+        raise UserError("nothing to go on from", where="prompt", wanted="at least one token")
+    if longest >= model.config.max_tokens:
+        raise UserError("too long", where="prompt", got=f"{longest} tokens", wanted=f"under {model.config.max_tokens}")
+    room = min(longest + max_new_tokens, model.config.max_tokens)
+    cache = Cache(model.config, len(prompts), room, device=device, dtype=model.compute_dtype or torch.float32)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    ids_BT = torch.zeros(len(prompts), longest, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids_BT[row, : len(prompt)] = torch.tensor(prompt)
+    hidden_BTD = model.hidden(ids_BT.to(device), cache=cache)
+    cache.length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    last_BD = hidden_BTD[torch.arange(len(prompts), device=device), cache.length_B - 1]
+    next_B = pick(model.logits(last_BD), sampling, generator)
+    active = list(range(len(prompts)))
+    while True:
+        drawn = next_B.tolist()
+        alive = [row for row, index in enumerate(drawn) if index not in stop]
+        if alive:
+            yield [(active[row], drawn[row]) for row in alive]
+        if len(alive) < len(active):
+            kept_N = torch.tensor(alive, dtype=torch.long, device=device)
+            cache.keep(kept_N)
+            next_B = next_B[kept_N]
+            active = [active[row] for row in alive]
+        max_new_tokens -= 1
+        if not active or max_new_tokens == 0 or int(cache.length_B.max()) >= room:
+            return
+        last_BD = model.hidden(next_B[:, None], cache=cache)[:, -1]
+        next_B = pick(model.logits(last_BD), sampling, generator)
+
+
+def generate(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    stop: Collection[int],
+    sampling: Sampling = Sampling(),
+    seed: int = 0,
+    rows: int = 64,
+) -> list[list[int]]:
+    """The continuation of each prompt, without the stop id. Prompts of like length are read together, `rows` at a time."""
+    written: list[list[int]] = [[] for _ in prompts]
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    for first in range(0, len(order), rows):
+        part = order[first : first + rows]
+        for pairs in stream(
+            model,
+            [prompts[index] for index in part],
+            max_new_tokens=max_new_tokens,
+            stop=stop,
+            sampling=sampling,
+            seed=seed + first,
+        ):
+            for row, index in pairs:
+                written[part[row]].append(index)
+    return written

@@ -1,0 +1,44 @@
+"""From logits to the next token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penjing.base.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn. temperature 0 takes the most likely one (greedy)."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0  # draw from the smallest set of tokens that holds this much probability
+    top_k: int = 0  # draw from the k most likely; 0 = all
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise UserError("negative", where="temperature", got=self.temperature, wanted="0 or more")
+        if not 0 < self.top_p <= 1:
+            raise UserError("out of range", where="top_p", got=self.top_p, wanted="more than 0, at most 1")
+        if self.top_k < 0:
+            raise UserError("negative", where="top_k", got=self.top_k, wanted="0 or more")
+
+
+def pick(logits_BV: Tensor, sampling: Sampling, generator: torch.Generator | None) -> Tensor:
+    """The next id of each row, id_B."""
+    if sampling.temperature == 0:
+        return logits_BV.argmax(dim=-1)
+    logits_BV = logits_BV.float() / sampling.temperature
+    if sampling.top_k:
+        lowest_B1 = logits_BV.topk(min(sampling.top_k, logits_BV.shape[-1]), dim=-1).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < lowest_B1, float("-inf"))
+    if sampling.top_p < 1:
+        sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True)
+        chance_BV = sorted_BV.softmax(dim=-1)
+        # A token stays if the more likely ones together hold less than top_p: the first always does.
+        dropped_BV = chance_BV.cumsum(dim=-1) - chance_BV >= sampling.top_p
+        logits_BV = logits_BV.masked_fill(dropped_BV.scatter(-1, order_BV, dropped_BV), float("-inf"))
+    return torch.multinomial(logits_BV.softmax(dim=-1), 1, generator=generator)[:, 0]

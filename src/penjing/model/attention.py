@@ -1,0 +1,73 @@
+"""Grouped-query attention (arXiv:2305.13245) over packed rows: a position sees its own document's past and no more."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from penjing.model.cache import Cache
+from penjing.model.config import ModelConfig
+from penjing.model.linear import Linear
+from penjing.model.norm import RMSNorm
+from penjing.model.rope import rotate
+
+
+def document_mask(document_BT: Tensor) -> Tensor:
+    """mask_B1TS, True where query T may look at key S: not later, and of the same document."""
+    num_tokens = document_BT.shape[1]
+    causal_TS = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=document_BT.device).tril()
+    same_BTS = document_BT[:, :, None] == document_BT[:, None, :]
+    return (same_BTS & causal_TS)[:, None]
+
+
+def cache_mask(position_BT: Tensor, max_tokens: int) -> Tensor:
+    """mask_B1TS for cached keys: True where key S stands at or before the query's position."""
+    return (torch.arange(max_tokens, device=position_BT.device) <= position_BT[..., None])[:, None]
+
+
+class Attention(nn.Module):
+    """softmax(q k^T / sqrt(K)) v with rotary positions; query and key heads normalised in the qwen3 architecture."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.head_size = config.head_size
+        self.q_proj = Linear(config.hidden_size, config.num_heads * config.head_size)
+        self.k_proj = Linear(config.hidden_size, config.num_kv_heads * config.head_size)
+        self.v_proj = Linear(config.hidden_size, config.num_kv_heads * config.head_size)
+        self.o_proj = Linear(config.num_heads * config.head_size, config.hidden_size)
+        normalised = config.architecture == "qwen3"
+        self.q_norm = RMSNorm(config.head_size, config.norm_epsilon) if normalised else nn.Identity()
+        self.k_norm = RMSNorm(config.head_size, config.norm_epsilon) if normalised else nn.Identity()
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        mask_B1TS: Tensor | None,
+        cache: Cache | None = None,
+        position_BT: Tensor | None = None,
+    ) -> Tensor:
+        rows, num_tokens, _ = x_BTD.shape
+        q_BTHK = self.q_proj(x_BTD).view(rows, num_tokens, self.num_heads, self.head_size)
+        k_BTGK = self.k_proj(x_BTD).view(rows, num_tokens, self.num_kv_heads, self.head_size)
+        v_BTGK = self.v_proj(x_BTD).view(rows, num_tokens, self.num_kv_heads, self.head_size)
+        q_BTHK = rotate(self.q_norm(q_BTHK), *rotary)
+        k_BTGK = rotate(self.k_norm(k_BTGK), *rotary)
+        if cache is None:
+            k_BGSK, v_BGSK = k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
+        else:
+            assert position_BT is not None
+            k_BGSK, v_BGSK = cache.write(self.layer, position_BT, k_BTGK, v_BTGK)
+            k_BGSK, v_BGSK = k_BGSK.to(q_BTHK.dtype), v_BGSK.to(q_BTHK.dtype)
+        mixed_BHTK = functional.scaled_dot_product_attention(
+            q_BTHK.transpose(1, 2),
+            k_BGSK,
+            v_BGSK,
+            attn_mask=mask_B1TS,
+            is_causal=mask_B1TS is None,
+            enable_gqa=self.num_heads != self.num_kv_heads,
+        )
+        return self.o_proj(mixed_BHTK.transpose(1, 2).reshape(rows, num_tokens, -1))

@@ -1,0 +1,33 @@
+"""One decoder block: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from penjing.model.attention import Attention
+from penjing.model.cache import Cache
+from penjing.model.config import ModelConfig
+from penjing.model.mlp import MLP
+from penjing.model.norm import RMSNorm
+
+
+class Block(nn.Module):
+    """x_BTD -> x_BTD."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.input_norm = RMSNorm(config.hidden_size, config.norm_epsilon)
+        self.attention = Attention(config, layer)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_epsilon)
+        self.mlp = MLP(config)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        mask_B1TS: Tensor | None,
+        cache: Cache | None = None,
+        position_BT: Tensor | None = None,
+    ) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.input_norm(x_BTD), rotary, mask_B1TS, cache, position_BT)
+        return x_BTD + self.mlp(self.mlp_norm(x_BTD))

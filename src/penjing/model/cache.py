@@ -1,0 +1,45 @@
+"""The key/value cache: one static block per layer, every row at its own length."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penjing.model.config import ModelConfig
+
+
+class Cache:
+    """Keys and values of what was read so far, for `rows` sequences of up to `max_tokens` each.
+
+    Rows may have different lengths: `length_B` says how many positions of each are real. A prompt shorter than its
+    neighbours leaves rubbish behind its end; no later query looks there before it has been overwritten.
+    """
+
+    def __init__(
+        self, config: ModelConfig, rows: int, max_tokens: int, *, device: torch.device | str, dtype: torch.dtype
+    ) -> None:
+        shape = (config.num_layers, rows, config.num_kv_heads, max_tokens, config.head_size)
+        self.key_LBGSK = torch.zeros(shape, device=device, dtype=dtype)
+        self.value_LBGSK = torch.zeros(shape, device=device, dtype=dtype)
+        self.length_B = torch.zeros(rows, dtype=torch.long, device=device)
+
+    @property
+    def max_tokens(self) -> int:
+        return self.key_LBGSK.shape[3]
+
+    def positions(self, num_tokens: int) -> Tensor:
+        """position_BT of the next `num_tokens` tokens of every row."""
+        return self.length_B[:, None] + torch.arange(num_tokens, device=self.length_B.device)
+
+    def write(self, layer: int, position_BT: Tensor, key_BTGK: Tensor, value_BTGK: Tensor) -> tuple[Tensor, Tensor]:
+        """Store one layer's new keys and values; returns that layer's whole block, [B, G, S, K] each."""
+        rows_B1 = torch.arange(position_BT.shape[0], device=position_BT.device)[:, None]
+        self.key_LBGSK[layer][rows_B1, :, position_BT] = key_BTGK.to(self.key_LBGSK.dtype)
+        self.value_LBGSK[layer][rows_B1, :, position_BT] = value_BTGK.to(self.value_LBGSK.dtype)
+        return self.key_LBGSK[layer], self.value_LBGSK[layer]
+
+    def keep(self, row_N: Tensor) -> None:
+        """Drop all rows but these: finished sequences free their place."""
+        self.key_LBGSK = self.key_LBGSK[:, row_N]
+        self.value_LBGSK = self.value_LBGSK[:, row_N]
+        self.length_B = self.length_B[row_N]

@@ -1,0 +1,67 @@
+"""The output head: hidden states to logits, or straight to the summed loss without ever holding all logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+# Logits are made, scored and turned into gradients a block at a time. On a CPU 512 x 2,048 float32 logits (4 MB)
+# stay in cache; all of a batch at once (64 MB and more, several times over) do not.
+CHUNK_LOGITS = 1 << 20
+
+
+class _SummedNats(torch.autograd.Function):
+    """sum_n weight_n * -log softmax(hidden_n W^T)[target_n]; gradients are taken in the forward pass, per chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, weight_N: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        needs_hidden, needs_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        matrix_VD = weight_VD.to(dtype)
+        total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
+        grad_hidden_ND = torch.empty_like(hidden_ND) if needs_hidden else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
+        size = max(1, CHUNK_LOGITS // weight_VD.shape[0])
+        for start in range(0, hidden_ND.shape[0], size):
+            part = slice(start, start + size)
+            hidden_CD, target_C1, weight_C = hidden_ND[part].to(dtype), target_N[part, None], weight_N[part].float()
+            logits_CV = (hidden_CD @ matrix_VD.T).float()
+            norm_C1 = logits_CV.logsumexp(dim=-1, keepdim=True)
+            total += ((norm_C1 - logits_CV.gather(1, target_C1))[:, 0] * weight_C).sum()
+            if grad_hidden_ND is None and grad_weight_VD is None:
+                continue
+            # d nats / d logits = softmax - one_hot, in place of the logits themselves
+            slope_CV = logits_CV.sub_(norm_C1).exp_()
+            slope_CV.scatter_add_(1, target_C1, torch.full_like(target_C1, -1, dtype=torch.float32))
+            slope_CV = slope_CV.mul_(weight_C[:, None]).to(dtype)
+            if grad_hidden_ND is not None:
+                grad_hidden_ND[part] = (slope_CV @ matrix_VD).to(grad_hidden_ND.dtype)
+            if grad_weight_VD is not None:
+                grad_weight_VD += (slope_CV.T @ hidden_CD).float()
+        ctx.save_for_backward(*(grad for grad in (grad_hidden_ND, grad_weight_VD) if grad is not None))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        saved = list(ctx.saved_tensors)
+        grad_hidden_ND = saved.pop(0) * upstream[0] if ctx.needs_input_grad[0] else None
+        grad_weight_VD = saved.pop(0) * upstream[0] if ctx.needs_input_grad[1] else None
+        return grad_hidden_ND, grad_weight_VD, None, None, None
+
+
+def summed_nats(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, weight_N: Tensor, dtype: torch.dtype) -> Tensor:
+    """Weighted sum of the next-token losses in nats, a float32 scalar.
+
+    hidden_ND: final hidden states; weight_VD: the head; target_N: token ids; weight_N: what each position counts.
+    Never holds more than `CHUNK_LOGITS` logits. Matrix products in `dtype`, the softmax in float32.
+    """
+    return _SummedNats.apply(hidden_ND, weight_VD, target_N, weight_N, dtype)  # type: ignore[no-any-return]
+
+
+def logits(hidden_BTD: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+    """logits_BTV in float32."""
+    return functional.linear(hidden_BTD.to(dtype), weight_VD.to(dtype)).float()

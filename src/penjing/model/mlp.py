@@ -1,0 +1,22 @@
+"""The feed-forward half of a block: SwiGLU (arXiv:2002.05202), down(silu(gate x) * up x)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from penjing.model.config import ModelConfig
+from penjing.model.linear import Linear
+
+
+class MLP(nn.Module):
+    """x_BTD -> x_BTD through an inner width F."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = Linear(config.hidden_size, config.mlp_size)
+        self.up_proj = Linear(config.hidden_size, config.mlp_size)
+        self.down_proj = Linear(config.mlp_size, config.hidden_size)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.down_proj(functional.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))

@@ -1,0 +1,41 @@
+"""Shapes people know, by name. `penjing show models` prints them with their exact parameter counts."""
+
+from __future__ import annotations
+
+# Each entry lists what differs from ModelConfig's defaults.
+PRESETS: dict[str, dict[str, object]] = {
+    # The quickstart's: 0.98 M parameters with its tokenizer of 2,048. Heads of 32 keep four of them at width 128.
+    "tiny": {
+        "vocabulary_size": 2048,
+        "hidden_size": 128,
+        "num_layers": 4,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_size": 32,
+        "mlp_size": 352,
+        "max_tokens": 1024,
+        "rope_theta": 1e4,
+        "norm_epsilon": 1e-6,
+    },
+    # MiniMind 2 small: 25.83 M, Llama layout.
+    "26m": {"architecture": "llama"},
+    # MiniMind 3: 63.91 M, Qwen3 layout.
+    "64m": {
+        "hidden_size": 768,
+        "num_heads": 8,
+        "num_kv_heads": 4,
+        "head_size": 96,
+        "mlp_size": 2432,
+        "norm_epsilon": 1e-6,
+    },
+    # MiniMind 2: 104.03 M, Llama layout.
+    "104m": {
+        "architecture": "llama",
+        "hidden_size": 768,
+        "num_layers": 16,
+        "num_heads": 8,
+        "num_kv_heads": 2,
+        "head_size": 96,
+        "mlp_size": 2048,
+    },
+}

@@ -1,0 +1,91 @@
+"""The decoder, in a straight line: embed, L blocks, norm, head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from penjing.model import head
+from penjing.model.attention import cache_mask, document_mask
+from penjing.model.block import Block
+from penjing.model.cache import Cache
+from penjing.model.config import ModelConfig
+from penjing.model.linear import Linear
+from penjing.model.norm import RMSNorm
+from penjing.model.rope import rotary_table
+
+
+class Transformer(nn.Module):
+    """A dense decoder equal to `transformers`' Qwen3ForCausalLM or LlamaForCausalLM (`config.architecture`).
+
+    Parameters are float32; matrix products run in `compute_dtype` (see model/linear.py).
+    """
+
+    compute_dtype: torch.dtype | None = None
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocabulary_size, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_epsilon)
+        self.head = Linear(config.hidden_size, config.vocabulary_size) if config.embeddings == "untied" else None
+
+    @property
+    def head_weight_VD(self) -> Tensor:
+        return self.embed.weight if self.head is None else self.head.weight
+
+    def hidden(
+        self, ids_BT: Tensor, document_BT: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """hidden_BTD after the last norm.
+
+        ids_BT: token ids. document_BT: which document each position belongs to (None: each row is one document).
+        cache: keys and values of earlier positions; these tokens are appended to every row.
+        """
+        num_tokens = ids_BT.shape[1]
+        position_BT = torch.arange(num_tokens, device=ids_BT.device)[None] if cache is None else cache.positions(num_tokens)
+        mask_B1TS = None
+        if cache is not None:
+            mask_B1TS = cache_mask(position_BT, cache.max_tokens)
+        elif document_BT is not None:
+            mask_B1TS = document_mask(document_BT)
+        rotary = rotary_table(position_BT, self.config.head_size, self.config.rope_theta)
+        x_BTD = self.embed(ids_BT)
+        for block in self.blocks:
+            x_BTD = block(x_BTD, rotary, mask_B1TS, cache, position_BT)
+        if cache is not None:
+            cache.length_B += num_tokens
+        return self.norm(x_BTD)
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """logits_BTV in float32, for any leading shape."""
+        return head.logits(hidden_BTD, self.head_weight_VD, self._head_dtype)
+
+    @property
+    def _head_dtype(self) -> torch.dtype:
+        return self.compute_dtype or self.head_weight_VD.dtype
+
+    def forward(
+        self,
+        ids_BT: Tensor,
+        document_BT: Tensor | None = None,
+        *,
+        scored_N: Tensor | None = None,
+        target_N: Tensor | None = None,
+        weight_N: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """logits_BTV in float32; or, given targets, the weighted sum of nats over the scored positions.
+
+        scored_N: flat indices (row * T + position) that reach the head; target_N: the id each should predict;
+        weight_N: what each counts. The loss is taken inside so that a wrapped (DDP, FSDP) model stays one callable.
+        """
+        hidden_BTD = self.hidden(ids_BT, document_BT, cache)
+        if target_N is None:
+            return self.logits(hidden_BTD)
+        assert weight_N is not None
+        hidden_ND = hidden_BTD.flatten(0, 1)
+        if scored_N is not None:
+            hidden_ND = hidden_ND[scored_N]
+        return head.summed_nats(hidden_ND, self.head_weight_VD, target_N, weight_N, self._head_dtype)

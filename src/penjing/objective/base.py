@@ -1,0 +1,33 @@
+"""The contract of an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """total: the sum over units, to be differentiated. parts: further sums by name, for the curves."""
+
+    total: Tensor
+    parts: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Objective(Protocol):
+    """Sums over units (tokens, pairs, answers), never means.
+
+    The loop adds `weight` over micro-batches and ranks and divides once, so that accumulation, ragged masks, packing
+    and data parallelism are exact for every objective at the same time.
+    """
+
+    unit: str
+
+    def weight(self, batch: Any) -> Tensor:
+        """How many units the batch counts, before any forward pass."""
+        ...
+
+    def __call__(self, model: Callable[..., Tensor], batch: Any) -> Loss: ...

@@ -1,0 +1,31 @@
+"""Which parameter gets what: gains and embeddings never decay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The trainable parameters of a model by their part: block matrices, tables (embedding and head), gains."""
+
+    matrices: list[nn.Parameter]
+    tables: list[nn.Parameter]
+    gains: list[nn.Parameter]
+
+
+def group(model: nn.Module) -> Groups:
+    """Sort trainable parameters; a shared (tied) one is listed once."""
+    groups = Groups([], [], [])
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.ndim < 2:
+            groups.gains.append(parameter)
+        elif name.endswith(("embed.weight", "head.weight")):
+            groups.tables.append(parameter)
+        else:
+            groups.matrices.append(parameter)
+    return groups

@@ -1,0 +1,88 @@
+"""Muon for block matrices (K. Jordan, 2024, "Muon: an optimizer for hidden layers"; arXiv:2502.16982), AdamW for the rest.
+
+The momentum of each matrix is replaced by the nearest orthogonal one, found with five Newton-Schulz steps, so that
+all its directions are learned at the same speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from penjing.optim.adamw import adamw
+from penjing.optim.groups import group
+
+NEWTON_SCHULZ_STEPS = 5
+# X <- a X + b (X X^T) X + c (X X^T)^2 X; these make the slope at zero large, and leave singular values in 0.7..1.2.
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalise(matrix_EMN: Tensor) -> Tensor:
+    """The nearest semi-orthogonal matrix to each of a stack of E matrices, to the accuracy Muon needs."""
+    x = matrix_EMN / (matrix_EMN.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT
+    a, b, c = NEWTON_SCHULZ
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.mT if tall else x
+
+
+class _MuonOptimizer(torch.optim.Optimizer):
+    """w -= rate (s orthogonal(nesterov momentum) + decay w), with s = sqrt(max(1, rows / columns))."""
+
+    def __init__(self, params: list[dict[str, Any]], learning_rate: float, momentum: float, weight_decay: float) -> None:
+        super().__init__(params, {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        assert closure is None
+        for part in self.param_groups:
+            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+            for parameter in part["params"]:
+                if parameter.grad is not None:
+                    by_shape.setdefault(parameter.shape, []).append(parameter)
+            # Matrices of one shape are worked on as one stack: 28 small products become 5 batched ones.
+            for shape, parameters in by_shape.items():
+                self._step_stack(part, shape, parameters)
+
+    def _step_stack(self, part: dict[str, Any], shape: torch.Size, parameters: list[nn.Parameter]) -> None:
+        directions = []
+        for parameter in parameters:
+            assert parameter.grad is not None
+            state = self.state[parameter]
+            if "momentum" not in state:
+                state["momentum"] = torch.zeros_like(parameter)
+            momentum = state["momentum"].lerp_(parameter.grad, 1 - part["momentum"])
+            directions.append(parameter.grad.lerp(momentum, part["momentum"]))
+        update_EMN = orthogonalise(torch.stack(directions)) * max(1.0, shape[0] / shape[1]) ** 0.5
+        for parameter, update in zip(parameters, update_EMN, strict=True):
+            parameter.mul_(1 - part["lr"] * part["weight_decay"]).sub_(update, alpha=part["lr"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon:
+    """Muon for the blocks' matrices, AdamW for embedding, head and gains."""
+
+    kind: Literal["muon"] = "muon"
+    learning_rate: float = 0.02  # peak, of the matrices
+    momentum: float = 0.95
+    weight_decay: float = 0.0  # of the matrices
+    adamw_learning_rate: float = 3e-3  # peak, of embedding, head and gains
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+
+    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        groups = group(model)
+        matrices = {"params": groups.matrices, "peak": self.learning_rate}
+        rest = [{"params": groups.tables + groups.gains, "weight_decay": 0.0}]
+        return [
+            _MuonOptimizer([matrices], self.learning_rate, self.momentum, self.weight_decay),
+            adamw(rest, self.adamw_learning_rate, (self.beta1, self.beta2), self.epsilon),
+        ]

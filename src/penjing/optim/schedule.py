@@ -1,0 +1,86 @@
+"""Learning-rate schedules: pure functions from a step to a factor of the peak rate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from penjing.base.errors import UserError
+
+
+def _warm_up(step: int, num_warmup: int) -> float:
+    """Linear from 1 / num_warmup at the first step to 1."""
+    return min(1.0, (step + 1) / num_warmup) if num_warmup else 1.0
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise UserError("not a fraction", where=f"schedule.{name}", got=value, wanted="0 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """Warm up, then half a cosine down to a floor (arXiv:1608.03983)."""
+
+    kind: Literal["cosine"] = "cosine"
+    warmup_fraction: float = 0.02  # of all steps
+    floor_fraction: float = 0.1  # of the peak rate, at the end
+
+    def __post_init__(self) -> None:
+        _check_fraction("warmup_fraction", self.warmup_fraction)
+        _check_fraction("floor_fraction", self.floor_fraction)
+
+    def factor(self, step: int, num_steps: int) -> float:
+        num_warmup = round(self.warmup_fraction * num_steps)
+        if step < num_warmup:
+            return _warm_up(step, num_warmup)
+        progress = (step - num_warmup) / max(1, num_steps - num_warmup)
+        return self.floor_fraction + (1 - self.floor_fraction) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupStableDecay:
+    """Warm up, hold, then fall in a straight line over the last part (arXiv:2404.06395, arXiv:2405.18392)."""
+
+    kind: Literal["wsd"] = "wsd"
+    warmup_fraction: float = 0.02  # of all steps
+    decay_fraction: float = 0.5  # of all steps, at the end
+    floor_fraction: float = 0.0  # of the peak rate, at the end
+
+    def __post_init__(self) -> None:
+        _check_fraction("warmup_fraction", self.warmup_fraction)
+        _check_fraction("decay_fraction", self.decay_fraction)
+        _check_fraction("floor_fraction", self.floor_fraction)
+        if self.warmup_fraction + self.decay_fraction > 1:
+            raise UserError(
+                "warm-up and decay overlap",
+                where="schedule",
+                got=f"{self.warmup_fraction} + {self.decay_fraction}",
+                wanted="at most 1 together",
+            )
+
+    def factor(self, step: int, num_steps: int) -> float:
+        num_warmup = round(self.warmup_fraction * num_steps)
+        num_decay = round(self.decay_fraction * num_steps)
+        if step < num_warmup:
+            return _warm_up(step, num_warmup)
+        left = (num_steps - step) / num_decay if num_decay else 1.0
+        return self.floor_fraction + (1 - self.floor_fraction) * min(1.0, max(0.0, left))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """Warm up, then hold."""
+
+    kind: Literal["constant"] = "constant"
+    warmup_fraction: float = 0.0  # of all steps
+
+    def __post_init__(self) -> None:
+        _check_fraction("warmup_fraction", self.warmup_fraction)
+
+    def factor(self, step: int, num_steps: int) -> float:
+        return _warm_up(step, round(self.warmup_fraction * num_steps))
+
+
+Schedule = Cosine | WarmupStableDecay | Constant

@@ -1,0 +1,102 @@
+"""The contract of an engine, and where it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from penjing.base.errors import UserError
+
+
+class Engine(Protocol):
+    """Runs a model on its devices. `rank` of `world` processes; `device` is this one's."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
+        """The model as a callable whose gradients are summed over all ranks."""
+        ...
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
+        """Around one forward and backward; gradients travel between ranks in the last one only."""
+        ...
+
+    def backward(self, total: Tensor) -> None:
+        """Add the gradient of `total`, summed over ranks, to the parameters."""
+        ...
+
+    def clip(self, largest_norm: float) -> Tensor:
+        """Scale all gradients so that their joint norm is at most `largest_norm` (0: leave them); returns the norm."""
+        ...
+
+    def add(self, value: Tensor) -> Tensor:
+        """`value` summed over ranks."""
+        ...
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank's flag is set; every rank gets the same answer."""
+        ...
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's `value`, on every rank."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def clip_gradients(model: nn.Module, largest_norm: float) -> Tensor:
+    """Clip by the global norm; returns the norm before clipping."""
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    if largest_norm > 0:
+        return torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
+    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+
+def local_device(name: str) -> torch.device:
+    """The device called `name` for this process: `auto` takes CUDA, then Apple's, then the CPU.
+
+    Raises UserError if the named device is not there.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if name == "auto":
+        if torch.cuda.is_available():
+            name = "cuda"
+        else:
+            name = "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError("no such device", where="device", got=repr(name), wanted="auto, cpu, cuda, cuda:0 or mps") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            why = "this PyTorch has no CUDA" if torch.version.cuda is None else "no CUDA device was found"
+            raise UserError(f"cannot use CUDA: {why}", where="device", got=name, next_step="Use device=cpu or device=auto.")
+        index = local_rank if device.index is None else device.index
+        if index >= torch.cuda.device_count():
+            raise UserError("no such CUDA device", where="device", got=name, wanted=f"0..{torch.cuda.device_count() - 1}")
+        return torch.device("cuda", index)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError("this PyTorch has no Apple GPU support", where="device", got=name, next_step="Use device=cpu.")
+    return device
+
+
+def launched_world() -> int:
+    """How many processes torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def make_engine(device_name: str) -> Engine:
+    """The engine for how this process was launched: torchrun with several processes makes it data parallel."""
+    from penjing.base.table import look_up
+    from penjing.parallel import ENGINES
+
+    kind = "ddp" if launched_world() > 1 else "single"
+    engine: Engine = look_up(ENGINES, kind, what="engine")(local_device(device_name))
+    return engine

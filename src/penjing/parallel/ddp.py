@@ -1,0 +1,69 @@
+"""Data parallelism under torchrun: every rank holds the whole model and its share of each batch (NCCL, or gloo on CPUs)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from penjing.parallel.base import clip_gradients
+
+# A rank that waits longer than this for the others ends with an error instead of hanging (torch's own is 10-30 min).
+TIMEOUT = timedelta(minutes=5)
+
+
+class DataParallel:
+    """DDP. Its all-reduce takes the mean over ranks; `backward` multiplies by the world size to make it the sum."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+        self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
+        self._control = distributed.new_group(backend="gloo", timeout=TIMEOUT)
+
+    def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        self._model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+        return self._model
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if last else self._model.no_sync()
+
+    def backward(self, total: Tensor) -> None:
+        (total * self.world).backward()  # type: ignore[no-untyped-call]
+
+    def clip(self, largest_norm: float) -> Tensor:
+        return clip_gradients(self._model, largest_norm)
+
+    def add(self, value: Tensor) -> Tensor:
+        value = value.clone()
+        distributed.all_reduce(value)
+        return value
+
+    def any(self, flag: bool) -> bool:
+        # Over gloo, whatever the gradients use: a GPU is not made to wait for a flag.
+        value = torch.tensor([int(flag)])
+        distributed.all_reduce(value, group=self._control)
+        return bool(value.item())
+
+    def broadcast(self, value: Any) -> Any:
+        box = [value]
+        distributed.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def close(self) -> None:
+        distributed.destroy_process_group()
+
+
+def is_launched() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ

@@ -1,0 +1,46 @@
+"""One process, one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penjing.parallel.base import clip_gradients
+
+
+class Single:
+    """The engine without neighbours: every operation is the plain one."""
+
+    rank, world = 0, 1
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
+        self._model = model
+        return model
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def backward(self, total: Tensor) -> None:
+        total.backward()  # type: ignore[no-untyped-call]
+
+    def clip(self, largest_norm: float) -> Tensor:
+        return clip_gradients(self._model, largest_norm)
+
+    def add(self, value: Tensor) -> Tensor:
+        return value
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,1 @@
+"""Floor 3: the bill before the run. FLOPs, memory, hardware, time."""

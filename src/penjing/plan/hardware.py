@@ -1,0 +1,129 @@
+"""What this machine is, and how fast its matrix products are: from the maker's sheet for GPUs, measured for CPUs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+# Dense bf16 peaks in TFLOPS with float32 accumulation (GeForce cards run it at half their advertised rate).
+PEAK_BF16_TFLOPS = {
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "A40": 149.7,
+    "A30": 165.0,
+    "A10": 125.0,
+    "RTX 5090": 209.5,
+    "RTX 4090": 165.2,
+    "RTX 4060": 30.0,
+    "RTX 3090": 71.0,
+    "RTX 3060": 25.6,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """FLOPs per second that a run is held against, and where the figure comes from. None: unknown."""
+
+    flops_per_second: float | None
+    source: str
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether bf16 matrix products are faster than float32 on `device`: asked of a GPU, timed on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "cpu":
+        return _cpu_rate(torch.bfloat16) > 1.2 * _cpu_rate(torch.float32)
+    return False
+
+
+def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
+    """The dtype of matrix products for a `compute.dtype` setting; `auto` is bf16 where that is faster."""
+    if setting == "auto":
+        return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[setting]
+
+
+def peak(device: torch.device, dtype: torch.dtype) -> Peak:
+    """The rate MFU is measured against."""
+    if device.type == "cpu":
+        return Peak(_cpu_rate(dtype), "measured matrix product")
+    if device.type == "cuda" and dtype == torch.bfloat16:
+        name = torch.cuda.get_device_name(device)
+        for known, tflops in PEAK_BF16_TFLOPS.items():
+            if known in name:
+                return Peak(tflops * 1e12, f"{known} data sheet")
+    return Peak(None, "unknown device")
+
+
+@cache
+def _cpu_rate(dtype: torch.dtype) -> float:
+    """FLOPs per second of a 1024 x 512 x 1024 product on the threads in use: the best of six tries."""
+    left, right = torch.ones(1024, 512, dtype=dtype), torch.ones(512, 1024, dtype=dtype)
+    left @ right
+    best = float("inf")
+    for _ in range(6):
+        start = time.perf_counter()
+        for _ in range(4):
+            left @ right
+        best = min(best, time.perf_counter() - start)
+    return 4 * 2 * 1024 * 512 * 1024 / best
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory this process has held: reserved on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def physical_cores() -> int:
+    """Cores this process may use, hyper-threads not counted twice where the system tells."""
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except AttributeError:
+        allowed = os.cpu_count() or 1
+    try:
+        pairs = set()
+        for folder in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology"):
+            pairs.add(((folder / "physical_package_id").read_text(), (folder / "core_id").read_text()))
+        return max(1, min(allowed, len(pairs))) if pairs else allowed
+    except OSError:
+        return allowed
+
+
+def describe(device: torch.device, dtype: torch.dtype) -> dict[str, object]:
+    """The machine, for reports."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {
+        "cpu": _cpu_name(),
+        "cores": physical_cores(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": memory,
+        "device": name,
+        "compute_dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

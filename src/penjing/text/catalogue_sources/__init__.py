@@ -1,0 +1,57 @@
+"""Where the catalogue's texts come from: one file per kind of source, all with the same two methods."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from penjing.base.errors import UserError
+from penjing.base.files import atomic_write
+
+Say = Callable[[str], None]
+"""Told, in words, what is being done."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """What a source put into the folder besides the files themselves."""
+
+    num_records: int | None = None  # None where files are kept as they came
+    dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> how many
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """A kind of source. `resumes`: what a broken fetch leaves in the folder is worth keeping for the next one."""
+
+    @property
+    def resumes(self) -> bool: ...
+
+    def identity(self) -> dict[str, Any]:
+        """What pins the text: name, version, hashes. A folder made from another identity is fetched again."""
+        ...
+
+    def fetch(self, folder: Path, say: Say) -> Fetched:
+        """Put files that our readers take into `folder`. Raises `UserError`."""
+        ...
+
+
+def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> int:
+    """Write `records` as JSON lines, atomically; returns their number. Raises `UserError` when there are none."""
+    num_records = 0
+    with atomic_write(path) as stream:
+        for record in records:
+            stream.write(json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n")
+            num_records += 1
+        if not num_records:
+            raise UserError("the source gave no record", where=path.name, next_step="Please report this.")
+    return num_records
+
+
+def chat_record(turns: Iterable[str]) -> dict[str, Any]:
+    """Alternate turns, the user's first, as a record that `records.read_chats` takes."""
+    roles = ("user", "assistant")
+    return {"conversations": [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]}

@@ -1,0 +1,30 @@
+"""A toy world: short stories in English and Chinese from a small simulation, with checkable questions.
+
+It is the corpus of the quickstart: generated on the spot, the same bytes everywhere, learnable by about a million
+parameters, and split so that evaluation asks only about combinations that training never shows.
+
+`lexicon` holds the words, `world` and `plots` simulate, `english` and `chinese` hold the phrasings, `wording` tells,
+`questions` and `drills` ask, `rows` mixes and `files` writes.
+"""
+
+from .drills import drill, story_request
+from .files import write
+from .questions import Question, Story, story
+from .rows import KINDS, conversations, evaluation, preferences, pretrain_documents, prompts
+from .split import held_out
+
+__all__ = [
+    "KINDS",
+    "Question",
+    "Story",
+    "conversations",
+    "drill",
+    "evaluation",
+    "held_out",
+    "preferences",
+    "pretrain_documents",
+    "prompts",
+    "story",
+    "story_request",
+    "write",
+]

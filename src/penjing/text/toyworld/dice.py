@@ -1,0 +1,57 @@
+"""Repeatable chance: the same labels give the same rolls on every platform and Python version.
+
+Only `random.Random(int).random()` is used, whose sequence Python promises to keep; `choice`, `shuffle` and `sample`
+of the standard library have changed between versions, so they are rewritten here on top of it. `hash()` of a string differs
+between processes, so seeds come from BLAKE2.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+def stable_number(label: str) -> int:
+    """A 64-bit number that depends on `label` alone."""
+    return int.from_bytes(blake2b(label.encode("utf-8"), digest_size=8).digest(), "big")
+
+
+class Dice:
+    """A source of rolls named by its labels, for example `Dice(seed, "train", 17)`."""
+
+    __slots__ = ("random",)
+
+    def __init__(self, *labels: object) -> None:
+        self.random = random.Random(stable_number("/".join(map(str, labels)))).random
+
+    def below(self, limit: int) -> int:
+        """A whole number from 0 to `limit` - 1."""
+        return int(self.random() * limit)
+
+    def between(self, low: int, high: int) -> int:
+        """A whole number from `low` to `high`, both included."""
+        return low + int(self.random() * (high - low + 1))
+
+    def coin(self, probability: float) -> bool:
+        """True with the given probability."""
+        return self.random() < probability
+
+    def choice(self, items: Sequence[Item]) -> Item:
+        """One of `items`, all equally likely."""
+        return items[int(self.random() * len(items))]
+
+    def shuffled(self, items: Sequence[Item]) -> list[Item]:
+        """All `items` in a random order (Fisher-Yates)."""
+        order = list(items)
+        for last in range(len(order) - 1, 0, -1):
+            other = int(self.random() * (last + 1))
+            order[last], order[other] = order[other], order[last]
+        return order
+
+    def sample(self, items: Sequence[Item], count: int) -> list[Item]:
+        """`count` different positions of `items` (all of them where there are fewer)."""
+        return self.shuffled(items)[:count]

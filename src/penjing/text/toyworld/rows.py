@@ -1,0 +1,235 @@
+"""Rows of the training and evaluation files: pretraining texts, conversations, preferences, prompts, questions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from .dice import Dice
+from .drills import DRILL_KINDS, drill, story_request
+from .questions import STORY_KINDS, Question, Reading
+from .split import held_out
+from .wording import LANGUAGES, language_table, word_answer
+from .world import Fact
+
+KINDS: dict[str, str] = {**STORY_KINDS, **DRILL_KINDS}
+Row = dict[str, Any]
+
+# Each file tells its own stories: item i of a file uses story (offset + i).
+_OFFSETS = {"pretrain": 0, "sft": 10**9, "dpo": 2 * 10**9, "rl": 3 * 10**9}
+
+TOOLS = json.dumps(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": "calc",
+                "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+            },
+        }
+    ]
+)
+# Kinds that a plain text can show; a tool call is a matter of the chat format.
+_PLAIN_DRILLS = tuple(kind for kind in DRILL_KINDS if kind not in ("tool", "story"))
+_ABSENT_FRACTION = 0.1
+
+
+def _start(name: str, seed: int, index: int) -> tuple[Dice, str, int]:
+    """The dice of a row, its language, and the number of the story it tells."""
+    dice = Dice(seed, name, index)
+    return dice, dice.choice(tuple(LANGUAGES)), _OFFSETS[name] + index
+
+
+def plain(question: Question) -> str:
+    """A question and its answer on one line."""
+    table = language_table(question.language)
+    return f"{table.QUESTION}{question.question}{table.ANSWER}{question.answer}"
+
+
+def pretrain_documents(
+    seed: int,
+    count: int,
+    *,
+    start: int = 0,
+    story_fraction: float = 0.35,
+    drill_fraction: float = 0.20,
+) -> Iterator[str]:
+    """Texts `start` to `start + count`: plain stories, drills, and (the rest) stories with 4 to 6 questions."""
+    for index in range(start, start + count):
+        dice, language, number = _start("pretrain", seed, index)
+        roll = dice.random()
+        if roll < drill_fraction:
+            lines = [plain(question) for question in _drills(seed, number, language, dice.between(5, 8), dice)]
+        else:
+            reading = Reading(seed, number, language, "train")
+            lines = [reading.text]
+            if roll >= drill_fraction + story_fraction:
+                lines += map(plain, reading.draw(dice.between(4, 6), _ABSENT_FRACTION))
+        yield "\n".join(lines)
+
+
+def _drills(seed: int, number: int, language: str, count: int, dice: Dice) -> list[Question]:
+    kinds = [dice.choice(_PLAIN_DRILLS) for _ in range(count)]
+    return [drill(seed, number * 16 + at, language=language, kind=kind) for at, kind in enumerate(kinds)]
+
+
+def prompt_text(question: Question) -> str:
+    """What the user says first: the story, if any, and the question."""
+    return f"{question.story}\n{question.question}" if question.story else question.question
+
+
+def _opening(question: Question) -> list[Row]:
+    """The messages before the first answer; a tool is announced in a system message."""
+    system = [{"role": "system", "content": "", "tools": TOOLS}] if question.tool_call else []
+    return [*system, {"role": "user", "content": prompt_text(question)}]
+
+
+def _reply(question: Question) -> Row:
+    if question.tool_call:
+        return {"role": "assistant", "content": "", "tool_calls": json.dumps([question.tool_call])}
+    return {"role": "assistant", "content": question.answer}
+
+
+def conversations(
+    seed: int,
+    count: int,
+    *,
+    start: int = 0,
+    request_fraction: float = 0.10,
+    tool_fraction: float = 0.06,
+    drill_fraction: float = 0.24,
+) -> Iterator[Row]:
+    """Conversations: mostly a story with 3 to 5 questions, then drills, story requests and tool calls."""
+    for index in range(start, start + count):
+        dice, language, number = _start("sft", seed, index)
+        roll = dice.random()
+        if roll < request_fraction:
+            questions = [story_request(seed, number, language=language)]
+        elif roll < request_fraction + tool_fraction:
+            questions = [drill(seed, number, language=language, kind="tool")]
+        elif roll < request_fraction + tool_fraction + drill_fraction:
+            questions = _drills(seed, number, language, dice.between(1, 4), dice)
+        else:
+            questions = Reading(seed, number, language, "train").draw(dice.between(3, 5), _ABSENT_FRACTION)
+        messages = [*_opening(questions[0]), _reply(questions[0])]
+        for question in questions[1:]:
+            messages += [{"role": "user", "content": question.question}, _reply(question)]
+        yield {"conversations": messages}
+
+
+def _short_question(name: str, seed: int, index: int) -> tuple[Dice, Question, Fact | None]:
+    """One question with a short answer, three in four about a story; the fact is None for all but those."""
+    dice, language, number = _start(name, seed, index)
+    if dice.coin(0.25):
+        return dice, drill(seed, number, language=language, kind=dice.choice(_PLAIN_DRILLS)), None
+    reading = Reading(seed, number, language, "train")
+    if dice.coin(_ABSENT_FRACTION):
+        absent = reading.ask_absent()
+        if absent is not None:
+            return dice, absent, None
+    kind = dice.choice(tuple(dict.fromkeys(fact.kind for fact in reading.tale.facts)))
+    fact = dice.choice([fact for fact in reading.tale.facts if fact.kind == kind])
+    return dice, reading.ask(fact), fact
+
+
+def _rejected(dice: Dice, question: Question, fact: Fact | None) -> str:
+    """A bad answer: mostly a wrong one, else in the wrong language, repeated, too long or evasive."""
+    space = " " if question.language == "en" else ""
+    roll = dice.random()
+    if roll < 0.6 and question.wrong:
+        return dice.choice(question.wrong)
+    if roll < 0.7 and fact is not None and not isinstance(fact.answer, int):
+        other = "zh" if question.language == "en" else "en"
+        return word_answer(fact.answer, other, many=fact.ask.endswith("_many"))
+    if roll < 0.8:
+        return space.join([question.answer] * dice.between(3, 5))
+    if roll < 0.9 and question.story:
+        return question.story
+    return "I do not know." if question.language == "en" else "我不知道。"
+
+
+def preferences(seed: int, count: int, *, start: int = 0) -> Iterator[Row]:
+    """Pairs of a right answer and a bad one to the same prompt."""
+    for index in range(start, start + count):
+        dice, question, fact = _short_question("dpo", seed, index)
+        prompt = _opening(question)
+        bad = {"role": "assistant", "content": _rejected(dice, question, fact)}
+        yield {"chosen": [*prompt, _reply(question)], "rejected": [*prompt, bad]}
+
+
+def prompts(seed: int, count: int, *, start: int = 0) -> Iterator[Row]:
+    """Prompts for reinforcement learning, with the only right answer in `gt`."""
+    for index in range(start, start + count):
+        _, question, _ = _short_question("rl", seed, index)
+        yield {
+            "conversations": [*_opening(question), {"role": "assistant", "content": ""}],
+            "gt": [question.answer],
+            "kind": question.kind,
+            "language": question.language,
+        }
+
+
+def _evaluation_row(question: Question) -> Row:
+    row: Row = {
+        "conversations": _opening(question),
+        "answer": "" if question.kind == "story" else question.answer,
+        "kind": question.kind,
+        "language": question.language,
+        "chance": question.chance,
+        "wrong": list(question.wrong),
+    }
+    if question.tool_call:
+        row["tool_call"] = question.tool_call
+    if question.must_contain:
+        row["must_contain"] = list(question.must_contain)
+    return row
+
+
+def _held_out_story_questions(seed: int, index: int, language: str, wanted: set[str]) -> Iterator[Question]:
+    """At most one question per wanted kind about one story, each about a held-out combination and not guessable."""
+    reading = Reading(seed, index, language, "held_out")
+    if "absent" in wanted:
+        absent = reading.ask_absent()
+        if absent is not None:
+            yield absent
+    done: set[str] = set()
+    for fact in reading.dice.shuffled(reading.tale.facts):
+        if fact.kind in wanted and fact.kind not in done and held_out(*fact.pair):
+            question = reading.ask(fact)
+            if question.chance <= 0.5:
+                done.add(fact.kind)
+                yield question
+
+
+def held_out_questions(seed: int, per_kind: int, language: str) -> dict[str, list[Question]]:
+    """`per_kind` different held-out questions of every kind (fewer only where that many do not exist)."""
+    found: dict[str, dict[str, Question]] = {kind: {} for kind in KINDS}
+    for index in range(60 * per_kind + 600):
+        wanted = {kind for kind in STORY_KINDS if len(found[kind]) < per_kind}
+        if not wanted:
+            break
+        for question in _held_out_story_questions(seed, index, language, wanted):
+            found[question.kind].setdefault(prompt_text(question), question)
+    for kind in DRILL_KINDS:
+        for index in range(60 * per_kind + 600):
+            if len(found[kind]) >= per_kind:
+                break
+            if kind == "story":
+                question = story_request(seed, index, language=language, split="held_out")
+            else:
+                question = drill(seed, index, language=language, split="held_out", kind=kind)
+            if question.is_held_out:
+                found[kind].setdefault(prompt_text(question), question)
+    return {kind: list(questions.values()) for kind, questions in found.items()}
+
+
+def evaluation(seed: int, per_kind: int) -> Iterator[Row]:
+    """Evaluation rows, the kinds and languages taking turns, so that any beginning of the file is balanced."""
+    columns = [
+        questions for language in LANGUAGES for questions in held_out_questions(seed, per_kind, language).values()
+    ]
+    for at in range(per_kind):
+        for questions in columns:
+            if at < len(questions):
+                yield _evaluation_row(questions[at])

@@ -1,0 +1,63 @@
+"""The terminal: a progress bar with the figures people look at, and a line for each validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from penjing.base import units
+
+
+class ConsoleTracker:
+    """A live bar on a terminal; a plain line for each logged step where the output is a file or a pipe."""
+
+    def __init__(self, console: Console, *, name: str, num_steps: int, start_step: int) -> None:
+        self.console, self.name, self.num_steps = console, name, num_steps
+        self._live = console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not self._live,
+        )
+        self._task = self._progress.add_task(name, total=num_steps, completed=start_step, figures="")
+        self._progress.start()
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        text = describe(figures)
+        if "validation_loss_nats_per_token" in figures:
+            self.console.print(f"  {self.name} step {step}/{self.num_steps}: {text}", highlight=False)
+            return
+        self._progress.update(self._task, completed=step, figures=text)
+        if not self._live:
+            left = figures.get("seconds_left")
+            ending = f", {units.duration(left)} left" if left is not None else ""
+            self.console.print(f"  {self.name} step {step}/{self.num_steps}: {text}{ending}", highlight=False)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def describe(figures: Mapping[str, float]) -> str:
+    """The figures of one step in one short line; what is absent is left out."""
+    parts = []
+    if "validation_loss_nats_per_token" in figures:
+        parts.append(f"validation loss {figures['validation_loss_nats_per_token']:.3f}")
+    if "validation_bits_per_byte" in figures:
+        parts.append(f"{figures['validation_bits_per_byte']:.3f} bits/byte")
+    if "loss_nats_per_token" in figures:
+        parts.append(f"loss {figures['loss_nats_per_token']:.3f}")
+    if "learning_rate" in figures:
+        parts.append(f"lr {figures['learning_rate']:.1e}")
+    if "tokens_per_second" in figures:
+        parts.append(f"{units.count(figures['tokens_per_second'])} tok/s")
+    if figures.get("mfu"):
+        parts.append(f"MFU {figures['mfu']:.0%}")
+    if "memory_bytes" in figures:
+        parts.append(units.gibibytes(figures["memory_bytes"]))
+    return "  ".join(parts)

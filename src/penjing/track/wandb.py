@@ -1,0 +1,37 @@
+"""Weights & Biases. Needs `pip install "penjing[wandb]"`; without a network or a login it records offline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penjing.base.errors import UserError
+from penjing.base.files import read_json, write_json
+
+
+class Wandb:
+    """One wandb run per training run; a resumed run continues the same curve (its id is kept in the run's folder)."""
+
+    def __init__(self, folder: Path, *, project: str, name: str, config: dict[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise UserError(
+                "wandb is not installed", where="track.wandb", next_step='pip install "penjing[wandb]"'
+            ) from None
+        kept = folder / "wandb.json"
+        run_id = read_json(kept)["id"] if kept.exists() else wandb.util.generate_id()
+        write_json(kept, {"id": run_id})
+        logged_in = bool(os.environ.get("WANDB_API_KEY")) or bool(wandb.api.api_key)
+        mode = os.environ.get("WANDB_MODE") or ("online" if logged_in else "offline")
+        self._run = wandb.init(
+            project=project, name=name or folder.name, id=run_id, resume="allow", dir=folder, config=config, mode=mode
+        )
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        self._run.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,137 @@
+"""Every setting of a training run, in one tree. `penjing show pretrain` prints it resolved, with what each one means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penjing.base.errors import UserError
+from penjing.model.config import ModelConfig
+from penjing.optim.adamw import AdamW
+from penjing.optim.muon import Muon
+from penjing.optim.schedule import Constant, Cosine, WarmupStableDecay
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What is read."""
+
+    train: tuple[str, ...] = ()  # files or folders of text or chats, or one folder of ready token shards
+    kind: Literal["documents", "chats"] = "documents"  # whole texts are learned, or only what an assistant says
+    row_tokens: int = 512  # T, positions of one packed row (the classic script's max_seq_len)
+    validation_fraction: float = 0.01  # of the texts, held out by hash
+    prefetch: int = 2  # batches made ready in a background thread; 0 makes them in line
+
+    def __post_init__(self) -> None:
+        if self.row_tokens < 8:
+            raise UserError("too small", where="data.row_tokens", got=self.row_tokens, wanted="at least 8")
+        if not 0 < self.validation_fraction < 1:
+            raise UserError("out of range", where="data.validation_fraction", got=self.validation_fraction, wanted="0..1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSettings:
+    """Which tokenizer, or how to train one."""
+
+    folder: str = ""  # a tokenizer to use; empty: that of `start`, or one trained on data.train
+    vocabulary: int = 0  # ids of a newly trained one; 0 = model.vocabulary_size
+    han_run: int = 4  # most Chinese characters in one token of a newly trained one
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """How much is learned from at once."""
+
+    rows: int = 32  # rows of one optimizer step, over all devices and accumulation
+    accumulate: int = 1  # forward passes one step is cut into on each device; less memory, same result
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.accumulate < 1:
+            raise UserError("too small", where="batch", got=f"rows={self.rows} accumulate={self.accumulate}", wanted=">= 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeSettings:
+    """Where and in which precision."""
+
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"  # of matrix products; weights and optimizer stay float32
+    threads: int = 0  # CPU threads of one process; 0 = physical cores / processes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateSettings:
+    """Loss on the held-out texts."""
+
+    every: int = 200  # steps; 0 = never. Always once at the end
+    rows: int = 128  # of the held-out rows, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSettings:
+    """What the model writes while it learns."""
+
+    every: int = 0  # steps; 0 = never
+    prompts: tuple[str, ...] = ()  # continued by a base model, answered by a chat model; empty: held-out texts' openings
+    tokens: int = 64  # longest continuation
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveSettings:
+    """Checkpoints. The last step is always saved."""
+
+    every: int = 500  # steps
+    keep: int = 2  # newest checkpoints that stay
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise UserError("too small", where="save.keep", got=self.keep, wanted="at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackSettings:
+    """Where the figures go besides the terminal and metrics.jsonl."""
+
+    every: int = 10  # steps between logged figures
+    wandb: bool = False  # also to Weights & Biases
+    project: str = "penjing"  # its project
+    name: str = ""  # its run name; empty: the folder's name
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UserError("too small", where="track.every", got=self.every, wanted="at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run: a stage is a recipe that fills this in."""
+
+    stage: str = "pretrain"  # name of the recipe
+    out: str = "runs/pretrain"  # folder of the run; the same command again continues what is there
+    start: str = ""  # run or checkpoint whose weights to begin with; empty: from nothing
+    seed: int = 1  # of initial weights, order of data and samples
+    epochs: float = 1.0  # times through the training rows
+    steps: int = 0  # optimizer steps; 0 = as many as `epochs` takes
+    clip_norm: float = 1.0  # largest gradient norm; 0 = no clipping
+    model: ModelConfig = field(default_factory=ModelConfig)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    data: Data = field(default_factory=Data)
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    optimizer: AdamW | Muon = field(default_factory=AdamW)
+    schedule: Cosine | WarmupStableDecay | Constant = field(default_factory=Cosine)
+    compute: ComputeSettings = field(default_factory=ComputeSettings)
+    validate: ValidateSettings = field(default_factory=ValidateSettings)
+    sample: SampleSettings = field(default_factory=SampleSettings)
+    save: SaveSettings = field(default_factory=SaveSettings)
+    track: TrackSettings = field(default_factory=TrackSettings)
+
+    def __post_init__(self) -> None:
+        if self.epochs <= 0 and self.steps <= 0:
+            raise UserError("nothing to do", where="epochs", got=self.epochs, wanted="more than 0, or steps=N")
+        if self.data.row_tokens > self.model.max_tokens:
+            raise UserError(
+                "rows longer than the model's longest sequence",
+                where="data.row_tokens",
+                got=self.data.row_tokens,
+                wanted=f"at most model.max_tokens = {self.model.max_tokens}",
+            )

@@ -1,0 +1,115 @@
+"""Charts: sensible ticks, and nothing that a stage may leave behind (no points, one, NaN) breaks them."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from penjing.report import charts
+from penjing.report.charts import Axis, Bar, Group, Scale, Series
+
+X, Y = Axis("tokens"), Axis("nats per token")
+
+
+def drawn(points: list[tuple[float | None, float | None]], y: Axis = Y, name: str = "a") -> str:
+    markup = str(charts.line_chart([Series(name, points, dots=True)], title="t", x=X, y=y))
+    ElementTree.fromstring(markup)  # well formed
+    assert not re.search(r"nan|inf", markup, re.IGNORECASE)
+    return markup
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert charts.linear_ticks(0, 10, 5) == [0, 2, 4, 6, 8, 10]
+    assert charts.linear_ticks(1.93, 8.2, 5) == [2, 4, 6, 8]
+    assert charts.log_ticks(0.8, 30) == [1, 2, 5, 10, 20]
+    assert charts.log_ticks(1e-6, 1e6, 4) == pytest.approx([1e-6, 1e-3, 1, 1e3, 1e6])
+
+
+def test_tick_labels_share_a_unit_and_differ() -> None:
+    assert charts.tick_labels([0, 5e6, 10e6, 15e6]) == ["0", "5M", "10M", "15M"]
+    assert charts.tick_labels([0.5, 0.75, 1.0]) == ["0.50", "0.75", "1.00"]
+    assert charts.tick_labels([0, 0.001, 0.002]) == ["0", "1×10⁻³", "2×10⁻³"]
+    for low, high in ((1.9, 1.91), (1e-9, 3e-9), (-5, 5), (0, 123456), (1e20, 3e20)):
+        labels = charts.tick_labels(charts.linear_ticks(low, high))
+        assert len(labels) >= 2 and len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [(0, "0"), (0.0031, "0.0031"), (2.413, "2.41"), (850, "850"), (20400, "20.4k"), (3e-6, "3×10⁻⁶"), (-1.5e7, "-15M")],
+)
+def test_figure(value: float, wanted: str) -> None:
+    assert charts.figure(value) == wanted
+
+
+def test_log_scale_puts_a_decade_halfway() -> None:
+    assert Scale(1, 100, 0, 200, log=True).at(10) == pytest.approx(100)
+
+
+def test_one_point_is_a_dot_without_a_line() -> None:
+    markup = drawn([(1.0, 2.0)])
+    assert markup.count("<circle") == 1 and "<polyline" not in markup
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0, -2.0, 1e-300, 1e199])
+def test_constant_series(value: float) -> None:
+    assert drawn([(0, value), (5, value), (9, value)]).count("<circle") == 3
+
+
+@pytest.mark.parametrize("axis", [Y, Axis("y", log=True), Axis("y", from_zero=True)])
+def test_values_that_cannot_be_drawn_are_left_out(axis: Axis) -> None:
+    bad = [None, math.nan, math.inf, -math.inf, 1e308]
+    points: list[tuple[float | None, float | None]] = [(index, value) for index, value in enumerate(bad)]
+    points += [(None, 1.0), (math.nan, 1.0), (7, 1.0), (8, 2.0)]
+    assert drawn(points, axis).count("<circle") == 2
+
+
+def test_log_axis_leaves_out_what_is_not_positive() -> None:
+    assert drawn([(1, 0.0), (2, -1.0), (3, 10.0), (4, 1000.0)], Axis("y", log=True)).count("<circle") == 2
+
+
+def test_nothing_to_draw_is_said_in_words() -> None:
+    for series in ([], [Series("a", [])], [Series("a", [(1, None)])]):
+        assert "no points" in charts.line_chart(series, title="t", x=X, y=Y)
+    assert "no points" in charts.fraction_bars([], ["a"], title="t")
+    assert charts.span_bar(0, 1, 0, "done", "note") == ""
+
+
+def test_texts_are_escaped() -> None:
+    bad = '</svg><script>alert("1")</script>\''
+    for markup in (
+        drawn([(1, 2)], Axis(bad), bad),
+        str(charts.fraction_bars([Group(bad, [Bar(0.5, 0.4, 0.6, bad), Bar(0.1)], 0.25)], [bad, "b"], title=bad)),
+        str(charts.span_bar(0, 1, 2, "done", bad)),
+    ):
+        assert "<script" not in markup and markup.count("</svg>") == 1
+        ElementTree.fromstring(markup)
+
+
+def test_colours_stay_with_their_series() -> None:
+    series = [Series("training", []), Series("validation", [(1, 2), (2, 3)])]
+    assert 'class="line c1"' in charts.line_chart(series, title="t", x=X, y=Y)
+
+
+def test_bars_outside_the_range_and_missing_ones() -> None:
+    groups = [Group("a", [Bar(1.4, -3, 9), None], chance=7.0), Group("b", [Bar(math.nan), Bar(None)])]
+    markup = str(charts.fraction_bars(groups, ["x", "y"], title="t"))
+    ElementTree.fromstring(markup)
+    assert "100 %" in markup and "nan" not in markup and 'class="chance"' in markup
+
+
+def test_thin_keeps_ends_and_spikes() -> None:
+    points = [(float(index), 0.0) for index in range(10_000)]
+    points[4321] = (4321.0, 99.0)
+    kept = charts.thin(points, 100)
+    assert len(kept) <= 100 and kept[0] == points[0] and kept[-1] == points[-1] and points[4321] in kept
+    assert kept == sorted(kept)
+
+
+def test_shorten_counts_chinese_as_wide() -> None:
+    assert charts.shorten("abc", 100) == "abc"
+    assert charts.text_width("松树") == charts.text_width("abcd")
+    assert charts.text_width(charts.shorten("松树" * 30, 80)) <= 80 + charts.LETTER_WIDTH

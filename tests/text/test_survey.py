@@ -1,0 +1,133 @@
+"""The report on a corpus: hand-counted figures, and a warning in words for each thing that goes wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from penjing.text.records import Chat, Document, Message, read_chats, read_documents
+from penjing.text.survey import Lengths, survey, survey_chats
+
+DATA = Path(__file__).parents[2] / "../shared/data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the real files of ../shared/data are not here")
+
+
+def documents(*texts: str) -> list[Document]:
+    return [Document(text=text, source="a.txt", line=number) for number, text in enumerate(texts, 1)]
+
+
+def test_hand_counted() -> None:
+    found = survey(documents("ab 12", "中文。\n字", "", "ab 12", " \n"), tokens=len)
+    assert (found.num_documents, found.num_empty, found.num_characters, found.num_tokens) == (3, 2, 15, 15)
+    assert found.num_bytes == 5 + 13 + 5
+    visible = 12  # abab 1212 中文字 。
+    assert found.latin_fraction == pytest.approx(4 / visible)
+    assert found.digit_fraction == pytest.approx(4 / visible)
+    assert found.han_fraction == pytest.approx(3 / visible)
+    assert found.other_fraction == pytest.approx(1 / visible)
+    assert (found.num_duplicates, found.duplicate_fraction) == (1, pytest.approx(1 / 3))
+    assert found.length_bytes == {"min": 5, "p5": 5, "p25": 5, "p50": 5, "p75": 5, "p95": 5, "max": 13}
+    assert found.lengths_exact
+    assert found.num_distinct_characters == 10
+    assert found.common_characters[:2] == (("1", 2), ("2", 2))
+    assert [(line.num_characters, line.line) for line in found.longest_lines] == [(5, 4), (5, 1), (3, 2)]
+    assert json.loads(json.dumps(found.to_dict()))["num_bytes"] == 23
+
+
+def test_no_text_and_no_tokens() -> None:
+    found = survey([])
+    assert found.warnings == ("There is no text at all.",)
+    assert found.num_tokens is None
+    assert found.length_bytes["p50"] == 0 and found.han_fraction == found.other_fraction == 0
+
+
+def test_counts_do_not_depend_on_the_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = documents(*(f"第{i}章 text {i} 🙂" for i in range(50)))
+    whole = survey(texts)
+    monkeypatch.setattr("penjing.text.survey._FLUSH_CHARACTERS", 7)
+    assert survey(iter(texts)) == whole
+
+
+def test_quantiles_exact_then_sampled() -> None:
+    exact = Lengths()
+    for number in range(101):
+        exact.add(number)
+    assert exact.quantiles() == {"min": 0, "p5": 5, "p25": 25, "p50": 50, "p75": 75, "p95": 95, "max": 100}
+    sampled = Lengths(num_kept=500)
+    numbers = list(range(20_000))
+    random.Random(1).shuffle(numbers)
+    for number in numbers:
+        sampled.add(number)
+    found = sampled.quantiles()
+    assert not sampled.exact
+    assert (found["min"], found["max"]) == (0, 19_999)
+    assert abs(found["p50"] - 10_000) < 2000  # four standard errors of a median of 500
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["same text, again and again, fifty bytes and more."] * 7 + [f"{i} " * 40 for i in range(93)], "6 % of documents are exact duplicates: they will be learned by heart"),
+        ([f"{i} " * 40 for i in range(98)] + ["", " "], "2 % of documents are empty"),
+        ([f"{i}" for i in range(100)], "Half of the documents are 2 bytes or less"),
+        ([f"{i} " * 40 for i in range(3)], "Only 3 documents: too few to hold some out"),
+        ([f"{i} " * 40 for i in range(50)] + ["x y " * 9000], "One document is 87 % of all bytes"),
+        (["one\r\ntwo", "three \ufffd\ufffd", "\x1b[31m red"], "2 replacement characters"),
+        (["one\r\ntwo", "three \ufffd\ufffd", "\x1b[31m red"], "1 control characters"),
+        (["one\r\ntwo", "three \ufffd\ufffd", "\x1b[31m red"], "1 carriage returns"),
+        (["\u3000\u3000话说天下大势"], "2 full-width spaces"),
+        (["x" * 100_001], "The longest line has 100,001 characters (a.txt:1)"),
+        (["hello"], "Only 0.00 MB of text"),
+    ],
+)  # fmt: skip
+def test_warnings(texts: list[str], words: str) -> None:
+    assert any(words in warning for warning in survey(documents(*texts)).warnings)
+
+
+def test_a_sound_corpus_has_no_warning() -> None:
+    texts = [" ".join(f"{i}-{j}" for j in range(2000)) + "." for i in range(100)]
+    assert survey(documents(*texts)).warnings == ()
+
+
+def chat(*turns: tuple[str, str], tools: bool = False) -> Chat:
+    messages = tuple(Message(role=role, content=content) for role, content in turns)
+    return Chat(messages=messages, tools=({"name": "f"},) if tools else (), source="a", line=1)
+
+
+def test_chats_hand_counted() -> None:
+    call = Message(role="assistant", content="", reasoning_content="hm", tool_calls=({"name": "f", "arguments": {}},))
+    chats = [
+        chat(("system", "s"), ("user", "a"), ("assistant", "答案"), tools=True),
+        chat(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "dd")),
+        chat(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "dd")),
+        chat(("assistant", "hello"), ("user", "a")),
+        Chat(messages=(Message(role="user", content="a"), call), tools=(), source="a", line=1),
+    ]
+    found = survey_chats(chats, tokens=len)
+    assert (found.num_chats, found.num_answers, found.num_answer_bytes, found.num_tokens) == (5, 7, 17, 13)
+    assert found.roles == {"user": 7, "assistant": 7, "system": 1}
+    assert found.turns_per_chat["p50"] == 2 and found.turns_per_chat["max"] == 4
+    assert (found.num_with_system, found.num_with_tools, found.num_with_reasoning, found.num_tool_calls) == (1, 1, 1, 1)
+    assert found.num_duplicates == 1
+    assert found.warnings == (
+        "20 % of chats are exact duplicates: they will be learned by heart.",
+        "20 % of chats open with the assistant.",
+        "20 % of chats end on a turn that is never answered.",
+    )
+    assert json.loads(json.dumps(found.to_dict()))["num_chats"] == 5
+    assert survey_chats([]).warnings == ("There is no chat at all.",)
+    assert "one question and one answer" in survey_chats([chat(("user", "a"), ("assistant", "b"))]).warnings[0]
+
+
+@needs_data
+def test_real_files() -> None:
+    poems = survey(read_documents([DATA / "pretrain_zh/songci.jsonl"]))
+    assert (poems.num_documents, poems.num_duplicates, poems.num_distinct_characters) == (21_050, 4, 6099)
+    assert poems.han_fraction > 0.83
+    stories = survey(read_documents([DATA / "pretrain_en/tinystories_a.txt"]))
+    assert stories.warnings == () and stories.latin_fraction > 0.94
+    dialogues = survey_chats(read_chats([DATA / "sft/crosswoz_val_minimind.jsonl"]))
+    assert (dialogues.num_chats, dialogues.num_answers, dialogues.turns_per_chat["max"]) == (500, 4229, 46)
