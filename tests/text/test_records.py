@@ -81,7 +81,8 @@ def test_lines_without_blanks_are_cut_too_and_a_long_line_stays_whole(tmp_path: 
 
 
 def test_novel_is_normalised(tmp_path: Path) -> None:
-    raw = "\ufeff第一回\r\n\r\n\u3000\u3000话说天下大势\u3000\r\n    \u3000分久必合  \r\n    滚滚长江\r\n    code stays\r\n"
+    raw = "\ufeff第一回\r\n\r\n\u3000\u3000话说天下大势\u3000\r\n    \u3000分久必合  \r\n"
+    raw += "    滚滚长江\r\n    code stays\r\n"
     assert texts(write(tmp_path / "a.txt", raw)) == ["第一回\n\n话说天下大势\n分久必合\n滚滚长江\n    code stays"]
     assert texts(write(tmp_path / "mac.txt", "one\rtwo\r")) == ["one\ntwo"]
 
@@ -170,9 +171,11 @@ def test_a_long_array_is_not_held_in_memory(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", "[" + ",".join(['{"text": "' + "x" * 1000 + '"}'] * 3000) + "]")
     stream = records._JsonStream(path)
     largest = 0
-    for number, _ in enumerate(stream.values(), 1):
+    num_values = 0
+    for _ in stream.values():
+        num_values += 1
         largest = max(largest, len(stream.buffer))
-    assert number == 3000
+    assert num_values == 3000
     assert largest < 3 * records._BLOCK_BYTES < path.stat().st_size
 
 
@@ -475,7 +478,7 @@ def test_sniff_of_text_and_of_nothing(tmp_path: Path) -> None:
         sniff(write(tmp_path / "c.jsonl", ""))
 
 
-# ------------------------------------------------------------------------------------------------------------ real files
+# ----------------------------------------------------------------------------------------------------------- real files
 
 
 def real(folder: str, pattern: str = "*") -> list[Path]:
@@ -486,8 +489,9 @@ def real(folder: str, pattern: str = "*") -> list[Path]:
 def test_every_chat_file_reads() -> None:
     counts = {}
     for path in real("sft"):
-        skipped: list[int] = []
-        counts[path.name] = (sum(1 for _ in read_chats([path], on_skip=lambda *what: skipped.append(1))), len(skipped))
+        skipped: list[tuple[str, int, str]] = []
+        num_chats = sum(1 for _ in read_chats([path], on_skip=lambda *what, into=skipped: into.append(what)))
+        counts[path.name] = (num_chats, len(skipped))
         assert sniff(path) == "chats"
     assert counts["alpaca_bilingual_8k.jsonl"] == (15_984, 16)
     assert counts["belle_eval_set.jsonl"] == (631, 369)

@@ -70,7 +70,10 @@ def test_quantiles_exact_then_sampled() -> None:
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["same text, again and again, fifty bytes and more."] * 7 + [f"{i} " * 40 for i in range(93)], "6 % of documents are exact duplicates: they will be learned by heart"),
+        (
+            ["same text, again and again, fifty bytes and more."] * 7 + [f"{i} " * 40 for i in range(93)],
+            "6 % of documents are exact duplicates: they will be learned by heart",
+        ),
         ([f"{i} " * 40 for i in range(98)] + ["", " "], "2 % of documents are empty"),
         ([f"{i}" for i in range(100)], "Half of the documents are 2 bytes or less"),
         ([f"{i} " * 40 for i in range(3)], "Only 3 documents: too few to hold some out"),

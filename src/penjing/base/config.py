@@ -133,7 +133,9 @@ def _choose(members: list[Any], table: Mapping[str, Any], key: str) -> Any:
 def _unknown_key(kind: Any, name: str, prefix: str) -> UserError:
     here = [field.name for field in dataclasses.fields(kind)]
     best = nearest(name, here)
-    text = f"Did you mean {prefix}{best}?" if best else "Settings here: " + ", ".join(prefix + choice for choice in here)
+    text = (
+        f"Did you mean {prefix}{best}?" if best else "Settings here: " + ", ".join(prefix + choice for choice in here)
+    )
     return UserError("unknown setting", where=prefix + name, next_step=text)
 
 
@@ -181,7 +183,9 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         return _number(annotation, value, key)
     if annotation is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
-    raise UserError("not of the right type", where=key, got=repr(value), wanted=getattr(annotation, "__name__", annotation))
+    raise UserError(
+        "not of the right type", where=key, got=repr(value), wanted=getattr(annotation, "__name__", annotation)
+    )
 
 
 def _number(annotation: Any, value: Any, key: str) -> Any:

@@ -54,5 +54,7 @@ class ModelConfig:
         from penjing.model.presets import PRESETS
 
         if name not in PRESETS:
-            raise UserError(f"no model preset is called {name!r}", where="model.preset", next_step=suggest(name, PRESETS))
+            raise UserError(
+                f"no model preset is called {name!r}", where="model.preset", next_step=suggest(name, PRESETS)
+            )
         return {"preset": name, **PRESETS[name]}

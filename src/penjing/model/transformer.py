@@ -35,16 +35,16 @@ class Transformer(nn.Module):
     def head_weight_VD(self) -> Tensor:
         return self.embed.weight if self.head is None else self.head.weight
 
-    def hidden(
-        self, ids_BT: Tensor, document_BT: Tensor | None = None, cache: Cache | None = None
-    ) -> Tensor:
+    def hidden(self, ids_BT: Tensor, document_BT: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         """hidden_BTD after the last norm.
 
         ids_BT: token ids. document_BT: which document each position belongs to (None: each row is one document).
         cache: keys and values of earlier positions; these tokens are appended to every row.
         """
         num_tokens = ids_BT.shape[1]
-        position_BT = torch.arange(num_tokens, device=ids_BT.device)[None] if cache is None else cache.positions(num_tokens)
+        position_BT = (
+            torch.arange(num_tokens, device=ids_BT.device)[None] if cache is None else cache.positions(num_tokens)
+        )
         mask_B1TS = None
         if cache is not None:
             mask_B1TS = cache_mask(position_BT, cache.max_tokens)

@@ -36,7 +36,9 @@ def orthogonalise(matrix_EMN: Tensor) -> Tensor:
 class _MuonOptimizer(torch.optim.Optimizer):
     """w -= rate (s orthogonal(nesterov momentum) + decay w), with s = sqrt(max(1, rows / columns))."""
 
-    def __init__(self, params: list[dict[str, Any]], learning_rate: float, momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self, params: list[dict[str, Any]], learning_rate: float, momentum: float, weight_decay: float
+    ) -> None:
         super().__init__(params, {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()

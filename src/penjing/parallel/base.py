@@ -73,14 +73,20 @@ def local_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError("no such device", where="device", got=repr(name), wanted="auto, cpu, cuda, cuda:0 or mps") from None
+        raise UserError(
+            "no such device", where="device", got=repr(name), wanted="auto, cpu, cuda, cuda:0 or mps"
+        ) from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
             why = "this PyTorch has no CUDA" if torch.version.cuda is None else "no CUDA device was found"
-            raise UserError(f"cannot use CUDA: {why}", where="device", got=name, next_step="Use device=cpu or device=auto.")
+            raise UserError(
+                f"cannot use CUDA: {why}", where="device", got=name, next_step="Use device=cpu or device=auto."
+            )
         index = local_rank if device.index is None else device.index
         if index >= torch.cuda.device_count():
-            raise UserError("no such CUDA device", where="device", got=name, wanted=f"0..{torch.cuda.device_count() - 1}")
+            raise UserError(
+                "no such CUDA device", where="device", got=name, wanted=f"0..{torch.cuda.device_count() - 1}"
+            )
         return torch.device("cuda", index)
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("this PyTorch has no Apple GPU support", where="device", got=name, next_step="Use device=cpu.")

@@ -159,6 +159,28 @@ def read_chats(paths: Sequence[Path], *, on_skip: OnSkip | None = None) -> Itera
         tally.check()
 
 
+def read_prompts(paths: Sequence[Path]) -> Iterator[tuple[Chat, Mapping[str, Any]]]:
+    """Conversations that wait for an answer, each with its whole record (reference answers stand in further fields).
+
+    The chat ends with a user or tool turn: an empty assistant turn at its end is dropped. Raises `UserError`.
+    """
+    for path in list_files(paths):
+        tally = _Tally(path, None)
+        for line, record in _records(path):
+            place = _Place(path, line)
+            if not _present(record, CHAT_FIELDS):
+                raise UserError("no conversation", where=place, got=_names(list(record)), wanted=_or(CHAT_FIELDS))
+            messages, tools = _turns(record, place)
+            if messages and messages[-1].role == "assistant" and _says_nothing(messages[-1]):
+                messages.pop()
+            if not messages or messages[-1].role not in ("user", "tool"):
+                got = messages[-1].role if messages else "no message at all"
+                raise UserError("the last turn asks nothing", where=place, got=got, wanted="a user turn")
+            tally.num_kept += 1
+            yield Chat(messages=tuple(messages), tools=tools, source=str(path), line=line), record
+        tally.check()
+
+
 def sniff(path: Path) -> Kind:
     """What a file (or the first file of a folder) holds, judged by its first record. Raises `UserError`."""
     first = list_files([path])[0]
@@ -776,6 +798,10 @@ def _or(names: Sequence[str]) -> str:
 
 
 def _from_turns(record: Mapping[str, Any], place: _Place) -> Chat:
+    return _chat(*_turns(record, place), place)
+
+
+def _turns(record: Mapping[str, Any], place: _Place) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
     field = _present(record, CHAT_FIELDS)
     assert field is not None
     turns = record[field]
@@ -794,7 +820,7 @@ def _from_turns(record: Mapping[str, Any], place: _Place) -> Chat:
         message = _message(turn, f"{field}[{index}]", place)
         if message.role != "system" or message.content.strip():  # a system turn that only carries tools says nothing
             messages.append(message)
-    return _chat(messages, tools, place)
+    return messages, tools
 
 
 def _message(turn: Mapping[str, Any], name: str, place: _Place) -> Message:

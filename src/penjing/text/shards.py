@@ -44,7 +44,9 @@ class Shards:
         self.bytes_D: npt.NDArray[np.int32] = np.load(self.folder / "bytes.npy")
         self.start_D = np.concatenate(([0], self.end_D[:-1])) if len(self.end_D) else self.end_D
         self.token_N: npt.NDArray[Any] = self._map("tokens.bin", self.meta["dtype"])
-        self.weight_N: npt.NDArray[np.uint8] | None = self._map("weights.bin", "uint8") if self.kind == "chats" else None
+        self.weight_N: npt.NDArray[np.uint8] | None = (
+            self._map("weights.bin", "uint8") if self.kind == "chats" else None
+        )
 
     def _map(self, name: str, dtype: str) -> npt.NDArray[Any]:
         if self.num_tokens == 0:

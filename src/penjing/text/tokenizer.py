@@ -53,7 +53,9 @@ class Tokenizer:
         missing = [token for token in HIDDEN_TOKENS if full.token_to_id(token) is None]
         if missing:
             raise UserError("the tokenizer has no " + " ".join(missing), wanted="a tokenizer in ChatML form")
-        self._control = {token: full.token_to_id(token) for token in CONTROL_TOKENS if full.token_to_id(token) is not None}
+        self._control = {
+            token: full.token_to_id(token) for token in CONTROL_TOKENS if full.token_to_id(token) is not None
+        }
         self.added_ids = frozenset(full.token_to_id(token) for token in added)
 
     @property
@@ -154,7 +156,9 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, han_run: int 
 
 
 def _split(isolate_han: bool) -> pre_tokenizers.PreTokenizer:
-    steps: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.Split(Regex(r"\p{Han}"), "isolated")] if isolate_han else []
+    steps: list[pre_tokenizers.PreTokenizer] = (
+        [pre_tokenizers.Split(Regex(r"\p{Han}"), "isolated")] if isolate_han else []
+    )
     steps.append(pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"))
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     return pre_tokenizers.Sequence(steps)

@@ -36,7 +36,7 @@ from penjing.text.shards import META, Shards
 from penjing.text.tokenizer import Tokenizer, train_tokenizer
 from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import JsonLines
-from penjing.train.folder import RunFolder, load_weights, same_model, stage_folder
+from penjing.train.folder import RunFolder, load_weights, stage_folder
 from penjing.train.loop import Parts, Progress, step
 from penjing.train.meter import Meter
 from penjing.train.run import Run
@@ -325,7 +325,17 @@ def _build_model(run: Run, checkpoint: Checkpoint | None) -> Transformer:
 
 
 # Settings that may differ when a run is continued: they do not change what is computed.
-FREE_TO_CHANGE = ("compute", "track", "save", "sample", "validate", "out", "batch.accumulate", "data.prefetch", "data.train")
+FREE_TO_CHANGE = (
+    "compute",
+    "track",
+    "save",
+    "sample",
+    "validate",
+    "out",
+    "batch.accumulate",
+    "data.prefetch",
+    "data.train",
+)
 
 
 def _check_same_run(run: Run, folder: RunFolder, checkpoint: Checkpoint | None) -> None:

@@ -26,7 +26,9 @@ class Data:
         if self.row_tokens < 8:
             raise UserError("too small", where="data.row_tokens", got=self.row_tokens, wanted="at least 8")
         if not 0 < self.validation_fraction < 1:
-            raise UserError("out of range", where="data.validation_fraction", got=self.validation_fraction, wanted="0..1")
+            raise UserError(
+                "out of range", where="data.validation_fraction", got=self.validation_fraction, wanted="0..1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,9 @@ class BatchSettings:
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.accumulate < 1:
-            raise UserError("too small", where="batch", got=f"rows={self.rows} accumulate={self.accumulate}", wanted=">= 1")
+            raise UserError(
+                "too small", where="batch", got=f"rows={self.rows} accumulate={self.accumulate}", wanted=">= 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +76,9 @@ class SampleSettings:
     """What the model writes while it learns."""
 
     every: int = 0  # steps; 0 = never
-    prompts: tuple[str, ...] = ()  # continued by a base model, answered by a chat model; empty: held-out texts' openings
+    prompts: tuple[
+        str, ...
+    ] = ()  # continued by a base model, answered by a chat model; empty: held-out texts' openings
     tokens: int = 64  # longest continuation
 
 

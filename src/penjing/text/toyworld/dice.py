@@ -1,8 +1,8 @@
 """Repeatable chance: the same labels give the same rolls on every platform and Python version.
 
 Only `random.Random(int).random()` is used, whose sequence Python promises to keep; `choice`, `shuffle` and `sample`
-of the standard library have changed between versions, so they are rewritten here on top of it. `hash()` of a string differs
-between processes, so seeds come from BLAKE2.
+of the standard library have changed between versions, so they are rewritten here on top of it. `hash()` of a string
+differs between processes, so seeds come from BLAKE2.
 """
 
 from __future__ import annotations

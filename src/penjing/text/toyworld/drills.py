@@ -146,7 +146,8 @@ def _translatable(draft: Draft) -> tuple[dict[str, str], list[dict[str, str]], l
         assert pair is not None
         if _allowed([pair], draft.split):
             break
-    second, other = dice.choice(pool), dice.choice(THINGS)
+    second = dice.choice([entry for entry in pool if entry is not first])
+    other = dice.choice([entry for entry in THINGS if entry is not thing])
     near = [_phrase_form(thing, second), _phrase_form(other, first), _phrase_form(other, second)]
     return _phrase_form(thing, first), near, [pair]
 

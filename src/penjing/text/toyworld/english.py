@@ -159,7 +159,11 @@ DRILLS: dict[str, tuple[str, ...]] = {
     "reverse": ("Say it backwards: {words}.", "Turn the words around: {words}.", "Reverse the words: {words}."),
     "bigger": ("Which is bigger, {x} or {y}?", "Which number is bigger: {x} or {y}?"),
     "smaller": ("Which is smaller, {x} or {y}?", "Which number is smaller: {x} or {y}?"),
-    "count": ("How many {t.plural}: {words}?", "Count the {t.plural}: {words}."),
+    "count": (
+        "How many {t.plural}: {words}?",
+        "Count the {t.plural}: {words}.",
+        "How many {t.plural} are here: {words}?",
+    ),
     "plus": ("What is {x} + {y}?", "How much is {x} + {y}?", "{x} + {y} = ?"),
     "minus": ("What is {x} - {y}?", "How much is {x} - {y}?", "{x} - {y} = ?"),
     "to_chinese": ("Say in Chinese: {words}.", "What is this in Chinese: {words}?"),

@@ -71,14 +71,14 @@ class Word:
         return f"{article(self.en)} {self.en}"
 
 
+def _rows(text: str) -> list[str]:
+    return text.split("|")
+
+
 def _person(row: str, he: str) -> Being:
     en, zh = row.split()
     him, ta = ("him", "他") if he == "he" else ("her", "她")
     return Being(en, en, zh, he, him, ta)
-
-
-def _rows(text: str) -> list[str]:
-    return [row.strip() for row in text.split("|")]
 
 
 _BOYS = _rows(
@@ -196,7 +196,8 @@ DISHES = _words("pie 馅饼|salad 沙拉")
 _OPENINGS = _rows(
     "One sunny day, 一个晴朗的日子|One rainy day, 一个下雨的日子|One windy day, 一个刮风的日子|"
     "One warm day, 一个暖和的日子|One cold day, 一个寒冷的日子|One morning, 一天早上|One afternoon, 一天下午|"
-    "One evening, 一天傍晚|One day, 有一天|Last week, 上个星期|Yesterday, 昨天|After lunch, 午饭后|On Sunday, 星期天|On Monday, 星期一|On Friday, 星期五|"
+    "One evening, 一天傍晚|One day, 有一天|Last week, 上个星期|Yesterday, 昨天|After lunch, 午饭后|"
+    "On Sunday, 星期天|On Monday, 星期一|On Friday, 星期五|"
     "In spring, 春天里|In summer, 夏天里|In autumn, 秋天里"
 )
 OPENINGS: tuple[tuple[str, ...], ...] = tuple(tuple(row.split(", ")) for row in _OPENINGS)

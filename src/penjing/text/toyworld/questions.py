@@ -1,7 +1,8 @@
 """Questions about a story whose answers are known from the state of the world.
 
 Chance is the accuracy of the best reader who knows the kinds of words but not the story's meaning: it picks at random
-among the story's candidates (its people for `who`, its places for `where`, and so on).
+among the story's candidates (its people for `who`, its places for `where`, and so on). For `absent` the refusal counts
+as one more candidate; a model that always refuses scores 1 there and 0 elsewhere, so read the kinds together.
 """
 
 from __future__ import annotations
@@ -106,6 +107,12 @@ def chance_of(tale: Tale, fact: Fact) -> float:
     return 1 / len(candidates(tale, fact.kind))
 
 
+def _some_of(kind: str, dice: Dice) -> list[Any]:
+    """Enough of a category for three wrong answers; a small category is shuffled, a large one sampled (faster)."""
+    pool = _POOLS[kind]
+    return dice.shuffled(pool) if len(pool) <= 8 else [dice.choice(pool) for _ in range(8)]
+
+
 def _wrong(tale: Tale, fact: Fact, answer: str, language: str, dice: Dice) -> tuple[str, ...]:
     """Three wrong answers: the other candidates of the story first, then others of the same category."""
     many = fact.ask.endswith("_many")
@@ -115,7 +122,7 @@ def _wrong(tale: Tale, fact: Fact, answer: str, language: str, dice: Dice) -> tu
         subject, thing = fact.roles["a"], tale.things[0]
         pool = [*tale.reasons, *(Reason(name, {"a": subject, "t": thing}) for name in _OTHER_REASONS)]
     else:
-        pool = [*candidates(tale, fact.kind), *(dice.choice(_POOLS[fact.kind]) for _ in range(6))]
+        pool = [*candidates(tale, fact.kind), *_some_of(fact.kind, dice)]
     wrong: list[str] = []
     for value in pool:
         text = word_answer(value, language, many=many)
@@ -183,15 +190,16 @@ def ask_absent(tale: Tale, story: str, language: str, split: str, dice: Dice) ->
     entry, pair = found
     strange = replace(fact, roles={**fact.roles, role: entry})
     many = fact.ask.endswith("_many")
-    values = [word_answer(value, language, many=many) for value in candidates(tale, fact.kind)]
+    here = candidates(tale, fact.kind)
+    values = [word_answer(value, language, many=many) for value in (*here, *_some_of(fact.kind, dice))]
     return Question(
         kind="absent",
         language=language,
         story=story,
         question=_word_question(strange, language, phrases, dice),
         answer=language_table(language).REFUSAL,
-        wrong=tuple(values[:3]),
-        chance=1 / (len(values) + 1),
+        wrong=tuple(dict.fromkeys(values))[:3],
+        chance=1 / (len(here) + 1),
         pairs=(pair,),
     )
 

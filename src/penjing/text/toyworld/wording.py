@@ -59,7 +59,7 @@ _THEN = ("Then ", "后来，")  # not twice in a row
 def tell(tale: Tale, language: str, dice: Dice) -> str:
     """The whole story in one language; which phrasings are used is up to the dice."""
     table = LANGUAGES[language]
-    sentences = []
+    sentences: list[str] = []
     for event in tale.events:
         phrases: tuple[str, ...] = table.EVENTS[event.name]
         phrase = dice.choice(phrases)

@@ -1,0 +1,382 @@
+"""The command line: verbs only. Each reads its arguments, calls one function, and prints what came of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penjing import __version__
+from penjing.base import config, units
+from penjing.base.errors import EXIT_USER_ERROR, UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Make a small language model from nothing, on hardware you own. 盆景\n\n"
+    "Begin with [bold]penjing quickstart[/]: a model that answers, in a few minutes, on a CPU.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Get, make, look at and tokenize text.")
+tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or look at how one cuts text.")
+export_app = typer.Typer(no_args_is_help=True, help="Hand a model to other programs, checked against our own logits.")
+app.add_typer(data_app, name="data")
+app.add_typer(tokenizer_app, name="tokenizer")
+app.add_typer(export_app, name="export")
+console = Console()
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as batch.rows=32; `penjing show RECIPE` lists them."),
+]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/quickstart.")]
+
+
+@app.command()
+def quickstart(
+    data: Annotated[
+        str, typer.Option(help="toyworld, a name of `penjing data list`, or files, separated by commas.")
+    ] = "toyworld",
+    out: Annotated[Path, typer.Option(help="Folder of everything that is made.")] = Path("runs/quickstart"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew, forgetting what is in the folder.")] = False,
+    short: Annotated[bool, typer.Option("--short", help="A few steps only: shows that everything works here.")] = False,
+    settings: Settings = None,
+) -> None:
+    """From raw text to a model that answers: data, tokenizer, pretraining, SFT, evaluation, export, report.
+
+    Killed anywhere, the same command continues; finished, it shows what it found.
+
+    [bold]Examples[/]
+
+    penjing quickstart
+
+    penjing quickstart --data my.txt --out runs/mine
+
+    penjing quickstart --data sanguo steps=1000
+    """
+    from penjing.recipes.quickstart import Settings as Asked
+    from penjing.recipes.quickstart import quickstart as begin
+
+    begin(Asked(data=data, out=out, fresh=fresh, short=short, settings=tuple(settings or ())), console)
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE|FILE.toml", help="pretrain, sft, or a TOML file of settings.")
+    ],
+    settings: Settings = None,
+) -> None:
+    """Train a model. The same command again continues where it stopped.
+
+    Settings come from the recipe, then the file, then key=value on this line. On several devices:
+    torchrun --nproc_per_node 2 -m penjing train ...
+
+    [bold]Examples[/]
+
+    penjing train pretrain model=26m data.train=corpus.jsonl
+
+    penjing train pretrain model=tiny model.num_layers=6 data.train=my.txt steps=300 out=runs/six
+
+    penjing train sft start=runs/six data.train=chats.jsonl out=runs/six-sft
+
+    penjing train runs/six/run.toml out=runs/again
+    """
+    from penjing.recipes.execute import execute
+
+    outcome = execute(_resolved(recipe, settings), console)
+    loss = outcome.get("validation_loss_nats_per_token")
+    judged = f", held-out loss {loss:.4f} nats per token" if loss is not None else ""
+    bits = outcome.get("validation_bits_per_byte")
+    judged += f", {bits:.4f} bits per byte" if bits is not None else ""
+    _say(f"{units.count(outcome['tokens'])} tokens in {units.duration(outcome['seconds'])}{judged}")
+
+
+@app.command()
+def plan(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml", help="What would be trained.")],
+    settings: Settings = None,
+) -> None:
+    """Say what a training run would compute and how long it would take, from a few timed steps; trains nothing.
+
+    [bold]Example[/]
+
+    penjing plan pretrain model=26m data.train=corpus.jsonl
+    """
+    from penjing.recipes.execute import plan_only
+
+    plan_only(_resolved(recipe, settings), console)
+
+
+def _resolved(recipe: str, settings: list[str] | None):  # type: ignore[no-untyped-def]  # Run, imported late
+    from penjing.recipes.execute import resolve_run
+
+    overrides = config.parse_overrides(settings or [])
+    if recipe.endswith(".toml") or Path(recipe).is_file():
+        layer = config.read_toml(Path(recipe))
+        return resolve_run(str(layer.get("stage", "pretrain")), layer, overrides)
+    return resolve_run(recipe, overrides)
+
+
+@app.command()
+def chat(
+    run: RunPath,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Ask once, print the answer, and end.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this much probability.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of the draw, where temperature is above 0.")] = 0,
+) -> None:
+    """Talk to a model. A model that was only pretrained continues your text instead of answering.
+
+    [bold]Examples[/]
+
+    penjing chat runs/quickstart
+
+    penjing chat runs/quickstart --prompt "Tell a story about Tom and a kite."
+    """
+    from penjing.infer.sample import Sampling
+    from penjing.recipes.chat import chat as talk
+
+    talk(
+        run,
+        console,
+        prompt=prompt,
+        sampling=Sampling(temperature=temperature, top_p=top_p),
+        max_tokens=max_tokens,
+        seed=seed,
+    )
+
+
+@app.command("eval")
+def evaluate(
+    run: RunPath,
+    questions: Annotated[Path | None, typer.Option(help="JSONL of conversations with `answer`; exact match.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Text to predict; bits per byte, beside zstd -19.")] = None,
+) -> None:
+    """Measure a model on questions with known answers, or on text.
+
+    [bold]Examples[/]
+
+    penjing eval runs/quickstart --questions runs/quickstart/data/eval.jsonl
+
+    penjing eval runs/quickstart --text my.txt
+    """
+    from penjing.recipes.evaluate import evaluate_questions, evaluate_text
+
+    if questions is None and text is None:
+        raise UserError("nothing to measure on", next_step="Give --questions FILE or --text FILE.")
+    if questions is not None:
+        evaluate_questions(run, questions, console)
+    if text is not None:
+        evaluate_text(run, text, console)
+
+
+@export_app.command("hf")
+def export_hf(
+    run: RunPath,
+    out: Annotated[Path | None, typer.Argument(help="Folder to write; by default RUN/export.")] = None,
+) -> None:
+    """Write a Hugging Face directory that stock `transformers` loads, checked against our own logits and text.
+
+    [bold]Example[/]
+
+    penjing export hf runs/quickstart my-model
+    """
+    from penjing.export.card import model_card
+    from penjing.export.hf import export
+    from penjing.train.folder import load_trained
+
+    trained = load_trained(run)
+    done = export(trained.model, trained.tokenizer, out or run / "export", card=model_card(trained, run))
+    _say(f"{done.path}: {done.note}")
+
+
+@app.command()
+def show(
+    what: Annotated[str, typer.Argument(help="A recipe, a run's folder, `models` or `recipes`.")],
+    settings: Settings = None,
+) -> None:
+    """Print a recipe with every setting resolved, the model shapes known by name, or what a run came to.
+
+    [bold]Examples[/]
+
+    penjing show pretrain model=64m
+
+    penjing show models
+
+    penjing show runs/quickstart
+    """
+    from penjing.recipes.show import show as display
+
+    display(what, config.parse_overrides(settings or []), console)
+
+
+@app.command()
+def doctor() -> None:
+    """Look at this machine: what will be used, how fast its matrix products are, and what is missing."""
+    from penjing.recipes.show import doctor as examine
+
+    examine(console)
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the corpora that `penjing data get` knows, with size, tokens and licence."""
+    from penjing.text.catalogue import CATALOGUE
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "what", "kind", "language", "download", "tokens (est.)", "licence"):
+        table.add_column(heading, justify="right" if heading.startswith(("download", "tokens")) else "left")
+    for entry in CATALOGUE.values():
+        size = units.megabytes(entry.num_download_bytes) if entry.num_download_bytes else "none"
+        table.add_row(
+            entry.name, entry.title, entry.kind, entry.language, size, units.count(entry.num_tokens), entry.licence
+        )
+    console.print(table)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="A name of `penjing data list`.")],
+    out: Annotated[Path, typer.Option(help="Folder to put it in.")] = Path("data"),
+) -> None:
+    """Fetch a corpus by name, verified by checksum; an interrupted one leaves nothing half.
+
+    [bold]Examples[/]
+
+    penjing data get sanguo
+
+    penjing data get tinystories --out corpora
+    """
+    from penjing.text.catalogue import get
+
+    folder = get(name, out, progress=lambda text: console.print(f"  {text}", highlight=False))
+    _say(f"{folder}: ready for data.train={folder}")
+
+
+@data_app.command("toyworld")
+def data_toyworld(
+    out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("data/toyworld"),
+    documents: Annotated[int, typer.Option(help="Texts for pretraining.", min=1)] = 50_000,
+    conversations: Annotated[int, typer.Option(help="Conversations for SFT.", min=1)] = 20_000,
+    preferences: Annotated[int, typer.Option(help="Pairs for preference tuning.", min=1)] = 5_000,
+    prompts: Annotated[int, typer.Option(help="Prompts with reference answers for RL.", min=1)] = 5_000,
+    questions: Annotated[int, typer.Option(help="Held-out questions of each kind and language.", min=1)] = 20,
+    seed: Annotated[int, typer.Option(help="Another seed, another world.")] = 1,
+) -> None:
+    """Make the toy world: short stories in Chinese and English from a simulation, with questions that can be checked.
+
+    [bold]Example[/]
+
+    penjing data toyworld --out data/toyworld --documents 100000
+    """
+    from penjing.text import toyworld
+
+    counts = toyworld.write(
+        out,
+        seed=seed,
+        documents=documents,
+        conversations=conversations,
+        preferences=preferences,
+        prompts=prompts,
+        questions_per_kind=questions,
+    )
+    for file, facts in counts.items():
+        speed = facts["bytes"] / max(1e-9, facts["seconds"])
+        _say(f"{out / file}: {facts['rows']:,} rows, {units.megabytes(facts['bytes'])}, {units.megabytes(speed)}/s")
+
+
+@data_app.command("report")
+def data_report(
+    files: Annotated[list[Path], typer.Argument(help="Files or folders of text or conversations.")],
+) -> None:
+    """Look at a corpus before training on it: sizes, languages, lengths, duplicates, warnings.
+
+    [bold]Example[/]
+
+    penjing data report corpus.jsonl
+    """
+    from penjing.recipes.show import corpus_report
+
+    corpus_report(files, console)
+
+
+# --- tokenizer -------------------------------------------------------------------------------------------------------
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    files: Annotated[list[Path], typer.Argument(help="Files or folders of text.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("tokenizer"),
+    vocabulary: Annotated[int, typer.Option(help="Number of ids.")] = 6400,
+    han_run: Annotated[int, typer.Option(help="Most Chinese characters in one token.")] = 4,
+) -> None:
+    """Train a byte-level BPE tokenizer with ChatML control tokens, in the format every engine reads.
+
+    [bold]Example[/]
+
+    penjing tokenizer train corpus.jsonl --vocabulary 6400 --out tokenizer
+    """
+    from penjing.text.records import read_documents
+    from penjing.text.tokenizer import train_tokenizer
+
+    tokenizer = train_tokenizer((document.text for document in read_documents(files)), vocabulary, han_run=han_run)
+    tokenizer.save(out)
+    _say(f"{out}: {tokenizer.size:,} ids")
+
+
+@tokenizer_app.command("show")
+def tokenizer_show(
+    path: Annotated[Path, typer.Argument(help="A tokenizer's or run's folder.")],
+    text: Annotated[str, typer.Argument(help="Text to cut.")],
+) -> None:
+    """Show how a tokenizer cuts a text.
+
+    [bold]Example[/]
+
+    penjing tokenizer show runs/quickstart "Mia has 3 apples."
+    """
+    from penjing.recipes.show import tokens
+
+    tokens(path, text, console)
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def _fail(line: str, code: int) -> NoReturn:
+    """One line on the error stream, from rank 0 only."""
+    if os.environ.get("RANK", "0") == "0":
+        Console(stderr=True).print(line, style="red", highlight=False, soft_wrap=True, markup=False)
+    sys.exit(code)
+
+
+def main() -> None:
+    """Run the command line; what a user can put right is one line and exit code 2, never a traceback."""
+    if "--version" in sys.argv[1:2]:
+        print(f"penjing {__version__}")
+        return
+    try:
+        app()
+    except UserError as error:
+        _fail(f"penjing: {error.line()}", EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        _fail("penjing: interrupted", 130)
+    except Exception as error:
+        from penjing.train.loop import Stopped
+
+        if isinstance(error, Stopped):
+            _fail(f"penjing: {error}", error.exit_code)
+        raise

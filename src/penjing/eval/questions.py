@@ -1,0 +1,129 @@
+"""Questions with one right answer, asked as a chat and judged by exact match."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penjing.base.errors import UserError
+from penjing.infer.engine import generate
+from penjing.model.transformer import Transformer
+from penjing.text.chat import render
+from penjing.text.records import Message, read_prompts
+from penjing.text.tokenizer import END_TOOL_CALL, TOOL_CALL, Tokenizer
+
+LONGEST_ANSWER = 40  # tokens
+LONGEST_STORY = 160
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """One row of a question file. `answer` is empty where `must_contain` lists the words a story must hold."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...]
+    answer: str
+    kind: str
+    language: str
+    chance: float
+    must_contain: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.messages[-1].content
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A question and what the model said."""
+
+    question: Question
+    said: str
+    right: bool
+
+
+def read_questions(path: Path) -> list[Question]:
+    """Read a JSONL file of questions. Raises UserError naming file, line and field."""
+    questions = []
+    for chat, row in read_prompts([path]):
+        where = f"{chat.source}:{chat.line}"
+        if not isinstance(row.get("answer"), str):
+            raise UserError("field answer is missing", where=where, got=row.get("answer"), wanted="a text")
+        questions.append(
+            Question(
+                messages=chat.messages,
+                tools=chat.tools,
+                answer=row["answer"],
+                kind=str(row.get("kind", "question")),
+                language=str(row.get("language", "en")),
+                chance=float(row.get("chance", 0.0)),
+                must_contain=tuple(row.get("must_contain", ())),
+            )
+        )
+    return questions
+
+
+def ask(model: Transformer, tokenizer: Tokenizer, questions: Sequence[Question]) -> list[Answered]:
+    """Answer every question greedily, each as the first turn of a chat of its own."""
+    said: dict[int, str] = {}
+    for is_story, longest in ((False, LONGEST_ANSWER), (True, LONGEST_STORY)):
+        chosen = [index for index, question in enumerate(questions) if bool(question.must_contain) == is_story]
+        if not chosen:
+            continue
+        prompts = [render(tokenizer, questions[i].messages, questions[i].tools, ask=True).ids for i in chosen]
+        stop = {tokenizer.message_end, tokenizer.end_of_text}
+        for index, ids in zip(chosen, generate(model, prompts, max_new_tokens=longest, stop=stop), strict=True):
+            said[index] = tokenizer.decode(ids).strip()
+    return [Answered(question, said[i], is_right(question, said[i])) for i, question in enumerate(questions)]
+
+
+def is_right(question: Question, said: str) -> bool:
+    """Exact match of the answer; a tool call must name the tool and its arguments; a story must hold its words."""
+    if question.must_contain:
+        return all(word in said for word in question.must_contain)
+    if question.tools:
+        return _called_expression(said) == question.answer
+    return said == question.answer
+
+
+def _called_expression(said: str) -> str | None:
+    """The only argument of the one tool call in `said`; None if it is not exactly one well-formed call."""
+    if not (said.startswith(TOOL_CALL) and said.endswith(END_TOOL_CALL)):
+        return None
+    try:
+        call = json.loads(said.removeprefix(TOOL_CALL).removesuffix(END_TOOL_CALL))
+        (value,) = call["arguments"].values()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return str(value)
+
+
+def table(stage: str, answered: Sequence[Answered]) -> list[dict[str, Any]]:
+    """Right and asked per kind and language, with the chance level: the mean over the questions asked."""
+    groups: dict[tuple[str, str], list[Answered]] = defaultdict(list)
+    for one in answered:
+        if not one.question.must_contain:
+            groups[one.question.kind, one.question.language].append(one)
+    return [
+        {
+            "stage": stage,
+            "kind": kind,
+            "language": language,
+            "asked": len(group),
+            "right": sum(one.right for one in group),
+            "chance": sum(one.question.chance for one in group) / len(group),
+        }
+        for (kind, language), group in groups.items()
+    ]
+
+
+def accuracy(answered: Sequence[Answered], language: str | None = None) -> float:
+    """Share of right answers, stories not counted."""
+    chosen = [
+        one.right for one in answered if not one.question.must_contain and language in (None, one.question.language)
+    ]
+    return sum(chosen) / len(chosen) if chosen else 0.0

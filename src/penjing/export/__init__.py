@@ -1,0 +1,1 @@
+"""Floor 5: a trained model as other programs want it."""

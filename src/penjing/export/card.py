@@ -1,0 +1,49 @@
+"""The model card that goes with an export: what was made, from what, how well it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from penjing import __version__
+from penjing.base import units
+from penjing.base.files import read_json
+from penjing.plan.flops import parameters
+from penjing.train.folder import RunFolder, Trained, stage_folder
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    return dict(read_json(path)) if path.is_file() else {}
+
+
+def model_card(trained: Trained, run_path: Path) -> str:
+    """README.md of an export, in the form the hub expects. What is not known is left out, never invented."""
+    run, config = trained.run, trained.run.model
+    folder = RunFolder(stage_folder(run_path))
+    outcome, plan = _facts(folder.outcome), _facts(folder.plan)
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [penjing]",
+        "---",
+        "",
+        f"# {folder.path.parent.name}-{folder.path.name}",
+        "",
+        f"A {units.count(parameters(config).total)}-parameter {config.architecture} model made with penjing {__version__}.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| stage | {run.stage} |",
+        f"| step | {trained.checkpoint.step} |",
+        f"| data | {', '.join(Path(name).name for name in run.data.train)} |",
+        f"| vocabulary | {trained.tokenizer.size} |",
+    ]
+    if outcome:
+        lines.append(f"| tokens seen | {outcome['tokens']:,} |")
+        lines.append(f"| held-out loss | {outcome['validation_loss_nats_per_token']:.4f} nats per token |")
+        lines.append(f"| weights sha256 | {outcome['weights_sha256']} |")
+    if plan:
+        lines.append(f"| planned compute | {plan['flops']:.2e} FLOPs |")
+    lines += ["", "The licence of the weights follows from the data; it is yours to state.", ""]
+    return "\n".join(lines)

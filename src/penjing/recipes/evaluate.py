@@ -1,0 +1,60 @@
+"""Measure a trained model. Run: penjing eval runs/quickstart --questions runs/quickstart/data/eval.jsonl"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from penjing.base import units
+from penjing.eval import questions as asking
+from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
+from penjing.report.accuracy import wilson
+from penjing.text import records
+from penjing.train.folder import load_trained, set_threads
+
+
+def evaluate_questions(path: Path, questions: Path, console: Console) -> None:
+    """Accuracy by exact match per kind and language, with its 95 % interval and the chance level."""
+    set_threads(0, 1)
+    trained = load_trained(path)
+    answered = asking.ask(trained.model, trained.tokenizer, asking.read_questions(questions))
+    table = Table(box=None, pad_edge=False)
+    for heading in ("kind", "language", "right", "asked", "accuracy", "95 %", "chance"):
+        table.add_column(heading, justify="left" if heading in ("kind", "language") else "right")
+    rows = asking.table("", answered)
+    rows.append(
+        {
+            "kind": "all",
+            "language": "",
+            "right": sum(row["right"] for row in rows),
+            "asked": sum(row["asked"] for row in rows),
+            "chance": sum(row["chance"] * row["asked"] for row in rows) / max(1, sum(row["asked"] for row in rows)),
+        }
+    )
+    for row in rows:
+        low, high = wilson(row["right"], row["asked"])
+        share = row["right"] / row["asked"] if row["asked"] else 0.0
+        table.add_row(
+            row["kind"],
+            row["language"],
+            str(row["right"]),
+            str(row["asked"]),
+            f"{share:.0%}",
+            f"{low:.0%}-{high:.0%}",
+            f"{row['chance']:.0%}",
+        )
+    console.print(table)
+
+
+def evaluate_text(path: Path, text: Path, console: Console) -> None:
+    """Bits per byte of a text, beside what zstd -19 makes of it."""
+    set_threads(0, 1)
+    trained = load_trained(path)
+    texts = [document.text for document in records.read_documents([text])]
+    bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, row_tokens=trained.run.data.row_tokens)
+    zstd = zstd_bits_per_byte("\n".join(texts))
+    console.print(
+        f"{text}: {units.megabytes(num_bytes)}, {bits:.4f} bits per byte; zstd -19: {zstd:.4f}", highlight=False
+    )

@@ -1,0 +1,179 @@
+"""Carry out a run: engine, parts, the summary people know, the loop, and what came of it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from penjing import __version__
+from penjing.base import config, units
+from penjing.base.config import Layer
+from penjing.base.files import read_json, sha256_file, write_json
+from penjing.base.table import look_up
+from penjing.infer.engine import generate
+from penjing.infer.sample import Sampling
+from penjing.model.transformer import Transformer
+from penjing.parallel.base import Engine, launched_world, make_engine
+from penjing.plan import hardware
+from penjing.recipes import RECIPES
+from penjing.text.chat import render
+from penjing.text.records import Message
+from penjing.text.tokenizer import Tokenizer
+from penjing.track import TRACKERS
+from penjing.track.base import Tracker
+from penjing.track.console import ConsoleTracker
+from penjing.train.assemble import Assembled, assemble, micro_rows
+from penjing.train.folder import read_settings, set_threads, stage_folder
+from penjing.train.loop import train
+from penjing.train.run import Run
+
+SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
+
+
+def resolve_run(recipe: str, *layers: Layer) -> Run:
+    """The settings of a recipe with `layers` over it; with `start`, the model's shape is that of the start."""
+    base = look_up(RECIPES, recipe, what="recipe")()
+    start = next((layer["start"] for layer in reversed(layers) if layer.get("start")), "")
+    begun: list[Layer] = []
+    if start:
+        shape = config.to_dict(read_settings(stage_folder(Path(start))).model)
+        begun = [{"model": shape}]
+    return config.resolve(Run, base, *begun, *layers)
+
+
+def execute(run: Run, console: Console) -> dict[str, Any]:
+    """Train; returns the outcome that was also written to outcome.json. On other ranks than 0 the console is silent."""
+    began = time.time()
+    set_threads(run.compute.threads, int(os.environ.get("LOCAL_WORLD_SIZE", launched_world())))
+    engine = make_engine(run.compute.device)
+    quiet = console if engine.rank == 0 else Console(quiet=True)
+    try:
+        assembled = assemble(
+            run,
+            engine,
+            lambda steps, start: _trackers(run, quiet, steps, start),
+            lambda model, tokenizer, step: write_samples(run, model, tokenizer, quiet),
+            lambda text: quiet.print(f"  {text} ...", highlight=False),
+        )
+        print_plan(assembled, engine, quiet)
+        try:
+            figures = train(assembled.parts, assembled.progress)
+        finally:
+            assembled.parts.trackers.close()
+            if hasattr(assembled.parts.source, "close"):
+                assembled.parts.source.close()
+        return _outcome(assembled, engine, figures, time.time() - began)
+    finally:
+        engine.close()
+
+
+def plan_only(run: Run, console: Console) -> None:
+    """Prepare the data, time a few steps and print the plan; nothing is trained and nothing is left behind."""
+    set_threads(run.compute.threads, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        engine = make_engine(run.compute.device)
+        trial = replace(run, out=folder)
+        assembled = assemble(
+            trial, engine, lambda steps, start: [], lambda model, tokenizer, step: [], lambda text: None
+        )
+        print_plan(replace(assembled, run=run), engine, console)
+        assembled.parts.trackers.close()
+
+
+def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tracker]:
+    trackers: list[Tracker] = [ConsoleTracker(console, name=run.stage, num_steps=steps, start_step=start)]
+    if run.track.wandb and not console.quiet:
+        wandb = look_up(TRACKERS, "wandb", what="tracker")
+        trackers.append(
+            wandb(Path(run.out), project=run.track.project, name=run.track.name, config=config.to_dict(run))
+        )
+    return trackers
+
+
+def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
+    """What is about to happen, before step 1, in the words people know from other trainers."""
+    run, bill, prepared = assembled.run, assembled.bill, assembled.prepared
+    table = Table(show_header=False, box=None, pad_edge=False, title=f"{run.stage} -> {run.out}", title_justify="left")
+    padding = prepared.train.padding_per_epoch / (prepared.train.rows_per_epoch * prepared.train.row_tokens)
+    rows = [
+        ("model", f"{run.model.preset}, {bill.parameters:,} parameters, {bill.trainable_parameters:,} trainable"),
+        ("examples", f"{bill.rows_per_epoch:,} rows of {run.data.row_tokens} tokens, {padding:.1%} padding"),
+        ("epochs", f"{bill.epochs:.2f}"),
+        ("batch per device", f"{micro_rows(run, engine.world)} rows"),
+        ("total batch", f"{run.batch.rows} rows = {bill.tokens_per_step:,} tokens"),
+        ("accumulation", f"{run.batch.accumulate} on each of {engine.world} {engine.device.type}"),
+        ("optimizer steps", f"{bill.steps:,}"),
+        ("tokens", f"{units.count(bill.tokens)} of {units.count(bill.tokens_per_epoch)} per epoch"),
+        ("compute", f"{bill.flops:.2e} FLOPs in {run.compute.dtype}"),
+        ("memory", f"about {units.gibibytes(bill.predicted_peak_memory_bytes)} (estimate)"),
+        ("time", f"{units.duration(bill.predicted_seconds)} at {units.count(bill.tokens_per_second)} tokens/s (probe)"),
+    ]
+    for name, value in rows:
+        table.add_row(f"  {name}", value)
+    console.print(table)
+    if prepared.skipped or prepared.shortened:
+        console.print(
+            f"  {prepared.skipped} conversations too long for a row were left out, {prepared.shortened} lost their last turns"
+        )
+    for note in assembled.notes:
+        console.print(f"  [yellow]damaged checkpoint passed over[/]: {note}")
+    if assembled.resumed_from is not None:
+        console.print(f"  continues after step {assembled.resumed_from} of {bill.steps}")
+
+
+def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: Console) -> list[dict[str, Any]]:
+    """What the model writes now, for the same prompts and the same seed each time."""
+    prompts = list(run.sample.prompts)
+    if not prompts or console.quiet:
+        return []
+    if run.data.kind == "chats":
+        asked = [render(tokenizer, [Message(role="user", content=prompt)], ask=True).ids for prompt in prompts]
+    else:
+        asked = [[tokenizer.end_of_text, *tokenizer.encode(prompt)] for prompt in prompts]
+    stop = {tokenizer.end_of_text, tokenizer.message_end}
+    texts = generate(model, asked, max_new_tokens=run.sample.tokens, stop=stop, sampling=SAMPLE_STYLE, seed=run.seed)
+    samples = []
+    for prompt, ids in zip(prompts, texts, strict=True):
+        text = tokenizer.decode(ids)
+        language = "zh" if any("\u4e00" <= character <= "\u9fff" for character in prompt) else "en"
+        samples.append({"prompt": prompt, "text": text, "language": language})
+        shown = " ".join((prompt + (" -> " if run.data.kind == "chats" else "") + text).split())
+        console.print(f"    [dim]{shown[:160]}[/]", highlight=False)
+    return samples
+
+
+def _outcome(assembled: Assembled, engine: Engine, figures: dict[str, float], seconds: float) -> dict[str, Any]:
+    """What the run came to; figures of a run that was already finished are read back."""
+    folder = assembled.folder
+    known = read_json(folder.outcome) if folder.outcome.is_file() else {}
+    if assembled.resumed_from == assembled.parts.num_steps and known:
+        return dict(known)
+    totals = assembled.parts.meter.totals()
+    spent = sum(value or 0.0 for name, value in totals.items() if name in _SPENT)
+    newest = sorted(folder.checkpoints.glob("step-*"))[-1] if engine.rank == 0 else None
+    outcome = {
+        "penjing": __version__,
+        "seconds": spent,
+        "this_process_seconds": seconds,
+        **totals,
+        "other_seconds": totals["sample_seconds"],
+        "peak_memory_bytes": hardware.peak_memory_bytes(engine.device),
+        **figures,
+        "resumed": assembled.resumed_from is not None,
+        "weights_sha256": sha256_file(newest / "model.safetensors") if newest else "",
+        "data_sha256": assembled.prepared.fingerprint,
+    }
+    if engine.rank == 0:
+        write_json(folder.outcome, outcome)
+    return outcome
+
+
+_SPENT = ("training_seconds", "validation_seconds", "checkpoint_seconds", "sample_seconds")

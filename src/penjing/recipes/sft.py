@@ -1,0 +1,23 @@
+"""Teach a pretrained model to answer. Run: penjing train sft start=runs/pretrain data.train=CHATS.jsonl
+
+Changes from pretrain: starts from a run; the data are conversations, and only what the assistant says is learned; a
+fifth of the learning rate; two epochs.
+"""
+
+from __future__ import annotations
+
+from penjing.base.config import Layer
+from penjing.recipes.pretrain import pretrain
+
+
+def sft() -> Layer:
+    base = pretrain()
+    return {
+        **base,
+        "stage": "sft",
+        "out": "runs/sft",
+        "epochs": 2,
+        "data": {"kind": "chats", "row_tokens": 1024},
+        "batch": {"rows": 32},
+        "optimizer": {"kind": "adamw", "learning_rate": 2e-4, "weight_decay": 0.1},
+    }

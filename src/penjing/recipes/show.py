@@ -1,0 +1,148 @@
+"""Look at things: recipes, shapes, runs, corpora, tokenizers, this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from penjing import __version__
+from penjing.base import config, units
+from penjing.base.config import Layer
+from penjing.base.errors import UserError, suggest
+from penjing.model.config import ModelConfig
+from penjing.model.presets import PRESETS
+from penjing.plan import hardware
+from penjing.plan.flops import parameters
+from penjing.recipes import RECIPES
+from penjing.recipes.execute import resolve_run
+from penjing.report.summary import print_summary
+from penjing.text import records, survey
+from penjing.text.tokenizer import Tokenizer
+from penjing.train.folder import RunFolder, set_threads, stage_folder
+
+
+def show(what: str, overrides: Layer, console: Console) -> None:
+    """A recipe resolved, the shapes, the recipes, or a run."""
+    if what == "models":
+        _models(console)
+    elif what == "recipes":
+        for name in RECIPES:
+            console.print(name, highlight=False)
+    elif what in RECIPES:
+        console.print(config.to_toml(resolve_run(what, overrides)), highlight=False, end="", markup=False)
+    elif (Path(what) / "quickstart.json").is_file():
+        print_summary(Path(what), console)
+    elif Path(what).exists():
+        folder = RunFolder(stage_folder(Path(what)))
+        console.print(folder.settings.read_text(encoding="utf-8"), highlight=False, end="", markup=False)
+        if folder.outcome.is_file():
+            console.print(folder.outcome.read_text(encoding="utf-8"), highlight=False, end="", markup=False)
+    else:
+        raise UserError(
+            f"nothing is called {what!r}",
+            wanted="a recipe, a run's folder, models or recipes",
+            next_step=suggest(what, [*RECIPES, "models", "recipes"]),
+        )
+
+
+def _models(console: Console) -> None:
+    table = Table(box=None, pad_edge=False)
+    columns = (
+        "name",
+        "parameters",
+        "without embedding",
+        "layout",
+        "width",
+        "layers",
+        "heads",
+        "kv",
+        "head",
+        "mlp",
+        "vocabulary",
+    )
+    for heading in columns:
+        table.add_column(heading, justify="left" if heading in ("name", "layout") else "right")
+    for name in PRESETS:
+        shape = config.resolve(ModelConfig, {"preset": name})
+        count = parameters(shape)
+        figures: list[Any] = [shape.hidden_size, shape.num_layers, shape.num_heads, shape.num_kv_heads]
+        figures += [shape.head_size, shape.mlp_size, shape.vocabulary_size]
+        table.add_row(
+            name,
+            f"{count.total:,}",
+            f"{count.without_embedding:,}",
+            shape.architecture,
+            *(str(value) for value in figures),
+        )
+    console.print(table)
+
+
+def corpus_report(files: list[Path], console: Console) -> None:
+    """Print a survey of texts or conversations."""
+    paths = records.list_files(files)
+    facts: dict[str, Any]
+    if records.sniff(paths[0]) == "chats":
+        facts = survey.survey_chats(records.read_chats(paths)).to_dict()
+    else:
+        facts = survey.survey(records.read_documents(paths)).to_dict()
+    _print_facts(facts, console)
+
+
+def _print_facts(facts: dict[str, Any], console: Console, prefix: str = "") -> None:
+    for name, value in facts.items():
+        label = prefix + name.replace("_", " ")
+        if isinstance(value, dict):
+            _print_facts(value, console, label + ": ")
+        elif name == "warnings":
+            for warning in value:
+                console.print(f"[yellow]warning[/]: {warning}", highlight=False)
+        else:
+            shown = (
+                f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+            )
+            console.print(f"{label}: {shown}", highlight=False, markup=False)
+
+
+def tokens(path: Path, text: str, console: Console) -> None:
+    """Print a text cut into tokens, with their ids and how many characters one token holds."""
+    folder = path if (path / "tokenizer.json").is_file() else RunFolder(stage_folder(path)).tokenizer
+    tokenizer = Tokenizer.load(folder)
+    ids = tokenizer.encode(text)
+    console.print(" ".join(f"{tokenizer.token(index)!r}:{index}" for index in ids), highlight=False, markup=False)
+    console.print(f"{len(ids)} tokens, {len(text) / max(1, len(ids)):.2f} characters each", highlight=False)
+
+
+EXTRAS = {"transformers": "hf", "wandb": "wandb", "huggingface_hub": "hub"}
+
+
+def doctor(console: Console) -> None:
+    """What penjing finds on this machine."""
+    set_threads(0, 1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = hardware.compute_dtype("auto", device)
+    peak = hardware.peak(device, dtype)
+    facts = hardware.describe(device, dtype)
+    rate = "unknown" if peak.flops_per_second is None else f"{peak.flops_per_second / 1e12:.3g} TFLOPS ({peak.source})"
+    lines = {
+        "penjing": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "cpu": f"{facts['cpu']}, {facts['cores']} cores, {facts['threads']} threads",
+        "memory": units.gibibytes(float(str(facts["memory_bytes"]))),
+        "device": facts["device"],
+        "matrix products in": f"{facts['compute_dtype']}, {rate}",
+    }
+    for name, value in lines.items():
+        console.print(f"{name:<20} {value}", highlight=False)
+    for package, extra in EXTRAS.items():
+        if importlib.util.find_spec(package) is None:
+            console.print(f'{package:<20} not installed; pip install "penjing\\[{extra}]"', highlight=False)
+        else:
+            console.print(f"{package:<20} {importlib.metadata.version(package)}", highlight=False)
