@@ -8,6 +8,7 @@ key, what was got and what was wanted, and the nearest valid key.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tomllib
 import types
@@ -35,13 +36,14 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
     layer: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
-        if not equals or not key:
+        path = key.split(".")
+        if not equals or not all(path):
             raise UserError("not a setting", got=repr(word), wanted="key=value, for example batch.rows=32")
-        _put(layer, key.split("."), value, key)
+        _put(layer, path, value, key)
     return layer
 
 
-def _put(layer: dict[str, Any], path: list[str], value: str, key: str) -> None:
+def _put(layer: dict[str, Any], path: list[str], value: str) -> None:
     place = layer
     for name in path[:-1]:
         below = place.setdefault(name, {})
@@ -49,12 +51,11 @@ def _put(layer: dict[str, Any], path: list[str], value: str, key: str) -> None:
             below = place[name] = {"": below}
         place = below
     last = path[-1]
-    if isinstance(place.get(last), dict):
-        place[last][""] = value
-    elif last in place:
+    if isinstance(place.get(last), dict):  # the same two the other way round
+        place, last = place[last], ""
+    if last in place:
         raise UserError("given twice", where=key)
-    else:
-        place[last] = value
+    place[last] = value
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -82,8 +83,8 @@ def _members(annotation: Any) -> list[Any]:
     return [option for option in options if dataclasses.is_dataclass(option)]
 
 
-def _kind_of(member: Any) -> str:
-    return str(next(field.default for field in dataclasses.fields(member) if field.name == "kind"))
+def _default(member: Any, name: str) -> Any:
+    return next((field.default for field in dataclasses.fields(member) if field.name == name), None)
 
 
 def _merge(kind: Any, base: dict[str, Any], layer: Layer, prefix: str) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _merge(kind: Any, base: dict[str, Any], layer: Layer, prefix: str) -> dict[s
         table = _as_table(members, value, prefix + name)
         below = merged.get(name, {})
         shortcut = "kind" if len(members) > 1 else "preset"
-        if shortcut in table and table[shortcut] != below.get(shortcut):
+        if shortcut in table and table[shortcut] != below.get(shortcut, _default(members[0], shortcut)):
             below = {}
         member = _choose(members, {**below, **table}, prefix + name)
         merged[name] = _merge(member, below, table, f"{prefix}{name}.")
@@ -117,15 +118,17 @@ def _as_table(members: list[Any], value: Any, key: str) -> dict[str, Any]:
         got = value[""] if isinstance(value, Mapping) else value
         inner = ", ".join(f"{key}.{field.name}" for field in dataclasses.fields(members[0]))
         raise UserError("a group of settings, not one value", where=key, got=repr(got), wanted=f"one of {inner}")
+    if "" in value and shortcut in value:
+        raise UserError("given twice", where=f"{key}.{shortcut}")
     return {shortcut if name == "" else name: inner for name, inner in value.items()}
 
 
 def _choose(members: list[Any], table: Mapping[str, Any], key: str) -> Any:
     if len(members) == 1:
         return members[0]
-    by_kind = {_kind_of(member): member for member in members}
-    wanted = table.get("kind", _kind_of(members[0]))
-    if wanted not in by_kind:
+    by_kind = {str(_default(member, "kind")): member for member in members}
+    wanted = table.get("kind", _default(members[0], "kind"))
+    if not isinstance(wanted, str) or wanted not in by_kind:
         raise UserError("no such choice", where=f"{key}.kind", got=repr(wanted), wanted=" or ".join(by_kind))
     return by_kind[wanted]
 
@@ -147,8 +150,8 @@ def _build(kind: Any, table: Layer, prefix: str) -> Any:
     values: dict[str, Any] = {}
     named = getattr(kind, "named", None)
     if named is not None:
-        preset = table.get("preset", next(f.default for f in dataclasses.fields(kind) if f.name == "preset"))
-        values.update(named(preset))
+        preset = table.get("preset", _default(kind, "preset"))
+        values.update(named(convert(str, preset, prefix + "preset")))
     for field in dataclasses.fields(kind):
         key = prefix + field.name
         members = _members(annotations[field.name])
@@ -171,8 +174,11 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         hint = f"Did you mean {best}?" if best else None
         raise UserError("no such choice", where=key, got=repr(value), wanted=" or ".join(options), next_step=hint)
     if origin is tuple:
-        items = value.split(",") if isinstance(value, str) else list(value)
-        return tuple(convert(options[0], item, key) for item in items if item != "")
+        if isinstance(value, str):
+            value = [item for item in value.split(",") if item]
+        if not isinstance(value, (list, tuple)):
+            raise UserError("not a list", where=key, got=repr(value), wanted="values with commas between them")
+        return tuple(convert(options[0], item, key) for item in value)
     if annotation is bool:
         if isinstance(value, bool):
             return value
@@ -192,8 +198,12 @@ def _number(annotation: Any, value: Any, key: str) -> Any:
     wanted = "a whole number" if annotation is int else "a number"
     if isinstance(value, bool):
         raise UserError("not a number", where=key, got=repr(value), wanted=wanted)
+    text = str(value).replace("_", "")
+    if annotation is int:
+        with contextlib.suppress(ValueError):
+            return int(text)  # not through a float, which keeps 53 bits only
     try:
-        number = float(str(value).replace("_", ""))
+        number = float(text)
     except ValueError:
         raise UserError("not a number", where=key, got=repr(value), wanted=wanted) from None
     if number != number or number in (float("inf"), float("-inf")):

@@ -1,4 +1,4 @@
-"""What a user can cause is a `UserError`: one clear line and exit code 2. Everything else is a bug and keeps its traceback."""
+"""What a user can cause is a `UserError`: one clear line and exit code 2. All else is a bug and keeps its traceback."""
 
 from __future__ import annotations
 

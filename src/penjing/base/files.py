@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,11 +52,11 @@ def atomic_write(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO[An
             os.fsync(stream.fileno())
         os.replace(temporary, path)
         sync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise disk_error(error, path) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):  # where the folder could not be made there is nothing to remove either
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise disk_error(error, path) from error
         raise
 
 
@@ -79,6 +79,8 @@ def read_json(path: Path) -> Any:
         raise UserError("no such file", where=path) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"not valid JSON: {error}", where=path) from None
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror or error}", where=path) from None
 
 
 def sha256_file(path: Path) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
-from penjing.checkpoint.manifest import damage, folder_name, steps
+from penjing.checkpoint.manifest import OPTIMIZERS, STATE, WEIGHTS, damage, folder_name, steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,17 @@ class Checkpoint:
     skipped: tuple[str, ...]
 
     def weights(self) -> dict[str, Tensor]:
-        return safetensors.torch.load_file(self.folder / "model.safetensors")
+        """The model's whole state, on the CPU."""
+        weights: dict[str, Tensor] = safetensors.torch.load_file(self.folder / WEIGHTS)
+        return weights
 
     def state(self) -> dict[str, Any]:
-        return dict(read_json(self.folder / "state.json"))
+        """The JSON values that were saved, with `step` and the plain part of the optimizers."""
+        return dict(read_json(self.folder / STATE))
 
     def optimizers(self) -> tuple[list[dict[str, Any]], Tensor]:
         """`load_state_dict` input for each optimizer, and torch's random state."""
-        tensors = safetensors.torch.load_file(self.folder / "optimizer.safetensors")
+        tensors = safetensors.torch.load_file(self.folder / OPTIMIZERS)
         random_state = tensors.pop("rng.torch")
         restored = []
         for number, plain in enumerate(self.state()["optimizers"]):
@@ -51,7 +54,7 @@ def newest(folder: Path) -> Checkpoint | None:
 
     Damaged ones are passed over; if all are damaged that is a UserError, never a silent fresh start.
     """
-    skipped = []
+    skipped: list[str] = []
     for step in steps(folder):
         wrong = damage(folder / folder_name(step))
         if wrong is None:

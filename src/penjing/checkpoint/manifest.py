@@ -11,15 +11,17 @@ from penjing.base.files import read_json, sha256_file, write_json
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
-_NAME = re.compile(r"^step-(\d{8})$")
+WEIGHTS, OPTIMIZERS, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+_NAME = re.compile(r"^step-(\d{8,})$")
 
 
 def folder_name(step: int) -> str:
+    """The name of a step's folder, with zeros before it so that names sort as steps do."""
     return f"step-{step:08d}"
 
 
 def write_manifest(folder: Path, about: dict[str, Any]) -> None:
-    """List every file of `folder` with size and hash."""
+    """List every file of `folder` with size and hash; `about` must hold the step."""
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
         for path in sorted(folder.iterdir())
@@ -29,9 +31,16 @@ def write_manifest(folder: Path, about: dict[str, Any]) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint folder, in a few words; None if every file is what was written."""
+    """What is wrong with a checkpoint folder, in a few words; None if every file is what was written there."""
     try:
         manifest = read_json(folder / MANIFEST)
+        if manifest["format"] != FORMAT:
+            return f"{MANIFEST} is of format {manifest['format']}, wanted {FORMAT}"
+        if folder.name != folder_name(manifest["step"]):
+            return f"{MANIFEST} is of step {manifest['step']}"
+        for name in (WEIGHTS, OPTIMIZERS, STATE):
+            if name not in manifest["files"]:
+                return f"{MANIFEST} does not list {name}"
         for name, facts in manifest["files"].items():
             path = folder / name
             if not path.is_file():
@@ -40,8 +49,12 @@ def damage(folder: Path) -> str | None:
                 return f"{name} has {path.stat().st_size} bytes instead of {facts['bytes']}"
             if sha256_file(path) != facts["sha256"]:
                 return f"{name} is damaged (checksum differs)"
-    except (UserError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST}: {error}"
+    except UserError as error:
+        return f"{MANIFEST}: {error.what}"
+    except OSError as error:  # a bad block, or no permission
+        return f"cannot be read: {error}"
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return f"{MANIFEST} is damaged: {type(error).__name__} {error}"
     return None
 
 

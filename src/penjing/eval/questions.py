@@ -51,8 +51,13 @@ def read_questions(path: Path) -> list[Question]:
     questions = []
     for chat, row in read_prompts([path]):
         where = f"{chat.source}:{chat.line}"
+        chance, words = row.get("chance", 0.0), row.get("must_contain", [])
         if not isinstance(row.get("answer"), str):
             raise UserError("field answer is missing", where=where, got=row.get("answer"), wanted="a text")
+        if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance <= 1:
+            raise UserError("field chance is no fraction", where=where, got=repr(chance), wanted="0 to 1")
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise UserError("field must_contain is no list of texts", where=where, got=repr(words))
         questions.append(
             Question(
                 messages=chat.messages,
@@ -60,8 +65,8 @@ def read_questions(path: Path) -> list[Question]:
                 answer=row["answer"],
                 kind=str(row.get("kind", "question")),
                 language=str(row.get("language", "en")),
-                chance=float(row.get("chance", 0.0)),
-                must_contain=tuple(row.get("must_contain", ())),
+                chance=float(chance),
+                must_contain=tuple(words),
             )
         )
     return questions
@@ -82,21 +87,24 @@ def ask(model: Transformer, tokenizer: Tokenizer, questions: Sequence[Question])
 
 
 def is_right(question: Question, said: str) -> bool:
-    """Exact match of the answer; a tool call must name the tool and its arguments; a story must hold its words."""
+    """Exact match of the answer; a tool call must name a tool and give the answer as its one argument; a story must
+    hold its words."""
     if question.must_contain:
         return all(word in said for word in question.must_contain)
     if question.tools:
-        return _called_expression(said) == question.answer
+        return _argument(said, question.tools) == question.answer
     return said == question.answer
 
 
-def _called_expression(said: str) -> str | None:
-    """The only argument of the one tool call in `said`; None if it is not exactly one well-formed call."""
+def _argument(said: str, tools: Sequence[dict[str, Any]]) -> str | None:
+    """The only argument of the one tool call in `said`; None if it is not one well-formed call of one of `tools`."""
     if not (said.startswith(TOOL_CALL) and said.endswith(END_TOOL_CALL)):
         return None
     try:
         call = json.loads(said.removeprefix(TOOL_CALL).removesuffix(END_TOOL_CALL))
         (value,) = call["arguments"].values()
+        if call["name"] not in [tool.get("function", tool)["name"] for tool in tools]:
+            return None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return str(value)

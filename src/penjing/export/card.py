@@ -30,7 +30,8 @@ def model_card(trained: Trained, run_path: Path) -> str:
         "",
         f"# {folder.path.parent.name}-{folder.path.name}",
         "",
-        f"A {units.count(parameters(config).total)}-parameter {config.architecture} model made with penjing {__version__}.",
+        f"A {units.count(parameters(config).total)}-parameter {config.architecture} model, "
+        f"made with penjing {__version__}.",
         "",
         "| | |",
         "|---|---|",

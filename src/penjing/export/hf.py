@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.base.files import disk_error, write_json
+from penjing.checkpoint.save import write_tensors
 from penjing.infer.engine import generate
 from penjing.model.config import ModelConfig
 from penjing.model.linear import set_compute_dtype
@@ -110,7 +111,7 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, card: str) -
                 "pad_token_id": tokenizer.end_of_text,
             },
         )
-        safetensors.torch.save_file(hf_weights(model), partial / "model.safetensors", metadata={"format": "pt"})
+        write_tensors(partial / "model.safetensors", hf_weights(model), metadata={"format": "pt"})
         tokenizer.save(partial)
         (partial / "README.md").write_text(card, encoding="utf-8")
         difference, note = verify(model, tokenizer, partial)
@@ -129,12 +130,14 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, card: str) -
 def verify(model: Transformer, tokenizer: Tokenizer, folder: Path) -> tuple[float | None, str]:
     """Load `folder` with stock transformers and compare logits and greedy text with ours, in float32.
 
-    Returns the largest difference of any logit, or None where transformers is not installed.
+    Returns the largest difference of any logit, or None where transformers is not installed, and a line about it.
+    Raises UserError if ids, logits or text differ. `model` is left as it is, wherever it is.
     """
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError:
         return None, 'not compared: transformers is not installed (pip install "penjing[hf]")'
+    model = copy.deepcopy(model).cpu()
     set_compute_dtype(model, None)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     their_tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -150,10 +153,12 @@ def verify(model: Transformer, tokenizer: Tokenizer, folder: Path) -> tuple[floa
             "the exported model does not compute the same", where=folder, got=f"logits off by {difference:.3g}"
         )
     stop = {tokenizer.message_end, tokenizer.end_of_text}
-    ours = generate(model, [ids_BT[0, :12].tolist()], max_new_tokens=24, stop=stop)[0]
-    written = theirs.generate(ids_BT[:, :12], max_new_tokens=24, do_sample=False, eos_token_id=list(stop))[
-        0, 12:
-    ].tolist()
+    opening_BT = ids_BT[:, : min(12, model.config.max_tokens // 2)]
+    length = opening_BT.shape[1]
+    longest = min(24, model.config.max_tokens - length)
+    ours = generate(model, opening_BT.tolist(), max_new_tokens=longest, stop=stop)[0]
+    their_ids_BT = theirs.generate(opening_BT, max_new_tokens=longest, do_sample=False, eos_token_id=list(stop))
+    written = their_ids_BT[0, length:].tolist()
     if [index for index in written if index not in stop] != ours:
         raise UserError("the exported model writes another text than ours", where=folder)
     return difference, f"logits equal to within {difference:.1e} of stock transformers, greedy text equal"

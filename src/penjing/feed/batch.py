@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ class Batch:
         """The same batch on `device`; copies do not wait for the device where memory is pinned."""
         if device.type == "cpu":
             return self
-        moved = {
+        moved: dict[str, Any] = {
             name: value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
             for name, value in vars(self).items()
             if isinstance(value, Tensor)

@@ -18,7 +18,7 @@ class Prefetch:
     """Wraps a source; up to `depth` batches wait on `device`.
 
     `state()` is the place after the last batch handed out, not the last one made, so a resume repeats and loses none.
-    An error in the background is raised by the next call.
+    An error in the background is raised by the call that would have returned that batch; the call after it tries again.
     """
 
     def __init__(self, source: Source, device: torch.device, depth: int = 2) -> None:
@@ -54,6 +54,7 @@ class Prefetch:
             self._start()
         item = self._ready.get()
         if isinstance(item, BaseException):
+            self.close()
             raise item
         batch, self._state = item
         return batch
@@ -67,8 +68,9 @@ class Prefetch:
         self._state = state
 
     def close(self) -> None:
-        """Stop the thread. The wrapped source may have run ahead; `restore` puts it right."""
+        """Stop the thread and put the source, which ran ahead, back to the last batch handed out."""
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
             self._thread = None
+            self.source.restore(self._state)

@@ -1,4 +1,4 @@
-"""Generation: all prompts are read at once, then one token per sequence and step; finished sequences leave the batch."""
+"""Generation: all prompts are read at once, then one token per sequence and step; finished sequences leave."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ def stream(
 ) -> Iterator[list[tuple[int, int]]]:
     """Yield after every step the (sequence, id) pairs it produced; a stop id ends its sequence and is not yielded.
 
-    Raises UserError if a prompt is empty, or longer than the model's longest sequence.
+    A sequence also ends after `max_new_tokens`, and when prompt and answer together hold the model's `max_tokens`;
+    each has its own end, whatever its neighbours do.
+    Raises UserError if a prompt is empty, or leaves no room in the model's longest sequence for one more token.
     """
+    if not prompts or max_new_tokens < 1:
+        return
     device = model.embed.weight.device
     longest = max(map(len, prompts))
     if min(map(len, prompts)) == 0:
@@ -41,23 +45,22 @@ def stream(
     hidden_BTD = model.hidden(ids_BT.to(device), cache=cache)
     cache.length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
     last_BD = hidden_BTD[torch.arange(len(prompts), device=device), cache.length_B - 1]
-    next_B = pick(model.logits(last_BD), sampling, generator)
-    active = list(range(len(prompts)))
-    while True:
-        drawn = next_B.tolist()
-        alive = [row for row, index in enumerate(drawn) if index not in stop]
-        if alive:
-            yield [(active[row], drawn[row]) for row in alive]
-        if len(alive) < len(active):
-            kept_N = torch.tensor(alive, dtype=torch.long, device=device)
-            cache.keep(kept_N)
-            next_B = next_B[kept_N]
-            active = [active[row] for row in alive]
-        max_new_tokens -= 1
-        if not active or max_new_tokens == 0 or int(cache.length_B.max()) >= room:
-            return
-        last_BD = model.hidden(next_B[:, None], cache=cache)[:, -1]
+    active = list(range(len(prompts)))  # which sequence each row of the cache is
+    for written in range(1, max_new_tokens + 1):
         next_B = pick(model.logits(last_BD), sampling, generator)
+        drawn = next_B.tolist()
+        said = [row for row, index in enumerate(drawn) if index not in stop]
+        if said:
+            yield [(active[row], drawn[row]) for row in said]
+        going = [row for row in said if len(prompts[active[row]]) + written < model.config.max_tokens]
+        if not going or written == max_new_tokens:
+            return
+        if len(going) < len(active):
+            going_N = torch.tensor(going, device=device)
+            cache.keep(going_N)
+            next_B = next_B[going_N]
+            active = [active[row] for row in going]
+        last_BD = model.hidden(next_B[:, None], cache=cache)[:, -1]
 
 
 def generate(
@@ -70,7 +73,10 @@ def generate(
     seed: int = 0,
     rows: int = 64,
 ) -> list[list[int]]:
-    """The continuation of each prompt, without the stop id. Prompts of like length are read together, `rows` at a time."""
+    """The continuation of each prompt, without the stop id; it ends and fails as `stream` does.
+
+    Prompts of like length are read together, `rows` at a time. Drawn (not greedy) text depends on that grouping.
+    """
     written: list[list[int]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     for first in range(0, len(order), rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,18 +10,20 @@ from torch import Tensor
 
 from penjing.base.errors import UserError
 
+_GREEDY_BELOW = 1e-6  # smaller temperatures make infinite logits, and no chance can be had from those
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How the next token is drawn. temperature 0 takes the most likely one (greedy)."""
 
-    temperature: float = 0.0
+    temperature: float = 0.0  # logits are divided by it; below 1e-6 it is taken as 0
     top_p: float = 1.0  # draw from the smallest set of tokens that holds this much probability
-    top_k: int = 0  # draw from the k most likely; 0 = all
+    top_k: int = 0  # draw from the k most likely (and what equals the last of them); 0 = all
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise UserError("negative", where="temperature", got=self.temperature, wanted="0 or more")
+        if not 0 <= self.temperature < math.inf:
+            raise UserError("out of range", where="temperature", got=self.temperature, wanted="0 or more")
         if not 0 < self.top_p <= 1:
             raise UserError("out of range", where="top_p", got=self.top_p, wanted="more than 0, at most 1")
         if self.top_k < 0:
@@ -28,8 +31,8 @@ class Sampling:
 
 
 def pick(logits_BV: Tensor, sampling: Sampling, generator: torch.Generator | None) -> Tensor:
-    """The next id of each row, id_B."""
-    if sampling.temperature == 0:
+    """The next id of each row, id_B. With both, top_p is taken of what top_k left."""
+    if sampling.temperature < _GREEDY_BELOW:
         return logits_BV.argmax(dim=-1)
     logits_BV = logits_BV.float() / sampling.temperature
     if sampling.top_k:

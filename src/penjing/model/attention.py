@@ -50,6 +50,10 @@ class Attention(nn.Module):
         cache: Cache | None = None,
         position_BT: Tensor | None = None,
     ) -> Tensor:
+        """x_BTD -> x_BTD. rotary: `rotary_table` of the positions; mask_B1TS: None means causal over the T positions.
+
+        With a cache, S runs over all its positions and `position_BT` says where these T tokens are written.
+        """
         rows, num_tokens, _ = x_BTD.shape
         q_BTHK = self.q_proj(x_BTD).view(rows, num_tokens, self.num_heads, self.head_size)
         k_BTGK = self.k_proj(x_BTD).view(rows, num_tokens, self.num_kv_heads, self.head_size)
@@ -70,4 +74,5 @@ class Attention(nn.Module):
             is_causal=mask_B1TS is None,
             enable_gqa=self.num_heads != self.num_kv_heads,
         )
-        return self.o_proj(mixed_BHTK.transpose(1, 2).reshape(rows, num_tokens, -1))
+        out_BTD: Tensor = self.o_proj(mixed_BHTK.transpose(1, 2).reshape(rows, num_tokens, -1))
+        return out_BTD

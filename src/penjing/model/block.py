@@ -30,4 +30,5 @@ class Block(nn.Module):
         position_BT: Tensor | None = None,
     ) -> Tensor:
         x_BTD = x_BTD + self.attention(self.input_norm(x_BTD), rotary, mask_B1TS, cache, position_BT)
-        return x_BTD + self.mlp(self.mlp_norm(x_BTD))
+        out_BTD: Tensor = x_BTD + self.mlp(self.mlp_norm(x_BTD))
+        return out_BTD

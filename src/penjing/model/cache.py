@@ -13,6 +13,8 @@ class Cache:
 
     Rows may have different lengths: `length_B` says how many positions of each are real. A prompt shorter than its
     neighbours leaves rubbish behind its end; no later query looks there before it has been overwritten.
+
+    key_LBGSK, value_LBGSK: [layers, B, G, max_tokens, K] each, 4 x layers x B x G x max_tokens x K bytes in bfloat16.
     """
 
     def __init__(
@@ -32,14 +34,21 @@ class Cache:
         return self.length_B[:, None] + torch.arange(num_tokens, device=self.length_B.device)
 
     def write(self, layer: int, position_BT: Tensor, key_BTGK: Tensor, value_BTGK: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one layer's new keys and values; returns that layer's whole block, [B, G, S, K] each."""
+        """Store one layer's new keys and values at their positions; returns that layer's whole block_BGSK of each."""
         rows_B1 = torch.arange(position_BT.shape[0], device=position_BT.device)[:, None]
         self.key_LBGSK[layer][rows_B1, :, position_BT] = key_BTGK.to(self.key_LBGSK.dtype)
         self.value_LBGSK[layer][rows_B1, :, position_BT] = value_BTGK.to(self.value_LBGSK.dtype)
         return self.key_LBGSK[layer], self.value_LBGSK[layer]
 
     def keep(self, row_N: Tensor) -> None:
-        """Drop all rows but these: finished sequences free their place."""
-        self.key_LBGSK = self.key_LBGSK[:, row_N]
-        self.value_LBGSK = self.value_LBGSK[:, row_N]
+        """Drop all rows but these, in the order given: row i is now what row row_N[i] was.
+
+        Rows move within the block that is already there: a second cache is never held, only one layer's moved rows.
+        """
+        rows = row_N.tolist()
+        unmoved = next((place for place, row in enumerate(rows) if place != row), len(rows))
+        for block_BGSK in (*self.key_LBGSK, *self.value_LBGSK):
+            block_BGSK[unmoved : len(rows)] = block_BGSK[row_N[unmoved:]]
+        self.key_LBGSK = self.key_LBGSK[:, : len(rows)]
+        self.value_LBGSK = self.value_LBGSK[:, : len(rows)]
         self.length_B = self.length_B[row_N]

@@ -7,6 +7,17 @@ from typing import Literal
 
 from penjing.base.errors import UserError, suggest
 
+_COUNTS = (
+    "vocabulary_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_size",
+    "mlp_size",
+    "max_tokens",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -14,7 +25,7 @@ class ModelConfig:
 
     preset: str = "26m"  # named shape this one started from; see penjing/model/presets.py
     architecture: Literal["qwen3", "llama"] = "qwen3"  # qwen3 normalises each query and key head, llama does not
-    vocabulary_size: int = 6400  # token ids; the tokenizer's own size replaces 0
+    vocabulary_size: int = 6400  # V, token ids; at least as many as the tokenizer has
     hidden_size: int = 512  # D, width of the residual stream
     num_layers: int = 8  # decoder blocks
     num_heads: int = 8  # H, query heads
@@ -28,9 +39,12 @@ class ModelConfig:
     experts: int = 0  # mixture of experts; 0 = dense, the only kind of this version
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_tokens"):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise UserError("too small", where=f"model.{name}", got=getattr(self, name), wanted="at least 1")
+        for name in ("rope_theta", "norm_epsilon"):
+            if not getattr(self, name) > 0:
+                raise UserError("too small", where=f"model.{name}", got=getattr(self, name), wanted="more than 0")
         if self.num_heads % self.num_kv_heads:
             raise UserError(
                 "query heads must be a whole multiple of key/value heads",
@@ -50,7 +64,7 @@ class ModelConfig:
 
     @classmethod
     def named(cls, name: str) -> dict[str, object]:
-        """The settings of a preset, by name."""
+        """The settings of a preset, by name. Raises UserError if there is none of that name."""
         from penjing.model.presets import PRESETS
 
         if name not in PRESETS:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 # Logits are made, scored and turned into gradients a block at a time. On a CPU 512 x 2,048 float32 logits (4 MB)
 # stay in cache; all of a batch at once (64 MB and more, several times over) do not.
@@ -46,6 +47,7 @@ class _SummedNats(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         saved = list(ctx.saved_tensors)
         grad_hidden_ND = saved.pop(0) * upstream[0] if ctx.needs_input_grad[0] else None
@@ -56,10 +58,14 @@ class _SummedNats(torch.autograd.Function):
 def summed_nats(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, weight_N: Tensor, dtype: torch.dtype) -> Tensor:
     """Weighted sum of the next-token losses in nats, a float32 scalar.
 
-    hidden_ND: final hidden states; weight_VD: the head; target_N: token ids; weight_N: what each position counts.
-    Never holds more than `CHUNK_LOGITS` logits. Matrix products in `dtype`, the softmax in float32.
+    hidden_ND: final hidden states; weight_VD: the head; target_N: token ids; weight_N: what each position counts (no
+    gradient flows to it). Never holds more than `CHUNK_LOGITS` logits, or one position's where V is larger. Matrix
+    products in `dtype`, the softmax in float32. Gradients are made here, and only where one is asked for.
     """
-    return _SummedNats.apply(hidden_ND, weight_VD, target_N, weight_N, dtype)  # type: ignore[no-any-return]
+    if not torch.is_grad_enabled():
+        # A Function is told of `requires_grad` even under no_grad, and would make the head's gradient for nothing.
+        hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()
+    return _SummedNats.apply(hidden_ND, weight_VD, target_N, weight_N, dtype)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def logits(hidden_BTD: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,8 +14,9 @@ from penjing.model.transformer import Transformer
 def initialise(model: Transformer, seed: int) -> None:
     """Normal weights of standard deviation 0.02 (GPT-2), residual outputs narrowed by sqrt(2 L), gains at one.
 
-    0.02 is for widths of 500 and more; narrower models get 1/sqrt(D) where that is larger, so that a 128-wide
-    model does not start with near-zero attention scores.
+    0.02 is for widths of 625 and more; narrower models get 0.5/sqrt(D), which is larger there, so that a 128-wide
+    model does not start with near-zero attention scores. The embedding keeps 0.02. The global random state is neither
+    read nor changed.
     """
     generator = torch.Generator().manual_seed(seed)
     config = model.config

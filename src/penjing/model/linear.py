@@ -27,4 +27,4 @@ def set_compute_dtype(model: nn.Module, dtype: torch.dtype | None) -> None:
     """Set the dtype of every matrix product in `model`; the parameters stay as they are."""
     for module in model.modules():
         if hasattr(module, "compute_dtype"):
-            module.compute_dtype = dtype
+            setattr(module, "compute_dtype", dtype)  # noqa: B010 (typed as a tensor or a module by torch)

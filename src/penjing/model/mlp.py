@@ -19,4 +19,6 @@ class MLP(nn.Module):
         self.down_proj = Linear(config.mlp_size, config.hidden_size)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+        inner_BTF = functional.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD)
+        out_BTD: Tensor = self.down_proj(inner_BTF)
+        return out_BTD

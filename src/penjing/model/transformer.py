@@ -39,8 +39,10 @@ class Transformer(nn.Module):
         """hidden_BTD after the last norm.
 
         ids_BT: token ids. document_BT: which document each position belongs to (None: each row is one document).
-        cache: keys and values of earlier positions; these tokens are appended to every row.
+        cache: keys and values of earlier positions; these tokens are appended to every row, each of which is one
+        document, and must find room there.
         """
+        assert cache is None or document_BT is None, "a cached row is one document"
         num_tokens = ids_BT.shape[1]
         position_BT = (
             torch.arange(num_tokens, device=ids_BT.device)[None] if cache is None else cache.positions(num_tokens)
@@ -56,7 +58,8 @@ class Transformer(nn.Module):
             x_BTD = block(x_BTD, rotary, mask_B1TS, cache, position_BT)
         if cache is not None:
             cache.length_B += num_tokens
-        return self.norm(x_BTD)
+        hidden_BTD: Tensor = self.norm(x_BTD)
+        return hidden_BTD
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """logits_BTV in float32, for any leading shape."""

@@ -1,4 +1,5 @@
-"""Muon for block matrices (K. Jordan, 2024, "Muon: an optimizer for hidden layers"; arXiv:2502.16982), AdamW for the rest.
+"""Muon for block matrices, AdamW for the rest (K. Jordan, 2024, "Muon: an optimizer for hidden layers";
+arXiv:2502.16982).
 
 The momentum of each matrix is replaced by the nearest orthogonal one, found with five Newton-Schulz steps, so that
 all its directions are learned at the same speed.
@@ -22,7 +23,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 def orthogonalise(matrix_EMN: Tensor) -> Tensor:
     """The nearest semi-orthogonal matrix to each of a stack of E matrices, to the accuracy Muon needs."""
-    x = matrix_EMN / (matrix_EMN.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x: Tensor = matrix_EMN / (matrix_EMN.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
@@ -42,8 +43,8 @@ class _MuonOptimizer(torch.optim.Optimizer):
         super().__init__(params, {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        assert closure is None
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step from the gradients that are there; a closure is not taken."""
         for part in self.param_groups:
             by_shape: dict[torch.Size, list[nn.Parameter]] = {}
             for parameter in part["params"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import time
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ import torch
 # Dense bf16 peaks in TFLOPS with float32 accumulation (GeForce cards run it at half their advertised rate).
 PEAK_BF16_TFLOPS = {
     "B200": 2250.0,
+    "GB200": 2250.0,
     "H200": 989.0,
+    "GH200": 989.0,
     "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
     "H100": 989.0,
     "A100": 312.0,
     "L40S": 362.0,
@@ -61,10 +65,15 @@ def peak(device: torch.device, dtype: torch.dtype) -> Peak:
     if device.type == "cpu":
         return Peak(_cpu_rate(dtype), "measured matrix product")
     if device.type == "cuda" and dtype == torch.bfloat16:
-        name = torch.cuda.get_device_name(device)
-        for known, tflops in PEAK_BF16_TFLOPS.items():
-            if known in name:
-                return Peak(tflops * 1e12, f"{known} data sheet")
+        return data_sheet_peak(torch.cuda.get_device_name(device))
+    return Peak(None, "unknown device")
+
+
+def data_sheet_peak(name: str) -> Peak:
+    """The bf16 peak of the GPU that calls itself `name`. A Ti or laptop card is another card than its namesake."""
+    for known, tflops in PEAK_BF16_TFLOPS.items():
+        if re.search(rf"\b{known}\b(?! (?:Ti|SUPER|D|Laptop)\b)", name):
+            return Peak(tflops * 1e12, f"{known} data sheet")
     return Peak(None, "unknown device")
 
 

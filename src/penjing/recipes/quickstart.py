@@ -208,18 +208,18 @@ def _make_data(settings: Settings, corpus: Corpus, journal: Journal) -> str:
             next_step="Add a text: --data TEXT.txt,CHATS.jsonl",
         )
     paths = records.list_files([Path(name) for name in found.documents])
-    facts = survey.survey(records.read_documents(paths)).to_dict()
+    facts = survey.survey(records.read_documents(paths))
     journal.tell(
         data={
             "source": corpus.source,
-            "documents": facts["documents"],
-            "bytes": facts["bytes"],
-            "han_fraction": facts["han_fraction"],
-            "warnings": facts["warnings"],
+            "documents": facts.num_documents,
+            "bytes": facts.num_bytes,
+            "han_fraction": facts.han_fraction,
+            "warnings": list(facts.warnings),
             "files_sha256": {path.name: sha256_file(path) for path in paths[:20]},
         }
     )
-    return f"{facts['documents']:,} texts, {units.megabytes(facts['bytes'])}, from {corpus.source}"
+    return f"{facts.num_documents:,} texts, {units.megabytes(facts.num_bytes)}, from {corpus.source}"
 
 
 def _found(settings: Settings, corpus: Corpus) -> Corpus:

@@ -120,6 +120,14 @@ class BestFitRows:
         length_D = shards.end_D - shards.start_D - 1
         if shards.num_documents == 0:
             raise UserError("no conversation fits", where=shards.folder, wanted=f"some of at most {row_tokens} tokens")
+        if int(length_D.max()) > row_tokens:
+            raise UserError(
+                "a conversation is longer than a row",
+                where=shards.folder,
+                got=f"{int(length_D.max())} tokens",
+                wanted=f"at most {row_tokens}",
+                next_step="Give a larger data.row_tokens, or the chats themselves as data.train.",
+            )
         self._bins = best_fit(length_D, row_tokens)
         self.rows_per_epoch = len(self._bins)
         weights = shards.weight_N

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from penjing.base.errors import UserError
 from penjing.base.seeds import fraction
 from penjing.text.chat import Rendered, render
 from penjing.text.records import Chat, Document, Message
-from penjing.text.shards import Shards, ShardWriter
+from penjing.text.shards import Kind, Shards, ShardWriter
 from penjing.text.tokenizer import Tokenizer
 
 BATCH = 512  # documents encoded at once; ids of more than a few thousand documents would crowd the memory
@@ -21,7 +23,7 @@ SPLIT_SEED = 0  # fixed, so that a text is held out by every run or by none
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Where the two halves went, and what did not fit."""
+    """Where the two halves went, and what did not fit. `meta["held_out_below"]` of both says how they were split."""
 
     train: Shards
     validation: Shards
@@ -29,9 +31,48 @@ class Prepared:
     shortened: int  # chats that lost their last turns to the row's length
 
 
-def is_held_out(text: str, share: float) -> bool:
+# --- the split -------------------------------------------------------------------------------------------------------
+
+
+def split_key(record: Document | Chat) -> str:
+    """The text by whose hash a record is held out or not."""
+    if isinstance(record, Document):
+        return record.text
+    return "\n".join(f"{message.role}: {message.content}" for message in record.messages)
+
+
+def _hash(text: str) -> float:
+    return fraction(SPLIT_SEED, "held out", text)
+
+
+def is_held_out(text: str, below: float) -> bool:
     """Whether a text belongs to the validation half: a pure function of the text, so copies of it fall together."""
-    return fraction(SPLIT_SEED, "held out", text) < share
+    return _hash(text) < below
+
+
+def held_out_below(texts: Iterable[str], share: float) -> float:
+    """The hash below which texts are held out: `share`, wherever that leaves something in both halves.
+
+    A handful of texts may all fall on one side; then the text with the smallest hash alone is held out, if there are
+    at least two different ones. Reads no further than it must.
+    """
+    lowest, highest = 1.0, 0.0
+    for place in map(_hash, texts):
+        lowest, highest = min(lowest, place), max(highest, place)
+        if lowest < share <= highest:
+            return share
+    return math.nextafter(lowest, 1.0) if lowest < highest else share
+
+
+# --- encoding --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    key: str
+    ids: Sequence[int]
+    num_bytes: int
+    weights: Sequence[int] | None = None
 
 
 def prepare_documents(
@@ -44,17 +85,9 @@ def prepare_documents(
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> Prepared:
     """Encode documents into `folder/train` and `folder/validation`. Raises UserError if one half stays empty."""
-    about = {**about, "tokenizer": tokenizer.fingerprint, "validation_fraction": validation_fraction}
-    writers = _writers(folder, "documents", tokenizer, about)
-    stream = iter(documents)
-    while batch := list(islice(stream, BATCH)):
-        for document, ids in zip(batch, tokenizer.encode_many([document.text for document in batch]), strict=True):
-            num_bytes = len(document.text.encode())
-            if ids:
-                writers[is_held_out(document.text, validation_fraction)].add(ids, num_bytes)
-            progress(num_bytes)
-    train, validation = writers[False].close(), writers[True].close()
-    return _both_filled(Prepared(train, validation, 0, 0))
+    encoded = _encode_documents(documents, tokenizer, progress)
+    train, validation = _write(encoded, "documents", tokenizer, folder, validation_fraction, about)
+    return Prepared(train, validation, 0, 0)
 
 
 def prepare_chats(
@@ -70,42 +103,53 @@ def prepare_chats(
     """Render conversations into `folder/train` and `folder/validation`, each short enough for a row of `row_tokens`.
 
     A longer one loses whole turns from its end; one whose first exchange is too long is skipped. Both are counted.
+    Raises UserError if one half stays empty.
     """
-    about = {
-        **about,
-        "tokenizer": tokenizer.fingerprint,
-        "row_tokens": row_tokens,
-        "validation_fraction": validation_fraction,
-    }
-    writers = _writers(folder, "chats", tokenizer, about)
-    skipped = shortened = 0
+    counts: Counter[str] = Counter()
+    encoded = _encode_chats(chats, tokenizer, row_tokens, counts, progress)
+    about = {**about, "row_tokens": row_tokens}
+    train, validation = _write(encoded, "chats", tokenizer, folder, validation_fraction, about)
+    return Prepared(train, validation, counts["skipped"], counts["shortened"])
+
+
+def _encode_documents(
+    documents: Iterable[Document], tokenizer: Tokenizer, progress: Callable[[int], None]
+) -> Iterator[_Encoded]:
+    stream = iter(documents)
+    while batch := list(islice(stream, BATCH)):
+        for document, ids in zip(batch, tokenizer.encode_many([document.text for document in batch]), strict=True):
+            num_bytes = len(document.text.encode())
+            progress(num_bytes)
+            if ids:
+                yield _Encoded(split_key(document), ids, num_bytes)
+
+
+def _encode_chats(
+    chats: Iterable[Chat],
+    tokenizer: Tokenizer,
+    row_tokens: int,
+    counts: Counter[str],
+    progress: Callable[[int], None],
+) -> Iterator[_Encoded]:
     for chat in chats:
-        rendered, cut = _fit(tokenizer, chat, row_tokens + 1)
+        fitting = _fit(tokenizer, chat, row_tokens + 1)
         progress(sum(len(message.content) for message in chat.messages))
-        if rendered is None:
-            skipped += 1
+        if fitting is None:
+            counts["skipped"] += 1
             continue
-        shortened += cut
-        said = "".join(message.content for message in chat.messages if message.role == "assistant")
-        key = "\n".join(f"{message.role}: {message.content}" for message in chat.messages)
-        writers[is_held_out(key, validation_fraction)].add(rendered.ids, len(said.encode()), rendered.weights)
-    return _both_filled(Prepared(writers[False].close(), writers[True].close(), skipped, shortened))
+        rendered, messages, shorter = fitting
+        counts["shortened"] += shorter
+        said = "".join(message.content for message in messages if message.role == "assistant")
+        yield _Encoded(split_key(chat), rendered.ids, len(said.encode()), rendered.weights)
 
 
-def _writers(folder: Path, kind: Any, tokenizer: Tokenizer, about: dict[str, Any]) -> dict[bool, ShardWriter]:
-    return {
-        held_out: ShardWriter(folder / name, kind=kind, vocabulary_size=tokenizer.size, about={**about, "split": name})
-        for held_out, name in ((False, "train"), (True, "validation"))
-    }
-
-
-def _fit(tokenizer: Tokenizer, chat: Chat, max_tokens: int) -> tuple[Rendered | None, bool]:
-    """The conversation in at most `max_tokens` ids, whole turns dropped from its end; None if nothing trainable fits."""
+def _fit(tokenizer: Tokenizer, chat: Chat, max_tokens: int) -> tuple[Rendered, tuple[Message, ...], bool] | None:
+    """As many whole exchanges as fit in `max_tokens` ids, and whether any were dropped; None if not one fits."""
     for count, messages in enumerate(_shorter(chat.messages)):
         rendered = render(tokenizer, messages, chat.tools)
         if len(rendered.ids) <= max_tokens:
-            return (rendered, count > 0) if any(rendered.weights) else (None, False)
-    return None, False
+            return rendered, messages, count > 0
+    return None
 
 
 def _shorter(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
@@ -115,12 +159,47 @@ def _shorter(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
             yield messages[:end]
 
 
-def _both_filled(prepared: Prepared) -> Prepared:
-    for half, shards in (("train", prepared.train), ("validation", prepared.validation)):
-        if shards.num_documents == 0:
-            raise UserError(
-                f"nothing was left for the {half} half",
-                where=shards.folder,
-                next_step="Give more text, or change data.validation_fraction.",
-            )
-    return prepared
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _write(
+    encoded: Iterator[_Encoded],
+    kind: Kind,
+    tokenizer: Tokenizer,
+    folder: Path,
+    validation_fraction: float,
+    about: dict[str, Any],
+) -> tuple[Shards, Shards]:
+    """Two shard folders, in the order of `encoded`. Few records wait in memory: those before both halves have one."""
+    waiting: list[_Encoded] = []
+
+    def keys() -> Iterator[str]:
+        for one in encoded:
+            waiting.append(one)
+            yield one.key
+
+    below = held_out_below(keys(), validation_fraction)
+    about = {
+        **about,
+        "tokenizer": tokenizer.fingerprint,
+        "validation_fraction": validation_fraction,
+        "held_out_below": below,
+    }
+    train, validation = (
+        ShardWriter(folder / name, kind=kind, vocabulary_size=tokenizer.size, about={**about, "split": name})
+        for name in ("train", "validation")
+    )
+    for one in chain(waiting, encoded):
+        half = validation if is_held_out(one.key, below) else train
+        half.add(one.ids, one.num_bytes, one.weights)
+    return _filled(train.close()), _filled(validation.close())
+
+
+def _filled(half: Shards) -> Shards:
+    if half.num_documents == 0:
+        raise UserError(
+            f"nothing was left for the {half.folder.name} half",
+            where=half.folder,
+            next_step="Give more text: at least two different ones that fit.",
+        )
+    return half

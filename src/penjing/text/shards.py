@@ -32,21 +32,28 @@ class Shards:
         if not (self.folder / META).is_file():
             raise UserError("no token shards here", where=folder, wanted=f"a folder with {META}")
         self.meta = read_json(self.folder / META)
-        if self.meta.get("format") != FORMAT:
-            raise UserError("shards of another format", where=folder, got=self.meta.get("format"), wanted=FORMAT)
+        version = self.meta.get("format") if isinstance(self.meta, dict) else None
+        if version != FORMAT:
+            raise UserError("shards of another format", where=folder, got=version, wanted=FORMAT)
         for name, facts in self.meta["files"].items():
             path = self.folder / name
             size = path.stat().st_size if path.is_file() else None
             if size != facts["bytes"]:
                 raise UserError("file missing or cut short", where=path, got=size, wanted=f"{facts['bytes']} bytes")
         self.kind: Kind = self.meta["kind"]
-        self.end_D: npt.NDArray[np.int64] = np.load(self.folder / "ends.npy")
-        self.bytes_D: npt.NDArray[np.int32] = np.load(self.folder / "bytes.npy")
+        self.end_D: npt.NDArray[np.int64] = self._load("ends.npy")
+        self.bytes_D: npt.NDArray[np.int32] = self._load("bytes.npy")
         self.start_D = np.concatenate(([0], self.end_D[:-1])) if len(self.end_D) else self.end_D
         self.token_N: npt.NDArray[Any] = self._map("tokens.bin", self.meta["dtype"])
         self.weight_N: npt.NDArray[np.uint8] | None = (
             self._map("weights.bin", "uint8") if self.kind == "chats" else None
         )
+
+    def _load(self, name: str) -> npt.NDArray[Any]:
+        try:
+            return np.asarray(np.load(self.folder / name))
+        except ValueError as error:
+            raise UserError(f"the file is damaged: {error}", where=self.folder / name) from None
 
     def _map(self, name: str, dtype: str) -> npt.NDArray[Any]:
         if self.num_tokens == 0:
@@ -139,8 +146,11 @@ class ShardWriter:
                 "files": files,
             },
         )
-        if self.folder.exists():
-            shutil.rmtree(self.folder)
-        self.partial.rename(self.folder)
-        sync_folder(self.folder.parent)
+        try:
+            if self.folder.exists():
+                shutil.rmtree(self.folder)
+            self.partial.rename(self.folder)
+            sync_folder(self.folder.parent)
+        except OSError as error:
+            raise disk_error(error, self.folder) from error
         return Shards(self.folder)

@@ -1,4 +1,4 @@
-"""The chat template, for engines that render conversations themselves. `text/chat.py` is its twin; a test compares them.
+"""The chat template, for engines that render conversations themselves; a test compares it with `text/chat.py`.
 
 ChatML. A turn: <|im_start|>role, newline, content, <|im_end|>, newline. Assistant turns may open with their thinking
 and close with tool calls; tools are listed, one JSON object per line, at the end of the system turn; tool results
@@ -9,7 +9,9 @@ CHAT_TEMPLATE = """\
 {%- if tools or (messages and messages[0].role == 'system') -%}
 <|im_start|>system
 {% if messages and messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}
-{%- if tools %}{% if messages and messages[0].role == 'system' and messages[0].content %}{{ '\\n\\n' }}{% endif %}# Tools
+{%- if tools -%}
+{%- if messages and messages[0].role == 'system' and messages[0].content %}{{ '\\n\\n' }}{% endif -%}
+# Tools
 {%- for tool in tools %}{{ '\\n' }}{{ (tool.function if tool.function else tool) | tojson }}{% endfor %}
 {%- endif %}<|im_end|>
 {% endif -%}
@@ -24,7 +26,9 @@ CHAT_TEMPLATE = """\
 {% endif -%}
 {%- elif message.role == 'assistant' -%}
 <|im_start|>assistant
-{% if message.reasoning_content %}<think>{{ '\\n' }}{{ message.reasoning_content }}{{ '\\n' }}</think>{{ '\\n\\n' }}{% endif %}
+{% if message.reasoning_content -%}
+<think>{{ '\\n' }}{{ message.reasoning_content }}{{ '\\n' }}</think>{{ '\\n\\n' }}
+{%- endif %}
 {{- (message.content or '').lstrip('\\n') }}
 {%- for call in message.tool_calls or [] -%}
 {%- set call = call.function if call.function else call -%}

@@ -50,12 +50,10 @@ class Tokenizer:
         added = {token["content"] for token in plain["added_tokens"]}
         plain["added_tokens"] = []
         self._plain = tokenizers.Tokenizer.from_str(json.dumps(plain))
-        missing = [token for token in HIDDEN_TOKENS if full.token_to_id(token) is None]
+        self._control = {token: index for token in CONTROL_TOKENS if (index := full.token_to_id(token)) is not None}
+        missing = [token for token in HIDDEN_TOKENS if token not in self._control]
         if missing:
             raise UserError("the tokenizer has no " + " ".join(missing), wanted="a tokenizer in ChatML form")
-        self._control = {
-            token: full.token_to_id(token) for token in CONTROL_TOKENS if full.token_to_id(token) is not None
-        }
         self.added_ids = frozenset(full.token_to_id(token) for token in added)
 
     @property
@@ -121,16 +119,17 @@ class Tokenizer:
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise UserError("no tokenizer here", where=folder, wanted="a folder with tokenizer.json")
-        text = path.read_text(encoding="utf-8")
-        try:
-            full = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises bare Exception for every kind of damage
-            raise UserError(f"not a readable tokenizer: {error}", where=path) from None
         template_path = Path(folder) / "chat_template.jinja"
         template = template_path.read_text(encoding="utf-8") if template_path.is_file() else None
         if template is None and (Path(folder) / "tokenizer_config.json").is_file():
             template = read_json(Path(folder) / "tokenizer_config.json").get("chat_template")
-        return cls(full, template or CHAT_TEMPLATE)
+        try:
+            full = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            return cls(full, template or CHAT_TEMPLATE)
+        except UserError:
+            raise
+        except Exception as error:  # the library raises bare Exception for every kind of damage
+            raise UserError(f"not a readable tokenizer: {error}", where=path) from None
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, han_run: int = 2) -> Tokenizer:
@@ -149,8 +148,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, han_run: int 
         raise UserError("too small", where="tokenizer.han_run", got=han_run, wanted="at least 1")
     wanted = vocabulary_size - len(CONTROL_TOKENS)
     # Merges that break the Chinese rule are dropped afterwards, so more are learned than are kept.
-    surplus = 1 if han_run == 1 else 2
-    merges, alphabet = _learn_merges(texts, wanted * surplus, isolate_han=han_run == 1)
+    merges, alphabet = _learn_merges(texts, 2 * wanted, isolate_han=han_run == 1)
     kept = _allowed_merges(merges, han_run)[: wanted - len(alphabet)]
     return Tokenizer(_assemble(alphabet, kept))
 

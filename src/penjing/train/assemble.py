@@ -34,6 +34,7 @@ from penjing.text import prepare, records
 from penjing.text.pack import BestFitRows, Rows, StreamRows
 from penjing.text.shards import META, Shards
 from penjing.text.tokenizer import Tokenizer, train_tokenizer
+from penjing.text.whole import WholeRows
 from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import JsonLines
 from penjing.train.folder import RunFolder, load_weights, stage_folder
@@ -110,7 +111,8 @@ def make_rows(run: Run, shards: Shards, tokenizer: Tokenizer, *, validation: boo
         return BestFitRows(shards, row_tokens, **options)
     if validation:
         row_tokens = max(1, min(row_tokens, shards.num_tokens + shards.num_documents - 1))
-    return StreamRows(shards, row_tokens, **options)
+    layout = WholeRows if run.data.packing == "whole" else StreamRows
+    return layout(shards, row_tokens, **options)
 
 
 def _tokenizer(run: Run, folder: RunFolder, report: Report) -> Tokenizer:

@@ -19,6 +19,9 @@ class Data:
     train: tuple[str, ...] = ()  # files or folders of text or chats, or one folder of ready token shards
     kind: Literal["documents", "chats"] = "documents"  # whole texts are learned, or only what an assistant says
     row_tokens: int = 512  # T, positions of one packed row (the classic script's max_seq_len)
+    # Of documents (chats always stay whole): `whole` keeps each in one row where it can, `stream` cuts every T tokens
+    # and costs nothing to lay out, for corpora of many millions of documents.
+    packing: Literal["whole", "stream"] = "whole"
     validation_fraction: float = 0.01  # of the texts, held out by hash
     prefetch: int = 2  # batches made ready in a background thread; 0 makes them in line
 

@@ -1,0 +1,85 @@
+"""What many tests share: one torch thread, a little corpus, and a way to run a small training."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory):
+    """A small toy world: folder with pretrain.jsonl, sft.jsonl, eval.jsonl and the others."""
+    from penjing.text import toyworld
+
+    folder = tmp_path_factory.mktemp("toy")
+    toyworld.write(folder, seed=3, documents=400, conversations=200, preferences=20, prompts=20, questions_per_kind=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_run(toy):
+    """Settings of a training that takes a second or two: `penjing train` arguments without the recipe and out=."""
+    return [
+        "model.preset=tiny",
+        "model.vocabulary_size=400",
+        "model.hidden_size=32",
+        "model.num_layers=2",
+        "model.num_heads=2",
+        "model.num_kv_heads=1",
+        "model.head_size=16",
+        "model.mlp_size=48",
+        f"data.train={toy / 'pretrain.jsonl'}",
+        "data.row_tokens=64",
+        "batch.rows=8",
+        "steps=12",
+        "compute.device=cpu",
+        "compute.dtype=float32",
+        "validate.every=6",
+        "validate.rows=8",
+        "save.every=3",
+        "track.every=1",
+    ]
+
+
+@pytest.fixture(scope="session")
+def penjing():
+    """Run `python -m penjing ARGS` as a user would; returns the finished process with its output."""
+
+    def run(*words, launcher=(), check=True, timeout=240, cwd=None, **environment):
+        command = [sys.executable, "-m", *launcher, *(["-m"] if launcher else []), "penjing", *map(str, words)]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
+        )
+        if check:
+            assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def outcome():
+    """Read a run's outcome.json."""
+    return lambda folder: json.loads((Path(folder) / "outcome.json").read_text())
+
+
+@pytest.fixture
+def losses():
+    """A run's training losses by step."""
+
+    def read(folder):
+        lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        return {line["step"]: line["loss_nats_per_token"] for line in lines if "loss_nats_per_token" in line}
+
+    return read

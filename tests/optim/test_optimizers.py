@@ -1,0 +1,188 @@
+"""Parameter groups, one step of each optimizer against a plain twin, and their states."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from penjing.base.table import look_up
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.transformer import Transformer
+from penjing.optim import OPTIMIZERS
+from penjing.optim.adamw import AdamW
+from penjing.optim.groups import group
+from penjing.optim.muon import NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS, Muon, orthogonalise
+
+
+def make_model(embeddings="tied"):
+    model = Transformer(
+        ModelConfig(
+            vocabulary_size=40,
+            hidden_size=16,
+            num_layers=2,
+            num_heads=2,
+            num_kv_heads=1,
+            head_size=8,
+            mlp_size=24,
+            embeddings=embeddings,
+        )
+    )
+    initialise(model, 0)
+    return model
+
+
+def set_gradients(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def take_steps(model, optimizers, seeds):
+    for seed in seeds:
+        set_gradients(model, seed)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_every_parameter_is_in_one_group_and_only_matrices_decay(kind, embeddings):
+    model = make_model(embeddings)
+    settings = look_up(OPTIMIZERS, kind, what="optimizer")(weight_decay=0.25)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    listed = []
+    for optimizer in settings.build(model):
+        for part in optimizer.param_groups:
+            assert part["lr"] == part["peak"] > 0
+            for parameter in part["params"]:
+                name = names[id(parameter)]
+                listed.append(name)
+                is_matrix = parameter.ndim == 2 and name not in ("embed.weight", "head.weight")
+                assert part["weight_decay"] == (0.25 if is_matrix else 0.0), name
+    assert sorted(listed) == sorted(names.values())
+
+
+def test_groups_of_a_tied_and_an_untied_model():
+    tied, untied = group(make_model()), group(make_model("untied"))
+    assert len(tied.tables) == 1
+    assert len(untied.tables) == 2
+    assert len(tied.matrices) == 2 * 7
+    assert len(tied.gains) == 2 * 4 + 1
+
+
+def test_frozen_parameters_are_left_out():
+    model = make_model()
+    model.embed.weight.requires_grad_(False)
+    assert group(model).tables == []
+    take_steps(model, AdamW().build(model), [1])
+
+
+def test_adamw_against_a_plain_twin():
+    model, twin = make_model(), make_model()
+    settings = AdamW(learning_rate=0.01, beta1=0.8, beta2=0.9, epsilon=1e-6, weight_decay=0.3)
+    take_steps(model, settings.build(model), [1, 2, 3])
+    decays = {id(parameter) for parameter in group(twin).matrices}
+    first = [torch.zeros_like(parameter) for parameter in twin.parameters()]
+    second = [torch.zeros_like(parameter) for parameter in twin.parameters()]
+    for step, seed in enumerate([1, 2, 3], start=1):
+        set_gradients(twin, seed)
+        with torch.no_grad():
+            for m, v, w in zip(first, second, twin.parameters(), strict=True):
+                m.copy_(0.8 * m + 0.2 * w.grad)
+                v.copy_(0.9 * v + 0.1 * w.grad**2)
+                m_hat, v_hat = m / (1 - 0.8**step), v / (1 - 0.9**step)
+                decay = 0.3 if id(w) in decays else 0.0
+                w -= 0.01 * (m_hat / (v_hat.sqrt() + 1e-6) + decay * w)
+    for (name, found), expected in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (16, 64), (64, 16), (5, 70), (70, 5)])
+def test_orthogonalise_makes_singular_values_near_one(shape):
+    matrix_MN = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    values = torch.linalg.svdvals(orthogonalise(matrix_MN[None])[0])
+    assert 0.6 < values.min() <= values.max() < 1.3
+    u, _, vh = torch.linalg.svd(matrix_MN, full_matrices=False)
+    alignment = (orthogonalise(matrix_MN[None])[0] * (u @ vh)).sum() / min(shape)
+    assert alignment > 0.7, "not the nearest orthogonal matrix but another one"
+
+
+@pytest.mark.parametrize("shape", [(12, 12), (8, 20), (20, 8)])
+def test_a_stack_is_worked_on_as_single_matrices(shape):
+    stack_EMN = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
+    stack_EMN[3] *= 1e3
+    together = orthogonalise(stack_EMN)
+    for index, matrix_MN in enumerate(stack_EMN):
+        torch.testing.assert_close(together[index], orthogonalise(matrix_MN), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(orthogonalise(stack_EMN.mT), together.mT, rtol=1e-4, atol=1e-5)
+
+
+def test_a_zero_matrix_stays_zero():
+    assert not orthogonalise(torch.zeros(1, 4, 6)).any()
+
+
+def plain_muon_update(momentum, gradient, share):
+    """Matrix by matrix, as the paper writes it."""
+    direction = (1 - share) * gradient + share * momentum
+    x = direction / (direction.square().sum().sqrt() + 1e-7)
+    flipped = x.shape[0] > x.shape[1]
+    x = x.T if flipped else x
+    a, b, c = NEWTON_SCHULZ
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        x = a * x + b * (x @ x.T) @ x + c * (x @ x.T) @ (x @ x.T) @ x
+    x = x.T if flipped else x
+    return x * math.sqrt(max(1, direction.shape[0] / direction.shape[1]))
+
+
+def test_muon_against_a_plain_twin():
+    model, twin = make_model("untied"), make_model("untied")
+    settings = Muon(learning_rate=0.03, momentum=0.9, weight_decay=0.2, adamw_learning_rate=0.01)
+    take_steps(model, settings.build(model), [1, 2, 3])
+    matrices = group(twin).matrices
+    momenta = [torch.zeros_like(matrix) for matrix in matrices]
+    (rest,) = AdamW(learning_rate=0.01, beta1=0.9, beta2=0.95, weight_decay=0.0).build(twin)
+    for seed in [1, 2, 3]:
+        set_gradients(twin, seed)
+        with torch.no_grad():
+            for momentum, matrix in zip(momenta, matrices, strict=True):
+                momentum.copy_(0.9 * momentum + 0.1 * matrix.grad)
+                matrix -= 0.03 * (plain_muon_update(momentum, matrix.grad, 0.9) + 0.2 * matrix)
+                matrix.grad = None
+        rest.step()
+    for (name, found), expected in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_muon_leaves_parameters_without_gradient_alone():
+    model = make_model()
+    optimizers = Muon().build(model)
+    set_gradients(model, 0)
+    still = model.blocks[0].mlp.up_proj.weight
+    still.grad = None
+    before = still.detach().clone()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert torch.equal(still, before)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_restored_state_goes_on_bit_for_bit(kind):
+    settings = look_up(OPTIMIZERS, kind, what="optimizer")()
+    model = make_model()
+    optimizers = settings.build(model)
+    take_steps(model, optimizers, [1, 2])
+    other = copy.deepcopy(model)
+    restored = settings.build(other)
+    for optimizer, old in zip(restored, optimizers, strict=True):
+        optimizer.load_state_dict(copy.deepcopy(old.state_dict()))
+    take_steps(model, optimizers, [3, 4])
+    take_steps(other, restored, [3, 4])
+    for (name, one), two in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two), name
+    fresh = make_model()
+    take_steps(fresh, settings.build(fresh), [3, 4])
+    assert not torch.equal(fresh.norm.weight, model.norm.weight)

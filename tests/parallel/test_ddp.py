@@ -1,0 +1,54 @@
+"""Two processes compute what one does."""
+
+import pytest
+
+LAUNCHER = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, penjing, small_run):
+    folder = tmp_path_factory.mktemp("one") / "run"
+    penjing("train", "pretrain", *small_run, f"out={folder}")
+    return folder
+
+
+def test_loss_curve_of_two_ranks_equals_one(tmp_path, one, penjing, small_run, losses, outcome):
+    folder = tmp_path / "two"
+    penjing("train", "pretrain", *small_run, f"out={folder}", launcher=LAUNCHER)
+    expected, got = losses(one), losses(folder)
+    assert got.keys() == expected.keys()
+    assert max(abs(got[step] - expected[step]) for step in expected) < 1e-5
+    assert outcome(folder)["tokens"] == outcome(one)["tokens"]
+    name = "validation_loss_nats_per_token"
+    assert abs(outcome(folder)[name] - outcome(one)[name]) < 1e-5
+
+
+def test_ragged_chats_on_two_ranks_equal_one(tmp_path, one, toy, penjing, small_run, losses):
+    chats = [f"start={one}", f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=6", "batch.accumulate=2"]
+    words = [word for word in small_run if not word.startswith(("model", "data.row_tokens", "data.train", "steps"))]
+    penjing("train", "sft", *words, *chats, f"out={tmp_path / 'single'}")
+    penjing("train", "sft", *words, *chats, f"out={tmp_path / 'double'}", launcher=LAUNCHER)
+    expected, got = losses(tmp_path / "single"), losses(tmp_path / "double")
+    assert got.keys() == expected.keys()
+    assert max(abs(got[step] - expected[step]) for step in expected) < 1e-5
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, one, penjing, small_run, losses):
+    folder = tmp_path / "run"
+    penjing("train", "pretrain", *small_run, f"out={folder}", launcher=LAUNCHER)
+    for checkpoint in sorted((folder / "checkpoints").iterdir())[1:]:
+        for path in checkpoint.iterdir():
+            path.unlink()
+        checkpoint.rmdir()
+    done = penjing("train", "pretrain", *small_run, f"out={folder}")
+    assert "continues after step 9" in done.stdout
+    expected, got = losses(one), losses(folder)
+    assert max(abs(got[step] - expected[step]) for step in expected) < 1e-5
+
+
+def test_an_error_on_the_way_ends_both_ranks_with_one_line(tmp_path, penjing, small_run):
+    done = penjing(
+        "train", "pretrain", *small_run, "batch.rows=7", f"out={tmp_path / 'x'}", launcher=LAUNCHER, check=False
+    )
+    assert done.returncode != 0
+    assert done.stderr.count("penjing: batch.rows") == 1

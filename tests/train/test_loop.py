@@ -1,0 +1,158 @@
+"""The loop learns, divides by the right number, and stops when the loss is no number."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from penjing.base.errors import UserError
+from penjing.feed.batch import Batch
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.transformer import Transformer
+from penjing.objective.next_token import NextToken
+from penjing.optim.adamw import AdamW
+from penjing.optim.schedule import Constant
+from penjing.parallel.single import Single
+from penjing.track.base import Trackers
+from penjing.train.loop import Parts, Progress, train
+from penjing.train.meter import Meter
+
+SHAPE = {"vocabulary_size": 50, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_size": 16}
+LOOP = Path(__file__).parents[2] / "src/penjing/train/loop.py"
+
+
+class Repeat:
+    """The same batches over and over."""
+
+    def __init__(self, batches):
+        self.batches, self.index = batches, 0
+
+    def __next__(self):
+        self.index += 1
+        return self.batches[(self.index - 1) % len(self.batches)]
+
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        pass
+
+
+class Memory:
+    def __init__(self):
+        self.seen = []
+
+    def log(self, step, figures):
+        self.seen.append((step, dict(figures)))
+
+    def close(self):
+        pass
+
+
+def batch(rows, tokens=12, scored=None, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 50, (rows, tokens), generator=generator)
+    target = torch.randint(0, 50, (rows * tokens,), generator=generator)
+    chosen = torch.arange(rows * tokens) if scored is None else torch.arange(scored)
+    return Batch(
+        ids_BT=ids,
+        document_BT=torch.zeros_like(ids),
+        scored_N=chosen,
+        target_N=target[chosen],
+        weight_N=torch.ones(len(chosen)),
+        num_tokens=rows * tokens,
+    )
+
+
+def parts(batches, *, steps, accumulate=1, rate=3e-3):
+    model = Transformer(ModelConfig(**SHAPE))
+    initialise(model, 0)
+    engine = Single(torch.device("cpu"))
+    memory = Memory()
+    made = Parts(
+        engine=engine,
+        model=engine.wrap(model),
+        objective=NextToken(),
+        source=Repeat(batches),
+        optimizers=AdamW(learning_rate=rate, weight_decay=0.0).build(model),
+        schedule=Constant(),
+        trackers=Trackers([memory]),
+        meter=Meter(1.0, None),
+        num_steps=steps,
+        accumulate=accumulate,
+        clip_norm=1.0,
+        log_every=1,
+        validate_every=0,
+        sample_every=0,
+        save_every=0,
+        validate=dict,
+        sample=lambda step: None,
+        save=lambda state: None,
+    )
+    return made, model, memory
+
+
+def descent(model):
+    return [torch.optim.SGD([{"params": list(model.parameters()), "peak": 0.5}], lr=0.5)]
+
+
+def test_overfits_one_batch():
+    made, _, memory = parts([batch(2)], steps=150, rate=1e-2)
+    train(made, Progress())
+    assert memory.seen[0][1]["loss_nats_per_token"] > 3.5
+    assert memory.seen[-1][1]["loss_nats_per_token"] < 0.1
+
+
+def test_ragged_accumulation_is_exact():
+    """Micro-batches of 5 and 19 scored positions give the gradients of one batch of 24, not the mean of two means."""
+    small, large = batch(2, scored=5, seed=1), batch(2, scored=19, seed=2)
+    together = Batch(
+        ids_BT=torch.cat((small.ids_BT, large.ids_BT)),
+        document_BT=torch.zeros(4, 12, dtype=torch.long),
+        scored_N=torch.cat((small.scored_N, large.scored_N + 24)),
+        target_N=torch.cat((small.target_N, large.target_N)),
+        weight_N=torch.ones(24),
+        num_tokens=48,
+    )
+    cut, cut_model, cut_memory = parts([small, large], steps=3, accumulate=2)
+    whole, whole_model, whole_memory = parts([together], steps=3)
+    # Plain gradient steps: AdamW would blow up the rounding of gradients near zero.
+    train(replace(cut, optimizers=descent(cut_model)), Progress())
+    train(replace(whole, optimizers=descent(whole_model)), Progress())
+    for mine, theirs in zip(cut_model.parameters(), whole_model.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+    for (_, mine), (_, theirs) in zip(cut_memory.seen, whole_memory.seen, strict=True):
+        assert mine["loss_nats_per_token"] == pytest.approx(theirs["loss_nats_per_token"], abs=1e-6)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_a_clear_line():
+    bad = replace(batch(2), weight_N=torch.full((24,), float("nan")))
+    made, _, _ = parts([bad], steps=3)
+    with pytest.raises(UserError, match=r"the loss is nan at step 1.*learning_rate"):
+        train(made, Progress())
+
+
+def test_what_is_due_happens_at_its_step_and_at_the_end():
+    happened = []
+    made, _, _ = parts([batch(2)], steps=7)
+    made = replace(
+        made,
+        validate_every=3,
+        save_every=2,
+        sample_every=5,
+        validate=lambda: happened.append("validate") or {"validation_loss_nats_per_token": 1.0},
+        save=lambda state: happened.append(("save", state["step"])),
+        sample=lambda step: happened.append(("sample", step)),
+    )
+    figures = train(made, Progress())
+    saves = [entry[1] for entry in happened if entry[0] == "save"]
+    assert saves == [2, 4, 6, 7]
+    assert happened.count("validate") == 3
+    assert [entry for entry in happened if entry[0] == "sample"] == [("sample", 5), ("sample", 7)]
+    assert figures == {"validation_loss_nats_per_token": 1.0}
+
+
+def test_the_loop_stays_short():
+    assert len(LOOP.read_text(encoding="utf-8").splitlines()) < 250

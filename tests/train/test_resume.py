@@ -1,0 +1,110 @@
+"""A run that is stopped anyhow and continued by the same command ends in the same weights, bit for bit."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, penjing, small_run):
+    """An uninterrupted run to compare with."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    penjing("train", "pretrain", *small_run, f"out={folder}")
+    return folder
+
+
+def start(*words):
+    return subprocess.Popen(
+        [sys.executable, "-m", "penjing", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for_checkpoint(folder: Path, process, step: int) -> None:
+    while not (folder / "checkpoints" / f"step-{step:08d}").is_dir():
+        assert process.poll() is None, process.stdout.read().decode()
+        time.sleep(0.005)
+
+
+def test_the_same_seed_gives_the_same_weights(tmp_path, whole, penjing, small_run, outcome):
+    penjing("train", "pretrain", *small_run, f"out={tmp_path / 'again'}")
+    assert outcome(tmp_path / "again")["weights_sha256"] == outcome(whole)["weights_sha256"]
+
+
+def test_another_seed_gives_other_weights(tmp_path, whole, penjing, small_run, outcome):
+    penjing("train", "pretrain", *small_run, "seed=2", f"out={tmp_path / 'other'}")
+    assert outcome(tmp_path / "other")["weights_sha256"] != outcome(whole)["weights_sha256"]
+
+
+@pytest.mark.parametrize("kills", [(3,), (3, 6, 9)])
+def test_kill_9_and_the_same_command(tmp_path, whole, penjing, small_run, outcome, losses, kills):
+    folder = tmp_path / "run"
+    words = ("train", "pretrain", *small_run, f"out={folder}")
+    for step in kills:
+        process = start(*words)
+        wait_for_checkpoint(folder, process, step)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = penjing(*words)
+    assert "continues after step" in done.stdout
+    assert outcome(folder)["weights_sha256"] == outcome(whole)["weights_sha256"]
+    assert losses(folder) == losses(whole)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_says_so(tmp_path, whole, penjing, small_run, outcome, number, code):
+    folder = tmp_path / "run"
+    words = ("train", "pretrain", *small_run, "save.every=1000", f"out={folder}")
+    process = start(*words)
+    while not (folder / "metrics.jsonl").is_file() or not (folder / "metrics.jsonl").read_text():
+        assert process.poll() is None, process.stdout.read().decode()
+        time.sleep(0.005)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[0].decode()
+    if process.returncode == 0:
+        pytest.skip("the run ended before the signal came")
+    assert process.returncode == code, said
+    assert "the same command continues" in said
+    assert len(list((folder / "checkpoints").iterdir())) == 1
+    penjing(*words)
+    assert outcome(folder)["weights_sha256"] == outcome(whole)["weights_sha256"]
+
+
+def test_a_finished_run_is_left_alone(whole, penjing, small_run, outcome):
+    before = outcome(whole)
+    penjing("train", "pretrain", *small_run, f"out={whole}")
+    assert outcome(whole) == before
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, whole, penjing, small_run, outcome):
+    folder = tmp_path / "run"
+    penjing("train", "pretrain", *small_run, f"out={folder}")
+    newest = sorted((folder / "checkpoints").iterdir())[-1] / "model.safetensors"
+    raw = bytearray(newest.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    newest.write_bytes(raw)
+    done = penjing("train", "pretrain", *small_run, f"out={folder}")
+    assert "model.safetensors is damaged" in done.stdout.replace("\n", " ")
+    assert outcome(folder)["weights_sha256"] == outcome(whole)["weights_sha256"]
+
+
+@pytest.mark.parametrize("changed", ["optimizer.learning_rate=1e-4", "batch.rows=4", "data.row_tokens=32", "seed=5"])
+def test_a_changed_setting_is_refused_by_name(whole, penjing, small_run, changed):
+    done = penjing("train", "pretrain", *small_run, changed, f"out={whole}", check=False)
+    assert done.returncode == 2
+    assert changed.split("=")[0] in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_more_accumulation_is_the_same_run(tmp_path, whole, penjing, small_run, losses):
+    penjing("train", "pretrain", *small_run, "batch.accumulate=4", f"out={tmp_path / 'run'}")
+    expected, got = losses(whole), losses(tmp_path / "run")
+    assert got.keys() == expected.keys()
+    assert max(abs(got[step] - expected[step]) for step in expected) < 1e-5
