@@ -75,7 +75,9 @@ def test_frozen_parts_get_no_gradient_and_do_not_disturb_the_other(frozen):
     if frozen == "both":
         return
     total.backward()
-    free, fixed, slope = (weight_VD, hidden_ND, expected[1]) if frozen == "hidden" else (hidden_ND, weight_VD, expected[0])
+    free, fixed, slope = (
+        (weight_VD, hidden_ND, expected[1]) if frozen == "hidden" else (hidden_ND, weight_VD, expected[0])
+    )
     torch.testing.assert_close(free.grad, slope, rtol=1e-4, atol=1e-5)
     assert fixed.grad is None
 

@@ -80,15 +80,16 @@ def test_weights_scale_and_silence_targets(model):
     loss = objective(model, collate(whole))
     assert isinstance(loss, Loss)
     assert loss.total.dtype == torch.float32
+    assert loss.total.requires_grad
     expected = 0.0
     for row in whole:
         with torch.no_grad():
             logits_TV = model(torch.from_numpy(row.ids_T)[None], torch.from_numpy(row.document_T)[None])[0]
         logp_T = logits_TV.log_softmax(-1)[torch.arange(ROW_TOKENS), torch.from_numpy(row.target_T)]
         expected -= float((logp_T * torch.from_numpy(row.weight_T)).sum())
-    assert float(loss.total) == pytest.approx(expected, rel=1e-5)
+    assert loss.total.item() == pytest.approx(expected, rel=1e-5)
     doubled = [Row(row.ids_T, row.target_T, row.document_T, row.weight_T * 2) for row in whole]
-    assert float(objective(model, collate(doubled)).total) == pytest.approx(2 * expected, rel=1e-5)
+    assert objective(model, collate(doubled)).total.item() == pytest.approx(2 * expected, rel=1e-5)
     assert float(objective.weight(collate(doubled))) == 2 * float(objective.weight(collate(whole)))
 
 
@@ -96,6 +97,6 @@ def test_a_batch_without_targets_is_zero(model):
     batch = collate(rows()[:1])
     loss = NextToken()(model, batch)
     assert float(NextToken().weight(batch)) == 0
-    assert float(loss.total) == 0
+    assert loss.total.item() == 0
     loss.total.backward()
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())

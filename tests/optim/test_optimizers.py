@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from penjing.base.errors import UserError
 from penjing.base.table import look_up
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
@@ -186,3 +187,27 @@ def test_a_restored_state_goes_on_bit_for_bit(kind):
     fresh = make_model()
     take_steps(fresh, settings.build(fresh), [3, 4])
     assert not torch.equal(fresh.norm.weight, model.norm.weight)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"epsilon": -1e-8}, "epsilon"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"beta1": 1.0}, "beta1"),
+        ({"beta2": -0.1}, "beta2"),
+    ],
+)
+@pytest.mark.parametrize("kind", [AdamW, Muon])
+def test_bad_settings_are_refused(kind, options, name):
+    with pytest.raises(UserError, match=rf"optimizer\.{name}: out of range"):
+        kind(**options)
+
+
+def test_muon_s_own_settings_are_checked():
+    with pytest.raises(UserError, match=r"optimizer\.momentum"):
+        Muon(momentum=1.0)
+    with pytest.raises(UserError, match=r"optimizer\.adamw_learning_rate"):
+        Muon(adamw_learning_rate=-1)

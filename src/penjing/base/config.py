@@ -39,7 +39,7 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
         path = key.split(".")
         if not equals or not all(path):
             raise UserError("not a setting", got=repr(word), wanted="key=value, for example batch.rows=32")
-        _put(layer, path, value, key)
+        _put(layer, path, value)
     return layer
 
 
@@ -53,8 +53,7 @@ def _put(layer: dict[str, Any], path: list[str], value: str) -> None:
     last = path[-1]
     if isinstance(place.get(last), dict):  # the same two the other way round
         place, last = place[last], ""
-    if last in place:
-        raise UserError("given twice", where=key)
+    place.pop(last, None)  # so that of `model=26m` and `model.preset=64m`, too, the later one comes last and wins
     place[last] = value
 
 
@@ -118,8 +117,6 @@ def _as_table(members: list[Any], value: Any, key: str) -> dict[str, Any]:
         got = value[""] if isinstance(value, Mapping) else value
         inner = ", ".join(f"{key}.{field.name}" for field in dataclasses.fields(members[0]))
         raise UserError("a group of settings, not one value", where=key, got=repr(got), wanted=f"one of {inner}")
-    if "" in value and shortcut in value:
-        raise UserError("given twice", where=f"{key}.{shortcut}")
     return {shortcut if name == "" else name: inner for name, inner in value.items()}
 
 

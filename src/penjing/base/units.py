@@ -6,8 +6,9 @@ from __future__ import annotations
 def count(number: float) -> str:
     """1_234_567 -> '1.23M'."""
     for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
-            return f"{number / size:.3g}{suffix}" if abs(number) < 1000 * size else f"{number / size:.0f}{suffix}"
+        # 999,600 rounds to 1,000 k, which is 1M.
+        if abs(number) >= 0.9995 * size and abs(number) >= 1000:
+            return f"{number / size:.3g}{suffix}" if abs(number) < 999.5 * size else f"{number / size:.0f}{suffix}"
     return f"{number:g}" if isinstance(number, float) else str(number)
 
 

@@ -25,7 +25,7 @@ class Question:
     """One row of a question file. `answer` is empty where `must_contain` lists the words a story must hold."""
 
     messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...]  # the functions on offer, each with a `name`
     answer: str
     kind: str
     language: str
@@ -103,7 +103,7 @@ def _argument(said: str, tools: Sequence[dict[str, Any]]) -> str | None:
     try:
         call = json.loads(said.removeprefix(TOOL_CALL).removesuffix(END_TOOL_CALL))
         (value,) = call["arguments"].values()
-        if call["name"] not in [tool.get("function", tool)["name"] for tool in tools]:
+        if call["name"] not in [tool["name"] for tool in tools]:
             return None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -12,22 +12,20 @@ from penjing.model.transformer import Transformer
 
 @torch.no_grad()
 def initialise(model: Transformer, seed: int) -> None:
-    """Normal weights of standard deviation 0.02 (GPT-2), residual outputs narrowed by sqrt(2 L), gains at one.
+    """Normal weights of standard deviation 0.02 (GPT-2), residual outputs at zero, gains at one.
 
     0.02 is for widths of 625 and more; narrower models get 0.5/sqrt(D), which is larger there, so that a 128-wide
-    model does not start with near-zero attention scores. The embedding keeps 0.02. The global random state is neither
-    read nor changed.
+    model does not start with near-zero attention scores. The embedding keeps 0.02. With o_proj and down_proj at zero
+    every block begins as the identity and the embedding is not drowned: copying from context formed after 200 steps
+    instead of 250 and became exact (docs/log.md). The global random state is neither read nor changed.
     """
     generator = torch.Generator().manual_seed(seed)
-    config = model.config
-    wide = max(0.02, 0.5 / math.sqrt(config.hidden_size))
-    narrow = wide / math.sqrt(2 * config.num_layers)
+    wide = max(0.02, 0.5 / math.sqrt(model.config.hidden_size))
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:
             nn.init.ones_(parameter)
-            continue
-        spread = narrow if name.endswith(("o_proj.weight", "down_proj.weight")) else wide
-        if name == "embed.weight":
-            spread = 0.02
-        drawn = torch.empty(parameter.shape).normal_(0.0, spread, generator=generator)
-        parameter.copy_(drawn)
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            nn.init.zeros_(parameter)
+        else:
+            spread = 0.02 if name == "embed.weight" else wide
+            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, spread, generator=generator))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from penjing.base.errors import UserError
 from penjing.optim.groups import group
 
 
@@ -22,6 +24,9 @@ class AdamW:
     epsilon: float = 1e-8
     weight_decay: float = 0.1  # of block matrices only; gains, embedding and head do not decay
 
+    def __post_init__(self) -> None:
+        check_settings(self)
+
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         groups = group(model)
         parts: list[dict[str, Any]] = [
@@ -29,6 +34,18 @@ class AdamW:
             {"params": groups.tables + groups.gains, "weight_decay": 0.0},
         ]
         return [adamw(parts, self.learning_rate, (self.beta1, self.beta2), self.epsilon)]
+
+
+def check_settings(settings: Any) -> None:
+    """Refuse a rate, decay or average that torch would refuse later, or that would not learn. Raises UserError."""
+    for name, value in vars(settings).items():
+        where = f"optimizer.{name}"
+        if name.endswith(("learning_rate", "epsilon")) and not 0 < value < math.inf:
+            raise UserError("out of range", where=where, got=value, wanted="more than 0")
+        if name == "weight_decay" and not 0 <= value < math.inf:
+            raise UserError("out of range", where=where, got=value, wanted="0 or more")
+        if name in ("beta1", "beta2", "momentum") and not 0 <= value < 1:
+            raise UserError("out of range", where=where, got=value, wanted="0 or more, less than 1")
 
 
 def adamw(

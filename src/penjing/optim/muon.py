@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from penjing.optim.adamw import adamw
+from penjing.optim.adamw import adamw, check_settings
 from penjing.optim.groups import group
 
 NEWTON_SCHULZ_STEPS = 5
@@ -22,7 +22,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrix_EMN: Tensor) -> Tensor:
-    """The nearest semi-orthogonal matrix to each of a stack of E matrices, to the accuracy Muon needs."""
+    """The nearest semi-orthogonal matrix to each of a stack of E matrices, to the accuracy Muon needs: [..., M, N]."""
     x: Tensor = matrix_EMN / (matrix_EMN.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     tall = x.shape[-2] > x.shape[-1]
     if tall:
@@ -80,6 +80,9 @@ class Muon:
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         groups = group(model)

@@ -52,7 +52,7 @@ class Shards:
     def _load(self, name: str) -> npt.NDArray[Any]:
         try:
             return np.asarray(np.load(self.folder / name))
-        except ValueError as error:
+        except Exception as error:  # a damaged header raises ValueError, SyntaxError, TokenError, EOFError ...
             raise UserError(f"the file is damaged: {error}", where=self.folder / name) from None
 
     def _map(self, name: str, dtype: str) -> npt.NDArray[Any]:

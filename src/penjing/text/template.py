@@ -3,6 +3,9 @@
 ChatML. A turn: <|im_start|>role, newline, content, <|im_end|>, newline. Assistant turns may open with their thinking
 and close with tool calls; tools are listed, one JSON object per line, at the end of the system turn; tool results
 travel in a user turn.
+
+transformers switches on `trim_blocks`, which drops a newline right after `%}`; other engines do not. So a newline that
+counts and would stand there is written as an expression.
 """
 
 CHAT_TEMPLATE = """\
@@ -18,8 +21,7 @@ CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.role == 'system' and loop.first -%}
 {%- elif message.role == 'tool' -%}
-{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
-<tool_response>
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}{{ '\\n' }}<tool_response>
 {{ message.content }}
 </tool_response>
 {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>

@@ -8,7 +8,6 @@ from __future__ import annotations
 NAME = "zh"
 REFUSAL = "故事里没有说。"
 BECAUSE = "因为{why}"
-QUESTION, ANSWER = "问：", "答："
 
 EVENTS: dict[str, tuple[str, ...]] = {
     "stay": ("{a.zh}{p.zh}玩。", "{a.zh}{p.zh}休息。"),
@@ -172,3 +171,27 @@ DRILLS: dict[str, tuple[str, ...]] = {
 }
 WORD_SPACE = "、"
 LIST_SPACE = "、"
+
+ECHO_TITLES = ("回声游戏", "跟我说", "回声")
+ROLL_CALL = (
+    "{a.zh}{p.zh}，有{t.zh}。",
+    "{a.zh}{p.zh}玩，带着{t.zh}。",
+    "{a.zh}{p.zh}。{a.zh}有{t.zh}。",
+)
+# kind: (kind of question, what is answered)
+ROLL_CALL_ASKS = {
+    "who_had": ("who", "who"),
+    "who_was": ("who", "who"),
+    "what": ("what", "thing"),
+    "where": ("where", "place"),
+    "where_thing": ("where", "place"),
+    "colour": ("colour", "colour"),
+}
+ROLL_CALL_PHRASES = {
+    "who_had": ("谁有{t.zh}？", "{t.zh}在谁那里？"),
+    "who_was": ("谁{p.zh}？", "请问谁{p.zh}？"),
+    "what": ("{a.zh}有什么？", "请问{a.zh}有什么？"),
+    "where": ("{a.zh}在哪里？", "请问{a.zh}在哪里？"),
+    "where_thing": ("{t.zh}在哪里？", "请问{t.zh}在哪里？"),
+    "colour": ASKS["colour"],
+}

@@ -9,7 +9,6 @@ from __future__ import annotations
 NAME = "en"
 REFUSAL = "The story does not say."
 BECAUSE = "because {why}"
-QUESTION, ANSWER = "Question: ", " Answer: "
 
 EVENTS: dict[str, tuple[str, ...]] = {
     "stay": ("{a.en} played {p.en}.", "{a.en} was {p.en}."),
@@ -172,3 +171,27 @@ DRILLS: dict[str, tuple[str, ...]] = {
 }
 WORD_SPACE = " "
 LIST_SPACE = " "
+
+ECHO_TITLES = ("The echo game", "Say it after me", "Echo")
+ROLL_CALL = (
+    "{a.en} was {p.en} with {t.en}.",
+    "{a.en} had {t.en} {p.en}.",
+    "{a.en} was {p.en}. {a.en} had {t.en}.",
+)
+# kind: (kind of question, what is answered)
+ROLL_CALL_ASKS = {
+    "who_had": ("who", "who"),
+    "who_was": ("who", "who"),
+    "what": ("what", "thing"),
+    "where": ("where", "place"),
+    "where_thing": ("where", "place"),
+    "colour": ("colour", "colour"),
+}
+ROLL_CALL_PHRASES = {
+    "who_had": ("Who had the {t.en}?", "Tell me who had the {t.en}."),
+    "who_was": ("Who was {p.en}?", "Tell me who was {p.en}."),
+    "what": ("What did {a.en} have?", "Tell me what {a.en} had."),
+    "where": ("Where was {a.en}?", "Tell me where {a.en} was."),
+    "where_thing": ("Where was the {t.en}?", "Tell me where the {t.en} was."),
+    "colour": ASKS["colour"],
+}

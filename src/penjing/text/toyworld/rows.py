@@ -8,9 +8,10 @@ from typing import Any
 
 from .dice import Dice
 from .drills import DRILL_KINDS, drill, story_request
+from .games import echo, roll_call
 from .questions import STORY_KINDS, Question, Reading
 from .split import held_out
-from .wording import LANGUAGES, language_table, word_answer
+from .wording import LANGUAGES, word_answer
 from .world import Fact
 
 KINDS: dict[str, str] = {**STORY_KINDS, **DRILL_KINDS}
@@ -42,9 +43,8 @@ def _start(name: str, seed: int, index: int) -> tuple[Dice, str, int]:
 
 
 def plain(question: Question) -> str:
-    """A question and its answer on one line."""
-    table = language_table(question.language)
-    return f"{table.QUESTION}{question.question}{table.ANSWER}{question.answer}"
+    """A question and its answer, a line each: the same words begin an answer here and in a chat."""
+    return f"{question.question}\n{question.answer}"
 
 
 def pretrain_documents(
@@ -52,19 +52,26 @@ def pretrain_documents(
     count: int,
     *,
     start: int = 0,
-    story_fraction: float = 0.35,
-    drill_fraction: float = 0.20,
+    story_fraction: float = 0.12,
+    drill_fraction: float = 0.12,
+    echo_fraction: float = 0.26,
+    roll_call_fraction: float = 0.22,
 ) -> Iterator[str]:
-    """Texts `start` to `start + count`: plain stories, drills, and (the rest) stories with 4 to 6 questions."""
+    """Texts `start` to `start + count`: plain stories, drills, games, and (the rest) stories with 4 to 6 questions."""
     for index in range(start, start + count):
         dice, language, number = _start("pretrain", seed, index)
         roll = dice.random()
         if roll < drill_fraction:
             lines = [plain(question) for question in _drills(seed, number, language, dice.between(5, 8), dice)]
+        elif roll < drill_fraction + echo_fraction:
+            lines = [echo(dice, language)]
+        elif roll < drill_fraction + echo_fraction + roll_call_fraction:
+            text, questions = roll_call(dice, language, dice.between(5, 8))
+            lines = [text, *map(plain, questions)]
         else:
             reading = Reading(seed, number, language, "train")
             lines = [reading.text]
-            if roll >= drill_fraction + story_fraction:
+            if roll >= drill_fraction + echo_fraction + roll_call_fraction + story_fraction:
                 lines += map(plain, reading.draw(dice.between(4, 6), _ABSENT_FRACTION))
         yield "\n".join(lines)
 
@@ -99,8 +106,9 @@ def conversations(
     request_fraction: float = 0.10,
     tool_fraction: float = 0.06,
     drill_fraction: float = 0.24,
+    roll_call_fraction: float = 0.12,
 ) -> Iterator[Row]:
-    """Conversations: mostly a story with 3 to 5 questions, then drills, story requests and tool calls."""
+    """Conversations: mostly a story with 3 to 5 questions, then drills, roll calls, story requests and tool calls."""
     for index in range(start, start + count):
         dice, language, number = _start("sft", seed, index)
         roll = dice.random()
@@ -110,6 +118,8 @@ def conversations(
             questions = [drill(seed, number, language=language, kind="tool")]
         elif roll < request_fraction + tool_fraction + drill_fraction:
             questions = _drills(seed, number, language, dice.between(1, 4), dice)
+        elif roll < request_fraction + tool_fraction + drill_fraction + roll_call_fraction:
+            questions = roll_call(dice, language, dice.between(3, 5))[1]
         else:
             questions = Reading(seed, number, language, "train").draw(dice.between(3, 5), _ABSENT_FRACTION)
         messages = [*_opening(questions[0]), _reply(questions[0])]

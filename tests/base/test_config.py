@@ -1,0 +1,319 @@
+"""Settings: which layer wins, and errors that name the key, what was got and the nearest valid key."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penjing.base.config import parse_overrides, read_toml, resolve, settings, to_dict, to_toml
+from penjing.base.errors import UserError
+from penjing.model.presets import PRESETS
+from penjing.train.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fast:
+    kind: Literal["fast"] = "fast"
+    rate: float = 1.0
+    wings: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    kind: Literal["slow"] = "slow"
+    rate: float = 0.1
+    shells: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    preset: str = "small"
+    width: int = 8
+    depth: int = 1
+
+    @classmethod
+    def named(cls, name: str) -> dict[str, object]:
+        shapes: dict[str, dict[str, object]] = {"small": {}, "large": {"width": 64, "depth": 12}}
+        if name not in shapes:
+            raise UserError("no such shape", where="shape.preset", got=name)
+        return {"preset": name, **shapes[name]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    files: tuple[str, ...] = ()
+    order: Literal["given", "drawn"] = "drawn"
+    row_tokens: int = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    seed: int = 1
+    share: float = 0.5
+    verbose: bool = False
+    name: str = ""
+    shape: Shape = field(default_factory=Shape)
+    data: Data = field(default_factory=Data)
+    animal: Fast | Slow = field(default_factory=Fast)
+
+
+def from_words(*words: str, below: dict[str, Any] | None = None) -> Settings:
+    return resolve(Settings, below or {}, parse_overrides(words))
+
+
+def error_of(*words: str, below: dict[str, Any] | None = None) -> str:
+    with pytest.raises(UserError) as caught:
+        from_words(*words, below=below)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------------------- which wins
+
+
+def test_defaults_then_recipe_then_file_then_command_line(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("seed = 3\nshare = 0.3\n[data]\nrow_tokens = 3\n")
+    recipe = {"seed": 2, "share": 0.2, "name": "recipe", "data": {"row_tokens": 2, "order": "given"}}
+    got = resolve(Settings, recipe, read_toml(tmp_path / "run.toml"), parse_overrides(["seed=4"]))
+    assert (got.seed, got.share, got.name, got.verbose) == (4, 0.3, "recipe", False)
+    assert (got.data.row_tokens, got.data.order, got.data.files) == (3, "given", ())
+
+
+def test_no_layer_gives_the_defaults() -> None:
+    assert resolve(Settings) == Settings()
+
+
+def test_layers_are_left_as_they_were() -> None:
+    recipe = {"shape": "large", "data": {"row_tokens": 2}}
+    from_words("shape=small", "data.row_tokens=5", below=recipe)
+    assert recipe == {"shape": "large", "data": {"row_tokens": 2}}
+
+
+# ------------------------------------------------------------------------------------------------------------- choices
+
+
+def test_a_choice_brings_its_own_settings() -> None:
+    assert from_words("animal=slow", "animal.shells=3").animal == Slow(shells=3)
+    assert from_words("animal.kind=slow", "animal.rate=0.5").animal == Slow(rate=0.5)
+    assert from_words("animal.wings=4").animal == Fast(wings=4)
+
+
+def test_a_setting_of_another_member_is_refused() -> None:
+    assert "animal.shells: unknown setting" in error_of("animal.shells=3")
+    assert "animal.wings: unknown setting" in error_of("animal.wings=3", below={"animal": {"kind": "slow"}})
+
+
+def test_another_choice_drops_what_was_said_of_the_old_one() -> None:
+    below = {"animal": {"kind": "fast", "rate": 9.0, "wings": 6}}
+    assert from_words("animal=slow", below=below).animal == Slow()
+
+
+@pytest.mark.parametrize("kind", [{"kind": "fast"}, {}])
+def test_the_same_choice_again_keeps_what_was_said_of_it(kind: dict[str, str]) -> None:
+    assert from_words("animal=fast", below={"animal": {**kind, "wings": 6}}).animal == Fast(wings=6)
+
+
+def test_a_choice_that_is_not_there_lists_those_that_are() -> None:
+    assert error_of("animal=slwo") == "animal.kind: no such choice; got 'slwo'; wanted fast or slow"
+
+
+# ------------------------------------------------------------------------------------------------------------- presets
+
+
+@pytest.mark.parametrize("words", [("shape=large", "shape.depth=6"), ("shape.depth=6", "shape=large")])
+def test_a_preset_and_a_change_to_it_in_either_order(words: tuple[str, str]) -> None:
+    assert from_words(*words).shape == Shape(preset="large", width=64, depth=6)
+
+
+@pytest.mark.parametrize("words", [("model=26m", "model.num_layers=6"), ("model.num_layers=6", "model=26m")])
+def test_model_presets_of_a_run(words: tuple[str, str]) -> None:
+    model = resolve(Run, {"model": "64m"}, parse_overrides(words)).model
+    assert (model.preset, model.num_layers, model.architecture) == ("26m", 6, PRESETS["26m"]["architecture"])
+
+
+def test_another_preset_drops_what_a_lower_layer_set() -> None:
+    assert from_words("shape=large", below={"shape": {"width": 5}}).shape.width == 64
+
+
+def test_the_same_preset_again_keeps_what_a_lower_layer_set() -> None:
+    assert from_words("shape=large", below={"shape": {"preset": "large", "width": 5}}).shape.width == 5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("shape=small", "shape=large"),
+        ("shape=small", "shape.depth=1", "shape=large"),
+        ("shape=small", "shape.preset=large"),
+        ("shape.preset=small", "shape=large"),
+        ("shape=large", "shape.preset=small", "shape=large"),
+    ],
+)
+def test_of_a_setting_given_twice_the_later_wins(words: tuple[str, ...]) -> None:
+    assert from_words(*words).shape.preset == "large"
+    assert from_words("seed=2", "seed=3").seed == 3
+
+
+def test_a_preset_spelled_out_is_the_same() -> None:
+    assert from_words("shape.preset=large") == from_words("shape=large")
+
+
+# --------------------------------------------------------------------------------------------------------------- types
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("7", 7), ("1e6", 1_000_000), ("1_000", 1000), ("-2", -2), (str(2**60 + 1), 2**60 + 1)]
+)
+def test_whole_numbers(text: str, value: int) -> None:
+    got = from_words(f"seed={text}").seed
+    assert (got, type(got)) == (value, int)
+
+
+@pytest.mark.parametrize(("text", "value"), [("3e-4", 3e-4), ("2", 2.0), ("-.5", -0.5)])
+def test_numbers(text: str, value: float) -> None:
+    got = from_words(f"share={text}").share
+    assert (got, type(got)) == (value, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("True", True), ("1", True), ("yes", True), ("false", False), ("0", False)]
+)
+def test_yes_and_no(text: str, value: bool) -> None:
+    assert from_words(f"verbose={text}", below={"verbose": not value}).verbose is value
+
+
+def test_lists_and_literals() -> None:
+    assert from_words("data.files=a.txt,数据/b.txt").data.files == ("a.txt", "数据/b.txt")
+    assert from_words("data.files=", below={"data": {"files": ["a"]}}).data.files == ()
+    assert from_words(below={"data": {"files": ["a,b", ""]}}).data.files == ("a,b", "")
+    assert from_words("data.order=given").data.order == "given"
+
+
+def test_a_value_may_contain_an_equals_sign() -> None:
+    assert from_words("name=a=b").name == "a=b"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("seed=1.5",),
+        ("seed=many",),
+        ("seed=",),
+        ("seed=inf",),
+        ("share=nan",),
+        ("share=1e999",),
+        ("verbose=maybe",),
+        ("data.order=driven",),
+        ("data.files.x=1",),
+        ("data=1",),
+        ("seed.x=1",),
+        ("name.x=1",),
+        ("shape=huge",),
+        ("shape..depth=1",),
+        ("animal.=slow",),
+        ("=1",),
+        ("seed",),
+        (".=1",),
+    ],
+)
+def test_what_cannot_be_is_one_clear_line(words: tuple[str, ...]) -> None:
+    error_of(*words)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"seed": True},
+        {"seed": [1]},
+        {"seed": {"a": 1}},
+        {"name": ["a"]},
+        {"name": True},
+        {"verbose": "si\nno"},
+        {"data": 5},
+        {"data": [{}]},
+        {"data": {"files": 5}},
+        {"data": {"files": {"a": 1}}},
+        {"data": {"files": [["a"]]}},
+        {"shape": 26},
+        {"shape": {"preset": 26}},
+        {"shape": {"preset": ["large"]}},
+        {"animal": {"kind": 3}},
+        {"animal": {"kind": ["slow"]}},
+        {"animal": {"kind": {}}},
+    ],
+)
+def test_a_file_of_wrong_types_is_one_clear_line(table: dict[str, Any]) -> None:
+    error_of(below=table)
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("word", "nearest"),
+    [
+        ("sede=1", "Did you mean seed?"),
+        ("shap=large", "Did you mean shape?"),
+        ("data.row_token=4", "Did you mean data.row_tokens?"),
+        ("animal.wing=4", "Did you mean animal.wings?"),
+        ("data.order=drwan", "Did you mean drawn?"),
+    ],
+)
+def test_the_nearest_name_is_told(word: str, nearest: str) -> None:
+    assert nearest in error_of(word)
+
+
+def test_a_name_like_no_other_lists_them_all() -> None:
+    assert "Settings here: data.files, data.order, data.row_tokens" in error_of("data.qqq=4")
+
+
+def test_a_wrong_value_names_key_got_and_wanted() -> None:
+    assert error_of("data.row_tokens=long") == "data.row_tokens: not a number; got 'long'; wanted a whole number"
+
+
+@pytest.mark.parametrize("content", [b"seed = ", b"\xff\xfe", b"seed = 1\nseed = 2"])
+def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+    for broken in (path, tmp_path / "missing.toml", tmp_path):
+        with pytest.raises(UserError, match=str(broken)) as caught:
+            read_toml(broken)
+        assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------------- written and read
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from('"\\\n\r\t\x00\x7f\x85\u2028盆景='))
+
+
+@given(stage=TEXT, train=st.lists(TEXT), name=TEXT, seed=st.integers(0, 2**63 - 1), epochs=st.floats(1e-9, 1e15))
+def test_a_run_comes_back_from_its_file(stage: str, train: list[str], name: str, seed: int, epochs: float) -> None:
+    run = resolve(
+        Run,
+        {"stage": stage, "seed": seed, "epochs": epochs, "model": "tiny", "optimizer": "muon", "schedule": "wsd"},
+        {"data": {"train": train}, "track": {"name": name, "wandb": True}, "sample": {"prompts": [name, *train]}},
+    )
+    assert (run.stage, run.seed, run.epochs, run.data.train) == (stage, seed, epochs, tuple(train))
+    assert resolve(Run, tomllib.loads(to_toml(run))) == run
+
+
+def test_the_written_file_spells_out_every_setting() -> None:
+    written = tomllib.loads(to_toml(Settings(animal=Slow(), shape=Shape(width=9))))
+    assert written["animal"] == {"kind": "slow", "rate": 0.1, "shells": 1}
+    assert written["shape"] == {"preset": "small", "width": 9, "depth": 1}
+    assert written.keys() == {one.name for one in fields(Settings)}
+    assert to_dict(Settings())["data"] == {"files": (), "order": "drawn", "row_tokens": 16}
+
+
+def test_listed_settings_are_the_ones_that_resolve() -> None:
+    listed = dict(settings(Settings))
+    assert listed["data.order"] == "drawn" and listed["animal.wings"] == 2 and listed["shape.width"] == 8
+    for key, default in listed.items():
+        value = ",".join(default) if isinstance(default, tuple) else default
+        assert from_words(f"{key}={value}") == Settings()

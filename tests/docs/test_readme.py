@@ -1,0 +1,94 @@
+"""The README's commands are real: verbs, options and settings exist, and its figures of shapes are the models'."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from penjing.base import config
+from penjing.cli import app
+from penjing.model.config import ModelConfig
+from penjing.model.presets import PRESETS
+from penjing.plan.flops import parameters
+from penjing.recipes.execute import resolve_run
+
+ROOT = Path(__file__).parents[2]
+READMES = ("README.md", "README.zh-CN.md")
+
+
+def blocks(name):
+    return re.findall(r"```sh\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def lines(name):
+    for block in blocks(name):
+        for line in block.splitlines():
+            if words := shlex.split(line, comments=True):
+                yield words
+
+
+def penjing_calls(name):
+    for words in lines(name):
+        at = next((i for i, word in enumerate(words) if word.endswith("penjing")), None)
+        if at is not None:
+            yield words[at + 1 :]
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_commands_exist(name):
+    root = get_command(app)
+    calls = list(penjing_calls(name))
+    assert len(calls) >= 6
+    for words in calls:
+        command = root
+        while getattr(command, "commands", None):
+            assert words[0] in command.commands, words
+            command, words = command.commands[words[0]], words[1:]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known
+        if command.name in ("train", "plan"):
+            settings = [word for word in words[1:] if not word.startswith("start=")]
+            resolve_run(words[0], config.parse_overrides(settings))
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_settings_named_in_tables_exist(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    known = {key for key, _ in config.settings(resolve_run("pretrain").__class__)}
+    named = re.findall(r"`((?:model|data|batch|optimizer|schedule|compute|validate|save|track)\.[a-z_]+)", text)
+    assert len(named) >= 15
+    assert set(named) <= known
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_make_targets_and_variables_exist(name):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for words in lines(name):
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:", makefile, flags=re.MULTILINE)
+            for word in words[2:]:
+                assert re.search(rf"^{word.split('=')[0]} \?=", makefile, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_shapes_have_the_sizes_stated(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for preset in PRESETS:
+        total = parameters(config.resolve(ModelConfig, {"preset": preset})).total
+        assert f"`{preset}` {total / 1e6:.2f} M" in text
+
+
+def test_the_twins_show_the_same_commands():
+    def bare(name):
+        return [words for words in lines(name)]
+
+    assert bare(READMES[0]) == bare(READMES[1])
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_links_lead_somewhere(name):
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (ROOT / target).exists(), target

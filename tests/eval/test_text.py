@@ -1,0 +1,82 @@
+"""Bits per byte against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pyarrow
+import pytest
+import torch
+
+from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.transformer import Transformer
+from penjing.text.tokenizer import train_tokenizer
+
+TEXTS = ["The cat sat on the mat. 猫坐在垫子上。", "", "A frog.", "naïve café " * 9]
+NUM_BYTES = sum(len(text.encode()) for text in TEXTS)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS, 290)
+
+
+@pytest.fixture
+def model(tokenizer):
+    made = Transformer(
+        ModelConfig(
+            vocabulary_size=tokenizer.size,
+            hidden_size=16,
+            num_layers=1,
+            num_heads=2,
+            num_kv_heads=1,
+            head_size=8,
+            mlp_size=24,
+        )
+    )
+    initialise(made, 0)
+    return made
+
+
+def test_uniform_guesses_cost_log2_of_the_vocabulary(model, tokenizer):
+    with torch.no_grad():
+        model.norm.weight.zero_()  # every logit is 0
+    num_targets = sum(len(tokenizer.encode(text)) + 1 for text in TEXTS)  # each token, and the end of the text
+    found, num_bytes = bits_per_byte(model, tokenizer, TEXTS, row_tokens=8)
+    assert num_bytes == NUM_BYTES
+    assert found == pytest.approx(math.log2(tokenizer.size) * num_targets / NUM_BYTES, rel=1e-5)
+
+
+@torch.no_grad()
+def by_hand(model, tokenizer, row_tokens):
+    bits = 0.0
+    for text in TEXTS:
+        ids = [tokenizer.end_of_text, *tokenizer.encode(text), tokenizer.end_of_text]
+        for place in range(1, len(ids)):
+            begin = (place - 1) // row_tokens * row_tokens
+            logp_V = model(torch.tensor([ids[begin:place]]))[0, -1].log_softmax(-1)
+            bits -= float(logp_V[ids[place]]) / math.log(2)
+    return bits / NUM_BYTES
+
+
+@pytest.mark.parametrize("row_tokens", [1, 7, 16, 500])
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_any_rows_against_one_token_at_a_time(model, tokenizer, row_tokens, rows):
+    found, _ = bits_per_byte(model, tokenizer, iter(TEXTS), row_tokens=row_tokens, rows=rows)
+    assert found == pytest.approx(by_hand(model, tokenizer, row_tokens), rel=1e-4)
+
+
+def test_no_text_is_no_bits(model, tokenizer):
+    assert bits_per_byte(model, tokenizer, [], row_tokens=8) == (0.0, 0)
+
+
+def test_zstd_counts_a_stream_that_unpacks_to_the_text():
+    text = "".join(TEXTS) * 5
+    raw = text.encode()
+    packed = pyarrow.Codec("zstd", compression_level=19).compress(raw)
+    assert pyarrow.decompress(packed, decompressed_size=len(raw), codec="zstd").to_pybytes() == raw
+    assert zstd_bits_per_byte(text) == 8 * len(packed) / len(raw)
+    assert 0 < zstd_bits_per_byte("ab" * 10_000) < 0.1 < 4 < zstd_bits_per_byte(TEXTS[0])
+    assert zstd_bits_per_byte("") >= 0

@@ -1,0 +1,186 @@
+"""An export is what stock `transformers` computes, or it is not there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from penjing.base.errors import UserError
+from penjing.export import hf
+from penjing.export.card import model_card
+from penjing.export.hf import export
+from penjing.infer.engine import generate
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.linear import set_compute_dtype
+from penjing.model.transformer import Transformer
+from penjing.text.tokenizer import Tokenizer, train_tokenizer
+from penjing.train.run import Run
+
+TEXT = "Mia saw a kite by the pond. 小明看见一只风筝。 Then she gave it to the frog, and the frog was glad. "
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([TEXT] * 40, 320)
+
+
+def make_model(tokenizer, **options):
+    shape = {
+        "vocabulary_size": tokenizer.size,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_size": 8,
+        "mlp_size": 48,
+        "max_tokens": 128,
+    }
+    model = Transformer(ModelConfig(**{**shape, **options}))
+    initialise(model, 1)
+    for parameter in model.parameters():
+        parameter.data *= 3 if parameter.ndim > 1 else 1
+    return model.eval()
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+def test_transformers_writes_the_same_text(tmp_path, tokenizer, architecture, embeddings):
+    transformers = pytest.importorskip("transformers")
+    model = make_model(tokenizer, architecture=architecture, embeddings=embeddings)
+    verified = export(model, tokenizer, tmp_path / "out", card="# a card\n")
+    assert verified.path == tmp_path / "out"
+    assert 0 <= verified.largest_difference < 1e-4
+    assert "greedy text equal" in verified.note
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    assert (verified.path / "README.md").read_text() == "# a card\n"
+    noted = json.loads((verified.path / "penjing_export.json").read_text())
+    assert noted == {"largest_logit_difference": verified.largest_difference, "note": verified.note}
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(verified.path, dtype=torch.float32)
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(verified.path)
+    assert type(theirs).__name__ == hf.CLASSES[architecture]
+    for text in (TEXT, "kite 风筝 123  \n x<|im_end|>".replace("<|im_end|>", "")):
+        ids = their_tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert ids == tokenizer.encode(text)
+        assert their_tokenizer.decode(ids) == text
+    ids = tokenizer.encode("Mia saw")
+    stop = {tokenizer.message_end, tokenizer.end_of_text}
+    (ours,) = generate(model, [ids], max_new_tokens=20, stop=stop)
+    written = theirs.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)[0, len(ids) :].tolist()
+    assert [index for index in written if index not in stop] == ours
+    reloaded = Tokenizer.load(verified.path)
+    assert reloaded.fingerprint == tokenizer.fingerprint
+
+
+def test_weights_that_were_altered_on_the_way_are_refused(tmp_path, tokenizer, monkeypatch):
+    pytest.importorskip("transformers")
+    honest = hf.hf_weights
+
+    def perturbed(model):
+        weights = honest(model)
+        changed = weights["model.layers.1.self_attn.q_proj.weight"].clone()
+        changed[3] += 0.5
+        return {**weights, "model.layers.1.self_attn.q_proj.weight": changed}
+
+    monkeypatch.setattr(hf, "hf_weights", perturbed)
+    with pytest.raises(UserError, match="does not compute the same; got logits off by"):
+        export(make_model(tokenizer), tokenizer, tmp_path / "out", card="")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tokenizer_that_splits_otherwise_is_refused(tmp_path, tokenizer, monkeypatch):
+    pytest.importorskip("transformers")
+    other = train_tokenizer(["Once upon a time there was def return"] * 40, 320)
+    monkeypatch.setattr(type(tokenizer), "save", lambda self, folder, save=Tokenizer.save: save(other, folder))
+    with pytest.raises(UserError, match="the exported tokenizer gives other ids"):
+        export(make_model(tokenizer), tokenizer, tmp_path / "out", card="")
+    assert list(tmp_path.iterdir()) == []
+
+
+def without_transformers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+
+
+def test_without_transformers_the_note_says_so(tmp_path, tokenizer, monkeypatch):
+    without_transformers(monkeypatch)
+    verified = export(make_model(tokenizer), tokenizer, tmp_path / "out", card="")
+    assert verified.largest_difference is None
+    assert verified.note.startswith("not compared: transformers is not installed")
+    assert (verified.path / "model.safetensors").is_file()
+
+
+def test_a_foreign_folder_is_not_touched_and_an_export_is_replaced(tmp_path, tokenizer, monkeypatch):
+    without_transformers(monkeypatch)
+    model = make_model(tokenizer)
+    foreign = tmp_path / "photos"
+    foreign.mkdir()
+    (foreign / "cat.jpg").write_bytes(b"cat")
+    (tmp_path / "file").write_text("text")
+    for path in (foreign, tmp_path / "file"):
+        with pytest.raises(UserError, match=r"was not made by this command.*Choose another folder"):
+            export(model, tokenizer, path, card="")
+    assert (foreign / "cat.jpg").read_bytes() == b"cat"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "photos"]
+    export(model, tokenizer, tmp_path / "new" / "out", card="one")
+    (tmp_path / "new" / "out" / "old.txt").write_text("left from before")
+    export(model, tokenizer, tmp_path / "new" / "out", card="two")
+    assert (tmp_path / "new" / "out" / "README.md").read_text() == "two"
+    assert not (tmp_path / "new" / "out" / "old.txt").exists()
+
+
+def test_a_disk_that_refuses_is_one_line_and_keeps_the_old_export(tmp_path, tokenizer, monkeypatch):
+    without_transformers(monkeypatch)
+    model = make_model(tokenizer)
+    export(model, tokenizer, tmp_path / "out", card="one")
+
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(UserError, match="the disk is full"):
+        export(model, tokenizer, tmp_path / "out", card="two")
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "README.md").read_text() == "one"
+
+
+def test_the_model_is_left_as_it_was(tmp_path, tokenizer):
+    pytest.importorskip("transformers")
+    model = make_model(tokenizer)
+    set_compute_dtype(model, torch.bfloat16)
+    assert export(model, tokenizer, tmp_path / "out", card="").largest_difference < 1e-4
+    assert model.compute_dtype == model.blocks[0].mlp.up_proj.compute_dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("max_tokens", [2, 16, 30])
+def test_models_of_short_sequences_can_be_exported(tmp_path, tokenizer, max_tokens):
+    pytest.importorskip("transformers")
+    verified = export(make_model(tokenizer, max_tokens=max_tokens), tokenizer, tmp_path / "out", card="")
+    assert verified.largest_difference < 1e-4
+
+
+def test_the_card_states_what_is_known_and_no_more(tmp_path, tokenizer):
+    run = Run(stage="pretrain", model=make_model(tokenizer, max_tokens=512).config)
+    folder = tmp_path / "kite" / "pretrain"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "run.toml").write_text("")
+    trained = SimpleNamespace(run=run, checkpoint=SimpleNamespace(step=40), tokenizer=tokenizer)
+    text = model_card(trained, folder)
+    assert text.startswith("---\nlibrary_name: transformers\n")
+    assert "# kite-pretrain" in text
+    assert "| step | 40 |" in text
+    assert f"| vocabulary | {tokenizer.size} |" in text
+    assert "tokens seen" not in text
+    (folder / "outcome.json").write_text(
+        json.dumps({"tokens": 12345, "validation_loss_nats_per_token": 2.34567, "weights_sha256": "abc"})
+    )
+    (folder / "plan.json").write_text(json.dumps({"flops": 1.5e12}))
+    text = model_card(trained, folder)
+    assert "| tokens seen | 12,345 |" in text
+    assert "| held-out loss | 2.3457 nats per token |" in text
+    assert "| planned compute | 1.50e+12 FLOPs |" in text

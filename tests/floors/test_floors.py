@@ -1,0 +1,134 @@
+"""Floors: a file imports only from its own package and from lower floors. Read from the source: no import can hide."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import penjing
+
+ROOT = Path(penjing.__file__).parent
+FLOORS = {
+    0: "base",
+    1: "text",
+    2: "feed model",
+    3: "plan objective optim parallel track checkpoint",
+    4: "train infer",
+    5: "eval export report rl serve bench",
+    6: "recipes",
+    7: "cli",
+    8: "__main__",  # the door: calls cli and nothing else
+}
+FLOOR_OF = {package: floor for floor, packages in FLOORS.items() for package in packages.split()}
+EXCEPTIONS: set[tuple[str, str]] = set()  # (module, imported package), each with its reason; better none
+WITHOUT_TORCH = ("base", "text")
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = ("penjing", *path.relative_to(ROOT).with_suffix("").parts)
+        found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def imports(name: str, path: Path) -> Iterator[str]:
+    """Dotted names of what a module imports, at its top or inside a function."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: 1 - node.level or None] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def package_of(name: str) -> str:
+    """`penjing.text.pack` -> `text`; the package itself and `penjing.__version__` belong to none."""
+    return name.partition(".")[2].partition(".")[0]
+
+
+def test_every_package_has_a_floor() -> None:
+    packages = {package_of(name) for name in modules()} - {""}
+    assert packages <= FLOOR_OF.keys()
+
+
+def test_imports_go_down_only() -> None:
+    upward = []
+    for name, path in modules().items():
+        here = package_of(name)
+        for imported in imports(name, path):
+            there = package_of(imported)
+            if not imported.startswith("penjing.") or there == here or there not in FLOOR_OF:
+                continue
+            if FLOOR_OF[there] >= FLOOR_OF.get(here, 0) and (name, there) not in EXCEPTIONS:
+                upward.append(f"{name} imports {imported}")
+    assert not upward, "\n".join(upward)
+
+
+def test_data_needs_no_torch() -> None:
+    for name, path in modules().items():
+        if package_of(name) in WITHOUT_TORCH:
+            assert "torch" not in {imported.partition(".")[0] for imported in imports(name, path)}, name
+
+
+def test_the_reader_of_imports_sees_every_kind(tmp_path: Path) -> None:
+    path = tmp_path / "pack.py"
+    path.write_text("import a.b\nfrom . import c\nfrom ..d import e\ndef f():\n    from .g.h import i\n")
+    found = set(imports("penjing.text.pack", path))
+    assert {"a.b", "penjing.text.c", "penjing.d.e", "penjing.text.g.h.i"} <= found
+
+
+# Each module is imported by a child of its own: what another one imported before cannot help it. The large libraries
+# are loaded once, in the parent; for the floors without torch the child is told that there is none.
+ALONE = """
+import importlib, os, sys, traceback
+def child(name, hide):
+    if os.fork() == 0:
+        try:
+            for library in hide:
+                sys.modules[library] = None
+            importlib.import_module(name)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+    return os.wait()[1] != 0
+import numpy, tokenizers, jinja2
+failed = [name for name in sys.argv[1].split() if child(name, ["torch"])]
+if sys.argv[2]:
+    import torch, rich.console, typer, pyarrow, safetensors
+assert not any(name.split(".")[0] == "penjing" for name in sys.modules)
+failed += [name for name in sys.argv[2].split() if child(name, [])]
+sys.exit(" ".join(failed) or 0)
+"""
+
+
+def import_alone(light: list[str], others: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", ALONE, " ".join(light), " ".join(others)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_every_module_can_be_imported_alone() -> None:
+    names = [name for name in modules() if not name.endswith("__main__")]
+    light = [name for name in names if package_of(name) in WITHOUT_TORCH]
+    done = import_alone(light, [name for name in names if name not in light])
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_module_that_cannot_be_imported_is_noticed() -> None:
+    done = import_alone(["penjing.base.seeds", "penjing.base.absent", "penjing.model.norm"], [])
+    # The first is sound, the second is not there and the third needs torch.
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "penjing.base.absent penjing.model.norm")

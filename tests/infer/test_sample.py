@@ -1,0 +1,90 @@
+"""Drawing the next token: the right set, the right shares, the same seed the same draw."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from penjing.base.errors import UserError
+from penjing.infer.sample import Sampling, pick
+
+CHANCE = torch.tensor([0.05, 0.4, 0.02, 0.3, 0.15, 0.08])
+LOGITS_BV = CHANCE.log()[None] + 3.0
+DRAWS = 20_000
+
+
+def shares(sampling, seed=0):
+    """How often each id is drawn."""
+    id_B = pick(LOGITS_BV.expand(DRAWS, -1), sampling, torch.Generator().manual_seed(seed))
+    return torch.bincount(id_B, minlength=6) / DRAWS
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5]),
+        ({"top_k": 1}, [1]),
+        ({"top_k": 3}, [1, 3, 4]),
+        ({"top_k": 99}, [0, 1, 2, 3, 4, 5]),
+        ({"top_p": 0.01}, [1]),
+        ({"top_p": 0.39}, [1]),
+        ({"top_p": 0.41}, [1, 3]),
+        ({"top_p": 0.71}, [1, 3, 4]),
+        ({"top_p": 0.92}, [1, 3, 4, 5]),
+        ({"top_p": 0.99}, [0, 1, 2, 3, 4, 5]),
+        ({"top_k": 3, "top_p": 0.5}, [1, 3]),  # 0.4 / 0.85 is under a half
+        ({"top_k": 2, "top_p": 0.5}, [1]),  # 0.4 / 0.7 is over it
+    ],
+)
+def test_the_kept_set_and_its_shares(options, kept):
+    expected = torch.zeros(6)
+    expected[kept] = CHANCE[kept] / CHANCE[kept].sum()
+    found = shares(Sampling(temperature=1.0, **options))
+    assert (found > 0).nonzero()[:, 0].tolist() == kept
+    # four standard deviations of a share of 20,000 draws
+    assert ((found - expected).abs() <= 4 * (expected * (1 - expected) / DRAWS).sqrt()).all()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.7])
+def test_temperature_divides_the_logits(temperature):
+    expected = CHANCE ** (1 / temperature)
+    expected /= expected.sum()
+    assert ((shares(Sampling(temperature=temperature)) - expected).abs() < 0.015).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-30, 1e-9])
+def test_no_temperature_is_greedy(temperature):
+    assert pick(LOGITS_BV * 1e6, Sampling(temperature=temperature, top_p=0.5), torch.Generator()).tolist() == [1]
+
+
+def test_rows_have_their_own_sets():
+    logits_BV = torch.tensor([[9.0, 0, 0, 0], [0, 0, 9.0, 0]])
+    for seed in range(20):
+        drawn = pick(logits_BV, Sampling(temperature=1.0, top_p=0.9), torch.Generator().manual_seed(seed))
+        assert drawn.tolist() == [0, 2]
+
+
+def test_a_seed_repeats_and_another_differs():
+    sampling = Sampling(temperature=1.0)
+    draws = [
+        pick(LOGITS_BV.expand(50, -1), sampling, torch.Generator().manual_seed(seed)).tolist() for seed in (1, 1, 2)
+    ]
+    assert draws[0] == draws[1] != draws[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+    ],
+)
+def test_bad_settings_are_refused(options, name):
+    with pytest.raises(UserError, match=f"^{name}: "):
+        Sampling(**options)

@@ -1,0 +1,127 @@
+"""The closed forms against what a counter sees in the built model, and against counting one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from penjing.model.config import ModelConfig
+from penjing.model.transformer import Transformer
+from penjing.plan.bill import Pace, estimate_memory_bytes, make_bill
+from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
+
+SMALL = {
+    "vocabulary_size": 300,
+    "hidden_size": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_size": 16,
+    "mlp_size": 96,
+}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_kv_heads": 4}, {"architecture": "llama", "embeddings": "untied"}, {"head_size": 24}]
+)
+def test_flops_of_a_step_are_what_a_counter_counts(options):
+    rows, num_tokens = 2, 32
+    config = ModelConfig(**{**SMALL, **options})
+    model = Transformer(config)
+    ids_BT = torch.randint(0, 300, (rows, num_tokens))
+    # The plain attention kernel is made of products the counter knows. It works on all T x T pairs, masked or not:
+    # each query is counted with T keys. Everything else must agree to the last operation.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(ids_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(ids_BT.numel())).backward()
+    expected = training_flops_per_token(config, num_keys=num_tokens) * rows * num_tokens
+    assert counter.get_total_flops() == expected
+    assert counter.get_flop_counts()["Global"][torch.ops.aten.mm] == 6 * parameters(config).matrices * rows * num_tokens
+
+
+@given(
+    some.lists(some.integers(1, 40), min_size=1, max_size=12),
+    some.integers(1, 17),
+)
+@settings(max_examples=80, deadline=None)
+def test_mean_keys_counts_every_query(lengths, row_tokens):
+    seen = [position % row_tokens + 1 for length in lengths for position in range(length)]
+    assert mean_keys(np.array(lengths), row_tokens) == pytest.approx(sum(seen) / len(seen))
+
+
+def test_mean_keys_of_one_long_document_is_half_a_row():
+    assert mean_keys(np.array([1 << 20]), 1024) == 1025 / 2
+    assert mean_keys(np.array([], dtype=np.int64), 1024) == 1025 / 2
+
+
+def test_more_keys_cost_only_attention():
+    config = ModelConfig(**SMALL)
+    per_key = training_flops_per_token(config, 101) - training_flops_per_token(config, 100)
+    assert per_key == 3 * 2 * 2 * 2 * 4 * 16  # three passes, scores and mixing, 2 per multiply-add, L, H, K
+
+
+def test_memory_estimate_is_of_the_right_size():
+    config = ModelConfig(**ModelConfig.named("26m"))
+    size = parameters(config).total
+    adamw = estimate_memory_bytes(config, 8 * 512, 8)
+    assert 16 * size < adamw < 16 * size + 4 * 2**30
+    assert estimate_memory_bytes(config, 16 * 512, 8) > adamw
+    assert adamw - estimate_memory_bytes(config, 8 * 512, 4) == 4 * size
+    activations = [estimate_memory_bytes(config, tokens, 8) for tokens in (0, 1000, 2000)]
+    assert activations[2] - activations[1] == activations[1] - activations[0]
+
+
+def test_the_estimate_covers_what_the_backward_pass_keeps():
+    """Every tensor autograd saves, in float32, counted once; the estimate may exceed it by no more than half."""
+    config = ModelConfig(**{**SMALL, "num_layers": 6, "hidden_size": 128, "mlp_size": 352})
+    model = Transformer(config)
+    ids_BT = torch.randint(0, 300, (4, 64))
+    mine = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in mine:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        total = model(ids_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(256))
+    assert total.requires_grad
+    estimate = estimate_memory_bytes(config, 256, 8) - estimate_memory_bytes(config, 0, 8)
+    assert 0.7 < estimate / sum(kept.values()) < 1.5
+
+
+def test_a_bill_by_hand():
+    config = ModelConfig(**SMALL)
+    bill = make_bill(
+        config,
+        trainable=10,
+        num_keys=9.0,
+        rows_per_epoch=50,
+        row_tokens=32,
+        filled=0.5,
+        rows_per_step=4,
+        micro_rows=2,
+        steps=25,
+        pace=Pace(step_seconds=2.0, validation_seconds=3.0, checkpoint_seconds=1.0, spread=0.4),
+        validations=2,
+        checkpoints=4,
+        optimizer_bytes_per_parameter=8,
+    )
+    assert bill.tokens_per_step == 64
+    assert bill.tokens == 1600
+    assert bill.tokens_per_epoch == 800
+    assert bill.epochs == 2.0
+    assert bill.predicted_seconds == 25 * 2 + 2 * 3 + 4 * 1
+    assert bill.predicted_seconds_low == pytest.approx(60 * 0.8)
+    assert bill.predicted_seconds_high == pytest.approx(60 * 1.2)
+    assert bill.tokens_per_second == 32
+    assert bill.flops == 1600 * training_flops_per_token(config, 9.0)
+    assert bill.predicted_peak_memory_bytes == estimate_memory_bytes(config, 64, 8)
+    assert bill.parameters == parameters(config).total
+    assert bill.to_dict()["level"] == "probe"

@@ -1,0 +1,72 @@
+"""What the machine says of itself, and data-sheet figures that go to the right card."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from penjing.plan import hardware
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H200", 989),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA GH200 480GB", 989),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A10", 125),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA GeForce RTX 3090", 71),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        # Their names hold another card's, their rates are their own.
+        ("NVIDIA A10G", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA RTX A4000", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("Some GPU", None),
+    ],
+)
+def test_data_sheet_peaks(name, tflops):
+    found = hardware.data_sheet_peak(name)
+    assert found.flops_per_second == (None if tflops is None else pytest.approx(tflops * 1e12))
+    assert ("data sheet" in found.source) == (tflops is not None)
+
+
+def test_the_helpers_work_on_a_cpu():
+    assert hardware.compute_dtype("float32", CPU) == torch.float32
+    assert hardware.compute_dtype("bfloat16", CPU) == torch.bfloat16
+    assert hardware.compute_dtype("auto", CPU) in (torch.float32, torch.bfloat16)
+    assert hardware.has_fast_bfloat16(torch.device("meta")) is False
+    peak = hardware.peak(CPU, torch.float32)
+    assert peak.flops_per_second > 1e8
+    assert peak.source == "measured matrix product"
+    assert hardware.peak(torch.device("meta"), torch.float32).flops_per_second is None
+    assert 1 <= hardware.physical_cores() <= os.cpu_count()
+
+
+def test_peak_memory_is_in_bytes_and_grows():
+    before = hardware.peak_memory_bytes(CPU)
+    assert before > 50 * 2**20, "Python and torch alone hold more"
+    held = bytearray(before + 64 * 2**20 - before)
+    del held
+    assert hardware.peak_memory_bytes(CPU) >= before
+
+
+def test_the_machine_described():
+    facts = hardware.describe(CPU, torch.bfloat16)
+    assert facts["device"] == "cpu"
+    assert facts["compute_dtype"] == "bfloat16"
+    assert facts["cpu"]
+    assert facts["threads"] == torch.get_num_threads()
+    assert facts["memory_bytes"] > 2**30

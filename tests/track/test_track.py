@@ -1,0 +1,216 @@
+"""Trackers: the curve goes on after a resume, and no tracker's trouble reaches training."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from penjing.base.errors import UserError
+from penjing.base.table import look_up
+from penjing.track import TRACKERS
+from penjing.track.base import Trackers
+from penjing.track.console import ConsoleTracker, describe
+from penjing.track.jsonl import JsonLines, read_lines
+from penjing.track.wandb import Wandb
+
+# --- JSON lines ------------------------------------------------------------------------------------------------------
+
+
+def test_lines_after_the_resumed_step_are_removed(tmp_path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    first = JsonLines(path, resume_step=0)
+    for step in (1, 2, 3, 4):
+        first.log(step, {"loss": step / 2})
+    first.close()
+    second = JsonLines(path, resume_step=2)
+    second.log(3, {"loss": 9.0})
+    second.close()
+    assert read_lines(path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 1.0}, {"step": 3, "loss": 9.0}]
+
+
+def test_a_fresh_start_removes_what_was_there(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
+    JsonLines(path, resume_step=0).close()
+    assert path.read_text() == ""
+
+
+@pytest.mark.parametrize("tail", [b'{"step": 3, "lo', b"\x00\x00\x00", b'{"step": 3, "name": "\xe7', b"\n\n"])
+def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path, tail):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "name": "\xe7\x9b\x86\xe2\x80\xa8"}\n{"step": 2}\n' + tail)
+    expected = [{"step": 1, "name": "盆\u2028"}, {"step": 2}]
+    assert read_lines(path) == expected
+    tracker = JsonLines(path, resume_step=2)
+    tracker.log(3, {})
+    tracker.close()
+    assert read_lines(path) == [*expected, {"step": 3}]
+
+
+def test_what_is_no_number_is_null(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    tracker = JsonLines(path, resume_step=0)
+    tracker.log(1, {"loss": math.nan, "rate": math.inf, "norm": -math.inf, "tokens": 3, "speed": 1.5})
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {
+        "step": 1,
+        "loss": None,
+        "rate": None,
+        "norm": None,
+        "tokens": 3,
+        "speed": 1.5,
+    }, "and it is on disk before close"
+    tracker.close()
+
+
+# --- several at once -------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    def __init__(self, fails_on=()):
+        self.seen, self.fails_on = [], fails_on
+
+    def log(self, step, figures):
+        self.seen.append(step)
+        if step in self.fails_on:
+            raise RuntimeError("the network is down")
+
+    def close(self):
+        self.seen.append("closed")
+        if "close" in self.fails_on:
+            raise RuntimeError("the network is down")
+
+
+def test_a_tracker_that_fails_warns_once_and_is_left_out():
+    bad, good = Recorder(fails_on=(2,)), Recorder()
+    trackers = Trackers([bad, good])
+    trackers.log(1, {})
+    with pytest.warns(UserWarning, match="Recorder failed and is left out from here on: the network is down"):
+        trackers.log(2, {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trackers.log(3, {})
+        trackers.close()
+    assert bad.seen == [1, 2]
+    assert good.seen == [1, 2, 3, "closed"]
+
+
+def test_failing_to_close_is_a_warning_too():
+    bad, good = Recorder(fails_on=("close",)), Recorder()
+    with pytest.warns(UserWarning, match="left out"):
+        Trackers([bad, good]).close()
+    assert good.seen == ["closed"]
+
+
+def test_a_keyboard_interrupt_is_not_a_tracker_s_trouble():
+    tracker = Recorder()
+    tracker.log = lambda step, figures: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Trackers([tracker]).log(1, {})
+
+
+# --- Weights & Biases ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """A stand-in for the library that notes what it was asked."""
+    ids = iter(["first-id", "second-id"])
+    fake = SimpleNamespace(begun=[], logged=[], finished=[], api=SimpleNamespace(api_key=None))
+
+    def init(**options):
+        fake.begun.append(options)
+        return SimpleNamespace(
+            log=lambda figures, step: fake.logged.append((step, figures)), finish=lambda: fake.finished.append(1)
+        )
+
+    fake.init, fake.util = init, SimpleNamespace(generate_id=lambda: next(ids))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    return fake
+
+
+def test_without_a_login_it_records_offline(wandb, tmp_path):
+    tracker = look_up(TRACKERS, "wandb", what="tracker")(tmp_path, project="p", name="", config={"seed": 1})
+    tracker.log(5, {"loss": 1.0})
+    tracker.close()
+    (begun,) = wandb.begun
+    assert begun["mode"] == "offline"
+    assert (begun["project"], begun["name"], begun["dir"]) == ("p", tmp_path.name, tmp_path)
+    assert begun["config"] == {"seed": 1}
+    assert wandb.logged == [(5, {"loss": 1.0})]
+    assert wandb.finished == [1]
+
+
+def test_a_resumed_run_goes_on_with_its_id(wandb, tmp_path):
+    for _ in range(2):
+        Wandb(tmp_path, project="p", name="mine", config={})
+    Wandb(tmp_path / "other", project="p", name="mine", config={})
+    assert [begun["id"] for begun in wandb.begun] == ["first-id", "first-id", "second-id"]
+    assert {begun["resume"] for begun in wandb.begun} == {"allow"}
+    assert wandb.begun[0]["name"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("environment", "api_key", "mode"),
+    [
+        ({"WANDB_API_KEY": "k"}, None, "online"),
+        ({}, "k", "online"),
+        ({"WANDB_MODE": "disabled"}, "k", "disabled"),
+        ({"WANDB_MODE": "online"}, None, "online"),
+    ],
+)
+def test_a_login_or_the_user_s_own_mode_decides(wandb, tmp_path, monkeypatch, environment, api_key, mode):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    wandb.api.api_key = api_key
+    Wandb(tmp_path, project="p", name="", config={})
+    assert wandb.begun[0]["mode"] == mode
+
+
+def test_without_the_library_the_line_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r'wandb is not installed. pip install "penjing\[wandb\]"'):
+        Wandb(tmp_path, project="p", name="", config={})
+
+
+# --- the terminal ----------------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_gets_plain_lines():
+    stream = io.StringIO()
+    tracker = ConsoleTracker(Console(file=stream, width=200), name="pretrain", num_steps=10, start_step=0)
+    tracker.log(5, {"loss_nats_per_token": 2.5, "learning_rate": 5e-4, "seconds_left": 61.0})
+    tracker.log(10, {"validation_loss_nats_per_token": 2.25})
+    tracker.close()
+    first, second = stream.getvalue().splitlines()
+    assert first.startswith("  pretrain step 5/10: loss 2.500  lr 5.0e-04, ")
+    assert first.endswith(" left")
+    assert second == "  pretrain step 10/10: validation loss 2.250"
+
+
+def test_a_terminal_gets_a_bar():
+    stream = io.StringIO()
+    console = Console(file=stream, width=120, force_terminal=True)
+    tracker = ConsoleTracker(console, name="sft", num_steps=4, start_step=1)
+    tracker.log(4, {"loss_nats_per_token": 2.5})
+    tracker.close()
+    assert "loss 2.500" in stream.getvalue()
+    assert "100%" in stream.getvalue()
+
+
+def test_what_is_absent_is_left_out():
+    assert describe({}) == ""
+    assert describe({"mfu": 0.0}) == ""
+    text = describe({"mfu": 0.42, "tokens_per_second": 12_000, "memory_bytes": 2**30, "validation_bits_per_byte": 1.0})
+    assert "MFU 42%" in text
+    assert "tok/s" in text
+    assert "1.000 bits/byte" in text
+    assert "GiB" in text
