@@ -7,7 +7,12 @@ import os
 import subprocess
 import sys
 
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "offline"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_MODE": "offline",
+}
 COMMAND = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadscope", "--cov", "--cov-report=term", "-q"]
 
 if __name__ == "__main__":

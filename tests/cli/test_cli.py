@@ -27,9 +27,10 @@ def test_every_command_explains_itself(path):
         assert "[bold]Example" in command.help
 
 
-
 def test_examples_name_commands_and_options_that_exist():
-    examples = [line for command in ALL.values() for line in (command.help or "").splitlines() if line.startswith("penjing ")]
+    examples = [
+        line for command in ALL.values() for line in (command.help or "").splitlines() if line.startswith("penjing ")
+    ]
     assert len(examples) >= 15
     for line in examples:
         words = line.split()[1:]

@@ -1,4 +1,4 @@
-"""Randomness as a pure function of (seed, purpose, indices), so that no result depends on how many workers there are."""
+"""Randomness as a pure function of (seed, purpose, indices): no result depends on how many workers there are."""
 
 from __future__ import annotations
 

@@ -47,6 +47,7 @@ CHAT_PROMPTS = (
     "用英文说：红色的苹果",
 )
 OPENING_CHARACTERS = 20
+HELD_OUT_OF_REAL_TEXT = 0.05  # a share: real corpora here are small
 EXAMPLES_SHOWN = 24
 
 
@@ -194,7 +195,7 @@ QUESTIONS_PER_KIND = 20
 def _make_data(settings: Settings, corpus: Corpus, journal: Journal) -> str:
     folder = settings.out / "data"
     if settings.data == TOYWORLD:
-        sizes = {name: size // 50 if settings.short else size for name, size in TOYWORLD_SIZES.items()}
+        sizes: dict[str, Any] = {name: size // 50 if settings.short else size for name, size in TOYWORLD_SIZES.items()}
         toyworld.write(folder, seed=TOYWORLD_SEED, questions_per_kind=QUESTIONS_PER_KIND, **sizes)
     else:
         for name in settings.data.split(","):
@@ -257,7 +258,7 @@ def _pretraining(settings: Settings, corpus: Corpus) -> Run:
     prompts = list(STORY_PROMPTS) if toy else _openings(corpus)
     layer: dict[str, Any] = {
         "out": str(settings.out / "pretrain"),
-        "data": {"train": corpus.documents, "validation_fraction": 0.01 if toy else 0.05},
+        "data": {"train": corpus.documents, "validation_fraction": 0.01 if toy else HELD_OUT_OF_REAL_TEXT},
         "sample": {"prompts": prompts},
         "validate": {"rows": 128 if toy else 1024},
     }
@@ -280,8 +281,9 @@ def _openings(corpus: Corpus) -> list[str]:
     """The first characters of two texts that are held out, to be continued while learning."""
     paths = [Path(name) for name in corpus.documents]
     openings: list[str] = []
+    below = prepare.held_out_below((document.text for document in records.read_documents(paths)), HELD_OUT_OF_REAL_TEXT)
     for document in records.read_documents(paths):
-        if prepare.is_held_out(document.text, 0.05):
+        if prepare.is_held_out(document.text, below):
             openings.append(document.text.strip()[:OPENING_CHARACTERS])
         if len(openings) == 2:
             break
@@ -385,11 +387,8 @@ def _compare_with_zstd(out: Path, run: Run) -> str:
     """Bits per byte of the held-out text, the model against `zstd -19`; writes compression.json."""
     trained = load_trained(out / "pretrain")
     paths = [Path(name) for name in run.data.train]
-    texts = [
-        document.text
-        for document in records.read_documents(paths)
-        if prepare.is_held_out(document.text, run.data.validation_fraction)
-    ]
+    below = Shards(RunFolder(out / "pretrain").shards / "validation").meta["held_out_below"]
+    texts = [document.text for document in records.read_documents(paths) if prepare.is_held_out(document.text, below)]
     model_bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, row_tokens=run.data.row_tokens)
     zstd_bits = zstd_bits_per_byte("\n".join(texts))
     verdict = "below" if model_bits < zstd_bits else "above"

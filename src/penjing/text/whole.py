@@ -79,11 +79,13 @@ def lay_out(positions_D: IntArray, row_tokens: int) -> tuple[IntArray, IntArray]
     Every row is full. Documents are whole but for those over `row_tokens` and the few that fill gaps.
     """
     full_D, rest_D = positions_D // row_tokens, positions_D % row_tokens
-    long = [(d, row_tokens * piece, row_tokens) for d in np.flatnonzero(full_D) for piece in range(full_D[d])]
+    long = [(int(d), row_tokens * piece, row_tokens) for d in np.flatnonzero(full_D) for piece in range(full_D[d])]
     small = np.flatnonzero(rest_D)
     bins = best_fit(rest_D[small], row_tokens) if len(small) else []
     rows: list[list[tuple[int, int, int]]] = [[segment] for segment in long]
-    packed = [[(int(small[i]), int(row_tokens * full_D[small[i]]), int(rest_D[small[i]])) for i in each] for each in bins]
+    packed = [
+        [(int(small[i]), int(row_tokens * full_D[small[i]]), int(rest_D[small[i]])) for i in each] for each in bins
+    ]
     packed.sort(key=lambda segments: -sum(length for _, _, length in segments))
     fill = [sum(length for _, _, length in segments) for segments in packed]
     kept = _rows_to_keep(fill, row_tokens)

@@ -102,7 +102,7 @@ def make_rows(run: Run, shards: Shards, tokenizer: Tokenizer, *, validation: boo
     row_tokens = run.data.row_tokens
     if shards.kind != run.data.kind:
         raise UserError("token shards of another kind", where="data.train", got=shards.kind, wanted=run.data.kind)
-    options = {
+    options: dict[str, Any] = {
         "end_of_text": tokenizer.end_of_text,
         "seed": derive(run.seed, run.stage, "order"),
         "shuffle": not validation,
@@ -142,19 +142,18 @@ def _tokenizer(run: Run, folder: RunFolder, report: Report) -> Tokenizer:
 
 def _training_texts(run: Run) -> Iterator[str]:
     """The training half's texts, up to the share a tokenizer needs."""
-    paths = _data_paths(run)
+    paths, share = _data_paths(run), run.data.validation_fraction
+    read = records.read_chats if run.data.kind == "chats" else records.read_documents
+    below = prepare.held_out_below((prepare.split_key(record) for record in read(paths)), share)
     left = TOKENIZER_TRAINING_BYTES
-    texts: Iterator[str]
-    if run.data.kind == "chats":
-        texts = ("\n".join(m.content for m in chat.messages) for chat in records.read_chats(paths))
-    else:
-        texts = (d.text for d in records.read_documents(paths))
-    for text in texts:
+    for record in read(paths):
         if left <= 0:
             return
-        if not prepare.is_held_out(text, run.data.validation_fraction):
-            left -= len(text.encode())
-            yield text
+        if prepare.is_held_out(prepare.split_key(record), below):
+            continue
+        text = record.text if isinstance(record, records.Document) else "\n".join(m.content for m in record.messages)
+        left -= len(text.encode())
+        yield text
 
 
 def _data_paths(run: Run) -> list[Path]:

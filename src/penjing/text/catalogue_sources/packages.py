@@ -177,7 +177,7 @@ def _merged(groups: list[list[dict[str, str]]]) -> list[tuple[str, str]]:
 def chatterbot(wheel: zipfile.ZipFile, dropped: Counter[str]) -> Iterator[dict[str, Any]]:
     """chatterbot-corpus: YAML files of short English and Chinese dialogues. The files on politics are left out."""
     try:
-        import yaml  # type: ignore[import-untyped]
+        import yaml
     except ImportError:
         raise UserError(
             "reading this text needs a YAML parser", where="chatterbot", next_step='pip install "penjing[hub]"'
