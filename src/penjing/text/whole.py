@@ -8,6 +8,7 @@ of a few documents set aside for it.
 from __future__ import annotations
 
 from itertools import chain
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,11 @@ from penjing.text.pack import Row, best_fit
 from penjing.text.shards import Shards
 
 IntArray = npt.NDArray[np.int64]
+Segment = tuple[int, int, int]  # document, first position, length
+
+
+# Documents are laid out a block at a time: enough for a good fit, few enough that rows keep to the files' order.
+BLOCK_ROWS = 256
 
 
 class WholeRows:
@@ -25,13 +31,24 @@ class WholeRows:
 
     A document of n tokens has n + 1 positions: it opens with the end-of-text token and every position's target is the
     token after it, the last one's the end-of-text token. One longer than T is cut every T positions. The layout is
-    made once and its rows come in an order of their own each epoch; attention never crosses documents, so who shares a
-    row with whom is of no consequence. Less than one row's worth of positions is left out.
+    made once; attention never crosses documents, so who shares a row with whom is of no consequence. Less than one
+    row's worth of positions is left out.
+
+    order: `shuffled` draws a new order of all rows each epoch; `as_given` keeps to the files, for a curriculum: only
+    rows of one block of about 256 change places; `fixed` changes nothing.
     """
 
-    def __init__(self, shards: Shards, row_tokens: int, *, end_of_text: int, seed: int, shuffle: bool = True) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        row_tokens: int,
+        *,
+        end_of_text: int,
+        seed: int,
+        order: Literal["shuffled", "as_given", "fixed"] = "shuffled",
+    ) -> None:
         self.shards, self.row_tokens, self.end_of_text, self.seed = shards, row_tokens, end_of_text, seed
-        self.shuffle = shuffle
+        self.order = order
         positions_D = shards.end_D - shards.start_D + 1
         if int(positions_D.sum()) < row_tokens:
             raise UserError(
@@ -47,12 +64,22 @@ class WholeRows:
         self.padding_per_epoch = 0
         self._epoch = -1
 
+    def _arrange(self, epoch: int) -> None:
+        """Draw one epoch's order of rows."""
+        if epoch == self._epoch:
+            return
+        generator = np.random.Generator(np.random.PCG64(derive(self.seed, "rows", epoch)))
+        rows = np.arange(self.rows_per_epoch)
+        if self.order == "shuffled":
+            rows = generator.permutation(rows)
+        elif self.order == "as_given":
+            blocks = [rows[first : first + BLOCK_ROWS] for first in range(0, len(rows), BLOCK_ROWS)]
+            rows = np.concatenate([generator.permutation(block) for block in blocks])
+        self._order, self._epoch = rows, epoch
+
     def row(self, index: int) -> Row:
         epoch, place = divmod(index, self.rows_per_epoch)
-        if epoch != self._epoch:
-            generator = np.random.Generator(np.random.PCG64(derive(self.seed, "rows", epoch)))
-            self._order = generator.permutation(self.rows_per_epoch) if self.shuffle else np.arange(self.rows_per_epoch)
-            self._epoch = epoch
+        self._arrange(epoch)
         ids = np.empty(self.row_tokens, dtype=np.int64)
         target = np.empty_like(ids)
         document = np.empty_like(ids)
@@ -76,27 +103,46 @@ class WholeRows:
 def lay_out(positions_D: IntArray, row_tokens: int) -> tuple[IntArray, IntArray]:
     """Segments [S, 3] of (document, first position, length), and where each row begins in them, [rows + 1].
 
-    Every row is full. Documents are whole but for those over `row_tokens` and the few that fill gaps.
+    Every row is full. Documents are whole but for those over `row_tokens` and the few that fill gaps. Rows follow the
+    order of the documents, a block of about `BLOCK_ROWS` rows at a time; what is left of one block begins the next.
     """
-    full_D, rest_D = positions_D // row_tokens, positions_D % row_tokens
-    long = [(int(d), row_tokens * piece, row_tokens) for d in np.flatnonzero(full_D) for piece in range(full_D[d])]
-    small = np.flatnonzero(rest_D)
-    bins = best_fit(rest_D[small], row_tokens) if len(small) else []
-    rows: list[list[tuple[int, int, int]]] = [[segment] for segment in long]
-    packed = [
-        [(int(small[i]), int(row_tokens * full_D[small[i]]), int(rest_D[small[i]])) for i in each] for each in bins
-    ]
-    packed.sort(key=lambda segments: -sum(length for _, _, length in segments))
-    fill = [sum(length for _, _, length in segments) for segments in packed]
-    kept = _rows_to_keep(fill, row_tokens)
-    filler = list(chain.from_iterable(packed[kept:]))[::-1]
-    for segments, size in zip(packed[:kept], fill[:kept], strict=True):
-        rows.append(segments + _take(filler, row_tokens - size))
-    while sum(length for _, _, length in filler) >= row_tokens:
-        rows.append(_take(filler, row_tokens))
+    ends_D = np.cumsum(positions_D)
+    cuts = np.searchsorted(ends_D, np.arange(1, ends_D[-1] // (BLOCK_ROWS * row_tokens) + 1) * BLOCK_ROWS * row_tokens)
+    rows: list[list[Segment]] = []
+    rest: list[Segment] = []
+    for documents in np.split(np.arange(len(positions_D)), np.unique(cuts)):
+        pieces = rest + [piece for d in documents.tolist() for piece in _pieces(d, int(positions_D[d]), row_tokens)]
+        made, rest = _fill_rows(pieces, row_tokens)
+        rows += made
     counts = np.array([0, *(len(segments) for segments in rows)])
     flat = np.array(list(chain.from_iterable(rows)), dtype=np.int64).reshape(-1, 3)
     return flat, np.cumsum(counts)
+
+
+def _pieces(document: int, positions: int, row_tokens: int) -> list[Segment]:
+    """A document cut every `row_tokens` positions."""
+    return [(document, start, min(row_tokens, positions - start)) for start in range(0, positions, row_tokens)]
+
+
+def _fill_rows(pieces: list[Segment], row_tokens: int) -> tuple[list[list[Segment]], list[Segment]]:
+    """Full rows from these pieces, and the pieces that are left (less than a row's worth)."""
+    if not pieces:
+        return [], []
+    bins = best_fit(np.array([length for _, _, length in pieces]), row_tokens)
+    packed = sorted(([pieces[index] for index in each] for each in bins), key=_size, reverse=True)
+    fill = [_size(segments) for segments in packed]
+    kept = _rows_to_keep(fill, row_tokens)
+    filler = list(chain.from_iterable(packed[kept:]))[::-1]
+    rows = []
+    for segments, size in zip(packed[:kept], fill[:kept], strict=True):
+        rows.append(segments + _take(filler, row_tokens - size))
+    while _size(filler) >= row_tokens:
+        rows.append(_take(filler, row_tokens))
+    return rows, filler
+
+
+def _size(segments: list[Segment]) -> int:
+    return sum(length for _, _, length in segments)
 
 
 def _rows_to_keep(fill: list[int], row_tokens: int) -> int:
@@ -109,7 +155,7 @@ def _rows_to_keep(fill: list[int], row_tokens: int) -> int:
     return len(fill)
 
 
-def _take(filler: list[tuple[int, int, int]], need: int) -> list[tuple[int, int, int]]:
+def _take(filler: list[Segment], need: int) -> list[Segment]:
     """Take `need` positions off the end of `filler`, cutting the last segment taken."""
     taken = []
     while need:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -102,17 +102,15 @@ def make_rows(run: Run, shards: Shards, tokenizer: Tokenizer, *, validation: boo
     row_tokens = run.data.row_tokens
     if shards.kind != run.data.kind:
         raise UserError("token shards of another kind", where="data.train", got=shards.kind, wanted=run.data.kind)
-    options: dict[str, Any] = {
-        "end_of_text": tokenizer.end_of_text,
-        "seed": derive(run.seed, run.stage, "order"),
-        "shuffle": not validation,
-    }
+    seed, end_of_text = derive(run.seed, run.stage, "order"), tokenizer.end_of_text
     if shards.kind == "chats":
-        return BestFitRows(shards, row_tokens, **options)
+        return BestFitRows(shards, row_tokens, end_of_text=end_of_text, seed=seed, shuffle=not validation)
     if validation:
         row_tokens = max(1, min(row_tokens, shards.num_tokens + shards.num_documents - 1))
-    layout = WholeRows if run.data.packing == "whole" else StreamRows
-    return layout(shards, row_tokens, **options)
+    if run.data.packing == "stream":
+        return StreamRows(shards, row_tokens, end_of_text=end_of_text, seed=seed, shuffle=not validation)
+    order: Literal["shuffled", "as_given", "fixed"] = "fixed" if validation else run.data.order
+    return WholeRows(shards, row_tokens, end_of_text=end_of_text, seed=seed, order=order)
 
 
 def _tokenizer(run: Run, folder: RunFolder, report: Report) -> Tokenizer:

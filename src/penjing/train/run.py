@@ -22,6 +22,8 @@ class Data:
     # Of documents (chats always stay whole): `whole` keeps each in one row where it can, `stream` cuts every T tokens
     # and costs nothing to lay out, for corpora of many millions of documents.
     packing: Literal["whole", "stream"] = "whole"
+    # `as_given` keeps to the order of the files, for a curriculum; `shuffled` draws a new order each epoch.
+    order: Literal["shuffled", "as_given"] = "shuffled"
     validation_fraction: float = 0.01  # of the texts, held out by hash
     prefetch: int = 2  # batches made ready in a background thread; 0 makes them in line
 

@@ -10,6 +10,9 @@ import pytest
 
 from penjing.text import toyworld
 from penjing.text.toyworld import chinese, english
+from penjing.text.toyworld.dice import Dice
+from penjing.text.toyworld.drills import drill
+from penjing.text.toyworld.games import echo, roll_call
 from penjing.text.toyworld.lexicon import ANIMALS, COLOURS, FEELINGS, OPENINGS, PEOPLE, PLACES, PROPERTIES, THINGS
 from penjing.text.toyworld.questions import Reading
 
@@ -41,12 +44,20 @@ MEASURES = {
 
 
 def texts(language: str, count: int = 700) -> Iterator[str]:
-    """Stories and everything asked about them, and drills."""
+    """Stories, roll calls and everything asked about them."""
     for index in range(count):
         story = toyworld.story(11, index, language=language, split=("train", "held_out")[index % 2])
-        yield story.text
-        for question in story.questions:
+        called, about_them = roll_call(Dice(11, index), language, 8)
+        yield from (story.text, called)
+        for question in (*story.questions, *about_them):
             yield from (question.question, question.answer, *question.wrong)
+
+
+def narratives(language: str, count: int = 1500) -> Iterator[str]:
+    """Texts that are whole sentences: stories and roll calls."""
+    for index in range(count):
+        yield Reading(12, index, language, "train").text
+        yield roll_call(Dice(12, index), language, 1)[0]
 
 
 def test_words_are_unique_in_each_language() -> None:
@@ -72,6 +83,8 @@ def test_both_languages_word_the_same_keys() -> None:
     assert english.REASONS.keys() == chinese.REASONS.keys()
     assert english.ASKS.keys() == chinese.ASKS.keys() - {"feeling_own"}
     assert english.DRILLS.keys() == chinese.DRILLS.keys()
+    assert english.ROLL_CALL_ASKS == chinese.ROLL_CALL_ASKS
+    assert english.ROLL_CALL_PHRASES.keys() == chinese.ROLL_CALL_PHRASES.keys() == english.ROLL_CALL_ASKS.keys()
     assert all(len(opening) == 2 for opening in OPENINGS)
 
 
@@ -88,8 +101,7 @@ def test_english_articles_and_plurals() -> None:
 def test_english_sentences_are_well_formed() -> None:
     nouns = "|".join(place.en.split()[2] for place in PLACES)
     phrases = {place.en for place in PLACES}
-    for index in range(1500):
-        text = Reading(12, index, "en", "train").text
+    for text in narratives("en"):
         assert text.isascii() and "  " not in text and "{" not in text and text == text.strip()
         assert text[0].isupper() and text[-1] in '.!"'
         for sentence in re.split(r'(?<=[.!"]) (?=[A-Z"])', text):
@@ -98,6 +110,32 @@ def test_english_sentences_are_well_formed() -> None:
             assert phrase in phrases, text
         assert not re.search(r"\b(\w+) \1\b", text), text
         assert text.count('"') % 2 == 0
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_questions_end_as_questions_do(language: str) -> None:
+    """Those of roll calls and drills too; an answer but the refusal is a word or a phrase, without a full stop."""
+    ends, full_stops = {"en": ("?", "."), "zh": ("？", "。")}[language], ".?!。？！"
+    refusal = {"en": english, "zh": chinese}[language].REFUSAL
+    for index in range(400):
+        story = toyworld.story(14, index, language=language)
+        _, about_them = roll_call(Dice(14, index), language, 8)
+        for question in (*story.questions, *about_them, drill(14, index, language=language)):
+            assert question.question.endswith(ends) and question.question == question.question.strip()
+            assert "\n" not in question.question + question.answer and "{" not in question.question + question.answer
+            if language == "en":
+                assert re.match("[A-Z0-9]", question.question)
+                assert "  " not in question.question
+            assert question.answer == refusal or question.answer[-1] not in full_stops
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_echoes_are_words_and_nothing_else(language: str) -> None:
+    line = {"en": r"[A-Za-z]+( [A-Za-z]+){3,6}", "zh": "[\u4e00-\u9fff]{4,21}"}[language]
+    for index in range(600):
+        title, *lines = echo(Dice(15, index), language).split("\n")
+        assert title in {"en": english, "zh": chinese}[language].ECHO_TITLES
+        assert all(re.fullmatch(line, words) for words in lines), lines
 
 
 def test_chinese_measure_words_and_punctuation() -> None:
@@ -116,8 +154,7 @@ def test_chinese_measure_words_and_punctuation() -> None:
 
 def test_chinese_sentences_are_well_formed() -> None:
     colours = "|".join(colour.zh for colour in COLOURS)
-    for index in range(1500):
-        text = Reading(12, index, "zh", "train").text
+    for text in narratives("zh"):
         assert text[-1] in "。！”", text
         assert "在在" not in text and "的的" not in text and "了了" not in text
         assert not re.search(rf"(?:{colours})(?!的)", text), text

@@ -14,6 +14,9 @@ from penjing.text.toyworld.drills import drill
 from penjing.text.toyworld.lexicon import PEOPLE, THINGS
 from penjing.text.toyworld.questions import Question
 
+# These never change: with other rolls everybody's corpus would be another.
+GOLDEN_ROLLS = [118, 471, 38, 505, 395]
+GOLDEN_SHUFFLE = [1, 3, 5, 0, 4, 2]
 VERBATIM = ("who", "where", "how_many", "colour", "feeling", "why")
 LANGUAGES = ("en", "zh")
 
@@ -157,7 +160,3 @@ def test_unknown_language_split_and_kind_are_named() -> None:
         toyworld.story(0, 0, language="en", split="test")
     with pytest.raises(ValueError, match="'chess'"):
         toyworld.drill(0, 0, language="en", kind="chess")
-
-
-GOLDEN_ROLLS = [118, 471, 38, 505, 395]
-GOLDEN_SHUFFLE = [1, 3, 5, 0, 4, 2]

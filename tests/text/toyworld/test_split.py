@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from itertools import combinations
+from collections.abc import Callable
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -11,13 +12,14 @@ import pytest
 from penjing.text import toyworld
 from penjing.text.toyworld import held_out, rows
 from penjing.text.toyworld.drills import DRILL_KINDS, drill
-from penjing.text.toyworld.lexicon import ANIMALS, COLOURS, PEOPLE, PLACES, THINGS
+from penjing.text.toyworld.lexicon import ANIMALS, COLOURS, OPENINGS, PEOPLE, PLACES, THINGS
 from penjing.text.toyworld.plots import simulate
 from penjing.text.toyworld.questions import STORY_KINDS, Reading
 from penjing.text.toyworld.world import pair_of
 
 ENTRIES: tuple[Any, ...] = (*PEOPLE, *ANIMALS, *THINGS, *PLACES)
 BY_WORD = {entry.key: entry for entry in ENTRIES} | {thing.plural: thing for thing in THINGS}
+BEGINNINGS = tuple(f"{opening}, " for opening, _ in OPENINGS)
 COLOUR_NAMES = {colour.key: colour for colour in COLOURS}
 
 
@@ -26,7 +28,7 @@ def named_pairs(text: str) -> list[tuple[str, str, str]]:
     words = re.findall(r"\w+", text)
     entries = list(dict.fromkeys(BY_WORD[word] for word in words if word in BY_WORD))
     pairs = [pair_of(one, other) for one, other in combinations(entries, 2)]
-    for word, following in zip(words, words[1:], strict=False):
+    for word, following in pairwise(words):
         if word in COLOUR_NAMES and following in BY_WORD:
             pairs.append(pair_of(COLOUR_NAMES[word], BY_WORD[following]))
     return [pair for pair in pairs if pair]
@@ -84,6 +86,43 @@ def test_training_drill_words_are_clean_by_their_text() -> None:
         question = drill(2, index, language="en", kind="sum")
         x, y = re.findall(r"\d+", question.question)
         assert not held_out("number", x, y)
+
+
+def test_pretraining_file_brings_no_held_out_words_together(kind_of: Callable[[str], str]) -> None:
+    """By the words alone, as the file has them; the combinations of roll calls and echoes are read in test_games.py."""
+    checked = 0
+    for text in rows.pretrain_documents(5, 1200):
+        kind, (first, *lines) = kind_of(text), text.split("\n")
+        if kind == "story":
+            together = [first]
+        elif kind == "reading":
+            together = [f"{first} {question}" for question in lines[::2]]
+        elif kind == "drills":
+            questions = [first, *lines]
+            together = [" ".join(both) for both in zip(questions[::2], questions[1::2], strict=True)]
+        elif kind == "echo":
+            together = lines
+        else:
+            continue
+        for words in together:
+            found = named_pairs(words)
+            assert not any(held_out(*pair) for pair in found), words
+            checked += len(found)
+    assert checked > 5000
+
+
+def test_conversations_bring_no_held_out_words_together() -> None:
+    for row in rows.conversations(5, 1000):
+        story = ""
+        for message in row["conversations"]:
+            if message["role"] == "user":
+                lines = message["content"].split("\n")
+                story = lines[0] if len(lines) == 2 else story
+                # The people of a roll call share a text and no fact.
+                if story.startswith(BEGINNINGS):
+                    assert not any(held_out(*pair) for pair in named_pairs(f"{story} {lines[-1]}"))
+                elif not story:
+                    assert not any(held_out(*pair) for pair in named_pairs(lines[-1]))
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

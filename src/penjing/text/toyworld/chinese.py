@@ -172,6 +172,8 @@ DRILLS: dict[str, tuple[str, ...]] = {
 WORD_SPACE = "、"
 LIST_SPACE = "、"
 
+# Nothing between the words: after a comma a model of this size cannot tell which of them it has to go on from.
+ECHO_SPACE = ""
 ECHO_TITLES = ("回声游戏", "跟我说", "回声")
 ROLL_CALL = (
     "{a.zh}{p.zh}，有{t.zh}。",

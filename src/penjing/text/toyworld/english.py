@@ -172,6 +172,7 @@ DRILLS: dict[str, tuple[str, ...]] = {
 WORD_SPACE = " "
 LIST_SPACE = " "
 
+ECHO_SPACE = " "
 ECHO_TITLES = ("The echo game", "Say it after me", "Echo")
 ROLL_CALL = (
     "{a.en} was {p.en} with {t.en}.",

@@ -24,7 +24,7 @@ def echo(dice: Dice, language: str) -> str:
     table = language_table(language)
     lines = [dice.choice(table.ECHO_TITLES)]
     for _ in range(dice.between(3, 5)):
-        words = table.WORD_SPACE.join(bare_word(entry, language) for entry in _words(dice))
+        words = table.ECHO_SPACE.join(bare_word(entry, language) for entry in _words(dice))
         lines += [words, words]
     return "\n".join(lines)
 
@@ -92,5 +92,5 @@ def _ask(text: str, one: _Present, kind: str, present: list[_Present], language:
         question=dice.choice(table.ROLL_CALL_PHRASES[kind]).format(a=one.who, p=one.place, t=one.thing),
         answer=answers[one],
         wrong=tuple(dict.fromkeys(answer for o, answer in answers.items() if answer != answers[one]))[:3],
-        chance=1 / len(present),
+        chance=1 / len(set(answers.values())),
     )

@@ -47,33 +47,64 @@ def plain(question: Question) -> str:
     return f"{question.question}\n{question.answer}"
 
 
-def pretrain_documents(
-    seed: int,
-    count: int,
-    *,
-    start: int = 0,
-    story_fraction: float = 0.12,
-    drill_fraction: float = 0.12,
-    echo_fraction: float = 0.26,
-    roll_call_fraction: float = 0.22,
-) -> Iterator[str]:
-    """Texts `start` to `start + count`: plain stories, drills, games, and (the rest) stories with 4 to 6 questions."""
+# What pretraining texts are, in the order in which they are best learned: first to copy, then to look things up, then
+# to read. Each line: up to which part of the file, and the shares of the kinds of text until then.
+CURRICULUM: tuple[tuple[float, dict[str, float]], ...] = (
+    (0.15, {"echo": 1.0}),
+    (0.35, {"echo": 0.2, "roll_call": 0.8}),
+    (1.0, {"reading": 0.45, "story": 0.2, "drills": 0.2, "roll_call": 0.1, "echo": 0.05}),
+)
+
+
+def pretrain_documents(seed: int, count: int, *, start: int = 0) -> Iterator[str]:
+    """Texts `start` to `start + count` of a file of that many: games first, then stories, questions and drills.
+
+    Plain stories, stories with up to 9 questions, 5 to 8 drills, roll calls with questions, echoes.
+    """
     for index in range(start, start + count):
         dice, language, number = _start("pretrain", seed, index)
-        roll = dice.random()
-        if roll < drill_fraction:
-            lines = [plain(question) for question in _drills(seed, number, language, dice.between(5, 8), dice)]
-        elif roll < drill_fraction + echo_fraction:
-            lines = [echo(dice, language)]
-        elif roll < drill_fraction + echo_fraction + roll_call_fraction:
-            text, questions = roll_call(dice, language, dice.between(5, 8))
-            lines = [text, *map(plain, questions)]
-        else:
-            reading = Reading(seed, number, language, "train")
-            lines = [reading.text]
-            if roll >= drill_fraction + echo_fraction + roll_call_fraction + story_fraction:
-                lines += map(plain, reading.draw(dice.between(4, 6), _ABSENT_FRACTION))
-        yield "\n".join(lines)
+        shares = next(shares for until, shares in CURRICULUM if index < until * (start + count) or until == 1.0)
+        yield "\n".join(_TEXTS[_draw(shares, dice)](seed, number, language, dice))
+
+
+def _draw(shares: dict[str, float], dice: Dice) -> str:
+    roll = dice.random()
+    for kind, share in shares.items():
+        roll -= share
+        if roll < 0:
+            return kind
+    return next(iter(shares))
+
+
+def _story_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+    return [Reading(seed, number, language, "train").text]
+
+
+def _reading_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+    reading = Reading(seed, number, language, "train")
+    return [reading.text, *map(plain, reading.draw(dice.between(7, 9), _ABSENT_FRACTION))]
+
+
+def _drill_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+    return [plain(question) for question in _drills(seed, number, language, dice.between(5, 8), dice)]
+
+
+def _roll_call_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+    text, questions = roll_call(dice, language, dice.between(5, 8))
+    return [text, *map(plain, questions)]
+
+
+def _echo_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+    return [echo(dice, language)]
+
+
+_TEXTS = {
+    "story": _story_text,
+    "reading": _reading_text,
+    "drills": _drill_text,
+    "roll_call": _roll_call_text,
+    "echo": _echo_text,
+}
 
 
 def _drills(seed: int, number: int, language: str, count: int, dice: Dice) -> list[Question]:
@@ -108,7 +139,7 @@ def conversations(
     drill_fraction: float = 0.24,
     roll_call_fraction: float = 0.12,
 ) -> Iterator[Row]:
-    """Conversations: mostly a story with 3 to 5 questions, then drills, roll calls, story requests and tool calls."""
+    """Conversations: mostly a story with up to 10 questions, then drills, roll calls, story requests and tool calls."""
     for index in range(start, start + count):
         dice, language, number = _start("sft", seed, index)
         roll = dice.random()
@@ -117,11 +148,11 @@ def conversations(
         elif roll < request_fraction + tool_fraction:
             questions = [drill(seed, number, language=language, kind="tool")]
         elif roll < request_fraction + tool_fraction + drill_fraction:
-            questions = _drills(seed, number, language, dice.between(1, 4), dice)
+            questions = _drills(seed, number, language, dice.between(4, 8), dice)
         elif roll < request_fraction + tool_fraction + drill_fraction + roll_call_fraction:
-            questions = roll_call(dice, language, dice.between(3, 5))[1]
+            questions = roll_call(dice, language, dice.between(6, 9))[1]
         else:
-            questions = Reading(seed, number, language, "train").draw(dice.between(3, 5), _ABSENT_FRACTION)
+            questions = Reading(seed, number, language, "train").draw(dice.between(7, 10), _ABSENT_FRACTION)
         messages = [*_opening(questions[0]), _reply(questions[0])]
         for question in questions[1:]:
             messages += [{"role": "user", "content": question.question}, _reply(question)]

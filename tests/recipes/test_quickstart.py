@@ -1,0 +1,103 @@
+"""The quickstart from outside, in its short form: killed twice and continued, finished twice, exported and talked to."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+STAGES = ["data", "pretrain", "sft", "evaluate", "export"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, penjing):
+    """An uninterrupted short quickstart."""
+    out = tmp_path_factory.mktemp("quickstart") / "out"
+    penjing("quickstart", "--short", "--out", out)
+    return out
+
+
+def weights(out, stage):
+    return json.loads((out / stage / "outcome.json").read_text())["weights_sha256"]
+
+
+def test_everything_is_there(finished):
+    facts = json.loads((finished / "quickstart.json").read_text())
+    assert [(entry["name"], entry["state"]) for entry in facts["stages"]] == [(name, "done") for name in STAGES]
+    assert facts["export"]["verified"] is True
+    assert facts["export"]["largest_logit_difference"] < 1e-3
+    evaluation = json.loads((finished / "evaluation.json").read_text())
+    assert {row["language"] for row in evaluation["rows"]} == {"en", "zh"}
+    assert all(row["chance"] > 0 for row in evaluation["rows"])
+    assert "<html" in (finished / "report.html").read_text(encoding="utf-8")
+    outcome = json.loads((finished / "pretrain/outcome.json").read_text())
+    plan = json.loads((finished / "pretrain/plan.json").read_text())
+    assert outcome["tokens"] == plan["tokens"] == plan["steps"] * plan["rows_per_step"] * 256  # no padding
+
+
+def test_again_it_only_shows(finished, penjing):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.safetensors")}
+    done = penjing("quickstart", "--short", "--out", finished)
+    assert "from before" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*.safetensors")} == before
+
+
+def test_asked_for_something_else_is_refused(finished, penjing):
+    done = penjing("quickstart", "--out", finished, check=False)
+    assert done.returncode == 2
+    assert "--fresh" in done.stderr
+
+
+def test_killed_in_both_stages_it_ends_in_the_same_weights(tmp_path, finished, penjing):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "penjing", "quickstart", "--short", "--out", str(out)]
+    for stage in ("pretrain", "sft"):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        while not list((out / stage / "checkpoints").glob("step-*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    penjing("quickstart", "--short", "--out", out)
+    for stage in ("pretrain", "sft"):
+        assert weights(out, stage) == weights(finished, stage)
+
+
+def test_the_export_says_what_chat_says(finished, penjing):
+    transformers = pytest.importorskip("transformers")
+    prompt = "Tell a story about Tom and a kite."
+    said = penjing("chat", finished, "--prompt", prompt, "--max-tokens", "40").stdout
+    model = transformers.AutoModelForCausalLM.from_pretrained(finished / "export")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(finished / "export")
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    written = model.generate(**ids, max_new_tokens=40, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    assert tokenizer.decode(written, skip_special_tokens=True) == said.removesuffix("\n")
+
+
+def test_real_text_skips_what_it_has_no_data_for(tmp_path, penjing):
+    text = tmp_path / "my.txt"
+    lines = [f"Line {n} of a little book says that {n} and {n + 1} make {2 * n + 1}." for n in range(3000)]
+    text.write_text("\n".join(lines))
+    out = tmp_path / "out"
+    done = penjing("quickstart", "--short", "--data", text, "--out", out)
+    states = {entry["name"]: entry["state"] for entry in json.loads((out / "quickstart.json").read_text())["stages"]}
+    assert states["sft"] == "skipped"
+    facts = json.loads((out / "compression.json").read_text())
+    assert 0 < facts["zstd_19_bits_per_byte"] < 8
+    assert "zstd -19" in done.stdout
+    assert "zstd" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_novels_of_the_development_data_read(penjing, tmp_path):
+    novel = Path(__file__).parents[2] / "../shared/data/pretrain_zh/三国演义.txt"
+    if not novel.exists():
+        pytest.skip("needs ../shared/data")
+    penjing("quickstart", "--short", "--data", novel, "--out", tmp_path / "out")
+    assert (tmp_path / "out/compression.json").exists()
