@@ -1,4 +1,4 @@
-"""The command line from outside: help that teaches, examples that are real, mistakes that get one line and exit code 2."""
+"""The command line from outside: help that teaches, real examples, mistakes that get one line and exit code 2."""
 
 import re
 import subprocess

@@ -82,7 +82,7 @@ def test_shapes_have_the_sizes_stated(name):
 
 def test_the_twins_show_the_same_commands():
     def bare(name):
-        return [words for words in lines(name)]
+        return list(lines(name))
 
     assert bare(READMES[0]) == bare(READMES[1])
 

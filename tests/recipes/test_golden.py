@@ -1,4 +1,4 @@
-"""Each recipe, resolved, as text: a changed default shows in review. Renew with `python tests/recipes/test_golden.py`."""
+"""Each recipe, resolved, as text: a changed default shows in review. Renew: `python tests/recipes/test_golden.py`."""
 
 from pathlib import Path
 

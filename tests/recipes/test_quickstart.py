@@ -1,4 +1,4 @@
-"""The quickstart from outside, in its short form: killed twice and continued, finished twice, exported and talked to."""
+"""The quickstart from outside, in its short form: killed twice and continued, run again, exported and talked to."""
 
 import json
 import os

@@ -42,6 +42,11 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_size, config.norm_epsilon) if normalised else nn.Identity()
         self.k_norm = RMSNorm(config.head_size, config.norm_epsilon) if normalised else nn.Identity()
 
+    def match_keys_to_queries(self) -> None:
+        """Copy into each key head the first of the query heads that it serves, so that like attends to like."""
+        q_GRKD = self.q_proj.weight.view(self.num_kv_heads, -1, self.head_size, self.q_proj.in_features)
+        self.k_proj.weight.copy_(q_GRKD[:, 0].flatten(0, 1))
+
     def forward(
         self,
         x_BTD: Tensor,

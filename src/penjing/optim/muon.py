@@ -27,7 +27,7 @@ def orthogonalise(matrix_EMN: Tensor, dtype: torch.dtype | None = None) -> Tenso
     dtype: of the products. bfloat16 is accurate enough (the steps pull singular values back to 0.7..1.2 whatever their
     rounding) and took 4.4 ms instead of 14 ms for the quickstart's model on two cores with bf16 units.
     """
-    x = matrix_EMN / (matrix_EMN.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x: Tensor = matrix_EMN / (matrix_EMN.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     x = x.to(dtype or matrix_EMN.dtype)
     tall = x.shape[-2] > x.shape[-1]
     if tall:

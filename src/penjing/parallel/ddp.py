@@ -1,4 +1,4 @@
-"""Data parallelism under torchrun: every rank holds the whole model and its share of each batch (NCCL, or gloo on CPUs)."""
+"""Data parallelism under torchrun: every rank holds the whole model and a share of each batch (NCCL; gloo on CPUs)."""
 
 from __future__ import annotations
 

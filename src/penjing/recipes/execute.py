@@ -126,7 +126,8 @@ def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
     console.print(table)
     if prepared.skipped or prepared.shortened:
         console.print(
-            f"  {prepared.skipped} conversations too long for a row were left out, {prepared.shortened} lost their last turns"
+            f"  {prepared.skipped} conversations too long for a row were left out, "
+            f"{prepared.shortened} lost their last turns"
         )
     for note in assembled.notes:
         console.print(f"  [yellow]damaged checkpoint passed over[/]: {note}")

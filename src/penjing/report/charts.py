@@ -6,6 +6,7 @@ are left out, and a chart without any point says so in words.
 
 from __future__ import annotations
 
+import itertools
 import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
@@ -153,7 +154,7 @@ def tick_labels(ticks: Sequence[float], log: bool = False) -> list[str]:
         unit, suffix = 10.0**power, "×10" + str(power).translate(_SUPERSCRIPTS)
     else:
         unit, suffix = next(((unit, suffix) for unit, suffix in _SIZES if largest >= unit), (1.0, ""))
-    step = min(abs(b - a) for a, b in zip(ticks, ticks[1:], strict=False)) / unit
+    step = min(abs(b - a) for a, b in itertools.pairwise(ticks)) / unit
     decimals = next((n for n in range(12) if all(_rounds(tick / unit, n, step) for tick in ticks)), 12)
     return [f"{tick / unit:.{decimals}f}{suffix}" if tick else "0" for tick in ticks]
 

@@ -1,6 +1,6 @@
 """The loop. It knows a model callable, a source of batches, an objective, optimizers, an engine and trackers.
 
-It has no branch for a stage, a model or an engine; what a step is stands in `step`, what happens between steps in `train`.
+It has no branch for a stage, a model or an engine: what a step is stands in `step`, what happens between in `train`.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _step_figures(parts: Parts, progress: Progress, norm: Tensor) -> dict[str, f
     if not math.isfinite(loss):
         raise UserError(
             f"the loss is {loss} at step {progress.step}",
-            next_step="Lower optimizer.learning_rate or lengthen schedule.warmup_fraction; the last checkpoint is whole.",
+            next_step="Lower optimizer.learning_rate or lengthen schedule.warmup_fraction; checkpoints are whole.",
         )
     rate = max(group["lr"] for optimizer in parts.optimizers for group in optimizer.param_groups)
     unit = parts.objective.unit

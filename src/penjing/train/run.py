@@ -1,4 +1,4 @@
-"""Every setting of a training run, in one tree. `penjing show pretrain` prints it resolved, with what each one means."""
+"""Every setting of a training run, in one tree. `penjing show pretrain` prints it resolved."""
 
 from __future__ import annotations
 

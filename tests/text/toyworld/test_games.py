@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -53,8 +54,8 @@ def test_the_check_of_combinations_finds_some() -> None:
 # ------------------------------------------------------------------------------------------------------------- echoes
 
 
-def echoes(language: str, count: int = 800) -> Iterator[str]:
-    return (echo(Dice(31, "echo", index), language) for index in range(count))
+def echoes(language: str) -> Iterator[str]:
+    return (echo(Dice(31, "echo", index), language) for index in range(800))
 
 
 def readings_of(line: str) -> list[list[str]]:
@@ -72,6 +73,7 @@ def readings_of(line: str) -> list[list[str]]:
     return ways[-1]
 
 
+@cache
 def words_of(line: str, language: str) -> list[Any]:
     if language == "en":
         return [WORDS["en"][word] for word in line.split(" ")]
@@ -148,6 +150,7 @@ LINES = {
 }
 
 
+@cache
 def read_roll_call(text: str, language: str) -> list[Line]:
     found, at = [], 0
     while at < len(text):
@@ -203,8 +206,9 @@ def check_answer(text: str, question: str, answer: str, language: str) -> tuple[
     return wanted, list(dict.fromkeys(worded(wanted, word, language) for word in offered))
 
 
-def roll_calls(language: str, count: int = 700) -> Iterator[tuple[str, list[Question]]]:
-    return (roll_call(Dice(32, "call", index), language, 4 + index % 6) for index in range(count))
+@cache
+def roll_calls(language: str) -> list[tuple[str, list[Question]]]:
+    return [roll_call(Dice(32, "call", index), language, 4 + index % 6) for index in range(700)]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

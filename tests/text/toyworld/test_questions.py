@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -21,6 +22,7 @@ VERBATIM = ("who", "where", "how_many", "colour", "feeling", "why")
 LANGUAGES = ("en", "zh")
 
 
+@cache
 def all_questions(language: str, count: int = 500) -> list[Question]:
     return [
         question
