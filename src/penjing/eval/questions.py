@@ -16,7 +16,7 @@ from penjing.text.chat import render
 from penjing.text.records import Message, read_prompts
 from penjing.text.tokenizer import END_TOOL_CALL, TOOL_CALL, Tokenizer
 
-LONGEST_ANSWER = 40  # tokens
+LONGEST_ANSWER = 64  # tokens
 LONGEST_STORY = 160
 
 

@@ -131,28 +131,17 @@ def _fill_rows(pieces: list[Segment], row_tokens: int) -> tuple[list[list[Segmen
     bins = best_fit(np.array([length for _, _, length in pieces]), row_tokens)
     packed = sorted(([pieces[index] for index in each] for each in bins), key=_size, reverse=True)
     fill = [_size(segments) for segments in packed]
-    kept = _rows_to_keep(fill, row_tokens)
+    # The fullest rows, as many as the others can complete: all positions together fill just so many.
+    kept = sum(fill) // row_tokens
     filler = list(chain.from_iterable(packed[kept:]))[::-1]
     rows = []
     for segments, size in zip(packed[:kept], fill[:kept], strict=True):
         rows.append(segments + _take(filler, row_tokens - size))
-    while _size(filler) >= row_tokens:
-        rows.append(_take(filler, row_tokens))
     return rows, filler
 
 
 def _size(segments: list[Segment]) -> int:
     return sum(length for _, _, length in segments)
-
-
-def _rows_to_keep(fill: list[int], row_tokens: int) -> int:
-    """How many of the fullest rows can be completed from what the others hold."""
-    gaps, spare = 0, sum(fill)
-    for kept, size in enumerate(fill):
-        gaps, spare = gaps + row_tokens - size, spare - size
-        if gaps > spare:
-            return kept
-    return len(fill)
 
 
 def _take(filler: list[Segment], need: int) -> list[Segment]:

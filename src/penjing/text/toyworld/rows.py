@@ -33,7 +33,7 @@ TOOLS = json.dumps(
 )
 # Kinds that a plain text can show; a tool call is a matter of the chat format.
 _PLAIN_DRILLS = tuple(kind for kind in DRILL_KINDS if kind not in ("tool", "story"))
-_ABSENT_FRACTION = 0.1
+_ABSENT_FRACTION = 0.15
 
 
 def _start(name: str, seed: int, index: int) -> tuple[Dice, str, int]:
