@@ -103,6 +103,15 @@ def test_a_changed_setting_is_refused_by_name(whole, penjing, small_run, changed
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_other_data_is_refused(tmp_path, whole, toy, penjing, small_run):
+    other = tmp_path / "pretrain.jsonl"
+    other.write_text("".join((toy / "pretrain.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:300]))
+    words = [word for word in small_run if not word.startswith("data.train")]
+    done = penjing("train", "pretrain", *words, f"data.train={other}", f"out={whole}", check=False)
+    assert done.returncode == 2
+    assert "other data" in done.stderr
+
+
 def test_more_accumulation_is_the_same_run(tmp_path, whole, penjing, small_run, losses):
     penjing("train", "pretrain", *small_run, "batch.accumulate=4", f"out={tmp_path / 'run'}")
     expected, got = losses(whole), losses(tmp_path / "run")

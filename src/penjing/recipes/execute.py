@@ -162,6 +162,9 @@ def _outcome(assembled: Assembled, engine: Engine, figures: dict[str, float], se
     known = read_json(folder.outcome) if folder.outcome.is_file() else {}
     if assembled.resumed_from == assembled.parts.num_steps and known:
         return dict(known)
+    if not figures:  # never validated on the way, or ended right after the last checkpoint
+        with assembled.parts.meter.share("validation"):
+            figures = assembled.parts.validate()
     totals = assembled.parts.meter.totals()
     spent = sum(value or 0.0 for name, value in totals.items() if name in _SPENT)
     newest = sorted(folder.checkpoints.glob("step-*"))[-1] if engine.rank == 0 else None
@@ -173,7 +176,7 @@ def _outcome(assembled: Assembled, engine: Engine, figures: dict[str, float], se
         "other_seconds": totals["sample_seconds"],
         "peak_memory_bytes": hardware.peak_memory_bytes(engine.device),
         **figures,
-        "resumed": assembled.resumed_from is not None,
+        "resumed": assembled.resumed,
         "weights_sha256": sha256_file(newest / "model.safetensors") if newest else "",
         "data_sha256": assembled.prepared.fingerprint,
     }

@@ -211,7 +211,8 @@ class Assembled:
     model: Transformer
     folder: RunFolder
     bill: Bill
-    resumed_from: int | None
+    resumed_from: int | None  # step of the checkpoint it goes on from
+    resumed: int  # how often it was taken up again
     notes: list[str]
 
 
@@ -258,12 +259,22 @@ def assemble(
         prepared.train, micro_rows=micro_rows(run, engine.world), rank=engine.rank, world=engine.world
     )
     progress = Progress()
+    about: dict[str, Any] = {"data": prepared.fingerprint, "resumed": 0}
     meter = Meter(
         training_flops_per_token(run.model, prepared.num_keys),
         hardware.peak(engine.device, dtype).flops_per_second,
     )
     if checkpoint is not None:
         saved = checkpoint.state()
+        if saved["data"] != prepared.fingerprint:
+            raise UserError(
+                "this run was begun on other data",
+                where=folder.path,
+                got=prepared.fingerprint[:12],
+                wanted=saved["data"][:12],
+                next_step="Give the same files to continue, or choose another out= to start anew.",
+            )
+        about["resumed"] = saved["resumed"] + 1
         _restore(optimizers, checkpoint)
         source.restore(saved["source"])
         meter.restore(saved["meter"])
@@ -290,7 +301,7 @@ def assemble(
         save_every=run.save.every,
         validate=lambda: validate(run, prepared, engine, model),
         sample=lambda index: _sample(folder, engine, sample(model, prepared.tokenizer, index), index),
-        save=lambda state: _save(run, folder, engine, parts, state),
+        save=lambda state: _save(run, folder, engine, parts, {"progress": state, **about}),
     )
     bill = _bill(run, prepared, engine, model, parts, checkpoint, folder)
     if engine.rank == 0:
@@ -304,6 +315,7 @@ def assemble(
         folder=folder,
         bill=bill,
         resumed_from=None if checkpoint is None else checkpoint.step,
+        resumed=about["resumed"],
         notes=list(checkpoint.skipped) if checkpoint else [],
     )
 
@@ -376,15 +388,15 @@ def _trackers(engine: Engine, folder: RunFolder, further: Sequence[Tracker], sta
     return [JsonLines(folder.metrics, resume_step=start), *further]
 
 
-def _save(run: Run, folder: RunFolder, engine: Engine, parts: Parts, progress: dict[str, Any]) -> None:
+def _save(run: Run, folder: RunFolder, engine: Engine, parts: Parts, state: dict[str, Any]) -> None:
     if engine.rank == 0:
         weights = {name: value.detach().cpu() for name, value in _plain(parts.model).state_dict().items()}
         save(
             folder.checkpoints,
-            progress["step"],
+            state["progress"]["step"],
             weights=weights,
             optimizers=[optimizer.state_dict() for optimizer in parts.optimizers],
-            state={"progress": progress, "source": parts.source.state(), "meter": parts.meter.state()},
+            state={**state, "source": parts.source.state(), "meter": parts.meter.state()},
             texts={"run.toml": config.to_toml(run)},
             keep=run.save.keep,
         )
