@@ -42,6 +42,9 @@ def make_model(tokenizer, **options):
     }
     model = Transformer(ModelConfig(**{**shape, **options}))
     initialise(model, 1)
+    generator = torch.Generator().manual_seed(9)
+    for value in model.parameters():  # a fresh model's blocks say nothing: their outputs begin at zero
+        value.data += 0.1 * torch.randn(value.shape, generator=generator)
     for parameter in model.parameters():
         parameter.data *= 3 if parameter.ndim > 1 else 1
     return model.eval()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
@@ -13,7 +14,7 @@ from penjing.model.transformer import Transformer
 
 @pytest.fixture
 def make_model() -> Callable[..., Transformer]:
-    """A model of two layers whose attention is far from even: fresh weights, four times as wide."""
+    """A model of two layers whose attention is far from even: fresh weights, drawn for the outputs too, four times as wide."""
 
     def make(seed: int = 0, **settings: object) -> Transformer:
         shape = {
@@ -29,7 +30,10 @@ def make_model() -> Callable[..., Transformer]:
         }
         model = Transformer(ModelConfig(**{**shape, **settings}))
         initialise(model, seed)
-        for parameter in model.parameters():
+        generator = torch.Generator().manual_seed(seed + 1)
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):  # they begin at zero, where a block says nothing
+                parameter.data.normal_(0, 0.05, generator=generator)
             parameter.data *= 4 if parameter.ndim > 1 else 1
         return model
 

@@ -37,6 +37,9 @@ def model():
         )
     )
     initialise(made, 0)
+    generator = torch.Generator().manual_seed(9)
+    for value in made.parameters():  # a fresh model's blocks say nothing: their outputs begin at zero
+        value.data += 0.1 * torch.randn(value.shape, generator=generator)
     return made
 
 

@@ -33,6 +33,9 @@ def make_model(embeddings="tied"):
         )
     )
     initialise(model, 0)
+    generator = torch.Generator().manual_seed(9)
+    for value in model.parameters():  # a fresh model's blocks say nothing: their outputs begin at zero
+        value.data += 0.1 * torch.randn(value.shape, generator=generator)
     return model
 
 

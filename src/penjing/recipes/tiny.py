@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from penjing.base.config import Layer
 
-PRETRAIN_STEPS = 1500
-SFT_STEPS = 3600
+PRETRAIN_STEPS = 1300
+SFT_STEPS = 4000
 
 
 def tiny() -> Layer:

@@ -22,10 +22,10 @@ from penjing.text.toyworld.lexicon import THINGS
 # the world run test_the_corpus_has_not_changed and put here what it prints. (The rolls of the dice, in
 # test_questions.py, never change.)
 PINNED = {
-    "pretrain": "7c3ecf3612b765ed",
-    "sft": "52011a6739dd5ec2",
+    "pretrain": "88b35f93b37a61ec",
+    "sft": "2a9fcb15a604e903",
     "dpo": "d06b6bab2a19bdd1",
-    "rl": "77dbefa91a5a6dbe",
+    "rl": "9b4c2ef96391b0d1",
     "eval": "cd5c1a5ce9a10145",
 }
 
