@@ -1,5 +1,6 @@
 """The README's commands are real: verbs, options and settings exist, and its figures of shapes are the models'."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -85,6 +86,21 @@ def test_the_twins_show_the_same_commands():
         return list(lines(name))
 
     assert bare(READMES[0]) == bare(READMES[1])
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_figures_are_those_on_record(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    record = json.loads((ROOT / re.search(r"results/quickstart[^)]*", text)[0]).read_text(encoding="utf-8"))
+    accuracy = record["accuracy"]
+    for share in ("all", "en", "zh", "chance", "before_sft"):
+        assert f"{accuracy[share] * 100:.0f} %" in text
+    assert str(accuracy["questions"]) in text
+    assert f"{record['peak_resident_kibibytes'] / 2**20:.1f} GiB" in text
+    minutes, seconds = divmod(round(record["wall_seconds"]), 60)
+    assert re.search(rf"{minutes} (min|分) {seconds} (s|秒)", text)
+    assert f"{record['real_text']['bits_per_byte']:.2f}" in text
+    assert f"{record['real_text']['zstd_19_bits_per_byte']:.2f}" in text
 
 
 @pytest.mark.parametrize("name", READMES)
