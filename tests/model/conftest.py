@@ -14,7 +14,7 @@ from penjing.model.transformer import Transformer
 
 @pytest.fixture
 def make_model() -> Callable[..., Transformer]:
-    """A model of two layers whose attention is far from even: fresh weights, drawn for the outputs too, four times as wide."""
+    """A model of two layers whose attention is far from even: weights four times as wide, outputs drawn too."""
 
     def make(seed: int = 0, **settings: object) -> Transformer:
         shape = {

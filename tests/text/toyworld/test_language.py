@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penjing.text import toyworld
-from penjing.text.toyworld import chinese, english
+from penjing.text.toyworld import chinese, english, games
 from penjing.text.toyworld.dice import Dice
 from penjing.text.toyworld.drills import drill
 from penjing.text.toyworld.games import echo, roll_call
@@ -83,7 +83,7 @@ def test_both_languages_word_the_same_keys() -> None:
     assert english.REASONS.keys() == chinese.REASONS.keys()
     assert english.ASKS.keys() == chinese.ASKS.keys() - {"feeling_own"}
     assert english.DRILLS.keys() == chinese.DRILLS.keys()
-    assert english.ROLL_CALL_ASKS == chinese.ROLL_CALL_ASKS
+    assert english.ROLL_CALL_PHRASES.keys() == games._ASKS.keys()
     assert english.ROLL_CALL_PHRASES.keys() == chinese.ROLL_CALL_PHRASES.keys() == english.ROLL_CALL_ASKS.keys()
     assert all(len(opening) == 2 for opening in OPENINGS)
 

@@ -180,15 +180,6 @@ ROLL_CALL = (
     "{a.zh}{p.zh}玩，带着{t.zh}。",
     "{a.zh}{p.zh}。{a.zh}有{t.zh}。",
 )
-# kind: (kind of question, what is answered)
-ROLL_CALL_ASKS = {
-    "who_had": ("who", "who"),
-    "who_was": ("who", "who"),
-    "what": ("what", "thing"),
-    "where": ("where", "place"),
-    "where_thing": ("where", "place"),
-    "colour": ("colour", "colour"),
-}
 ROLL_CALL_PHRASES = {
     "who_had": ("谁有{t.zh}？", "{t.zh}在谁那里？"),
     "who_was": ("谁{p.zh}？", "请问谁{p.zh}？"),

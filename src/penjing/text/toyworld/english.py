@@ -179,15 +179,6 @@ ROLL_CALL = (
     "{a.en} had {t.en} {p.en}.",
     "{a.en} was {p.en}. {a.en} had {t.en}.",
 )
-# kind: (kind of question, what is answered)
-ROLL_CALL_ASKS = {
-    "who_had": ("who", "who"),
-    "who_was": ("who", "who"),
-    "what": ("what", "thing"),
-    "where": ("where", "place"),
-    "where_thing": ("where", "place"),
-    "colour": ("colour", "colour"),
-}
 ROLL_CALL_PHRASES = {
     "who_had": ("Who had the {t.en}?", "Tell me who had the {t.en}."),
     "who_was": ("Who was {p.en}?", "Tell me who was {p.en}."),

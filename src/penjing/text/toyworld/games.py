@@ -16,6 +16,15 @@ from .split import held_out
 from .wording import bare_word, language_table, word_answer
 from .world import pair_of
 
+# What is asked in a roll call: the kind of question it counts as, and which of the facts is the answer.
+_ASKS = {
+    "who_had": ("who", "who"),
+    "who_was": ("who", "who"),
+    "what": ("what", "thing"),
+    "where": ("where", "place"),
+    "where_thing": ("where", "place"),
+    "colour": ("colour", "colour"),
+}
 _ECHO_WORDS = (*PEOPLE, *ANIMALS, *THINGS, *THINGS, *PLACES, *COLOURS)
 
 
@@ -77,13 +86,13 @@ def roll_call(dice: Dice, language: str, num_questions: int) -> tuple[str, list[
         dice.choice(table.ROLL_CALL).format(a=one.who, p=one.place, t=described(one.thing, one.colour, None))
         for one in present
     )
-    asked = [(one, kind) for one in present for kind in table.ROLL_CALL_ASKS]
+    asked = [(one, kind) for one in present for kind in _ASKS]
     return text, [_ask(text, one, kind, present, language, dice) for one, kind in dice.sample(asked, num_questions)]
 
 
 def _ask(text: str, one: _Present, kind: str, present: list[_Present], language: str, dice: Dice) -> Question:
     table = language_table(language)
-    subject, value = table.ROLL_CALL_ASKS[kind]
+    subject, value = _ASKS[kind]
     answers = {o: word_answer(getattr(o, value), language) for o in present}
     return Question(
         kind=subject,
