@@ -30,7 +30,8 @@ export_app = typer.Typer(no_args_is_help=True, help="Hand a model to other progr
 app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(export_app, name="export")
-console = Console()
+# A pipe or a file has no width of its own; 80 columns would cut the tables.
+console = Console(width=None if sys.stdout.isatty() else 160)
 
 Settings = Annotated[
     list[str] | None,

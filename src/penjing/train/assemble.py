@@ -263,6 +263,7 @@ def assemble(
     meter = Meter(
         training_flops_per_token(run.model, prepared.num_keys),
         hardware.peak(engine.device, dtype).flops_per_second,
+        peak_memory_bytes=lambda: hardware.peak_memory_bytes(engine.device),
     )
     if checkpoint is not None:
         saved = checkpoint.state()

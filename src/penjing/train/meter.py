@@ -16,11 +16,13 @@ class Meter:
     """Counts tokens and seconds. Tokens are positions that hold a token; padding is never counted.
 
     flops_per_token, peak: for MFU = tokens/s x flops_per_token / peak; None peak gives no MFU.
+    peak_memory_bytes: asked at each logged step, where given.
     """
 
     flops_per_token: float
     peak_flops_per_second: float | None
     clock: Callable[[], float] = time.perf_counter
+    peak_memory_bytes: Callable[[], int] | None = None
     tokens: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SHARES, 0.0))
     data_wait_seconds: float = 0.0
@@ -71,6 +73,8 @@ class Meter:
             "tokens_per_second": rate,
             "seconds_left": steps_left * self._interval_seconds / self._interval_steps,
         }
+        if self.peak_memory_bytes:
+            figures["memory_bytes"] = self.peak_memory_bytes()
         if self.peak_flops_per_second:
             figures["mfu"] = rate * self.flops_per_token / self.peak_flops_per_second
         self._interval_tokens, self._interval_seconds, self._interval_steps = 0, 0.0, 0
