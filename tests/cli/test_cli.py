@@ -122,6 +122,17 @@ def test_a_setting_of_another_choice_is_refused(mistake):
     assert "optimizer.momentum" in mistake("train", "pretrain", "optimizer.kind=adamw", "optimizer.momentum=0.9")
 
 
+def test_epochs_and_steps_together_are_refused(mistake):
+    assert "epochs, steps" in mistake("train", "pretrain", "epochs=2", "steps=100", "data.train=x.txt")
+
+
+def test_epochs_take_the_place_of_a_recipes_steps():
+    from penjing.recipes.execute import resolve_run
+
+    assert resolve_run("tiny", {"epochs": 2}).steps == 0
+    assert resolve_run("tiny", {"steps": 7}).steps == 7
+
+
 def test_chats_cannot_be_pretrained_on_as_documents(mistake, toy):
     assert "sft.jsonl" in mistake("train", "pretrain", "model=tiny", f"data.train={toy / 'sft.jsonl'}")
 

@@ -47,7 +47,14 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
     if start:
         shape = config.to_dict(read_settings(stage_folder(Path(start))).model)
         begun = [{"model": shape}]
-    return config.resolve(Run, base, *begun, *layers)
+    return config.resolve(Run, base, *begun, *layers[:-1], *map(_one_length, layers[-1:]))
+
+
+def _one_length(asked: Layer) -> Layer:
+    """Of `epochs` and `steps` the one that was asked for last counts; both on one command line is a UserError."""
+    if "epochs" in asked and "steps" in asked:
+        raise UserError("both say how long to train", where="epochs, steps", wanted="one of them")
+    return {**asked, "steps": 0} if "epochs" in asked else asked
 
 
 def execute(run: Run, console: Console) -> dict[str, Any]:
