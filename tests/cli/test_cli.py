@@ -122,6 +122,10 @@ def test_a_setting_of_another_choice_is_refused(mistake):
     assert "optimizer.momentum" in mistake("train", "pretrain", "optimizer.kind=adamw", "optimizer.momentum=0.9")
 
 
+def test_never_saving_is_refused(mistake):
+    assert "save.every" in mistake("train", "pretrain", "save.every=0", "data.train=x.txt")
+
+
 def test_epochs_and_steps_together_are_refused(mistake):
     assert "epochs, steps" in mistake("train", "pretrain", "epochs=2", "steps=100", "data.train=x.txt")
 

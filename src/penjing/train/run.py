@@ -95,8 +95,9 @@ class SaveSettings:
     keep: int = 2  # newest checkpoints that stay
 
     def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise UserError("too small", where="save.keep", got=self.keep, wanted="at least 1")
+        for name in ("every", "keep"):
+            if getattr(self, name) < 1:
+                raise UserError("too small", where=f"save.{name}", got=getattr(self, name), wanted="at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
