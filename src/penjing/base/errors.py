@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Iterable
 
 EXIT_USER_ERROR = 2
-EXIT_DOES_NOT_FIT = 3
 
 
 class UserError(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 # Each entry lists what differs from ModelConfig's defaults.
 PRESETS: dict[str, dict[str, object]] = {
     # The quickstart's, for two CPU cores. One wide head a layer instead of four narrow ones: as wide as the model, it
-    # can match any token with itself, and copying from context forms in a third of the steps (docs/log.md).
+    # can match any token with itself, and copying from context forms far sooner (docs/log.md).
     "tiny": {
         "vocabulary_size": 2048,
         "hidden_size": 128,
