@@ -27,9 +27,11 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="Get, make, look at and tokenize text.")
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or look at how one cuts text.")
 export_app = typer.Typer(no_args_is_help=True, help="Hand a model to other programs, checked against our own logits.")
+adapter_app = typer.Typer(no_args_is_help=True, help="Merge LoRA adapters into their base, or hand them out.")
 app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(export_app, name="export")
+app.add_typer(adapter_app, name="adapter")
 # A pipe or a file has no width of its own; 80 columns would cut the tables.
 console = Console(width=None if sys.stdout.isatty() else 160)
 
@@ -37,7 +39,13 @@ Settings = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as batch.rows=32; `penjing show RECIPE` lists them."),
 ]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/quickstart.")]
+RunPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's folder, such as runs/quickstart; a Hugging Face directory or hub name; a MiniMind .pth file.",
+    ),
+]
 
 
 @app.command()
@@ -71,7 +79,7 @@ def quickstart(
 @app.command()
 def train(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE|FILE.toml", help="pretrain, sft, or a TOML file of settings.")
+        str, typer.Argument(metavar="RECIPE|FILE.toml", help="pretrain, sft, lora, or a TOML file of settings.")
     ],
     settings: Settings = None,
 ) -> None:
@@ -87,6 +95,10 @@ def train(
     penjing train pretrain model=tiny model.num_layers=6 data.train=my.txt steps=300 out=runs/six
 
     penjing train sft start=runs/six data.train=chats.jsonl out=runs/six-sft
+
+    penjing train lora start=runs/six data.train=chats.jsonl lora.rank=8 out=runs/six-lora
+
+    penjing train sft start=downloads/SmolLM2-135M data.train=chats.jsonl out=runs/smol-sft
 
     penjing train runs/six/run.toml out=runs/again
     """
@@ -134,6 +146,10 @@ def chat(
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this much probability.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 200,
     seed: Annotated[int, typer.Option(help="Of the draw, where temperature is above 0.")] = 0,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]DIR", help="A LoRA adapter to put beside the model; may be given again."),
+    ] = None,
 ) -> None:
     """Talk to a model. A model that was only pretrained continues your text instead of answering.
 
@@ -142,6 +158,8 @@ def chat(
     penjing chat runs/quickstart
 
     penjing chat runs/quickstart --prompt "Tell a story about Tom and a kite."
+
+    penjing chat runs/sft --adapter runs/lora --adapter other=downloads/adapter
     """
     from penjing.infer.sample import Sampling
     from penjing.recipes.chat import chat as talk
@@ -153,6 +171,7 @@ def chat(
         sampling=Sampling(temperature=temperature, top_p=top_p),
         max_tokens=max_tokens,
         seed=seed,
+        adapters=adapter or (),
     )
 
 
@@ -195,8 +214,71 @@ def export_hf(
     from penjing.export.hf import export
     from penjing.train.folder import load_trained
 
-    trained = load_trained(run)
-    done = export(trained.model, trained.tokenizer, out or run / "export", card=model_card(trained, run))
+    trained = load_trained(run, adapters="merged")
+    # Beside a model from outside, and not inside it: a hub name or a file is no folder to write into.
+    outside = trained.run.stage == "outside"
+    place = out or (Path(f"{run.name.removesuffix('.pth')}-export") if outside else run / "export")
+    done = export(trained.model, trained.tokenizer, place, card=model_card(trained, run))
+    _say(f"{done.path}: {done.note}")
+
+
+@export_app.command("gguf")
+def export_gguf(
+    run: RunPath,
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[OUT.gguf]", help="File to write; by default RUN/NAME-TYPE.gguf.")
+    ] = None,
+    kind: Annotated[
+        str, typer.Option("--type", help="f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0: how weights are stored.")
+    ] = "f16",
+    name: Annotated[str, typer.Option(help="What the model calls itself; by default the run's name.")] = "",
+    licence: Annotated[str, typer.Option(help="Of the weights, such as apache-2.0; it follows from the data.")] = "",
+    language: Annotated[list[str] | None, typer.Option(help="Two-letter code; may be given more than once.")] = None,
+) -> None:
+    """Write a GGUF file for llama.cpp and Ollama, read back and, with llama-cpp-python there, run by llama.cpp itself.
+
+    A Modelfile for Ollama is written beside it.
+
+    [bold]Examples[/]
+
+    penjing export gguf runs/quickstart
+
+    penjing export gguf runs/quickstart my-model-q8_0.gguf --type q8_0 --licence apache-2.0 --language zh
+    """
+    from penjing.export.gguf import About, export
+    from penjing.train.folder import load_trained
+
+    trained = load_trained(run, adapters="merged")
+    called = name or run.resolve().name
+    about = About(
+        name=called,
+        description=f"made with penjing {__version__}, stage {trained.run.stage}, step {trained.checkpoint.step}",
+        licence=licence,
+        languages=tuple(language or ()),
+    )
+    path = out or run / f"{run.resolve().name}-{kind}.gguf"
+    done = export(trained.model, trained.tokenizer, path, kind=kind, about=about)
+    _say(f"{done.path}: {done.note}")
+    _say(f"{done.modelfile}: for `ollama create {called} -f {done.modelfile}`")
+
+
+@export_app.command("onnx")
+def export_onnx(
+    run: RunPath,
+    out: Annotated[Path | None, typer.Argument(help="Folder to write; by default RUN/onnx.")] = None,
+    kind: Annotated[str, typer.Option("--type", help="f32 or int8: how matrices are stored.")] = "f32",
+) -> None:
+    """Write an ONNX graph, token ids to logits, with its tokenizer, checked with onnxruntime against our own logits.
+
+    [bold]Example[/]
+
+    penjing export onnx runs/quickstart my-model-onnx
+    """
+    from penjing.export.onnx import export
+    from penjing.train.folder import load_trained
+
+    trained = load_trained(run, adapters="merged")
+    done = export(trained.model, trained.tokenizer, out or run / "onnx", kind=kind)
     _say(f"{done.path}: {done.note}")
 
 
@@ -226,6 +308,70 @@ def doctor() -> None:
     from penjing.recipes.show import doctor as examine
 
     examine(console)
+
+
+@app.command("average")
+def average_verb(
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Runs, checkpoints, other people's models.")],
+    out: Annotated[Path, typer.Option(help="Folder to write: a run's, for chat, eval, export and start=.")],
+    weights: Annotated[str, typer.Option(help="What each counts, such as 1,2,1; by default all the same.")] = "",
+    last: Annotated[int, typer.Option(help="Of one run, average its newest so many checkpoints.", min=0)] = 0,
+) -> None:
+    """Average models of one shape into one.
+
+    [bold]Examples[/]
+
+    penjing average runs/pretrain --last 3 --out runs/mean
+
+    penjing average runs/a runs/b --weights 2,1 --out runs/mean
+    """
+    from penjing.recipes.average import average_models
+
+    shares = config.convert(tuple[float, ...], weights, "--weights")
+    names = average_models(models, out, weights=shares, last=last)
+    _say(f"{out}: the average of {len(names)} models")
+
+
+# --- adapters --------------------------------------------------------------------------------------------------------
+
+
+@adapter_app.command("merge")
+def adapter_merge(
+    run: RunPath,
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    adapter: Annotated[
+        list[str] | None, typer.Option(metavar="[NAME=]DIR", help="An adapter to merge; by default the run's own.")
+    ] = None,
+) -> None:
+    """Work an adapter into its base: writes a Hugging Face directory, checked against our own logits and text.
+
+    [bold]Examples[/]
+
+    penjing adapter merge runs/lora --out merged
+
+    penjing adapter merge runs/sft --adapter downloads/adapter --out merged
+    """
+    from penjing.recipes.adapter import merge_adapter
+
+    done = merge_adapter(run, adapter or (), out)
+    _say(f"{done.path}: {done.note}")
+
+
+@adapter_app.command("export")
+def adapter_export(
+    run: RunPath,
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+) -> None:
+    """Write the adapter that a run trained, in the format of `peft`.
+
+    [bold]Example[/]
+
+    penjing adapter export runs/lora my-adapter
+    """
+    from penjing.recipes.adapter import export_adapter
+
+    export_adapter(run, out)
+    _say(f"{out}: loads with peft.PeftModel.from_pretrained(base, {str(out)!r})")
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -370,7 +516,7 @@ def main() -> None:
         print(f"penjing {__version__}")
         return
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except UserError as error:
         _fail(f"penjing: {error.line()}", EXIT_USER_ERROR)
     except KeyboardInterrupt:
@@ -380,4 +526,23 @@ def main() -> None:
 
         if isinstance(error, Stopped):
             _fail(f"penjing: {error}", error.exit_code)
+        _fail_on_usage(error)
         raise
+
+
+def _fail_on_usage(error: Exception) -> None:
+    """An option or argument that is not there, is missing or of the wrong type: one line, and where to read on.
+
+    Known by what it offers: newer versions of typer carry their own copy of click's classes.
+    """
+    if not hasattr(error, "format_message") or not hasattr(error, "ctx"):
+        if type(error).__name__ == "Abort":
+            _fail("penjing: interrupted", 130)
+        return
+    name = type(error).__name__
+    if name == "NoArgsIsHelpError":
+        print(error.format_message())
+        sys.exit(EXIT_USER_ERROR)
+    where = error.ctx.command_path if error.ctx else "penjing"
+    message = error.format_message().replace("\n", " ").rstrip(".")
+    _fail(f"{where}: {message}{'' if message.endswith('?') else '.'} See `{where} --help`.", EXIT_USER_ERROR)

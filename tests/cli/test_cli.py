@@ -114,8 +114,12 @@ def test_unknown_recipe_suggests(mistake):
     assert "Did you mean pretrain?" in mistake("train", "pretain")
 
 
-def test_mixture_of_experts_is_refused(mistake):
-    assert "mixture of experts is not in this version" in mistake("train", "pretrain", "model.experts=4")
+def test_experts_in_a_dense_model_are_refused(mistake):
+    assert "qwen3 is a dense architecture" in mistake("train", "tiny", "model.experts=4")
+
+
+def test_router_settings_of_a_dense_model_are_refused(mistake):
+    assert "no effect on a dense model" in mistake("train", "tiny", "router.z_weight=0.001")
 
 
 def test_a_setting_of_another_choice_is_refused(mistake):
@@ -165,3 +169,16 @@ def test_a_full_disk_is_one_line_and_loses_nothing(mistake, tmp_path, toy):
     assert len(done.stderr.strip().splitlines()) == 1
     assert not list((tmp_path / "world").glob("*.jsonl"))
     assert not list((tmp_path / "world").glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("quickstart", "--nope"), "No such option: --nope. See `"),
+        (("traain",), "Did you mean 'train'?"),
+        (("train",), "Missing argument"),
+        (("data", "toyworld", "--documents", "many"), "--documents"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(mistake, words, expected):
+    assert expected in mistake(*words)

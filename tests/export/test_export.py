@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from penjing.base.errors import UserError
 from penjing.export import hf
@@ -78,6 +79,39 @@ def test_transformers_writes_the_same_text(tmp_path, tokenizer, architecture, em
     assert [index for index in written if index not in stop] == ours
     reloaded = Tokenizer.load(verified.path)
     assert reloaded.fingerprint == tokenizer.fingerprint
+
+
+MIXTURE = {"experts": 4, "experts_per_token": 2, "expert_size": 24}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"architecture": "qwen2"},
+        {"architecture": "qwen3", "rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_tokens": 32},
+        {"architecture": "qwen3_moe", **MIXTURE, "dense_layers": (0,), "sliding_window": 9},
+        {"architecture": "mixtral", **MIXTURE},
+        {"architecture": "qwen2_moe", **MIXTURE, "shared_expert_size": 16, "router_weights": "raw"},
+        {"architecture": "glm4_moe", **MIXTURE, "shared_expert_size": 24, "dense_layers": (0,)},
+        {"architecture": "glm4_moe", **MIXTURE, "rotary_fraction": 0.5, "query_key_norm": "none"},
+    ],
+    ids=lambda options: options["architecture"],
+)
+def test_every_architecture_is_written_as_its_stock_class(tmp_path, tokenizer, options):
+    pytest.importorskip("transformers")
+    verified = export(make_model(tokenizer, **options), tokenizer, tmp_path / "out", card="")
+    assert verified.largest_difference < 1e-4
+    settings = json.loads((verified.path / "config.json").read_text())
+    assert settings["architectures"] == [hf.CLASSES[options["architecture"]]]
+    with safe_open(verified.path / "model.safetensors", "pt") as written:
+        # vLLM reads a tied glm4_moe wrongly: its head is always written
+        assert ("lm_head.weight" in written.keys()) == (options["architecture"] == "glm4_moe")  # noqa: SIM118
+
+
+def test_a_shape_that_no_stock_class_has_is_refused(tmp_path, tokenizer):
+    with pytest.raises(UserError, match=r"model\.query_key_norm: Qwen3ForCausalLM cannot express this shape"):
+        export(make_model(tokenizer, query_key_norm="none"), tokenizer, tmp_path / "out", card="")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_weights_that_were_altered_on_the_way_are_refused(tmp_path, tokenizer, monkeypatch):

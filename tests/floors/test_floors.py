@@ -16,7 +16,7 @@ FLOORS = {
     0: "base",
     1: "text",
     2: "feed model",
-    3: "plan objective optim parallel track checkpoint",
+    3: "plan objective optim parallel track checkpoint convert",
     4: "train infer",
     5: "eval export report rl serve bench",
     6: "recipes",

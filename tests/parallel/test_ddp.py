@@ -24,13 +24,28 @@ def test_loss_curve_of_two_ranks_equals_one(tmp_path, one, penjing, small_run, l
 
 
 def test_ragged_chats_on_two_ranks_equal_one(tmp_path, one, toy, penjing, small_run, losses):
-    chats = [f"start={one}", f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=6", "batch.accumulate=2"]
+    chats = [f"start={one}", f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=6", "batch.micro_rows=2"]
     words = [word for word in small_run if not word.startswith(("model", "data.row_tokens", "data.train", "steps"))]
     penjing("train", "sft", *words, *chats, f"out={tmp_path / 'single'}")
     penjing("train", "sft", *words, *chats, f"out={tmp_path / 'double'}", launcher=LAUNCHER)
     expected, got = losses(tmp_path / "single"), losses(tmp_path / "double")
     assert got.keys() == expected.keys()
     assert max(abs(got[step] - expected[step]) for step in expected) < 1e-5
+
+
+def test_two_ranks_learn_the_same_bits_in_bfloat16(tmp_path, toy, penjing, small_run, losses, outcome):
+    """One process takes a step in two passes, two take one each: every rounding is the same."""
+    words = [word for word in small_run if not word.startswith("compute.dtype")] + ["compute.dtype=bfloat16"]
+    chats = [word for word in words if not word.startswith(("model", "data.row_tokens", "data.train", "steps"))]
+    chats += [f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=6"]
+    for name, launcher in (("single", ()), ("double", LAUNCHER)):
+        more = {"launcher": launcher} if launcher else {}
+        penjing("train", "pretrain", *words, f"out={tmp_path / name}", **more)
+        penjing("train", "sft", *chats, f"start={tmp_path / name}", f"out={tmp_path / name}-sft", **more)
+    for end in ("", "-sft"):
+        single, double = tmp_path / f"single{end}", tmp_path / f"double{end}"
+        assert losses(single) == losses(double)
+        assert outcome(single)["weights_sha256"] == outcome(double)["weights_sha256"]
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, one, penjing, small_run, losses):

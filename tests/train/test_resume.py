@@ -113,7 +113,7 @@ def test_other_data_is_refused(tmp_path, whole, toy, penjing, small_run):
 
 
 def test_more_accumulation_is_the_same_run(tmp_path, whole, penjing, small_run, losses):
-    penjing("train", "pretrain", *small_run, "batch.accumulate=4", f"out={tmp_path / 'run'}")
+    penjing("train", "pretrain", *small_run, "batch.micro_rows=2", f"out={tmp_path / 'run'}")
     expected, got = losses(whole), losses(tmp_path / "run")
     assert got.keys() == expected.keys()
     assert max(abs(got[step] - expected[step]) for step in expected) < 1e-5

@@ -134,9 +134,9 @@ def test_follow_a_token(tmp_path: Path) -> None:
         sample=lambda step: None,
         save=lambda state: None,
     )
-    total, units, _, num_tokens = step(parts, 0)
-    assert (units, num_tokens) == (24, 24)
-    torch.testing.assert_close(total, nats.detach())
+    taken = step(parts, 0)
+    assert (taken.units, taken.tokens) == (24, 24)
+    torch.testing.assert_close(taken.sums["loss"], nats.detach())
 
     cross_entropy(twin(batch.ids_BT, batch.document_BT).flatten(0, 1), batch.target_N).backward()
     for parameter, before in zip(model.parameters(), twin.parameters(), strict=True):

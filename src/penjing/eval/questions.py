@@ -80,7 +80,7 @@ def ask(model: Transformer, tokenizer: Tokenizer, questions: Sequence[Question])
         if not chosen:
             continue
         prompts = [render(tokenizer, questions[i].messages, questions[i].tools, ask=True).ids for i in chosen]
-        stop = {tokenizer.message_end, tokenizer.end_of_text}
+        stop = tokenizer.stop
         for index, ids in zip(chosen, generate(model, prompts, max_new_tokens=longest, stop=stop), strict=True):
             said[index] = tokenizer.decode(ids).strip()
     return [Answered(question, said[i], is_right(question, said[i])) for i, question in enumerate(questions)]

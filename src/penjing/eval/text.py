@@ -28,7 +28,7 @@ def bits_per_byte(
         nonlocal num_bytes
         for text in texts:
             num_bytes += len(text.encode())
-            ids = [tokenizer.end_of_text, *tokenizer.encode(text), tokenizer.end_of_text]
+            ids = [tokenizer.begin, *tokenizer.encode(text), tokenizer.end_of_text]
             for first in range(0, len(ids) - 1, row_tokens):
                 part = ids[first : first + row_tokens + 1]
                 yield part[:-1], part[1:]

@@ -19,7 +19,9 @@ def _facts(path: Path) -> dict[str, Any]:
 def model_card(trained: Trained, run_path: Path) -> str:
     """README.md of an export, in the form the hub expects. What is not known is left out, never invented."""
     run, config = trained.run, trained.run.model
-    folder = RunFolder(stage_folder(run_path))
+    outside = run.stage == "outside"
+    folder = RunFolder(Path(run.out) if outside else stage_folder(run_path))
+    title = folder.path.resolve().name if outside else f"{folder.path.parent.name}-{folder.path.name}"
     outcome, plan = _facts(folder.outcome), _facts(folder.plan)
     lines = [
         "---",
@@ -28,16 +30,22 @@ def model_card(trained: Trained, run_path: Path) -> str:
         "tags: [penjing]",
         "---",
         "",
-        f"# {folder.path.parent.name}-{folder.path.name}",
+        f"# {title}",
         "",
         f"A {units.count(parameters(config).total)}-parameter {config.architecture} model, "
-        f"made with penjing {__version__}.",
+        f"{'converted' if outside else 'made'} with penjing {__version__}.",
         "",
         "| | |",
         "|---|---|",
-        f"| stage | {run.stage} |",
-        f"| step | {trained.checkpoint.step} |",
-        f"| data | {', '.join(Path(name).name for name in run.data.train)} |",
+        *(
+            []
+            if outside
+            else [
+                f"| stage | {run.stage} |",
+                f"| step | {trained.checkpoint.step} |",
+                f"| data | {', '.join(Path(name).name for name in run.data.train)} |",
+            ]
+        ),
         f"| vocabulary | {trained.tokenizer.size} |",
     ]
     if outcome:

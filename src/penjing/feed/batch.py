@@ -29,6 +29,13 @@ class Batch:
     weight_N: Tensor
     num_tokens: int
 
+    def units_B(self) -> Tensor:
+        """How much each row counts: the sum of its positions' weights."""
+        rows, num_tokens = self.ids_BT.shape
+        if self.scored_N is None:
+            return self.weight_N.view(rows, num_tokens).sum(dim=1)
+        return self.weight_N.new_zeros(rows).index_add_(0, self.scored_N // num_tokens, self.weight_N)
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`; copies do not wait for the device where memory is pinned."""
         if device.type == "cpu":

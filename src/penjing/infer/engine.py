@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from penjing.base.errors import UserError
 from penjing.infer.sample import Sampling, pick
 from penjing.model.cache import Cache
+from penjing.model.lora import using
 from penjing.model.transformer import Transformer
 
 
@@ -21,11 +23,13 @@ def stream(
     stop: Collection[int],
     sampling: Sampling,
     seed: int = 0,
+    adapters: Sequence[str | None] | None = None,
 ) -> Iterator[list[tuple[int, int]]]:
     """Yield after every step the (sequence, id) pairs it produced; a stop id ends its sequence and is not yielded.
 
     A sequence also ends after `max_new_tokens`, and when prompt and answer together hold the model's `max_tokens`;
-    each has its own end, whatever its neighbours do.
+    each has its own end, whatever its neighbours do. adapters: the name of each prompt's (None: the base alone), read
+    and written in one batch; without it, what `lora.use` has set.
     Raises UserError if a prompt is empty, or leaves no room in the model's longest sequence for one more token.
     """
     if not prompts or max_new_tokens < 1:
@@ -42,7 +46,8 @@ def stream(
     ids_BT = torch.zeros(len(prompts), longest, dtype=torch.long)
     for row, prompt in enumerate(prompts):
         ids_BT[row, : len(prompt)] = torch.tensor(prompt)
-    hidden_BTD = model.hidden(ids_BT.to(device), cache=cache)
+    with _speaking(model, adapters, range(len(prompts))):
+        hidden_BTD = model.hidden(ids_BT.to(device), cache=cache)
     cache.length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
     last_BD = hidden_BTD[torch.arange(len(prompts), device=device), cache.length_B - 1]
     active = list(range(len(prompts)))  # which sequence each row of the cache is
@@ -60,7 +65,15 @@ def stream(
             cache.keep(going_N)
             next_B = next_B[going_N]
             active = [active[row] for row in going]
-        last_BD = model.hidden(next_B[:, None], cache=cache)[:, -1]
+        with _speaking(model, adapters, active):
+            last_BD = model.hidden(next_B[:, None], cache=cache)[:, -1]
+
+
+def _speaking(
+    model: Transformer, adapters: Sequence[str | None] | None, rows: Iterable[int]
+) -> AbstractContextManager[None]:
+    """The rows' own adapters for one forward pass: between two passes the model may be asked by others."""
+    return nullcontext() if adapters is None else using(model, [adapters[row] for row in rows])
 
 
 def generate(
@@ -72,8 +85,9 @@ def generate(
     sampling: Sampling = Sampling(),
     seed: int = 0,
     rows: int = 64,
+    adapters: Sequence[str | None] | None = None,
 ) -> list[list[int]]:
-    """The continuation of each prompt, without the stop id; it ends and fails as `stream` does.
+    """The continuation of each prompt, without the stop id; it ends and fails, and uses adapters, as `stream` does.
 
     Prompts of like length are read together, `rows` at a time. Drawn (not greedy) text depends on that grouping.
     """
@@ -88,6 +102,7 @@ def generate(
             stop=stop,
             sampling=sampling,
             seed=seed + first,
+            adapters=None if adapters is None else [adapters[index] for index in part],
         ):
             for row, index in pairs:
                 written[part[row]].append(index)

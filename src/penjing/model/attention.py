@@ -13,32 +13,45 @@ from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotate
 
 
-def document_mask(document_BT: Tensor) -> Tensor:
-    """mask_B1TS, True where query T may look at key S: not later, and of the same document."""
-    num_tokens = document_BT.shape[1]
-    causal_TS = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=document_BT.device).tril()
+def document_mask(document_BT: Tensor, window: int = 0) -> Tensor:
+    """mask_B1TS, True where query T may look at key S: not later, in its document, within the window (0: none)."""
     same_BTS = document_BT[:, :, None] == document_BT[:, None, :]
-    return (same_BTS & causal_TS)[:, None]
+    return (same_BTS & _causal(document_BT.shape[1], window, document_BT.device))[:, None]
 
 
-def cache_mask(position_BT: Tensor, max_tokens: int) -> Tensor:
-    """mask_B1TS for cached keys: True where key S stands at or before the query's position."""
-    return (torch.arange(max_tokens, device=position_BT.device) <= position_BT[..., None])[:, None]
+def window_mask(num_tokens: int, window: int, device: torch.device) -> Tensor:
+    """mask_11TS of rows that are one document each, where a query sees `window` keys, its own included."""
+    return _causal(num_tokens, window, device)[None, None]
+
+
+def _causal(num_tokens: int, window: int, device: torch.device) -> Tensor:
+    mask_TS = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device).tril()
+    return mask_TS.triu(1 - window) if window else mask_TS
+
+
+def cache_mask(position_BT: Tensor, max_tokens: int, window: int = 0) -> Tensor:
+    """mask_B1TS for cached keys: True where key S stands at or before the query's position, within the window."""
+    key_S = torch.arange(max_tokens, device=position_BT.device)
+    mask_BTS = key_S <= position_BT[..., None]
+    if window:
+        mask_BTS &= key_S > position_BT[..., None] - window
+    return mask_BTS[:, None]
 
 
 class Attention(nn.Module):
-    """softmax(q k^T / sqrt(K)) v with rotary positions; query and key heads normalised in the qwen3 architecture."""
+    """softmax(q k^T / sqrt(K)) v with rotary positions; query and key heads may be normalised or biased first."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_size = config.head_size
-        self.q_proj = Linear(config.hidden_size, config.num_heads * config.head_size)
-        self.k_proj = Linear(config.hidden_size, config.num_kv_heads * config.head_size)
-        self.v_proj = Linear(config.hidden_size, config.num_kv_heads * config.head_size)
+        bias, keys = config.has_qkv_bias, config.num_kv_heads * config.head_size
+        self.q_proj = Linear(config.hidden_size, config.num_heads * config.head_size, bias=bias)
+        self.k_proj = Linear(config.hidden_size, keys, bias=bias)
+        self.v_proj = Linear(config.hidden_size, keys, bias=bias)
         self.o_proj = Linear(config.num_heads * config.head_size, config.hidden_size)
-        normalised = config.architecture == "qwen3"
+        normalised = config.normalises_heads
         self.q_norm = RMSNorm(config.head_size, config.norm_epsilon) if normalised else nn.Identity()
         self.k_norm = RMSNorm(config.head_size, config.norm_epsilon) if normalised else nn.Identity()
 

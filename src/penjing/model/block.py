@@ -8,18 +8,19 @@ from penjing.model.attention import Attention
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
 from penjing.model.mlp import MLP
+from penjing.model.moe import Mixture, RouterMeans
 from penjing.model.norm import RMSNorm
 
 
 class Block(nn.Module):
-    """x_BTD -> x_BTD."""
+    """x_BTD -> x_BTD, and in a layer of experts what its router did."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.input_norm = RMSNorm(config.hidden_size, config.norm_epsilon)
         self.attention = Attention(config, layer)
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_epsilon)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config) if config.is_dense_layer(layer) else Mixture(config)
 
     def forward(
         self,
@@ -28,7 +29,10 @@ class Block(nn.Module):
         mask_B1TS: Tensor | None,
         cache: Cache | None = None,
         position_BT: Tensor | None = None,
-    ) -> Tensor:
+        document_BT: Tensor | None = None,
+    ) -> tuple[Tensor, RouterMeans | None]:
         x_BTD = x_BTD + self.attention(self.input_norm(x_BTD), rotary, mask_B1TS, cache, position_BT)
-        out_BTD: Tensor = x_BTD + self.mlp(self.mlp_norm(x_BTD))
-        return out_BTD
+        if isinstance(self.mlp, Mixture):
+            out_BTD, router = self.mlp(self.mlp_norm(x_BTD), document_BT)
+            return x_BTD + out_BTD, router
+        return x_BTD + self.mlp(self.mlp_norm(x_BTD)), None

@@ -1,4 +1,4 @@
-"""The shape of a model, as numbers. Two architectures, each equal to a stock `transformers` class."""
+"""The shape of a model, as numbers. Every architecture equals a stock `transformers` class."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Literal
 
 from penjing.base.errors import UserError, suggest
 
+DENSE = ("qwen3", "qwen2", "llama")
+MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe")
 _COUNTS = (
     "vocabulary_size",
     "hidden_size",
@@ -17,32 +19,58 @@ _COUNTS = (
     "mlp_size",
     "max_tokens",
 )
+_POSITIVE = ("rope_theta", "norm_epsilon", "rope_factor", "routed_scaling")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shape of a dense decoder (pre-norm RMSNorm, grouped-query attention, SwiGLU, rotary positions, no biases)."""
+    """Shape of a decoder: pre-norm RMSNorm, grouped-query attention, SwiGLU or a mixture of them, rotary positions."""
 
     preset: str = "26m"  # named shape this one started from; see penjing/model/presets.py
-    architecture: Literal["qwen3", "llama"] = "qwen3"  # qwen3 normalises each query and key head, llama does not
+    # What sets them apart: qwen3 and glm4_moe normalise each query and key head, llama and mixtral do not, qwen2 has
+    # biases there instead. Mixtures: glm4_moe has shared experts, a sigmoid router and balances it by bias; qwen3_moe
+    # and mixtral have a softmax router and no shared expert; qwen2_moe has one behind a gate.
+    architecture: Literal["qwen3", "qwen2", "llama", "qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe"] = "qwen3"
     vocabulary_size: int = 6400  # V, token ids; at least as many as the tokenizer has
     hidden_size: int = 512  # D, width of the residual stream
     num_layers: int = 8  # decoder blocks
     num_heads: int = 8  # H, query heads
     num_kv_heads: int = 2  # G, key/value heads; H / G query heads share one
     head_size: int = 64  # K, width of one head
-    mlp_size: int = 1408  # F, SwiGLU's inner width
+    mlp_size: int = 1408  # F, SwiGLU's inner width in dense layers
     max_tokens: int = 32768  # longest sequence the model is meant for
-    rope_theta: float = 1e6  # base of the rotary frequencies (arXiv:2104.09864)
     norm_epsilon: float = 1e-5  # added to the mean square in RMSNorm
     embeddings: Literal["tied", "untied"] = "tied"  # whether the output head is the embedding table
-    experts: int = 0  # mixture of experts; 0 = dense, the only kind of this version
+    query_key_norm: Literal["auto", "head", "none"] = "auto"  # RMSNorm of each query and key head; auto: as the class
+    attention_bias: Literal["auto", "qkv", "none"] = "auto"  # added to queries, keys, values; auto: as the class
+
+    rope_theta: float = 1e6  # base of the rotary frequencies (arXiv:2104.09864)
+    rotary_fraction: float = 1.0  # share of each head that is turned; the rest carries no position
+    rope_scaling: Literal["none", "linear", "llama3", "yarn"] = "none"  # how positions beyond the original reach fit in
+    rope_factor: float = 1.0  # longer by how much
+    rope_original_tokens: int = 0  # longest sequence before scaling (yarn, llama3)
+    rope_beta_fast: float = 32.0  # yarn: frequencies that turn more often than this in the original length stay
+    rope_beta_slow: float = 1.0  # yarn: those that turn less often than this are divided by the factor
+    rope_low_frequency: float = 1.0  # llama3: the same two borders, under its names
+    rope_high_frequency: float = 4.0
+    rope_attention_factor: float = 0.0  # yarn: scale of queries and keys; 0 = 0.1 ln(factor) + 1
+
+    sliding_window: int = 0  # keys that a query of a windowed layer sees, its own included; 0 = all
+    windowed_layers: tuple[int, ...] = ()  # which layers those are, from 0; empty with a window: every layer
+
+    experts: int = 0  # E, routed experts of a layer; 0 = dense
+    experts_per_token: int = 0  # k, routed experts that each token goes through
+    expert_size: int = 0  # inner width of one routed expert
+    shared_expert_size: int = 0  # inner width of the shared experts together, which every token goes through; 0 = none
+    dense_layers: tuple[int, ...] = ()  # layers, from 0, with an MLP of mlp_size instead of experts
+    router_weights: Literal["renormalised", "raw"] = "renormalised"  # k experts' weights add to 1, or stay as they are
+    routed_scaling: float = 1.0  # glm4_moe: the routed experts' sum is multiplied by this
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise UserError("too small", where=f"model.{name}", got=getattr(self, name), wanted="at least 1")
-        for name in ("rope_theta", "norm_epsilon"):
+        for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise UserError("too small", where=f"model.{name}", got=getattr(self, name), wanted="more than 0")
         if self.num_heads % self.num_kv_heads:
@@ -53,22 +81,150 @@ class ModelConfig:
             )
         if self.head_size % 2:
             raise UserError("rotary positions need an even width", where="model.head_size", got=self.head_size)
-        if self.experts:
+        self._check_positions()
+        self._check_mixture()
+
+    def _check_positions(self) -> None:
+        if not 0 < self.rotary_fraction <= 1 or self.rotary_size % 2:
             raise UserError(
-                "mixture of experts is not in this version",
-                where="model.experts",
-                got=self.experts,
-                wanted=0,
-                next_step="Leave model.experts out to train a dense model.",
+                "must leave an even number of turned dimensions",
+                where="model.rotary_fraction",
+                got=f"{self.rotary_fraction} of {self.head_size}",
             )
+        if self.rope_scaling == "none" and self.rope_factor != 1:
+            raise UserError(
+                "has no effect without a way of scaling",
+                where="model.rope_factor",
+                got=self.rope_factor,
+                next_step="Set model.rope_scaling=yarn (or linear, llama3).",
+            )
+        if self.rope_scaling in ("yarn", "llama3") and self.rope_original_tokens < 1:
+            raise UserError(
+                "the length before scaling is needed",
+                where="model.rope_original_tokens",
+                got=self.rope_original_tokens,
+                wanted="the max_tokens that the model was first trained with",
+            )
+        if self.sliding_window < 0:
+            raise UserError("negative", where="model.sliding_window", got=self.sliding_window, wanted="0 or more")
+        if self.windowed_layers and not self.sliding_window:
+            raise UserError("has no effect without model.sliding_window", where="model.windowed_layers")
+        if self.sliding_window and self.architecture in ("llama", "glm4_moe"):
+            raise UserError(
+                f"the stock {self.architecture} class has no sliding window",
+                where="model.sliding_window",
+                got=self.sliding_window,
+                next_step="Use model.architecture=qwen3, qwen3_moe, qwen2, qwen2_moe or mixtral.",
+            )
+        self._check_layers("windowed_layers")
+
+    def _check_layers(self, name: str) -> None:
+        for layer in getattr(self, name):
+            if not 0 <= layer < self.num_layers:
+                raise UserError("no such layer", where=f"model.{name}", got=layer, wanted=f"0..{self.num_layers - 1}")
+
+    def _check_mixture(self) -> None:
+        if not self.is_mixture:
+            for name in ("experts", "experts_per_token", "expert_size", "shared_expert_size", "dense_layers"):
+                if getattr(self, name):
+                    raise UserError(
+                        f"{self.architecture} is a dense architecture",
+                        where=f"model.{name}",
+                        got=getattr(self, name),
+                        next_step="Set model.architecture=qwen3_moe, or glm4_moe for shared experts.",
+                    )
+            return
+        for name in ("experts", "experts_per_token", "expert_size"):
+            if getattr(self, name) < 1:
+                raise UserError(
+                    f"{self.architecture} is a mixture of experts",
+                    where=f"model.{name}",
+                    got=getattr(self, name),
+                    wanted="at least 1",
+                )
+        if self.experts_per_token > self.experts:
+            raise UserError(
+                "more than there are",
+                where="model.experts_per_token",
+                got=self.experts_per_token,
+                wanted=f"at most model.experts = {self.experts}",
+            )
+        if self.shared_expert_size and self.architecture in ("qwen3_moe", "mixtral"):
+            raise UserError(
+                f"the stock {self.architecture} class has no shared expert",
+                where="model.shared_expert_size",
+                got=self.shared_expert_size,
+                next_step="Set model.architecture=glm4_moe.",
+            )
+        if self.architecture == "qwen2_moe" and self.shared_expert_size < 1:
+            raise UserError("qwen2_moe has one", where="model.shared_expert_size", got=0, wanted="at least 1")
+        if self.architecture == "glm4_moe" and self.shared_expert_size % self.expert_size:
+            raise UserError(
+                "shared experts are as wide as routed ones",
+                where="model.shared_expert_size",
+                got=self.shared_expert_size,
+                wanted=f"a multiple of model.expert_size = {self.expert_size}",
+            )
+        if self.routed_scaling != 1 and self.architecture != "glm4_moe":
+            raise UserError(
+                f"the stock {self.architecture} class has no such factor",
+                where="model.routed_scaling",
+                got=self.routed_scaling,
+                wanted=1,
+            )
+        if self.router_weights == "raw" and self.architecture == "mixtral":
+            raise UserError("mixtral always renormalises", where="model.router_weights", got="raw")
+        self._check_layers("dense_layers")
+        leading = tuple(range(len(self.dense_layers)))
+        if self.architecture == "mixtral" and self.dense_layers:
+            raise UserError("mixtral has none", where="model.dense_layers", got=self.dense_layers)
+        if self.architecture == "glm4_moe" and self.dense_layers != leading:
+            raise UserError(
+                "in glm4_moe the dense layers are the first ones",
+                where="model.dense_layers",
+                got=self.dense_layers,
+                wanted=leading,
+            )
+
+    @property
+    def is_mixture(self) -> bool:
+        return self.architecture in MIXTURES
+
+    @property
+    def normalises_heads(self) -> bool:
+        if self.query_key_norm == "auto":
+            return self.architecture in ("qwen3", "qwen3_moe", "glm4_moe")
+        return self.query_key_norm == "head"
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        if self.attention_bias == "auto":
+            return self.architecture in ("qwen2", "qwen2_moe")
+        return self.attention_bias == "qkv"
+
+    @property
+    def rotary_size(self) -> int:
+        """Dimensions of each head that are turned."""
+        return int(self.head_size * self.rotary_fraction)
+
+    def is_dense_layer(self, layer: int) -> bool:
+        return not self.is_mixture or layer in self.dense_layers
+
+    def window(self, layer: int) -> int:
+        """Keys that a query of this layer sees, its own included; 0 = all before it."""
+        windowed = not self.windowed_layers or layer in self.windowed_layers
+        return self.sliding_window if windowed else 0
 
     @classmethod
     def named(cls, name: str) -> dict[str, object]:
         """The settings of a preset, by name. Raises UserError if there is none of that name."""
-        from penjing.model.presets import PRESETS
+        from penjing.model import presets
 
-        if name not in PRESETS:
+        if not name:  # a shape that was read from weights and started from no preset
+            return {"preset": ""}
+        found = presets.named(name)
+        if found is None:
             raise UserError(
-                f"no model preset is called {name!r}", where="model.preset", next_step=suggest(name, PRESETS)
+                f"no model preset is called {name!r}", where="model.preset", next_step=suggest(name, presets.names())
             )
-        return {"preset": name, **PRESETS[name]}
+        return {"preset": name, **found}

@@ -31,14 +31,15 @@ class _SummedNats(torch.autograd.Function):
             part = slice(start, start + size)
             hidden_CD, target_C1, weight_C = hidden_ND[part].to(dtype), target_N[part, None], weight_N[part].float()
             logits_CV = (hidden_CD @ matrix_VD.T).float()
-            norm_C1 = logits_CV.logsumexp(dim=-1, keepdim=True)
-            total += ((norm_C1 - logits_CV.gather(1, target_C1))[:, 0] * weight_C).sum()
+            said_C1, top_C1 = logits_CV.gather(1, target_C1), logits_CV.amax(dim=-1, keepdim=True)
+            odds_CV = logits_CV.sub_(top_C1).exp_()  # in place of the logits: one pass of exp for loss and gradient
+            sum_C1 = odds_CV.sum(dim=-1, keepdim=True)
+            total += ((sum_C1.log() + top_C1 - said_C1)[:, 0] * weight_C).sum()
             if grad_hidden_ND is None and grad_weight_VD is None:
                 continue
-            # d nats / d logits = softmax - one_hot, in place of the logits themselves
-            slope_CV = logits_CV.sub_(norm_C1).exp_()
-            slope_CV.scatter_add_(1, target_C1, torch.full_like(target_C1, -1, dtype=torch.float32))
-            slope_CV = slope_CV.mul_(weight_C[:, None]).to(dtype)
+            # d nats / d logits = softmax - one_hot
+            wide_CV = odds_CV.mul_(weight_C[:, None] / sum_C1)
+            slope_CV = wide_CV.scatter_add_(1, target_C1, -weight_C[:, None]).to(dtype)
             if grad_hidden_ND is not None:
                 grad_hidden_ND[part] = (slope_CV @ matrix_VD).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:

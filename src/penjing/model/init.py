@@ -24,9 +24,11 @@ def initialise(model: Transformer, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     wide = max(0.02, 0.5 / math.sqrt(model.config.hidden_size))
     for name, parameter in model.named_parameters():
-        if parameter.ndim < 2:
+        if name.endswith(".bias"):
+            nn.init.zeros_(parameter)
+        elif parameter.ndim < 2:
             nn.init.ones_(parameter)
-        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+        elif name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
             nn.init.zeros_(parameter)
         else:
             spread = 0.02 if name == "embed.weight" else wide

@@ -11,16 +11,17 @@ from torch import Tensor, nn
 
 
 class Linear(nn.Linear):
-    """y = x W^T without bias, the product taken in `compute_dtype` (None: the weight's own)."""
+    """y = x W^T (+ b), the product taken in `compute_dtype` (None: the weight's own)."""
 
     compute_dtype: torch.dtype | None = None
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
+        super().__init__(inputs, outputs, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = self.compute_dtype or self.weight.dtype
-        return functional.linear(x.to(dtype), self.weight.to(dtype))
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return functional.linear(x.to(dtype), self.weight.to(dtype), bias)
 
 
 def set_compute_dtype(model: nn.Module, dtype: torch.dtype | None) -> None:

@@ -12,11 +12,13 @@ from penjing.model.linear import Linear
 class MLP(nn.Module):
     """x_BTD -> x_BTD through an inner width F."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, size: int = 0) -> None:
+        """size: F; 0 = the configuration's `mlp_size`."""
         super().__init__()
-        self.gate_proj = Linear(config.hidden_size, config.mlp_size)
-        self.up_proj = Linear(config.hidden_size, config.mlp_size)
-        self.down_proj = Linear(config.mlp_size, config.hidden_size)
+        size = size or config.mlp_size
+        self.gate_proj = Linear(config.hidden_size, size)
+        self.up_proj = Linear(config.hidden_size, size)
+        self.down_proj = Linear(size, config.hidden_size)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         inner_BTF = functional.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD)

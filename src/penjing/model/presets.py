@@ -1,6 +1,12 @@
-"""Shapes people know, by name. `penjing show models` prints them with their exact parameter counts."""
+"""Shapes people know, by name, and a ladder of our own. `penjing show models` prints them with their exact counts."""
 
 from __future__ import annotations
+
+import math
+
+from penjing.base.errors import UserError
+
+_LLAMA: dict[str, object] = {"architecture": "llama"}
 
 # Each entry lists what differs from ModelConfig's defaults.
 PRESETS: dict[str, dict[str, object]] = {
@@ -18,8 +24,29 @@ PRESETS: dict[str, dict[str, object]] = {
         "rope_theta": 1e4,
         "norm_epsilon": 1e-6,
     },
+    # The same as a mixture: every token goes through as much as in `tiny`, a third of it the shared expert.
+    "tiny-moe": {
+        "architecture": "glm4_moe",
+        "vocabulary_size": 2048,
+        "hidden_size": 128,
+        "num_layers": 4,
+        "num_heads": 1,
+        "num_kv_heads": 1,
+        "head_size": 128,
+        "mlp_size": 384,
+        "max_tokens": 1024,
+        "rope_theta": 1e4,
+        "norm_epsilon": 1e-6,
+        "experts": 8,
+        "experts_per_token": 2,
+        "expert_size": 128,
+        "shared_expert_size": 128,
+        "dense_layers": (0,),
+    },
+    # MiniMind 1 small: 26.88 M.
+    "27m": {**_LLAMA, "num_heads": 16, "num_kv_heads": 8, "head_size": 32, "max_tokens": 512, "rope_theta": 1e4},
     # MiniMind 2 small: 25.83 M, Llama layout.
-    "26m": {"architecture": "llama"},
+    "26m": {**_LLAMA},
     # MiniMind 3: 63.91 M, Qwen3 layout.
     "64m": {
         "hidden_size": 768,
@@ -31,7 +58,7 @@ PRESETS: dict[str, dict[str, object]] = {
     },
     # MiniMind 2: 104.03 M, Llama layout.
     "104m": {
-        "architecture": "llama",
+        **_LLAMA,
         "hidden_size": 768,
         "num_layers": 16,
         "num_heads": 8,
@@ -39,4 +66,164 @@ PRESETS: dict[str, dict[str, object]] = {
         "head_size": 96,
         "mlp_size": 2048,
     },
+    # MiniMind 2 MoE: 145.03 M, four routed experts (two a token) and a shared one. Its router was a softmax; this one
+    # has a sigmoid and is balanced by bias, as the stock class that vLLM and llama.cpp run has.
+    "145m-moe": {
+        "architecture": "glm4_moe",
+        "query_key_norm": "none",
+        "hidden_size": 640,
+        "num_heads": 8,
+        "num_kv_heads": 2,
+        "head_size": 80,
+        "mlp_size": 1728,
+        "experts": 4,
+        "experts_per_token": 2,
+        "expert_size": 1728,
+        "shared_expert_size": 1728,
+    },
+    # MiniMind 3 MoE: 198.42 M, of which a token uses 63.94 M: four routed experts, one a token, none shared.
+    "198m-moe": {
+        "architecture": "qwen3_moe",
+        "hidden_size": 768,
+        "num_heads": 8,
+        "num_kv_heads": 4,
+        "head_size": 96,
+        "mlp_size": 2432,
+        "norm_epsilon": 1e-6,
+        "experts": 4,
+        "experts_per_token": 1,
+        "expert_size": 2432,
+    },
+    # GPT-2's width, depth, heads and vocabulary, in the Llama layout: 123.55 M.
+    "gpt2-124m": {
+        **_LLAMA,
+        "vocabulary_size": 50257,
+        "hidden_size": 768,
+        "num_layers": 12,
+        "num_heads": 12,
+        "num_kv_heads": 12,
+        "mlp_size": 2048,
+        "max_tokens": 1024,
+        "rope_theta": 1e4,
+    },
+    "smollm2-135m": {
+        **_LLAMA,
+        "vocabulary_size": 49152,
+        "hidden_size": 576,
+        "num_layers": 30,
+        "num_heads": 9,
+        "num_kv_heads": 3,
+        "mlp_size": 1536,
+        "max_tokens": 8192,
+        "rope_theta": 1e5,
+    },
+    "qwen3-0.6b": {
+        "vocabulary_size": 151936,
+        "hidden_size": 1024,
+        "num_layers": 28,
+        "num_heads": 16,
+        "num_kv_heads": 8,
+        "head_size": 128,
+        "mlp_size": 3072,
+        "max_tokens": 40960,
+        "norm_epsilon": 1e-6,
+    },
+    "tinyllama-1.1b": {
+        **_LLAMA,
+        "vocabulary_size": 32000,
+        "hidden_size": 2048,
+        "num_layers": 22,
+        "num_heads": 32,
+        "num_kv_heads": 4,
+        "mlp_size": 5632,
+        "max_tokens": 2048,
+        "rope_theta": 1e4,
+        "embeddings": "untied",
+    },
+    # Llama 3.2's 1B: 1.24 B.
+    "llama3.2-1b": {
+        **_LLAMA,
+        "vocabulary_size": 128256,
+        "hidden_size": 2048,
+        "num_layers": 16,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "mlp_size": 8192,
+        "max_tokens": 131072,
+        "rope_theta": 5e5,
+        "rope_scaling": "llama3",
+        "rope_factor": 32.0,
+        "rope_original_tokens": 8192,
+    },
 }
+
+LADDER = ("1m", "3m", "10m", "30m", "100m", "300m", "1b")
+_LADDER_PREFIX = "ladder-"
+_SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9}
+# Larger models pay for larger vocabularies, but more slowly than they grow (arXiv:2407.13623: as N^0.83): up to this
+# many parameters, this vocabulary.
+_VOCABULARIES = ((2e6, 2048), (5e6, 4096), (2e8, 6400), (6e8, 16384), (math.inf, 32768))
+_ASPECT = 64  # width over depth; measured better than 128 on small models (nanochat's log)
+_SHALLOWEST = 4
+
+
+def named(name: str) -> dict[str, object] | None:
+    """What a preset or a rung of the ladder sets; None if there is none of that name."""
+    if name.startswith(_LADDER_PREFIX):
+        return ladder(read_size(name.removeprefix(_LADDER_PREFIX), where="model.preset"))
+    return PRESETS.get(name)
+
+
+def names() -> list[str]:
+    """All names, the ladder's rungs last; `ladder-45m` and the like exist too."""
+    return [*PRESETS, *(_LADDER_PREFIX + rung for rung in LADDER)]
+
+
+def read_size(text: str, *, where: str) -> float:
+    """`30m` -> 30 million parameters. Raises UserError if it is no size from 500k to 3b."""
+    try:
+        size = float(text[:-1]) * _SUFFIXES[text[-1:].lower()]
+    except (ValueError, KeyError):
+        size = 0.0
+    if not 5e5 <= size <= 3e9:
+        raise UserError("no such size", where=where, got=repr(text), wanted="500k to 3b, such as 30m")
+    return size
+
+
+def ladder(num_parameters: float) -> dict[str, object]:
+    """The shape of a model of about so many parameters in all: one dial, the rest follows.
+
+    Width is 64 times depth, from 4 layers up; the MLP 8/3 times the width; heads of 128 (64 in narrow models), up to
+    four of them on one key/value head. The nearest such shape is taken; it is within 8 % of the size asked for.
+    """
+    vocabulary = next(size for largest, size in _VOCABULARIES if num_parameters <= largest)
+
+    def shape(layers: int, width: int) -> dict[str, object]:
+        head = 128 if width >= 512 else 64
+        heads = width // head
+        return {
+            "vocabulary_size": vocabulary,
+            "hidden_size": width,
+            "num_layers": layers,
+            "num_heads": heads,
+            "num_kv_heads": next(kv for kv in range(1, heads + 1) if heads % kv == 0 and heads // kv <= 4),
+            "head_size": head,
+            "mlp_size": round(width * 8 / 3 / 64) * 64,
+            "max_tokens": 32768 if num_parameters > 5e6 else 4096,
+            "norm_epsilon": 1e-6,
+        }
+
+    def count(layers: int, width: int) -> float:
+        found = shape(layers, width)
+        heads, kv = int(str(found["num_heads"])), int(str(found["num_kv_heads"]))
+        attention = 2 * width * (heads + kv) * (128 if width >= 512 else 64)
+        return vocabulary * width + layers * (attention + 3 * width * int(str(found["mlp_size"])))
+
+    def miss(choice: tuple[int, int]) -> float:
+        layers, width = choice
+        off = abs(math.log(count(layers, width) / num_parameters))
+        return 8 * off + abs(math.log(width / layers / _ASPECT))
+
+    widths = [*range(64, 512, 64), *range(512, 4096, 128)]
+    layers, width = min(((layers, width) for layers in range(_SHALLOWEST, 49) for width in widths), key=miss)
+    return shape(layers, width)

@@ -1,20 +1,96 @@
-"""Rotary position embedding (arXiv:2104.09864), in the rotate-half layout of `transformers` and llama.cpp."""
+"""Rotary position embedding (arXiv:2104.09864), in the rotate-half layout of `transformers` and llama.cpp.
+
+Longer sequences than a model was trained with fit in by turning its slow dimensions slower: `linear` divides every
+frequency by the factor (arXiv:2306.15595), `llama3` and `yarn` (arXiv:2309.00071) leave the fast ones alone and part
+the rest each in its own way; yarn also sharpens attention.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from penjing.model.config import ModelConfig
 
 
-def rotary_table(position_BT: Tensor, head_size: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each [B or 1, T, 1, K/2] in float32: angle = position * theta^(-2i/K)."""
-    exponent = torch.arange(0, head_size, 2, dtype=torch.float32, device=position_BT.device) / head_size
-    angle = position_BT[..., None, None].float() * (1.0 / theta**exponent)
-    return angle.cos(), angle.sin()
+def frequencies(config: ModelConfig, device: torch.device | str = "cpu") -> Tensor:
+    """Angle per position of each turned pair of dimensions, [rotary_size / 2] in float32."""
+    size = config.rotary_size
+    exponent = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
+    plain = 1.0 / config.rope_theta**exponent
+    if config.rope_scaling == "linear":
+        return plain / config.rope_factor
+    if config.rope_scaling == "llama3":
+        return plain * _llama3_share(config, plain)
+    if config.rope_scaling == "yarn":
+        kept = _yarn_kept(config, size, plain.device)
+        return plain / config.rope_factor * (1 - kept) + plain * kept
+    return plain
+
+
+def _llama3_share(config: ModelConfig, plain: Tensor) -> Tensor:
+    """What each frequency is multiplied by: 1 above the high border, 1/factor below the low one, between on a line."""
+    turns = config.rope_original_tokens * plain / (2 * math.pi)
+    low, high = config.rope_low_frequency, config.rope_high_frequency
+    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - smooth) / config.rope_factor + smooth
+
+
+def _yarn_kept(config: ModelConfig, size: int, device: torch.device) -> Tensor:
+    """How much of each frequency stays as it was, 1 for the fast ones to 0 for the slow ones, by dimension."""
+
+    def dimension(turns: float) -> float:
+        """Where a pair turns so many times within the original length."""
+        return size * math.log(config.rope_original_tokens / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+
+    low = max(math.floor(dimension(config.rope_beta_fast)), 0)
+    high = min(math.ceil(dimension(config.rope_beta_slow)), size - 1)
+    ramp = (torch.arange(size // 2, dtype=torch.float32, device=device) - low) / (max(high - low, 0) or 0.001)
+    return 1 - ramp.clamp(0, 1)
+
+
+def attention_factor(config: ModelConfig) -> float:
+    """What cosines and sines are multiplied by; their product scales the attention scores by its square."""
+    if config.rope_scaling != "yarn":
+        return 1.0
+    return config.rope_attention_factor or 0.1 * math.log(max(config.rope_factor, 1.0)) + 1.0
+
+
+def rotary_table(position_BT: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, each [B or 1, T, 1, rotary_size / 2] in float32."""
+    angle = position_BT[..., None, None].float() * frequencies(config, position_BT.device)
+    factor = attention_factor(config)
+    return angle.cos() * factor, angle.sin() * factor
 
 
 def rotate(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn each pair (i, i + K/2) of every head by its position's angle, in float32; returns x's dtype."""
-    first, second = x_BTHK.float().chunk(2, dim=-1)
-    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-    return turned.to(x_BTHK.dtype)
+    """Turn each pair (i, i + n) of the first 2n dimensions by its position's angle, in float32; returns x's dtype."""
+    if x_BTHK.device.type == "cpu" and torch.is_grad_enabled():
+        return _Turned.apply(x_BTHK, cosine, sine)  # type: ignore[no-any-return,no-untyped-call]
+    return _turn(x_BTHK, cosine, sine)
+
+
+def _turn(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    num_pairs = cosine.shape[-1]
+    first, second = x_BTHK[..., :num_pairs].float(), x_BTHK[..., num_pairs : 2 * num_pairs].float()
+    turned = (first * cosine - second * sine, second * cosine + first * sine)
+    return torch.cat((*(half.to(x_BTHK.dtype) for half in turned), x_BTHK[..., 2 * num_pairs :]), dim=-1)
+
+
+class _Turned(torch.autograd.Function):
+    """The same, its gradient being the turn back: a third of the operations that autograd would record, on CPUs."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        return _turn(x_BTHK, cosine, sine)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        cosine, sine = ctx.saved_tensors
+        return _turn(upstream[0], cosine, -sine), None, None

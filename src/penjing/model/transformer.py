@@ -6,17 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from penjing.model import head
-from penjing.model.attention import cache_mask, document_mask
+from penjing.model.attention import cache_mask, document_mask, window_mask
 from penjing.model.block import Block
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
 from penjing.model.linear import Linear
+from penjing.model.moe import RouterMeans, mean_of_layers
 from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotary_table
 
 
 class Transformer(nn.Module):
-    """A dense decoder equal to `transformers`' Qwen3ForCausalLM or LlamaForCausalLM (`config.architecture`).
+    """A decoder equal to the stock `transformers` class of its `config.architecture`.
 
     Parameters are float32; matrix products run in `compute_dtype` (see model/linear.py).
     """
@@ -42,24 +43,30 @@ class Transformer(nn.Module):
         cache: keys and values of earlier positions; these tokens are appended to every row, each of which is one
         document, and must find room there.
         """
+        return self._hidden(ids_BT, document_BT, cache)[0]
+
+    def _hidden(
+        self, ids_BT: Tensor, document_BT: Tensor | None, cache: Cache | None
+    ) -> tuple[Tensor, RouterMeans | None]:
+        """hidden_BTD, and what the routers of all layers did together."""
         assert cache is None or document_BT is None, "a cached row is one document"
         num_tokens = ids_BT.shape[1]
         position_BT = (
             torch.arange(num_tokens, device=ids_BT.device)[None] if cache is None else cache.positions(num_tokens)
         )
-        mask_B1TS = None
-        if cache is not None:
-            mask_B1TS = cache_mask(position_BT, cache.max_tokens)
-        elif document_BT is not None:
-            mask_B1TS = document_mask(document_BT)
-        rotary = rotary_table(position_BT, self.config.head_size, self.config.rope_theta)
+        windows = {self.config.window(layer) for layer in range(self.config.num_layers)}
+        masks = {window: _mask(position_BT, document_BT, cache, window) for window in windows}
+        rotary = rotary_table(position_BT, self.config)
         x_BTD = self.embed(ids_BT)
-        for block in self.blocks:
-            x_BTD = block(x_BTD, rotary, mask_B1TS, cache, position_BT)
+        routers: list[RouterMeans] = []
+        for layer, block in enumerate(self.blocks):
+            mask_B1TS = masks[self.config.window(layer)]
+            x_BTD, router = block(x_BTD, rotary, mask_B1TS, cache, position_BT, document_BT)
+            if router is not None:
+                routers.append(router)
         if cache is not None:
             cache.length_B += num_tokens
-        hidden_BTD: Tensor = self.norm(x_BTD)
-        return hidden_BTD
+        return self.norm(x_BTD), mean_of_layers(routers) if routers else None
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """logits_BTV in float32, for any leading shape."""
@@ -78,17 +85,30 @@ class Transformer(nn.Module):
         target_N: Tensor | None = None,
         weight_N: Tensor | None = None,
         cache: Cache | None = None,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, RouterMeans]:
         """logits_BTV in float32; or, given targets, the weighted sum of nats over the scored positions.
+
+        A mixture of experts that is being trained returns beside the nats what its routers did.
 
         scored_N: flat indices (row * T + position) that reach the head; target_N: the id each should predict;
         weight_N: what each counts. The loss is taken inside so that a wrapped (DDP, FSDP) model stays one callable.
         """
-        hidden_BTD = self.hidden(ids_BT, document_BT, cache)
+        hidden_BTD, routers = self._hidden(ids_BT, document_BT, cache)
         if target_N is None:
             return self.logits(hidden_BTD)
         assert weight_N is not None
         hidden_ND = hidden_BTD.flatten(0, 1)
         if scored_N is not None:
             hidden_ND = hidden_ND[scored_N]
-        return head.summed_nats(hidden_ND, self.head_weight_VD, target_N, weight_N, self._head_dtype)
+        nats = head.summed_nats(hidden_ND, self.head_weight_VD, target_N, weight_N, self._head_dtype)
+        return nats if routers is None else (nats, routers)
+
+
+def _mask(position_BT: Tensor, document_BT: Tensor | None, cache: Cache | None, window: int) -> Tensor | None:
+    """mask_B1TS of the layers with this window; None: plain causal attention."""
+    if cache is not None:
+        return cache_mask(position_BT, cache.max_tokens, window)
+    if document_BT is not None:
+        return document_mask(document_BT, window)
+    num_tokens = position_BT.shape[1]
+    return window_mask(num_tokens, window, position_BT.device) if 0 < window < num_tokens else None

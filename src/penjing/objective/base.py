@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """total: the sum over units, to be differentiated. parts: further sums by name, for the curves."""
+    """total: the sum over units, to be differentiated. parts: sums for the curves, under the names of their means."""
 
     total: Tensor
     parts: dict[str, Tensor] = field(default_factory=dict)

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
 from penjing.feed.batch import Batch
 from penjing.objective.base import Loss
+from penjing.objective.router import RouterSettings
+
+FIGURE = "loss_nats_per_token"
 
 
 class NextToken:
-    """-sum_n w_n log p(target_n | what stands before it in its own document), in nats."""
+    """-sum_n w_n log p(target_n | what stands before it in its own document), in nats.
+
+    A mixture of experts adds its router's losses; the reported loss is without them.
+    """
 
     unit = "token"
+
+    def __init__(self, router: RouterSettings = RouterSettings(), *, biased: bool = False) -> None:
+        self.router, self.biased = router, biased
 
     def weight(self, batch: Batch) -> Tensor:
         return batch.weight_N.sum()
 
-    def __call__(self, model: Callable[..., Tensor], batch: Batch) -> Loss:
-        total = model(
+    def __call__(self, model: Callable[..., Any], batch: Batch) -> Loss:
+        scored = model(
             batch.ids_BT,
             batch.document_BT,
             scored_N=batch.scored_N,
             target_N=batch.target_N,
             weight_N=batch.weight_N,
         )
-        return Loss(total)
+        if isinstance(scored, Tensor):
+            return Loss(scored, {FIGURE: scored.detach()})
+        nats, means = scored
+        more, parts = self.router.loss(means, batch.units_B(), biased=self.biased)
+        return Loss(nats + more, {FIGURE: nats.detach(), **parts})

@@ -9,7 +9,10 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The trainable parameters of a model by their part: block matrices, tables (embedding and head), gains."""
+    """The trainable parameters of a model by their part: block matrices, tables (embedding and head), gains.
+
+    Adapters' A and B are block matrices like any other, and DoRA's magnitudes are gains.
+    """
 
     matrices: list[nn.Parameter]
     tables: list[nn.Parameter]

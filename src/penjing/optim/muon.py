@@ -33,9 +33,12 @@ def orthogonalise(matrix_EMN: Tensor, dtype: torch.dtype | None = None) -> Tenso
     if tall:
         x = x.mT
     a, b, c = NEWTON_SCHULZ
+    shape = x.shape
+    x = x.reshape(-1, *shape[-2:])
     for _ in range(NEWTON_SCHULZ_STEPS):
-        square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
+        square = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    x = x.view(shape)
     return (x.mT if tall else x).to(matrix_EMN.dtype)
 
 
@@ -74,7 +77,7 @@ class _MuonOptimizer(torch.optim.Optimizer):
                 state["momentum"] = torch.zeros_like(parameter)
             momentum = state["momentum"].lerp_(parameter.grad, 1 - part["momentum"])
             directions.append(parameter.grad.lerp(momentum, part["momentum"]))
-        update_EMN = orthogonalise(torch.stack(directions), self.dtype) * max(1.0, shape[0] / shape[1]) ** 0.5
+        update_EMN = orthogonalise(torch.stack(directions), self.dtype) * max(1.0, shape[-2] / shape[-1]) ** 0.5
         for parameter, update in zip(parameters, update_EMN, strict=True):
             parameter.mul_(1 - part["lr"] * part["weight_decay"]).sub_(update, alpha=part["lr"])
 
@@ -99,8 +102,10 @@ class Muon:
         groups = group(model)
         dtype = getattr(model, "compute_dtype", None)  # the orthogonalisation runs in what the model's products run in
         matrices = {"params": groups.matrices, "peak": self.learning_rate}
-        rest = [{"params": groups.tables + groups.gains, "weight_decay": 0.0}]
-        return [
-            _MuonOptimizer([matrices], self.learning_rate, self.momentum, self.weight_decay, dtype),
-            adamw(rest, self.adamw_learning_rate, (self.beta1, self.beta2), self.epsilon),
-        ]
+        rest = {"params": groups.tables + groups.gains, "weight_decay": 0.0}
+        optimizers: list[torch.optim.Optimizer] = []
+        if matrices["params"]:  # with frozen weights either half may be empty, which torch refuses
+            optimizers.append(_MuonOptimizer([matrices], self.learning_rate, self.momentum, self.weight_decay, dtype))
+        if rest["params"]:
+            optimizers.append(adamw([rest], self.adamw_learning_rate, (self.beta1, self.beta2), self.epsilon))
+        return optimizers

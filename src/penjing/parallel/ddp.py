@@ -31,7 +31,10 @@ class DataParallel:
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         ids = [self.device.index] if self.device.type == "cuda" else None
-        self._model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+        # Buffers (the routers' loads and biases) are kept equal by who changes them; a broadcast would lose the loads.
+        self._model = DistributedDataParallel(
+            model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
         return self._model
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:

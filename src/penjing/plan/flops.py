@@ -18,9 +18,11 @@ from penjing.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Counts. `total` is what `model.parameters()` sums to; `matrices` are those that enter a matrix product."""
+    """Counts. `total` is what `model.parameters()` sums to; `active` are those one token goes through, `matrices` those
+    of them that enter a matrix product."""
 
     total: int
+    active: int
     embedding: int
     matrices: int
 
@@ -30,18 +32,23 @@ class Parameters:
 
 
 def parameters(config: ModelConfig) -> Parameters:
-    """Exact parameter counts of a dense decoder."""
+    """Exact parameter counts. Of a mixture, a token goes through its k routed experts and the shared ones."""
     width, layers = config.hidden_size, config.num_layers
     queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-    per_layer = width * (2 * queries + 2 * keys) + 3 * width * config.mlp_size
-    gains = 2 * width + (2 * config.head_size if config.architecture == "qwen3" else 0)
+    attention = width * (2 * queries + 2 * keys)
+    vectors = 2 * width + (2 * config.head_size if config.normalises_heads else 0)
+    vectors += queries + 2 * keys if config.has_qkv_bias else 0
+    dense = sum(config.is_dense_layer(layer) for layer in range(layers))
+    expert = 3 * width * config.expert_size
+    shared = 3 * width * config.shared_expert_size + (width if config.architecture == "qwen2_moe" else 0)
+    always = layers * attention + dense * 3 * width * config.mlp_size
+    always += (layers - dense) * (width * config.experts + shared)
+    idle = (layers - dense) * (config.experts - config.experts_per_token) * expert
+    matrices = always + (layers - dense) * config.experts_per_token * expert
     table = config.vocabulary_size * width
     head = table if config.embeddings == "untied" else 0
-    return Parameters(
-        total=table + head + layers * (per_layer + gains) + width,
-        embedding=table,
-        matrices=layers * per_layer + table,
-    )
+    active = table + head + matrices + layers * vectors + width
+    return Parameters(total=active + idle, active=active, embedding=table, matrices=matrices + table)
 
 
 def mean_keys(length_D: npt.NDArray[np.int64], row_tokens: int) -> float:
@@ -54,5 +61,8 @@ def mean_keys(length_D: npt.NDArray[np.int64], row_tokens: int) -> float:
 
 def training_flops_per_token(config: ModelConfig, num_keys: float) -> float:
     """Model FLOPs of one token's forward and backward pass; `num_keys` as given by `mean_keys`."""
-    attention = 2 * 2 * config.num_layers * config.num_heads * config.head_size * num_keys
+    # A window can only take keys away. How many of the mean lie within it depends on the documents; all are counted
+    # up to its size, which is too many where documents are about as long as the window.
+    keys = sum(min(num_keys, config.window(layer) or num_keys) for layer in range(config.num_layers))
+    attention = 2 * 2 * config.num_heads * config.head_size * keys
     return 3 * (2 * parameters(config).matrices + attention)

@@ -2,7 +2,10 @@
 
 RECIPES = {
     "pretrain": "penjing.recipes.pretrain:pretrain",
+    "ladder": "penjing.recipes.ladder:ladder",
     "sft": "penjing.recipes.sft:sft",
+    "lora": "penjing.recipes.lora:lora",
     "tiny": "penjing.recipes.tiny:tiny",
     "tiny_sft": "penjing.recipes.tiny:tiny_sft",
 }
+WITH_DIAL = ("ladder",)  # ladder:30m

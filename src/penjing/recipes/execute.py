@@ -24,7 +24,9 @@ from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import Engine, launched_world, make_engine
 from penjing.plan import hardware
-from penjing.recipes import RECIPES
+from penjing.recipes import RECIPES, WITH_DIAL
+from penjing.recipes.adapter import save_run_adapter
+from penjing.recipes.start import begin_from
 from penjing.text.chat import render
 from penjing.text.records import Message
 from penjing.text.tokenizer import Tokenizer
@@ -32,7 +34,7 @@ from penjing.track import TRACKERS
 from penjing.track.base import Tracker
 from penjing.track.console import ConsoleTracker
 from penjing.train.assemble import Assembled, assemble, micro_rows
-from penjing.train.folder import read_settings, set_threads, stage_folder
+from penjing.train.folder import set_threads
 from penjing.train.loop import train
 from penjing.train.run import Run
 
@@ -40,14 +42,18 @@ SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
 
 
 def resolve_run(recipe: str, *layers: Layer) -> Run:
-    """The settings of a recipe with `layers` over it; with `start`, the model's shape is that of the start."""
-    base = look_up(RECIPES, recipe, what="recipe")()
+    """The settings of a recipe with `layers` over it; with `start`, the model's shape is that of the start.
+
+    A recipe with a dial takes it after a colon: `ladder:30m`.
+    """
+    name, _, dial = recipe.partition(":")
+    make = look_up(RECIPES, name, what="recipe")
+    if dial and name not in WITH_DIAL:
+        raise UserError("has no dial", where=recipe, wanted=f"{name} alone, or {', '.join(WITH_DIAL)}:SIZE")
+    base = make(dial) if dial else make()
+    asked = [*layers[:-1], *map(_one_length, layers[-1:])]
     start = next((layer["start"] for layer in reversed(layers) if layer.get("start")), "")
-    begun: list[Layer] = []
-    if start:
-        shape = config.to_dict(read_settings(stage_folder(Path(start))).model)
-        begun = [{"model": shape}]
-    return config.resolve(Run, base, *begun, *layers[:-1], *map(_one_length, layers[-1:]))
+    return begin_from(str(start), base, asked) if start else config.resolve(Run, base, *asked)
 
 
 def _one_length(asked: Layer) -> Layer:
@@ -78,6 +84,12 @@ def execute(run: Run, console: Console) -> dict[str, Any]:
             assembled.parts.trackers.close()
             if hasattr(assembled.parts.source, "close"):
                 assembled.parts.source.close()
+        if run.lora.rank and engine.rank == 0:
+            try:
+                made = save_run_adapter(run, assembled.model, assembled.base, assembled.progress.step)
+                quiet.print(f"  adapter in the format of peft: {made}", highlight=False)
+            except UserError as error:  # the adapter is whole in its checkpoint
+                quiet.print(f"  [yellow]no adapter in the format of peft[/]: {error}", highlight=False)
         return _outcome(assembled, engine, figures, time.time() - began)
     finally:
         engine.close()
@@ -115,13 +127,14 @@ def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
     run, bill, prepared = assembled.run, assembled.bill, assembled.prepared
     table = Table(show_header=False, box=None, pad_edge=False, title=f"{run.stage} -> {run.out}", title_justify="left")
     padding = prepared.train.padding_per_epoch / (prepared.train.rows_per_epoch * prepared.train.row_tokens)
+    named = run.model.preset or run.model.architecture
     rows = [
-        ("model", f"{run.model.preset}, {bill.parameters:,} parameters, {bill.trainable_parameters:,} trainable"),
+        ("model", f"{named}, {bill.parameters:,} parameters, {bill.trainable_parameters:,} trainable"),
         ("examples", f"{bill.rows_per_epoch:,} rows of {run.data.row_tokens} tokens, {padding:.1%} padding"),
         ("epochs", f"{bill.epochs:.2f}"),
-        ("batch per device", f"{micro_rows(run, engine.world)} rows"),
+        ("batch per device", f"{micro_rows(run, engine)} rows"),
         ("total batch", f"{run.batch.rows} rows = {bill.tokens_per_step:,} tokens"),
-        ("accumulation", f"{run.batch.accumulate} on each of {engine.world} {engine.device.type}"),
+        ("accumulation", f"{assembled.parts.accumulate} on each of {engine.world} {engine.device.type}"),
         ("optimizer steps", f"{bill.steps:,}"),
         ("tokens", f"{units.count(bill.tokens)} of {units.count(bill.tokens_per_epoch)} per epoch"),
         ("compute", f"{bill.flops:.2e} FLOPs in {run.compute.dtype}"),
@@ -150,8 +163,8 @@ def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: C
     if run.data.kind == "chats":
         asked = [render(tokenizer, [Message(role="user", content=prompt)], ask=True).ids for prompt in prompts]
     else:
-        asked = [[tokenizer.end_of_text, *tokenizer.encode(prompt)] for prompt in prompts]
-    stop = {tokenizer.end_of_text, tokenizer.message_end}
+        asked = [[tokenizer.begin, *tokenizer.encode(prompt)] for prompt in prompts]
+    stop = tokenizer.stop
     texts = generate(model, asked, max_new_tokens=run.sample.tokens, stop=stop, sampling=SAMPLE_STYLE, seed=run.seed)
     samples = []
     for prompt, ids in zip(prompts, texts, strict=True):

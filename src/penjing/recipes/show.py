@@ -16,8 +16,8 @@ from penjing import __version__
 from penjing.base import config, units
 from penjing.base.config import Layer
 from penjing.base.errors import UserError, suggest
+from penjing.model import presets
 from penjing.model.config import ModelConfig
-from penjing.model.presets import PRESETS
 from penjing.plan import hardware
 from penjing.plan.flops import parameters
 from penjing.recipes import RECIPES
@@ -35,7 +35,7 @@ def show(what: str, overrides: Layer, console: Console) -> None:
     elif what == "recipes":
         for name in RECIPES:
             console.print(name, highlight=False)
-    elif what in RECIPES:
+    elif what.partition(":")[0] in RECIPES:
         console.print(config.to_toml(resolve_run(what, overrides)), highlight=False, end="", markup=False)
     elif (Path(what) / "quickstart.json").is_file():
         print_summary(Path(what), console)
@@ -57,6 +57,7 @@ def _models(console: Console) -> None:
     columns = (
         "name",
         "parameters",
+        "active",
         "without embedding",
         "layout",
         "width",
@@ -69,7 +70,7 @@ def _models(console: Console) -> None:
     )
     for heading in columns:
         table.add_column(heading, justify="left" if heading in ("name", "layout") else "right")
-    for name in PRESETS:
+    for name in presets.names():
         shape = config.resolve(ModelConfig, {"preset": name})
         count = parameters(shape)
         figures: list[Any] = [shape.hidden_size, shape.num_layers, shape.num_heads, shape.num_kv_heads]
@@ -77,11 +78,13 @@ def _models(console: Console) -> None:
         table.add_row(
             name,
             f"{count.total:,}",
+            f"{count.active:,}" if shape.is_mixture else "",
             f"{count.without_embedding:,}",
             shape.architecture,
             *(str(value) for value in figures),
         )
     console.print(table)
+    console.print("ladder-SIZE is any size from 500k to 3b; `penjing train ladder:SIZE` derives rate, batch and steps.")
 
 
 def corpus_report(files: list[Path], console: Console) -> None:

@@ -2,7 +2,8 @@
 
 Structure is written as control ids, content is encoded as plain text between them, so a user message that contains
 `<|im_end|>` or `<|im_start|>assistant` stays a user message. Weight 1: what the assistant says, including the end of
-its turn. Weight 0: everything else.
+its turn. Weight 0: everything else. A tokenizer that came with a template of its own is written in that one, which
+text/foreign.py runs and cuts to the same rule.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penjing.base.errors import UserError
 from penjing.text import tokenizer as tokens
+from penjing.text.foreign import Piece, cut
 from penjing.text.records import Message
 from penjing.text.tokenizer import Tokenizer
 
@@ -46,6 +49,9 @@ class _Writer:
         self._text += text
 
     def control(self, token: str, weight: int) -> None:
+        if token in tokens.VISIBLE_TOKENS and not self.tokenizer.has(token):
+            self.text(token, weight)  # a vocabulary of somebody else's: the same words, in more tokens
+            return
         self._flush()
         self.ids.append(self.tokenizer.control(token))
         self.weights.append(weight)
@@ -108,6 +114,67 @@ def _write_tool_result(writer: _Writer, content: str, *, first: bool, last: bool
         _close_turn(writer, 0)
 
 
+def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> Rendered:
+    """Ids of a conversation that somebody else's template wrote, exactly as `transformers` numbers the whole string.
+
+    Plain text is encoded in stretches as long as they can be, across the borders of pieces; a token is taught if any
+    character of it is.
+    """
+    ids: list[int] = []
+    weights: list[int] = []
+    text, taught = "", list[bool]()
+    trims = False  # the control token before swallows the blanks after it
+
+    def flush(trims_next: bool = False) -> None:
+        nonlocal text, taught
+        start = len(text) - len(text.lstrip()) if trims else 0
+        stop = len(text.rstrip()) if trims_next else len(text)
+        if stop > start:
+            found, ends = tokenizer.encode_with_ends(text[start:stop], after_control=bool(ids))
+            ids.extend(found)
+            weights.extend(int(any(taught[start + first : start + max(last, first + 1)])) for first, last in ends)
+        text, taught = "", []
+
+    for piece in pieces:
+        place = 0
+        found = tokenizer.control_pattern.finditer(piece.text) if tokenizer.control_pattern and not piece.said else ()
+        for match in found:
+            plain = piece.text[place : match.start()]
+            text, taught = text + plain, taught + [piece.taught] * len(plain)
+            left, right = tokenizer.trims(match[0])
+            flush(left)
+            ids.append(tokenizer.control(match[0]))
+            weights.append(int(piece.taught))
+            trims, place = right, match.end()
+        plain = piece.text[place:]
+        text, taught = text + plain, taught + [piece.taught] * len(plain)
+    flush()
+    return Rendered(ids, weights)
+
+
+def _render_foreign(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[dict[str, Any]], ask: bool, thinking: bool
+) -> Rendered:
+    """Ids and weights of a conversation in the form of the tokenizer's own template."""
+    if not tokenizer.template:
+        raise UserError(
+            "the tokenizer has no chat template",
+            where="chat template",
+            next_step="Train it on conversations first: penjing train sft start=... gives it ours.",
+        )
+    pieces = cut(
+        tokenizer.template,
+        messages,
+        tools,
+        dict(tokenizer.roles.names),
+        control=tokenizer.control_pattern,
+        message_end=tokenizer.roles.message_end,
+        ask=ask,
+        thinking=thinking,
+    )
+    return _pieces_to_ids(tokenizer, pieces)
+
+
 def render(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
@@ -119,7 +186,10 @@ def render(
     """Ids and weights of a conversation.
 
     ask: end with an open assistant turn, for the model to fill. thinking: open that turn with `<think>`.
+    A tokenizer with somebody else's template is followed in that (text/foreign.py); UserError if it cannot be.
     """
+    if not tokenizer.is_ours:
+        return _render_foreign(tokenizer, messages, tools, ask, thinking)
     writer = _Writer(tokenizer)
     has_system = bool(messages) and messages[0].role == "system"
     if tools or has_system:

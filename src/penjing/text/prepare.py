@@ -116,12 +116,13 @@ def _encode_documents(
     documents: Iterable[Document], tokenizer: Tokenizer, progress: Callable[[int], None]
 ) -> Iterator[_Encoded]:
     stream = iter(documents)
+    opening = [] if tokenizer.begin == tokenizer.end_of_text else [tokenizer.begin]
     while batch := list(islice(stream, BATCH)):
         for document, ids in zip(batch, tokenizer.encode_many([document.text for document in batch]), strict=True):
             num_bytes = len(document.text.encode())
             progress(num_bytes)
             if ids:
-                yield _Encoded(split_key(document), ids, num_bytes)
+                yield _Encoded(split_key(document), [*opening, *ids] if opening else ids, num_bytes)
 
 
 def _encode_chats(

@@ -22,10 +22,13 @@ from penjing.checkpoint.save import save
 from penjing.feed.batch import Batch, collate
 from penjing.feed.prefetch import Prefetch
 from penjing.feed.source import PackedSource, Source
+from penjing.model.freeze import freeze
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
+from penjing.model.lora import keep_base_in, own_state
 from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
+from penjing.optim.balance import RouterBalance
 from penjing.parallel.base import Engine
 from penjing.plan import hardware
 from penjing.plan.bill import Bill, Pace, make_bill
@@ -37,7 +40,8 @@ from penjing.text.tokenizer import Tokenizer, train_tokenizer
 from penjing.text.whole import WholeRows
 from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import JsonLines
-from penjing.train.folder import RunFolder, load_weights, stage_folder
+from penjing.train.adapters import build_adapted
+from penjing.train.folder import RunFolder, load_start, load_weights, start_tokenizer
 from penjing.train.loop import Parts, Progress, step
 from penjing.train.meter import Meter
 from penjing.train.run import Run
@@ -117,15 +121,12 @@ def _tokenizer(run: Run, folder: RunFolder, report: Report) -> Tokenizer:
     """The run's tokenizer: its own from before, the named one, that of `start`, or a new one trained on the text."""
     if (folder.tokenizer / "tokenizer.json").is_file():
         return Tokenizer.load(folder.tokenizer)
-    source = Path(run.tokenizer.folder) if run.tokenizer.folder else None
-    if source is None and run.start:
-        source = RunFolder(stage_folder(Path(run.start))).tokenizer
-    if source is None:
+    given = start_tokenizer(run)
+    if given is None:
         size = run.tokenizer.vocabulary or run.model.vocabulary_size
         report(f"training a tokenizer of {size:,} ids")
-        tokenizer = train_tokenizer(_training_texts(run), size, han_run=run.tokenizer.han_run)
-    else:
-        tokenizer = Tokenizer.load(source)
+        given = train_tokenizer(_training_texts(run), size, han_run=run.tokenizer.han_run)
+    tokenizer = given
     if tokenizer.size > run.model.vocabulary_size:
         raise UserError(
             "the tokenizer has more ids than the model",
@@ -210,6 +211,7 @@ class Assembled:
     prepared: Prepared
     model: Transformer
     folder: RunFolder
+    base: dict[str, str]  # what a run's adapter sits on, `start` and `sha256`; empty without one
     bill: Bill
     resumed_from: int | None  # step of the checkpoint it goes on from
     resumed: int  # how often it was taken up again
@@ -221,17 +223,28 @@ def num_steps(run: Run, rows: Rows) -> int:
     return run.steps or max(1, math.ceil(run.epochs * rows.rows_per_epoch / run.batch.rows))
 
 
-def micro_rows(run: Run, world: int) -> int:
-    """Rows of one forward pass on one device. Raises UserError if the step does not divide evenly."""
-    share = world * run.batch.accumulate
-    if run.batch.rows % share:
+def micro_rows(run: Run, engine: Engine) -> int:
+    """Rows of one forward pass on one device. Raises UserError if the step does not divide evenly.
+
+    Unless set, a device's whole share; but on one CPU half of it, where that is even. In bfloat16 every pass rounds its
+    gradients, so only the same passes give the same bits: this way two processes learn exactly what one does.
+    """
+    world, cut = engine.world, run.batch.rows % 2 == 0 and engine.device.type == "cpu"
+    rows = run.batch.micro_rows or max(1, run.batch.rows // max(world, 2 if cut else 1))
+    if run.batch.rows % (rows * world):
+        share = f"{world} devices" + (f" x {rows} batch.micro_rows" if run.batch.micro_rows else "")
         raise UserError(
             "the rows of a step do not divide evenly",
             where="batch.rows",
             got=run.batch.rows,
-            wanted=f"a multiple of {world} devices x {run.batch.accumulate} accumulation = {share}",
+            wanted=f"a multiple of {share}",
         )
-    return run.batch.rows // share
+    return rows
+
+
+def accumulation(run: Run, engine: Engine) -> int:
+    """Forward passes of one step on each device."""
+    return run.batch.rows // (micro_rows(run, engine) * engine.world)
 
 
 def assemble(
@@ -250,16 +263,23 @@ def assemble(
     _check_same_run(run, folder, checkpoint)
     prepared = prepare_data(run, engine, report)
     dtype = hardware.compute_dtype(run.compute.dtype, engine.device)
-    model = _build_model(run, checkpoint).to(engine.device)
+    model, base = _build_model(run, checkpoint)
+    freeze(model, run.freeze)
+    if run.lora.rank:
+        keep_base_in(model, dtype)
+    model.to(engine.device)
     set_compute_dtype(model, None if dtype == torch.float32 else dtype)
     callable_model = engine.wrap(model)
-    optimizers = run.optimizer.build(model)
+    optimizers: list[Any] = run.optimizer.build(model)
+    if run.model.is_mixture:
+        rate = 0.0 if run.lora.rank else run.router.bias_rate  # a frozen base's routers stay as they are
+        optimizers.append(RouterBalance(model, rate, engine.add))
     steps = num_steps(run, prepared.train)
     source: Source = PackedSource(
-        prepared.train, micro_rows=micro_rows(run, engine.world), rank=engine.rank, world=engine.world
+        prepared.train, micro_rows=micro_rows(run, engine), rank=engine.rank, world=engine.world
     )
     progress = Progress()
-    about: dict[str, Any] = {"data": prepared.fingerprint, "resumed": 0}
+    about: dict[str, Any] = {"data": prepared.fingerprint, "resumed": 0, "base": base}
     meter = Meter(
         training_flops_per_token(run.model, prepared.num_keys),
         hardware.peak(engine.device, dtype).flops_per_second,
@@ -287,14 +307,14 @@ def assemble(
     parts = Parts(
         engine=engine,
         model=callable_model,
-        objective=NextToken(),
+        objective=NextToken(run.router, biased=run.model.architecture == "glm4_moe"),
         source=source,
         optimizers=optimizers,
         schedule=run.schedule,
         trackers=Trackers(all_trackers),
         meter=meter,
         num_steps=steps,
-        accumulate=run.batch.accumulate,
+        accumulate=accumulation(run, engine),
         clip_norm=run.clip_norm,
         log_every=run.track.every,
         validate_every=run.validate.every,
@@ -314,6 +334,7 @@ def assemble(
         prepared=prepared,
         model=model,
         folder=folder,
+        base=base,
         bill=bill,
         resumed_from=None if checkpoint is None else checkpoint.step,
         resumed=about["resumed"],
@@ -321,19 +342,18 @@ def assemble(
     )
 
 
-def _build_model(run: Run, checkpoint: Checkpoint | None) -> Transformer:
-    """The run's own weights, those of `start`, or fresh ones."""
+def _build_model(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, dict[str, str]]:
+    """The run's own weights, those of `start`, or fresh ones; and of a run with adapters, what they sit on."""
+    if run.lora.rank:
+        return build_adapted(run, checkpoint, load_start)
+    if checkpoint is None and run.start:
+        return load_start(run), {}
     model = Transformer(run.model)
     if checkpoint is not None:
         load_weights(model, checkpoint)
-    elif run.start:
-        begin = newest(RunFolder(stage_folder(Path(run.start))).checkpoints)
-        if begin is None:
-            raise UserError("the run has no checkpoint yet", where=run.start)
-        load_weights(model, begin)
     else:
         initialise(model, derive(run.seed, "weights"))
-    return model
+    return model, {}
 
 
 # Settings that may differ when a run is continued: they do not change what is computed.
@@ -344,7 +364,7 @@ FREE_TO_CHANGE = (
     "sample",
     "validate",
     "out",
-    "batch.accumulate",
+    "batch.micro_rows",
     "data.prefetch",
     "data.train",
 )
@@ -391,7 +411,9 @@ def _trackers(engine: Engine, folder: RunFolder, further: Sequence[Tracker], sta
 
 def _save(run: Run, folder: RunFolder, engine: Engine, parts: Parts, state: dict[str, Any]) -> None:
     if engine.rank == 0:
-        weights = {name: value.detach().cpu() for name, value in _plain(parts.model).state_dict().items()}
+        model = _plain(parts.model)
+        kept = own_state(model) if run.lora.rank else model.state_dict()  # of adapters, not the base they sit on
+        weights = {name: value.detach().cpu() for name, value in kept.items()}
         save(
             folder.checkpoints,
             state["progress"]["step"],
@@ -440,7 +462,7 @@ def validate(run: Run, prepared: Prepared, engine: Engine, model: Transformer) -
 
 def _validation_batches(run: Run, prepared: Prepared, engine: Engine) -> Iterator[Batch]:
     mine = range(engine.rank, prepared.validation_rows, engine.world)
-    size = micro_rows(run, engine.world)
+    size = micro_rows(run, engine)
     for first in range(0, len(mine), size):
         rows = [prepared.validation.row(index) for index in mine[first : first + size]]
         yield collate(rows).to(engine.device)
@@ -473,7 +495,7 @@ def _bill(
         row_tokens=rows.row_tokens,
         filled=1 - rows.padding_per_epoch / (rows.rows_per_epoch * rows.row_tokens),
         rows_per_step=run.batch.rows,
-        micro_rows=micro_rows(run, engine.world),
+        micro_rows=micro_rows(run, engine),
         steps=steps,
         pace=pace,
         validations=_times(run.validate.every, steps),
@@ -494,17 +516,14 @@ PROBE_STEPS = 5
 
 def probe(run: Run, prepared: Prepared, engine: Engine, model: Transformer, parts: Parts) -> Pace:
     """Time the real step on this machine, leaving model, optimizer and data exactly as they were."""
-    weights = copy.deepcopy(model.state_dict())
+    weights = copy.deepcopy(own_state(model))
     states = [copy.deepcopy(optimizer.state_dict()) for optimizer in parts.optimizers]
-    source = PackedSource(
-        prepared.train, micro_rows=micro_rows(run, engine.world), rank=engine.rank, world=engine.world
-    )
+    source = PackedSource(prepared.train, micro_rows=micro_rows(run, engine), rank=engine.rank, world=engine.world)
     trial = replace(parts, source=OnDevice(source, engine.device))
     seconds = []
     for index in range(PROBE_STEPS + 2):
         start = time.perf_counter()
-        total, *_ = step(trial, 0)
-        float(total)  # waits for the device
+        float(step(trial, 0).sums["loss"])  # waits for the device
         if index >= 2:
             seconds.append(time.perf_counter() - start)
     start = time.perf_counter()
@@ -513,13 +532,13 @@ def probe(run: Run, prepared: Prepared, engine: Engine, model: Transformer, part
         with torch.no_grad():
             float(NextToken()(model, validated).total)
     one_batch = time.perf_counter() - start
-    batches = math.ceil(math.ceil(prepared.validation_rows / engine.world) / micro_rows(run, engine.world))
-    model.load_state_dict(weights)
+    batches = math.ceil(math.ceil(prepared.validation_rows / engine.world) / micro_rows(run, engine))
+    model.load_state_dict(weights, strict=False)
     for optimizer, state in zip(parts.optimizers, states, strict=True):
         optimizer.load_state_dict(state)
     seconds.sort()
     median = seconds[len(seconds) // 2]
-    saved_bytes = 12 * sum(parameter.numel() for parameter in model.parameters())
+    saved_bytes = 12 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return Pace(median, one_batch * batches, 0.02 + saved_bytes / 300e6, (seconds[-1] - seconds[0]) / median)
 
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
 from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.checkpoint.load import Checkpoint, newest
+from penjing.checkpoint.manifest import MANIFEST, damage
 from penjing.model.config import ModelConfig
+from penjing.model.lora import DEFAULT, merge, strip
 from penjing.model.transformer import Transformer
+from penjing.model.vocabulary import grow
 from penjing.plan.hardware import physical_cores
 from penjing.text.tokenizer import Tokenizer
-from penjing.train.run import Run
+from penjing.train.adapters import build_adapted
+from penjing.train.outside import Outside, read_outside
+from penjing.train.run import Data, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,13 @@ class Trained:
 
     model: Transformer
     tokenizer: Tokenizer
-    run: Run
-    checkpoint: Checkpoint
+    run: Run  # of a model from outside: its shape, where it lies, and defaults
+    checkpoint: Checkpoint  # of a model from outside: its folder, step 0
+
+    @property
+    def answers(self) -> bool:
+        """Whether it was taught conversations, and does not only continue texts."""
+        return self.run.data.kind == "chats"
 
 
 def stage_folder(path: Path) -> Path:
@@ -75,8 +87,36 @@ def stage_folder(path: Path) -> Path:
     for candidate in (path, path / "sft", path / "pretrain"):
         if RunFolder(candidate).settings.is_file() and RunFolder(candidate).checkpoints.is_dir():
             return candidate
+    if (path / MANIFEST).is_file() and RunFolder(path.resolve().parent.parent).settings.is_file():
+        return path.resolve().parent.parent
     what = "no such folder" if not path.exists() else "not the folder of a run"
-    raise UserError(what, where=path, wanted="a folder made by `penjing train` or `penjing quickstart`")
+    if (path / "config.json").is_file():
+        what = "a model from outside, and not a run"
+    raise UserError(
+        what, where=path, wanted="a folder made by `penjing train` or `penjing quickstart`, or a Hugging Face directory"
+    )
+
+
+def is_run(path: Path) -> bool:
+    """Whether `path` is a run's folder, or a quickstart's."""
+    candidates = (path, path / "sft", path / "pretrain")
+    return any(RunFolder(each).settings.is_file() and RunFolder(each).checkpoints.is_dir() for each in candidates)
+
+
+def whole_checkpoint(path: Path) -> Checkpoint | None:
+    """The checkpoint meant by `path`, if it is the folder of one (RUN/checkpoints/step-00000500), else None.
+
+    Raises UserError if it is damaged, or does not lie in a run.
+    """
+    path = path.resolve()
+    if not (path / MANIFEST).is_file():
+        return None
+    wrong = damage(path)
+    if wrong is not None:
+        raise UserError(f"this checkpoint is damaged: {wrong}", where=path)
+    if not RunFolder(path.parent.parent).settings.is_file():
+        raise UserError("this checkpoint does not lie in a run", where=path, wanted="RUN/checkpoints/step-...")
+    return Checkpoint(path, int(path.name.removeprefix("step-")), ())
 
 
 def read_settings(path: Path) -> Run:
@@ -84,21 +124,104 @@ def read_settings(path: Path) -> Run:
     return config.resolve(Run, config.read_toml(RunFolder(path).settings))
 
 
-def load_trained(path: Path) -> Trained:
-    """Read the newest whole checkpoint of a run. Raises UserError if there is none, or it does not fit its settings."""
-    folder = RunFolder(stage_folder(Path(path)))
+def load_trained(
+    path: Path,
+    *,
+    adapters: Literal["beside", "merged"] = "beside",
+    hints: Mapping[str, Any] | None = None,
+    tokenizer_folder: Path | None = None,
+) -> Trained:
+    """Read a model: a run's newest whole checkpoint, one checkpoint's folder, or a model from outside.
+
+    adapters: of a run that trained one, whether it stays beside the base, in use, or is worked into plain weights.
+    hints, tokenizer_folder: for MiniMind's weights, what they do not show of their shape, and where their tokenizer is.
+    Raises UserError if there is none, or it does not fit its settings.
+    """
+    chosen = whole_checkpoint(Path(path))
+    outside = None if chosen or is_run(Path(path)) else read_outside(path, hints)
+    if outside is not None:
+        return _load_outside(outside, tokenizer_folder)
+    folder = RunFolder(chosen.folder.parent.parent if chosen else stage_folder(Path(path)))
     run = read_settings(folder.path)
-    checkpoint = newest(folder.checkpoints)
+    checkpoint = chosen or newest(folder.checkpoints)
     if checkpoint is None:
         raise UserError("the run has no checkpoint yet", where=folder.path)
-    model = Transformer(run.model)
-    load_weights(model, checkpoint)
+    if run.lora.rank:
+        model, _ = build_adapted(run, checkpoint, load_start)
+        if adapters == "merged":
+            merge(model, DEFAULT)
+            strip(model)
+    else:
+        model = Transformer(run.model)
+        load_weights(model, checkpoint)
     return Trained(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
+
+
+def _load_outside(outside: Outside, tokenizer_folder: Path | None) -> Trained:
+    model = Transformer(outside.config)
+    _fill(model, outside.read_weights(), outside.path)
+    tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder else outside.tokenizer()
+    kind: Literal["chats", "documents"] = "chats" if tokenizer.template else "documents"
+    data = Data(kind=kind, row_tokens=min(2048, model.config.max_tokens))
+    run = Run(stage="outside", out=str(outside.path), model=outside.config, data=data)
+    return Trained(model.eval(), tokenizer, run, Checkpoint(outside.path, 0, ()))
+
+
+def start_shape(start: str, hints: Mapping[str, Any] | None = None) -> ModelConfig:
+    """The shape of what a run begins with: another run, one of its checkpoints, or a model from outside.
+
+    hints: settings of `model.*` that were asked for, for weights that do not show their whole shape.
+    """
+    path = Path(start)
+    outside = None if whole_checkpoint(path) or is_run(path) else read_outside(start, hints)
+    return outside.config if outside is not None else read_settings(stage_folder(path)).model
+
+
+def start_tokenizer(run: Run) -> Tokenizer | None:
+    """The tokenizer that a new run takes along: the one it names, or that of `start`; None if it is to train one.
+
+    One without a chat template gets ours where conversations are learned, and the control tokens for it.
+    """
+    if run.tokenizer.folder:
+        tokenizer = Tokenizer.load(Path(run.tokenizer.folder))
+    elif not run.start:
+        return None
+    else:
+        path = Path(run.start)
+        outside = None if whole_checkpoint(path) or is_run(path) else read_outside(path, config.to_dict(run.model))
+        tokenizer = outside.tokenizer() if outside else Tokenizer.load(RunFolder(stage_folder(path)).tokenizer)
+    if run.data.kind != "chats" or tokenizer.template:
+        return tokenizer
+    if run.lora.rank and tokenizer.lacks_for_chatml:
+        raise UserError(
+            f"the tokenizer has no chat template and no {tokenizer.lacks_for_chatml[0]}, which adapters cannot learn",
+            where=run.start or run.tokenizer.folder,
+            next_step="Train all weights on conversations first: penjing train sft start=...",
+        )
+    return tokenizer.with_chatml(visible=not run.lora.rank)
+
+
+def load_start(run: Run) -> Transformer:
+    """The model that `run.start` names, adapters merged, in the shape that the run asks for.
+
+    Rows are added to embedding and head where the run's vocabulary is larger.
+    """
+    folder = Path(run.tokenizer.folder) if run.tokenizer.folder else RunFolder(Path(run.out)).tokenizer
+    known = folder if (folder / "tokenizer.json").is_file() else None
+    begun = load_trained(Path(run.start), adapters="merged", hints=config.to_dict(run.model), tokenizer_folder=known)
+    if begun.model.config == run.model:
+        return begun.model.train()
+    model = Transformer(run.model)
+    _fill(model, grow(begun.model.state_dict(), run.model.vocabulary_size), run.start)
+    return model
 
 
 def load_weights(model: Transformer, checkpoint: Checkpoint) -> None:
     """Copy a checkpoint's weights into `model`; every name and shape must match."""
-    weights = checkpoint.weights()
+    _fill(model, checkpoint.weights(), checkpoint.folder)
+
+
+def _fill(model: Transformer, weights: dict[str, torch.Tensor], where: object) -> None:
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in weights.items()}
     if expected != found:
@@ -106,7 +229,7 @@ def load_weights(model: Transformer, checkpoint: Checkpoint) -> None:
         first = differing[0]
         raise UserError(
             "the weights are of another shape of model",
-            where=checkpoint.folder,
+            where=where,
             got=f"{first} {found.get(first)}",
             wanted=f"{first} {expected.get(first)}",
         )

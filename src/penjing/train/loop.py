@@ -9,7 +9,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -33,7 +33,7 @@ class Parts:
     model: Callable[..., Tensor]  # wrapped by the engine
     objective: Objective
     source: Source
-    optimizers: list[torch.optim.Optimizer]
+    optimizers: list[Any]  # torch optimizers and what else takes a step, such as optim/balance.py
     schedule: Schedule
     trackers: Trackers
     meter: Meter
@@ -54,23 +54,50 @@ class Progress:
     """How far a run is, with what is summed since the last logged step. Saved with every checkpoint."""
 
     step: int = 0
-    total: Tensor | float = 0.0  # loss summed over units, on this rank
+    sums: dict[str, Tensor] = field(default_factory=dict)  # `loss`, and the objective's parts, on this rank
     units: Tensor | float = 0.0  # units, over all ranks
 
-    def add(self, total: Tensor, units: Tensor) -> None:
+    def add(self, taken: Step) -> None:
         """One more step is done. Tensors stay on the device: nothing waits here."""
         self.step += 1
-        self.total, self.units = self.total + total, self.units + units
+        self.units = self.units + taken.units
+        add_sums(self.sums, taken.sums)
+
+    def means(self, engine: Engine) -> dict[str, float]:
+        """The sums over all ranks, each divided by the units, since this was last asked. The host waits here."""
+        names = sorted(self.sums)
+        totals = engine.add(torch.stack([self.sums[name].float() for name in names])).tolist()
+        units = max(1.0, float(self.units))
+        self.sums, self.units = {}, 0.0
+        return {name: total / units for name, total in zip(names, totals, strict=True)}
 
     def state(self, engine: Engine) -> dict[str, Any]:
         """JSON values, the same on every rank."""
-        total = engine.add(torch.as_tensor(self.total, device=engine.device))
-        return {"step": self.step, "total": float(total), "units": float(self.units)}
+        names = sorted(self.sums)
+        totals = engine.add(torch.stack([self.sums[name].float() for name in names])).tolist() if names else []
+        return {"step": self.step, "sums": dict(zip(names, totals, strict=True)), "units": float(self.units)}
 
     @classmethod
     def restore(cls, state: dict[str, Any], engine: Engine) -> Progress:
         """What was summed over ranks goes on in rank 0."""
-        return cls(state["step"], state["total"] if engine.rank == 0 else 0.0, state["units"])
+        share = 1.0 if engine.rank == 0 else 0.0
+        sums = {name: torch.tensor(total * share, device=engine.device) for name, total in state["sums"].items()}
+        return cls(state["step"], sums, state["units"])
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an optimizer step came to: this rank's sums and tokens, all ranks' units, the norm of the gradients."""
+
+    sums: dict[str, Tensor]
+    units: Tensor
+    norm: Tensor
+    tokens: int
+
+
+def add_sums(into: dict[str, Tensor], more: dict[str, Tensor]) -> None:
+    for name, value in more.items():
+        into[name] = into[name] + value if name in into else value
 
 
 class Stopped(Exception):
@@ -81,20 +108,20 @@ class Stopped(Exception):
         super().__init__(f"stopped by {signal.Signals(number).name} after step {step}; the same command continues")
 
 
-def step(parts: Parts, index: int) -> tuple[Tensor, Tensor, Tensor, int]:
-    """One optimizer step: returns the summed loss, its units, the gradient norm, and this rank's tokens."""
+def step(parts: Parts, index: int) -> Step:
+    """One optimizer step."""
     batches = []
     for _ in range(parts.accumulate):
         with parts.meter.waiting_for_data():
             batches.append(next(parts.source))
     units = parts.engine.add(torch.stack([parts.objective.weight(batch) for batch in batches]).sum())
-    total = torch.zeros((), device=units.device)
+    sums: dict[str, Tensor] = {}
     for number, batch in enumerate(batches, start=1):
         with parts.engine.micro_step(last=number == len(batches)):
             loss = parts.objective(parts.model, batch)
             # Sums over the global number of units: exact for ragged micro-batches and ranks alike.
             parts.engine.backward(loss.total / units.clamp(min=1))
-        total += loss.total.detach()
+        add_sums(sums, {"loss": loss.total.detach(), **loss.parts})
     norm = parts.engine.clip(parts.clip_norm)
     factor = parts.schedule.factor(index, parts.num_steps)
     for optimizer in parts.optimizers:
@@ -102,7 +129,7 @@ def step(parts: Parts, index: int) -> tuple[Tensor, Tensor, Tensor, int]:
             group["lr"] = group["peak"] * factor
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return total, units, norm, sum(batch.num_tokens for batch in batches)
+    return Step(sums, units, norm, sum(batch.num_tokens for batch in batches))
 
 
 def train(parts: Parts, progress: Progress) -> dict[str, float]:
@@ -114,10 +141,11 @@ def train(parts: Parts, progress: Progress) -> dict[str, float]:
     with _Signals() as signals:
         while progress.step < parts.num_steps:
             with parts.meter.step(parts.engine.world) as counted:
-                total, units, norm, counted.tokens = step(parts, progress.step)
-                progress.add(total, units)
+                taken = step(parts, progress.step)
+                counted.tokens = taken.tokens
+                progress.add(taken)
                 log_now = _due(progress.step, parts.log_every, parts.num_steps)
-                figures_now = _step_figures(parts, progress, norm) if log_now else {}
+                figures_now = _step_figures(parts, progress, taken.norm) if log_now else {}
             if log_now:
                 speed = parts.meter.interval(parts.num_steps - progress.step)
                 parts.trackers.log(progress.step, {**figures_now, **speed})
@@ -144,17 +172,18 @@ def _due(step: int, every: int, num_steps: int) -> bool:
 
 def _step_figures(parts: Parts, progress: Progress, norm: Tensor) -> dict[str, float]:
     """Figures since the last logged step. The one place where the host waits for the device."""
-    sums = parts.engine.add(torch.as_tensor(progress.total, device=parts.engine.device))
-    loss = float(sums) / max(1.0, float(progress.units))
-    progress.total = progress.units = 0.0
+    figures = progress.means(parts.engine)
+    loss = figures.pop("loss")
     if not math.isfinite(loss):
         raise UserError(
             f"the loss is {loss} at step {progress.step}",
             next_step="Lower optimizer.learning_rate or lengthen schedule.warmup_fraction; checkpoints are whole.",
         )
     rate = max(group["lr"] for optimizer in parts.optimizers for group in optimizer.param_groups)
-    unit = parts.objective.unit
-    return {f"loss_nats_per_{unit}": loss, "learning_rate": rate, "gradient_norm": float(norm)}
+    figures |= {"learning_rate": rate, "gradient_norm": float(norm)}
+    for optimizer in parts.optimizers:
+        figures |= getattr(optimizer, "figures", dict)()
+    return figures
 
 
 class _Signals:

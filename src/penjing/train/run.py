@@ -7,6 +7,8 @@ from typing import Literal
 
 from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
+from penjing.model.lora import Lora
+from penjing.objective.router import RouterSettings
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 from penjing.optim.schedule import Constant, Cosine, WarmupStableDecay
@@ -50,12 +52,14 @@ class BatchSettings:
     """How much is learned from at once."""
 
     rows: int = 32  # rows of one optimizer step, over all devices and accumulation
-    accumulate: int = 1  # forward passes one step is cut into on each device; less memory, same result
+    # Rows of one forward pass on one device; 0 = a device's whole share, on one CPU half of it. Fewer take less memory.
+    # What is learned is the same, to the last bit where a step's passes are the same ones, whichever device takes them.
+    micro_rows: int = 0
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.accumulate < 1:
+        if self.rows < 1 or self.micro_rows < 0:
             raise UserError(
-                "too small", where="batch", got=f"rows={self.rows} accumulate={self.accumulate}", wanted=">= 1"
+                "too small", where="batch", got=f"rows={self.rows} micro_rows={self.micro_rows}", wanted="rows >= 1"
             )
 
 
@@ -125,12 +129,15 @@ class Run:
     epochs: float = 1.0  # times through the training rows
     steps: int = 0  # optimizer steps; 0 = as many as `epochs` takes
     clip_norm: float = 1.0  # largest gradient norm; 0 = no clipping
+    freeze: tuple[str, ...] = ()  # patterns of parameters that do not learn, such as embed.* or blocks.[0-3].*
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: Lora = field(default_factory=Lora)
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     data: Data = field(default_factory=Data)
     batch: BatchSettings = field(default_factory=BatchSettings)
     optimizer: AdamW | Muon = field(default_factory=AdamW)
     schedule: Cosine | WarmupStableDecay | Constant = field(default_factory=Cosine)
+    router: RouterSettings = field(default_factory=RouterSettings)
     compute: ComputeSettings = field(default_factory=ComputeSettings)
     validate: ValidateSettings = field(default_factory=ValidateSettings)
     sample: SampleSettings = field(default_factory=SampleSettings)
@@ -140,6 +147,12 @@ class Run:
     def __post_init__(self) -> None:
         if self.epochs <= 0 and self.steps <= 0:
             raise UserError("nothing to do", where="epochs", got=self.epochs, wanted="more than 0, or steps=N")
+        if not self.model.is_mixture and self.router != RouterSettings():
+            raise UserError(
+                "has no effect on a dense model",
+                where="router",
+                next_step="Take a mixture of experts, such as model=tiny-moe, or leave router.* out.",
+            )
         if self.data.row_tokens > self.model.max_tokens:
             raise UserError(
                 "rows longer than the model's longest sequence",

@@ -1,0 +1,182 @@
+"""Read a Hugging Face directory or hub name: safetensors and JSON only, nothing in it is ever executed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from torch import Tensor
+
+from penjing.base.errors import UserError
+from penjing.base.files import read_json
+from penjing.convert.names import from_hf, hf_name, to_hf, with_real_head
+from penjing.convert.shape import CLASSES, config_from_hf, hf_config
+from penjing.model.config import ModelConfig
+
+__all__ = ["CLASSES", "HFFolder", "config_from_hf", "find_hf", "from_hf", "hf_config", "hf_name", "read_hf", "to_hf"]
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HFFolder:
+    """What a Hugging Face directory holds, beside its tokenizer (text/tokenizer.py reads that)."""
+
+    folder: Path
+    config: ModelConfig
+    weights: dict[str, Tensor]  # our names, float32, on the CPU
+    eos_ids: tuple[int, ...]  # token ids at which generation ends, as generation_config.json or config.json says
+
+
+def is_hf(path: Path) -> bool:
+    """Whether this is the folder of a model in Hugging Face's form."""
+    return (path / CONFIG).is_file()
+
+
+def find_hf(name: str) -> Path | None:
+    """The folder meant by `name`: a directory in Hugging Face's form, or a hub name, fetched; None if it is neither.
+
+    Raises UserError if it looks like a hub name and cannot be had.
+    """
+    path = Path(name)
+    if is_hf(path):
+        return path
+    if path.exists() or not _HUB_NAME.match(name):
+        return None
+    return _fetch(name)
+
+
+def _fetch(name: str) -> Path:
+    """Download the files of a model that we read (never code), or find them in the hub library's store."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:
+        raise UserError(
+            "no such folder; to fetch a model by this name a package is missing",
+            where=name,
+            next_step='Install it: pip install "penjing[hub]". Or give the path of a folder.',
+        ) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=WANTED_FILES))
+    except HFValidationError as error:
+        raise UserError(f"no such folder, and not a name of the hub: {error}", where=name) from None
+    # The library's errors of network, of access and of a missing name share no class of their own below these two.
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"no such folder, and it could not be fetched: {reason[:200]}",
+            where=name,
+            next_step="Check the name and the network, or give the path of a folder.",
+        ) from None
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The shape of the model in a Hugging Face directory, as `read_hf` finds it."""
+    config = config_from_hf(_table(folder / CONFIG), folder / CONFIG)
+    return with_real_head(Shards(folder), config)
+
+
+def read_hf(folder: Path) -> HFFolder:
+    """Read shape and weights of a Hugging Face directory.
+
+    Raises UserError if the class is not supported, a shard is missing, or the weights are pickled.
+    """
+    folder = Path(folder)
+    config = config_from_hf(_table(folder / CONFIG), folder / CONFIG)
+    weights, config = from_hf(Shards(folder), config, folder)
+    return HFFolder(folder=folder, config=config, weights=weights, eos_ids=eos_ids(folder))
+
+
+def eos_ids(folder: Path) -> tuple[int, ...]:
+    """Ids at which generation ends; empty if the folder does not say."""
+    for name in ("generation_config.json", CONFIG):
+        if (folder / name).is_file():
+            value = _table(folder / name).get("eos_token_id")
+            ids = value if isinstance(value, list) else [value]
+            if ids and all(isinstance(index, int) and not isinstance(index, bool) for index in ids):
+                return tuple(ids)
+    return ()
+
+
+def _table(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError("not a table", where=path, got=type(value).__name__)
+    return value
+
+
+class Shards(Mapping[str, Tensor]):
+    """The tensors of one or many safetensors files by name, mapped into memory and read one at a time.
+
+    Raises UserError if there are none, if one that the index names is missing, or if a file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: dict[str, Any] = {}
+        self._file_of = self._find()
+        for file in sorted(set(self._file_of.values())):
+            self._handle(file)
+
+    def _find(self) -> dict[str, str]:
+        if (self.folder / WEIGHTS).is_file():
+            return dict.fromkeys(self._handle(WEIGHTS).keys(), WEIGHTS)
+        if not (self.folder / INDEX).is_file():
+            raise self._no_weights()
+        listed = _table(self.folder / INDEX).get("weight_map")
+        if not isinstance(listed, dict) or not listed:
+            raise UserError("names no tensors", where=self.folder / INDEX, wanted="a weight_map")
+        for file in sorted(set(map(str, listed.values()))):
+            if Path(file).name != file or not (self.folder / file).is_file():
+                raise UserError(
+                    "a part of the weights is missing",
+                    where=self.folder,
+                    got=f"no {file}",
+                    next_step="Fetch the folder again: every file that model.safetensors.index.json names is needed.",
+                )
+        return {str(name): str(file) for name, file in listed.items()}
+
+    def _no_weights(self) -> UserError:
+        pickled = [path.name for path in sorted(self.folder.glob("*.bin")) + sorted(self.folder.glob("*.pt*"))]
+        if pickled:
+            return UserError(
+                "these weights are pickled, and reading them would run whatever they contain",
+                where=self.folder / pickled[0],
+                wanted=WEIGHTS,
+                next_step="Use the model's safetensors files, or load it with transformers where you trust it and "
+                "call save_pretrained.",
+            )
+        return UserError("no weights here", where=self.folder, wanted=f"{WEIGHTS} or {INDEX}")
+
+    def _handle(self, file: str) -> Any:
+        if file not in self._open:
+            try:
+                self._open[file] = safetensors.safe_open(self.folder / file, framework="pt")
+            except (safetensors.SafetensorError, OSError) as error:
+                raise UserError(f"not a readable safetensors file: {error}", where=self.folder / file) from None
+        return self._open[file]
+
+    def __getitem__(self, name: str) -> Tensor:
+        try:
+            value: Tensor = self._handle(self._file_of[name]).get_tensor(name)
+        except safetensors.SafetensorError as error:
+            raise UserError(
+                f"the index names a tensor that its file lacks: {error}", where=self.folder / self._file_of[name]
+            ) from None
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._file_of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
+
+    def __len__(self) -> int:
+        return len(self._file_of)

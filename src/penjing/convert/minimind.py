@@ -1,0 +1,198 @@
+"""MiniMind's `.pth` weights: a bare state dict, read without running anything in it, its shape inferred.
+
+The file says neither its configuration nor its tokenizer. Widths and layers follow from the tensors; what does not
+(heads without query/key norms, experts per token) comes from a table of the published shapes or from settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penjing.base.errors import UserError
+from penjing.convert.names import EMBEDDING, HEAD, from_hf
+from penjing.model.config import ModelConfig
+
+SUFFIXES = (".pth", ".pt")
+# (width, rows of k_proj): query heads, key/value heads of the shapes published without query/key norms.
+_KNOWN_HEADS = {(512, 128): (8, 2), (640, 160): (8, 2), (768, 192): (8, 2)}
+_WRAPPERS = re.compile(r"^(_orig_mod\.|module\.)+")
+_FIRST_VERSION = re.compile(r"^(tok_embeddings\.|layers\.\d+\.(attention|feed_forward)\.)")
+_SHARED = re.compile(r"^(model\.layers\.\d+\.mlp\.)shared_experts\.(?:(\d+)\.)?(\w+_proj\.weight)$")
+_LAYER = "model.layers.{}."
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a `.pth` file by their transformers-like names, mapped into memory.
+
+    Only tensors and plain values are unpickled (`weights_only`): a file that holds anything else is refused.
+    """
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except FileNotFoundError:
+        raise UserError("no such file", where=path) from None
+    # torch reports damage, old formats and refused pickles by several classes without a base of their own.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160]
+        raise UserError(f"cannot be read as plain weights: {reason}", where=path) from None
+    if isinstance(loaded, dict) and isinstance(loaded.get("model"), dict):  # a file to resume training from
+        loaded = loaded["model"]
+    if not isinstance(loaded, dict) or not loaded or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise UserError("not a file of named tensors", where=path, wanted="a state dict")
+    tensors = {_WRAPPERS.sub("", str(name)): value for name, value in loaded.items()}
+    first = next((name for name in tensors if _FIRST_VERSION.match(name)), None)
+    if first is not None:
+        raise UserError(
+            "weights of MiniMind's first version, whose rotary layout is another one",
+            where=path,
+            got=first,
+            wanted="version 2 or 3",
+        )
+    return tensors
+
+
+def infer_config(tensors: Mapping[str, Tensor], hints: Mapping[str, Any], where: object) -> ModelConfig:
+    """The shape of a MiniMind model from its tensors.
+
+    hints: settings of `model.*` that were asked for; they decide what the tensors leave open, and must agree with them.
+    Raises UserError that says what to add where heads or experts per token stay open.
+    """
+
+    def shape(name: str) -> tuple[int, ...]:
+        if name not in tensors:
+            raise UserError("not the weights of a MiniMind model", where=where, got=f"no {name}")
+        return tuple(tensors[name].shape)
+
+    vocabulary_size, hidden_size = shape(EMBEDDING)
+    layers = {int(match[1]) for name in tensors if (match := re.match(r"model\.layers\.(\d+)\.", name))}
+    zero = _LAYER.format(0)
+    query_rows, _ = shape(zero + "self_attn.q_proj.weight")
+    key_rows, _ = shape(zero + "self_attn.k_proj.weight")
+    normalised = zero + "self_attn.q_norm.weight" in tensors
+    if normalised:
+        head_size = shape(zero + "self_attn.q_norm.weight")[0]
+        heads = (query_rows // head_size, key_rows // head_size)
+    else:
+        heads = _heads(hidden_size, query_rows, key_rows, hints, where)
+        head_size = query_rows // heads[0]
+    found: dict[str, Any] = {
+        "preset": "",
+        "vocabulary_size": vocabulary_size,
+        "hidden_size": hidden_size,
+        "num_layers": max(layers) + 1,
+        "num_heads": heads[0],
+        "num_kv_heads": heads[1],
+        "head_size": head_size,
+        "max_tokens": 32768,
+        "rope_theta": 1e6,
+        "norm_epsilon": 1e-6 if normalised else 1e-5,
+        "embeddings": "tied",
+    }
+    if HEAD in tensors and not torch.equal(tensors[HEAD], tensors[EMBEDDING]):
+        found["embeddings"] = "untied"
+    found |= _mlp(tensors, normalised, zero + "mlp.", hints, where)
+    free = {"max_tokens", "rope_theta", "norm_epsilon"}
+    return ModelConfig(**{**found, **{name: value for name, value in hints.items() if name in free}})
+
+
+def _heads(
+    hidden_size: int, query_rows: int, key_rows: int, hints: Mapping[str, Any], where: object
+) -> tuple[int, int]:
+    """Query and key/value heads, which these weights do not show."""
+    if "num_heads" in hints:
+        num_heads = int(hints["num_heads"])
+        head_size = query_rows // max(1, num_heads)
+        if num_heads > 0 and query_rows % num_heads == 0 and key_rows % head_size == 0:
+            return num_heads, key_rows // head_size
+        raise UserError(
+            "does not fit the weights",
+            where="model.num_heads",
+            got=num_heads,
+            wanted=f"a divisor of {query_rows} that leaves whole key heads in {key_rows}",
+        )
+    if (hidden_size, key_rows) in _KNOWN_HEADS and query_rows == hidden_size:
+        return _KNOWN_HEADS[hidden_size, key_rows]
+    raise UserError(
+        "the weights do not show how many heads they have",
+        where=where,
+        got=f"q_proj of {query_rows} rows, k_proj of {key_rows}",
+        next_step="Add model.num_heads=N, or model=PRESET with the same sizes.",
+    )
+
+
+def _mlp(
+    tensors: Mapping[str, Tensor], normalised: bool, place: str, hints: Mapping[str, Any], where: object
+) -> dict[str, Any]:
+    if place + "gate.weight" not in tensors:
+        name = place + "gate_proj.weight"
+        if name not in tensors:
+            raise UserError("not the weights of a MiniMind model", where=where, got=f"no {name}")
+        return {"architecture": "qwen3" if normalised else "llama", "mlp_size": tensors[name].shape[0]}
+    experts = tensors[place + "gate.weight"].shape[0]
+    name = place + "experts.0.gate_proj.weight"
+    if name not in tensors:
+        raise UserError("not the weights of a MiniMind model", where=where, got=f"no {name}")
+    size = int(tensors[name].shape[0])
+    shared = [
+        value.shape[0]
+        for key, value in tensors.items()
+        if key.startswith(place) and (match := _SHARED.match(key)) and match[3] == "gate_proj.weight"
+    ]
+    # Version 3 sends a token to one expert, version 2 to two and through shared ones.
+    found: dict[str, Any] = {
+        "experts": int(experts),
+        "experts_per_token": int(hints.get("experts_per_token", 2 if shared else 1)),
+        "expert_size": size,
+        "mlp_size": size,
+    }
+    if not shared:
+        if not normalised:
+            raise UserError("experts without query/key norms and without shared experts", where=where, got="not known")
+        return {**found, "architecture": "qwen3_moe"}
+    if normalised:
+        raise UserError("shared experts beside query/key norms", where=where, got="not known")
+    return {
+        **found,
+        "architecture": "qwen2_moe",
+        "attention_bias": "none",
+        "shared_expert_size": sum(shared),
+    }
+
+
+def from_minimind(
+    tensors: Mapping[str, Tensor], config: ModelConfig, where: object
+) -> tuple[dict[str, Tensor], ModelConfig]:
+    """A MiniMind state dict as one of ours, in float32, and its shape.
+
+    Version 2's shared experts have no gate, and the stock class for them (qwen2_moe) has: a gate of zeros halves what
+    goes through it, so the doubled output projection makes the same numbers, exactly.
+    """
+    if config.architecture != "qwen2_moe":
+        return from_hf(tensors, config, where)
+    theirs: dict[str, Tensor] = {}
+    parts: dict[str, list[Tensor]] = {}
+    for name in sorted(tensors):
+        match = _SHARED.match(name)
+        if match is None:
+            theirs[name] = tensors[name]
+        else:
+            parts.setdefault(f"{match[1]}shared_expert.{match[3]}", []).append(tensors[name].float())
+    for name, values in parts.items():
+        down = name.endswith("down_proj.weight")
+        theirs[name] = 2 * torch.cat(values, dim=1) if down else torch.cat(values)
+    for layer in range(config.num_layers):
+        theirs[_LAYER.format(layer) + "mlp.shared_expert_gate.weight"] = torch.zeros(1, config.hidden_size)
+    return from_hf(theirs, config, where)
+
+
+def tokenizer_folder(path: Path) -> Path | None:
+    """Where MiniMind keeps its tokenizer: beside the weights, or in ../model; None if there is none."""
+    for folder in (path.parent, path.parent.parent / "model"):
+        if (folder / "tokenizer.json").is_file():
+            return folder
+    return None

@@ -1,0 +1,449 @@
+"""A GGUF file for llama.cpp, Ollama and the programs built on them, verified before it gets its name.
+
+Written with the `gguf` package alone: llama.cpp's own converter refuses every tokenizer it has not met before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from penjing import __version__
+from penjing.base.errors import UserError, suggest
+from penjing.base.files import disk_error, write_text
+from penjing.export import gguf_read, llama_cpp
+from penjing.export.check import (
+    CHECK_TEXTS,
+    Difference,
+    check_rows,
+    difference,
+    float_twin,
+    row_logits,
+    same_greedy,
+)
+from penjing.export.gguf_vocabulary import Vocabulary, vocabulary_of
+from penjing.model.config import ModelConfig
+from penjing.model.rope import frequencies
+from penjing.model.transformer import Transformer
+from penjing.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import gguf
+
+# Ours in llama.cpp's words. mixtral is its llama with experts.
+ARCHITECTURES = {
+    "qwen3": "qwen3",
+    "qwen2": "qwen2",
+    "llama": "llama",
+    "qwen3_moe": "qwen3moe",
+    "qwen2_moe": "qwen2moe",
+    "mixtral": "llama",
+    "glm4_moe": "glm4moe",
+}
+TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+# What llama.cpp's own tool makes from an f16 file; the package has no code for these.
+TOOL_TYPES = (
+    "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "iq2_xs", "iq3_xs", "iq3_s",
+    "iq4_nl", "iq4_xs",
+)  # fmt: skip
+FILE_TYPES = {
+    "f32": "ALL_F32",
+    "f16": "MOSTLY_F16",
+    "bf16": "MOSTLY_BF16",
+    "q8_0": "MOSTLY_Q8_0",
+    "q5_1": "MOSTLY_Q5_1",
+    "q5_0": "MOSTLY_Q5_0",
+    "q4_1": "MOSTLY_Q4_1",
+    "q4_0": "MOSTLY_Q4_0",
+}
+# Largest difference of a logit, for logits of spread 1, and of the distribution, in nats per position. The first column
+# is rounding: f16 rounds each weight to 2^-11 of it, bf16 to 2^-8, and random models of the tests come to half of this;
+# a wrong layout is off by the spread itself. Quantised files are judged by the second.
+BOUNDS = {
+    "f32": (1e-4, 1e-6),
+    "f16": (2e-2, 1e-3),
+    "bf16": (0.15, 1e-2),
+    "q8_0": (math.inf, 1e-2),
+    "q5_1": (math.inf, 0.1),
+    "q5_0": (math.inf, 0.1),
+    "q4_1": (math.inf, 0.3),
+    "q4_0": (math.inf, 0.3),
+}
+# llama.cpp keeps keys and values in f16 and rounds what it multiplies to the type of the weights.
+ENGINE_BOUNDS = {"f32": (2e-2, 1e-3), "f16": (3e-2, 1e-3), "bf16": (0.2, 1e-2)}
+ENGINE_QUANTISED_BOUND = (math.inf, 2e-2)
+EXPERT_GATING_SIGMOID = 2
+GREEDY_TOKENS = 24
+LONGEST_CHECK = 512  # positions of one checked row
+
+_NAMES = (
+    (r"^embed\.", "token_embd."),
+    (r"^head\.", "output."),
+    (r"^norm\.", "output_norm."),
+    (r"^blocks\.(\d+)\.", r"blk.\1."),
+    (r"\.input_norm\.", ".attn_norm."),
+    (r"\.mlp_norm\.", ".ffn_norm."),
+    (r"\.attention\.([qkv])_proj\.", r".attn_\1."),
+    (r"\.attention\.([qk])_norm\.", r".attn_\1_norm."),
+    (r"\.attention\.o_proj\.", ".attn_output."),
+    (r"\.mlp\.router\.weight$", ".ffn_gate_inp.weight"),
+    (r"\.mlp\.router\.correction$", ".exp_probs_b.bias"),
+    (r"\.mlp\.shared_gate\.", ".ffn_gate_inp_shexp."),
+    (r"\.mlp\.shared\.(gate|up|down)_proj\.", r".ffn_\1_shexp."),
+    (r"\.mlp\.(gate|up|down)_proj$", r".ffn_\1_exps.weight"),
+    (r"\.mlp\.(gate|up|down)_proj\.", r".ffn_\1."),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What the file says of itself; empty fields are left out."""
+
+    name: str = ""
+    description: str = ""
+    licence: str = ""  # an SPDX name, such as apache-2.0
+    languages: tuple[str, ...] = ()  # two-letter codes
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was written and what the checks found. `engine` is None where llama.cpp was not there to be asked."""
+
+    path: Path
+    modelfile: Path
+    read_back: Difference
+    engine: Difference | None
+    note: str
+
+
+def refuse_unsupported(config: ModelConfig) -> None:
+    """Raise UserError for a shape that llama.cpp has no code for, with the setting's name.
+
+    It would load most of these and compute something else.
+    """
+    here = config.architecture
+    whole_heads = config.num_heads * config.head_size == config.hidden_size
+    normed = here in ("qwen3", "qwen3_moe")
+    reasons = [
+        ("sliding_window", config.sliding_window > 0, config.sliding_window, "0"),
+        ("rotary_fraction", config.rotary_fraction != 1 and here != "glm4_moe", config.rotary_fraction, "1"),
+        ("query_key_norm", normed and not config.normalises_heads, "none", "head"),
+        ("query_key_norm", not normed and here != "glm4_moe" and config.normalises_heads, "head", "none"),
+        ("head_size", here in ("qwen2", "qwen2_moe") and not whole_heads, config.head_size, "hidden_size / num_heads"),
+        ("router_weights", here == "qwen3_moe" and config.router_weights == "raw", "raw", "renormalised"),
+        ("router_weights", here == "qwen2_moe" and config.router_weights != "raw", config.router_weights, "raw"),
+        ("dense_layers", here != "glm4_moe" and bool(config.dense_layers), config.dense_layers, "none"),
+        (
+            "rope_scaling",
+            config.rope_scaling == "llama3" and here not in ("llama", "mixtral"),
+            "llama3",
+            "yarn, linear",
+        ),
+    ]
+    if config.rope_scaling == "yarn":
+        reasons += [
+            ("rope_beta_fast", config.rope_beta_fast != 32, config.rope_beta_fast, "32"),
+            ("rope_beta_slow", config.rope_beta_slow != 1, config.rope_beta_slow, "1"),
+        ]
+    for name, refused, got, wanted in reasons:
+        if refused:
+            raise UserError(
+                f"llama.cpp's {ARCHITECTURES[here]} cannot compute this",
+                where=f"model.{name}",
+                got=got,
+                wanted=wanted,
+                next_step="`penjing export hf` can write it.",
+            )
+
+
+def _refuse_type(kind: str, path: Path) -> None:
+    if kind in TOOL_TYPES:
+        raise UserError(
+            "made by llama.cpp's own tool, not by the gguf package",
+            where="--type",
+            got=kind,
+            next_step=f"Export f16, then: llama-quantize FILE-f16.gguf {path.name} {kind.upper()}",
+        )
+    if kind not in TYPES:
+        raise UserError("no such type", where="--type", got=kind, next_step=suggest(kind, [*TYPES, *TOOL_TYPES]))
+
+
+def metadata(config: ModelConfig, vocabulary: Vocabulary, about: About, kind: str) -> dict[str, Any]:
+    """Every key of the file but `general.architecture`. An int is written as uint32, a float as float32."""
+    import gguf
+
+    here = ARCHITECTURES[config.architecture]
+    values: dict[str, Any] = {
+        "penjing.version": __version__,
+        "general.type": "model",
+        "general.name": about.name,
+        "general.description": about.description,
+        "general.license": about.licence,
+        "general.languages": list(about.languages),
+        "general.file_type": int(gguf.LlamaFileType[FILE_TYPES[kind]]),
+        "general.quantization_version": gguf.GGML_QUANT_VERSION,
+        f"{here}.vocab_size": config.vocabulary_size,
+        f"{here}.context_length": config.max_tokens,
+        f"{here}.embedding_length": config.hidden_size,
+        f"{here}.block_count": config.num_layers,
+        f"{here}.feed_forward_length": config.expert_size if config.architecture == "mixtral" else config.mlp_size,
+        f"{here}.attention.head_count": config.num_heads,
+        f"{here}.attention.head_count_kv": config.num_kv_heads,
+        f"{here}.attention.key_length": config.head_size,
+        f"{here}.attention.value_length": config.head_size,
+        f"{here}.attention.layer_norm_rms_epsilon": float(config.norm_epsilon),
+        f"{here}.rope.dimension_count": config.rotary_size,
+        f"{here}.rope.freq_base": float(config.rope_theta),
+    }
+    if config.rope_scaling in ("linear", "yarn"):
+        values[f"{here}.rope.scaling.type"] = config.rope_scaling
+        values[f"{here}.rope.scaling.factor"] = float(config.rope_factor)
+    if config.rope_scaling == "llama3":  # llama.cpp takes the tensor rope_freqs; these are for reading back
+        values |= {
+            "penjing.rope.factor": float(config.rope_factor),
+            "penjing.rope.original_tokens": config.rope_original_tokens,
+            "penjing.rope.low_frequency": float(config.rope_low_frequency),
+            "penjing.rope.high_frequency": float(config.rope_high_frequency),
+        }
+    if config.rope_scaling == "yarn":
+        values[f"{here}.rope.scaling.original_context_length"] = config.rope_original_tokens
+        if config.rope_attention_factor:
+            usual = 0.1 * math.log(max(config.rope_factor, 1.0)) + 1  # is multiplied in by llama.cpp itself
+            values[f"{here}.rope.scaling.attn_factor"] = config.rope_attention_factor / usual
+    if config.is_mixture:
+        values[f"{here}.expert_count"] = config.experts
+        values[f"{here}.expert_used_count"] = config.experts_per_token
+    if config.architecture in ("qwen3_moe", "qwen2_moe", "glm4_moe"):
+        values[f"{here}.expert_feed_forward_length"] = config.expert_size
+    if config.architecture == "qwen2_moe":
+        values[f"{here}.expert_shared_feed_forward_length"] = config.shared_expert_size
+    if config.architecture == "glm4_moe":
+        values |= {
+            f"{here}.expert_shared_count": max(1, config.shared_expert_size // config.expert_size),
+            f"{here}.leading_dense_block_count": len(config.dense_layers),
+            f"{here}.expert_gating_func": EXPERT_GATING_SIGMOID,
+            f"{here}.expert_weights_norm": config.router_weights == "renormalised",
+            f"{here}.expert_weights_scale": float(config.routed_scaling),
+            f"{here}.nextn_predict_layers": 0,
+        }
+    values |= {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": vocabulary.split,
+        "tokenizer.ggml.tokens": vocabulary.tokens,
+        "tokenizer.ggml.token_type": vocabulary.kinds,
+        "tokenizer.ggml.merges": vocabulary.merges,
+        "tokenizer.ggml.bos_token_id": vocabulary.begin,
+        "tokenizer.ggml.eos_token_id": vocabulary.message_end,
+        "tokenizer.ggml.eot_token_id": vocabulary.message_end,
+        "tokenizer.ggml.padding_token_id": vocabulary.end_of_text,
+        "tokenizer.ggml.add_bos_token": vocabulary.adds_begin,
+        "tokenizer.chat_template": vocabulary.template,
+    }
+    return {key: value for key, value in values.items() if value not in ("", [])}
+
+
+def tensor_name(name: str, architecture: str) -> str:
+    """Our parameter name as llama.cpp calls it."""
+    for pattern, theirs in _NAMES:
+        name = re.sub(pattern, theirs, name)
+    return name.replace(".ffn_norm.", ".post_attention_norm.") if architecture == "glm4_moe" else name
+
+
+def interleaved(rows: Tensor, head_size: int) -> Tensor:
+    """Rows of a query or key projection, dimension i of a head beside i + K/2: the order llama.cpp's llama turns in."""
+    heads = rows.reshape(-1, 2, head_size // 2, *rows.shape[1:])
+    return heads.transpose(1, 2).reshape(rows.shape)
+
+
+def tensors(model: Transformer) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Every tensor of the file by llama.cpp's name, in float32."""
+    config = model.config
+    for name, value in model.state_dict().items():
+        value = value.detach().cpu().float()
+        if ARCHITECTURES[config.architecture] == "llama" and re.search(r"\.[qk]_proj\.", name):
+            value = interleaved(value, config.head_size)
+        if name.endswith("shared_gate.weight"):
+            value = value[0]
+        yield tensor_name(name, config.architecture), value.contiguous().numpy()
+    if config.architecture == "glm4_moe" and not config.shared_expert_size:
+        yield from _empty_shared_experts(config)
+    if config.architecture == "qwen2_moe" and model.head is None:  # llama.cpp ties every other one by itself
+        yield "output.weight", model.embed.weight.detach().cpu().float().numpy()
+    if config.rope_scaling == "llama3":
+        plain = frequencies(dataclasses.replace(config, rope_scaling="none", rope_factor=1.0))
+        yield "rope_freqs.weight", (plain / frequencies(config)).numpy()
+
+
+def _empty_shared_experts(config: ModelConfig) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """One shared expert of zeros a layer: llama.cpp's glm4moe cannot do without."""
+    inner, width = config.expert_size, config.hidden_size
+    for layer in range(config.num_layers):
+        if not config.is_dense_layer(layer):
+            yield f"blk.{layer}.ffn_gate_shexp.weight", np.zeros((inner, width), np.float32)
+            yield f"blk.{layer}.ffn_up_shexp.weight", np.zeros((inner, width), np.float32)
+            yield f"blk.{layer}.ffn_down_shexp.weight", np.zeros((width, inner), np.float32)
+
+
+def stored_type(name: str, shape: tuple[int, ...], kind: str) -> str:
+    """The type a tensor is written in.
+
+    Vectors and routers stay f32. Quantisers work on 32 values of a row; rows that do not divide stay f16. Embeddings
+    and head keep 8 bits where the rest has 4 or 5: every token meets them, and in small models a rounder head is what
+    costs most.
+    """
+    if len(shape) == 1 or "ffn_gate_inp" in name:
+        return "f32"
+    if kind.startswith("q") and shape[-1] % 32:
+        return "f16"
+    if kind.startswith(("q4", "q5")) and name in ("token_embd.weight", "output.weight"):
+        return "q8_0"
+    return kind
+
+
+def export(
+    model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = "f16", about: About = About()
+) -> Verified:
+    """Write `path`, a GGUF file (replaced only if this command made it), and a Modelfile for Ollama beside it.
+
+    kind: one of TYPES. The file is read back, its shape and weights rebuilt from it and run against `model`; then,
+    where llama-cpp-python is installed, llama.cpp itself is. Raises UserError, and leaves nothing behind, if a check
+    fails or llama.cpp cannot express the model.
+    """
+    path = Path(path)
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise UserError("the gguf package is needed", next_step='pip install "penjing[gguf]"') from None
+    _refuse_type(kind, path)
+    refuse_unsupported(model.config)
+    if path.exists() and not gguf_read.is_ours(path):
+        raise UserError("is there and was not made by this command", where=path, next_step="Choose another name.")
+    vocabulary = vocabulary_of(tokenizer, model.config.vocabulary_size)
+    partial = path.with_name(path.name + ".partial")
+    modelfile = path.with_suffix(".Modelfile")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = _write(partial, model, metadata(model.config, vocabulary, about, kind), kind)
+        read_back, engine, note = verify(model, tokenizer, partial, kind)
+        if kept:
+            note += f"; kept in f16, rows not a multiple of 32: {kept[0]}" + (
+                f" and {len(kept) - 1} more" if len(kept) > 1 else ""
+            )
+        partial.replace(path)
+        write_text(modelfile, modelfile_text(path, model.config, tokenizer))
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise disk_error(error, path) from error
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return Verified(path, modelfile, read_back, engine, note)
+
+
+def _write(path: Path, model: Transformer, values: dict[str, Any], kind: str) -> list[str]:
+    """Write the file; returns the tensors that a quantiser could not take."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, ARCHITECTURES[model.config.architecture])
+    for key, value in values.items():
+        _add(writer, key, value)
+    kept = []
+    for name, array in tensors(model):
+        stored = stored_type(name, array.shape, kind)
+        if kind.startswith("q") and stored == "f16":
+            kept.append(name)
+        form = gguf.GGMLQuantizationType[stored.upper()]
+        writer.add_tensor(name, gguf.quants.quantize(array, form), raw_dtype=form)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
+    return kept
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def verify(
+    model: Transformer, tokenizer: Tokenizer, path: Path, kind: str
+) -> tuple[Difference, Difference | None, str]:
+    """Read `path` back and compare it with `model`: by our own code, and by llama.cpp where it is installed.
+
+    Returns both differences (None where there is no llama.cpp) and a line about them. Raises UserError if ids, logits
+    or, of unquantised files, greedy text differ beyond BOUNDS.
+    """
+    ours = float_twin(model)
+    rebuilt, their_tokenizer = gguf_read.rebuild(path)
+    for text in CHECK_TEXTS:
+        if their_tokenizer.encode(text) != tokenizer.encode(text):
+            raise UserError("the tokenizer read back gives other ids than ours", where=path, got=repr(text))
+    config = model.config
+    rows = check_rows(tokenizer, min(LONGEST_CHECK, config.max_tokens))
+    logits, rebuilt_logits = row_logits(ours, rows), row_logits(rebuilt, rows)
+    read_back = difference(rows, logits, rebuilt_logits)
+    bound, divergence = BOUNDS[kind]
+    if not read_back.within(bound, divergence, is_mixture=config.is_mixture):
+        if math.isfinite(bound):
+            raise UserError("the model read back does not compute the same", where=path, got=read_back.line())
+        raise UserError(
+            f"{kind} loses too much",
+            where=path,
+            got=read_back.line(),
+            wanted=f"KL of at most {divergence:g} nats",
+            next_step="Choose a type with more bits.",
+        )
+    note = f"read back: {read_back.line()}"
+    prompt = rows[0][: min(12, config.max_tokens // 2)]
+    longest = min(GREEDY_TOKENS, config.max_tokens - len(prompt))
+    stop = tokenizer.stop
+    answer = llama_cpp.ask(path, rows, CHECK_TEXTS, prompt=prompt, longest=longest, stop=stop)
+    if answer is None:
+        return read_back, None, note + '; llama.cpp not asked (pip install "penjing[llama]")'
+    for text, ids in zip(CHECK_TEXTS, answer.ids, strict=True):
+        if ids != tokenizer.encode(text):
+            raise UserError("llama.cpp gives other ids than our tokenizer", where=path, got=repr(text))
+    quantised = kind not in ENGINE_BOUNDS
+    engine = difference(rows, rebuilt_logits if quantised else logits, answer.logits)
+    bound, divergence = ENGINE_BOUNDS.get(kind, ENGINE_QUANTISED_BOUND)
+    if not engine.within(bound, divergence, is_mixture=config.is_mixture):
+        raise UserError("llama.cpp computes something else", where=path, got=engine.line())
+    note += f"; llama.cpp: {engine.line()}, ids equal"
+    if quantised:
+        return read_back, engine, note
+    tolerance = 2 * bound * max(1.0, engine.spread)
+    if not same_greedy(ours, prompt, answer.greedy, stop, longest=longest, tolerance=tolerance):
+        raise UserError("llama.cpp writes another text than ours", where=path)
+    return read_back, engine, note + ", greedy text equal"
+
+
+def modelfile_text(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> str:
+    """What `ollama create NAME -f FILE` reads. Of the templates in GGUF files Ollama takes only those it knows."""
+    lines = [f"FROM ./{path.name}"]
+    if tokenizer.is_ours:
+        turns = (
+            "{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
+        )
+        lines.append(f'TEMPLATE """{turns}"""')
+    lines += [f'PARAMETER stop "{tokenizer.token(index)}"' for index in sorted(tokenizer.stop)]
+    lines += [f"PARAMETER num_ctx {config.max_tokens}", ""]
+    return "\n".join(lines)

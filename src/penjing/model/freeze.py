@@ -1,0 +1,27 @@
+"""Freezing by pattern: weights that a run leaves as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from penjing.base.errors import UserError, suggest
+
+
+def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
+    """Let no parameter learn whose dotted name matches a pattern (`embed.*`, `blocks.[0-3].*`, `*norm.weight`).
+
+    Raises UserError for a pattern that matches nothing, or if nothing is left that learns.
+    """
+    parameters = dict(model.named_parameters())
+    patterns = tuple(patterns)
+    for pattern in patterns:
+        found = [name for name in parameters if fnmatchcase(name, pattern)]
+        if not found:
+            raise UserError("matches no parameter", where="freeze", got=pattern, next_step=suggest(pattern, parameters))
+        for name in found:
+            parameters[name].requires_grad_(False)
+    if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
+        raise UserError("nothing is left that learns", where="freeze", got=", ".join(patterns))

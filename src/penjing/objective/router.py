@@ -1,0 +1,40 @@
+"""What a mixture of experts adds to any objective so that its experts are used evenly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from penjing.base.errors import UserError
+from penjing.model.moe import RouterMeans
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterSettings:
+    """How the experts of a mixture are kept evenly used. Without effect on a dense model."""
+
+    # batch: the classic balance loss, over all rows of a forward pass. sequence: over each row alone, stricter, and
+    # the same however a step is cut up. auto: none where the router is balanced by bias (glm4_moe), else batch.
+    balance: Literal["auto", "batch", "sequence", "none"] = "auto"
+    balance_weight: float = 0.01  # of that loss, beside one unit of the objective
+    z_weight: float = 0.0  # of the router's logsumexp squared, which keeps its logits small; 0.001 is usual
+    bias_rate: float = 0.001  # glm4_moe: how far a step moves an expert's bias, up if it had too few tokens
+
+    def __post_init__(self) -> None:
+        for name in ("balance_weight", "z_weight", "bias_rate"):
+            if getattr(self, name) < 0:
+                raise UserError("negative", where=f"router.{name}", got=getattr(self, name), wanted="0 or more")
+
+    def loss(self, means: RouterMeans, units_B: Tensor, *, biased: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum to be added over these rows, and its parts by name; a row weighs as many units as it has.
+
+        biased: the router is balanced by bias.
+        """
+        kind = ("none" if biased else "batch") if self.balance == "auto" else self.balance
+        units_B = units_B.to(means.z_B.dtype)
+        balance = means.batch * units_B.sum() if kind == "batch" else (means.sequence_B * units_B).sum()
+        z = (means.z_B * units_B).sum()
+        total = self.z_weight * z + (0.0 if kind == "none" else self.balance_weight * balance)
+        return total, {"router_balance": balance.detach(), "router_z": z.detach()}

@@ -1,0 +1,47 @@
+"""The average of models, by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penjing.base.errors import UserError
+from penjing.checkpoint.average import average
+
+
+def member(name, **values):
+    return name, lambda: {key: torch.tensor(value) for key, value in values.items()}
+
+
+def test_the_mean_and_the_weighted_mean():
+    models = [member("a", x=[1.0, 5.0]), member("b", x=[3.0, 1.0])]
+    assert average(models)["x"].tolist() == [2.0, 3.0]
+    assert average(models, [3, 1])["x"].tolist() == [1.5, 4.0]
+    assert average(models, [0, 2])["x"].tolist() == [3.0, 1.0]
+    assert average(models)["x"].dtype == torch.float32
+
+
+def test_many_small_parts_are_not_lost():
+    models = [member(str(index), x=[1.0 + index * 2**-23]) for index in range(2)] * 500
+    assert average(models)["x"].item() in (1.0, 1.0 + 2**-23)
+    assert average([member("a", x=[0.1])] * 1000)["x"].item() == torch.tensor(0.1).item()
+
+
+@pytest.mark.parametrize(
+    ("models", "weights", "line"),
+    [
+        ([], [], "nothing to average"),
+        ([member("a", x=[1.0])], [1, 2], "--weights: not one weight each; got 2; wanted 1"),
+        ([member("a", x=[1.0])] * 2, [1, -1], "--weights: not weights"),
+        ([member("a", x=[1.0])] * 2, [0, 0], "--weights: not weights"),
+        (
+            [member("a", x=[1.0]), member("b", x=[1.0, 2.0])],
+            [],
+            r"b: another shape.*got x \(2,\); wanted \(1,\)",
+        ),
+        ([member("a", x=[1.0]), member("b", y=[1.0])], [], "b: another shape of model than the first; got x none"),
+    ],
+)
+def test_what_cannot_be_averaged(models, weights, line):
+    with pytest.raises(UserError, match=line):
+        average(models, weights)

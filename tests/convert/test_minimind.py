@@ -1,0 +1,185 @@
+"""MiniMind's bare weights become models of stock classes that compute the same."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from penjing.base.errors import UserError
+from penjing.convert.minimind import from_minimind, infer_config, read_tensors, tokenizer_folder
+from penjing.model.transformer import Transformer
+
+IDS_BT = torch.randint(0, 50, (2, 17), generator=torch.Generator().manual_seed(1))
+
+
+def random_weights(
+    width=512, layers=2, heads=8, kv_heads=2, head_size=64, mlp=96, normalised=False, experts=0, shared=0
+) -> dict[str, Tensor]:
+    """A state dict with MiniMind's names, in float16 as it saves them."""
+    generator = torch.Generator().manual_seed(7)
+
+    def draw(*shape):
+        return (torch.randn(shape, generator=generator) * 0.05).half()
+
+    weights = {"model.embed_tokens.weight": draw(50, width) * 4, "model.norm.weight": 1 + draw(width)}
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    for layer in range(layers):
+        place = f"model.layers.{layer}."
+        for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            weights[f"{place}self_attn.{name}_proj.weight"] = draw(rows * head_size, width)
+        weights[place + "self_attn.o_proj.weight"] = draw(width, heads * head_size)
+        if normalised:
+            weights[place + "self_attn.q_norm.weight"] = 1 + draw(head_size)
+            weights[place + "self_attn.k_norm.weight"] = 1 + draw(head_size)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{place}{name}.weight"] = 1 + draw(width)
+        inner = [f"experts.{index}." for index in range(experts)] or [""]
+        inner += [f"shared_experts.{index}." for index in range(shared)]
+        if experts:
+            weights[place + "mlp.gate.weight"] = draw(experts, width)
+        for one in inner:
+            weights[f"{place}mlp.{one}gate_proj.weight"] = draw(mlp, width)
+            weights[f"{place}mlp.{one}up_proj.weight"] = draw(mlp, width)
+            weights[f"{place}mlp.{one}down_proj.weight"] = draw(width, mlp)
+    return weights
+
+
+def plain(weights, config, top_k=0) -> Tensor:
+    """What MiniMind computes, written down once more the slow way: logits_BTV."""
+    weights = {name: value.float() for name, value in weights.items()}
+
+    def norm(x, gain):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.norm_epsilon) * gain
+
+    size = config.head_size
+    angle = torch.arange(17)[:, None] * (1e6 ** (-torch.arange(0, size, 2).float() / size))
+    cosine, sine = (torch.cat((value, value), -1) for value in (angle.cos(), angle.sin()))
+
+    def turn(x_BHTK):
+        half = torch.cat((-x_BHTK[..., size // 2 :], x_BHTK[..., : size // 2]), -1)
+        return x_BHTK * cosine + half * sine
+
+    def swiglu(x, place):
+        inner = functional.silu(x @ weights[place + "gate_proj.weight"].T) * (x @ weights[place + "up_proj.weight"].T)
+        return inner @ weights[place + "down_proj.weight"].T
+
+    x_BTD = weights["model.embed_tokens.weight"][IDS_BT]
+    for layer in range(config.num_layers):
+        place = f"model.layers.{layer}."
+        h = norm(x_BTD, weights[place + "input_layernorm.weight"])
+        q, k, v = (
+            (h @ weights[f"{place}self_attn.{name}_proj.weight"].T).view(2, 17, -1, size).transpose(1, 2)
+            for name in "qkv"
+        )
+        if place + "self_attn.q_norm.weight" in weights:
+            q, k = (norm(value, weights[f"{place}self_attn.{n}_norm.weight"]) for n, value in (("q", q), ("k", k)))
+        repeat = q.shape[1] // k.shape[1]
+        k, v = turn(k).repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        mixed = functional.scaled_dot_product_attention(turn(q), k, v, is_causal=True)
+        x_BTD = x_BTD + mixed.transpose(1, 2).flatten(2) @ weights[place + "self_attn.o_proj.weight"].T
+        h = norm(x_BTD, weights[place + "post_attention_layernorm.weight"])
+        if not config.experts:
+            x_BTD = x_BTD + swiglu(h, place + "mlp.")
+            continue
+        chance = (h @ weights[place + "mlp.gate.weight"].T).softmax(-1)
+        share, chosen = chance.topk(top_k, dim=-1)
+        share = share / share.sum(-1, keepdim=True)
+        for expert in range(config.experts):
+            part = (share * (chosen == expert)).sum(-1, keepdim=True)
+            x_BTD = x_BTD + part * swiglu(h, f"{place}mlp.experts.{expert}.")
+        for index in range(4):
+            if f"{place}mlp.shared_experts.{index}.up_proj.weight" in weights:
+                x_BTD = x_BTD + swiglu(h, f"{place}mlp.shared_experts.{index}.")
+    return norm(x_BTD, weights["model.norm.weight"]) @ weights["model.embed_tokens.weight"].T
+
+
+@pytest.mark.parametrize(
+    ("options", "architecture", "top_k"),
+    [
+        ({}, "llama", 0),
+        ({"normalised": True, "width": 64, "heads": 4, "kv_heads": 2, "head_size": 16}, "qwen3", 0),
+        (
+            {"normalised": True, "width": 64, "heads": 4, "kv_heads": 2, "head_size": 24, "experts": 4},
+            "qwen3_moe",
+            1,
+        ),
+        ({"experts": 4, "shared": 1}, "qwen2_moe", 2),
+        ({"experts": 3, "shared": 2}, "qwen2_moe", 2),
+    ],
+)
+def test_the_same_numbers(tmp_path, options, architecture, top_k):
+    weights = random_weights(**options)
+    torch.save(weights, tmp_path / "full_sft.pth")
+    tensors = read_tensors(tmp_path / "full_sft.pth")
+    config = infer_config(tensors, {}, "full_sft.pth")
+    assert (config.architecture, config.embeddings, config.experts_per_token) == (architecture, "tied", top_k)
+    state, config = from_minimind(tensors, config, "full_sft.pth")
+    model = Transformer(config).eval()
+    model.load_state_dict(state)
+    with torch.no_grad():
+        expected_BTV = plain(weights, config, top_k)
+        assert (model(IDS_BT) - expected_BTV).abs().max() < 1e-5 * max(1.0, float(expected_BTV.std()))
+
+
+def test_what_the_weights_do_not_show_is_asked_for():
+    weights = random_weights(width=64, heads=4, kv_heads=2, head_size=16, layers=1)
+    with pytest.raises(UserError, match=r"do not show how many heads.*Add model\.num_heads=N, or model=PRESET"):
+        infer_config(weights, {}, "x.pth")
+    config = infer_config(weights, {"num_heads": 4, "max_tokens": 512}, "x.pth")
+    assert (config.num_heads, config.num_kv_heads, config.head_size, config.max_tokens) == (4, 2, 16, 512)
+    with pytest.raises(UserError, match=r"model\.num_heads: does not fit the weights; got 3"):
+        infer_config(weights, {"num_heads": 3}, "x.pth")
+    mixture = random_weights(layers=1, experts=4, shared=1)
+    assert infer_config(mixture, {"experts_per_token": 1}, "x.pth").experts_per_token == 1
+
+
+def test_files_to_resume_from_and_wrapped_names(tmp_path):
+    weights = random_weights(layers=1)
+    wrapped = {"model": {f"_orig_mod.{name}": value for name, value in weights.items()}, "epoch": 3, "step": 7}
+    torch.save(wrapped, tmp_path / "resume.pth")
+    assert read_tensors(tmp_path / "resume.pth").keys() == weights.keys()
+
+
+class Trap:
+    def __reduce__(self):
+        return (print, ("unpickled",))
+
+
+def test_a_pickle_is_never_run(tmp_path, capsys):
+    torch.save({"model.embed_tokens.weight": Trap()}, tmp_path / "trap.pth")
+    (tmp_path / "old.pth").write_bytes(pickle.dumps(Trap()))
+    (tmp_path / "cut.pth").write_bytes((tmp_path / "trap.pth").read_bytes()[:200])
+    for name in ("trap.pth", "old.pth", "cut.pth"):
+        with pytest.raises(UserError, match=f"{name}: cannot be read as plain weights"):
+            read_tensors(tmp_path / name)
+    assert capsys.readouterr().out == ""
+
+
+def test_other_weights_are_refused(tmp_path):
+    torch.save({"tok_embeddings.weight": torch.ones(2, 2)}, tmp_path / "one.pth")
+    with pytest.raises(UserError, match="first version"):
+        read_tensors(tmp_path / "one.pth")
+    torch.save([1, 2], tmp_path / "list.pth")
+    with pytest.raises(UserError, match="not a file of named tensors"):
+        read_tensors(tmp_path / "list.pth")
+    with pytest.raises(UserError, match=r"not the weights of a MiniMind model; got no model\.embed_tokens"):
+        infer_config({"transformer.wte.weight": torch.ones(2, 2)}, {}, "x.pth")
+    weights = random_weights(layers=1)
+    weights["model.layers.0.self_attn.q_proj.lora.A.weight"] = torch.ones(2, 2)
+    with pytest.raises(UserError, match=r"does not have; got model\.layers\.0\.self_attn\.q_proj\.lora"):
+        from_minimind(weights, infer_config(weights, {}, "x.pth"), "x.pth")
+
+
+def test_the_tokenizer_lies_beside_or_in_the_folder_above(tmp_path):
+    for name in ("out", "model"):
+        (tmp_path / name).mkdir()
+    path = tmp_path / "out" / "full_sft_512.pth"
+    assert tokenizer_folder(path) is None
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    assert tokenizer_folder(path) == tmp_path / "model"
+    (tmp_path / "out" / "tokenizer.json").write_text("{}")
+    assert tokenizer_folder(path) == tmp_path / "out"

@@ -1,0 +1,127 @@
+"""An ONNX export is what onnxruntime computes as we do, or it is not there."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from penjing.base.errors import UserError
+from penjing.cli import app
+from penjing.export import onnx
+from penjing.model.config import ModelConfig
+from penjing.model.linear import set_compute_dtype
+from penjing.model.transformer import Transformer
+from penjing.text.tokenizer import Tokenizer, train_tokenizer
+
+pytest.importorskip("onnxscript")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+TEXT = "Mia saw a kite by the pond. 小明看见一只风筝。 Then she gave it to the frog, and the frog was glad. "
+EXPERTS = {"experts": 4, "experts_per_token": 2, "expert_size": 16}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([TEXT] * 40, 320)
+
+
+def make_model(tokenizer, **options):
+    shape = {
+        "vocabulary_size": tokenizer.size,
+        "hidden_size": 32,
+        "num_layers": 1,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_size": 8,
+        "mlp_size": 48,
+        "max_tokens": 128,
+        "rope_theta": 1e4,
+    }
+    model = Transformer(ModelConfig(**{**shape, **options}))
+    generator = torch.Generator().manual_seed(3)
+    for value in model.state_dict().values():
+        value.copy_(
+            torch.randn(value.shape, generator=generator) * (0.2 if value.ndim > 1 else 0.3) + (value.ndim == 1)
+        )
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_layers": 2, "sliding_window": 8, "windowed_layers": (1,)},
+        {"architecture": "qwen3_moe", **EXPERTS},
+        {"architecture": "glm4_moe", "shared_expert_size": 16, **EXPERTS},
+        {"architecture": "qwen2_moe", "shared_expert_size": 16, **EXPERTS},
+        {"architecture": "mixtral", **EXPERTS},
+    ],
+    ids=lambda options: options.get("architecture", "qwen3 with a window"),
+)
+def test_onnxruntime_computes_the_same_for_any_shape(tmp_path, tokenizer, options):
+    model = make_model(tokenizer, **options)
+    set_compute_dtype(model, torch.bfloat16)  # of training; the graph is float32
+    verified = onnx.export(model, tokenizer, tmp_path / "out")
+    assert model.compute_dtype == torch.bfloat16
+    assert verified.found.largest < 1e-4
+    assert "greedy text equal" in verified.note
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    session = onnxruntime.InferenceSession(verified.path / "model.onnx", providers=["CPUExecutionProvider"])
+    assert [given.name for given in session.get_inputs()] == ["input_ids"]
+    assert session.get_inputs()[0].shape == ["batch", "length"]
+    set_compute_dtype(model, None)
+    generator = torch.Generator().manual_seed(1)
+    for shape in ((1, 1), (3, 7), (2, 100)):
+        ids_BT = torch.randint(tokenizer.size, shape, generator=generator)
+        (logits_BTV,) = session.run(None, {"input_ids": ids_BT.numpy()})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(logits_BTV), model(ids_BT), atol=1e-4, rtol=0)
+    assert Tokenizer.load(verified.path).fingerprint == tokenizer.fingerprint
+    assert json.loads((verified.path / "config.json").read_text())["vocab_size"] == tokenizer.size
+    assert str(onnx.__file__).encode() not in (verified.path / "model.onnx").read_bytes()
+
+
+def test_int8_says_what_it_costs_and_is_smaller(tmp_path, tokenizer):
+    model = make_model(tokenizer, architecture="llama", hidden_size=64, mlp_size=256)
+    verified = onnx.export(model, tokenizer, tmp_path / "out", kind="int8")
+    assert 0 < verified.found.divergence < 0.1
+    weights = sum(value.numel() for value in model.parameters())
+    assert (verified.path / "model.onnx").stat().st_size < 3 * weights
+    assert not list(verified.path.glob("whole*"))
+
+
+def test_a_graph_that_computes_otherwise_is_refused(tmp_path, tokenizer, monkeypatch):
+    honest = onnx._write
+
+    def altered(model, folder, kind):
+        model.blocks[0].attention.q_proj.weight.data[3] += 0.5
+        honest(model, folder, kind)
+
+    monkeypatch.setattr(onnx, "_write", altered)
+    with pytest.raises(UserError, match="onnxruntime computes something else; got largest difference"):
+        onnx.export(make_model(tokenizer), tokenizer, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_is_refused_by_name(tmp_path, tokenizer):
+    with pytest.raises(UserError, match=r"--type: no such type; got int4"):
+        onnx.export(make_model(tokenizer), tokenizer, tmp_path / "out", kind="int4")
+    mixture = make_model(tokenizer, architecture="qwen3_moe", **EXPERTS)
+    with pytest.raises(UserError, match=r"does not read the graph of a mixture.*export gguf --type q8_0"):
+        onnx.export(mixture, tokenizer, tmp_path / "out", kind="int8")
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(UserError, match="was not made by this command"):
+        onnx.export(make_model(tokenizer), tokenizer, tmp_path / "photos")
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_the_command_says_what_was_checked(tmp_path, tokenizer, monkeypatch):
+    trained = SimpleNamespace(model=make_model(tokenizer, architecture="qwen2"), tokenizer=tokenizer)
+    monkeypatch.setattr("penjing.train.folder.load_trained", lambda *args, **options: trained)
+    done = CliRunner().invoke(app, ["export", "onnx", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "onnxruntime: largest difference" in done.output
+    assert (tmp_path / "onnx" / "model.onnx").is_file()

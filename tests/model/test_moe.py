@@ -1,0 +1,177 @@
+"""Mixtures of experts: grouped products equal the plain twin, routing counts what it should, padding is left out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penjing.model import moe
+from penjing.model.linear import set_compute_dtype
+from penjing.model.moe import Mixture, group, mixtures
+from penjing.objective.next_token import NextToken
+from penjing.objective.router import RouterSettings
+
+EXPERTS = {"experts": 6, "experts_per_token": 2, "expert_size": 16}
+KINDS = {
+    "qwen3_moe": {**EXPERTS, "dense_layers": (1,)},
+    "qwen2_moe": {**EXPERTS, "shared_expert_size": 20, "router_weights": "raw"},
+    "mixtral": EXPERTS,
+    "glm4_moe": {**EXPERTS, "shared_expert_size": 32, "dense_layers": (0,), "routed_scaling": 1.5},
+}
+IDS_BT = torch.randint(0, 61, (3, 20), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(params=KINDS)
+def model(request, make_model):
+    made = make_model(architecture=request.param, **KINDS[request.param])
+    for layer in mixtures(made):
+        layer.down_proj.data.normal_(0, 0.2, generator=torch.Generator().manual_seed(5))
+        if layer.router.correction is not None:
+            layer.router.correction += torch.linspace(-0.3, 0.3, 6)
+    return made
+
+
+def gradients(model):
+    model.zero_grad(set_to_none=True)
+    model(IDS_BT).square().mean().backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["by-expert", "with-gaps"])
+def test_grouped_products_equal_the_plain_twin(model, monkeypatch, grouped):
+    plain = {}
+    for layer in mixtures(model):
+        layer.plain = True
+    plain["logits"], plain["gradients"] = model(IDS_BT).detach(), gradients(model)
+    for layer in mixtures(model):
+        layer.plain = False
+    monkeypatch.setattr(moe, "group", lambda expert, num, grouped, _flag=grouped: group(expert, num, grouped=_flag))
+    assert (model(IDS_BT) - plain["logits"]).abs().max() < 1e-5
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, plain["gradients"][name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("choices", [[[0, 1], [0, 2], [0, 1]], [[5, 5], [5, 5]], [[3, 0]]])
+def test_groups_hold_every_pair_once_and_in_order(choices, grouped):
+    expert_Nk = torch.tensor(choices)
+    made = group(expert_Nk, 6, grouped=grouped)
+    starts = [0, *made.end_E.tolist()] if grouped else [0, *made.ends]
+    seen = []
+    for row, token in zip(made.row_M.tolist(), made.token_M.tolist(), strict=True):
+        expert = next(e for e in range(6) if starts[e] <= row < starts[e + 1])
+        seen.append((token, expert))
+        assert expert in choices[token]
+    assert sorted(seen) == sorted((token, expert) for token, row in enumerate(choices) for expert in row)
+    assert len(set(made.row_M.tolist())) == expert_Nk.numel()
+    assert sorted(made.row_Nk.flatten().tolist()) == sorted(made.row_M.tolist())
+    if grouped:
+        assert all(end % moe.GROUP_ROWS == 0 for end in made.end_E.tolist())
+
+
+def test_an_expert_without_tokens_gets_a_zero_gradient(make_model):
+    model = make_model(architecture="glm4_moe", **EXPERTS)
+    for layer in mixtures(model):
+        layer.router.correction[:] = torch.tensor([9.0, 9.0, 0, 0, 0, 0])
+    grads = gradients(model)
+    assert grads["blocks.0.mlp.gate_proj"][2:].abs().max() == 0
+    assert grads["blocks.1.mlp.down_proj"][:2].abs().max() > 0
+
+
+def test_the_correction_changes_the_choice_and_not_the_weight(make_model):
+    router = mixtures(make_model(architecture="glm4_moe", **EXPERTS))[0].router
+    x_ND = torch.randn(40, 24, generator=torch.Generator().manual_seed(1))
+    router.correction[:] = torch.tensor([5.0, 0, 0, 0, 0, 0])
+    routed = router(x_ND)
+    assert (routed.expert_Nk == 0).any(dim=1).all()
+    score_NE = routed.logit_NE.sigmoid()
+    chosen_Nk = score_NE.gather(1, routed.expert_Nk)
+    torch.testing.assert_close(routed.weight_Nk, chosen_Nk / chosen_Nk.sum(1, keepdim=True))
+
+
+def test_balance_means_against_counting(make_model):
+    layer = mixtures(make_model(architecture="qwen3_moe", **EXPERTS))[0]
+    x_BTD = torch.randn(2, 10, 24, generator=torch.Generator().manual_seed(2))
+    document_BT = torch.zeros(2, 10, dtype=torch.long)
+    document_BT[1, 6:] = -1
+    _, means = layer(x_BTD, document_BT)
+    probability = (x_BTD @ layer.router.weight.T).softmax(-1)
+    real = [[(b, t) for t in range(10) if document_BT[b, t] >= 0] for b in range(2)]
+
+    def balance(places):
+        share, mean = torch.zeros(6), torch.zeros(6)
+        for b, t in places:
+            mean += probability[b, t] / len(places)
+            for expert in probability[b, t].topk(2).indices:
+                share[expert] += 1 / (2 * len(places))
+        return 6 * (share * mean).sum()
+
+    torch.testing.assert_close(means.batch, balance(real[0] + real[1]))
+    torch.testing.assert_close(means.sequence_B, torch.stack([balance(places) for places in real]))
+    z = [torch.stack([(x_BTD[b, t] @ layer.router.weight.T).logsumexp(0) ** 2 for b, t in p]).mean() for p in real]
+    torch.testing.assert_close(means.z_B, torch.stack(z))
+    assert layer.load_E.sum() == 2 * 16  # two choices of each real position
+
+
+def test_batch_balance_is_that_of_transformers(make_model):
+    modeling = pytest.importorskip("transformers.models.qwen3_moe.modeling_qwen3_moe")
+    layer = mixtures(make_model(architecture="qwen3_moe", **EXPERTS))[0]
+    x_BTD = torch.randn(2, 10, 24, generator=torch.Generator().manual_seed(2))
+    _, means = layer(x_BTD)
+    theirs = modeling.load_balancing_loss_func((x_BTD.flatten(0, 1) @ layer.router.weight.T,), 6, 2)
+    torch.testing.assert_close(means.batch, theirs / 2)  # there the shares of a token's k choices add to k
+
+
+def test_even_routing_costs_one():
+    torch.manual_seed(0)
+    means = moe.RouterMeans(torch.tensor(1.0), torch.ones(2), torch.tensor([4.0, 9.0]))
+    settings = RouterSettings(balance="sequence", balance_weight=0.5, z_weight=0.1)
+    total, parts = settings.loss(means, torch.tensor([3.0, 1.0]), biased=False)
+    assert float(total) == pytest.approx(0.5 * 4 + 0.1 * (3 * 4 + 9))
+    assert {name: float(value) for name, value in parts.items()} == {"router_balance": 4.0, "router_z": 21.0}
+    assert float(RouterSettings().loss(means, torch.ones(2), biased=True)[0]) == 0.0
+
+
+def test_the_sequence_loss_does_not_depend_on_how_a_step_is_cut(make_model):
+    from penjing.feed.batch import Batch
+
+    model = make_model(architecture="qwen3_moe", **EXPERTS)
+    objective = NextToken(RouterSettings(balance="sequence", balance_weight=0.7, z_weight=0.3))
+    weight_BT = torch.rand(3, 20, generator=torch.Generator().manual_seed(4)).round()
+
+    def batch(rows):
+        scored_N = weight_BT[rows].flatten().nonzero()[:, 0]
+        target_N = IDS_BT[rows].flatten()[scored_N]
+        ids_BT = IDS_BT[rows]
+        return Batch(
+            ids_BT=ids_BT,
+            document_BT=torch.zeros_like(ids_BT),
+            scored_N=scored_N,
+            target_N=target_N,
+            weight_N=torch.ones(len(scored_N)),
+            num_tokens=ids_BT.numel(),
+        )
+
+    whole = objective(model, batch([0, 1, 2]))
+    cut = [objective(model, batch([row])) for row in range(3)]
+    torch.testing.assert_close(whole.total, torch.stack([part.total for part in cut]).sum())
+    for name in ("router_balance", "router_z"):
+        torch.testing.assert_close(whole.parts[name], torch.stack([part.parts[name] for part in cut]).sum())
+
+
+def test_bfloat16_is_near_float32(model):
+    exact = model(IDS_BT).detach()
+    for layer in mixtures(model):
+        layer.plain = False
+    set_compute_dtype(model, torch.bfloat16)
+    rough = model(IDS_BT).detach()
+    # A token on the border between two experts may take the other one; most do not.
+    off = (rough - exact).abs().amax(dim=-1) / exact.std()
+    assert off.median() < 0.1
+
+
+def test_nothing_is_counted_without_gradients(model):
+    with torch.no_grad():
+        model(IDS_BT)
+    assert all(layer.load_E.sum() == 0 for layer in mixtures(model))
+    assert isinstance(model.blocks[0].mlp, Mixture) or isinstance(model.blocks[1].mlp, Mixture)

@@ -1,0 +1,254 @@
+"""A run that trains adapters: what it saves, that it can be taken up exactly, what it refuses, and where it goes."""
+
+import io
+import json
+import shutil
+
+import pytest
+import safetensors.torch
+import torch
+from rich.console import Console
+
+from penjing.base.config import parse_overrides
+from penjing.base.errors import UserError
+from penjing.export.hf import export
+from penjing.infer.sample import Sampling
+from penjing.model import lora
+from penjing.recipes.adapter import attach_adapters, export_adapter, merge_adapter
+from penjing.recipes.chat import chat
+from penjing.recipes.execute import execute, resolve_run
+from penjing.train.folder import load_trained
+
+CHATS = ["data.kind=chats", "data.row_tokens=256", "steps=6", "save.every=2", "validate.every=3"]
+
+
+def train(recipe, *words):
+    """`penjing train` without a new process; returns what it said."""
+    said = io.StringIO()
+    execute(resolve_run(recipe, parse_overrides(words)), Console(file=said, width=200))
+    return said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, small_run):
+    folder = tmp_path_factory.mktemp("base") / "run"
+    train("pretrain", *small_run, f"out={folder}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words(base, toy, small_run):
+    """Settings of a short adapter run on `base`."""
+    common = [word for word in small_run if word.startswith(("batch", "compute", "validate.rows", "track"))]
+    return [*common, *CHATS, f"data.train={toy / 'sft.jsonl'}", f"start={base}", "lora.dropout=0.1"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, words):
+    folder = tmp_path_factory.mktemp("adapters") / "taught"
+    train("lora", *words, f"out={folder}")
+    return folder
+
+
+def newest(folder):
+    return sorted((folder / "checkpoints").iterdir())[-1]
+
+
+def weights_of(folder):
+    return safetensors.torch.load_file(newest(folder) / "model.safetensors")
+
+
+def cut_back(whole, folder, step):
+    """A copy of a run as it was when it had only come to `step`."""
+    shutil.copytree(whole, folder)
+    shutil.rmtree(folder / "adapter")
+    (folder / "outcome.json").unlink()
+    for checkpoint in (folder / "checkpoints").iterdir():
+        if not checkpoint.name.endswith(f"{step:08d}"):
+            shutil.rmtree(checkpoint)
+
+
+def test_a_checkpoint_holds_the_adapter_only_and_names_its_base(whole, base):
+    saved = weights_of(whole)
+    assert saved
+    assert all(".adapters.default." in name for name in saved)
+    facts = json.loads((newest(whole) / "state.json").read_text())["base"]
+    assert facts["start"] == str(base.resolve())
+    assert facts["sha256"] == lora.fingerprint(load_trained(base).model)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_steps_taken_in_two_goes_are_the_same_bitwise(tmp_path, whole, words, kind):
+    more = [] if kind == "adamw" else ["optimizer.kind=muon", "lora.kind=dora"]
+    if more:
+        whole = tmp_path / "whole"
+        train("lora", *words, *more, f"out={whole}", "save.keep=9")
+        cut_back(whole, tmp_path / "again", 2)
+    else:
+        cut_back(whole, tmp_path / "again", 4)
+    said = train("lora", *words, *more, f"out={tmp_path / 'again'}")
+    assert "continues after step" in said
+    expected, got = weights_of(whole), weights_of(tmp_path / "again")
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(got[name], value) for name, value in expected.items())
+
+
+def test_loaded_it_is_the_base_with_the_adapter_in_use(whole, base):
+    trained, plain = load_trained(whole), load_trained(base)
+    state = trained.model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in plain.model.state_dict().items())
+    ids_BT = torch.arange(40).view(2, 20)
+    with torch.no_grad():
+        with_adapter = trained.model(ids_BT)
+        lora.use(trained.model, None)
+        assert torch.equal(trained.model(ids_BT), plain.model(ids_BT))
+        merged = load_trained(whole, adapters="merged").model(ids_BT)
+    torch.testing.assert_close(merged, with_adapter, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(with_adapter, plain.model(ids_BT))
+
+
+def test_it_ends_with_an_adapter_that_peft_loads_on_the_exported_base(tmp_path, whole, base):
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    trained = load_trained(base)
+    export(trained.model, trained.tokenizer, tmp_path / "base", card="")
+    stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(stock, whole / "adapter").eval()
+    ids_BT = torch.arange(40).view(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(load_trained(whole).model(ids_BT), theirs(ids_BT).logits, rtol=1e-5, atol=1e-5)
+    export_adapter(whole, tmp_path / "again")
+    name = "adapter_model.safetensors"
+    assert (tmp_path / "again" / name).read_bytes() == (whole / "adapter" / name).read_bytes()
+
+
+def test_merged_it_is_a_plain_model(tmp_path, whole, base, penjing):
+    transformers = pytest.importorskip("transformers")
+    penjing("adapter", "merge", whole, "--out", tmp_path / "own")
+    merge_adapter(base, [str(whole)], tmp_path / "given")
+    ids_BT = torch.arange(40).view(2, 20)
+    with torch.no_grad():
+        expected = load_trained(whole).model(ids_BT)
+        for name in ("own", "given"):
+            stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
+            torch.testing.assert_close(stock(ids_BT).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_another_stage_begins_with_the_adapter_merged(tmp_path, whole, words):
+    words = [word for word in words if not word.startswith(("start", "lora"))]
+    rate = "optimizer.learning_rate=1e-20"  # too little to move a float32
+    train("sft", *words, f"start={whole}", "optimizer.weight_decay=0", rate, f"out={tmp_path / 'next'}")
+    expected = load_trained(whole, adapters="merged").model.state_dict()
+    got = load_trained(tmp_path / "next").model.state_dict()
+    assert expected.keys() == got.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-6, atol=1e-9)
+
+
+def test_an_adapter_on_a_run_with_an_adapter(tmp_path, whole, words):
+    words = [word for word in words if not word.startswith("start")]
+    train("lora", *words, f"start={whole}", f"out={tmp_path / 'next'}")
+    lower = load_trained(whole, adapters="merged").model.state_dict()
+    got = load_trained(tmp_path / "next").model.state_dict()
+    assert all(torch.equal(got[name], value) for name, value in lower.items())
+
+
+def test_a_changed_or_missing_base_is_refused(tmp_path, base, words, penjing):
+    moved = tmp_path / "base"
+    shutil.copytree(base, moved)
+    words = [*(word for word in words if not word.startswith("start")), f"start={moved}", f"out={tmp_path / 'run'}"]
+    train("lora", *words)
+    earlier = sorted((moved / "checkpoints").iterdir())
+    shutil.rmtree(earlier[-1])  # now an earlier step's weights are the newest
+    done = penjing("train", "lora", *words, check=False)
+    assert done.returncode == 2
+    assert "the base of this adapter has changed" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    with pytest.raises(UserError, match="has changed"):
+        load_trained(tmp_path / "run")
+    shutil.rmtree(moved)
+    with pytest.raises(UserError, match="is not there"):
+        load_trained(tmp_path / "run")
+
+
+def test_adapters_need_something_to_sit_on(small_run, tmp_path):
+    with pytest.raises(UserError, match="adapters need a trained model"):
+        train("pretrain", *small_run, "lora.rank=4", f"out={tmp_path / 'run'}")
+
+
+def test_any_stage_can_train_adapters(tmp_path, base, small_run):
+    words = [word for word in small_run if not word.startswith("model")]
+    more = ["lora.rank=8", "lora.kind=dora", "lora.targets=attention.*_proj", "compute.dtype=bfloat16", "steps=3"]
+    train("pretrain", *words, *more, f"start={base}", f"out={tmp_path / 'run'}")
+    saved = weights_of(tmp_path / "run")
+    assert {name.split(".")[2] for name in saved} == {"attention"}
+    assert all(value.dtype in (torch.float32, torch.int64) for value in saved.values())
+    assert load_trained(tmp_path / "run").model.state_dict()["blocks.0.attention.q_proj.weight"].dtype == torch.float32
+
+
+def test_two_ranks_train_the_adapter_that_one_does(tmp_path, words, penjing, losses):
+    words = [word for word in words if not word.startswith("lora.dropout")]
+    launcher = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    train("lora", *words, "steps=3", f"out={tmp_path / 'one'}")
+    penjing("train", "lora", *words, "steps=3", f"out={tmp_path / 'two'}", launcher=launcher)
+    expected, got = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert expected.keys() == got.keys()
+    assert max(abs(got[step] - expected[step]) for step in expected) < 1e-5
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_frozen_weights_stay_and_a_run_goes_on_exactly(tmp_path, base, small_run, optimizer):
+    words = [word for word in small_run if not word.startswith(("model", "steps"))]
+    patterns = "freeze=embed.*,blocks.0.*,*norm.weight" if optimizer == "muon" else "freeze=blocks.0.*"
+    words += [f"start={base}", patterns, f"optimizer.kind={optimizer}", "steps=6", "save.keep=9"]
+    said = train("pretrain", *words, f"out={tmp_path / 'one'}")
+    before, after = load_trained(base).model, load_trained(tmp_path / "one").model
+    learned = {name for name, value in after.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
+    assert learned
+    assert not any(name.startswith("blocks.0.") for name in learned)
+    num_learned = sum(after.state_dict()[name].numel() for name in learned)
+    assert f"{num_learned:,} trainable" in said
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    (tmp_path / "two" / "outcome.json").unlink()
+    shutil.rmtree(newest(tmp_path / "two"))
+    train("pretrain", *words, f"out={tmp_path / 'two'}")
+    expected, got = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
+    assert all(torch.equal(got[name], value) for name, value in expected.items())
+
+
+def test_a_pattern_that_freezes_nothing_is_refused(tmp_path, small_run):
+    with pytest.raises(UserError, match=r"Did you mean embed\.weight"):
+        train("pretrain", *small_run, "freeze=embd.*", f"out={tmp_path / 'run'}")
+
+
+def test_adapters_beside_a_base_by_name(whole, base, tmp_path):
+    trained = load_trained(base)
+    shutil.copytree(whole / "adapter", tmp_path / "loose")
+    given = attach_adapters(trained, [str(whole), f"other={tmp_path / 'loose'}", str(tmp_path / "loose")])
+    assert list(given) == ["taught", "other", "loose"] == list(lora.names(trained.model))
+    assert all(layer.active == "taught" for layer in lora.adapted(trained.model).values())
+    with pytest.raises(UserError, match="two adapters of one name"):
+        attach_adapters(load_trained(base), [str(whole), str(whole)])
+
+
+def test_an_adapter_of_another_base_is_refused(tmp_path, whole, base, small_run):
+    train("pretrain", *small_run, "seed=2", "steps=2", f"out={tmp_path / 'other'}")
+    with pytest.raises(UserError, match="learned on another base"):
+        attach_adapters(load_trained(tmp_path / "other"), [str(whole)])
+
+
+def test_a_conversation_switches_adapters(whole, base, monkeypatch, capsys):
+    lines = iter(["hello", "/adapter none", "hello", "/adapter nobody", "/adapter taught", "/adapter", ""])
+    console = Console(width=200)
+    monkeypatch.setattr(console, "input", lambda prompt: next(lines))
+    chat(base, console, prompt=None, sampling=Sampling(), max_tokens=4, seed=0, adapters=[str(whole)])
+    said = capsys.readouterr().out
+    assert "adapter: none" in said
+    assert "adapter: taught" in said
+    assert said.count("adapters: taught, none") == 2
+
+
+def test_a_run_without_adapters_has_none_to_export(tmp_path, base):
+    with pytest.raises(UserError, match="no adapter of its own"):
+        export_adapter(base, tmp_path / "x")
+    with pytest.raises(UserError, match="no adapter of its own"):
+        merge_adapter(base, [], tmp_path / "x")
