@@ -19,6 +19,19 @@ def document_mask(document_BT: Tensor, window: int = 0) -> Tensor:
     return (same_BTS & _causal(document_BT.shape[1], window, document_BT.device))[:, None]
 
 
+def branch_mask(document_BT: Tensor, branch_BT: Tensor, position_BT: Tensor, window: int = 0) -> Tensor:
+    """mask_B1TS for documents that part into branches after a common beginning, which is branch 0.
+
+    A query sees the common beginning and its own branch, up to itself; windows are measured in positions, as the
+    branches stand one after another in the row but each goes on where the beginning ends.
+    """
+    same_BTS = document_BT[:, :, None] == document_BT[:, None, :]
+    same_BTS &= (branch_BT[:, None, :] == 0) | (branch_BT[:, :, None] == branch_BT[:, None, :])
+    if window:
+        same_BTS &= position_BT[:, :, None] - position_BT[:, None, :] < window
+    return (same_BTS & _causal(document_BT.shape[1], 0, document_BT.device))[:, None]
+
+
 def window_mask(num_tokens: int, window: int, device: torch.device) -> Tensor:
     """mask_11TS of rows that are one document each, where a query sees `window` keys, its own included."""
     return _causal(num_tokens, window, device)[None, None]

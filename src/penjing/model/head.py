@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,9 +27,7 @@ class _SummedNats(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
         grad_hidden_ND = torch.empty_like(hidden_ND) if needs_hidden else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
-        size = max(1, CHUNK_LOGITS // weight_VD.shape[0])
-        for start in range(0, hidden_ND.shape[0], size):
-            part = slice(start, start + size)
+        for part in _chunks(hidden_ND.shape[0], weight_VD.shape[0]):
             hidden_CD, target_C1, weight_C = hidden_ND[part].to(dtype), target_N[part, None], weight_N[part].float()
             logits_CV = (hidden_CD @ matrix_VD.T).float()
             said_C1, top_C1 = logits_CV.gather(1, target_C1), logits_CV.amax(dim=-1, keepdim=True)
@@ -67,6 +66,59 @@ def summed_nats(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, weight_N
         # A Function is told of `requires_grad` even under no_grad, and would make the head's gradient for nothing.
         hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()
     return _SummedNats.apply(hidden_ND, weight_VD, target_N, weight_N, dtype)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _LogProbs(torch.autograd.Function):
+    """logp_n = (hidden_n W^T)[target_n] - logsumexp(hidden_n W^T), in blocks; logits are made twice, never kept."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, dtype: torch.dtype) -> Tensor:
+        matrix_VD = weight_VD.to(dtype)
+        logp_2N = torch.empty(2, hidden_ND.shape[0], dtype=torch.float32, device=hidden_ND.device)
+        norm_N = torch.empty_like(logp_2N[0])
+        for part in _chunks(hidden_ND.shape[0], weight_VD.shape[0]):
+            logits_CV = (hidden_ND[part].to(dtype) @ matrix_VD.T).float()
+            norm_N[part] = logits_CV.logsumexp(dim=-1)
+            logp_2N[0, part] = logits_CV.gather(1, target_N[part, None])[:, 0] - norm_N[part]
+            # H = logsumexp - sum_v p_v logit_v
+            logp_2N[1, part] = norm_N[part] - ((logits_CV - norm_N[part, None]).exp() * logits_CV).sum(dim=-1)
+        ctx.save_for_backward(hidden_ND, weight_VD, target_N, norm_N)
+        ctx.dtype = dtype
+        return logp_2N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_ND, weight_VD, target_N, norm_N = ctx.saved_tensors
+        dtype, matrix_VD, slope_N = ctx.dtype, weight_VD.to(ctx.dtype), upstream[0][0]
+        grad_hidden_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for part in _chunks(hidden_ND.shape[0], weight_VD.shape[0]):
+            hidden_CD = hidden_ND[part].to(dtype)
+            # d logp / d logits = one_hot - softmax
+            slope_CV = (hidden_CD @ matrix_VD.T).float().sub_(norm_N[part, None]).exp_()
+            slope_CV.mul_(-slope_N[part, None]).scatter_add_(1, target_N[part, None], slope_N[part, None])
+            rounded_CV = slope_CV.to(dtype)
+            if grad_hidden_ND is not None:
+                grad_hidden_ND[part] = (rounded_CV @ matrix_VD).to(grad_hidden_ND.dtype)
+            if grad_weight_VD is not None:
+                grad_weight_VD += (rounded_CV.T @ hidden_CD).float()
+        return grad_hidden_ND, grad_weight_VD, None, None
+
+
+def _chunks(num_rows: int, vocabulary: int) -> Iterator[slice]:
+    size = max(1, CHUNK_LOGITS // vocabulary)
+    return (slice(start, start + size) for start in range(0, num_rows, size))
+
+
+def log_probs(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, dtype: torch.dtype) -> Tensor:
+    """logp_2N in float32: log-probability of each target (row 0), entropy of the prediction in nats (row 1).
+
+    Gradients flow through row 0 only. Memory and dtypes as in `summed_nats`.
+    """
+    if not torch.is_grad_enabled():
+        hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()
+    return _LogProbs.apply(hidden_ND, weight_VD, target_N, dtype)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def logits(hidden_BTD: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:

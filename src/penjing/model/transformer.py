@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from penjing.model import head
-from penjing.model.attention import cache_mask, document_mask, window_mask
+from penjing.model.attention import branch_mask, cache_mask, document_mask, window_mask
 from penjing.model.block import Block
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
@@ -36,26 +36,43 @@ class Transformer(nn.Module):
     def head_weight_VD(self) -> Tensor:
         return self.embed.weight if self.head is None else self.head.weight
 
-    def hidden(self, ids_BT: Tensor, document_BT: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+    def hidden(
+        self,
+        ids_BT: Tensor,
+        document_BT: Tensor | None = None,
+        cache: Cache | None = None,
+        *,
+        branch_BT: Tensor | None = None,
+        position_BT: Tensor | None = None,
+    ) -> Tensor:
         """hidden_BTD after the last norm.
 
         ids_BT: token ids. document_BT: which document each position belongs to (None: each row is one document).
         cache: keys and values of earlier positions; these tokens are appended to every row, each of which is one
         document, and must find room there.
+        branch_BT, position_BT: where documents part into branches after a common beginning (see `branch_mask`); the
+        position of each token in its own branch.
         """
-        return self._hidden(ids_BT, document_BT, cache)[0]
+        return self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT)[0]
 
     def _hidden(
-        self, ids_BT: Tensor, document_BT: Tensor | None, cache: Cache | None
+        self,
+        ids_BT: Tensor,
+        document_BT: Tensor | None,
+        cache: Cache | None,
+        branch_BT: Tensor | None,
+        position_BT: Tensor | None,
     ) -> tuple[Tensor, RouterMeans | None]:
         """hidden_BTD, and what the routers of all layers did together."""
         assert cache is None or document_BT is None, "a cached row is one document"
+        assert (branch_BT is None) == (position_BT is None), "branches have positions of their own"
         num_tokens = ids_BT.shape[1]
-        position_BT = (
-            torch.arange(num_tokens, device=ids_BT.device)[None] if cache is None else cache.positions(num_tokens)
-        )
+        if position_BT is None:
+            position_BT = (
+                torch.arange(num_tokens, device=ids_BT.device)[None] if cache is None else cache.positions(num_tokens)
+            )
         windows = {self.config.window(layer) for layer in range(self.config.num_layers)}
-        masks = {window: _mask(position_BT, document_BT, cache, window) for window in windows}
+        masks = {window: _mask(position_BT, document_BT, branch_BT, cache, window) for window in windows}
         rotary = rotary_table(position_BT, self.config)
         x_BTD = self.embed(ids_BT)
         routers: list[RouterMeans] = []
@@ -85,29 +102,42 @@ class Transformer(nn.Module):
         target_N: Tensor | None = None,
         weight_N: Tensor | None = None,
         cache: Cache | None = None,
+        branch_BT: Tensor | None = None,
+        position_BT: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, RouterMeans]:
-        """logits_BTV in float32; or, given targets, the weighted sum of nats over the scored positions.
+        """logits_BTV in float32; given targets, logp_2N; given weights too, the weighted sum of nats.
+
+        logp_2N: in float32, the log-probability of each target, and beside it the entropy of that prediction in nats,
+        without a gradient.
 
         A mixture of experts that is being trained returns beside the nats what its routers did.
 
-        scored_N: flat indices (row * T + position) that reach the head; target_N: the id each should predict;
-        weight_N: what each counts. The loss is taken inside so that a wrapped (DDP, FSDP) model stays one callable.
+        scored_N: flat indices (row * T + position) that reach the head, the same one more than once where branches
+        part; target_N: the id each should predict; weight_N: what each counts. The loss is taken inside so that a
+        wrapped (DDP, FSDP) model stays one callable.
         """
-        hidden_BTD, routers = self._hidden(ids_BT, document_BT, cache)
+        hidden_BTD, routers = self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT)
         if target_N is None:
             return self.logits(hidden_BTD)
-        assert weight_N is not None
         hidden_ND = hidden_BTD.flatten(0, 1)
         if scored_N is not None:
             hidden_ND = hidden_ND[scored_N]
-        nats = head.summed_nats(hidden_ND, self.head_weight_VD, target_N, weight_N, self._head_dtype)
-        return nats if routers is None else (nats, routers)
+        if weight_N is None:
+            scores = head.log_probs(hidden_ND, self.head_weight_VD, target_N, self._head_dtype)
+        else:
+            scores = head.summed_nats(hidden_ND, self.head_weight_VD, target_N, weight_N, self._head_dtype)
+        return scores if routers is None else (scores, routers)
 
 
-def _mask(position_BT: Tensor, document_BT: Tensor | None, cache: Cache | None, window: int) -> Tensor | None:
+def _mask(
+    position_BT: Tensor, document_BT: Tensor | None, branch_BT: Tensor | None, cache: Cache | None, window: int
+) -> Tensor | None:
     """mask_B1TS of the layers with this window; None: plain causal attention."""
     if cache is not None:
         return cache_mask(position_BT, cache.max_tokens, window)
+    if branch_BT is not None:
+        assert document_BT is not None, "branches are parts of documents"
+        return branch_mask(document_BT, branch_BT, position_BT, window)
     if document_BT is not None:
         return document_mask(document_BT, window)
     num_tokens = position_BT.shape[1]

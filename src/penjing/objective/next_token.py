@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -12,6 +13,13 @@ from penjing.objective.base import Loss
 from penjing.objective.router import RouterSettings
 
 FIGURE = "loss_nats_per_token"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextTokenSettings:
+    """Learn to predict each next token: pretraining, and SFT where only answers count."""
+
+    kind: Literal["next_token"] = "next_token"
 
 
 class NextToken:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from penjing.model.config import ModelConfig
-from penjing.plan.flops import parameters, training_flops_per_token
+from penjing.plan.flops import parameters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,33 +64,31 @@ def make_bill(
     config: ModelConfig,
     *,
     trainable: int,
-    num_keys: float,
-    rows_per_epoch: int,
-    row_tokens: int,
-    filled: float,
-    rows_per_step: int,
-    micro_rows: int,
+    flops_per_token: float,
+    units_per_epoch: int,
+    tokens_per_unit: float,
+    units_per_step: int,
+    micro_tokens: int,
     steps: int,
     pace: Pace,
     validations: int,
     checkpoints: int,
     optimizer_bytes_per_parameter: int,
 ) -> Bill:
-    """Put the bill together. `filled` is the share of positions that hold a token (1 in pretraining)."""
+    """Put the bill together. Units are what batch.rows counts (rows, pairs, prompts)."""
     count = parameters(config)
-    tokens_per_step = round(rows_per_step * row_tokens * filled)
+    tokens_per_step = round(units_per_step * tokens_per_unit)
     seconds = steps * pace.step_seconds + validations * pace.validation_seconds + checkpoints * pace.checkpoint_seconds
     margin = max(0.05, pace.spread / 2)
-    flops_per_token = training_flops_per_token(config, num_keys)
     return Bill(
         parameters=count.total,
         parameters_without_embedding=count.without_embedding,
         trainable_parameters=trainable,
-        rows_per_epoch=rows_per_epoch,
-        tokens_per_epoch=round(rows_per_epoch * row_tokens * filled),
-        epochs=steps * rows_per_step / rows_per_epoch,
+        rows_per_epoch=units_per_epoch,
+        tokens_per_epoch=round(units_per_epoch * tokens_per_unit),
+        epochs=steps * units_per_step / units_per_epoch,
         steps=steps,
-        rows_per_step=rows_per_step,
+        rows_per_step=units_per_step,
         tokens_per_step=tokens_per_step,
         tokens=steps * tokens_per_step,
         flops_per_token=flops_per_token,
@@ -98,9 +96,7 @@ def make_bill(
         predicted_seconds=seconds,
         predicted_seconds_low=seconds * (1 - margin),
         predicted_seconds_high=seconds * (1 + margin),
-        predicted_peak_memory_bytes=estimate_memory_bytes(
-            config, micro_rows * row_tokens, optimizer_bytes_per_parameter
-        ),
+        predicted_peak_memory_bytes=estimate_memory_bytes(config, micro_tokens, optimizer_bytes_per_parameter),
         tokens_per_second=tokens_per_step / pace.step_seconds,
         level="probe",
     )

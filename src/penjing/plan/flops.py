@@ -59,10 +59,18 @@ def mean_keys(length_D: npt.NDArray[np.int64], row_tokens: int) -> float:
     return float(keys.sum()) / total if total else (row_tokens + 1) / 2
 
 
-def training_flops_per_token(config: ModelConfig, num_keys: float) -> float:
-    """Model FLOPs of one token's forward and backward pass; `num_keys` as given by `mean_keys`."""
+def training_flops_per_token(
+    config: ModelConfig, num_keys: float, *, adapters: int = 0, extra_forwards: float = 0.0, frozen: bool = False
+) -> float:
+    """Model FLOPs of one token's forward and backward pass; `num_keys` as given by `mean_keys`.
+
+    frozen: the base of adapters, `adapters` parameters in all, whose matrices get no gradient: two passes' worth of
+    work instead of three. extra_forwards: forward passes of other models of this shape (a reference).
+    """
     # A window can only take keys away. How many of the mean lie within it depends on the documents; all are counted
     # up to its size, which is too many where documents are about as long as the window.
     keys = sum(min(num_keys, config.window(layer) or num_keys) for layer in range(config.num_layers))
     attention = 2 * 2 * config.num_heads * config.head_size * keys
-    return 3 * (2 * parameters(config).matrices + attention)
+    products = 2 * parameters(config).matrices
+    own = 2 * products + 3 * attention + 3 * 2 * adapters if frozen else 3 * (products + attention)
+    return own + extra_forwards * (products + attention)

@@ -8,4 +8,8 @@ RECIPES = {
     "tiny": "penjing.recipes.tiny:tiny",
     "tiny_sft": "penjing.recipes.tiny:tiny_sft",
 }
+# What brings data and objective, by `objective.kind`.
+STAGES = {
+    "next_token": "penjing.train.tokens:NextTokenStage",
+}
 WITH_DIAL = ("ladder",)  # ladder:30m

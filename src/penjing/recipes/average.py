@@ -16,6 +16,7 @@ from penjing.checkpoint.average import average
 from penjing.checkpoint.load import Checkpoint
 from penjing.checkpoint.manifest import damage, folder_name, steps
 from penjing.checkpoint.save import save
+from penjing.model.lora import Lora
 from penjing.train.folder import (
     RunFolder,
     Trained,
@@ -55,7 +56,7 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
     names = [member.name for member in members]
     step = first.checkpoint.step
     try:
-        made = replace(first.run, out=str(out), stage="average", start="", lora=replace(first.run.lora, rank=0))
+        made = replace(first.run, out=str(out), stage="average", start="", lora=Lora())
         write_text(folder.settings, config.to_toml(made))
         first.tokenizer.save(folder.tokenizer)
         about = {"data": "averaged", "averaged": names, "weights": list(weights)}

@@ -24,7 +24,7 @@ from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import Engine, launched_world, make_engine
 from penjing.plan import hardware
-from penjing.recipes import RECIPES, WITH_DIAL
+from penjing.recipes import RECIPES, STAGES, WITH_DIAL
 from penjing.recipes.adapter import save_run_adapter
 from penjing.recipes.start import begin_from
 from penjing.text.chat import render
@@ -33,10 +33,11 @@ from penjing.text.tokenizer import Tokenizer
 from penjing.track import TRACKERS
 from penjing.track.base import Tracker
 from penjing.track.console import ConsoleTracker
-from penjing.train.assemble import Assembled, assemble, micro_rows
+from penjing.train.assemble import Assembled, assemble
 from penjing.train.folder import set_threads
 from penjing.train.loop import train
 from penjing.train.run import Run
+from penjing.train.stage import MakeStage, Size, micro_units
 
 SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
 
@@ -73,12 +74,15 @@ def execute(run: Run, console: Console) -> dict[str, Any]:
         assembled = assemble(
             run,
             engine,
+            stage_maker(run),
             lambda steps, start: _trackers(run, quiet, steps, start),
             lambda model, tokenizer, step: write_samples(run, model, tokenizer, quiet),
             lambda text: quiet.print(f"  {text} ...", highlight=False),
         )
         print_plan(assembled, engine, quiet)
         try:
+            if run.validate.before == "yes" and assembled.progress.step == 0:
+                assembled.parts.trackers.log(0, {"tokens": 0, **assembled.parts.validate()})
             figures = train(assembled.parts, assembled.progress)
         finally:
             assembled.parts.trackers.close()
@@ -102,7 +106,12 @@ def plan_only(run: Run, console: Console) -> None:
         engine = make_engine(run.compute.device)
         trial = replace(run, out=folder)
         assembled = assemble(
-            trial, engine, lambda steps, start: [], lambda model, tokenizer, step: [], lambda text: None
+            trial,
+            engine,
+            stage_maker(run),
+            lambda steps, start: [],
+            lambda model, tokenizer, step: [],
+            lambda text: None,
         )
         print_plan(replace(assembled, run=run), engine, console)
         assembled.parts.trackers.close()
@@ -124,16 +133,15 @@ def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tr
 
 def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
     """What is about to happen, before step 1, in the words people know from other trainers."""
-    run, bill, prepared = assembled.run, assembled.bill, assembled.prepared
+    run, bill, size = assembled.run, assembled.bill, assembled.size
     table = Table(show_header=False, box=None, pad_edge=False, title=f"{run.stage} -> {run.out}", title_justify="left")
-    padding = prepared.train.padding_per_epoch / (prepared.train.rows_per_epoch * prepared.train.row_tokens)
     named = run.model.preset or run.model.architecture
     rows = [
         ("model", f"{named}, {bill.parameters:,} parameters, {bill.trainable_parameters:,} trainable"),
-        ("examples", f"{bill.rows_per_epoch:,} rows of {run.data.row_tokens} tokens, {padding:.1%} padding"),
+        ("examples", f"{bill.rows_per_epoch:,} {_unit(size)}, {size.padding_fraction:.1%} padding"),
         ("epochs", f"{bill.epochs:.2f}"),
-        ("batch per device", f"{micro_rows(run, engine)} rows"),
-        ("total batch", f"{run.batch.rows} rows = {bill.tokens_per_step:,} tokens"),
+        ("batch per device", f"{micro_units(run, engine)} {size.unit}"),
+        ("total batch", f"{run.batch.rows} {size.unit} = {bill.tokens_per_step:,} tokens"),
         ("accumulation", f"{assembled.parts.accumulate} on each of {engine.world} {engine.device.type}"),
         ("optimizer steps", f"{bill.steps:,}"),
         ("tokens", f"{units.count(bill.tokens)} of {units.count(bill.tokens_per_epoch)} per epoch"),
@@ -141,18 +149,25 @@ def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
         ("memory", f"about {units.gibibytes(bill.predicted_peak_memory_bytes)} (estimate)"),
         ("time", f"{units.duration(bill.predicted_seconds)} at {units.count(bill.tokens_per_second)} tokens/s (probe)"),
     ]
-    for name, value in rows:
+    for name, value in [*rows, *assembled.stage.describe()]:
         table.add_row(f"  {name}", value)
     console.print(table)
-    if prepared.skipped or prepared.shortened:
-        console.print(
-            f"  {prepared.skipped} conversations too long for a row were left out, "
-            f"{prepared.shortened} lost their last turns"
-        )
+    for note in assembled.stage.notes:
+        console.print(f"  {note}", highlight=False)
     for note in assembled.notes:
         console.print(f"  [yellow]damaged checkpoint passed over[/]: {note}")
     if assembled.resumed_from is not None:
         console.print(f"  continues after step {assembled.resumed_from} of {bill.steps}")
+
+
+def _unit(size: Size) -> str:
+    return f"rows of {size.row_tokens} tokens" if size.unit == "rows" else size.unit
+
+
+def stage_maker(run: Run) -> MakeStage:
+    """What makes the stage of a run."""
+    make: MakeStage = look_up(STAGES, run.objective.kind, what="objective")
+    return make
 
 
 def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: Console) -> list[dict[str, Any]]:
@@ -160,7 +175,7 @@ def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: C
     prompts = list(run.sample.prompts)
     if not prompts or console.quiet:
         return []
-    if run.data.kind == "chats":
+    if run.data.kind != "documents":
         asked = [render(tokenizer, [Message(role="user", content=prompt)], ask=True).ids for prompt in prompts]
     else:
         asked = [[tokenizer.begin, *tokenizer.encode(prompt)] for prompt in prompts]
@@ -171,7 +186,7 @@ def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: C
         text = tokenizer.decode(ids)
         language = "zh" if any("\u4e00" <= character <= "\u9fff" for character in prompt) else "en"
         samples.append({"prompt": prompt, "text": text, "language": language})
-        shown = " ".join((prompt + (" -> " if run.data.kind == "chats" else "") + text).split())
+        shown = " ".join((prompt + (" -> " if run.data.kind != "documents" else "") + text).split())
         console.print(f"    [dim]{shown[:160]}[/]", highlight=False)
     return samples
 
@@ -198,7 +213,7 @@ def _outcome(assembled: Assembled, engine: Engine, figures: dict[str, float], se
         **figures,
         "resumed": assembled.resumed,
         "weights_sha256": sha256_file(newest / "model.safetensors") if newest else "",
-        "data_sha256": assembled.prepared.fingerprint,
+        "data_sha256": assembled.stage.fingerprint,
     }
     if engine.rank == 0:
         write_json(folder.outcome, outcome)

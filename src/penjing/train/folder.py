@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.manifest import MANIFEST, damage
 from penjing.model.config import ModelConfig
-from penjing.model.lora import DEFAULT, merge, strip
+from penjing.model.lora import DEFAULT, merge, own_state, strip
 from penjing.model.transformer import Transformer
 from penjing.model.vocabulary import grow
 from penjing.plan.hardware import physical_cores
@@ -76,7 +77,7 @@ class Trained:
     @property
     def answers(self) -> bool:
         """Whether it was taught conversations, and does not only continue texts."""
-        return self.run.data.kind == "chats"
+        return self.run.data.kind != "documents"
 
 
 def stage_folder(path: Path) -> Path:
@@ -153,7 +154,7 @@ def load_trained(
             strip(model)
     else:
         model = Transformer(run.model)
-        load_weights(model, checkpoint)
+        _fill(model, _of_model(checkpoint.weights()), checkpoint.folder)
     return Trained(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
 
 
@@ -190,7 +191,7 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
         path = Path(run.start)
         outside = None if whole_checkpoint(path) or is_run(path) else read_outside(path, config.to_dict(run.model))
         tokenizer = outside.tokenizer() if outside else Tokenizer.load(RunFolder(stage_folder(path)).tokenizer)
-    if run.data.kind != "chats" or tokenizer.template:
+    if run.data.kind == "documents" or tokenizer.template:
         return tokenizer
     if run.lora.rank and tokenizer.lacks_for_chatml:
         raise UserError(
@@ -216,24 +217,41 @@ def load_start(run: Run) -> Transformer:
     return model
 
 
-def load_weights(model: Transformer, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's weights into `model`; every name and shape must match."""
-    _fill(model, checkpoint.weights(), checkpoint.folder)
+def load_weights(module: nn.Module, checkpoint: Checkpoint) -> None:
+    """Copy a checkpoint's weights into what was trained; every name and shape must match, a frozen base apart."""
+    weights = checkpoint.weights()
+    _fill(module, weights, checkpoint.folder, expected=own_state(module) if _has_adapters(weights) else None)
 
 
-def _fill(model: Transformer, weights: dict[str, torch.Tensor], where: object) -> None:
-    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+def _has_adapters(weights: dict[str, torch.Tensor]) -> bool:
+    return any(".adapters." in name for name in weights)
+
+
+def _of_model(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The model's weights alone, where it was trained inside a module with a head of its own."""
+    inner = {name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")}
+    return inner or weights
+
+
+def _fill(
+    model: nn.Module,
+    weights: dict[str, torch.Tensor],
+    where: object,
+    expected: dict[str, torch.Tensor] | None = None,
+) -> None:
+    wanted = model.state_dict() if expected is None else expected
+    expected_shapes = {name: tuple(value.shape) for name, value in wanted.items()}
     found = {name: tuple(value.shape) for name, value in weights.items()}
-    if expected != found:
-        differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        first = differing[0]
+    if expected_shapes != found:
+        names = expected_shapes.keys() | found.keys()
+        first = min(name for name in names if expected_shapes.get(name) != found.get(name))
         raise UserError(
             "the weights are of another shape of model",
             where=where,
             got=f"{first} {found.get(first)}",
-            wanted=f"{first} {expected.get(first)}",
+            wanted=f"{first} {expected_shapes.get(first)}",
         )
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, strict=expected is None)
 
 
 def same_model(first: ModelConfig, second: ModelConfig) -> bool:

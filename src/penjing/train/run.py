@@ -8,6 +8,7 @@ from typing import Literal
 from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.lora import Lora
+from penjing.objective.next_token import NextTokenSettings
 from penjing.objective.router import RouterSettings
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
@@ -19,7 +20,8 @@ class Data:
     """What is read."""
 
     train: tuple[str, ...] = ()  # files or folders of text or chats, or one folder of ready token shards
-    kind: Literal["documents", "chats"] = "documents"  # whole texts are learned, or only what an assistant says
+    # Whole texts are learned; or of conversations what an assistant says; or pairs of answers; or prompts are answered.
+    kind: Literal["documents", "chats", "preferences", "prompts"] = "documents"
     row_tokens: int = 512  # T, positions of one packed row (the classic script's max_seq_len)
     # Of documents (chats always stay whole): `whole` keeps each in one row where it can, `stream` cuts every T tokens
     # and costs nothing to lay out, for corpora of many millions of documents.
@@ -51,7 +53,7 @@ class TokenizerSettings:
 class BatchSettings:
     """How much is learned from at once."""
 
-    rows: int = 32  # rows of one optimizer step, over all devices and accumulation
+    rows: int = 32  # rows (pairs, prompts) of one optimizer step, over all devices and accumulation
     # Rows of one forward pass on one device; 0 = a device's whole share, on one CPU half of it. Fewer take less memory.
     # What is learned is the same, to the last bit where a step's passes are the same ones, whichever device takes them.
     micro_rows: int = 0
@@ -77,7 +79,8 @@ class ValidateSettings:
     """Loss on the held-out texts."""
 
     every: int = 200  # steps; 0 = never. Always once at the end
-    rows: int = 128  # of the held-out rows, at most
+    rows: int = 128  # of the held-out rows (pairs, prompts), at most
+    before: Literal["no", "yes"] = "no"  # also before the first step, to see what training changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,7 @@ class Run:
     clip_norm: float = 1.0  # largest gradient norm; 0 = no clipping
     freeze: tuple[str, ...] = ()  # patterns of parameters that do not learn, such as embed.* or blocks.[0-3].*
     model: ModelConfig = field(default_factory=ModelConfig)
+    objective: NextTokenSettings = field(default_factory=NextTokenSettings)
     lora: Lora = field(default_factory=Lora)
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     data: Data = field(default_factory=Data)

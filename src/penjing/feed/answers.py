@@ -1,0 +1,199 @@
+"""Prompts with several answers each, packed: the prompt is read once, its answers branch off it.
+
+Preference pairs, sampled groups (reinforcement learning) and distillation all come in this form. A prompt of p tokens
+with answers of a and b takes p + a + b positions instead of 2 p + a + b; each answer sees the prompt and itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penjing.base.errors import UserError
+
+# Rows are as long as the longest needs, rounded up to this: few different shapes, little padding.
+ROW_MULTIPLE = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One continuation of a prompt.
+
+    ids: its tokens, the end of its turn included. weights: 1 where the model is to be judged for having said the token,
+    0 where it did not say it (the result of a tool); None: 1 everywhere. values: further figures of each token by name
+    (`behaviour`: log-probability when it was sampled, `reference`, `advantage`...), as long as ids.
+    """
+
+    ids: Sequence[int]
+    weights: Sequence[float] | None = None
+    values: dict[str, Sequence[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A prompt and its answers. figures: of each answer, by name (`reward`, `advantage`, `label`...)."""
+
+    prompt: Sequence[int]
+    answers: Sequence[Answer]
+    figures: dict[str, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions it takes: an answer's last token is predicted, never read."""
+        return len(self.prompt) + sum(len(answer.ids) - 1 for answer in self.answers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerBatch:
+    """Groups as tensors.
+
+    ids_BT, document_BT (which group; -1 padding), branch_BT (0 the prompt, then one number for each answer),
+    position_BT: inputs of the model. scored_N: flat index (row * T + position) of the position that predicts each
+    answer token; target_N: the token; weight_N: whether the model said it (1) or was given it (0); answer_N: which
+    answer it belongs to, 0..A-1, non-decreasing.
+    group_A: which group each answer belongs to, in order. figures: [A] by name. values: [N] by name.
+    num_tokens: positions that hold a token.
+    """
+
+    ids_BT: Tensor
+    document_BT: Tensor
+    branch_BT: Tensor
+    position_BT: Tensor
+    scored_N: Tensor
+    target_N: Tensor
+    weight_N: Tensor
+    answer_N: Tensor
+    group_A: Tensor
+    figures: dict[str, Tensor]
+    values: dict[str, Tensor]
+    num_tokens: int
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.group_A)
+
+    def sum_A(self, value_N: Tensor) -> Tensor:
+        """Sum over each answer's tokens, those that were given to the model left out: [A]."""
+        sums = value_N.new_zeros(self.num_answers)
+        return sums.index_add(0, self.answer_N, value_N * self.weight_N.to(value_N.dtype))
+
+    def length_A(self) -> Tensor:
+        """Tokens that the model said in each answer."""
+        return self.sum_A(torch.ones_like(self.weight_N))
+
+    def row_A(self) -> Tensor:
+        """The row each answer stands in."""
+        row_N = self.scored_N // self.ids_BT.shape[1]
+        rows_A = torch.zeros(self.num_answers, dtype=torch.long, device=row_N.device)
+        return rows_A.index_copy(0, self.answer_N, row_N)
+
+    def to(self, device: torch.device) -> AnswerBatch:
+        """The same batch on `device`; copies do not wait for the device where memory is pinned."""
+        if device.type == "cpu":
+            return self
+
+        def move(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
+            return {name: move(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+
+        return replace(self, **{name: move(value) for name, value in vars(self).items()})
+
+
+def run_model(model: Any, batch: AnswerBatch) -> Any:
+    """What the model says of a batch: logp_2N (see `Transformer.forward`), of a mixture with its router's means."""
+    return model(
+        batch.ids_BT,
+        batch.document_BT,
+        branch_BT=batch.branch_BT,
+        position_BT=batch.position_BT,
+        scored_N=batch.scored_N,
+        target_N=batch.target_N,
+    )
+
+
+def best_rows(sizes: Sequence[int], row_tokens: int) -> list[list[int]]:
+    """Which groups share a row of at most `row_tokens`: best fit, largest first. Deterministic."""
+    rows: list[list[int]] = []
+    left: list[int] = []
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        fitting = [row for row, room in enumerate(left) if room >= sizes[index]]
+        if fitting:
+            row = min(fitting, key=lambda row: (left[row], row))
+        else:
+            row = len(rows)
+            rows.append([])
+            left.append(row_tokens)
+        rows[row].append(index)
+        left[row] -= sizes[index]
+    return [sorted(row) for row in rows]
+
+
+def pack(groups: Sequence[Group], row_tokens: int) -> AnswerBatch:
+    """Lay groups into rows of at most `row_tokens` positions; answers keep the groups' order.
+
+    Raises UserError if one group is longer than a row.
+    """
+    assert groups and all(group.prompt and group.answers for group in groups), "a group has a prompt and an answer"
+    sizes = [group.num_tokens for group in groups]
+    if max(sizes) > row_tokens:
+        raise UserError(
+            "a prompt and its answers are longer than a row",
+            where="data.row_tokens",
+            got=row_tokens,
+            wanted=f"at least {max(sizes)}",
+        )
+    rows = best_rows(sizes, row_tokens)
+    longest = max(sum(sizes[index] for index in row) for row in rows)
+    num_tokens = min(row_tokens, -(-longest // ROW_MULTIPLE) * ROW_MULTIPLE)
+    ids_BT = np.zeros((len(rows), num_tokens), dtype=np.int64)
+    document_BT = np.full_like(ids_BT, -1)
+    branch_BT, position_BT = np.zeros_like(ids_BT), np.zeros_like(ids_BT)
+    scored: dict[int, list[np.ndarray[Any, Any]]] = {}
+    for row, members in enumerate(rows):
+        place = 0
+        for index in members:
+            group = groups[index]
+            length = len(group.prompt)
+            ids_BT[row, place : place + length] = group.prompt
+            position_BT[row, place : place + length] = np.arange(length)
+            document_BT[row, place : place + sizes[index]] = index
+            last, place = place + length - 1, place + length
+            scored[index] = []
+            for branch, answer in enumerate(group.answers, start=1):
+                read = len(answer.ids) - 1
+                ids_BT[row, place : place + read] = answer.ids[:-1]
+                branch_BT[row, place : place + read] = branch
+                position_BT[row, place : place + read] = length + np.arange(read)
+                predicting = np.concatenate(([last], np.arange(place, place + read)))
+                scored[index].append(row * num_tokens + predicting)
+                place += read
+    answers = [answer for group in groups for answer in group.answers]
+    lengths = [len(answer.ids) for answer in answers]
+    names = sorted({name for answer in answers for name in answer.values})
+
+    def of_tokens(values: list[Sequence[float]]) -> Tensor:
+        return torch.from_numpy(np.concatenate([np.asarray(part, dtype=np.float32) for part in values]))
+
+    return AnswerBatch(
+        ids_BT=torch.from_numpy(ids_BT),
+        document_BT=torch.from_numpy(document_BT),
+        branch_BT=torch.from_numpy(branch_BT),
+        position_BT=torch.from_numpy(position_BT),
+        scored_N=torch.from_numpy(np.concatenate([part for index in range(len(groups)) for part in scored[index]])),
+        target_N=torch.from_numpy(np.concatenate([np.asarray(answer.ids, dtype=np.int64) for answer in answers])),
+        weight_N=of_tokens([answer.weights or [1.0] * len(answer.ids) for answer in answers]),
+        answer_N=torch.from_numpy(np.repeat(np.arange(len(answers)), lengths)),
+        group_A=torch.from_numpy(np.repeat(np.arange(len(groups)), [len(group.answers) for group in groups])),
+        figures={
+            name: of_tokens([group.figures[name] for group in groups])
+            for name in sorted({name for group in groups for name in group.figures})
+        },
+        values={name: of_tokens([answer.values[name] for answer in answers]) for name in names},
+        num_tokens=sum(sizes),
+    )

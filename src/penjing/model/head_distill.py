@@ -1,0 +1,238 @@
+"""The output head of a student beside its teacher's: divergence, cross-entropy and their gradients, a block at a time.
+
+Neither model's logits are ever held for all positions: with 32 rows of 512 positions and 6,400 ids they would be
+420 MB each in float32, and as much again for every distribution made of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Divergence = Literal["forward", "reverse", "mixed", "jsd"]
+
+# A block holds about six arrays of this many float32 values at once.
+CHUNK_LOGITS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """How two predictions are compared. p is the teacher's, q the student's, both at `temperature`.
+
+    forward: KL(p || q). reverse: KL(q || p). mixed: (1 - mixture) forward + mixture reverse.
+    jsd: mixture KL(p || m) + (1 - mixture) KL(q || m), with m = mixture p + (1 - mixture) q (arXiv:2306.13649, equation
+    1); as the mixture goes to 0 or 1 its gradient becomes that of forward or reverse, times a factor that vanishes.
+    data_weight: how much of the loss is the data's own cross-entropy; the divergence gets the rest.
+    """
+
+    divergence: Divergence = "forward"
+    mixture: float = 0.5
+    temperature: float = 1.0
+    data_weight: float = 0.0
+
+
+class LiveTeacher(NamedTuple):
+    """The teacher's last hidden states, [N, its width], and head, [its ids, its width]; products in `dtype`."""
+
+    hidden_ND: Tensor
+    weight_VD: Tensor
+    dtype: torch.dtype
+
+    @property
+    def num_ids(self) -> int:
+        return self.weight_VD.shape[0]
+
+
+class StoredTeacher(NamedTuple):
+    """The teacher's k likeliest ids, likeliest first, [N, k], and the log-probabilities of each and of all others
+    together, [N, k + 1], at the measure's temperature. num_ids: of how many ids they were the likeliest."""
+
+    id_NK: Tensor
+    logp_NJ: Tensor
+    num_ids: int
+
+
+Teacher = LiveTeacher | StoredTeacher
+
+
+class Sums(NamedTuple):
+    """Weighted sums over positions, each a scalar.
+
+    total: to be made small; the only one with a gradient. nats: cross-entropy of the data. kl: KL(p || q), whatever
+    is minimised. divergence: that which is. agreement: positions where both models' likeliest id is the same.
+    """
+
+    total: Tensor
+    nats: Tensor
+    kl: Tensor
+    divergence: Tensor
+    agreement: Tensor
+
+
+def compare(logp_CJ: Tensor, logq_CJ: Tensor, measure: Measure) -> tuple[Tensor, Tensor, Tensor]:
+    """divergence_C, KL(p || q)_C and h_CJ = q dD/dq up to a multiple of q, which a softmax's gradient does not see.
+
+    Log-probabilities over J outcomes; the gradient for logits z with q = softmax(z) is h - q sum(h).
+    """
+    p_CJ = logp_CJ.exp()
+    kl_C = (p_CJ * (logp_CJ - logq_CJ)).sum(dim=-1)
+    if measure.divergence == "forward":
+        return kl_C, kl_C, p_CJ.neg_()
+    q_CJ = logq_CJ.exp()
+    share = measure.mixture
+    if measure.divergence == "jsd":
+        m_CJ = share * p_CJ + (1 - share) * q_CJ
+        logm_CJ = m_CJ.log_()
+        from_p_C = (p_CJ * (logp_CJ - logm_CJ)).sum(dim=-1)
+        gap_CJ = q_CJ.mul_(logq_CJ - logm_CJ)
+        # Where both chances round to 0 so does their mixture, and 0 x (-inf + inf) is no number.
+        gap_CJ = torch.nan_to_num_(gap_CJ, nan=0.0)
+        return share * from_p_C + (1 - share) * gap_CJ.sum(dim=-1), kl_C, gap_CJ.mul_(1 - share)
+    h_CJ = q_CJ.mul_(logq_CJ - logp_CJ)
+    reverse_C = h_CJ.sum(dim=-1)
+    if measure.divergence == "reverse":
+        return reverse_C, kl_C, h_CJ
+    return (1 - share) * kl_C + share * reverse_C, kl_C, h_CJ.mul_(share).sub_(p_CJ, alpha=1 - share)
+
+
+def _against_live(teacher: LiveTeacher, part: slice, logq_CV: Tensor, measure: Measure) -> tuple[Tensor, ...]:
+    """divergence_C, kl_C, the teacher's likeliest id_C, and the gradient for logits at temperature 1."""
+    num_ids = logq_CV.shape[1]
+    hidden_CD, matrix_VD = teacher.hidden_ND[part].to(teacher.dtype), teacher.weight_VD[:num_ids].to(teacher.dtype)
+    logits_CV = (hidden_CD @ matrix_VD.T).float()
+    likeliest_C = logits_CV.argmax(dim=-1)
+    logp_CV = logits_CV.div_(measure.temperature).log_softmax(dim=-1)
+    divergence_C, kl_C, h_CV = compare(logp_CV, logq_CV, measure)
+    slope_CV = h_CV.sub_(logq_CV.exp().mul_(h_CV.sum(dim=-1, keepdim=True)))
+    return divergence_C, kl_C, likeliest_C, slope_CV
+
+
+def _against_stored(teacher: StoredTeacher, part: slice, logq_CV: Tensor, measure: Measure) -> tuple[Tensor, ...]:
+    """As `_against_live`, over k + 1 outcomes: each of the k ids, and "another one".
+
+    Within the others only their joint chance is compared, so the divergence is a lower bound of the whole one (data
+    processing), and the student keeps its own order there.
+    """
+    id_CK = teacher.id_NK[part].long()
+    logp_CJ = teacher.logp_NJ[part].float().log_softmax(dim=-1)  # rounded when stored: made to sum to 1 again
+    logq_C1 = logq_CV.scatter(1, id_CK, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    logq_CJ = torch.cat((logq_CV.gather(1, id_CK), logq_C1), dim=-1)
+    divergence_C, kl_C, h_CJ = compare(logp_CJ, logq_CJ, measure)
+    # dD/dz_i = h_i - q_i sum(h), and the others share their h as they share their chance.
+    sum_C1 = h_CJ.sum(dim=-1, keepdim=True)
+    slope_CV = (logq_CV - logq_C1).exp_().mul_(h_CJ[:, -1:]).sub_(logq_CV.exp().mul_(sum_C1))
+    top_CK = h_CJ[:, :-1] - logq_CJ[:, :-1].exp() * sum_C1
+    return divergence_C, kl_C, id_CK[:, 0], slope_CV.scatter_(1, id_CK, top_CK)
+
+
+class _Distilled(torch.autograd.Function):
+    """The sums; gradients are taken in the forward pass, per block."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        target_N: Tensor,
+        weight_N: Tensor,
+        given_N: Tensor,
+        dtype: torch.dtype,
+        teacher: Teacher,
+        measure: Measure,
+    ) -> Tensor:
+        needs_hidden, needs_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        matrix_VD = weight_VD.to(dtype)
+        vocabulary, temperature = weight_VD.shape[0], measure.temperature
+        num_ids = min(vocabulary, teacher.num_ids)
+        scale, share = (1 - measure.data_weight) * temperature**2, measure.data_weight
+        sums_5 = torch.zeros(len(Sums._fields), dtype=torch.float32, device=hidden_ND.device)
+        grad_hidden_ND = torch.empty_like(hidden_ND) if needs_hidden else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
+        size = max(1, CHUNK_LOGITS // vocabulary)
+        for start in range(0, hidden_ND.shape[0], size):
+            part = slice(start, start + size)
+            hidden_CD, target_C1 = hidden_ND[part].to(dtype), target_N[part, None]
+            weight_C, given_C = weight_N[part].float(), given_N[part].float()
+            logits_CV = (hidden_CD @ matrix_VD.T).float()
+            said_C1, norm_C1 = logits_CV.gather(1, target_C1), logits_CV.logsumexp(dim=-1, keepdim=True)
+            nats_C = (norm_C1 - said_C1)[:, 0]
+            logq_CV = (logits_CV[:, :num_ids] / temperature).log_softmax(dim=-1)
+            against = _against_live if isinstance(teacher, LiveTeacher) else _against_stored
+            divergence_C, kl_C, likeliest_C, slope_CV = against(teacher, part, logq_CV, measure)  # type: ignore[arg-type]
+            agreement_C = (logits_CV[:, :num_ids].argmax(dim=-1) == likeliest_C).float()
+            nats, divergence = (nats_C * given_C).sum(), (divergence_C * weight_C).sum()
+            total = scale * divergence + share * nats
+            sums_5 += torch.stack((total, nats, (kl_C * weight_C).sum(), divergence, (agreement_C * weight_C).sum()))
+            if grad_hidden_ND is None and grad_weight_VD is None:
+                continue
+            slope_CV.mul_(weight_C[:, None] * (scale / temperature))
+            if share:  # d nats / d logits = softmax - one_hot, over all of the student's ids
+                wide_CV = logits_CV.sub_(norm_C1).exp_().mul_(given_C[:, None] * share)
+                wide_CV.scatter_add_(1, target_C1, -share * given_C[:, None])
+                wide_CV[:, :num_ids] += slope_CV
+                slope_CV = wide_CV
+            rounded_CV, width = slope_CV.to(dtype), slope_CV.shape[1]
+            if grad_hidden_ND is not None:
+                grad_hidden_ND[part] = (rounded_CV @ matrix_VD[:width]).to(grad_hidden_ND.dtype)
+            if grad_weight_VD is not None:
+                grad_weight_VD[:width] += (rounded_CV.T @ hidden_CD).float()
+        ctx.save_for_backward(*(grad for grad in (grad_hidden_ND, grad_weight_VD) if grad is not None))
+        return sums_5
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        saved, factor = list(ctx.saved_tensors), upstream[0][0]
+        grad_hidden_ND = saved.pop(0) * factor if ctx.needs_input_grad[0] else None
+        grad_weight_VD = saved.pop(0) * factor if ctx.needs_input_grad[1] else None
+        return grad_hidden_ND, grad_weight_VD, None, None, None, None, None, None
+
+
+def distilled(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    target_N: Tensor,
+    weight_N: Tensor,
+    given_N: Tensor,
+    dtype: torch.dtype,
+    teacher: Teacher,
+    measure: Measure,
+) -> Tensor:
+    """The `Sums` of a student's predictions beside its teacher's, as one float32 tensor, [5].
+
+    total = sum_n w_n (1 - data_weight) T^2 D_n + given_n data_weight nats_n; T^2 keeps the gradient's size when the
+    temperature T divides both models' logits (arXiv:1503.02531, section 2.1).
+    hidden_ND, weight_VD: the student's last hidden states and head; target_N: what the data say; weight_N, given_N:
+    what each position counts, in the divergence and in the cross-entropy (no gradient flows to them).
+    Where the models have different numbers of ids (rows of no token at the end), both predictions are taken over those
+    that both have; the cross-entropy is over all of the student's. Products in `dtype`, all else in float32.
+    """
+    if not torch.is_grad_enabled():
+        # A Function is told of `requires_grad` even under no_grad, and would make the head's gradient for nothing.
+        hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()
+    return _Distilled.apply(  # type: ignore[no-any-return,no-untyped-call]
+        hidden_ND, weight_VD, target_N, weight_N, given_N, dtype, teacher, measure
+    )
+
+
+@torch.no_grad()
+def likeliest(
+    hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype, *, count: int, num_ids: int, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """What `StoredTeacher` holds of a teacher's predictions: id_NK, and logp_NJ in float32, over its first `num_ids`."""
+    assert count < num_ids
+    matrix_VD = weight_VD[:num_ids].to(dtype)
+    ids, logps = [], []
+    size = max(1, CHUNK_LOGITS // num_ids)
+    for start in range(0, hidden_ND.shape[0], size):
+        logits_CV = (hidden_ND[start : start + size].to(dtype) @ matrix_VD.T).float().div_(temperature)
+        top_CK, id_CK = logits_CV.topk(count, dim=-1)
+        norm_C1 = logits_CV.logsumexp(dim=-1, keepdim=True)
+        others_C1 = logits_CV.scatter_(1, id_CK, -torch.inf).logsumexp(dim=-1, keepdim=True)
+        ids.append(id_CK)
+        logps.append(torch.cat((top_CK, others_C1), dim=-1) - norm_C1)
+    return torch.cat(ids), torch.cat(logps)

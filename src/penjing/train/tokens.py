@@ -1,0 +1,219 @@
+"""Next-token training, of texts (pretraining) and of conversations (SFT): tokenizer, shards, rows, held-out loss."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from penjing.base.errors import UserError
+from penjing.base.files import read_json, sha256_file, sha256_text, write_json
+from penjing.base.seeds import derive
+from penjing.feed.batch import Batch, collate
+from penjing.feed.source import PackedSource, Source
+from penjing.model.transformer import Transformer
+from penjing.objective.next_token import NextToken
+from penjing.parallel.base import Engine
+from penjing.plan.flops import mean_keys
+from penjing.text import prepare, records
+from penjing.text.pack import BestFitRows, Rows, StreamRows
+from penjing.text.shards import META, Shards
+from penjing.text.tokenizer import Tokenizer, train_tokenizer
+from penjing.text.whole import WholeRows
+from penjing.train.folder import RunFolder, start_tokenizer
+from penjing.train.run import Run
+from penjing.train.stage import Report, Size, micro_units
+
+TOKENIZER_TRAINING_BYTES = 64 << 20  # of text a tokenizer is trained on; more changes few merges
+
+
+class NextTokenStage:
+    """Rows of packed text or conversations, and the loss on those that were held out by hash."""
+
+    runs_ahead = True
+
+    def __init__(self, run: Run, engine: Engine, report: Report) -> None:
+        """Makes tokenizer and shards where they are not there yet: rank 0 does, the others wait and read them."""
+        self.run, self.engine = run, engine
+        folder = RunFolder(Path(run.out))
+        if engine.rank == 0:
+            tokenizer = run_tokenizer(run, folder, report)
+            shards, counts = _shards(run, folder, tokenizer, report)
+        else:
+            shards, counts = Path(), {}
+        shards, counts = engine.broadcast((shards, counts))
+        self.tokenizer = Tokenizer.load(folder.tokenizer)
+        train, validation = Shards(shards / "train"), Shards(shards / "validation")
+        for half in (train, validation):
+            if half.meta["tokenizer"] != self.tokenizer.fingerprint:
+                raise UserError(
+                    "these token shards were made with another tokenizer",
+                    where=half.folder,
+                    next_step="Give the text itself as data.train, or tokenizer.folder=the one they were made with.",
+                )
+        self.fingerprint = train.fingerprint
+        self.rows = make_rows(run, train, self.tokenizer)
+        self.held_out = make_rows(run, validation, self.tokenizer, validation=True)
+        self._num_held_out = min(run.validate.rows, self.held_out.rows_per_epoch)
+        targets = validation.num_tokens + validation.num_documents
+        self._targets_per_byte = targets / max(1, validation.num_bytes)
+        self._num_keys = mean_keys(train.end_D - train.start_D, run.data.row_tokens)
+        skipped, shortened = counts.get("skipped", 0), counts.get("shortened", 0)
+        self.notes = []
+        if skipped or shortened:
+            self.notes.append(
+                f"{skipped} conversations too long for a row were left out, {shortened} lost their last turns"
+            )
+
+    def size(self) -> Size:
+        positions = self.rows.rows_per_epoch * self.rows.row_tokens
+        padding = self.rows.padding_per_epoch / positions
+        return Size(
+            unit="rows",
+            units_per_epoch=self.rows.rows_per_epoch,
+            tokens_per_unit=self.rows.row_tokens * (1 - padding),
+            row_tokens=self.rows.row_tokens,
+            num_keys=self._num_keys,
+            padding_fraction=padding,
+        )
+
+    def trained(self, model: Transformer) -> nn.Module:
+        return model
+
+    def begin(self, model: nn.Module, engine: Engine) -> None:
+        self._model = model
+
+    def source(self, micro_units: int, rank: int, world: int) -> Source:
+        return PackedSource(self.rows, micro_rows=micro_units, rank=rank, world=world)
+
+    def objective(self) -> NextToken:
+        return NextToken(self.run.router, biased=self.run.model.architecture == "glm4_moe")
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Mean loss over the held-out rows, every row on one rank only."""
+        objective = NextToken()
+        sums = torch.zeros(2, dtype=torch.float64)
+        for batch in self._validation_batches():
+            sums[0] += objective(self._model, batch).total.double().cpu()
+            sums[1] += objective.weight(batch).double().cpu()
+        on_device = sums.to(self.engine.device) if self.engine.device.type == "cuda" else sums
+        total, units = self.engine.add(on_device).tolist()
+        loss = total / max(1.0, units)
+        figures = {"validation_loss_nats_per_token": loss}
+        if self.run.data.kind == "documents":
+            figures["validation_bits_per_byte"] = loss / math.log(2) * self._targets_per_byte
+        return figures
+
+    def _validation_batches(self) -> Iterator[Batch]:
+        mine = range(self.engine.rank, self._num_held_out, self.engine.world)
+        size = micro_units(self.run, self.engine)
+        for first in range(0, len(mine), size):
+            rows = [self.held_out.row(index) for index in mine[first : first + size]]
+            yield collate(rows).to(self.engine.device)
+
+    def describe(self) -> list[tuple[str, str]]:
+        return []
+
+
+def make_rows(run: Run, shards: Shards, tokenizer: Tokenizer, *, validation: bool = False) -> Rows:
+    """Pack shards as the run says; held-out rows come in a fixed order, and may be shorter if there is little text."""
+    row_tokens = run.data.row_tokens
+    if shards.kind != run.data.kind:
+        raise UserError("token shards of another kind", where="data.train", got=shards.kind, wanted=run.data.kind)
+    seed, end_of_text = derive(run.seed, run.stage, "order"), tokenizer.end_of_text
+    if shards.kind == "chats":
+        return BestFitRows(shards, row_tokens, end_of_text=end_of_text, seed=seed, shuffle=not validation)
+    if validation:
+        row_tokens = max(1, min(row_tokens, shards.num_tokens + shards.num_documents - 1))
+    if run.data.packing == "stream":
+        return StreamRows(shards, row_tokens, end_of_text=end_of_text, seed=seed, shuffle=not validation)
+    order: Literal["shuffled", "as_given", "fixed"] = "fixed" if validation else run.data.order
+    return WholeRows(shards, row_tokens, end_of_text=end_of_text, seed=seed, order=order)
+
+
+def run_tokenizer(run: Run, folder: RunFolder, report: Report) -> Tokenizer:
+    """The run's tokenizer: its own from before, the named one, that of `start`, or a new one trained on the text."""
+    if (folder.tokenizer / "tokenizer.json").is_file():
+        return Tokenizer.load(folder.tokenizer)
+    given = start_tokenizer(run)
+    if given is None:
+        size = run.tokenizer.vocabulary or run.model.vocabulary_size
+        report(f"training a tokenizer of {size:,} ids")
+        given = train_tokenizer(_training_texts(run), size, han_run=run.tokenizer.han_run)
+    tokenizer = given
+    if tokenizer.size > run.model.vocabulary_size:
+        raise UserError(
+            "the tokenizer has more ids than the model",
+            where="model.vocabulary_size",
+            got=run.model.vocabulary_size,
+            wanted=f"at least {tokenizer.size}",
+            next_step=f"Set model.vocabulary_size={tokenizer.size}, or use the model's own tokenizer.",
+        )
+    tokenizer.save(folder.tokenizer)
+    return tokenizer
+
+
+def _training_texts(run: Run) -> Iterator[str]:
+    """The training half's texts, up to the share a tokenizer needs."""
+    paths, share = data_paths(run), run.data.validation_fraction
+    read = records.read_chats if run.data.kind == "chats" else records.read_documents
+    below = prepare.held_out_below((prepare.split_key(record) for record in read(paths)), share)
+    left = TOKENIZER_TRAINING_BYTES
+    for record in read(paths):
+        if left <= 0:
+            return
+        if prepare.is_held_out(prepare.split_key(record), below):
+            continue
+        text = record.text if isinstance(record, records.Document) else "\n".join(m.content for m in record.messages)
+        left -= len(text.encode())
+        yield text
+
+
+def data_paths(run: Run) -> list[Path]:
+    """The files that data.train names. Raises UserError if it names none."""
+    if not run.data.train:
+        raise UserError("no data", where="data.train", next_step="Give data.train=FILE, or see `penjing data list`.")
+    return records.list_files([Path(name) for name in run.data.train])
+
+
+def _shards(run: Run, folder: RunFolder, tokenizer: Tokenizer, report: Report) -> tuple[Path, dict[str, int]]:
+    """The folder with `train` and `validation` shards: the given one, this run's from before, or newly made."""
+    if len(run.data.train) == 1 and (Path(run.data.train[0]) / "train" / META).is_file():
+        return Path(run.data.train[0]), {}
+    paths = data_paths(run)
+    files = {str(path): [path.stat().st_size, sha256_file(path)] for path in paths}
+    wanted = {
+        "source": sha256_text(json.dumps(list(files.values()))),
+        "tokenizer": tokenizer.fingerprint,
+        "kind": run.data.kind,
+        "validation_fraction": run.data.validation_fraction,
+        "row_tokens": run.data.row_tokens if run.data.kind == "chats" else 0,
+    }
+    done = folder.shards / "done.json"
+    if done.is_file() and read_json(done)["made_from"] == wanted:
+        return folder.shards, read_json(done)["counts"]
+    report(f"tokenizing {len(paths)} file{'s' if len(paths) > 1 else ''}")
+    about = {"source_files": files, "source": wanted["source"]}
+    share = run.data.validation_fraction
+    if run.data.kind == "chats":
+        made = prepare.prepare_chats(
+            records.read_chats(paths),
+            tokenizer,
+            folder.shards,
+            row_tokens=run.data.row_tokens,
+            validation_fraction=share,
+            about=about,
+        )
+    else:
+        made = prepare.prepare_documents(
+            records.read_documents(paths), tokenizer, folder.shards, validation_fraction=share, about=about
+        )
+    counts = {"skipped": made.skipped, "shortened": made.shortened}
+    write_json(done, {"made_from": wanted, "counts": counts})
+    return folder.shards, counts
