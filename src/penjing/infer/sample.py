@@ -29,11 +29,16 @@ class Sampling:
         if self.top_k < 0:
             raise UserError("negative", where="top_k", got=self.top_k, wanted="0 or more")
 
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < _GREEDY_BELOW
 
-def pick(logits_BV: Tensor, sampling: Sampling, generator: torch.Generator | None) -> Tensor:
-    """The next id of each row, id_B. With both, top_p is taken of what top_k left."""
-    if sampling.temperature < _GREEDY_BELOW:
-        return logits_BV.argmax(dim=-1)
+
+def shape(logits_BV: Tensor, sampling: Sampling) -> Tensor:
+    """logits_BV of what is drawn from: divided by the temperature, and -inf where top_k and top_p leave out a token.
+
+    With both, top_p is taken of what top_k left. The temperature must not be that of greedy text.
+    """
     logits_BV = logits_BV.float() / sampling.temperature
     if sampling.top_k:
         lowest_B1 = logits_BV.topk(min(sampling.top_k, logits_BV.shape[-1]), dim=-1).values[:, -1:]
@@ -44,4 +49,11 @@ def pick(logits_BV: Tensor, sampling: Sampling, generator: torch.Generator | Non
         # A token stays if the more likely ones together hold less than top_p: the first always does.
         dropped_BV = chance_BV.cumsum(dim=-1) - chance_BV >= sampling.top_p
         logits_BV = logits_BV.masked_fill(dropped_BV.scatter(-1, order_BV, dropped_BV), float("-inf"))
-    return torch.multinomial(logits_BV.softmax(dim=-1), 1, generator=generator)[:, 0]
+    return logits_BV
+
+
+def pick(logits_BV: Tensor, sampling: Sampling, generator: torch.Generator | None) -> Tensor:
+    """The next id of each row, id_B."""
+    if sampling.is_greedy:
+        return logits_BV.argmax(dim=-1)
+    return torch.multinomial(shape(logits_BV, sampling).softmax(dim=-1), 1, generator=generator)[:, 0]

@@ -104,11 +104,14 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         branch_BT: Tensor | None = None,
         position_BT: Tensor | None = None,
+        temperature: float = 1.0,
     ) -> Tensor | tuple[Tensor, RouterMeans]:
         """logits_BTV in float32; given targets, logp_2N; given weights too, the weighted sum of nats.
 
         logp_2N: in float32, the log-probability of each target, and beside it the entropy of that prediction in nats,
         without a gradient.
+
+        temperature: logits are divided by it before logp_2N is taken.
 
         A mixture of experts that is being trained returns beside the nats what its routers did.
 
@@ -123,6 +126,8 @@ class Transformer(nn.Module):
         if scored_N is not None:
             hidden_ND = hidden_ND[scored_N]
         if weight_N is None:
+            if temperature != 1.0:
+                hidden_ND = hidden_ND / temperature  # the head is linear and has no bias
             scores = head.log_probs(hidden_ND, self.head_weight_VD, target_N, self._head_dtype)
         else:
             scores = head.summed_nats(hidden_ND, self.head_weight_VD, target_N, weight_N, self._head_dtype)

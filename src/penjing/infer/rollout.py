@@ -1,0 +1,360 @@
+"""Many answers to many prompts, fast: each prompt is read once for all its answers, and no slot stands empty.
+
+Continuous batching: `slots` sequences are written at once; where one ends, the next waiting answer takes its place in
+the same step, its prompt's keys and values copied from where they were read. The live model writes; no copy of its
+weights is made.
+
+Every answer draws from random numbers of its own, made from its seed alone: who else is in the batch, and in which
+order, has no part in what it says (but for the rounding of matrix products of another number of rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penjing.base.errors import UserError
+from penjing.infer.sample import Sampling, shape
+from penjing.model.cache import Cache
+from penjing.model.transformer import Transformer
+
+SPAN_MULTIPLE = 32  # keys that attention goes over, rounded up: few different shapes
+PREFILL_TOKENS = 8192  # positions of prompts read in one pass, padding included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A prompt, and one seed for each answer that is wanted."""
+
+    prompt: Sequence[int]
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """An answer. ids: with the stop id where it ended with one. logp: of each token under the whole softmax at the
+    temperature asked for; drawn_logp: under the distribution it was drawn from (0 for greedy text)."""
+
+    ids: list[int]
+    logp: list[float]
+    drawn_logp: list[float]
+    ended: Literal["stop", "length"]
+
+
+class Drawn(NamedTuple):
+    """One token of each row."""
+
+    id_B: Tensor
+    logp_B: Tensor
+    drawn_logp_B: Tensor
+
+
+def draw(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling, score_temperature: float = 1.0) -> Drawn:
+    """The token at `uniform_B` (0 to 1, float32 with 24 bits) of the cumulated probabilities, in the order of ids."""
+    if sampling.is_greedy:
+        id_B = logits_BV.argmax(dim=-1)
+        drawn_logp_B = torch.zeros_like(uniform_B)
+    else:
+        shaped_BV = shape(logits_BV, sampling)
+        top_B1 = shaped_BV.amax(dim=-1, keepdim=True)
+        # Left-out tokens add nothing, so the first sum above the target is never theirs; and u x total < total.
+        sums_BV = (shaped_BV - top_B1).exp_().cumsum(dim=-1)
+        total_B1 = sums_BV[:, -1:]
+        id_B = torch.searchsorted(sums_BV, uniform_B[:, None] * total_B1, right=True)[:, 0]
+        drawn_logp_B = (shaped_BV.gather(1, id_B[:, None]) - top_B1 - total_B1.log())[:, 0]
+        whole = sampling.top_p == 1 and sampling.top_k == 0
+        if whole and sampling.temperature == score_temperature:
+            return Drawn(id_B, drawn_logp_B, drawn_logp_B)
+    scaled_BV = logits_BV if score_temperature == 1 else logits_BV / score_temperature
+    logp_B = scaled_BV.gather(1, id_B[:, None])[:, 0] - scaled_BV.logsumexp(dim=-1)
+    return Drawn(id_B, logp_B, drawn_logp_B)
+
+
+def rollout(
+    model: Transformer,
+    requests: Sequence[Request],
+    *,
+    max_new_tokens: int,
+    stop: Collection[int],
+    sampling: Sampling,
+    slots: int = 256,
+    score_temperature: float = 1.0,
+) -> list[list[Written]]:
+    """The answers to every request, in the order of its seeds.
+
+    An answer ends with a stop id, after `max_new_tokens`, or when prompt and answer hold the model's `max_tokens`.
+    score_temperature: of `Written.logp`. Raises UserError for an empty prompt, or one that leaves no room.
+    """
+    answers: list[list[Written | None]] = [[None] * len(request.seeds) for request in requests]
+    waiting = [index for index, request in enumerate(requests) if request.seeds]
+    if not waiting or max_new_tokens < 1:
+        return [[Written(ids=[], logp=[], drawn_logp=[], ended="length") for _ in given] for given in answers]
+    longest = max(len(requests[index].prompt) for index in waiting)
+    if any(not requests[index].prompt for index in waiting):
+        raise UserError("nothing to go on from", where="prompt", wanted="at least one token")
+    if longest >= model.config.max_tokens:
+        raise UserError("too long", where="prompt", got=f"{longest} tokens", wanted=f"under {model.config.max_tokens}")
+    # Prompts of like length are read together, the same prompt side by side, and the longest first: attention spans grow
+    # no longer as the slots empty.
+    waiting.sort(key=lambda index: (-len(requests[index].prompt), tuple(requests[index].prompt), index))
+    with torch.no_grad(), _writing(model):
+        table = _Slots(
+            model,
+            min(slots, sum(len(requests[index].seeds) for index in waiting)),
+            max_new_tokens=max_new_tokens,
+            longest_prompt=longest,
+            stop=stop,
+            sampling=sampling,
+            score_temperature=score_temperature,
+        )
+        queue = _Queue(model, requests, waiting, table.num_slots)
+        # The invariant: rows 0..table.active-1 are answers under way, and all others are free.
+        free: list[int] = list(range(table.num_slots))
+        while True:
+            while free and (admitted := queue.take(len(free))):
+                rows, free = free[: len(admitted)], free[len(admitted) :]
+                free = sorted([*free, *table.admit(rows, admitted, answers)])
+            table.close_up(free)
+            if not table.active:
+                break
+            free = [*table.step(answers), *range(table.active, table.num_slots)]
+    return [[answer for answer in given if answer is not None] for given in answers]
+
+
+@contextmanager
+def _writing(model: Transformer) -> Iterator[None]:
+    """No dropout and no counting of experts while it writes."""
+    before = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(before)
+
+
+# --- prompts ---------------------------------------------------------------------------------------------------------
+
+
+class _Read(NamedTuple):
+    """Prompts that were read together."""
+
+    cache: Cache
+    logits_PV: Tensor  # after each prompt's last token
+    prompt: list[Sequence[int]]
+
+
+class _Waiting(NamedTuple):
+    """An answer whose prompt has been read: row `place` of `read`."""
+
+    read: _Read
+    place: int
+    request: int
+    answer: int
+    seed: int
+
+
+class _Queue:
+    """Hands out waiting answers; reads the next prompts when those that were read are used up."""
+
+    def __init__(self, model: Transformer, requests: Sequence[Request], order: list[int], num_slots: int) -> None:
+        self.model, self.requests, self.num_slots = model, requests, num_slots
+        self.order = order
+        self.next = 0
+        self.ready: list[_Waiting] = []
+
+    def take(self, most: int) -> list[_Waiting]:
+        """Up to `most` answers; those of one reading at a time."""
+        if not self.ready:
+            self._read()
+        taken, self.ready = self.ready[:most], self.ready[most:]
+        return taken
+
+    def _read(self) -> None:
+        if self.next >= len(self.order):
+            return
+        longest = len(self.requests[self.order[self.next]].prompt)
+        most = max(1, PREFILL_TOKENS // longest)
+        place_of: dict[tuple[int, ...], int] = {}
+        waiting: list[tuple[int, int, int, int]] = []
+        while self.next < len(self.order):
+            index = self.order[self.next]
+            prompt = tuple(self.requests[index].prompt)
+            if prompt not in place_of:
+                if len(place_of) == most or len(waiting) >= self.num_slots:
+                    break
+                place_of[prompt] = len(place_of)
+            for answer, seed in enumerate(self.requests[index].seeds):
+                waiting.append((place_of[prompt], index, answer, seed))
+            self.next += 1
+        read = self._prefill(list(place_of))
+        self.ready = [_Waiting(read, *each) for each in waiting]
+
+    def _prefill(self, prompts: Sequence[Sequence[int]]) -> _Read:
+        model = self.model
+        device = model.embed.weight.device
+        length_P = torch.tensor([len(prompt) for prompt in prompts])
+        ids_PT = torch.zeros(len(prompts), int(length_P.max()), dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            ids_PT[row, : len(prompt)] = torch.tensor(prompt)
+        dtype = model.compute_dtype or torch.float32
+        cache = Cache(model.config, len(prompts), ids_PT.shape[1], device=device, dtype=dtype)
+        hidden_PTD = model.hidden(ids_PT.to(device), cache=cache)
+        last_PD = hidden_PTD[torch.arange(len(prompts), device=device), length_P.to(device) - 1]
+        return _Read(cache, model.logits(last_PD), list(prompts))
+
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+
+
+class _SlotCache(Cache):
+    """A cache of which only the first rows and the first `span` positions are in use."""
+
+    span = 0
+
+    @property
+    def max_tokens(self) -> int:
+        return self.span
+
+    def write(self, layer: int, position_BT: Tensor, key_BTGK: Tensor, value_BTGK: Tensor) -> tuple[Tensor, Tensor]:
+        key_BGSK, value_BGSK = super().write(layer, position_BT, key_BTGK, value_BTGK)
+        rows = position_BT.shape[0]
+        return key_BGSK[:rows, :, : self.span], value_BGSK[:rows, :, : self.span]
+
+
+class _Slots:
+    """The sequences under way, as rows of static tensors."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        num_slots: int,
+        *,
+        max_new_tokens: int,
+        longest_prompt: int,
+        stop: Collection[int],
+        sampling: Sampling,
+        score_temperature: float,
+    ) -> None:
+        self.model, self.num_slots, self.max_new_tokens = model, num_slots, max_new_tokens
+        self.sampling, self.score_temperature = sampling, score_temperature
+        device = model.embed.weight.device
+        room = min(longest_prompt + max_new_tokens, model.config.max_tokens)
+        room = -(-room // SPAN_MULTIPLE) * SPAN_MULTIPLE
+        self.room = room
+        self.cache = _SlotCache(
+            model.config, num_slots, room, device=device, dtype=model.compute_dtype or torch.float32
+        )
+        self.stop_E = torch.tensor(sorted(stop), dtype=torch.long, device=device)
+        self.active = 0
+        self.length_S = torch.zeros(num_slots, dtype=torch.long, device=device)  # positions in the cache
+        self.written_S = torch.zeros_like(self.length_S)
+        self.limit_S = torch.zeros_like(self.length_S)
+        self.last_S = torch.zeros_like(self.length_S)
+        self.id_ST = torch.zeros(num_slots, max_new_tokens, dtype=torch.long, device=device)
+        self.logp_ST = torch.zeros(num_slots, max_new_tokens, device=device)
+        self.drawn_logp_ST = torch.zeros_like(self.logp_ST)
+        self.uniform_ST = torch.zeros_like(self.logp_ST)
+        self.host_length = np.zeros(num_slots, dtype=np.int64)  # `length_S`, known without waiting for the device
+        self.owner: list[tuple[int, int]] = [(-1, -1)] * num_slots
+
+    def admit(self, rows: list[int], admitted: list[_Waiting], answers: list[list[Written | None]]) -> list[int]:
+        """Put answers into free rows and write their first tokens; returns the rows of those that ended with it."""
+        device = self.length_S.device
+        row_N = torch.tensor(rows, device=device)
+        read = admitted[0].read
+        place_N = torch.tensor([each.place for each in admitted], device=device)
+        span = read.cache.max_tokens
+        for mine, theirs in (
+            (self.cache.key_LBGSK, read.cache.key_LBGSK),
+            (self.cache.value_LBGSK, read.cache.value_LBGSK),
+        ):
+            mine[:, :, :, :span].index_copy_(1, row_N, theirs.index_select(1, place_N))
+        lengths = [len(read.prompt[each.place]) for each in admitted]
+        limits = [min(self.max_new_tokens, self.model.config.max_tokens - length) for length in lengths]
+        self.length_S[row_N] = torch.tensor(lengths, device=device)
+        self.limit_S[row_N] = torch.tensor(limits, device=device)
+        self.written_S[row_N] = 0
+        self.host_length[rows] = lengths
+        for row, each in zip(rows, admitted, strict=True):
+            self.owner[row] = (each.request, each.answer)
+        if not self.sampling.is_greedy:
+            drawn = [
+                np.random.Generator(np.random.PCG64(each.seed)).random(self.max_new_tokens, dtype=np.float32)
+                for each in admitted
+            ]
+            self.uniform_ST[row_N] = torch.from_numpy(np.stack(drawn)).to(device)
+        self.active = max(self.active, rows[-1] + 1)
+        return self._say(row_N, read.logits_PV[place_N], answers)
+
+    def step(self, answers: list[list[Written | None]]) -> list[int]:
+        """One token for every active row; returns the rows that ended."""
+        rows = self.active
+        self.cache.span = min(self.room, -(-(int(self.host_length[:rows].max()) + 1) // SPAN_MULTIPLE) * SPAN_MULTIPLE)
+        self.cache.length_B = self.length_S[:rows]  # a view: the model counts on in it
+        hidden_BTD = self.model.hidden(self.last_S[:rows, None], cache=self.cache)
+        self.host_length[:rows] += 1
+        row_N = torch.arange(rows, device=self.length_S.device)
+        return self._say(row_N, self.model.logits(hidden_BTD[:, -1]), answers)
+
+    def _say(self, row_N: Tensor, logits_NV: Tensor, answers: list[list[Written | None]]) -> list[int]:
+        at_N = self.written_S[row_N]
+        said = draw(logits_NV, self.uniform_ST[row_N, at_N], self.sampling, self.score_temperature)
+        self.id_ST[row_N, at_N] = said.id_B
+        self.logp_ST[row_N, at_N] = said.logp_B
+        self.drawn_logp_ST[row_N, at_N] = said.drawn_logp_B
+        self.last_S[row_N] = said.id_B
+        self.written_S[row_N] = at_N + 1
+        stopped_N = (said.id_B[:, None] == self.stop_E).any(dim=-1)
+        ended_N = stopped_N | (at_N + 1 >= self.limit_S[row_N])
+        if not bool(ended_N.any()):
+            return []
+        done_N = row_N[ended_N]
+        done, stopped, lengths = done_N.tolist(), stopped_N[ended_N].tolist(), self.written_S[done_N].tolist()
+        most = max(lengths)
+        ids, logp = self.id_ST[done_N, :most].tolist(), self.logp_ST[done_N, :most].tolist()
+        drawn_logp = self.drawn_logp_ST[done_N, :most].tolist()
+        for number, (row, length) in enumerate(zip(done, lengths, strict=True)):
+            request, answer = self.owner[row]
+            answers[request][answer] = Written(
+                ids=ids[number][:length],
+                logp=logp[number][:length],
+                drawn_logp=drawn_logp[number][:length],
+                ended="stop" if stopped[number] else "length",
+            )
+        return list(done)
+
+    def close_up(self, free: list[int]) -> None:
+        """Move the last active rows into the free ones before them, so that active rows stand first."""
+        holes = sorted(row for row in free if row < self.active)
+        left = self.active - len(holes)
+        into = [row for row in holes if row < left]
+        moved = [row for row in range(left, self.active) if row not in set(holes)]
+        self.active = left
+        if not into:
+            return
+        device = self.length_S.device
+        into_N, moved_N = torch.tensor(into, device=device), torch.tensor(moved, device=device)
+        span = int(self.host_length[moved].max())
+        for block_LBGSK in (self.cache.key_LBGSK, self.cache.value_LBGSK):
+            part = block_LBGSK[:, :, :, :span]
+            part.index_copy_(1, into_N, part.index_select(1, moved_N))
+        for tensor in (
+            self.length_S,
+            self.written_S,
+            self.limit_S,
+            self.last_S,
+            self.id_ST,
+            self.logp_ST,
+            self.drawn_logp_ST,
+            self.uniform_ST,
+        ):
+            tensor[into_N] = tensor[moved_N]
+        self.host_length[into] = self.host_length[moved]
+        for here, there in zip(into, moved, strict=True):
+            self.owner[here] = self.owner[there]
