@@ -110,6 +110,9 @@ def train(
     bits = outcome.get("validation_bits_per_byte")
     judged += f", {bits:.4f} bits per byte" if bits is not None else ""
     _say(f"{units.count(outcome['tokens'])} tokens in {units.duration(outcome['seconds'])}{judged}")
+    for name, first in outcome.get("before", {}).items():
+        label = name.removeprefix("validation_").replace("_", " ")
+        _say(f"  held-out {label}: {first:.4g} before, {outcome[name]:.4g} after")
 
 
 @app.command()
@@ -173,6 +176,48 @@ def chat(
         seed=seed,
         adapters=adapter or (),
     )
+
+
+@app.command("generate")
+def generate_answers(
+    run: RunPath,
+    prompts: Annotated[
+        list[Path], typer.Option(help="Conversations that wait for an answer, or have one; may be given again.")
+    ],
+    out: Annotated[Path, typer.Option(help="JSONL file to write; the same command again goes on with it.")],
+    answers: Annotated[int, typer.Option(help="Of each prompt.", min=1)] = 1,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this much probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; 0 = all.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 256,
+    seed: Annotated[int, typer.Option(help="Of the draw, where temperature is above 0.")] = 0,
+    thinking: Annotated[bool, typer.Option("--thinking", help="Begin each answer with <think>.")] = False,
+    keep_cut: Annotated[
+        bool, typer.Option("--keep-cut", help="Keep answers that did not end within --max-tokens.")
+    ] = False,
+) -> None:
+    """Have a model answer a file of prompts; what it writes is a file of conversations to train another model on.
+
+    [bold]Examples[/]
+
+    penjing generate runs/large --prompts prompts.jsonl --out answers.jsonl
+
+    penjing generate runs/large --prompts prompts.jsonl --out answers.jsonl --answers 4 --temperature 0.8 --seed 1
+    """
+    from penjing.recipes.generate import Asked, generate_file
+
+    asked = Asked(
+        answers=answers,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        seed=seed,
+        thinking="on" if thinking else "off",
+        cut="keep" if keep_cut else "drop",
+    )
+    done = generate_file(run, prompts, out, console, asked)
+    _say(f"{out}: {done.written:,} conversations; {done.left_out:,} answers left out (cut off, empty, or no room)")
 
 
 @app.command("eval")

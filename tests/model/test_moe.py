@@ -45,28 +45,36 @@ def test_grouped_products_equal_the_plain_twin(model, monkeypatch, grouped):
     plain["logits"], plain["gradients"] = model(IDS_BT).detach(), gradients(model)
     for layer in mixtures(model):
         layer.plain = False
-    monkeypatch.setattr(moe, "group", lambda expert, num, grouped, _flag=grouped: group(expert, num, grouped=_flag))
+    monkeypatch.setattr(moe, "group", lambda expert, num, on_host: group(expert, num, on_host=not grouped))
     assert (model(IDS_BT) - plain["logits"]).abs().max() < 1e-5
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, plain["gradients"][name], rtol=1e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("lot", [1, 4])
 @pytest.mark.parametrize("choices", [[[0, 1], [0, 2], [0, 1]], [[5, 5], [5, 5]], [[3, 0]]])
-def test_groups_hold_every_pair_once_and_in_order(choices, grouped):
+def test_groups_hold_every_pair_once_and_in_order(monkeypatch, choices, on_host, lot):
+    monkeypatch.setattr(moe, "lot_rows", lambda pairs, experts: lot)
+    monkeypatch.setattr(moe, "GROUP_ROWS", lot)
     expert_Nk = torch.tensor(choices)
-    made = group(expert_Nk, 6, grouped=grouped)
-    starts = [0, *made.end_E.tolist()] if grouped else [0, *made.ends]
-    seen = []
-    for row, token in zip(made.row_M.tolist(), made.token_M.tolist(), strict=True):
-        expert = next(e for e in range(6) if starts[e] <= row < starts[e + 1])
-        seen.append((token, expert))
-        assert expert in choices[token]
-    assert sorted(seen) == sorted((token, expert) for token, row in enumerate(choices) for expert in row)
-    assert len(set(made.row_M.tolist())) == expert_Nk.numel()
-    assert sorted(made.row_Nk.flatten().tolist()) == sorted(made.row_M.tolist())
-    if grouped:
-        assert all(end % moe.GROUP_ROWS == 0 for end in made.end_E.tolist())
+    made = group(expert_Nk, 6, on_host=on_host)
+    starts = [0, *made.end_E.tolist()]
+    assert made.ends == (starts[1:] if on_host else None)
+    assert all(end % lot == 0 for end in starts)
+    rows = made.row_Nk.flatten().tolist()
+    assert len(set(rows)) == expert_Nk.numel()
+    for token, chosen in enumerate(choices):
+        for expert, row in zip(chosen, made.row_Nk[token].tolist(), strict=True):
+            assert starts[expert] <= row < starts[expert + 1]
+            assert made.token_R[row] == token
+    assert all(made.token_R[row] == 0 for row in set(range(len(made.token_R))) - set(rows))
+
+
+def test_lots_are_no_larger_than_what_an_expert_gets():
+    for pairs in (1, 40, 600, 5000, 100_000):
+        for experts in (4, 32):
+            assert moe.lot_rows(pairs, experts) <= max(1, pairs // experts)
 
 
 def test_an_expert_without_tokens_gets_a_zero_gradient(make_model):

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 # Logits are made, scored and turned into gradients a block at a time. On a CPU 512 x 2,048 float32 logits (4 MB)
 # stay in cache; all of a batch at once (64 MB and more, several times over) do not.
 CHUNK_LOGITS = 1 << 20
+ROW_LOT = 32  # on a CPU, scored positions are rounded up to this many
 
 
 class _SummedNats(torch.autograd.Function):
@@ -55,6 +56,11 @@ class _SummedNats(torch.autograd.Function):
         return grad_hidden_ND, grad_weight_VD, None, None, None
 
 
+def _missing(hidden_ND: Tensor) -> int:
+    """Rows to add on a CPU so that few sizes of product come up: each is compiled when it is first seen (0.4 ms)."""
+    return -hidden_ND.shape[0] % ROW_LOT if hidden_ND.device.type == "cpu" and torch.is_grad_enabled() else 0
+
+
 def summed_nats(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, weight_N: Tensor, dtype: torch.dtype) -> Tensor:
     """Weighted sum of the next-token losses in nats, a float32 scalar.
 
@@ -65,6 +71,10 @@ def summed_nats(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, weight_N
     if not torch.is_grad_enabled():
         # A Function is told of `requires_grad` even under no_grad, and would make the head's gradient for nothing.
         hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()
+    missing = _missing(hidden_ND)
+    if missing:
+        hidden_ND = functional.pad(hidden_ND, (0, 0, 0, missing))
+        target_N, weight_N = functional.pad(target_N, (0, missing)), functional.pad(weight_N, (0, missing))
     return _SummedNats.apply(hidden_ND, weight_VD, target_N, weight_N, dtype)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -118,7 +128,11 @@ def log_probs(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, dtype: tor
     """
     if not torch.is_grad_enabled():
         hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()
-    return _LogProbs.apply(hidden_ND, weight_VD, target_N, dtype)  # type: ignore[no-any-return,no-untyped-call]
+    num_scored, missing = len(target_N), _missing(hidden_ND)
+    if missing:
+        hidden_ND, target_N = functional.pad(hidden_ND, (0, 0, 0, missing)), functional.pad(target_N, (0, missing))
+    logp_2N: Tensor = _LogProbs.apply(hidden_ND, weight_VD, target_N, dtype)  # type: ignore[no-untyped-call]
+    return logp_2N[:, :num_scored]
 
 
 def logits(hidden_BTD: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:

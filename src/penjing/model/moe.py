@@ -1,13 +1,15 @@
 """The feed-forward half of a block as a mixture of experts: each token goes through k of E small SwiGLUs, chosen by a
 router, and through the shared expert where there is one.
 
-`Experts` sorts the (token, expert) pairs by expert and takes one grouped product per matrix over the sorted rows.
-`every_expert` is its plain twin: all experts on all tokens. Tests compare the two; exporters that need a graph without
-data-dependent sizes use the twin.
+The (token, expert) pairs are sorted by expert; then the experts' rows take grouped products together on a GPU, and one
+expert after the other on a CPU. `every_expert` is the plain twin, all experts on all tokens: tests compare with it, and
+exporters that need a graph without data-dependent sizes use it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -100,74 +102,56 @@ class Router(nn.Module):
 
 
 class Groups(NamedTuple):
-    """(token, expert) pairs sorted by expert, M = N k of them, on the rows of a block that may have gaps.
+    """(token, expert) pairs sorted by expert, each on a row of a block in which every expert has whole lots of rows.
 
-    row_M: the block row of each pair; token_M: its token; row_Nk: the same rows, by token; end_E: where each expert's
-    rows end; num_rows: rows of the block; ends: the same as end_E on the host, where the host need not wait for it.
+    token_R: the token on each row; rows of no pair show token 0 and weigh nothing. row_Nk: the row of each token's
+    choices; end_E: where each expert's rows end; ends: the same on the host, where it need not wait to know.
     """
 
-    row_M: Tensor
-    token_M: Tensor
+    token_R: Tensor
     row_Nk: Tensor
     end_E: Tensor
-    num_rows: int
     ends: list[int] | None
 
-    @property
-    def has_gaps(self) -> bool:
-        return self.ends is None
+    def parts(self) -> Iterator[tuple[int, slice]]:
+        """Each expert, and which rows are its own; some have none."""
+        assert self.ends is not None
+        return ((expert, slice(*ends)) for expert, ends in enumerate(pairwise([0, *self.ends])))
 
 
-def group(expert_Nk: Tensor, num_experts: int, *, grouped: bool) -> Groups:
-    """Sort by expert. grouped: lay the rows out for a grouped product on a device, without waiting for it."""
+def lot_rows(num_pairs: int, num_experts: int) -> int:
+    """Rows of a lot on a CPU, where each size of product is compiled when it is first seen (0.4 ms).
+
+    With another number of rows every time that took a fifth of the step; with lots, few sizes come up.
+    """
+    mean = num_pairs // num_experts
+    return next(lot for least, lot in ((256, 32), (64, 16), (16, 8), (0, 1)) if mean >= least)
+
+
+def group(expert_Nk: Tensor, num_experts: int, *, on_host: bool) -> Groups:
+    """Sort by expert, in the order of tokens. on_host: find the ends on the host too."""
     chosen_M = expert_Nk.flatten()
     expert_M, pair_M = chosen_M.sort(stable=True)
+    lot = lot_rows(len(chosen_M), num_experts) if on_host else GROUP_ROWS
     count_E = torch.zeros(num_experts, dtype=torch.long, device=chosen_M.device)
     count_E.scatter_add_(0, chosen_M, torch.ones_like(chosen_M))
-    row_M = torch.arange(len(chosen_M), device=chosen_M.device)
-    end_E, num_rows, ends = count_E, len(chosen_M), None
-    if grouped:
-        padded_E = (count_E + GROUP_ROWS - 1) // GROUP_ROWS * GROUP_ROWS
-        gap_E = (padded_E - count_E).cumsum(0) - (padded_E - count_E)  # empty rows before each expert's first
-        row_M, num_rows = row_M + gap_E[expert_M], num_rows + num_experts * GROUP_ROWS
-        end_E = padded_E.cumsum(0).to(torch.int32)
-    else:
-        ends = count_E.cumsum(0).tolist()
+    whole_E = (count_E + lot - 1) // lot * lot
+    gap_E = (whole_E - count_E).cumsum(0) - (whole_E - count_E)  # empty rows before each expert's first
+    row_M = torch.arange(len(chosen_M), device=chosen_M.device) + gap_E[expert_M]
+    end_E = whole_E.cumsum(0)
+    ends = end_E.tolist() if on_host else None
+    token_R = chosen_M.new_zeros(ends[-1] if ends else len(chosen_M) + num_experts * lot)
+    token_R.index_copy_(0, row_M, pair_M // expert_Nk.shape[1])
     row_Nk = torch.empty_like(chosen_M).index_copy_(0, pair_M, row_M).view(expert_Nk.shape)
-    return Groups(row_M, pair_M // expert_Nk.shape[1], row_Nk, end_E, num_rows, ends)
+    return Groups(token_R, row_Nk, end_E.to(torch.int32), ends)
 
 
-def _rows_times(x_MK: Tensor, matrix_EKN: Tensor, groups: Groups) -> Tensor:
-    """Each expert's rows times its own matrix, [M, N]."""
-    if groups.ends is None:
-        return functional.grouped_mm(x_MK, matrix_EKN, offs=groups.end_E)
-    out_MN = x_MK.new_empty(x_MK.shape[0], matrix_EKN.shape[2])
-    start = 0
-    for expert, end in enumerate(groups.ends):
-        if end > start:
-            torch.mm(x_MK[start:end], matrix_EKN[expert], out=out_MN[start:end])
-        start = end
-    return out_MN
+class _ByExpert(torch.autograd.Function):
+    """sum over a token's experts of weight * down(silu(gate x) * up x), one expert after the other, on a CPU.
 
-
-def _outer(left_MN: Tensor, right_MK: Tensor, groups: Groups) -> Tensor:
-    """Sum of outer products over each expert's rows, [E, N, K]: the gradient of its matrix."""
-    if groups.ends is None:
-        return functional.grouped_mm(left_MN.T, right_MK, offs=groups.end_E)
-    out_ENK = left_MN.new_zeros(len(groups.ends), left_MN.shape[1], right_MK.shape[1])
-    start = 0
-    for expert, end in enumerate(groups.ends):
-        if end > start:
-            torch.mm(left_MN[start:end].T, right_MK[start:end], out=out_ENK[expert])
-        start = end
-    return out_ENK
-
-
-class _GroupedSwiGLU(torch.autograd.Function):
-    """sum over a token's experts of weight * down(silu(gate x) * up x), for all tokens at once.
-
-    One function instead of a graph of small ones: with many experts the overhead of a hundred recorded products a layer
-    is a good part of the step on a CPU, and little has to be kept for the gradient. Gate and up are one product.
+    Each expert's rows, matrices and gradients are worked on while they are in cache: its matrices are cast where they
+    are used and never kept in `dtype`, each gradient is rounded into one small block and copied from there. One
+    function instead of a graph, as recording a hundred small products a layer would cost as much as they do.
     """
 
     @staticmethod
@@ -181,58 +165,121 @@ class _GroupedSwiGLU(torch.autograd.Function):
         groups: Groups,
         dtype: torch.dtype,
     ) -> Tensor:
-        size = gate_EFD.shape[1]
-        both_EGD = gate_EFD.new_empty(gate_EFD.shape[0], 2 * size, gate_EFD.shape[2], dtype=dtype)
-        both_EGD[:, :size].copy_(gate_EFD)
-        both_EGD[:, size:].copy_(up_EFD)
-        down = down_EDF.to(dtype)
-        x_MD = _place(x_ND.to(dtype)[groups.token_M], groups)
-        both_MG = _rows_times(x_MD, both_EGD.transpose(1, 2), groups)
-        gate_MF, up_MF = both_MG.chunk(2, dim=-1)
-        y_MD = _rows_times(functional.silu(gate_MF) * up_MF, down.transpose(1, 2), groups)
-        ctx.save_for_backward(x_MD, weight_Nk, both_MG, both_EGD, down)
+        size, width = gate_EFD.shape[1:]
+        num_rows = len(groups.token_R)
+        both_RG, y_RD = x_ND.new_empty(num_rows, 2 * size), x_ND.new_empty(num_rows, width)
+        both_GD, down_DF = x_ND.new_empty(2 * size, width), x_ND.new_empty(width, size)
+        for expert, rows in groups.parts():
+            if rows.start == rows.stop:
+                continue
+            both_GD[:size], both_GD[size:], down_DF[:] = gate_EFD[expert], up_EFD[expert], down_EDF[expert]
+            torch.mm(x_ND.index_select(0, groups.token_R[rows]), both_GD.T, out=both_RG[rows])
+            gate_RF, up_RF = both_RG[rows].chunk(2, dim=-1)
+            torch.mm(functional.silu(gate_RF).mul_(up_RF), down_DF.T, out=y_RD[rows])
+        ctx.save_for_backward(x_ND, weight_Nk, both_RG, gate_EFD, up_EFD, down_EDF)
         ctx.groups = groups
-        return _mix(y_MD, groups, weight_Nk.to(dtype))
+        return _mix(y_RD, groups, weight_Nk.to(dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        x_MD, weight_Nk, both_MG, both_EGD, down = ctx.saved_tensors
+        x_ND, weight_Nk, both_RG, gate_EFD, up_EFD, down_EDF = ctx.saved_tensors
         groups: Groups = ctx.groups
-        learns, dtype = ctx.needs_input_grad[2], x_MD.dtype
-        rise_MD = _place(upstream[0].to(dtype)[groups.token_M], groups)
-        weight_M1 = weight_Nk.new_zeros(groups.num_rows).index_copy_(0, groups.row_Nk.flatten(), weight_Nk.flatten())
-        weight_M1 = weight_M1.to(dtype)[:, None]
-        gate_MF, up_MF = both_MG.chunk(2, dim=-1)
-        silu_MF = functional.silu(gate_MF)
-        inner_MF = silu_MF * up_MF
-        slope_MF = _rows_times(rise_MD, down, groups)  # gradient of inner, were every weight 1
-        grad_weight_Nk = (slope_MF * inner_MF).sum(dim=-1, dtype=weight_Nk.dtype)[groups.row_Nk]
-        grad_down = _outer(rise_MD * weight_M1, inner_MF, groups) if learns else None
-        slope_MF *= weight_M1
-        grad_both_MG = torch.empty_like(both_MG)
-        grad_gate_MF, grad_up_MF = grad_both_MG.chunk(2, dim=-1)
-        torch.mul(slope_MF, silu_MF, out=grad_up_MF)
-        slope_MF *= up_MF
-        grad_gate_MF.copy_(torch.ops.aten.silu_backward(slope_MF, gate_MF))
+        learns, (size, width) = ctx.needs_input_grad[2], gate_EFD.shape[1:]
+        rise_ND = upstream[0].to(x_ND.dtype)
+        weight_R = _by_row(weight_Nk, groups)
+        grad_weight_R, grad_x_RD = torch.empty_like(weight_R), x_ND.new_empty(len(weight_R), width)
+        both_GD, down_DF = x_ND.new_empty(2 * size, width), x_ND.new_empty(width, size)
+        grads: list[Tensor] = []
+        if learns:
+            grads = [torch.empty_like(matrix) for matrix in (gate_EFD, up_EFD, down_EDF)]
+            block_GD, block_DF = torch.empty_like(both_GD), torch.empty_like(down_DF)
+        for expert, rows in groups.parts():
+            if rows.start == rows.stop:
+                for gradient in grads:
+                    gradient[expert].zero_()
+                continue
+            both_GD[:size], both_GD[size:], down_DF[:] = gate_EFD[expert], up_EFD[expert], down_EDF[expert]
+            rise_RD, weight_R1 = rise_ND.index_select(0, groups.token_R[rows]), weight_R[rows, None].to(x_ND.dtype)
+            gate_RF, up_RF = both_RG[rows].chunk(2, dim=-1)
+            silu_RF = functional.silu(gate_RF)
+            inner_RF = silu_RF * up_RF
+            slope_RF = rise_RD @ down_DF  # gradient of inner, were every weight 1
+            grad_weight_R[rows] = (slope_RF * inner_RF).sum(dim=-1, dtype=weight_R.dtype)
+            grad_both_RG = _swiglu_slope(slope_RF.mul_(weight_R1), gate_RF, up_RF, silu_RF)
+            torch.mm(grad_both_RG, both_GD, out=grad_x_RD[rows])
+            if learns:
+                torch.mm(rise_RD.mul_(weight_R1).T, inner_RF, out=block_DF)
+                torch.mm(grad_both_RG.T, x_ND.index_select(0, groups.token_R[rows]), out=block_GD)
+                grads[0][expert], grads[1][expert], grads[2][expert] = block_GD[:size], block_GD[size:], block_DF
+        grad_x_ND = _mix(grad_x_RD, groups, None).to(upstream[0].dtype)
+        return grad_x_ND, grad_weight_R[groups.row_Nk], *(grads or (None, None, None)), None, None
+
+
+class _Grouped(torch.autograd.Function):
+    """The same through grouped products of all experts at once, without waiting for a device to say who got what."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_ND: Tensor,
+        weight_Nk: Tensor,
+        gate_EFD: Tensor,
+        up_EFD: Tensor,
+        down_EDF: Tensor,
+        groups: Groups,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        both_EGD, down = torch.cat((gate_EFD, up_EFD), dim=1).to(dtype), down_EDF.to(dtype)
+        x_RD = x_ND[groups.token_R]
+        both_RG = functional.grouped_mm(x_RD, both_EGD.transpose(1, 2), offs=groups.end_E)
+        gate_RF, up_RF = both_RG.chunk(2, dim=-1)
+        inner_RF = functional.silu(gate_RF) * up_RF
+        y_RD = functional.grouped_mm(inner_RF, down.transpose(1, 2), offs=groups.end_E)
+        ctx.save_for_backward(x_RD, weight_Nk, both_RG, both_EGD, down)
+        ctx.groups = groups
+        return _mix(y_RD, groups, weight_Nk.to(dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x_RD, weight_Nk, both_RG, both_EGD, down = ctx.saved_tensors
+        groups: Groups = ctx.groups
+        rise_RD = upstream[0].to(x_RD.dtype)[groups.token_R]
+        weight_R1 = _by_row(weight_Nk, groups)[:, None].to(x_RD.dtype)
+        gate_RF, up_RF = both_RG.chunk(2, dim=-1)
+        silu_RF = functional.silu(gate_RF)
+        inner_RF = silu_RF * up_RF
+        slope_RF = functional.grouped_mm(rise_RD, down, offs=groups.end_E)
+        grad_weight_Nk = (slope_RF * inner_RF).sum(dim=-1, dtype=weight_Nk.dtype)[groups.row_Nk]
+        grad_both_RG = _swiglu_slope(slope_RF.mul_(weight_R1), gate_RF, up_RF, silu_RF)
         grads: tuple[Tensor | None, ...] = (None, None, None)
-        if grad_down is not None:
-            grad_gate, grad_up = _outer(grad_both_MG, x_MD, groups).chunk(2, dim=1)
-            grads = (grad_gate.float(), grad_up.float(), grad_down.float())
-        grad_x_MD = _rows_times(grad_both_MG, both_EGD, groups)
-        return _mix(grad_x_MD, groups, None).to(upstream[0].dtype), grad_weight_Nk, *grads, None, None
+        if ctx.needs_input_grad[2]:
+            grad_both_EGD = functional.grouped_mm(grad_both_RG.T, x_RD, offs=groups.end_E)
+            grad_down = functional.grouped_mm((rise_RD * weight_R1).T, inner_RF, offs=groups.end_E)
+            grads = (*(part.float() for part in grad_both_EGD.chunk(2, dim=1)), grad_down.float())
+        grad_x_RD = functional.grouped_mm(grad_both_RG, both_EGD, offs=groups.end_E)
+        return _mix(grad_x_RD, groups, None).to(upstream[0].dtype), grad_weight_Nk, *grads, None, None
 
 
-def _place(x_MD: Tensor, groups: Groups) -> Tensor:
-    """Sorted pairs on their rows; rows of no pair are zero."""
-    if not groups.has_gaps:
-        return x_MD
-    return x_MD.new_zeros(groups.num_rows, x_MD.shape[1]).index_copy_(0, groups.row_M, x_MD)
+def _swiglu_slope(slope_RF: Tensor, gate_RF: Tensor, up_RF: Tensor, silu_RF: Tensor) -> Tensor:
+    """Gradients of gate and up side by side, [M, 2F], from that of silu(gate) * up, which is used up."""
+    both_RG = slope_RF.new_empty(slope_RF.shape[0], 2 * slope_RF.shape[1])
+    grad_gate_RF, grad_up_RF = both_RG.chunk(2, dim=-1)
+    torch.mul(slope_RF, silu_RF, out=grad_up_RF)
+    grad_gate_RF.copy_(torch.ops.aten.silu_backward(slope_RF.mul_(up_RF), gate_RF))
+    return both_RG
 
 
-def _mix(y_MD: Tensor, groups: Groups, weight_Nk: Tensor | None) -> Tensor:
+def _by_row(weight_Nk: Tensor, groups: Groups) -> Tensor:
+    """Each pair's weight on the pair's row; rows of no pair get 0."""
+    weight_R = weight_Nk.new_zeros(len(groups.token_R))
+    return weight_R.index_copy_(0, groups.row_Nk.flatten(), weight_Nk.flatten())
+
+
+def _mix(y_RD: Tensor, groups: Groups, weight_Nk: Tensor | None) -> Tensor:
     """Sum each token's pairs, in the order of its choices: the same sum every time, unlike an atomic add."""
-    y_NkD = y_MD[groups.row_Nk]
+    y_NkD = y_RD.index_select(0, groups.row_Nk.flatten()).view(*groups.row_Nk.shape, -1)
     if weight_Nk is not None:
         y_NkD *= weight_Nk[..., None]
     return y_NkD[:, 0] if y_NkD.shape[1] == 1 else y_NkD.sum(dim=1)
@@ -283,8 +330,9 @@ class Mixture(nn.Module):
         if self.plain:
             out_ND = every_expert(x_ND, routed, *matrices, dtype)
         else:
-            groups = group(routed.expert_Nk, self.num_experts, grouped=x_BTD.device.type == "cuda")
-            out_ND = _GroupedSwiGLU.apply(  # type: ignore[no-untyped-call]
+            groups = group(routed.expert_Nk, self.num_experts, on_host=x_BTD.device.type != "cuda")
+            kind = _Grouped if groups.ends is None else _ByExpert
+            out_ND = kind.apply(  # type: ignore[no-untyped-call]
                 x_ND.to(dtype), routed.weight_Nk, *matrices, groups, dtype
             )
         out_BTD = out_ND.view(x_BTD.shape).to(dtype)

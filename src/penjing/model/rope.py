@@ -25,19 +25,24 @@ def frequencies(config: ModelConfig, device: torch.device | str = "cpu") -> Tens
     if config.rope_scaling == "linear":
         return plain / config.rope_factor
     if config.rope_scaling == "llama3":
-        return plain * _llama3_share(config, plain)
+        return _llama3(config, plain)
     if config.rope_scaling == "yarn":
         kept = _yarn_kept(config, size, plain.device)
         return plain / config.rope_factor * (1 - kept) + plain * kept
     return plain
 
 
-def _llama3_share(config: ModelConfig, plain: Tensor) -> Tensor:
-    """What each frequency is multiplied by: 1 above the high border, 1/factor below the low one, between on a line."""
-    turns = config.rope_original_tokens * plain / (2 * math.pi)
-    low, high = config.rope_low_frequency, config.rope_high_frequency
-    smooth = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - smooth) / config.rope_factor + smooth
+def _llama3(config: ModelConfig, plain: Tensor) -> Tensor:
+    """Above the high border as they were, below the low one divided by the factor, on a line between.
+
+    In the order of operations of `transformers`: at position 100,000 the last bit of a frequency is seen in the logits.
+    """
+    length, low, high = config.rope_original_tokens, config.rope_low_frequency, config.rope_high_frequency
+    wave = 2 * math.pi / plain
+    share = (length / wave - low) / (high - low)
+    between = (1 - share) * plain / config.rope_factor + share * plain
+    slow = torch.where(wave > length / low, plain / config.rope_factor, plain)
+    return torch.where((wave >= length / high) & (wave <= length / low), between, slow)
 
 
 def _yarn_kept(config: ModelConfig, size: int, device: torch.device) -> Tensor:

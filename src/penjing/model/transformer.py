@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,9 @@ from penjing.model.linear import Linear
 from penjing.model.moe import RouterMeans, mean_of_layers
 from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotary_table
+
+# hidden_ND, weight_VD of the head, dtype of its products -> what an objective wants of them (see model/head_distill.py)
+Score = Callable[[Tensor, Tensor, torch.dtype], Tensor]
 
 
 class Transformer(nn.Module):
@@ -105,6 +110,7 @@ class Transformer(nn.Module):
         branch_BT: Tensor | None = None,
         position_BT: Tensor | None = None,
         temperature: float = 1.0,
+        score: Score | None = None,
     ) -> Tensor | tuple[Tensor, RouterMeans]:
         """logits_BTV in float32; given targets, logp_2N; given weights too, the weighted sum of nats.
 
@@ -113,6 +119,8 @@ class Transformer(nn.Module):
 
         temperature: logits are divided by it before logp_2N is taken.
 
+        score: given instead of targets, it makes of the hidden states what is returned in place of the nats.
+
         A mixture of experts that is being trained returns beside the nats what its routers did.
 
         scored_N: flat indices (row * T + position) that reach the head, the same one more than once where branches
@@ -120,12 +128,15 @@ class Transformer(nn.Module):
         wrapped (DDP, FSDP) model stays one callable.
         """
         hidden_BTD, routers = self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT)
-        if target_N is None:
+        if target_N is None and score is None:
             return self.logits(hidden_BTD)
         hidden_ND = hidden_BTD.flatten(0, 1)
         if scored_N is not None:
             hidden_ND = hidden_ND[scored_N]
-        if weight_N is None:
+        if target_N is None:
+            assert score is not None
+            scores = score(hidden_ND, self.head_weight_VD, self._head_dtype)
+        elif weight_N is None:
             if temperature != 1.0:
                 hidden_ND = hidden_ND / temperature  # the head is linear and has no bias
             scores = head.log_probs(hidden_ND, self.head_weight_VD, target_N, self._head_dtype)

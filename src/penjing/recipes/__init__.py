@@ -7,9 +7,18 @@ RECIPES = {
     "lora": "penjing.recipes.lora:lora",
     "tiny": "penjing.recipes.tiny:tiny",
     "tiny_sft": "penjing.recipes.tiny:tiny_sft",
+    "distill": "penjing.recipes.distill:distill",
+    "dpo": "penjing.recipes.dpo:dpo",
+    "reward": "penjing.recipes.reward:reward",
+    "grpo": "penjing.recipes.grpo:grpo",
+    "ppo": "penjing.recipes.ppo:ppo",
 }
 # What brings data and objective, by `objective.kind`.
 STAGES = {
     "next_token": "penjing.train.tokens:NextTokenStage",
+    "distill": "penjing.recipes.distill:make_stage",
+    "preference": "penjing.train.preference:PreferenceStage",
+    "reward": "penjing.train.reward:RewardStage",
+    "policy": "penjing.rl.stage:PolicyStage",
 }
 WITH_DIAL = ("ladder",)  # ladder:30m

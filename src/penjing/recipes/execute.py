@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -26,6 +27,7 @@ from penjing.parallel.base import Engine, launched_world, make_engine
 from penjing.plan import hardware
 from penjing.recipes import RECIPES, STAGES, WITH_DIAL
 from penjing.recipes.adapter import save_run_adapter
+from penjing.recipes.distill import fit_to_teacher
 from penjing.recipes.start import begin_from
 from penjing.text.chat import render
 from penjing.text.records import Message
@@ -34,7 +36,7 @@ from penjing.track import TRACKERS
 from penjing.track.base import Tracker
 from penjing.track.console import ConsoleTracker
 from penjing.train.assemble import Assembled, assemble
-from penjing.train.folder import set_threads
+from penjing.train.folder import RunFolder, set_threads
 from penjing.train.loop import train
 from penjing.train.run import Run
 from penjing.train.stage import MakeStage, Size, micro_units
@@ -54,7 +56,7 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
     base = make(dial) if dial else make()
     asked = [*layers[:-1], *map(_one_length, layers[-1:])]
     start = next((layer["start"] for layer in reversed(layers) if layer.get("start")), "")
-    return begin_from(str(start), base, asked) if start else config.resolve(Run, base, *asked)
+    return begin_from(str(start), base, asked) if start else fit_to_teacher(config.resolve(Run, base, *asked), asked)
 
 
 def _one_length(asked: Layer) -> Layer:
@@ -211,6 +213,7 @@ def _outcome(assembled: Assembled, engine: Engine, figures: dict[str, float], se
         "other_seconds": totals["sample_seconds"],
         "peak_memory_bytes": hardware.peak_memory_bytes(engine.device),
         **figures,
+        "before": _before(folder, figures) if engine.rank == 0 else {},
         "resumed": assembled.resumed,
         "weights_sha256": sha256_file(newest / "model.safetensors") if newest else "",
         "data_sha256": assembled.stage.fingerprint,
@@ -218,6 +221,13 @@ def _outcome(assembled: Assembled, engine: Engine, figures: dict[str, float], se
     if engine.rank == 0:
         write_json(folder.outcome, outcome)
     return outcome
+
+
+def _before(folder: RunFolder, figures: dict[str, float]) -> dict[str, float]:
+    """What the held-out texts, pairs or prompts gave before the first step, of figures that are known now too."""
+    lines = (json.loads(line) for line in folder.metrics.read_text(encoding="utf-8").splitlines())
+    first: dict[str, Any] = next((line for line in lines if line.get("step") == 0), {})
+    return {name: value for name, value in first.items() if name in figures and name.startswith("validation_")}
 
 
 _SPENT = ("training_seconds", "validation_seconds", "checkpoint_seconds", "sample_seconds")

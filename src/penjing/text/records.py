@@ -13,6 +13,11 @@ A chat record may have any of these shapes, told apart record by record:
 - Alpaca     {"instruction", "input"?, "output", "system"?, "history"?}; with `en_` and `zh_` fields it is two chats
 - plain      {"prompt" | "question", "response" | "answer" | "completion" | "std_answer", "system"?}
 
+A record of preferences is a pair or one judged answer; where an answer is a list of messages it may hold the prompt:
+
+- pair       {"chosen": [messages], "rejected": [messages]}, or with "prompt" (text or messages) and answers of text
+- judged     {"prompt", "completion", "label": true | false}, or a chat in any field of messages with "label"
+
 Everything is read lazily: memory holds one record (a JSON array is decoded value by value), never a file.
 """
 
@@ -88,7 +93,19 @@ class Chat:
     line: int
 
 
-# ---------------------------------------------------------------------------------------------------- the four readers
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """Whole conversations and whether each one's answer is wanted: (chosen, rejected) with (True, False), or one alone.
+
+    margin: by how much the first is better, in the units of a reward; 0 where nobody said.
+    """
+
+    chats: tuple[Chat, ...]
+    wanted: tuple[bool, ...]
+    margin: float = 0.0
+
+
+# ---------------------------------------------------------------------------------------------------- the five readers
 
 
 def list_files(paths: Sequence[Path]) -> list[Path]:
@@ -178,6 +195,28 @@ def read_prompts(paths: Sequence[Path]) -> Iterator[tuple[Chat, Mapping[str, Any
                 raise UserError("the last turn asks nothing", where=place, got=got, wanted="a user turn")
             tally.num_kept += 1
             yield Chat(messages=tuple(messages), tools=tools, source=str(path), line=line), record
+        tally.check()
+
+
+def read_preferences(paths: Sequence[Path], *, on_skip: OnSkip | None = None) -> Iterator[Judged]:
+    """Pairs of answers, and single answers with a label, one at a time, whatever their shape (see the module).
+
+    A pair of equal answers, and a record with an empty answer, is left out and reported to `on_skip`.
+    Raises `UserError` for everything else: the line, the field, what was got and what was wanted.
+    """
+    for path in list_files(paths):
+        if _format(path) in PLAIN_FORMATS:
+            raise UserError("plain text holds no preferences", where=path, wanted="jsonl, json, csv or parquet")
+        tally = _Tally(path, on_skip)
+        for line, record in _records(path):
+            judged = _judged(record, _Place(path, line))
+            if any(_says_nothing(chat.messages[-1]) for chat in judged.chats):
+                tally.skip(line, "an answer is empty")
+            elif len(judged.chats) == 2 and judged.chats[0].messages == judged.chats[1].messages:
+                tally.skip(line, "both answers are the same")
+            else:
+                tally.num_kept += 1
+                yield judged
         tally.check()
 
 
@@ -793,6 +832,67 @@ def _from_pair(record: Mapping[str, Any], place: _Place) -> Chat:
     return _chat(messages, (), place)
 
 
+def _judged(record: Mapping[str, Any], place: _Place) -> Judged:
+    if "chosen" in record or "rejected" in record:
+        chats = tuple(_answered(record, name, place) for name in ("chosen", "rejected"))
+        margin = record.get("margin") or 0.0
+        if isinstance(margin, bool) or not isinstance(margin, (int, float)):
+            raise UserError("field margin is not a number", where=place, got=_type_name(margin), wanted="a number")
+        return Judged(chats=chats, wanted=(True, False), margin=float(margin))
+    label = record.get("label")
+    if label is None:
+        raise UserError(
+            "not a preference",
+            where=place,
+            got=_names(list(record)),
+            wanted="chosen and rejected, or an answer and label",
+        )
+    if label not in (True, False):
+        raise UserError("field label is not a judgement", where=place, got=repr(label)[:40], wanted="true or false")
+    if _present(record, CHAT_FIELDS):
+        chat = _ending_in_answer(*_turns(record, place), _present(record, CHAT_FIELDS) or "", place)
+    else:
+        chat = _answered(record, next((name for name in ANSWER_FIELDS if name in record), "completion"), place)
+    return Judged(chats=(chat,), wanted=(bool(label),))
+
+
+def _answered(record: Mapping[str, Any], name: str, place: _Place) -> Chat:
+    """The conversation that ends with the answer in field `name`: text, messages after the prompt, or all messages."""
+    answer = record.get(name)
+    if answer is None:
+        raise UserError(f"no field {name}", where=place, got=_names(list(record)), wanted=name)
+    asked, tools = _asked(record, place)
+    if isinstance(answer, list):
+        messages, more = _turns({CHAT_FIELDS[0]: answer}, place, called=name)
+        tools = more or tools
+        if messages and messages[0].role not in ("assistant", "tool"):
+            return _ending_in_answer(_system(record, place) + messages, tools, name, place)
+    else:
+        messages = [Message(role="assistant", content=_text(answer, name, place))]
+    if not asked:
+        got = _names(list(record))
+        raise UserError(f"field {name} is an answer without a prompt", where=place, got=got, wanted="prompt")
+    return _ending_in_answer(_system(record, place) + asked + messages, tools, name, place)
+
+
+def _asked(record: Mapping[str, Any], place: _Place) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
+    name = _present(record, QUESTION_FIELDS)
+    if name is None or not isinstance(record[name], list):
+        text = _text(record[name], name, place) if name else ""
+        return [Message(role="user", content=text)] if text.strip() else [], _tools(record.get("tools"), place)
+    messages, tools = _turns({CHAT_FIELDS[0]: record[name], "tools": record.get("tools")}, place, called=name)
+    return messages, tools
+
+
+def _ending_in_answer(messages: list[Message], tools: tuple[dict[str, Any], ...], name: str, place: _Place) -> Chat:
+    if len(messages) < 2 or messages[-1].role != "assistant":
+        got = ", ".join(message.role for message in messages[-8:]) or "no message at all"
+        raise UserError(
+            f"field {name} does not end with an answer", where=place, got=got, wanted="an assistant turn last"
+        )
+    return Chat(messages=tuple(messages), tools=tools, source=str(place.path), line=place.line)
+
+
 def _or(names: Sequence[str]) -> str:
     return ", ".join(names[:-1]) + " or " + names[-1]
 
@@ -801,10 +901,14 @@ def _from_turns(record: Mapping[str, Any], place: _Place) -> Chat:
     return _chat(*_turns(record, place), place)
 
 
-def _turns(record: Mapping[str, Any], place: _Place) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
+def _turns(
+    record: Mapping[str, Any], place: _Place, called: str = ""
+) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
+    """called: the name of the field in errors, where it is not the record's own."""
     field = _present(record, CHAT_FIELDS)
     assert field is not None
     turns = record[field]
+    field = called or field
     if not isinstance(turns, list):
         raise UserError(f"field {field} is not a list", where=place, got=_type_name(turns), wanted="a list of messages")
     messages = _system(record, place)

@@ -30,7 +30,7 @@ class ConsoleTracker:
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         text = describe(figures)
-        if "validation_loss_nats_per_token" in figures:
+        if any(name.startswith("validation_") for name in figures):
             self.console.print(f"  {self.name} step {step}/{self.num_steps}: {text}", highlight=False)
             return
         self._progress.update(self._task, completed=step, figures=text)
@@ -43,15 +43,32 @@ class ConsoleTracker:
         self._progress.stop()
 
 
+# What is said of a step, in this order; `validation_` stands before the same names. The rest is in metrics.jsonl.
+SHOWN = (
+    ("loss_nats_per_token", "loss {:.3f}"),
+    ("bits_per_byte", "{:.3f} bits/byte"),
+    ("kl_nats_per_token", "KL {:.3f}"),
+    ("preference_loss", "loss {:.3f}"),
+    ("reward_loss", "loss {:.3f}"),
+    ("reward_accuracy", "accuracy {:.1%}"),
+    ("reward_margin", "margin {:.2f}"),
+    ("exact_match", "exact match {:.1%}"),
+    ("reward", "reward {:.3f}"),
+    ("kl_nats", "KL {:.3f}"),
+    ("entropy_nats", "entropy {:.2f}"),
+    ("degenerate_fraction", "degenerate {:.0%}"),
+    ("answer_tokens", "{:.0f} tokens an answer"),
+    ("expert_load_mean", "expert load {:.2f} x mean"),
+)
+
+
 def describe(figures: Mapping[str, float]) -> str:
     """The figures of one step in one short line; what is absent is left out."""
-    parts = []
-    if "validation_loss_nats_per_token" in figures:
-        parts.append(f"validation loss {figures['validation_loss_nats_per_token']:.3f}")
-    if "validation_bits_per_byte" in figures:
-        parts.append(f"{figures['validation_bits_per_byte']:.3f} bits/byte")
-    if "loss_nats_per_token" in figures:
-        parts.append(f"loss {figures['loss_nats_per_token']:.3f}")
+    judged = any(name.startswith("validation_") for name in figures)
+    before = "validation_" if judged else ""
+    parts = [form.format(figures[before + name]) for name, form in SHOWN if before + name in figures]
+    if judged and parts:
+        parts[0] = f"validation {parts[0]}"
     if "learning_rate" in figures:
         parts.append(f"lr {figures['learning_rate']:.1e}")
     if "tokens_per_second" in figures:

@@ -58,6 +58,8 @@ def build_adapted(
 
 def _restore(model: Transformer, checkpoint: Checkpoint) -> None:
     weights, expected = checkpoint.weights(), own_state(model)
+    # Where the model was trained inside a module with a head of its own, the head is not its business.
+    weights = {name.removeprefix("model."): weights[name] for name in weights if name.startswith("model.")} or weights
     for name in sorted(weights.keys() | expected.keys()):
         got = tuple(weights[name].shape) if name in weights else None
         wanted = tuple(expected[name].shape) if name in expected else None

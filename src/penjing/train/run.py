@@ -8,7 +8,11 @@ from typing import Literal
 from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.lora import Lora
+from penjing.objective.distill import Distill
 from penjing.objective.next_token import NextTokenSettings
+from penjing.objective.policy import Policy
+from penjing.objective.preference import Preference
+from penjing.objective.reward_model import RewardModel
 from penjing.objective.router import RouterSettings
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
@@ -134,7 +138,9 @@ class Run:
     clip_norm: float = 1.0  # largest gradient norm; 0 = no clipping
     freeze: tuple[str, ...] = ()  # patterns of parameters that do not learn, such as embed.* or blocks.[0-3].*
     model: ModelConfig = field(default_factory=ModelConfig)
-    objective: NextTokenSettings = field(default_factory=NextTokenSettings)
+    objective: NextTokenSettings | Preference | RewardModel | Distill | Policy = field(
+        default_factory=NextTokenSettings
+    )
     lora: Lora = field(default_factory=Lora)
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     data: Data = field(default_factory=Data)

@@ -61,7 +61,7 @@ class NextTokenStage:
         self.held_out = make_rows(run, validation, self.tokenizer, validation=True)
         self._num_held_out = min(run.validate.rows, self.held_out.rows_per_epoch)
         targets = validation.num_tokens + validation.num_documents
-        self._targets_per_byte = targets / max(1, validation.num_bytes)
+        self.targets_per_byte = targets / max(1, validation.num_bytes)
         self._num_keys = mean_keys(train.end_D - train.start_D, run.data.row_tokens)
         skipped, shortened = counts.get("skipped", 0), counts.get("shortened", 0)
         self.notes = []
@@ -107,7 +107,7 @@ class NextTokenStage:
         loss = total / max(1.0, units)
         figures = {"validation_loss_nats_per_token": loss}
         if self.run.data.kind == "documents":
-            figures["validation_bits_per_byte"] = loss / math.log(2) * self._targets_per_byte
+            figures["validation_bits_per_byte"] = loss / math.log(2) * self.targets_per_byte
         return figures
 
     def _validation_batches(self) -> Iterator[Batch]:

@@ -1,0 +1,185 @@
+"""Distillation: a student is taught to predict as its teacher does, token by token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from penjing.base.errors import UserError
+from penjing.feed.answers import AnswerBatch
+from penjing.feed.batch import Batch
+from penjing.model.head_distill import Divergence, LiveTeacher, Measure, StoredTeacher, Sums, Teacher, distilled
+from penjing.model.transformer import Transformer
+from penjing.objective.base import Loss
+from penjing.objective.next_token import FIGURE
+from penjing.objective.router import RouterSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill:
+    """Learn from another model that has the same vocabulary. Formulas: `penjing.model.head_distill`."""
+
+    kind: Literal["distill"] = "distill"
+    teacher: str = ""  # run, checkpoint, Hugging Face directory or hub name
+    # logits: the teacher reads every batch too. top_k: it reads the data once, and its likeliest ids stay on disk.
+    # on_policy: it judges what the student itself writes (arXiv:2306.13649).
+    mode: Literal["logits", "top_k", "on_policy"] = "logits"
+    # forward: KL(teacher || student), which covers all the teacher might say. reverse: KL(student || teacher), which
+    # keeps to what it likes best. mixed: both. jsd: each against a mixture of the two, never infinite.
+    divergence: Divergence = "forward"
+    mixture: float = 0.5  # of mixed: how much is reverse; of jsd: how much of the mixture is the teacher
+    temperature: float = 1.0  # divides both models' logits; above 1, unlikely tokens are taught more of
+    data_weight: float = 0.0  # of the loss, how much is the cross-entropy of the data as in SFT
+    top_k: int = 16  # of mode=top_k: ids kept per position; 4 bytes each on disk
+    store: str = ""  # of mode=top_k: folder of the teacher's predictions, which several runs may share; empty: in out
+    own_fraction: float = 1.0  # of mode=on_policy: share of prompts that the student answers; the others, the data
+    sample_temperature: float = 1.0  # of mode=on_policy: of the student's answers
+    answer_tokens: int = 128  # of mode=on_policy: longest answer of the student
+
+    def __post_init__(self) -> None:
+        where = "objective"
+        if not 0 < self.mixture < 1:
+            raise UserError("out of range", where=f"{where}.mixture", got=self.mixture, wanted="more than 0, under 1")
+        if not 0 < self.temperature < math.inf:
+            raise UserError("out of range", where=f"{where}.temperature", got=self.temperature, wanted="more than 0")
+        for name in ("data_weight", "own_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError("out of range", where=f"{where}.{name}", got=getattr(self, name), wanted="0 to 1")
+        for name in ("top_k", "answer_tokens"):
+            if getattr(self, name) < 1:
+                raise UserError("too small", where=f"{where}.{name}", got=getattr(self, name), wanted="at least 1")
+        if self.sample_temperature < 0:
+            raise UserError(
+                "negative", where=f"{where}.sample_temperature", got=self.sample_temperature, wanted="0 or more"
+            )
+        self._check_effect()
+
+    def _check_effect(self) -> None:
+        """Raise UserError for a setting that would have no effect."""
+        fields = {name: field.default for name, field in self.__dataclass_fields__.items()}
+        without = {
+            "top_k": ("top_k", "store"),
+            "on_policy": ("own_fraction", "sample_temperature", "answer_tokens"),
+        }
+        for mode, names in without.items():
+            for name in names:
+                if self.mode != mode and getattr(self, name) != fields[name]:
+                    raise UserError(
+                        "has no effect here",
+                        where=f"objective.{name}",
+                        got=getattr(self, name),
+                        next_step=f"Set objective.mode={mode}, or leave it out.",
+                    )
+        if self.divergence in ("forward", "reverse") and self.mixture != fields["mixture"]:
+            raise UserError(
+                "has no effect here", where="objective.mixture", wanted="objective.divergence=mixed or jsd with it"
+            )
+        if self.mode == "on_policy" and self.own_fraction == 1 and self.data_weight:
+            raise UserError(
+                "the student's own answers are no data to learn by heart",
+                where="objective.data_weight",
+                got=self.data_weight,
+                wanted="0, or objective.own_fraction under 1",
+            )
+
+    @property
+    def measure(self) -> Measure:
+        return Measure(
+            divergence=self.divergence,
+            mixture=self.mixture,
+            temperature=self.temperature,
+            data_weight=self.data_weight,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaughtBatch(Batch):
+    """Rows with what the teacher said of them: id_NK, logp_NJ as in `StoredTeacher`."""
+
+    top_id_NK: Tensor
+    top_logp_NJ: Tensor
+
+
+class Distillation:
+    """sum_n w_n ((1 - a) T^2 D(p_n, q_n) - a log q_n(target_n)), in nats; a is `data_weight`.
+
+    p, q: the teacher's and the student's prediction at temperature T (1 in the second term). Forward KL with T^2 after
+    arXiv:1503.02531, generalised Jensen-Shannon divergence and the student's own answers after arXiv:2306.13649. In an
+    `AnswerBatch`, tokens of value `given` 1 come from the data; those that the student wrote have no second term.
+
+    teacher: frozen, on the batch's device; None where batches bring its predictions along (`TaughtBatch`) of the
+    `num_ids` ids it chose from. A mixture of experts adds its router's losses.
+    """
+
+    unit = "token"
+
+    def __init__(
+        self,
+        settings: Distill,
+        teacher: Transformer | None,
+        router: RouterSettings = RouterSettings(),
+        *,
+        num_ids: int = 0,
+        biased: bool = False,
+    ) -> None:
+        self.settings, self.teacher, self.router, self.num_ids = settings, teacher, router, num_ids
+        self.biased = biased
+
+    def weight(self, batch: Batch | AnswerBatch) -> Tensor:
+        return batch.weight_N.sum()
+
+    def __call__(self, model: Callable[..., Any], batch: Batch | AnswerBatch) -> Loss:
+        given_N, branches = batch.weight_N, dict[str, Any]()
+        if isinstance(batch, AnswerBatch):
+            branches = {"branch_BT": batch.branch_BT, "position_BT": batch.position_BT}
+            given_N = batch.weight_N * batch.values["given"]
+        score = partial(
+            _score,
+            target_N=batch.target_N,
+            weight_N=batch.weight_N,
+            given_N=given_N,
+            teacher=self._teacher(batch, branches),
+            measure=self.settings.measure,
+        )
+        scored = model(batch.ids_BT, batch.document_BT, scored_N=batch.scored_N, score=score, **branches)
+        sums_5, means = (scored, None) if isinstance(scored, Tensor) else scored
+        sums = Sums(*sums_5.unbind())
+        parts = {
+            FIGURE: sums.nats.detach(),
+            "kl_nats_per_token": sums.kl.detach(),
+            "agreement": sums.agreement.detach(),
+        }
+        if isinstance(batch, AnswerBatch) and self.settings.own_fraction > 0:
+            del parts[FIGURE]  # over all units it would be the mean of a part of them
+        if self.settings.divergence != "forward":
+            parts["divergence_nats_per_token"] = sums.divergence.detach()
+        if means is None:
+            return Loss(sums.total, parts)
+        more, of_router = self.router.loss(means, self._units_B(batch), biased=self.biased)
+        return Loss(sums.total + more, {**parts, **of_router})
+
+    @torch.no_grad()
+    def _teacher(self, batch: Batch | AnswerBatch, branches: dict[str, Any]) -> Teacher:
+        if isinstance(batch, TaughtBatch):
+            return StoredTeacher(batch.top_id_NK, batch.top_logp_NJ, self.num_ids)
+        assert self.teacher is not None, "the batch does not say what the teacher predicts"
+        hidden_ND = self.teacher.hidden(batch.ids_BT, batch.document_BT, **branches).flatten(0, 1)
+        if batch.scored_N is not None:
+            hidden_ND = hidden_ND[batch.scored_N]
+        weight_VD = self.teacher.head_weight_VD.detach()
+        return LiveTeacher(hidden_ND, weight_VD, self.teacher.compute_dtype or weight_VD.dtype)
+
+    def _units_B(self, batch: Batch | AnswerBatch) -> Tensor:
+        if isinstance(batch, Batch):
+            return batch.units_B()
+        return batch.weight_N.new_zeros(len(batch.ids_BT)).index_add_(0, batch.row_A(), batch.length_A())
+
+
+def _score(hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype, **given: Any) -> Tensor:
+    return distilled(hidden_ND, weight_VD, dtype=dtype, **given)

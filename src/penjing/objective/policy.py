@@ -1,0 +1,337 @@
+"""Policy gradients on sampled answers: GRPO and its family, and PPO's policy loss, as options of one objective.
+
+An answer of tokens y_t was sampled by an earlier state of the policy (`behaviour`) and judged by an advantage A. With
+r_t = pi(y_t) / behaviour(y_t), the ratio of the policy as it is now to what it was, every loss is a sum over tokens of
+-g(r_t, A) + kl_weight * KL_t; they differ in g and in what a token counts:
+
+grpo     (arXiv:2402.03300, eq. 3): g = min(r A, clip(r, 1 - low, 1 + high) A); mean over the tokens of an answer, then
+         over answers.
+dr_grpo  (arXiv:2503.20783, sec. 3): the same g; the sum over an answer's tokens divided by a constant, the longest
+         answer allowed; advantages are centred, not divided by their spread.
+dapo     (arXiv:2503.14476, eq. 8): the same g with high > low; mean over all tokens of all answers.
+gspo     (arXiv:2507.18071, eq. 5-7): g of one ratio for the whole answer, exp(mean_t log r_t); mean over answers.
+cispo    (arXiv:2506.13585, eq. 4-5): g = stop_gradient(min(r, 1 + high)) A log pi(y_t), a clipped weight, so that no
+         token loses its gradient; mean over all tokens.
+ppo      (arXiv:1707.06347, eq. 7): the g of grpo with an advantage of each token (objective/value.py); mean over all
+         tokens.
+
+The divergence from a reference model is estimated from the sampled token alone. With d = log reference(y_t) -
+log pi(y_t) (J. Schulman, "Approximating KL Divergence", 2020): k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from penjing.base.errors import UserError
+from penjing.feed.answers import AnswerBatch
+from penjing.objective.base import Loss
+from penjing.objective.router import RouterSettings
+from penjing.objective.value import value_loss
+
+PolicyLoss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo"]
+KLEstimator = Literal["k1", "k2", "k3"]
+# What each paper clips the ratio to, below and above 1.
+PAPER_CLIP: dict[str, tuple[float, float]] = {
+    "grpo": (0.2, 0.2),
+    "dr_grpo": (0.2, 0.2),
+    "dapo": (0.2, 0.28),
+    "gspo": (3e-4, 4e-4),
+    "cispo": (math.inf, 4.0),
+    "ppo": (0.2, 0.2),
+}
+PER_TOKEN = ("dapo", "cispo", "ppo")  # a unit is a token; of the others an answer
+LARGEST_LOG_RATIO = 20.0  # beyond it the ratio is noise, and a clipped infinity times 0 would be no number
+COUNTS = "counts"  # figure of each answer: 0 where it is in the batch but not learned from
+ADVANTAGE = "advantage"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """How answers are sampled."""
+
+    answers: int = 8  # to each prompt
+    max_tokens: int = 64  # longest answer
+    temperature: float = 1.0  # of sampling, and of the policy that is trained
+    top_p: float = 1.0  # below 1, answers are drawn from another distribution than the one that is trained
+    top_k: int = 0  # the same; 0 = all
+    updates: int = 1  # optimizer steps that one round of sampling serves, each with prompts of its own
+    repeats: int = 1  # times those steps are gone through
+    slots: int = 0  # answers written at once on one device; 0 = 64 on a CPU, else 256
+    # Whether old log-probabilities are the sampler's own, or taken by the training pass before the first step.
+    behaviour: Literal["sampled", "recomputed"] = "sampled"
+    thinking: Literal["off", "on"] = "off"  # whether the answer begins with an open <think>
+
+    def __post_init__(self) -> None:
+        for name in ("answers", "max_tokens", "updates", "repeats"):
+            if getattr(self, name) < 1:
+                raise UserError(
+                    "too small", where=f"objective.rollout.{name}", got=getattr(self, name), wanted="at least 1"
+                )
+        if not 0 < self.temperature < math.inf:
+            raise UserError(
+                "out of range", where="objective.rollout.temperature", got=self.temperature, wanted="more than 0"
+            )
+        if not 0 < self.top_p <= 1:
+            raise UserError("out of range", where="objective.rollout.top_p", got=self.top_p, wanted="0..1")
+        for name in ("top_k", "slots"):
+            if getattr(self, name) < 0:
+                raise UserError("negative", where=f"objective.rollout.{name}", got=getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardSettings:
+    """What the rewards need to know. Each reads only its own settings (rl/rewards/)."""
+
+    answer_after: str = ""  # text that the final answer follows, such as `####`; empty: the whole answer counts
+    pattern: str = ""  # regex: the whole answer must match it
+    format_pattern: str = ""  # format: the same, as a reward of its own; empty: an answer in <think>...</think> form
+    soft_length: int = 0  # length: tokens up to which nothing is taken off; 0 = three quarters of the longest
+    repeated_words: int = 3  # repetition: length of the runs of words that should not come twice
+    code_seconds: float = 5.0  # code: CPU time of one answer
+    code_mebibytes: int = 512  # code: memory of one answer
+    code_workers: int = 2  # code: answers run at once
+    model: str = ""  # model: a run of `penjing train reward`, or a Hugging Face sequence classifier
+    judge_url: str = ""  # judge: an OpenAI-compatible server, such as http://localhost:8000/v1
+    judge_model: str = ""  # judge: the model's name there
+    judge_key_variable: str = "OPENAI_API_KEY"  # judge: environment variable that holds its key, if it wants one
+    judge_prompt: str = ""  # judge: what it is asked, with {question}, {answer} and {truth}; empty: ours
+    judge_workers: int = 4  # judge: questions asked at once
+    judge_seconds: float = 60.0  # judge: longest wait for one reply
+    judge_tries: int = 3  # judge: how often a question is asked before the run stops
+
+    def __post_init__(self) -> None:
+        for name in ("code_seconds", "judge_seconds"):
+            if not getattr(self, name) > 0:
+                raise UserError("too small", where=f"objective.reward.{name}", got=getattr(self, name), wanted="> 0")
+        for name in ("repeated_words", "code_mebibytes", "code_workers", "judge_workers", "judge_tries"):
+            if getattr(self, name) < 1:
+                raise UserError(
+                    "too small", where=f"objective.reward.{name}", got=getattr(self, name), wanted="at least 1"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """PPO's learned value of each state, a head on the policy's own hidden states (objective/value.py)."""
+
+    discount: float = 1.0  # gamma: what a reward one token later is worth
+    decay: float = 0.95  # lambda: 1 trusts the rewards alone, 0 the value alone
+    weight: float = 0.1  # of the value's loss beside the policy's
+    clip: float = 0.2  # how far a value may move from what it was at sampling before the loss holds it
+
+    def __post_init__(self) -> None:
+        for name in ("discount", "decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(
+                    "out of range", where=f"objective.value.{name}", got=getattr(self, name), wanted="0 to 1"
+                )
+        for name in ("weight", "clip"):
+            if getattr(self, name) < 0:
+                raise UserError("negative", where=f"objective.value.{name}", got=getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Reinforcement learning on sampled answers."""
+
+    kind: Literal["policy"] = "policy"
+    loss: PolicyLoss = "grpo"
+    clip_low: float = 0.0  # how far below 1 a ratio still counts; 0 = the paper's own
+    clip_high: float = 0.0  # how far above 1; 0 = the paper's own
+    kl_weight: float = 0.0  # of the divergence from the reference, nats; 0 = no reference is kept
+    kl_estimator: KLEstimator = "k3"
+    # The model at the start of the run, as a copy or as the base under its adapters; auto: that where there are some.
+    reference: Literal["auto", "copy", "adapter_off"] = "auto"
+    # Of the answers to one prompt: reward minus mean, over the spread; without the division; or minus the others' mean.
+    # auto: centred for dr_grpo, else normalised.
+    advantage: Literal["auto", "normalised", "centred", "leave_one_out"] = "auto"
+    # Groups whose answers all got the same reward teach nothing: counted as they are, left out, or sampled anew from
+    # further prompts (arXiv:2503.14476, eq. 11). auto: resample for dapo, else keep.
+    degenerate: Literal["auto", "keep", "drop", "resample"] = "auto"
+    resample_rounds: int = 3  # further rounds of sampling at most, with `resample`
+    rewards: tuple[str, ...] = ("exact",)  # see `penjing.rl.rewards`
+    reward_weights: tuple[float, ...] = ()  # of each; empty: 1 for all
+    rollout: Rollout = field(default_factory=Rollout)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+    value: Value = field(default_factory=Value)
+
+    def __post_init__(self) -> None:
+        if self.loss != "ppo" and self.value != Value():
+            raise UserError("only ppo learns values", where="objective.value", got=f"objective.loss={self.loss}")
+        if self.loss == "ppo" and self.rollout.temperature != 1:
+            raise UserError(
+                "ppo samples at temperature 1", where="objective.rollout.temperature", got=self.rollout.temperature
+            )
+        if self.loss == "ppo" and self.advantage != "auto":
+            raise UserError("ppo has advantages of its own, from values", where="objective.advantage")
+        for name in ("clip_low", "clip_high", "kl_weight"):
+            if getattr(self, name) < 0:
+                raise UserError("negative", where=f"objective.{name}", got=getattr(self, name), wanted="0 or more")
+        if self.loss == "cispo" and self.clip_low:
+            raise UserError("has no effect on cispo, which clips above only", where="objective.clip_low")
+        if not self.rewards:
+            raise UserError("no reward", where="objective.rewards", wanted="at least one, such as exact")
+        if self.reward_weights and len(self.reward_weights) != len(self.rewards):
+            raise UserError(
+                "one weight for each reward is needed",
+                where="objective.reward_weights",
+                got=len(self.reward_weights),
+                wanted=len(self.rewards),
+            )
+        if self.resample_rounds < 1:
+            raise UserError("too small", where="objective.resample_rounds", got=self.resample_rounds, wanted="1")
+        if self.rollout.answers < 2 and self.loss != "ppo":
+            raise UserError(
+                "answers are compared with each other", where="objective.rollout.answers", got=1, wanted="at least 2"
+            )
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        """How far below and above 1 a ratio still counts."""
+        low, high = PAPER_CLIP[self.loss]
+        return self.clip_low or low, self.clip_high or high
+
+    @property
+    def advantage_kind(self) -> Literal["normalised", "centred", "leave_one_out"]:
+        if self.advantage != "auto":
+            return self.advantage
+        return "centred" if self.loss == "dr_grpo" else "normalised"
+
+    @property
+    def degenerate_kind(self) -> Literal["keep", "drop", "resample"]:
+        if self.degenerate != "auto":
+            return self.degenerate
+        return "resample" if self.loss == "dapo" else "keep"
+
+
+def divergence(logp_N: Tensor, reference_N: Tensor, estimator: KLEstimator) -> Tensor:
+    """KL(policy || reference) in nats, estimated from each sampled token; see the file's docstring."""
+    difference_N = (reference_N - logp_N).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    if estimator == "k1":
+        return -difference_N
+    if estimator == "k2":
+        return 0.5 * difference_N**2
+    return difference_N.exp() - difference_N - 1
+
+
+class PolicyObjective:
+    """The loss of `Policy.loss` over a batch of sampled answers, as a sum over answers or over tokens.
+
+    batch.figures: `advantage` of each answer, unless batch.values has one of each token; `counts`, 0 for answers that
+    are left out; all others are shown as they are, as means over units. batch.values: `behaviour`, log-probabilities
+    when the tokens were sampled (without it the policy as it is now, so that every ratio is 1); `reference`; for ppo
+    `advantage`, and `value` and `return`, which ask for a model with a value head (model/scalar.py).
+    """
+
+    def __init__(self, settings: Policy, router: RouterSettings = RouterSettings(), *, biased: bool = False) -> None:
+        self.settings, self.router, self.biased = settings, router, biased
+        self.unit = "token" if settings.loss in PER_TOKEN else "answer"
+
+    def weight(self, batch: AnswerBatch) -> Tensor:
+        return self._units_A(batch).sum()
+
+    def _units_A(self, batch: AnswerBatch) -> Tensor:
+        """Units of each answer: 1, or how many tokens it said."""
+        length_A = batch.length_A()
+        counts_A = batch.figures[COUNTS] if COUNTS in batch.figures else torch.ones_like(length_A)
+        return counts_A * (length_A if self.unit == "token" else (length_A > 0).to(length_A.dtype))
+
+    def _units_N(self, batch: AnswerBatch) -> Tensor:
+        """Units of each token, which add up to those of its answer."""
+        length_A = batch.length_A().clamp(min=1)
+        return (self._units_A(batch) / length_A)[batch.answer_N] * batch.weight_N
+
+    def __call__(self, model: Callable[..., Any], batch: AnswerBatch) -> Loss:
+        has_values = "value" in batch.values
+        more: dict[str, Any] = (
+            {"scalar_N": batch.scored_N} if has_values else {"temperature": self.settings.rollout.temperature}
+        )
+        said = model(
+            batch.ids_BT,
+            batch.document_BT,
+            branch_BT=batch.branch_BT,
+            position_BT=batch.position_BT,
+            scored_N=batch.scored_N,
+            target_N=batch.target_N,
+            **more,
+        )
+        logp_2N, *others = said if isinstance(said, tuple) else (said,)
+        total, parts = self.of_log_probs(logp_2N[0], logp_2N[1], batch)
+        if has_values:
+            loss, value_parts = self._of_values(others.pop(0), batch)
+            total, parts = total + loss, {**parts, **value_parts}
+        means = others[0] if others else None
+        if means is not None:
+            units_A = self._units_A(batch)
+            rows = batch.ids_BT.shape[0]
+            units_B = units_A.new_zeros(rows).index_add_(0, batch.row_A(), units_A)
+            loss, router_parts = self.router.loss(means, units_B, biased=self.biased)
+            total, parts = total + loss, {**parts, **router_parts}
+        return Loss(total, parts)
+
+    def _of_values(self, value_N: Tensor, batch: AnswerBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The value's weighted loss as a sum over units, and its figures."""
+        how, units_N, return_N = self.settings.value, self._units_N(batch), batch.values["return"]
+        loss_N, clipped_N = value_loss(value_N, batch.values["value"], return_N, clip=how.clip)
+        parts = {
+            "value_loss": loss_N,
+            "value": value_N,
+            "return": return_N,
+            "value_clipped_fraction": clipped_N.float(),
+        }
+        sums = {name: (units_N * each_N.detach()).sum() for name, each_N in parts.items()}
+        return how.weight * (units_N * loss_N).sum(), sums
+
+    def of_log_probs(self, logp_N: Tensor, entropy_N: Tensor, batch: AnswerBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum over units, and the figures, given what the model says of each token."""
+        settings, units_N = self.settings, self._units_N(batch)
+        low, high = settings.clip
+        behaviour_N = batch.values.get("behaviour", logp_N.detach())
+        advantage_N = batch.values.get(ADVANTAGE)
+        if advantage_N is None:
+            advantage_N = batch.figures[ADVANTAGE][batch.answer_N]
+        log_ratio_N = (logp_N - behaviour_N).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+        if settings.loss == "gspo":
+            mean_A = batch.sum_A(log_ratio_N) / batch.length_A().clamp(min=1)
+            ratio_N = mean_A.exp()[batch.answer_N]
+        else:
+            ratio_N = log_ratio_N.exp()
+        if settings.loss == "cispo":
+            gain_N = ratio_N.clamp(max=1 + high).detach() * advantage_N * logp_N
+        else:
+            gain_N = torch.minimum(ratio_N * advantage_N, ratio_N.clamp(1 - low, 1 + high) * advantage_N)
+        loss_N = -gain_N
+        parts = {"policy_loss": loss_N}
+        reference_N = batch.values.get("reference")
+        if reference_N is not None:
+            kl_N = divergence(logp_N, reference_N, settings.kl_estimator)
+            loss_N = loss_N + settings.kl_weight * kl_N
+            parts["kl_nats"] = divergence(logp_N, reference_N, "k3")
+        if settings.loss == "dr_grpo":
+            counted_N = (units_N > 0).to(loss_N.dtype) * batch.weight_N
+            total = (counted_N * loss_N).sum() / settings.rollout.max_tokens
+        else:
+            total = (units_N * loss_N).sum()
+        cut_low_N = (ratio_N < 1 - low) & (advantage_N < 0)
+        cut_high_N = (ratio_N > 1 + high) & ((advantage_N > 0) | (settings.loss == "cispo"))
+        parts |= {
+            "ratio": ratio_N,
+            "clipped_low_fraction": cut_low_N.float(),
+            "clipped_high_fraction": cut_high_N.float(),
+            "entropy_nats": entropy_N,
+            "kl_behaviour_nats": divergence(behaviour_N, logp_N, "k3"),
+            "advantage_square": advantage_N**2,
+        }
+        sums = {name: (units_N * value_N.detach()).sum() for name, value_N in parts.items()}
+        units_A = self._units_A(batch)
+        for name, value_A in batch.figures.items():
+            if name not in (ADVANTAGE, COUNTS):
+                sums[name] = (units_A * value_A).sum()
+        return total, sums

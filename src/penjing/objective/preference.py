@@ -1,0 +1,281 @@
+"""Preference tuning: make wanted answers likelier than unwanted ones, and stay near the model one began with.
+
+Written with c and r for the log-probabilities of a pair's chosen and rejected answer, c0 and r0 for the reference's,
+and h = beta ((c - c0) - (r - r0)); sigma is the logistic function. Answers' log-probabilities are sums over tokens, or
+where the loss says so means over them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from penjing.base.errors import UserError
+from penjing.feed.answers import AnswerBatch, run_model
+from penjing.objective.base import Loss
+from penjing.objective.router import RouterSettings
+
+Kind = Literal["dpo", "cdpo", "robust", "ipo", "hinge", "simpo", "orpo", "kto"]
+WITHOUT_REFERENCE = ("simpo", "orpo")
+PER_TOKEN = ("ipo", "simpo", "orpo")  # what is compared are means over tokens, as published or in the authors' code
+USUAL_BETA = {"simpo": 2.0}
+REFERENCE = "reference"  # name among a batch's values: the reference's log-probability of each answer token
+WANTED, MISMATCHED = "wanted", "mismatched"  # names among a batch's figures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preference:
+    """Learn from judged answers: pairs (all losses), or single answers called good or bad (kto)."""
+
+    kind: Literal["preference"] = "preference"
+    # dpo: the plain one. cdpo, robust: some pairs are the wrong way round. ipo: a margin to reach, not to stretch.
+    # hinge: no more pull once the margin is there. simpo, orpo: no reference. kto: needs no pairs.
+    loss: Kind = "dpo"
+    beta: float = 0.0  # how closely the model is held to the reference, larger is closer; 0 = 0.1, of simpo 2.0
+    flipped_fraction: float = 0.0  # of the pairs thought to be the wrong way round; cdpo and robust only, below 0.5
+    target_margin: float = 0.5  # simpo: by how much the chosen answer's reward is to be higher (gamma)
+    # An answer's log-probability as the sum over its tokens or their mean; auto: mean for ipo, simpo and orpo. `mean`
+    # with dpo is length-normalised DPO, which then wants a beta some ten times larger.
+    length: Literal["auto", "sum", "mean"] = "auto"
+    nll_weight: float = 0.0  # of the chosen answer's nats per token beside the loss: keeps it likely. ORPO has 1 of it
+    wanted_weight: float = 1.0  # kto: of an answer called good
+    unwanted_weight: float = 1.0  # kto: of an answer called bad; wanted / unwanted counts turned round even them out
+    # kto: groups that share one estimate of the divergence. Fixed, so that no split of a batch changes what is learned.
+    kl_groups: int = 8
+    # Where c0 and r0 come from. copy: a frozen copy computes them in every step. adapter_off: the base of an adapter
+    # does. precomputed: once, before step 1, kept in the run's folder. auto: precomputed if every pair is used at
+    # least once, else adapter_off or copy.
+    reference: Literal["auto", "copy", "adapter_off", "precomputed"] = "auto"
+
+    def __post_init__(self) -> None:
+        noisy = self.loss in ("cdpo", "robust")
+        if not 0 <= self.flipped_fraction < 0.5 or (noisy and not self.flipped_fraction):
+            wanted = "more than 0, less than 0.5" if noisy else "0"
+            raise self._wrong("flipped_fraction", wanted)
+        if self.flipped_fraction and not noisy:
+            raise self._wrong("flipped_fraction", "0", "Only cdpo and robust know of it.")
+        if self.beta < 0:
+            raise self._wrong("beta", "0 (the usual one) or more")
+        if self.nll_weight < 0:
+            raise self._wrong("nll_weight", "0 or more")
+        if self.loss != "simpo" and self.target_margin != 0.5:
+            raise self._wrong("target_margin", "it left out", "Only simpo knows of it.")
+        if self.kl_groups < 1:
+            raise self._wrong("kl_groups", "at least 1")
+        if self.loss != "kto" and (self.wanted_weight, self.unwanted_weight, self.kl_groups) != (1.0, 1.0, 8):
+            name = next(
+                n for n in ("wanted_weight", "unwanted_weight", "kl_groups") if getattr(self, n) not in (1.0, 8)
+            )
+            raise self._wrong(name, "it left out", "Only kto knows of it.")
+        if self.loss == "kto" and (self.nll_weight or self.length == "mean"):
+            raise self._wrong("nll_weight" if self.nll_weight else "length", "it left out", "kto has none of it.")
+        if self.loss == "orpo" and self.length == "sum":
+            raise self._wrong("length", "mean", "The odds of a whole answer are zero to all digits.")
+        if not self.needs_reference and self.reference != "auto":
+            raise self._wrong("reference", "it left out", f"{self.loss} compares with none.")
+
+    def _wrong(self, name: str, wanted: str, next_step: str | None = None) -> UserError:
+        return UserError(
+            f"not with objective.loss={self.loss}",
+            where=f"objective.{name}",
+            got=getattr(self, name),
+            wanted=wanted,
+            next_step=next_step,
+        )
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.loss not in WITHOUT_REFERENCE
+
+    @property
+    def strength(self) -> float:
+        """beta, with 0 resolved."""
+        return self.beta or USUAL_BETA.get(self.loss, 0.1)
+
+    @property
+    def per_token(self) -> bool:
+        """Whether an answer's log-probability is the mean over its tokens."""
+        return self.length == "mean" or (self.length == "auto" and self.loss in PER_TOKEN)
+
+
+def pair_losses(
+    settings: Preference, logp_P2: Tensor, reference_P2: Tensor, length_P2: Tensor
+) -> tuple[Tensor, Tensor]:
+    """loss_P of each pair, and the implicit rewards of its two answers, reward_P2 (detached).
+
+    logp_P2, reference_P2: summed log-probabilities of (chosen, rejected); the reference's do not matter where the
+    loss needs none. length_P2: tokens of each.
+
+    - dpo, arXiv:2305.18290 eq. 7: -log sigma(h)
+    - cdpo, the note beside it: -(1 - e) log sigma(h) - e log sigma(-h), with e the share of flipped pairs
+    - robust, arXiv:2403.00409 eq. 10: (-(1 - e) log sigma(h) + e log sigma(-h)) / (1 - 2 e), unbiased under flips
+    - ipo, arXiv:2310.12036 eq. 17: (h / beta - 1 / (2 beta))^2
+    - hinge, arXiv:2305.10425: max(0, 1 - h)
+    - simpo, arXiv:2405.14734 eq. 6: -log sigma(beta (c - r) - gamma), c and r means over tokens
+    - orpo, arXiv:2403.07691 eq. 6 and 7: -c - beta log sigma(log odds(c) - log odds(r)), odds(c) = e^c / (1 - e^c)
+    """
+    beta, flipped = settings.strength, settings.flipped_fraction
+    mean_P2 = logp_P2 / length_P2
+    ratio_P2 = logp_P2 - reference_P2 if settings.needs_reference else logp_P2
+    if settings.per_token:
+        ratio_P2 = ratio_P2 / length_P2
+    gap_P = ratio_P2[:, 0] - ratio_P2[:, 1]
+    h_P = beta * gap_P
+    match settings.loss:
+        case "dpo":
+            loss_P = -functional.logsigmoid(h_P)
+        case "cdpo":
+            loss_P = -(1 - flipped) * functional.logsigmoid(h_P) - flipped * functional.logsigmoid(-h_P)
+        case "robust":
+            loss_P = -(1 - flipped) * functional.logsigmoid(h_P) + flipped * functional.logsigmoid(-h_P)
+            loss_P = loss_P / (1 - 2 * flipped)
+        case "ipo":
+            loss_P = (gap_P - 1 / (2 * beta)).square()
+        case "hinge":
+            loss_P = functional.relu(1 - h_P)
+        case "simpo":
+            loss_P = -functional.logsigmoid(h_P - settings.target_margin)
+        case "orpo":
+            odds_P2 = mean_P2 - _log_one_minus_exp(mean_P2)
+            loss_P = -mean_P2[:, 0] - beta * functional.logsigmoid(odds_P2[:, 0] - odds_P2[:, 1])
+        case other:
+            raise AssertionError(f"{other} is no loss of pairs")
+    if settings.nll_weight:
+        loss_P = loss_P - settings.nll_weight * mean_P2[:, 0]
+    return loss_P, beta * ratio_P2.detach()
+
+
+def _log_one_minus_exp(x: Tensor) -> Tensor:
+    """log(1 - e^x) for x < 0, exact at both ends; an x that rounded to 0 is taken as a little less."""
+    x = x.clamp(max=-1e-7)
+    # Either form is taken where it loses no digits; the other must not make a NaN in the gradient.
+    near = x > -math.log(2)
+    close = torch.log(-torch.expm1(torch.where(near, x, torch.full_like(x, -1.0))))
+    far = torch.log1p(-torch.exp(torch.where(near, torch.full_like(x, -1.0), x)))
+    return torch.where(near, close, far)
+
+
+def kto_losses(settings: Preference, ratio_A: Tensor, wanted_A: Tensor, divergence_A: Tensor) -> Tensor:
+    """loss_A of judged answers, arXiv:2402.01306 eq. 8: weight (1 - sigma(+-(beta (log-ratio - z))).
+
+    ratio_A: log-probability less the reference's; wanted_A: which are called good; divergence_A: z of each, the
+    estimate of the divergence from the reference, without a gradient.
+    """
+    sign_A = torch.where(wanted_A, 1.0, -1.0)
+    weight_A = torch.where(wanted_A, settings.wanted_weight, settings.unwanted_weight)
+    return weight_A * torch.sigmoid(-sign_A * settings.strength * (ratio_A - divergence_A))
+
+
+class PreferenceObjective:
+    """A sum over pairs (of kto: answers) of one of the losses above.
+
+    reference: gives the reference's logp_N of a batch that does not bring it as values.
+    """
+
+    def __init__(
+        self,
+        settings: Preference,
+        reference: Callable[[AnswerBatch], Tensor] | None = None,
+        router: RouterSettings = RouterSettings(),
+        *,
+        biased: bool = False,
+    ) -> None:
+        self.settings, self.reference, self.router, self.biased = settings, reference, router, biased
+        self.unit = "answer" if settings.loss == "kto" else "pair"
+
+    def weight(self, batch: AnswerBatch) -> Tensor:
+        return self._units_A(batch).sum()
+
+    def _units_A(self, batch: AnswerBatch) -> Tensor:
+        """What each answer counts: half a pair, or one judged answer; nothing if it belongs to another prompt."""
+        if self.settings.loss == "kto":
+            return 1 - batch.figures[MISMATCHED]
+        return torch.full((batch.num_answers,), 0.5, device=batch.ids_BT.device)
+
+    def __call__(self, model: Callable[..., Any], batch: AnswerBatch) -> Loss:
+        scored = run_model(model, batch)
+        logp_2N, means = scored if isinstance(scored, tuple) else (scored, None)
+        reference_N = self._reference(batch, logp_2N[0])
+        make = self._judged if self.settings.loss == "kto" else self._pairs
+        loss = make(batch, logp_2N[0], reference_N)
+        if means is None:
+            return loss
+        units_B = logp_2N.new_zeros(len(batch.ids_BT)).index_add(0, batch.row_A(), self._units_A(batch))
+        more, parts = self.router.loss(means, units_B, biased=self.biased)
+        return Loss(loss.total + more, {**loss.parts, **parts})
+
+    def _reference(self, batch: AnswerBatch, logp_N: Tensor) -> Tensor:
+        if not self.settings.needs_reference:
+            return torch.zeros_like(logp_N)
+        if REFERENCE in batch.values:
+            return batch.values[REFERENCE]
+        assert self.reference is not None, "the loss compares with a reference"
+        with torch.no_grad():
+            return self.reference(batch)
+
+    def _pairs(self, batch: AnswerBatch, logp_N: Tensor, reference_N: Tensor) -> Loss:
+        logp_P2, reference_P2 = batch.sum_A(logp_N).view(-1, 2), batch.sum_A(reference_N).view(-1, 2)
+        length_P2 = batch.length_A().view(-1, 2).clamp(min=1)
+        loss_P, reward_P2 = pair_losses(self.settings, logp_P2, reference_P2, length_P2)
+        total = loss_P.sum()
+        plain_P2 = logp_P2.detach() / (length_P2 if self.settings.per_token else 1)
+        parts = {
+            "preference_loss": total.detach(),
+            "reward_accuracy": _share_first(reward_P2),
+            "likelihood_accuracy": _share_first(plain_P2),
+            "reward_margin": (reward_P2[:, 0] - reward_P2[:, 1]).sum(),
+            "chosen_reward": reward_P2[:, 0].sum(),
+            "rejected_reward": reward_P2[:, 1].sum(),
+            "chosen_tokens": length_P2[:, 0].sum(),
+            "rejected_tokens": length_P2[:, 1].sum(),
+            "chosen_nats_per_token": -(logp_P2[:, 0].detach() / length_P2[:, 0]).sum(),
+        }
+        if self.settings.needs_reference:
+            drift_P2 = batch.sum_A(_drift(logp_N, reference_N)).view(-1, 2) / length_P2
+            parts["chosen_drift_nats_per_token"] = drift_P2[:, 0].sum()
+        return Loss(total, parts)
+
+    def _judged(self, batch: AnswerBatch, logp_N: Tensor, reference_N: Tensor) -> Loss:
+        own_A = batch.figures[MISMATCHED] == 0
+        wanted_A = batch.figures[WANTED] > 0
+        ratio_A = batch.sum_A(logp_N) - batch.sum_A(reference_N)
+        # z: what the model gained on answers to other questions, on average over a block of groups; never negative.
+        block_A = batch.group_A // self.settings.kl_groups
+        zeros_K = ratio_A.new_zeros(int(block_A[-1]) + 1)
+        other_A = (~own_A).to(ratio_A.dtype)
+        sum_K = zeros_K.index_add(0, block_A, ratio_A.detach() * other_A)
+        count_K = zeros_K.index_add(0, block_A, other_A)
+        z_A = (sum_K / count_K.clamp(min=1)).clamp(min=0)[block_A]
+        loss_A = torch.where(own_A, kto_losses(self.settings, ratio_A, wanted_A, z_A), 0.0)
+        total = loss_A.sum()
+        reward_A = self.settings.strength * ratio_A.detach()
+        signed_A = torch.where(wanted_A, 1.0, -1.0) * (reward_A - self.settings.strength * z_A) * own_A
+        right_A = (signed_A > 0).float() + 0.5 * ((signed_A == 0) & own_A).float()
+        drift_A = batch.sum_A(_drift(logp_N, reference_N)) / batch.length_A().clamp(min=1)
+        parts = {
+            "preference_loss": total.detach(),
+            "reward_accuracy": right_A.sum(),
+            "signed_reward": signed_A.sum(),
+            "kto_z_nats": (z_A * own_A).sum(),
+            "answer_tokens": (batch.length_A() * own_A).sum(),
+            "answer_drift_nats_per_token": (drift_A * own_A).sum(),
+        }
+        return Loss(total, parts)
+
+
+def _share_first(value_P2: Tensor) -> Tensor:
+    """How many pairs have the higher value first; a tie is half of one."""
+    return (value_P2[:, 0] > value_P2[:, 1]).float().sum() + 0.5 * (value_P2[:, 0] == value_P2[:, 1]).float().sum()
+
+
+def _drift(logp_N: Tensor, reference_N: Tensor) -> Tensor:
+    """(log p - log q)^2 / 2 of each token, p the model's and q the reference's probability: what the divergence comes
+    to while the two are near. Tokens are the data's and not the model's own, so it is a measure and not an estimate;
+    the estimators that take e^(log q - log p) are ruled by the few tokens that the model has given up."""
+    return (logp_N.detach() - reference_N).square() / 2

@@ -1,0 +1,92 @@
+"""Reward models: a number for each answer, higher for those that people chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from penjing.base.errors import UserError
+from penjing.feed.answers import AnswerBatch
+from penjing.model.scalar import answer_places
+from penjing.objective.base import Loss
+from penjing.objective.router import RouterSettings
+
+MARGIN = "margin"  # name among a batch's figures: by how much a pair's first answer is better, on both of its answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModel:
+    """Learn to score answers from pairs."""
+
+    kind: Literal["reward"] = "reward"
+    # Of the squared sum of a pair's rewards: keeps them around zero, which pairs alone leave open; 0.01 is usual.
+    centre_weight: float = 0.01
+    # data: a pair's own `margin` is asked for between its rewards. none: more is better, however much was said.
+    margin: Literal["data", "none"] = "data"
+
+    def __post_init__(self) -> None:
+        if self.centre_weight < 0:
+            raise UserError("negative", where="objective.centre_weight", got=self.centre_weight, wanted="0 or more")
+
+
+def ranking_losses(settings: RewardModel, reward_P2: Tensor, margin_P: Tensor) -> Tensor:
+    """loss_P = -log sigma(r_chosen - r_rejected - margin) + w (r_chosen + r_rejected)^2.
+
+    The first part is arXiv:2203.02155 eq. 1 for two answers (Bradley-Terry), with arXiv:2307.09288's margin; the second
+    is arXiv:2312.09244's centring.
+    """
+    gap_P = reward_P2[:, 0] - reward_P2[:, 1]
+    if settings.margin == "data":
+        gap_P = gap_P - margin_P
+    return -functional.logsigmoid(gap_P) + settings.centre_weight * reward_P2.sum(dim=1).square()
+
+
+class RewardObjective:
+    """A sum over pairs. Each answer of a batch ends with one token more, so that its last own token is read."""
+
+    unit = "pair"
+
+    def __init__(
+        self, settings: RewardModel, router: RouterSettings = RouterSettings(), *, biased: bool = False
+    ) -> None:
+        self.settings, self.router, self.biased = settings, router, biased
+
+    def weight(self, batch: AnswerBatch) -> Tensor:
+        return torch.tensor(batch.num_answers / 2, device=batch.ids_BT.device)
+
+    def __call__(self, model: Callable[..., Any], batch: AnswerBatch) -> Loss:
+        scored = score_answers(model, batch)
+        reward_A, means = scored if isinstance(scored, tuple) else (scored, None)
+        reward_P2 = reward_A.view(-1, 2)
+        total = ranking_losses(self.settings, reward_P2, batch.figures[MARGIN].view(-1, 2)[:, 0]).sum()
+        known_P2 = reward_P2.detach()
+        gap_P = known_P2[:, 0] - known_P2[:, 1]
+        parts = {
+            "ranking_loss": total.detach(),
+            "reward_accuracy": (gap_P > 0).float().sum() + 0.5 * (gap_P == 0).float().sum(),
+            "reward_margin": gap_P.sum(),
+            "chosen_reward": known_P2[:, 0].sum(),
+            "rejected_reward": known_P2[:, 1].sum(),
+        }
+        if means is not None:
+            units_A = torch.full_like(reward_A, 0.5)
+            units_B = reward_A.new_zeros(len(batch.ids_BT)).index_add(0, batch.row_A(), units_A)
+            more, router_parts = self.router.loss(means, units_B, biased=self.biased)
+            total, parts = total + more, {**parts, **router_parts}
+        return Loss(total, parts)
+
+
+def score_answers(model: Callable[..., Any], batch: AnswerBatch) -> Any:
+    """reward_A of a batch whose answers end with one token more than their own; of a mixture with its routers."""
+    return model(
+        batch.ids_BT,
+        batch.document_BT,
+        branch_BT=batch.branch_BT,
+        position_BT=batch.position_BT,
+        scalar_N=answer_places(batch.scored_N, batch.answer_N, batch.num_answers),
+    )

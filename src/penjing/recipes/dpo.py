@@ -1,0 +1,26 @@
+"""Teach a model which of two answers is better. Run: penjing train dpo start=runs/sft data.train=PAIRS.jsonl
+
+Changes from sft: the data are pairs of answers; the loss compares them under the model and under the one it began with
+(objective.loss=ipo, simpo, orpo, kto ... are the same recipe); few steps are needed; no weight decay, which would
+pull away from the start. Held-out pairs are judged before the first step too.
+"""
+
+from __future__ import annotations
+
+from penjing.base.config import Layer
+from penjing.recipes.sft import sft
+
+
+def dpo() -> Layer:
+    return {
+        **sft(),
+        "stage": "dpo",
+        "out": "runs/dpo",
+        "epochs": 3,
+        "objective": {"kind": "preference", "loss": "dpo"},
+        "data": {"kind": "preferences", "row_tokens": 1024, "validation_fraction": 0.1},
+        "batch": {"rows": 32},
+        "optimizer": {"kind": "adamw", "learning_rate": 3e-4, "weight_decay": 0.0},
+        "schedule": {"kind": "cosine", "warmup_fraction": 0.1, "floor_fraction": 0.1},
+        "validate": {"every": 50, "before": "yes"},
+    }

@@ -1,0 +1,238 @@
+"""Have a model answer a file of prompts. Run: penjing generate runs/large --prompts PROMPTS.jsonl --out ANSWERS.jsonl
+
+What comes out is a file of conversations: training on it (penjing train sft data.train=ANSWERS.jsonl) distils the model
+into another one, of any vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from penjing.base.errors import UserError
+from penjing.base.files import disk_error, read_json, sha256_text, write_json
+from penjing.base.seeds import derive
+from penjing.infer.rollout import Request, Written, rollout
+from penjing.infer.sample import Sampling
+from penjing.model.lora import fingerprint
+from penjing.parallel.base import local_device
+from penjing.text import records
+from penjing.text.chat import render
+from penjing.text.records import Chat, Message
+from penjing.text.tokenizer import END_THINK, END_TOOL_CALL, THINK, TOOL_CALL, Tokenizer
+from penjing.train.folder import Trained, load_trained, set_threads
+
+PROMPTS_AT_ONCE = 128  # answered between two writes: what a stop can lose
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """How prompts are answered; written beside the answers, and the same when they are gone on with."""
+
+    answers: int = 1  # of each prompt
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+    seed: int = 0
+    thinking: str = "off"  # on: each answer begins with <think>
+    cut: str = "drop"  # drop: answers that did not end within max_tokens are left out; keep: they are not
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How many answers were written in all, and how many were left out: cut off, empty, or their prompt too long."""
+
+    written: int
+    left_out: int
+
+
+def generate_file(path: Path, prompts: Sequence[Path], out: Path, console: Console, asked: Asked) -> Outcome:
+    """Answer every prompt and write one conversation a line, in the order of the prompts.
+
+    A prompt is a conversation that ends with a question; of one that has an answer already, the last answer is given
+    anew. Killed anywhere, the same call goes on. Each answer depends on the seed and its prompt's place alone.
+    Raises UserError if `out` holds answers of another model, other prompts or other settings.
+    """
+    asked.sampling  # noqa: B018 (raises on settings that cannot be, before a model is read)
+    if asked.answers < 1 or asked.max_tokens < 1:
+        raise UserError("nothing to write", got=f"--answers {asked.answers} --max-tokens {asked.max_tokens}")
+    set_threads(0, 1)
+    chats = list(read_questions(prompts))
+    trained = load_trained(path, adapters="merged")
+    if not trained.answers:
+        raise UserError("was only pretrained, and does not answer", where=path, wanted="a model taught conversations")
+    about = {
+        "model": str(path),
+        "model_sha256": fingerprint(trained.model),
+        "prompts": [str(each) for each in prompts],
+        "prompts_sha256": sha256_text(json.dumps([_record(chat, None) for chat in chats], ensure_ascii=False)),
+        "settings": asdict(asked),
+    }
+    state = _take_up(out, about)
+    trained.model.to(local_device("auto"))
+    if state["done"] < len(chats):
+        _answer(trained, chats, out, state, about, console, asked)
+    return Outcome(state["written"], state["left_out"])
+
+
+def read_questions(prompts: Sequence[Path]) -> Iterator[Chat]:
+    """Conversations that end with a question, of files of either kind."""
+    for path in records.list_files(prompts):
+        if records.sniff(path) == "prompts":
+            yield from (chat for chat, _ in records.read_prompts([path]))
+            continue
+        for chat in records.read_chats([path]):
+            last = max(index for index, message in enumerate(chat.messages) if message.role == "assistant")
+            yield Chat(messages=chat.messages[:last], tools=chat.tools, source=chat.source, line=chat.line)
+
+
+def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
+    """How far the file is; what was written after that was noted is cut off again."""
+    notes, state = _notes(out), {"done": 0, "written": 0, "left_out": 0, "bytes": 0}
+    if out.exists() and not notes.is_file():
+        raise UserError("is there already", where=out, next_step="Choose another --out.")
+    if notes.is_file():
+        known = read_json(notes)
+        for name, value in about.items():
+            if known.get(name) != value and name not in ("model", "prompts"):
+                raise UserError(
+                    f"these answers were begun with another {name.removesuffix('_sha256')}",
+                    where=out,
+                    got=value if name == "settings" else value[:12],
+                    wanted=known.get(name) if name == "settings" else known.get(name, "")[:12],
+                    next_step="Choose another --out, or remove it.",
+                )
+        state = known["state"]
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with open(out, "ab") as stream:
+            stream.truncate(state["bytes"])
+    except OSError as error:
+        raise disk_error(error, out) from error
+    write_json(notes, {**about, "state": state})
+    return state
+
+
+def _notes(out: Path) -> Path:
+    return out.with_name(out.name + ".about.json")
+
+
+def _answer(
+    trained: Trained,
+    chats: Sequence[Chat],
+    out: Path,
+    state: dict[str, int],
+    about: dict[str, Any],
+    console: Console,
+    asked: Asked,
+) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("prompts", total=len(chats), completed=state["done"])
+        for first in range(state["done"], len(chats), PROMPTS_AT_ONCE):
+            part = range(first, min(first + PROMPTS_AT_ONCE, len(chats)))
+            lines = list(_lines(trained, chats, part, asked))
+            try:
+                with open(out, "ab") as stream:
+                    stream.write("".join(line + "\n" for line in lines).encode())
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                    state["bytes"] = stream.tell()
+            except OSError as error:
+                raise disk_error(error, out) from error
+            state["done"] = part.stop
+            state["written"] += len(lines)
+            state["left_out"] += len(part) * asked.answers - len(lines)
+            write_json(_notes(out), {**about, "state": state})
+            progress.update(task, completed=state["done"])
+
+
+def _lines(trained: Trained, chats: Sequence[Chat], part: Iterable[int], asked: Asked) -> Iterator[str]:
+    tokenizer, longest = trained.tokenizer, trained.model.config.max_tokens
+    thinks = asked.thinking == "on"
+    chosen, requests = [], []
+    for index in part:
+        ids = render(tokenizer, chats[index].messages, chats[index].tools, ask=True, thinking=thinks).ids
+        if len(ids) >= longest:
+            continue
+        chosen.append(index)
+        seeds = [derive(asked.seed, "generate", index, number) for number in range(asked.answers)]
+        requests.append(Request(prompt=ids, seeds=seeds))
+    if not requests:
+        return
+    with torch.no_grad():
+        answers = rollout(
+            trained.model,
+            requests,
+            max_new_tokens=asked.max_tokens,
+            stop=tokenizer.stop,
+            sampling=asked.sampling,
+        )
+    for index, written in zip(chosen, answers, strict=True):
+        for answer in written:
+            message = _message(answer, tokenizer, asked)
+            if message is not None:
+                yield json.dumps(_record(chats[index], message), ensure_ascii=False)
+
+
+def _message(written: Written, tokenizer: Tokenizer, asked: Asked) -> Message | None:
+    """What was said as a message, or None if it is to be left out."""
+    if written.ended != "stop" and asked.cut == "drop":
+        return None
+    text = tokenizer.decode(written.ids)
+    message = read_answer(f"{THINK}\n{text}" if asked.thinking == "on" else text)
+    return message if message.content or message.tool_calls else None
+
+
+def read_answer(text: str) -> Message:
+    """An assistant's text as a message: thoughts in <think>, and well-formed tool calls, apart from the rest."""
+    thoughts = ""
+    if text.startswith(THINK) and END_THINK in text:
+        thoughts, _, text = text.removeprefix(THINK).partition(END_THINK)
+    said, *blocks = text.split(TOOL_CALL)
+    calls = []
+    for block in blocks:
+        call = _tool_call(block)
+        if call is None:  # what is not a call stays as it was written
+            return Message(role="assistant", content=text.strip(), reasoning_content=thoughts.strip())
+        calls.append(call)
+    return Message(role="assistant", content=said.strip(), reasoning_content=thoughts.strip(), tool_calls=tuple(calls))
+
+
+def _tool_call(block: str) -> dict[str, Any] | None:
+    inner, ended, after = block.partition(END_TOOL_CALL)
+    try:
+        call = json.loads(inner)
+    except json.JSONDecodeError:
+        return None
+    whole = isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), dict)
+    return {"name": call["name"], "arguments": call["arguments"]} if whole and ended and not after.strip() else None
+
+
+def _record(chat: Chat, answer: Message | None) -> dict[str, Any]:
+    """A conversation in the form that `read_chats` reads."""
+    messages = [*chat.messages, *([answer] if answer else [])]
+    record: dict[str, Any] = {"messages": [_turn(message) for message in messages]}
+    return record | ({"tools": [dict(tool) for tool in chat.tools]} if chat.tools else {})
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning_content:
+        turn["reasoning_content"] = message.reasoning_content
+    if message.tool_calls:
+        turn["tool_calls"] = [dict(call) for call in message.tool_calls]
+    return turn

@@ -1,0 +1,21 @@
+"""Learn a number for each answer from pairs. Run: penjing train reward start=runs/sft data.train=PAIRS.jsonl
+
+Changes from dpo: the model gets a head of one number, read at the answer's last token, and there is no reference; it
+is to judge and not to speak, so it may move further from its start.
+"""
+
+from __future__ import annotations
+
+from penjing.base.config import Layer
+from penjing.recipes.dpo import dpo
+
+
+def reward() -> Layer:
+    return {
+        **dpo(),
+        "stage": "reward",
+        "out": "runs/reward",
+        "epochs": 5,
+        "objective": {"kind": "reward"},
+        "optimizer": {"kind": "adamw", "learning_rate": 1e-3, "weight_decay": 0.0},
+    }

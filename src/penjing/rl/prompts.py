@@ -1,0 +1,101 @@
+"""Prompts with their reference answers, read and held out, in an order of their own each epoch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penjing.base.errors import UserError
+from penjing.base.files import sha256_text
+from penjing.base.seeds import derive
+from penjing.text.chat import render
+from penjing.text.prepare import held_out_below, is_held_out, split_key
+from penjing.text.records import Message, list_files, read_prompts
+from penjing.text.tokenizer import Tokenizer
+
+TRUTH_FIELDS = ("gt", "answer", "truth")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One conversation that waits for an answer. record: everything its line holds."""
+
+    ids: tuple[int, ...]
+    messages: tuple[Message, ...]
+    truths: tuple[str, ...]
+    kind: str
+    record: Mapping[str, Any]
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """train, held_out: the two halves, apart by hash of the conversation. skipped: too long for a row."""
+
+    train: list[Prompt]
+    held_out: list[Prompt]
+    skipped: int
+    fingerprint: str
+
+
+def read(
+    paths: Sequence[Path], tokenizer: Tokenizer, *, longest: int, held_out_fraction: float, thinking: bool
+) -> Prompts:
+    """Prompts of at most `longest` tokens. Raises UserError for broken files, and where no prompt is left."""
+    chats = list(read_prompts(list_files(paths)))
+    below = held_out_below((split_key(chat) for chat, _ in chats), held_out_fraction)
+    halves: dict[bool, list[Prompt]] = {False: [], True: []}
+    skipped = 0
+    for chat, record in chats:
+        ids = render(tokenizer, chat.messages, chat.tools, ask=True, thinking=thinking).ids
+        if len(ids) > longest:
+            skipped += 1
+            continue
+        where = f"{chat.source}:{chat.line}"
+        prompt = Prompt(
+            ids=tuple(ids),
+            messages=chat.messages,
+            truths=_truths(record, where),
+            kind=str(record.get("kind", "")),
+            record=record,
+            where=where,
+        )
+        halves[is_held_out(split_key(chat), below)].append(prompt)
+    if not halves[False]:
+        raise UserError(
+            "no prompt fits",
+            where="data.row_tokens",
+            wanted=f"prompts of at most {longest} tokens, or longer rows",
+        )
+    text = json.dumps([[prompt.ids, prompt.truths] for half in halves.values() for prompt in half])
+    return Prompts(train=halves[False], held_out=halves[True], skipped=skipped, fingerprint=sha256_text(text))
+
+
+def _truths(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    name = next((name for name in TRUTH_FIELDS if name in record), None)
+    if name is None:
+        return ()
+    value = record[name]
+    listed = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in listed):
+        raise UserError(f"field {name} is no reference answer", where=where, got=repr(value)[:80], wanted="texts")
+    return tuple(map(str, listed))
+
+
+class Order:
+    """Which prompt stands at each place of the endless stream of epochs; each epoch is a permutation of its own."""
+
+    def __init__(self, num_prompts: int, seed: int) -> None:
+        self.num_prompts, self.seed, self._epoch = num_prompts, seed, -1
+
+    def __getitem__(self, place: int) -> int:
+        epoch, index = divmod(place, self.num_prompts)
+        if epoch != self._epoch:
+            generator = np.random.Generator(np.random.PCG64(derive(self.seed, "prompts", epoch)))
+            self._order, self._epoch = generator.permutation(self.num_prompts), epoch
+        return int(self._order[index])

@@ -1,0 +1,13 @@
+"""Rewards, one file each: a class made from (RewardSettings, Setting) that gives each answer a number."""
+
+REWARDS = {
+    "exact": "penjing.rl.rewards.exact:Exact",
+    "numeric": "penjing.rl.rewards.numeric:Numeric",
+    "regex": "penjing.rl.rewards.regex:Regex",
+    "format": "penjing.rl.rewards.format:Format",
+    "length": "penjing.rl.rewards.length:Length",
+    "repetition": "penjing.rl.rewards.repetition:Repetition",
+    "code": "penjing.rl.rewards.code:Code",
+    "model": "penjing.rl.rewards.model:ModelReward",
+    "judge": "penjing.rl.rewards.judge:Judge",
+}

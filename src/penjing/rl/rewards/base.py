@@ -1,0 +1,63 @@
+"""What a reward is given and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from penjing.base.errors import UserError
+from penjing.text.records import Message
+
+END_OF_THOUGHT = "</think>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One answer. truths: the reference answers, any of which is right; record: the prompt's whole record."""
+
+    messages: tuple[Message, ...]
+    text: str
+    num_tokens: int
+    cut_off: bool  # it was not ended by the model
+    truths: tuple[str, ...] = ()
+    record: Mapping[str, Any] = field(default_factory=dict)
+    where: str = ""  # file:line of the prompt
+
+    @property
+    def said(self) -> str:
+        """The answer without the thoughts before it."""
+        return self.text.rpartition(END_OF_THOUGHT)[2].strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where answers are judged. max_tokens: the longest answer."""
+
+    device: torch.device
+    max_tokens: int
+
+
+class Reward(Protocol):
+    def __call__(self, answers: Sequence[Judged]) -> list[float]: ...
+
+
+def final_answer(answer: Judged, after: str) -> str:
+    """What the answer comes to: all that was said, or what follows the last `after`; empty if there is none."""
+    if not after:
+        return answer.said
+    before, found, final = answer.said.rpartition(after)
+    return final.strip() if found else ""
+
+
+def need_truth(answer: Judged, name: str) -> tuple[str, ...]:
+    """The reference answers. Raises UserError if the prompt has none."""
+    if not answer.truths:
+        raise UserError(
+            f"the reward {name} needs a reference answer",
+            where=answer.where or None,
+            wanted='a field gt, such as "gt": ["42"]',
+        )
+    return answer.truths

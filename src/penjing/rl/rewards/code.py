@@ -1,0 +1,53 @@
+"""1 if the answer's program passes its tests in the sandbox (rl/sandbox.py), else 0.
+
+The program is the last fenced block of code, or the whole answer without one. The prompt's record has `tests`, Python
+that is run after it in the same process and raises if something is wrong, or `cases`, a list of {"stdin", "stdout"} of
+which each is a run of its own. A program that leaves before the tests are through has not passed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from penjing.base.errors import UserError
+from penjing.objective.policy import RewardSettings
+from penjing.rl.rewards.base import Judged, Setting
+from penjing.rl.sandbox import run
+
+_FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
+
+
+def program(text: str) -> str:
+    """The last fenced block, or everything."""
+    blocks: list[str] = _FENCE.findall(text)
+    return blocks[-1] if blocks else text
+
+
+class Code:
+    def __init__(self, settings: RewardSettings, setting: Setting) -> None:
+        self.seconds, self.mebibytes = settings.code_seconds, settings.code_mebibytes
+        self.workers = settings.code_workers
+
+    def __call__(self, answers: Sequence[Judged]) -> list[float]:
+        with ThreadPoolExecutor(self.workers) as pool:
+            return list(pool.map(self._one, answers))
+
+    def _one(self, answer: Judged) -> float:
+        code, record = program(answer.said), answer.record
+        tests, cases = record.get("tests", ""), record.get("cases", [])
+        if isinstance(tests, list):
+            tests = "\n".join(map(str, tests))
+        if not tests and not cases:
+            raise UserError(
+                "the reward code needs tests", where=answer.where or None, wanted='"tests": PYTHON, or "cases": [...]'
+            )
+        limits = {"cpu_seconds": self.seconds, "memory_mebibytes": self.mebibytes}
+        if tests and not run(f"{code}\n\n{tests}\n", **limits).finished:  # type: ignore[arg-type]
+            return 0.0
+        for case in cases:
+            ran = run(code, stdin=str(case.get("stdin", "")), **limits)  # type: ignore[arg-type]
+            if not ran.finished or ran.output.split() != str(case["stdout"]).split():
+                return 0.0
+        return 1.0

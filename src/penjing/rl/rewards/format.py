@@ -1,0 +1,30 @@
+"""1 if the answer has the form asked for and was ended, else 0. By default <think>thoughts</think>, then an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penjing.objective.policy import RewardSettings
+from penjing.rl.rewards.base import END_OF_THOUGHT, Judged, Setting
+from penjing.rl.rewards.regex import compiled
+
+_THOUGHT = "<think>"
+
+
+def thinks_then_answers(text: str) -> bool:
+    """One thought that is not empty, at the beginning, then an answer. The opening tag may stand in the prompt."""
+    thought, closed, answer = text.strip().removeprefix(_THOUGHT).partition(END_OF_THOUGHT)
+    tags = thought.count(_THOUGHT) + answer.count(_THOUGHT) + answer.count(END_OF_THOUGHT)
+    return bool(closed and thought.strip() and answer.strip()) and tags == 0
+
+
+class Format:
+    def __init__(self, settings: RewardSettings, setting: Setting) -> None:
+        pattern = settings.format_pattern
+        self.pattern = compiled(pattern, "objective.reward.format_pattern") if pattern else None
+
+    def _fits(self, text: str) -> bool:
+        return thinks_then_answers(text) if self.pattern is None else self.pattern.fullmatch(text.strip()) is not None
+
+    def __call__(self, answers: Sequence[Judged]) -> list[float]:
+        return [float(not answer.cut_off and self._fits(answer.text)) for answer in answers]

@@ -1,0 +1,33 @@
+"""0 up to a soft length, then down evenly to -1 at the longest answer, and -1 if cut off there.
+
+The soft punishment of over-long answers of arXiv:2503.14476, eq. 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penjing.base.errors import UserError
+from penjing.objective.policy import RewardSettings
+from penjing.rl.rewards.base import Judged, Setting
+
+
+class Length:
+    def __init__(self, settings: RewardSettings, setting: Setting) -> None:
+        self.longest = setting.max_tokens
+        self.soft = settings.soft_length or self.longest * 3 // 4
+        if not 0 <= self.soft < self.longest:
+            raise UserError(
+                "leaves nothing to be punished",
+                where="objective.reward.soft_length",
+                got=self.soft,
+                wanted=f"under objective.rollout.max_tokens = {self.longest}",
+            )
+
+    def __call__(self, answers: Sequence[Judged]) -> list[float]:
+        return [
+            -1.0
+            if answer.cut_off
+            else -min(1.0, max(0.0, (answer.num_tokens - self.soft) / (self.longest - self.soft)))
+            for answer in answers
+        ]

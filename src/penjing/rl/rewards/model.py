@@ -1,0 +1,76 @@
+"""The number that a reward model gives to the conversation with the answer in it.
+
+Either a run of `penjing train reward`, or a Hugging Face directory or hub name of a sequence classifier with one
+output, whose own tokenizer and chat template are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penjing.base.errors import UserError
+from penjing.objective.policy import RewardSettings
+from penjing.rl.rewards.base import Judged, Setting
+from penjing.text.records import Message
+from penjing.train.folder import is_run
+from penjing.train.reward import load_judge
+
+
+class ModelReward:
+    def __init__(self, settings: RewardSettings, setting: Setting) -> None:
+        if not settings.model:
+            raise UserError("the reward model needs one", where="objective.reward.model", wanted="a run or a directory")
+        if is_run(Path(settings.model)):
+            judge = load_judge(Path(settings.model))
+            judge.model.to(setting.device)
+            self.score = judge.rewards
+        else:
+            self.score = Classifier(settings.model, setting.device).rewards
+
+    def __call__(self, answers: Sequence[Judged]) -> list[float]:
+        return self.score([(*answer.messages, Message(role="assistant", content=answer.text)) for answer in answers])
+
+
+class Classifier:
+    """A sequence classifier of `transformers` with one output."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        try:
+            from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        except ImportError:
+            raise UserError(
+                "reading a model from outside needs transformers",
+                where="objective.reward.model",
+                next_step='Install it: pip install "penjing[hf]".',
+            ) from None
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(name)
+            self.model: Any = AutoModelForSequenceClassification.from_pretrained(name).to(device).eval()
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"not a reward model: {str(error).splitlines()[0]}", where="objective.reward.model", got=name
+            ) from None
+        if self.model.config.num_labels != 1:
+            raise UserError(
+                "not a reward model: it sorts into classes",
+                where="objective.reward.model",
+                got=f"{self.model.config.num_labels} outputs",
+                wanted="one",
+            )
+        if not self.tokenizer.chat_template:
+            raise UserError("its tokenizer has no chat template", where="objective.reward.model", got=name)
+        self.device = device
+
+    @torch.no_grad()
+    def rewards(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
+        """One conversation after the other where they are of unlike length: padding would need a token for it."""
+        scores: list[float] = []
+        for messages in conversations:
+            turns = [{"role": message.role, "content": message.content} for message in messages]
+            ids = self.tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
+            scores.append(float(self.model(torch.tensor([ids], device=self.device)).logits[0, 0]))
+        return scores

@@ -1,0 +1,106 @@
+"""Run code that a model wrote: in a process that can reach nothing, for a short while, and never in this one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penjing.base.errors import UserError
+
+OUTPUT_BYTES = 1 << 20  # of what it prints, and of each file it writes
+_CHILD = Path(__file__).with_name("sandbox_child.py")
+_WALL = 3.0  # the clock may run this many times as long as the CPU, for a busy machine; a sleeping program ends too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """How a program went. finished: it came to its end by itself, without an error and without an exit on the way."""
+
+    finished: bool
+    output: str
+    errors: str
+    timed_out: bool
+    shut: dict[str, str] = field(default_factory=dict)  # by what means network and files were shut
+
+
+def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibytes: int = 512) -> Ran:
+    """Run Python `code` shut in (see rl/sandbox_child.py), and end it and all it started after the time is over.
+
+    It has an empty environment, a folder of its own, `stdin`, the standard library, and nothing else.
+    Raises UserError where the system cannot shut a program in: then no code is run.
+    """
+    if sys.platform != "linux":
+        raise _cannot(sys.platform)
+    with tempfile.TemporaryDirectory(prefix="penjing-sandbox-") as outer:
+        folder = Path(outer) / "own"
+        folder.mkdir()
+        os.chmod(outer, 0o711)
+        os.chmod(folder, 0o777)  # the program may run as nobody
+        (folder / "answer.py").write_text(code, encoding="utf-8")
+        (Path(outer) / "stdin").write_text(stdin, encoding="utf-8")
+        limits = (max(1, round(cpu_seconds + 0.5)), memory_mebibytes << 20, OUTPUT_BYTES)
+        reading, writing = os.pipe()
+        try:
+            with (
+                open(Path(outer) / "stdin", "rb") as given,
+                open(Path(outer) / "stdout", "wb") as out,
+                open(Path(outer) / "stderr", "wb") as err,
+            ):
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-X", "utf8", str(_CHILD), str(folder), "answer.py", str(writing)]
+                    + [str(each) for each in limits],
+                    stdin=given,
+                    stdout=out,
+                    stderr=err,
+                    cwd=folder,
+                    env={},
+                    pass_fds=(writing,),
+                    start_new_session=True,
+                )
+            os.close(writing)
+            writing = -1
+            try:
+                code_of_exit = process.wait(_WALL * cpu_seconds)
+                timed_out = code_of_exit in (-signal.SIGXCPU, -signal.SIGKILL)
+            except subprocess.TimeoutExpired:
+                timed_out = True
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            with os.fdopen(reading, "rb") as pipe:
+                reading = -1
+                said = pipe.read(4096).decode(errors="replace").splitlines()
+        finally:
+            for end in (reading, writing):
+                if end >= 0:
+                    os.close(end)
+        output, errors = (
+            (Path(outer) / name).read_bytes()[:OUTPUT_BYTES].decode(errors="replace") for name in ("stdout", "stderr")
+        )
+    shut = json.loads(said[0]) if said else {}
+    if said and not shut:
+        raise _cannot("this kernel")
+    return Ran(
+        finished=said[1:] == ['"done"'] and process.returncode == 0 and not timed_out,
+        output=output,
+        errors=errors,
+        timed_out=timed_out,
+        shut=shut,
+    )
+
+
+def _cannot(where: str) -> UserError:
+    return UserError(
+        "code of a model is only run where it can be shut in, and that cannot be done here",
+        where="objective.rewards",
+        got=where,
+        wanted="Linux 5.13 or later on x86-64 or AArch64, with Landlock and seccomp",
+    )

@@ -1,0 +1,322 @@
+"""Reinforcement learning's source of batches: it asks the model, with the weights as they are now.
+
+A round answers the prompts of `updates` optimizer steps; every rank samples its share, and then all know the whole
+round. Which prompt comes when, and what random numbers each answer draws, follows from the run's seed and the global
+position alone: a run may stop in the middle of a round and go on with another number of ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penjing.base.errors import UserError
+from penjing.base.seeds import derive
+from penjing.feed.answers import AnswerBatch, Group, pack
+from penjing.infer.rollout import Request, Written, rollout
+from penjing.infer.sample import Sampling
+from penjing.model.scalar import ScalarHead
+from penjing.model.transformer import Transformer
+from penjing.objective.policy import ADVANTAGE, Policy
+from penjing.objective.value import advantages as token_advantages
+from penjing.objective.value import whitened
+from penjing.parallel.base import Engine
+from penjing.rl.advantages import advantages, degenerate
+from penjing.rl.prompts import Order, Prompt
+from penjing.rl.rewards.base import Judged
+from penjing.rl.rounds import Round, joined, packed, picked, split
+from penjing.rl.score import Scorer
+from penjing.text.tokenizer import Tokenizer
+
+LogProbs = Callable[[AnswerBatch], Tensor]
+"""logp_N of a batch, under some model."""
+SCORED_ROWS = 8  # rows of one pass of a reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """Answers prompts and judges the answers.
+
+    reference: gives log-probabilities to compare with, where asked for. values: the model with its value head, for ppo.
+    """
+
+    settings: Policy
+    model: Transformer
+    tokenizer: Tokenizer
+    scorer: Scorer
+    engine: Engine
+    row_tokens: int
+    reference: LogProbs | None = None
+    values: ScalarHead | None = None
+
+    @property
+    def style(self) -> Sampling:
+        """How answers are drawn in training."""
+        how = self.settings.rollout
+        return Sampling(temperature=how.temperature, top_p=how.top_p, top_k=how.top_k)
+
+    def answer(
+        self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], sampling: Sampling
+    ) -> list[list[Written]]:
+        """Answers to each prompt, one for each of its seeds."""
+        how = self.settings.rollout
+        return rollout(
+            self.model,
+            [Request(prompt=prompt.ids, seeds=own) for prompt, own in zip(prompts, seeds, strict=True)],
+            max_new_tokens=how.max_tokens,
+            stop=self.tokenizer.stop,
+            sampling=sampling,
+            slots=how.slots,
+            score_temperature=how.temperature,
+        )
+
+    def judged(self, prompt: Prompt, written: Written) -> Judged:
+        """What rewards see of an answer."""
+        ids = written.ids[:-1] if written.ended == "stop" else written.ids
+        return Judged(
+            messages=prompt.messages,
+            text=self.tokenizer.decode(ids).strip(),
+            num_tokens=len(ids),
+            cut_off=written.ended == "length",
+            truths=prompt.truths,
+            record=prompt.record,
+            where=prompt.where,
+        )
+
+    def sample(self, prompts: Sequence[Prompt], indices: Sequence[int], seeds: Sequence[Sequence[int]]) -> Round:
+        """Answer and judge prompts, all ranks together: of prompt number i rank i mod world takes care.
+
+        prompts: all that there are; indices: which of them are asked. Every rank gets the whole round.
+        """
+        engine, how = self.engine, self.settings.rollout
+        mine = range(engine.rank, len(indices), engine.world)
+        asked = [prompts[indices[place]] for place in mine]
+        began = time.perf_counter()
+        written = self.answer(asked, [seeds[place] for place in mine], self.style)
+        seconds = time.perf_counter() - began
+        one = self._empty(indices)
+        for place, answers in zip(mine, written, strict=True):
+            for number, each in enumerate(answers):
+                length = len(each.ids)
+                one.id_PAM[place, number, :length] = each.ids
+                one.length_PA[place, number] = length
+                one.behaviour_PAM[place, number, :length] = each.logp
+                one.cut_off_PA[place, number] = each.ended == "length"
+        judged = [self.judged(prompt, each) for prompt, answers in zip(asked, written, strict=True) for each in answers]
+        scores = self.scorer(judged).reshape(len(self.scorer.names), len(asked), how.answers)
+        one.score_RPA[:, list(mine)] = scores
+        values: dict[str, LogProbs] = {}
+        if self.reference is not None:
+            values["reference"] = self.reference
+        if how.behaviour == "recomputed":
+            values["behaviour"] = lambda batch: log_probs(self.model, batch, how.temperature)
+        head = self.values
+        if head is not None:
+            values["value"] = lambda batch: state_values(head, batch)
+        for name, scored_by in values.items():
+            self._score(one, mine, prompts, name, scored_by)
+        one.seconds, one.scoring_seconds = seconds, time.perf_counter() - began - seconds
+        self._exchange(one)
+        one.tokens = int(one.length_PA.sum())
+        one.reward_PA = self.scorer.total(one.score_RPA.reshape(len(self.scorer.names), -1)).reshape(
+            len(indices), how.answers
+        )
+        one.advantage_PA = advantages(one.reward_PA, self.settings.advantage_kind)
+        if head is not None:
+            self._foresee(one)
+        same_P = degenerate(one.reward_PA)
+        one.sampled, one.degenerate = len(indices), int(same_P.sum())
+        if self.settings.degenerate_kind != "keep":
+            one.counts_P = (~same_P).astype(np.float64)
+        return one
+
+    def _empty(self, indices: Sequence[int]) -> Round:
+        how = self.settings.rollout
+        prompts, answers, tokens, rewards = len(indices), how.answers, how.max_tokens, len(self.scorer.names)
+        valued = tokens if self.values is not None else 0
+        return Round(
+            prompt_P=np.asarray(indices, dtype=np.int64),
+            id_PAM=np.zeros((prompts, answers, tokens), dtype=np.int64),
+            length_PA=np.zeros((prompts, answers), dtype=np.int64),
+            behaviour_PAM=np.zeros((prompts, answers, tokens), dtype=np.float32),
+            reference_PAM=np.zeros((prompts, answers, tokens), dtype=np.float32),
+            value_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
+            gain_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
+            return_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
+            cut_off_PA=np.zeros((prompts, answers), dtype=np.int64),
+            score_RPA=np.zeros((rewards, prompts, answers)),
+            reward_PA=np.zeros((prompts, answers)),
+            advantage_PA=np.zeros((prompts, answers)),
+            counts_P=np.ones(prompts),
+        )
+
+    def _exchange(self, one: Round) -> None:
+        """Every rank filled in its own prompts and left zeros elsewhere: the sum is the whole round."""
+        if self.engine.world == 1:
+            return
+        for name in ("id_PAM", "length_PA", "behaviour_PAM", "reference_PAM", "value_PAM", "cut_off_PA", "score_RPA"):
+            array = getattr(one, name)
+            setattr(one, name, self.engine.add(torch.from_numpy(array).to(self.engine.device)).cpu().numpy())
+
+    def _foresee(self, one: Round) -> None:
+        """Advantages of tokens from values; an answer's reward comes with its last token. Whitened over the round."""
+        how = self.settings.value
+        said_PAM = np.arange(one.value_PAM.shape[2]) < one.length_PA[..., None]
+        last_PAM = np.arange(one.value_PAM.shape[2]) == one.length_PA[..., None] - 1
+        reward_N = torch.from_numpy((last_PAM * one.reward_PA[..., None])[said_PAM]).float()
+        answer_N = torch.from_numpy(np.repeat(np.arange(one.length_PA.size), one.length_PA.reshape(-1)))
+        value_N = torch.from_numpy(one.value_PAM[said_PAM])
+        gain_N, return_N = token_advantages(reward_N, value_N, answer_N, discount=how.discount, decay=how.decay)
+        one.gain_PAM[said_PAM] = whitened(gain_N, torch.ones_like(gain_N)).numpy()
+        one.return_PAM[said_PAM] = return_N.numpy()
+
+    @torch.no_grad()
+    def _score(
+        self, one: Round, mine: Sequence[int], prompts: Sequence[Prompt], name: str, scored_by: LogProbs
+    ) -> None:
+        """Fill in log-probabilities of this rank's answers, a few rows at a time."""
+        array = {"reference": one.reference_PAM, "behaviour": one.behaviour_PAM, "value": one.value_PAM}[name]
+        waiting: list[tuple[int, int, Group]] = []  # place, number of the first answer, group
+
+        def flush() -> None:
+            if not waiting:
+                return
+            batch = pack([group for _, _, group in waiting], self.row_tokens)
+            logp = scored_by(batch.to(self.engine.device)).float().cpu().numpy()
+            first = 0
+            for place, number, group in waiting:
+                for offset, answer in enumerate(group.answers):
+                    array[place, number + offset, : len(answer.ids)] = logp[first : first + len(answer.ids)]
+                    first += len(answer.ids)
+            waiting.clear()
+
+        tokens = 0
+        for place in mine:
+            number = 0
+            for group in split(one.group(place, prompts, ()), self.row_tokens):
+                if tokens + group.num_tokens > SCORED_ROWS * self.row_tokens:
+                    flush()
+                    tokens = 0
+                waiting.append((place, number, group))
+                number += len(group.answers)
+                tokens += group.num_tokens
+        flush()
+
+
+def log_probs(model: Any, batch: AnswerBatch, temperature: float) -> Tensor:
+    """logp_N of the answers' tokens, without dropout."""
+    before = model.training
+    model.eval()
+    logp_2N = model(
+        batch.ids_BT,
+        batch.document_BT,
+        branch_BT=batch.branch_BT,
+        position_BT=batch.position_BT,
+        scored_N=batch.scored_N,
+        target_N=batch.target_N,
+        temperature=temperature,
+    )
+    model.train(before)
+    logp_N: Tensor = (logp_2N[0] if isinstance(logp_2N, tuple) else logp_2N)[0]
+    return logp_N
+
+
+def state_values(head: ScalarHead, batch: AnswerBatch) -> Tensor:
+    """value_N of the state before each of the answers' tokens, without dropout."""
+    before = head.training
+    head.eval()
+    said = head(
+        batch.ids_BT,
+        batch.document_BT,
+        branch_BT=batch.branch_BT,
+        position_BT=batch.position_BT,
+        scalar_N=batch.scored_N,
+    )
+    head.train(before)
+    value_N: Tensor = said[0] if isinstance(said, tuple) else said
+    return value_N
+
+
+class RolloutSource:
+    """Batches of sampled answers, `micro_units` prompts on each rank; see the file's docstring."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        prompts: Sequence[Prompt],
+        *,
+        seed: int,
+        prompts_per_step: int,
+        micro_units: int,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.sampler, self.prompts, self.seed = sampler, prompts, seed
+        self.order = Order(len(prompts), seed)
+        self.prompts_per_step, self.micro_units, self.rank, self.world = prompts_per_step, micro_units, rank, world
+        how = sampler.settings.rollout
+        self.round_prompts = prompts_per_step * how.updates
+        self.round_units = self.round_prompts * how.repeats
+        self._next_place = 0  # in the stream of prompts
+        self._unit = 0  # of the round that is under way, over all ranks
+        self._round: Round | None = None
+
+    def __next__(self) -> AnswerBatch:
+        if self._round is None:
+            self._round = self._sample_round()
+        one, settings = self._round, self.sampler.settings
+        first = (self._unit + self.rank * self.micro_units) % self.round_prompts
+        step = first // self.prompts_per_step
+        places = range(step * self.prompts_per_step, (step + 1) * self.prompts_per_step)
+        values = ["behaviour", *(["reference"] if self.sampler.reference is not None else [])]
+        if self.sampler.values is not None:
+            values += ["value", ADVANTAGE, "return"]
+        groups = [one.group(place, self.prompts, values) for place in range(first, first + self.micro_units)]
+        figures = one.figures(places, self.sampler.scorer.names, settings.rollout.updates * settings.rollout.repeats)
+        batch = packed(groups, self.sampler.row_tokens, figures)
+        self._unit += self.world * self.micro_units
+        if self._unit >= self.round_units:
+            self._unit, self._round = 0, None
+        return batch
+
+    def _sample_round(self) -> Round:
+        """The next prompts' answers; with `resample`, further prompts take the places of those that teach nothing."""
+        settings = self.sampler.settings
+        one = self._sample(self.round_prompts)
+        if settings.degenerate_kind != "resample":
+            return one
+        for _ in range(settings.resample_rounds):
+            missing = self.round_prompts - int(one.counts_P.sum())
+            if not missing:
+                break
+            one = joined(one, self._sample(missing))
+        teaching = np.flatnonzero(one.counts_P).tolist()[: self.round_prompts]
+        silent = np.flatnonzero(one.counts_P == 0).tolist()
+        return picked(one, [*teaching, *silent[: self.round_prompts - len(teaching)]])
+
+    def _sample(self, num_prompts: int) -> Round:
+        places = range(self._next_place, self._next_place + num_prompts)
+        self._next_place += num_prompts
+        answers = range(self.sampler.settings.rollout.answers)
+        seeds = [[derive(self.seed, "answer", place, answer) for answer in answers] for place in places]
+        return self.sampler.sample(self.prompts, [self.order[place] for place in places], seeds)
+
+    def state(self) -> dict[str, Any]:
+        """A position, and in the middle of a round what was sampled: the weights that did it are gone."""
+        return {
+            "next_place": self._next_place,
+            "unit": self._unit,
+            "round": "" if self._round is None else self._round.to_text(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._next_place, self._unit = int(state["next_place"]), int(state["unit"])
+        self._round = Round.from_text(state["round"]) if state["round"] else None
+        if self._unit % (self.world * self.micro_units):
+            raise UserError("the checkpoint does not lie at the edge of a step", where="batch.micro_rows")

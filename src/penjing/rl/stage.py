@@ -1,0 +1,210 @@
+"""The stage of reinforcement learning: prompts, rollouts, rewards, reference, and exact match on held-out prompts."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from penjing.base.errors import UserError
+from penjing.base.seeds import derive
+from penjing.feed.answers import AnswerBatch
+from penjing.infer.sample import Sampling
+from penjing.model.linear import Linear
+from penjing.model.lora import adapted, using
+from penjing.model.scalar import ScalarHead
+from penjing.model.transformer import Transformer
+from penjing.objective.policy import Policy, PolicyObjective
+from penjing.parallel.base import Engine
+from penjing.rl import prompts as prompt_files
+from penjing.rl.rewards.base import Setting, final_answer
+from penjing.rl.rewards.exact import is_match
+from penjing.rl.score import Scorer
+from penjing.rl.source import LogProbs, RolloutSource, Sampler, log_probs
+from penjing.text.tokenizer import Tokenizer
+from penjing.train.folder import RunFolder, start_tokenizer
+from penjing.train.run import Run
+from penjing.train.stage import Report, Size
+
+EXACT_MATCH = "validation_exact_match"
+
+
+class PolicyStage:
+    """Prompts are answered, answers judged, and the policy moves towards what was judged better than its siblings."""
+
+    runs_ahead = False  # answers come from the weights of their own step
+
+    def __init__(self, run: Run, engine: Engine, report: Report) -> None:
+        settings = run.objective
+        assert isinstance(settings, Policy)
+        self.run, self.engine, self.settings = run, engine, settings
+        how = settings.rollout
+        if run.data.kind != "prompts":
+            raise UserError("not what is answered", where="data.kind", got=run.data.kind, wanted="prompts")
+        if not run.data.train:
+            raise UserError("no prompts", where="data.train", next_step="Give data.train=FILE.")
+        self.tokenizer = self._own_tokenizer()
+        longest = run.data.row_tokens - how.max_tokens
+        if longest < 1:
+            raise UserError(
+                "an answer leaves no room for a prompt",
+                where="data.row_tokens",
+                got=run.data.row_tokens,
+                wanted=f"more than objective.rollout.max_tokens = {how.max_tokens}",
+            )
+        read = prompt_files.read(
+            [Path(name) for name in run.data.train],
+            self.tokenizer,
+            longest=longest,
+            held_out_fraction=run.data.validation_fraction,
+            thinking=how.thinking == "on",
+        )
+        self.prompts, self.held_out = read.train, read.held_out[: run.validate.rows]
+        self.fingerprint = read.fingerprint
+        self.scorer = Scorer(settings, Setting(device=engine.device, max_tokens=how.max_tokens))
+        self.notes: list[str] = []
+        if read.skipped:
+            self.notes.append(f"{read.skipped} prompts of more than {longest} tokens were left out")
+        if how.top_p < 1 or how.top_k:
+            self.notes.append("top_p and top_k draw from another distribution than the one that learns")
+
+    def _own_tokenizer(self) -> Tokenizer:
+        folder = RunFolder(Path(self.run.out)).tokenizer
+        if self.engine.rank == 0 and not (folder / "tokenizer.json").is_file():
+            given = start_tokenizer(self.run)
+            if given is None or not given.template:
+                raise UserError(
+                    "only a model that answers can be taught this way",
+                    where="start",
+                    got=repr(self.run.start),
+                    wanted="a run of `penjing train sft`, or another chat model",
+                )
+            given.save(folder)
+        self.engine.any(False)  # the others wait until the files are whole
+        return Tokenizer.load(folder)
+
+    def size(self) -> Size:
+        """A unit is a prompt with its answers; how long those become is a guess, a quarter of the longest."""
+        how = self.settings.rollout
+        lengths = [len(prompt.ids) for prompt in self.prompts]
+        mean_prompt, mean_answer = sum(lengths) / len(lengths), how.max_tokens / 4
+        return Size(
+            unit="prompts",
+            units_per_epoch=len(self.prompts),
+            tokens_per_unit=mean_prompt + how.answers * mean_answer,
+            row_tokens=self.run.data.row_tokens,
+            num_keys=(mean_prompt + mean_answer) / 2,
+            padding_fraction=0.1,
+            extra_forwards=float(self.settings.kl_weight > 0) + float(how.behaviour == "recomputed"),
+            probe_steps=2,
+        )
+
+    def trained(self, model: Transformer) -> nn.Module:
+        return ScalarHead(model) if self.settings.loss == "ppo" else model
+
+    def begin(self, model: nn.Module, engine: Engine) -> None:
+        values = model if isinstance(model, ScalarHead) else None
+        model = values.model if values is not None else model
+        assert isinstance(model, Transformer)
+        self.sampler = Sampler(
+            settings=self.settings,
+            model=model,
+            tokenizer=self.tokenizer,
+            scorer=self.scorer,
+            engine=engine,
+            row_tokens=self.run.data.row_tokens,
+            reference=self._reference(model) if self.settings.kl_weight else None,
+            values=values,
+        )
+
+    def _reference(self, model: Transformer) -> LogProbs:
+        temperature, kind = self.settings.rollout.temperature, self.settings.reference
+        has_adapters = bool(adapted(model))
+        if kind == "adapter_off" and not has_adapters:
+            raise UserError(
+                "there are no adapters to switch off", where="objective.reference", wanted="copy, or lora.rank=8"
+            )
+        if has_adapters and kind != "copy":
+
+            def without_adapters(batch: AnswerBatch) -> Tensor:
+                with using(model, None):
+                    return log_probs(model, batch, temperature)
+
+            return without_adapters
+        frozen = copy.deepcopy(model).requires_grad_(False).eval()
+        if frozen.compute_dtype is not None:  # its products are taken in this dtype anyway
+            for module in frozen.modules():
+                if isinstance(module, Linear):
+                    module.weight.data = module.weight.data.to(frozen.compute_dtype)
+        return lambda batch: log_probs(frozen, batch, temperature)
+
+    def source(self, micro_units: int, rank: int, world: int) -> RolloutSource:
+        return RolloutSource(
+            self.sampler,
+            self.prompts,
+            seed=derive(self.run.seed, self.run.stage, "order"),
+            prompts_per_step=self.run.batch.rows,
+            micro_units=micro_units,
+            rank=rank,
+            world=world,
+        )
+
+    def objective(self) -> PolicyObjective:
+        return PolicyObjective(self.settings, self.run.router, biased=self.run.model.architecture == "glm4_moe")
+
+    def validate(self) -> dict[str, float]:
+        """The held-out prompts: exact match of greedy answers, whole and by kind, and their mean reward.
+
+        Also the exact match of one answer each, drawn as in training, from the same random numbers every time.
+        """
+        engine = self.engine
+        kinds = sorted({prompt.kind for prompt in self.held_out if prompt.truths and prompt.kind})
+        mine = self.held_out[engine.rank :: engine.world]
+        answers = self.sampler.answer(mine, [[0]] * len(mine), Sampling())
+        judged = [self.sampler.judged(prompt, one[0]) for prompt, one in zip(mine, answers, strict=True)]
+        sums: dict[str, float] = defaultdict(float)
+        sums["reward"] = float(self.scorer.total(self.scorer(judged)).sum())
+        sums["answers"], sums["tokens"] = len(judged), sum(answer.num_tokens for answer in judged)
+        for prompt, answer in zip(mine, judged, strict=True):
+            if prompt.truths:
+                right = is_match(final_answer(answer, self.settings.reward.answer_after), prompt.truths)
+                for kind in ("", prompt.kind):
+                    sums[f"asked {kind}"] += 1
+                    sums[f"right {kind}"] += right
+                if not prompt.kind:  # counted twice above
+                    sums["asked "] -= 1
+                    sums["right "] -= right
+        seeds = [[derive(self.run.seed, "validation", place)] for place in range(len(self.held_out))]
+        drawn = self.sampler.answer(mine, seeds[engine.rank :: engine.world], self.sampler.style)
+        for prompt, one in zip(mine, drawn, strict=True):
+            final = final_answer(self.sampler.judged(prompt, one[0]), self.settings.reward.answer_after)
+            sums["drawn"] += bool(prompt.truths) and is_match(final, prompt.truths)
+        counters = [f"{what} {kind}" for kind in ["", *kinds] for what in ("asked", "right")]
+        names = ["reward", "drawn", "answers", "tokens", *counters]
+        dtype = torch.float32 if engine.device.type == "mps" else torch.float64
+        totals = engine.add(torch.tensor([sums[name] for name in names], dtype=dtype, device=engine.device)).tolist()
+        total = dict(zip(names, totals, strict=True))
+        if not total["answers"]:
+            return {}
+        figures = {
+            "validation_reward": total["reward"] / total["answers"],
+            "validation_answer_tokens": total["tokens"] / total["answers"],
+        }
+        if total["asked "]:
+            figures[EXACT_MATCH] = total["right "] / total["asked "]
+            figures[f"{EXACT_MATCH}_drawn"] = total["drawn"] / total["asked "]
+            figures |= {f"{EXACT_MATCH}_{kind}": total[f"right {kind}"] / total[f"asked {kind}"] for kind in kinds}
+        return figures
+
+    def describe(self) -> list[tuple[str, str]]:
+        how = self.settings.rollout
+        weights = self.scorer.weights
+        rewards = ", ".join(f"{weight:g} x {name}" for name, weight in zip(self.scorer.names, weights, strict=True))
+        return [
+            ("answers", f"{how.answers} to each prompt, at most {how.max_tokens} tokens each"),
+            ("rewards", rewards),
+            ("held out", f"{len(self.held_out)} prompts"),
+        ]

@@ -1,0 +1,236 @@
+"""Policy losses: against slow plain twins, in any split of a batch, and what they show."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from policy_batches import make_batch, make_groups, make_model
+
+from penjing.base.errors import UserError
+from penjing.feed.answers import Group, pack
+from penjing.objective.policy import Policy, PolicyObjective, Rollout, divergence
+from penjing.objective.router import RouterSettings
+from penjing.objective.value import advantages, value_loss, whitened
+
+LOSSES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo"]
+LONGEST = 11
+
+
+def settings(loss, **changes):
+    return Policy(loss=loss, **{"kl_weight": 0.1, "rollout": Rollout(max_tokens=LONGEST), **changes})
+
+
+def plain_loss(how, logp_N, batch):
+    """One answer and one token at a time, as the papers write it."""
+    low, high = how.clip
+    answers, tokens = [], []
+    for answer in range(batch.num_answers):
+        places = [n for n in range(len(batch.answer_N)) if batch.answer_N[n] == answer and batch.weight_N[n]]
+        if not places:
+            continue
+        advantage = batch.figures["advantage"][answer]
+        logs = [logp_N[n] - batch.values["behaviour"][n] for n in places]
+        whole = (sum(logs) / len(logs)).exp()
+        losses = []
+        for n, log in zip(places, logs, strict=True):
+            ratio = whole if how.loss == "gspo" else log.exp()
+            if how.loss == "cispo":
+                gain = min(ratio.item(), 1 + high) * advantage * logp_N[n]
+            else:
+                bounded = min(max(ratio, torch.tensor(1 - low)), torch.tensor(1 + high))
+                gain = min(ratio * advantage, bounded * advantage)
+            apart = batch.values["reference"][n] - logp_N[n]
+            kl = {"k1": -apart, "k2": apart**2 / 2, "k3": apart.exp() - apart - 1}[how.kl_estimator]
+            losses.append(-gain + how.kl_weight * kl)
+        answers.append(sum(losses) / (LONGEST if how.loss == "dr_grpo" else len(losses)))
+        tokens += losses
+    chosen = tokens if how.loss in ("dapo", "cispo", "ppo") else answers
+    return sum(chosen), len(chosen)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("given", [False, True])
+def test_equals_the_plain_twin(loss, estimator, given):
+    batch = make_batch(given=given)
+    how = settings(loss, kl_estimator=estimator)
+    objective = PolicyObjective(how)
+    generator = torch.Generator().manual_seed(3)
+    logp_N = (-3.7 + 0.6 * torch.randn(len(batch.target_N), generator=generator)).requires_grad_()
+    total, _ = objective.of_log_probs(logp_N, torch.zeros_like(logp_N), batch)
+    expected, units = plain_loss(how, logp_N, batch)
+    torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-5)
+    assert float(objective.weight(batch)) == units
+    (found,) = torch.autograd.grad(total, logp_N)
+    (wanted,) = torch.autograd.grad(expected, logp_N)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    assert wanted.any()
+
+
+def gradients(model, objective, batches):
+    units = sum(objective.weight(batch) for batch in batches)
+    model.zero_grad(set_to_none=True)
+    total = torch.zeros(())
+    sums = {}
+    for batch in batches:
+        loss = objective(model, batch)
+        (loss.total / units).backward()
+        total += loss.total.detach()
+        for name, value in loss.parts.items():
+            sums[name] = sums.get(name, 0) + value
+    means = {name: float(value / units) for name, value in sums.items()}
+    return float(total), means, [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("loss", "temperature"), [*((loss, 1.0) for loss in LOSSES), *((loss, 0.7) for loss in LOSSES if loss != "ppo")]
+)
+def test_any_split_gives_the_same_gradients(loss, temperature):
+    """Two ranks with two unequal micro-batches each sum the same as one rank with one batch."""
+    model = make_model()
+    objective = PolicyObjective(settings(loss, rollout=Rollout(max_tokens=LONGEST, temperature=temperature)))
+    groups = make_groups(prompts=6, given=True)
+    whole = gradients(model, objective, [pack(groups, 64)])
+    parts = [groups[:1], groups[1:4], groups[4:5], groups[5:]]
+    cut = gradients(model, objective, [pack(part, 64) for part in parts])
+    assert cut[0] == pytest.approx(whole[0], rel=1e-5)
+    assert cut[1] == pytest.approx(whole[1], rel=1e-4, abs=1e-6)
+    for one, other in zip(cut[2], whole[2], strict=True):
+        assert (one - other).norm() <= 2e-5 * other.norm()
+
+
+def test_a_mixture_of_experts_adds_its_routers_loss():
+    shape = {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_size": 16}
+    model = make_model(**shape).train()
+    groups = make_groups(prompts=6)
+    for loss in ("grpo", "dapo"):
+        objective = PolicyObjective(settings(loss), RouterSettings(balance="sequence", z_weight=0.01))
+        rows = [[group] for group in groups]
+        cut = gradients(model, objective, [pack(row, 32) for row in rows])
+        assert {"router_balance", "router_z"} <= cut[1].keys()
+        again = gradients(model, objective, [pack(row, 32) for row in reversed(rows)])
+        for one, other in zip(cut[2], again[2], strict=True):
+            assert (one - other).norm() <= 2e-5 * other.norm()
+
+
+def test_without_old_log_probabilities_every_ratio_is_one():
+    batch = make_batch()
+    batch.values.pop("behaviour")
+    objective = PolicyObjective(Policy())
+    logp_N = torch.full((len(batch.target_N),), -2.0, requires_grad=True)
+    _, parts = objective.of_log_probs(logp_N, torch.zeros_like(logp_N), batch)
+    assert float(parts["ratio"] / objective.weight(batch)) == pytest.approx(1.0)
+    assert parts["clipped_low_fraction"] == parts["clipped_high_fraction"] == 0
+
+
+def test_answers_that_do_not_count_have_no_part():
+    groups = make_groups(prompts=3)
+    counts = [1.0, 0.0, 1.0]
+    marked = [
+        Group(prompt=g.prompt, answers=g.answers, figures={**g.figures, "counts": [count] * 3})
+        for g, count in zip(groups, counts, strict=True)
+    ]
+    model = make_model()
+    for loss in LOSSES:
+        objective = PolicyObjective(settings(loss))
+        whole = objective(model, pack(marked, 64))
+        without = objective(model, pack([groups[0], groups[2]], 64))
+        torch.testing.assert_close(whole.total, without.total, rtol=1e-5, atol=1e-5)
+        assert objective.weight(pack(marked, 64)) == objective.weight(pack([groups[0], groups[2]], 64))
+
+
+def test_figures_are_means_over_units():
+    batch = make_batch()
+    logp_N = batch.values["behaviour"] + 1.0
+    objective = PolicyObjective(Policy(loss="dapo"))
+    _, parts = objective.of_log_probs(logp_N, torch.full_like(logp_N, 0.5), batch)
+    means = {name: float(value / objective.weight(batch)) for name, value in parts.items()}
+    assert means["ratio"] == pytest.approx(math.e, rel=1e-5)
+    assert means["entropy_nats"] == pytest.approx(0.5)
+    positive_N = (batch.figures["advantage"] > 0)[batch.answer_N]
+    assert means["clipped_high_fraction"] == pytest.approx(float(positive_N.float().mean()))
+    assert means["clipped_low_fraction"] == 0
+    per_answer = PolicyObjective(Policy(loss="grpo"))
+    _, parts = per_answer.of_log_probs(logp_N, logp_N, batch)
+    assert float(parts["reward"] / per_answer.weight(batch)) == pytest.approx(float(batch.figures["reward"].mean()))
+
+
+def test_temperature_divides_the_logits():
+    model, batch = make_model(), make_batch()
+    call = {
+        "branch_BT": batch.branch_BT,
+        "position_BT": batch.position_BT,
+        "scored_N": batch.scored_N,
+        "target_N": batch.target_N,
+    }
+    logits_BTV = model(batch.ids_BT, batch.document_BT, branch_BT=batch.branch_BT, position_BT=batch.position_BT)
+    expected = (logits_BTV.flatten(0, 1)[batch.scored_N] / 0.7).log_softmax(-1)
+    logp_2N = model(batch.ids_BT, batch.document_BT, temperature=0.7, **call)
+    torch.testing.assert_close(logp_2N[0], expected.gather(1, batch.target_N[:, None])[:, 0], rtol=1e-5, atol=1e-5)
+
+
+def test_estimators_agree_with_the_divergence_on_average():
+    generator = torch.Generator().manual_seed(0)
+    policy, reference = torch.randn(2, 8, generator=generator).log_softmax(-1)
+    exact = float((policy.exp() * (policy - reference)).sum())
+    drawn = torch.multinomial(policy.exp(), 400_000, replacement=True, generator=generator)
+    for estimator in ("k1", "k3"):
+        assert float(divergence(policy[drawn], reference[drawn], estimator).mean()) == pytest.approx(exact, rel=0.02)
+    assert (divergence(policy[drawn], reference[drawn], "k3") >= 0).all()
+
+
+def test_generalised_advantages_equal_the_sum_of_the_paper():
+    generator = torch.Generator().manual_seed(1)
+    lengths, discount, decay = [4, 1, 6], 0.97, 0.9
+    answer_N = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
+    reward_N, value_N = torch.randn(2, sum(lengths), generator=generator)
+    advantage_N, return_N = advantages(reward_N, value_N, answer_N, discount=discount, decay=decay)
+    first = 0
+    for length in lengths:
+        value = [*value_N[first : first + length].tolist(), 0.0]
+        delta = [float(reward_N[first + t]) + discount * value[t + 1] - value[t] for t in range(length)]
+        for t in range(length):
+            expected = sum((discount * decay) ** (later - t) * delta[later] for later in range(t, length))
+            assert float(advantage_N[first + t]) == pytest.approx(expected, abs=1e-5)
+        first += length
+    torch.testing.assert_close(return_N, advantage_N + value_N)
+
+
+def test_whitening_and_the_clipped_value_loss():
+    advantage_N = torch.tensor([1.0, 2.0, 5.0, 100.0])
+    weight_N = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    white_N = whitened(advantage_N, weight_N)[:3]
+    assert float(white_N.mean()) == pytest.approx(0, abs=1e-6)
+    assert float((white_N**2).mean()) == pytest.approx(1, abs=1e-5)
+    value_N = torch.tensor([0.0, 1.0, 0.1], requires_grad=True)
+    loss_N, clipped_N = value_loss(value_N, torch.zeros(3), torch.tensor([1.0, 0.5, 1.0]), clip=0.2)
+    assert loss_N.tolist() == pytest.approx([0.5, max(0.25, 0.09) / 2, 0.405])
+    assert not clipped_N.any()
+    held_N, was_clipped_N = value_loss(torch.tensor([1.0]), torch.zeros(1), torch.tensor([1.0]), clip=0.2)
+    assert held_N.tolist() == pytest.approx([0.32])
+    assert was_clipped_N.all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"clip_high": -0.1}, "objective.clip_high"),
+        ({"rewards": ()}, "objective.rewards"),
+        ({"rewards": ("exact", "format"), "reward_weights": (1.0,)}, "objective.reward_weights"),
+        ({"loss": "cispo", "clip_low": 0.2}, "objective.clip_low"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes, where):
+    with pytest.raises(UserError) as caught:
+        Policy(**changes)
+    assert caught.value.where == where
+
+
+def test_settings_of_sampling_that_make_no_sense_are_refused():
+    for changes in ({"temperature": 0.0}, {"answers": 0}, {"top_p": 0.0}, {"slots": -1}):
+        with pytest.raises(UserError, match=r"objective.rollout"):
+            Rollout(**changes)
+    with pytest.raises(UserError, match="compared with each other"):
+        Policy(rollout=Rollout(answers=1))

@@ -1,0 +1,133 @@
+"""A model answers a file of prompts: chats come out, each answer depends on its seed alone, a stop loses nothing."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from penjing.base.config import parse_overrides
+from penjing.base.errors import UserError
+from penjing.recipes import generate
+from penjing.recipes.execute import execute, resolve_run
+from penjing.recipes.generate import Asked, generate_file, read_answer
+from penjing.text.records import read_chats
+
+DRAWN = Asked(temperature=1.0, max_tokens=12, cut="keep", seed=4)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, small_run, toy):
+    folder = tmp_path_factory.mktemp("model") / "run"
+    words = [word for word in small_run if not word.startswith(("data", "steps"))]
+    words += [f"data.train={toy / 'sft.jsonl'}", "data.kind=chats", "data.row_tokens=256", "steps=4"]
+    execute(resolve_run("pretrain", parse_overrides([*words, f"out={folder}"])), Console(quiet=True))
+    return folder
+
+
+def write(model, prompts, out, asked=DRAWN):
+    return generate_file(model, [prompts], out, Console(file=io.StringIO()), asked)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, model, toy):
+    out = tmp_path_factory.mktemp("whole") / "answers.jsonl"
+    return out, write(model, toy / "rl.jsonl", out)
+
+
+def test_what_comes_out_is_a_file_of_chats_in_order(whole, toy):
+    out, done = whole
+    asked = [json.loads(line)["conversations"][0]["content"] for line in (toy / "rl.jsonl").read_text().splitlines()]
+    chats = list(read_chats([out]))
+    assert done.written == len(chats)
+    assert done.written + done.left_out == len(asked) == 20
+    assert [chat.messages[0].content for chat in chats] == [text for text in asked if text in {
+        chat.messages[0].content for chat in chats
+    }]  # fmt: skip
+    assert all(chat.messages[-1].role == "assistant" for chat in chats)
+    about = json.loads(out.with_name("answers.jsonl.about.json").read_text())
+    assert about["settings"]["seed"] == 4
+    assert about["state"]["done"] == 20
+
+
+def test_a_stop_anywhere_loses_nothing(tmp_path, monkeypatch, model, toy, whole):
+    monkeypatch.setattr(generate, "PROMPTS_AT_ONCE", 6)
+    out, made = tmp_path / "answers.jsonl", []
+    original = generate._lines
+
+    def stop_later(*words):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(1)
+        return original(*words)
+
+    monkeypatch.setattr(generate, "_lines", stop_later)
+    with pytest.raises(KeyboardInterrupt):
+        write(model, toy / "rl.jsonl", out)
+    with open(out, "ab") as stream:
+        stream.write(b'{"messages": [{"role": "us')  # killed in the middle of a line
+    monkeypatch.setattr(generate, "_lines", original)
+    assert write(model, toy / "rl.jsonl", out) == whole[1]
+    assert out.read_bytes() == whole[0].read_bytes()
+
+
+def test_finished_it_does_nothing_more(monkeypatch, whole, model, toy):
+    monkeypatch.setattr(generate, "_lines", None)
+    assert write(model, toy / "rl.jsonl", whole[0]) == whole[1]
+
+
+def test_several_answers_of_each_prompt_differ(tmp_path, model, toy):
+    out = tmp_path / "answers.jsonl"
+    done = write(model, toy / "rl.jsonl", out, Asked(answers=3, temperature=1.0, max_tokens=12, cut="keep"))
+    assert done.written + done.left_out == 60
+    said = [chat.messages[-1].content for chat in read_chats([out])]
+    assert len(set(said)) > 30
+
+
+def test_conversations_with_answers_are_answered_anew(tmp_path, model, toy):
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join((toy / "sft.jsonl").read_text().splitlines()[:5]) + "\n")
+    before = list(read_chats([few]))
+    write(model, few, tmp_path / "out.jsonl")
+    for chat in read_chats([tmp_path / "out.jsonl"]):
+        assert any(chat.messages[:-1] == other.messages[:-1] for other in before)
+
+
+def test_answers_that_were_cut_off_are_left_out(tmp_path, model, toy):
+    done = write(model, toy / "rl.jsonl", tmp_path / "a.jsonl", Asked(max_tokens=1))
+    assert done.left_out == 20 - done.written
+    assert done.written < 20
+
+
+def test_other_settings_or_a_strangers_file_are_refused(tmp_path, whole, model, toy):
+    with pytest.raises(UserError, match="begun with another settings"):
+        write(model, toy / "rl.jsonl", whole[0], Asked(max_tokens=13))
+    with pytest.raises(UserError, match="begun with another prompts"):
+        write(model, toy / "sft.jsonl", whole[0])
+    stranger = tmp_path / "mine.jsonl"
+    stranger.write_text("mine\n")
+    with pytest.raises(UserError, match="is there already"):
+        write(model, toy / "rl.jsonl", stranger)
+    assert stranger.read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "thoughts", "calls"),
+    [
+        ("Seven.", "Seven.", "", 0),
+        ("<think>\n3 + 4\n</think>\n\nSeven.", "Seven.", "3 + 4", 0),
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "", "", 1),
+        (
+            'Wait.\n<tool_call>{"name": "a", "arguments": {}}</tool_call>\n'
+            '<tool_call>{"name": "b", "arguments": {}}</tool_call>',
+            "Wait.",
+            "",
+            2,
+        ),
+        ("<tool_call>\nnot json\n</tool_call>", "<tool_call>\nnot json\n</tool_call>", "", 0),
+        ("<think>\nnever ends", "<think>\nnever ends", "", 0),
+    ],
+)
+def test_an_answer_is_taken_apart(text, content, thoughts, calls):
+    message = read_answer(text)
+    assert (message.content, message.reasoning_content, len(message.tool_calls)) == (content, thoughts, calls)

@@ -1,0 +1,247 @@
+"""Each reward on answers that are right, wrong and in between."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import numpy as np
+import pytest
+import torch
+
+from penjing.base.errors import UserError
+from penjing.base.table import look_up
+from penjing.objective.policy import Policy, RewardSettings
+from penjing.rl.rewards import REWARDS, judge
+from penjing.rl.rewards.base import Judged, Setting
+from penjing.rl.rewards.code import program
+from penjing.rl.rewards.numeric import last_number
+from penjing.rl.rewards.repetition import repeated_fraction
+from penjing.rl.score import Scorer
+from penjing.text.records import Message
+
+SETTING = Setting(device=torch.device("cpu"), max_tokens=40)
+
+
+def answer(text, *truths, **changes):
+    return Judged(
+        **{
+            "messages": (Message(role="user", content="What is 6 x 7?"),),
+            "text": text,
+            "num_tokens": len(text.split()),
+            "cut_off": False,
+            "truths": truths,
+            "where": "prompts.jsonl:3",
+            **changes,
+        }
+    )
+
+
+def score(name, *answers, **settings):
+    return look_up(REWARDS, name, what="reward")(RewardSettings(**settings), SETTING)(answers)
+
+
+def test_every_reward_can_be_looked_up():
+    for name in REWARDS:
+        assert look_up(REWARDS, name, what="reward").__call__
+    with pytest.raises(UserError, match=r"no reward is called 'exakt'. Did you mean exact"):
+        look_up(REWARDS, "exakt", what="reward")
+
+
+@pytest.mark.parametrize(
+    ("text", "truths", "expected"),
+    [
+        ("42", ("42",), 1),
+        (" The  Cat. ", ("the cat",), 1),
+        ("４２", ("42",), 1),
+        ("故事里没有说。", ("故事里没有说",), 1),
+        ("<think>\n41?\n</think>\n\n42", ("42",), 1),
+        ("a dog", ("a cat", "a dog"), 1),
+        ("it is 42", ("42",), 0),
+        ("", ("42",), 0),
+    ],
+)
+def test_exact(text, truths, expected):
+    assert score("exact", answer(text, *truths)) == [expected]
+
+
+def test_exact_after_a_mark_and_cut_off():
+    assert score("exact", answer("so #### 41 #### 42", "42"), answer("42", "42"), answer_after="####") == [1, 0]
+    assert score("exact", answer("42", "42", cut_off=True)) == [0]
+
+
+def test_rewards_that_compare_need_a_reference():
+    for name in ("exact", "numeric"):
+        with pytest.raises(UserError, match=rf"prompts.jsonl:3: the reward {name} needs a reference answer"):
+            score(name, answer("42"))
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("about 1,234.5 in all", 1234.5),
+        ("x = -3", -3),
+        ("−3", -3),
+        ("10 - 3", 3),
+        ("3/4", 0.75),
+        ("12 %", 0.12),
+        ("2e5", 2e5),
+        ("５０ 元", 50),
+        ("答案是42。", 42),
+        ("1/0", None),
+        ("none", None),
+    ],
+)
+def test_numbers_in_texts(text, number):
+    assert last_number(text) == (None if number is None else pytest.approx(number))
+
+
+def test_numeric():
+    answers = [answer(text, "42.0") for text in ("6 x 7 = 42", "42.00001", "42.1", "forty-two")]
+    assert score("numeric", *answers) == [1, 1, 0, 0]
+
+
+def test_regex_and_format():
+    assert score("regex", answer("ab\nc"), answer("abx"), pattern=r"a.*c") == [1, 0]
+    with pytest.raises(UserError, match=r"objective.reward.pattern: not a regular expression"):
+        score("regex", pattern="(")
+    with pytest.raises(UserError, match="needs a pattern"):
+        score("regex")
+    good = answer("<think>\nhm\n</think>\n\n42")
+    assert score("format", good, answer("hm\n</think>42"), answer("42"), answer("<think></think>42")) == [1, 1, 0, 0]
+    assert score("format", answer("<think>a</think>b</think>c"), answer("<think>a</think>")) == [0, 0]
+    assert score("format", answer("<think>a</think>b", cut_off=True)) == [0]
+    assert score("format", answer("#42"), good, format_pattern=r"#\d+") == [1, 0]
+
+
+def test_length():
+    lengths = [answer("", num_tokens=number) for number in (0, 30, 35, 40)]
+    assert score("length", *lengths) == pytest.approx([0, 0, -0.5, -1])
+    assert score("length", answer("", num_tokens=40, cut_off=True)) == [-1]
+    assert score("length", answer("", num_tokens=20), soft_length=10) == pytest.approx([-1 / 3])
+    with pytest.raises(UserError, match="leaves nothing to be punished"):
+        score("length", soft_length=40)
+
+
+def test_repetition():
+    assert repeated_fraction("a b c d e", 3) == 0
+    assert repeated_fraction("a b a b a b", 2) == pytest.approx(1 - 2 / 5)
+    assert repeated_fraction("好好好好好好", 3) == pytest.approx(0.75)
+    assert repeated_fraction("", 3) == 0
+    assert score("repetition", answer("la " * 50), answer("one two three four")) == pytest.approx([-47 / 48, 0])
+
+
+def test_code_runs_tests():
+    assert program("text\n```python\nx = 1\n```\nmore\n```\ny = 2\n```") == "y = 2\n"
+    tests = {"record": {"tests": ["assert double(4) == 8", "assert double(-1) == -2"]}}
+    good = "```python\ndef double(x):\n    return 2 * x\n```"
+    try:
+        found = score(
+            "code",
+            answer(good, **tests),
+            answer("```python\ndef double(x):\n    return 8\n```", **tests),
+            answer("raise SystemExit(0)", **tests),
+            answer("```python\nprint(int(input()) * 2)\n```", record={"cases": [{"stdin": "4", "stdout": "8"}]}),
+            answer("print(8)", record={"cases": [{"stdin": s, "stdout": o} for s, o in (("4", "8"), ("5", "10"))]}),
+        )
+    except UserError as error:
+        pytest.skip(str(error))
+    assert found == [1, 0, 0, 1, 0]
+    with pytest.raises(UserError, match=r"prompts.jsonl:3: the reward code needs tests"):
+        score("code", answer("x = 1"))
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A local judge that says what it is told to; remembers what it was asked."""
+    monkeypatch.setattr(judge, "FIRST_PAUSE_SECONDS", 0.001)
+    replies, asked = [], []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((self.path, self.headers.get("Authorization"), body))
+            status, text = replies.pop(0)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *words):
+            pass
+
+    running = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    yield {"url": f"http://127.0.0.1:{running.server_port}/v1", "replies": replies, "asked": asked}
+    running.shutdown()
+    running.server_close()
+
+
+def said(text):
+    return 200, json.dumps({"choices": [{"message": {"content": text}}]})
+
+
+def ask(server, *answers, **changes):
+    settings = {"judge_url": server["url"], "judge_model": "big", "judge_workers": 1, **changes}
+    return score("judge", *answers, **settings)
+
+
+def test_the_judge_is_asked_and_its_grade_read(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    server["replies"] += [said("Right. Grade: 10"), said("**Grade:** 7.5"), said("3")]
+    assert ask(server, answer("42", "42"), answer("41"), answer("{truth}")) == pytest.approx([1, 0.75, 0.3])
+    path, key, body = server["asked"][0]
+    assert (path, key, body["model"], body["temperature"]) == ("/v1/chat/completions", "Bearer key", "big", 0)
+    text = body["messages"][0]["content"]
+    assert "What is 6 x 7?" in text
+    assert "42" in text
+    assert "{truth}" in server["asked"][2][2]["messages"][0]["content"]
+
+
+def test_the_judge_is_asked_again_then_the_run_stops(server, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server["replies"] += [(503, ""), said("no idea"), said("Grade: 4")]
+    assert ask(server, answer("42")) == [0.4]
+    assert server["asked"][0][1] is None
+    server["replies"] += [(500, "")] * 3
+    with pytest.raises(UserError, match="the judge gave no grade: HTTP 500"):
+        ask(server, answer("42"))
+    server["replies"] += [(401, "")]
+    with pytest.raises(UserError, match="HTTP 401"):
+        ask(server, answer("42"))
+    server["replies"] += [(200, "not json")] * 2
+    with pytest.raises(UserError, match="JSONDecodeError"):
+        ask(server, answer("42"), judge_tries=2)
+    with pytest.raises(UserError, match="needs an address"):
+        score("judge", judge_model="big")
+
+
+def test_several_rewards_are_weighed():
+    scorer = Scorer(Policy(rewards=("exact", "format"), reward_weights=(1.0, 0.2)), SETTING)
+    score_RN = scorer([answer("<think>a</think>42", "42"), answer("42", "42"), answer("<think>a</think>41", "42")])
+    np.testing.assert_allclose(score_RN, [[1, 1, 0], [1, 0, 1]])
+    np.testing.assert_allclose(scorer.total(score_RN), [1.2, 1.0, 0.2])
+    assert scorer([]).shape == (2, 0)
+    with pytest.raises(UserError, match="named twice"):
+        Scorer(Policy(rewards=("exact", "exact")), SETTING)
+
+
+def test_a_model_from_outside_judges(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from penjing.text.tokenizer import train_tokenizer
+
+    train_tokenizer(["a small text to learn from, again and again"] * 3, 300).save(tmp_path)
+    shape = transformers.Qwen3Config(
+        vocab_size=320, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, num_labels=1, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.Qwen3ForSequenceClassification(shape).save_pretrained(tmp_path)
+    one, other, again = score("model", answer("42"), answer("41"), answer("42"), model=str(tmp_path))
+    assert one == pytest.approx(again)
+    assert one != other
+    with pytest.raises(UserError, match=r"objective.reward.model"):
+        score("model")
+    with pytest.raises(UserError, match="not a reward model"):
+        score("model", model=str(tmp_path / "absent"))

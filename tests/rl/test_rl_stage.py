@@ -1,0 +1,461 @@
+"""Rollouts as a source of batches, and whole runs: exact resume, any number of ranks, degenerate groups."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import shutil
+import threading
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from penjing.base.config import parse_overrides
+from penjing.base.errors import UserError
+from penjing.feed.answers import Answer, Group
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.scalar import ScalarHead
+from penjing.model.transformer import Transformer
+from penjing.objective.policy import Policy, PolicyObjective, Rollout, Value
+from penjing.parallel.single import Single
+from penjing.recipes.execute import execute, resolve_run
+from penjing.rl.prompts import Order, Prompt, read
+from penjing.rl.rounds import Round, joined, packed, picked, split
+from penjing.rl.source import RolloutSource, Sampler, log_probs
+from penjing.text.records import Message
+
+CPU = torch.device("cpu")
+
+
+class Words:
+    """A tokenizer of numbers."""
+
+    stop = frozenset({0})
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+
+@dataclass
+class EvenTokens:
+    """1 for each token of even id; for prompts of `spoiled` length the same whatever was said."""
+
+    spoiled: int = -1
+    names = ("even",)
+    weights = (1.0,)
+
+    def __call__(self, answers):
+        return np.array([[self.one(answer) for answer in answers]], dtype=np.float64).reshape(1, -1)
+
+    def one(self, answer):
+        if len(answer.messages[0].content) % 3 == self.spoiled:
+            return 0.5
+        return sum(int(token) % 2 == 0 for token in answer.text.split())
+
+    def total(self, score_RN):
+        return score_RN[0]
+
+
+def make_model():
+    model = Transformer(
+        ModelConfig(
+            vocabulary_size=24, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_size=8, mlp_size=24,
+            max_tokens=64,
+        )
+    )  # fmt: skip
+    initialise(model, 0)
+    generator = torch.Generator().manual_seed(9)
+    for value in model.parameters():
+        value.data += 0.3 * torch.randn(value.shape, generator=generator)
+    return model
+
+
+def make_prompts(number=10):
+    generator = np.random.default_rng(0)
+    return [
+        Prompt(
+            ids=tuple(generator.integers(1, 24, 3 + index % 5).tolist()),
+            messages=(Message(role="user", content="x" * index),),
+            truths=("1",),
+            kind="",
+            record={},
+            where="",
+        )
+        for index in range(number)
+    ]
+
+
+def make_source(settings, *, model=None, engine=None, micro=2, rank=0, world=1, scorer=None, reference=None):
+    sampler = Sampler(
+        settings=settings,
+        model=model or make_model(),
+        tokenizer=Words(),
+        scorer=scorer or EvenTokens(),
+        engine=engine or Single(CPU),
+        row_tokens=64,
+        reference=reference,
+    )
+    return RolloutSource(sampler, make_prompts(), seed=5, prompts_per_step=4, micro_units=micro, rank=rank, world=world)
+
+
+def policy(**changes):
+    rollout = {"answers": 3, "max_tokens": 6, **changes.pop("rollout", {})}
+    return Policy(rollout=Rollout(**rollout), **changes)
+
+
+TIMES = ("rollout_seconds", "scoring_seconds", "rollout_tokens_per_second")
+
+
+def same(one, other):
+    for name in ("ids_BT", "target_N", "scored_N", "weight_N"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    assert one.values.keys() == other.values.keys()
+    for name in one.values:
+        torch.testing.assert_close(one.values[name], other.values[name], rtol=1e-4, atol=1e-5)
+    for name in one.figures.keys() - set(TIMES):
+        torch.testing.assert_close(one.figures[name], other.figures[name])
+
+
+def test_batches_hold_what_was_sampled():
+    model = make_model()
+    source = make_source(policy(), model=model)
+    batch = next(source)
+    assert batch.num_answers == 6
+    logp = log_probs(model, batch, 1.0)
+    torch.testing.assert_close(batch.values["behaviour"], logp, rtol=1e-4, atol=1e-5)
+    assert float(batch.figures["advantage"].sum()) == pytest.approx(0, abs=1e-5)
+    assert {
+        "reward",
+        "reward_spread",
+        "degenerate_fraction",
+        "answer_tokens",
+        "cut_off_fraction",
+    } <= batch.figures.keys()
+    assert set(TIMES) <= batch.figures.keys()
+    again = next(source)
+    assert not torch.equal(batch.target_N[:6], again.target_N[:6])
+
+
+def test_the_weights_of_now_are_asked():
+    """With one update for each round every step samples anew; the shown behaviour is the changed model's."""
+    model = make_model()
+    source = make_source(policy(), model=model, micro=4)
+    next(source)
+    with torch.no_grad():
+        model.embed.weight.mul_(1.7)
+    batch = next(source)
+    torch.testing.assert_close(batch.values["behaviour"], log_probs(model, batch, 1.0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rollout", [{}, {"updates": 2, "repeats": 2}, {"behaviour": "recomputed", "temperature": 0.7}])
+@pytest.mark.parametrize("degenerate", ["keep", "resample"])
+def test_a_restored_source_goes_on_exactly(rollout, degenerate):
+    """Weights change after each batch: a round that is under way comes from the state and not from the model."""
+    settings = policy(rollout=rollout, degenerate=degenerate)
+    model, scorer = make_model(), EvenTokens(spoiled=1)
+    source = make_source(settings, model=model, scorer=scorer)
+    expected, states, weights = [], [], []
+    for _ in range(12):
+        states.append(json.dumps(source.state()))
+        weights.append(copy.deepcopy(model.state_dict()))
+        expected.append(next(source))
+        with torch.no_grad():
+            model.embed.weight.mul_(1.02)
+    for place in (0, 1, 3, 4, 7, 10):
+        other = make_model()
+        resumed = make_source(settings, model=other, scorer=scorer)
+        resumed.restore(json.loads(states[place]))
+        for number in range(place, 12):
+            other.load_state_dict(weights[number])
+            same(next(resumed), expected[number])
+
+
+class Pair:
+    """One of two ranks, in threads."""
+
+    world = 2
+
+    def __init__(self, rank, shared):
+        self.rank, self.shared, self.device = rank, shared, CPU
+
+    def add(self, value):
+        self.shared["values"][self.rank] = value
+        self.shared["barrier"].wait(30)
+        total = self.shared["values"][0] + self.shared["values"][1]
+        self.shared["barrier"].wait(30)
+        return total
+
+
+@pytest.mark.parametrize("degenerate", ["keep", "drop", "resample"])
+@pytest.mark.parametrize("behaviour", ["sampled", "recomputed"])
+def test_two_ranks_sample_and_learn_what_one_does(degenerate, behaviour):
+    settings = policy(degenerate=degenerate, rollout={"updates": 2, "behaviour": behaviour}, kl_weight=0.1, loss="dapo")
+    frozen, scorer = make_model(), EvenTokens(spoiled=1)
+
+    def reference(batch):
+        return log_probs(frozen, batch, 1.0)
+
+    def make(model, **changes):
+        return make_source(settings, model=model, scorer=scorer, reference=reference, **changes)
+
+    shared = {"values": [None, None], "barrier": threading.Barrier(2)}
+    taken = {0: [], 1: []}
+
+    def work(rank):
+        source = make(make_model(), engine=Pair(rank, shared), micro=1, rank=rank, world=2)
+        taken[rank] = [next(source) for _ in range(8)]
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in taken]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    one = make(make_model(), micro=4)
+    objective = PolicyObjective(settings)
+    for step in range(4):
+        whole = next(one)
+        parts = [taken[rank][2 * step + number] for number in (0, 1) for rank in (0, 1)]
+        gradients = []
+        for batches in ([whole], parts):
+            model = make_model()
+            units = sum(objective.weight(batch) for batch in batches)
+            for batch in batches:
+                (objective(model, batch).total / units).backward()
+            gradients.append((float(units), [value.grad for value in model.parameters()]))
+        assert gradients[0][0] == gradients[1][0]
+        for first, second in zip(gradients[0][1], gradients[1][1], strict=True):
+            assert (first - second).norm() <= 1e-4 * first.norm() + 1e-7
+
+
+def test_degenerate_groups_are_kept_dropped_or_replaced():
+    scorer = EvenTokens(spoiled=1)
+    kept = next(make_source(policy(degenerate="keep"), scorer=scorer, micro=4))
+    dropped = next(make_source(policy(degenerate="drop"), scorer=scorer, micro=4))
+    replaced = next(make_source(policy(degenerate="resample"), scorer=scorer, micro=4))
+    assert kept.num_answers == 12
+    silent = sum(bool((kept.figures["advantage"][g * 3 : g * 3 + 3] == 0).all()) for g in range(4))
+    assert silent > 0
+    assert dropped.num_answers == 12 - 3 * silent
+    assert replaced.num_answers == 12
+    assert float(kept.figures["degenerate_fraction"][0]) == silent / 4
+    by_group = replaced.figures["advantage"].view(4, 3)
+    assert by_group.abs().sum(1).all()
+
+
+def test_a_batch_where_nothing_teaches_weighs_nothing():
+    class Same(EvenTokens):
+        def one(self, answer):
+            return 1.0
+
+    batch = next(make_source(policy(degenerate="drop"), scorer=Same()))
+    objective = PolicyObjective(policy())
+    assert float(objective.weight(batch)) == 0
+    model = make_model()
+    loss = objective(model, batch)
+    loss.total.backward()
+    assert not any(parameter.grad.any() for parameter in model.parameters())
+    batch = next(make_source(policy(degenerate="resample", resample_rounds=2), scorer=Same()))
+    assert float(objective.weight(batch)) == 0
+
+
+def test_rounds_can_be_written_joined_and_picked():
+    source = make_source(policy())
+    next(source)
+    one = source._round
+    back = Round.from_text(one.to_text())
+    two = joined(one, back)
+    again = picked(two, range(4, 8))
+    for name in ("id_PAM", "behaviour_PAM", "score_RPA", "advantage_PA", "prompt_P"):
+        assert np.array_equal(getattr(one, name), getattr(back, name))
+        assert np.array_equal(getattr(one, name), getattr(again, name))
+    assert two.tokens == 2 * one.tokens
+    assert isinstance(back.seconds, float)
+
+
+def test_long_groups_are_split_over_rows():
+    answers = [Answer(ids=[1] * length) for length in (10, 20, 5, 30)]
+    group = Group(prompt=[2] * 20, answers=answers, figures={"advantage": [1.0, 2.0, 3.0, 4.0], "counts": [1.0] * 4})
+    parts = split(group, 50)
+    assert [part.figures["advantage"] for part in parts] == [[1.0, 2.0], [3.0], [4.0]]
+    assert all(part.num_tokens <= 50 for part in parts)
+    batch = packed([group], 50, {"reward": 0.5})
+    assert batch.figures["advantage"].tolist() == [1, 2, 3, 4]
+    assert batch.figures["reward"].tolist() == [0.5] * 4
+
+
+def test_each_epoch_has_an_order_of_its_own():
+    order = Order(7, seed=3)
+    epochs = [[order[7 * epoch + place] for place in range(7)] for epoch in range(3)]
+    assert all(sorted(each) == list(range(7)) for each in epochs)
+    assert epochs[0] != epochs[1]
+    assert [Order(7, seed=3)[place] for place in (15, 2)] == [epochs[2][1], epochs[0][2]]
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------------
+
+
+def train(recipe, *words):
+    """`penjing train` without a new process; returns what it said."""
+    said = io.StringIO()
+    execute(resolve_run(recipe, parse_overrides(words)), Console(file=said, width=200))
+    return said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, small_run, toy):
+    folder = tmp_path_factory.mktemp("answers") / "run"
+    words = [word for word in small_run if not word.startswith(("data.", "steps"))]
+    train("sft", *words, f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=3", f"out={folder}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words(base, toy, small_run):
+    common = [word for word in small_run if word.startswith(("compute", "validate.rows", "track"))]
+    return [
+        *common,
+        f"data.train={toy / 'rl.jsonl'}",
+        "data.row_tokens=256",
+        f"start={base}",
+        "batch.rows=4",
+        "steps=6",
+        "save.every=1",
+        "save.keep=9",
+        "validate.every=3",
+        "objective.rollout.max_tokens=8",
+        "objective.rollout.answers=3",
+        "objective.rewards=repetition,length",
+        "objective.rollout.updates=2",
+        "objective.kl_weight=0.05",
+        "optimizer.learning_rate=1e-3",
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, words):
+    folder = tmp_path_factory.mktemp("taught") / "run"
+    train("grpo", *words, f"out={folder}")
+    return folder
+
+
+def outcome_of(folder):
+    return json.loads((folder / "outcome.json").read_text())
+
+
+def test_a_run_shows_the_curves_people_look_at(whole):
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "reward" in line]
+    wanted = {
+        "reward", "reward_spread", "reward_length", "reward_repetition", "degenerate_fraction", "answer_tokens",
+        "cut_off_fraction", "rollout_seconds", "rollout_tokens_per_second", "ratio", "clipped_low_fraction",
+        "clipped_high_fraction", "entropy_nats", "kl_nats", "policy_loss",
+    }  # fmt: skip
+    assert wanted <= steps[-1].keys()
+    assert len(steps) == 6
+    before, *_, after = [line for line in lines if "validation_reward" in line]
+    assert (before["step"], after["step"]) == (0, 6)
+    assert "validation_exact_match" in after
+    assert steps[0]["kl_nats"] == pytest.approx(0, abs=1e-6)
+    assert steps[-1]["kl_nats"] > 0
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_run_is_taken_up_exactly(whole, words, tmp_path, step):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    (folder / "outcome.json").unlink()
+    for checkpoint in (folder / "checkpoints").iterdir():
+        if int(checkpoint.name.rpartition("-")[2]) > step:
+            shutil.rmtree(checkpoint)
+    train("grpo", *words, f"out={folder}")
+    assert outcome_of(folder)["weights_sha256"] == outcome_of(whole)["weights_sha256"]
+
+
+def test_adapters_learn_beside_their_reference(words, tmp_path):
+    folder = tmp_path / "run"
+    train("grpo", *words, "lora.rank=4", f"out={folder}")
+    assert outcome_of(folder)["weights_sha256"]
+
+
+def test_ppo_learns_a_value_and_is_taken_up_exactly(words, tmp_path):
+    ppo = [word for word in words if not word.startswith("objective.rollout.updates")]
+    folder = tmp_path / "run"
+    train("ppo", *ppo, f"out={folder}")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "value_loss" in line]
+    assert len(steps) == 6
+    assert {"value", "return", "value_clipped_fraction", "policy_loss", "kl_nats"} <= steps[0].keys()
+    assert steps[0]["value"] == 0
+    assert steps[-1]["value"] != 0
+    assert steps[0]["advantage_square"] == pytest.approx(1, rel=0.01)
+    expected = outcome_of(folder)["weights_sha256"]
+    for checkpoint in (folder / "checkpoints").iterdir():
+        if int(checkpoint.name.rpartition("-")[2]) > 3:  # in the middle of a round: two steps each
+            shutil.rmtree(checkpoint)
+    (folder / "outcome.json").unlink()
+    train("ppo", *ppo, f"out={folder}")
+    assert outcome_of(folder)["weights_sha256"] == expected
+
+
+def test_ppo_sums_over_any_split():
+    settings = policy(loss="ppo", rollout={"updates": 2})
+    head = ScalarHead(make_model())
+    torch.nn.init.normal_(head.scalar, generator=torch.Generator().manual_seed(0))
+    objective = PolicyObjective(settings)
+    found = []
+    for micro in (4, 1):
+        source = make_source(settings, model=head.model, micro=micro)
+        source.sampler = replace(source.sampler, values=head)
+        batches = [next(source) for _ in range(4 // micro)]
+        units = sum(objective.weight(batch) for batch in batches)
+        head.zero_grad()
+        for batch in batches:
+            loss = objective(head, batch)
+            (loss.total / units).backward()
+        assert {"value_loss", "value"} <= loss.parts.keys()
+        found.append([value.grad.clone() for value in head.parameters()])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() <= 1e-4 * one.norm() + 1e-7
+    with pytest.raises(UserError, match="only ppo learns values"):
+        policy(value=Value(decay=0.5))
+    with pytest.raises(UserError, match="temperature 1"):
+        policy(loss="ppo", rollout={"temperature": 0.5})
+
+
+def test_prompts_are_read_and_held_out(toy, base, tmp_path):
+    from penjing.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(base / "tokenizer")
+    made = read([toy / "rl.jsonl"], tokenizer, longest=200, held_out_fraction=0.3, thinking=False)
+    assert made.train
+    assert made.held_out
+    assert all(prompt.truths for prompt in made.train)
+    texts = {prompt.messages[-1].content for prompt in made.train}
+    assert not texts & {prompt.messages[-1].content for prompt in made.held_out}
+    short = read([toy / "rl.jsonl"], tokenizer, longest=40, held_out_fraction=0.3, thinking=False)
+    assert short.skipped > 0
+    with pytest.raises(UserError, match="no prompt fits"):
+        read([toy / "rl.jsonl"], tokenizer, longest=2, held_out_fraction=0.3, thinking=False)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"conversations": [{"role": "user", "content": "a"}], "gt": {"x": 1}}\n')
+    with pytest.raises(UserError, match=r"broken.jsonl:1: field gt is no reference answer"):
+        read([broken], tokenizer, longest=200, held_out_fraction=0.3, thinking=False)
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("objective.rewards=exakt", "Did you mean exact"),
+        ("data.row_tokens=8", "an answer leaves no room"),
+        ("objective.reference=adapter_off", "no adapters to switch off"),
+        ("data.kind=chats", "not what is answered"),
+    ],
+)
+def test_what_cannot_be_is_refused(words, tmp_path, word, line):
+    with pytest.raises(UserError, match=line):
+        train("grpo", *words, word, f"out={tmp_path / 'run'}")

@@ -1,0 +1,216 @@
+"""Distillation runs: the student takes what it needs from its teacher, resumes exactly, and refuses what cannot be."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from penjing.base.config import parse_overrides
+from penjing.base.errors import UserError
+from penjing.parallel.single import Single
+from penjing.recipes.distill import make_stage
+from penjing.recipes.execute import execute, resolve_run
+from penjing.train.folder import load_trained
+
+STUDENT = ["model=tiny", "model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.num_kv_heads=1"]
+STUDENT += ["model.head_size=8", "model.mlp_size=24"]
+LAUNCHER = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+
+
+def train(recipe, *words):
+    """`penjing train` without a new process; returns what it said."""
+    said = io.StringIO()
+    execute(resolve_run(recipe, parse_overrides(words)), Console(file=said, width=200))
+    return said.getvalue()
+
+
+def last(folder):
+    """The outcome of a run."""
+    return json.loads((folder / "outcome.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory, small_run):
+    folder = tmp_path_factory.mktemp("teacher") / "run"
+    train("pretrain", *small_run, "steps=60", "optimizer.learning_rate=0.01", f"out={folder}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words(teacher, small_run):
+    """Settings of a short distillation, without a mode."""
+    common = [word for word in small_run if word.startswith(("batch", "compute", "data", "track"))]
+    common += ["validate.rows=8", "validate.every=3", "save.every=2", "steps=6", f"objective.teacher={teacher}"]
+    return [*common, *STUDENT]
+
+
+@pytest.fixture(scope="module")
+def prompts(toy):
+    """Settings that make it a run on what the student itself writes."""
+    return ["objective.mode=on_policy", "objective.data_weight=0", "objective.answer_tokens=8", "data.kind=chats",
+            f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=192"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory, words):
+    folder = tmp_path_factory.mktemp("live") / "run"
+    train("distill", *words, f"out={folder}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory, words):
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    said = train("distill", *words, "objective.mode=top_k", "objective.top_k=300", f"out={folder}")
+    return folder, said
+
+
+def test_a_student_from_nothing_takes_vocabulary_and_tokenizer(live, teacher):
+    student, taught = load_trained(live), load_trained(teacher)
+    assert student.tokenizer.fingerprint == taught.tokenizer.fingerprint
+    assert student.model.config.vocabulary_size == taught.model.config.vocabulary_size == 400
+    assert student.model.config.hidden_size == 16
+    found = last(live)
+    for name in ("validation_loss_nats_per_token", "validation_kl_nats_per_token", "validation_agreement"):
+        assert found[name] > 0
+    assert found["validation_bits_per_byte"] > 0
+
+
+def test_a_student_learns_what_its_teacher_says(tmp_path, words, teacher):
+    train("distill", *words, "steps=60", "optimizer.learning_rate=0.01", "validate.before=yes", f"out={tmp_path}/run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    kls = [line["validation_kl_nats_per_token"] for line in lines if "validation_kl_nats_per_token" in line]
+    assert kls[-1] < 0.6 * kls[0]
+
+
+def test_predictions_from_disk_teach_as_the_teacher_does(live, kept, losses):
+    folder, said = kept
+    assert "the teacher reads" in said
+    expected, found = losses(live), losses(folder)
+    assert expected.keys() == found.keys()
+    assert max(abs(found[step] - expected[step]) for step in expected) < 2e-3
+    for name in ("validation_kl_nats_per_token", "validation_agreement"):
+        assert last(folder)[name] == pytest.approx(last(live)[name], abs=0.02)
+
+
+def test_a_store_is_made_once_and_may_be_shared(tmp_path, kept, words, losses):
+    folder, _ = kept
+    shared = ["objective.mode=top_k", "objective.top_k=300", f"objective.store={folder / 'teacher'}"]
+    said = train("distill", *words, *shared, f"out={tmp_path / 'again'}")
+    assert "the teacher reads" not in said
+    assert losses(tmp_path / "again") == losses(folder)
+    fewer = [word.replace("top_k=300", "top_k=4") for word in shared]
+    assert "the teacher reads" in train("distill", *words, *fewer, f"out={tmp_path / 'fewer'}")
+
+
+@pytest.mark.parametrize("mode", ["logits", "top_k", "on_policy"])
+def test_taken_up_again_it_learns_the_same_bits(tmp_path, mode, live, kept, words, prompts):
+    extra = {"logits": [], "top_k": ["objective.mode=top_k", "objective.top_k=300"], "on_policy": prompts}[mode]
+    whole = {"logits": live, "top_k": kept[0]}.get(mode, tmp_path / "whole")
+    if mode == "on_policy":
+        train("distill", *words, *extra, f"out={whole}")
+    cut = tmp_path / "cut"
+    train("distill", *words, *extra, f"out={cut}")
+    for checkpoint in sorted((cut / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(checkpoint)
+    (cut / "outcome.json").unlink()
+    assert "continues after step 4" in train("distill", *words, *extra, f"out={cut}")
+    assert last(cut)["weights_sha256"] == last(whole)["weights_sha256"]
+    assert last(cut)["resumed"] == 1
+
+
+def test_a_trained_student_and_adapters_can_be_taught_too(tmp_path, live, words):
+    kept = [word for word in words if not word.startswith("model")]
+    train("distill", *kept, f"start={live}", f"out={tmp_path / 'more'}")
+    train("distill", *kept, f"start={live}", "lora.rank=2", f"out={tmp_path / 'adapter'}")
+    assert (tmp_path / "adapter" / "adapter").is_dir()
+
+
+def stage(words, out):
+    run = resolve_run("distill", parse_overrides([*words, f"out={out}"]))
+    made = make_stage(run, Single(torch.device("cpu")), lambda text: None)
+    model = load_trained(Path(run.objective.teacher)).model
+    made.begin(made.trained(model), Single(torch.device("cpu")))
+    return made
+
+
+def test_own_answers_depend_on_the_place_alone(tmp_path, words, prompts):
+    made = stage([*words, *prompts, "objective.own_fraction=0.5"], tmp_path / "x")
+    together = made.batch(range(6))
+    parts = [made.batch(range(2)), made.batch(range(2, 6))]
+    torch.testing.assert_close(torch.cat([part.target_N for part in parts]), together.target_N)
+    given = torch.cat([part.values["given"] for part in parts])
+    torch.testing.assert_close(given, together.values["given"])
+    assert set(given.tolist()) == {0.0, 1.0}
+    rank, other = made.source(2, 0, 2), made.source(2, 1, 2)
+    one = made.source(4, 0, 1)
+    for _ in range(2):
+        both = torch.cat((next(rank).target_N, next(other).target_N))
+        torch.testing.assert_close(both, next(one).target_N)
+    assert rank.state() == one.state() == {"next_prompt": 8}
+
+
+def test_prompts_without_answers(tmp_path, words, prompts, toy):
+    asked = [word for word in prompts if not word.startswith("data")]
+    asked += [
+        "data.kind=prompts",
+        f"data.train={toy / 'rl.jsonl'}",
+        "data.row_tokens=160",
+        "data.validation_fraction=0.2",
+    ]
+    train("distill", *words, *asked, f"out={tmp_path / 'x'}")
+    assert last(tmp_path / "x")["validation_kl_nats_per_token"] > 0
+    with pytest.raises(UserError, match=r"objective\.own_fraction"):
+        stage([*words, *asked, "objective.own_fraction=0.5"], tmp_path / "y")
+
+
+def test_two_ranks_learn_what_one_does_and_share_the_store(tmp_path, kept, words, penjing, losses):
+    folder = tmp_path / "two"
+    more = ["objective.mode=top_k", "objective.top_k=300"]
+    penjing("train", "distill", *words, *more, f"out={folder}", launcher=LAUNCHER)
+    expected, found = losses(kept[0]), losses(folder)
+    assert found.keys() == expected.keys()
+    assert max(abs(found[step] - expected[step]) for step in expected) < 1e-5
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_another_vocabulary_is_refused_with_the_way_out(tmp_path, words, toy, small_run):
+    other = tmp_path / "other"
+    train("pretrain", *small_run, "steps=1", "tokenizer.vocabulary=390", f"out={other}")
+    mine = [word for word in words if not word.startswith("model")]
+    with pytest.raises(UserError, match=r"other tokens than the student.*penjing generate .*penjing train sft"):
+        train("distill", *mine, f"start={other}", f"out={tmp_path / 'x'}")
+
+
+def test_no_teacher_is_named(tmp_path, words):
+    with pytest.raises(UserError, match=r"objective\.teacher: no teacher"):
+        train("distill", *(word for word in words if not word.startswith("objective")), f"out={tmp_path / 'x'}")
+
+
+def test_a_teacher_that_changed_is_noticed(tmp_path, words, live, teacher):
+    shutil.copytree(live, tmp_path / "run")
+    path = tmp_path / "run" / "teacher.json"
+    path.write_text(path.read_text().replace(json.loads(path.read_text())["sha256"], "0" * 64))
+    with pytest.raises(UserError, match="the teacher has changed"):
+        train("distill", *words, f"out={tmp_path / 'run'}")
+
+
+def test_a_stream_has_no_places_to_keep_predictions_for(tmp_path, words):
+    with pytest.raises(UserError, match=r"data\.packing.*objective\.mode=logits"):
+        train("distill", *words, "data.packing=stream", "objective.mode=top_k", f"out={tmp_path / 'x'}")
+
+
+def test_rows_longer_than_the_teacher_reads(tmp_path, words):
+    with pytest.raises(UserError, match=r"data\.row_tokens: rows longer than the teacher"):
+        train("distill", *words, "data.row_tokens=4096", "model.max_tokens=8192", f"out={tmp_path / 'x'}")
+
+
+def test_texts_ask_nothing(tmp_path, words):
+    with pytest.raises(UserError, match="nothing to answer"):
+        stage([*words, "objective.mode=on_policy", "objective.data_weight=0"], tmp_path / "x")

@@ -1,0 +1,238 @@
+"""Runs of preference tuning and of reward models: references, resuming, ranks, held-out figures, what they refuse."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+
+import pytest
+import safetensors.torch
+import torch
+from rich.console import Console
+
+from penjing.base.config import parse_overrides
+from penjing.base.errors import UserError
+from penjing.model.lora import fingerprint
+from penjing.recipes.execute import execute, resolve_run
+from penjing.text.records import Message
+from penjing.train.folder import load_trained
+from penjing.train.reward import load_judge
+
+LAUNCHER = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+
+
+def train(recipe, *words):
+    """`penjing train` without a new process; returns what it said."""
+    said = io.StringIO()
+    execute(resolve_run(recipe, parse_overrides(words)), Console(file=said, width=200))
+    return said.getvalue()
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def curve(folder, name):
+    return {line["step"]: line[name] for line in metrics(folder) if name in line}
+
+
+def newest(folder):
+    return sorted((folder / "checkpoints").iterdir())[-1]
+
+
+def weights_of(folder):
+    return safetensors.torch.load_file(newest(folder) / "model.safetensors")
+
+
+def cut_back(whole, folder, step):
+    """A copy of a run as it was when it had only come to `step`."""
+    shutil.copytree(whole, folder)
+    (folder / "outcome.json").unlink()
+    for checkpoint in (folder / "checkpoints").iterdir():
+        if not checkpoint.name.endswith(f"{step:08d}"):
+            shutil.rmtree(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, small_run):
+    folder = tmp_path_factory.mktemp("base") / "run"
+    train("pretrain", *small_run, f"out={folder}")
+    return folder
+
+
+def pairs_of(folder, number=48):
+    """Pairs in which the answer that names the asked one is chosen."""
+    names = ["Tom", "Amy", "Jack", "Lily", "Ben", "Jane"]
+    records = []
+    for index in range(number):
+        one, other = names[index % 6], names[(index + 1 + index // 6 % 5) % 6]
+        asked = [{"role": "user", "content": f"{one} has {index} cats. Who?"}]
+        records.append(
+            {
+                "chosen": [*asked, {"role": "assistant", "content": one}],
+                "rejected": [*asked, {"role": "assistant", "content": f"not {other} I think"}],
+                "margin": index % 3 / 10,
+            }
+        )
+    path = folder / "pairs.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory, base, small_run):
+    """Settings of a short run on `base`."""
+    common = [word for word in small_run if word.startswith(("compute", "track"))]
+    return [
+        *common,
+        f"start={base}",
+        f"data.train={pairs_of(tmp_path_factory.mktemp('pairs'))}",
+        "data.row_tokens=128",
+        "data.validation_fraction=0.25",
+        "batch.rows=8",
+        "steps=6",
+        "save.every=2",
+        "save.keep=9",
+        "validate.every=3",
+        "optimizer.learning_rate=3e-3",
+    ]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory, words):
+    folder = tmp_path_factory.mktemp("tuned") / "run"
+    said = train("dpo", *words, f"out={folder}")
+    return folder, said
+
+
+def test_before_the_first_step_nothing_is_preferred_and_after_it_something_is(tuned):
+    folder, said = tuned
+    accuracy, margin = curve(folder, "validation_reward_accuracy"), curve(folder, "validation_reward_margin")
+    assert list(accuracy) == [0, 3, 6]
+    assert (accuracy[0], margin[0]) == (0.5, 0.0)
+    assert margin[6] > margin[3] > 0
+    assert accuracy[6] > 0.9
+    assert curve(folder, "preference_loss")[6] < curve(folder, "preference_loss")[1]
+    assert curve(folder, "chosen_drift_nats_per_token")[6] > 0
+    assert "asking the reference about" in said
+    assert "the start model, asked once" in said
+
+
+def test_a_resumed_run_learns_the_same_bits(tuned, tmp_path, words):
+    folder = tmp_path / "run"
+    cut_back(tuned[0], folder, 2)
+    said = train("dpo", *words, f"out={folder}")
+    assert "continues after step 2" in said
+    assert "asking the reference" not in said
+    expected, got = weights_of(tuned[0]), weights_of(folder)
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+    # Without the file the reference is asked again: the start model, and not the model as it is now.
+    again = tmp_path / "again"
+    cut_back(tuned[0], again, 2)
+    (again / "reference.safetensors").unlink()
+    assert "asking the reference" in train("dpo", *words, f"out={again}")
+    got = weights_of(again)
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+def test_a_copy_in_every_step_says_what_was_precomputed(tuned, tmp_path, words):
+    folder = tmp_path / "copy"
+    train("dpo", *words, f"out={folder}", "objective.reference=copy")
+    expected, got = curve(tuned[0], "preference_loss"), curve(folder, "preference_loss")
+    assert got == pytest.approx(expected, abs=1e-5)
+    assert not (folder / "reference.safetensors").exists()
+
+
+def test_with_adapters_the_base_is_the_reference(base, tmp_path, words):
+    curves = {}
+    for reference in ("precomputed", "copy", "adapter_off"):
+        folder = tmp_path / reference
+        train("dpo", *words, f"out={folder}", "lora.rank=4", f"objective.reference={reference}")
+        curves[reference] = curve(folder, "preference_loss")
+        assert curve(folder, "validation_reward_margin")[6] > 0
+    assert curves["copy"] == pytest.approx(curves["precomputed"], abs=1e-5)
+    assert curves["adapter_off"] == pytest.approx(curves["precomputed"], abs=1e-5)
+    merged = load_trained(tmp_path / "copy", adapters="merged").model
+    assert fingerprint(merged) != fingerprint(load_trained(base).model)
+
+
+def test_without_a_reference_none_is_made(tmp_path, words):
+    for loss in ("simpo", "orpo"):
+        folder = tmp_path / loss
+        said = train("dpo", *words, f"out={folder}", f"objective.loss={loss}", "steps=2")
+        assert "  reference  " not in said
+        assert not (folder / "reference.safetensors").exists()
+
+
+def test_kto_learns_from_single_answers_and_goes_on_exactly(tmp_path, words):
+    records = []
+    for line in (next(word for word in words if word.startswith("data.train=")), ""):
+        if line:
+            pairs = [json.loads(record) for record in open(line.removeprefix("data.train="))]
+            for pair in pairs:
+                records.append({"messages": pair["chosen"], "label": True})
+                records.append({"prompt": pair["rejected"][:1], "completion": pair["rejected"][1:], "label": False})
+    path = tmp_path / "judged.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    kto = [*words, f"data.train={path}", "objective.loss=kto", "objective.kl_groups=4"]
+    train("dpo", *kto, f"out={tmp_path / 'whole'}")
+    signed = curve(tmp_path / "whole", "validation_signed_reward")
+    assert signed[0] == 0
+    assert signed[6] > signed[3] > 0
+    cut_back(tmp_path / "whole", tmp_path / "cut", 4)
+    train("dpo", *kto, f"out={tmp_path / 'cut'}")
+    expected, got = weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut")
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+    # More passes of a step, of whole blocks, are the same step.
+    train("dpo", *kto, f"out={tmp_path / 'copy'}", "objective.reference=copy", "batch.micro_rows=8")
+    assert curve(tmp_path / "copy", "preference_loss") == pytest.approx(
+        curve(tmp_path / "whole", "preference_loss"), abs=1e-5
+    )
+    with pytest.raises(UserError, match=r"objective.kl_groups.*got 4; wanted a divisor of 2"):
+        train("dpo", *kto, f"out={tmp_path / 'x'}", "batch.micro_rows=2")
+    with pytest.raises(UserError, match=r"are no pairs.*objective.loss=kto"):
+        train("dpo", *words, f"data.train={path}", f"out={tmp_path / 'y'}")
+
+
+def test_two_ranks_equal_one(tuned, tmp_path, words, penjing):
+    folder = tmp_path / "two"
+    penjing("train", "dpo", *words, f"out={folder}", launcher=LAUNCHER)
+    for name in ("preference_loss", "validation_reward_margin", "chosen_reward"):
+        assert curve(folder, name) == pytest.approx(curve(tuned[0], name), abs=1e-5)
+    expected, got = weights_of(tuned[0]), weights_of(folder)
+    assert all((got[name] - expected[name]).abs().max() < 1e-5 for name in expected)
+
+
+@pytest.mark.parametrize("adapters", [(), ("lora.rank=4",)], ids=["whole", "lora"])
+def test_a_reward_model_is_trained_saved_resumed_and_read(tmp_path, words, adapters):
+    folder = tmp_path / "run"
+    train("reward", *words, *adapters, "optimizer.learning_rate=1e-2", f"out={folder}")
+    accuracy = curve(folder, "validation_reward_accuracy")
+    assert accuracy[0] == 0.5
+    assert accuracy[6] > 0.9
+    assert weights_of(folder)["scalar"].any()
+    cut_back(folder, tmp_path / "cut", 4)
+    assert "continues after step 4" in train(
+        "reward", *words, *adapters, "optimizer.learning_rate=1e-2", f"out={tmp_path / 'cut'}"
+    )
+    expected, got = weights_of(folder), weights_of(tmp_path / "cut")
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+    judge = load_judge(folder)
+    asked = Message(role="user", content="Tom has 99 cats. Who?")
+    answers = [Message(role="assistant", content=content) for content in ("Tom", "not Amy I think")]
+    good, bad = judge.rewards([[asked, answer] for answer in answers])
+    assert good > bad
+    assert judge.rewards([[asked, answers[1]]]) == pytest.approx([bad], abs=1e-5)
+    assert load_trained(folder, adapters="merged").answers
+
+
+def test_what_cannot_be_learned_is_refused(base, tmp_path, words):
+    with pytest.raises(UserError, match="no reward model"):
+        load_judge(base)
+    with pytest.raises(UserError, match=r"start: preferences are learned by a model"):
+        train("dpo", *(word for word in words if not word.startswith("start")), f"out={tmp_path / 'a'}")
+    with pytest.raises(UserError, match=r"data.kind: .*got chats; wanted preferences"):
+        train("dpo", *words, "data.kind=chats", f"out={tmp_path / 'b'}")
+    with pytest.raises(UserError, match=r"objective.reference.*lora.rank"):
+        train("dpo", *words, "objective.reference=adapter_off", f"out={tmp_path / 'c'}")
