@@ -28,10 +28,12 @@ data_app = typer.Typer(no_args_is_help=True, help="Get, make, look at and tokeni
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or look at how one cuts text.")
 export_app = typer.Typer(no_args_is_help=True, help="Hand a model to other programs, checked against our own logits.")
 adapter_app = typer.Typer(no_args_is_help=True, help="Merge LoRA adapters into their base, or hand them out.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory beside other programs, on this machine.")
 app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(export_app, name="export")
 app.add_typer(adapter_app, name="adapter")
+app.add_typer(bench_app, name="bench")
 # A pipe or a file has no width of its own; 80 columns would cut the tables.
 console = Console(width=None if sys.stdout.isatty() else 160)
 
@@ -417,6 +419,49 @@ def adapter_export(
 
     export_adapter(run, out)
     _say(f"{out}: loads with peft.PeftModel.from_pretrained(base, {str(out)!r})")
+
+
+# --- bench -----------------------------------------------------------------------------------------------------------
+
+
+@bench_app.command("train")
+def bench_train_verb(
+    run: RunPath,
+    data: Annotated[Path, typer.Option(help="Pairs for dpo, prompts with reference answers for grpo.")],
+    method: Annotated[str, typer.Option(help="dpo or grpo.")] = "dpo",
+    peer: Annotated[str, typer.Option(help="trl, or none.")] = "trl",
+    trials: Annotated[int, typer.Option(help="Processes of each, in turn.", min=1)] = 3,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of a trial; the first two are not counted.")] = 12,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 = physical cores.", min=0)] = 0,
+    peer_checkpointing: Annotated[
+        bool, typer.Option("--peer-checkpointing", help="The peer computes activations twice to save memory.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+    settings: Settings = None,
+) -> None:
+    """Train the same model on the same data with ours and with another trainer, and compare speed and memory.
+
+    [bold]Examples[/]
+
+    penjing bench train runs/quickstart --data runs/quickstart/data/dpo.jsonl
+
+    penjing bench train runs/quickstart --method grpo --data runs/quickstart/data/rl.jsonl --threads 1
+    """
+    from penjing.bench.train import Asked
+    from penjing.recipes.bench import bench_train, write
+
+    asked = Asked(
+        method=method,  # type: ignore[arg-type]  # checked there
+        peer=peer,
+        trials=trials,
+        steps=steps,
+        threads=threads,
+        checkpointing=peer_checkpointing,
+    )
+    result = bench_train(run, data, asked, console, *(settings or ()))
+    if out is not None:
+        write(result, out)
+        _say(f"{out}: every trial's figures")
 
 
 # --- data ------------------------------------------------------------------------------------------------------------

