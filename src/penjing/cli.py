@@ -434,8 +434,8 @@ def bench_train_verb(
     steps: Annotated[int, typer.Option(help="Optimizer steps of a trial; the first two are not counted.")] = 12,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 = physical cores.", min=0)] = 0,
     peer_checkpointing: Annotated[
-        bool, typer.Option("--peer-checkpointing", help="The peer computes activations twice to save memory.")
-    ] = False,
+        bool, typer.Option(help="Whether the peer computes activations twice to save memory, as it does by itself.")
+    ] = True,
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
     settings: Settings = None,
 ) -> None:

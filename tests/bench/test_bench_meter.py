@@ -5,23 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from penjing.bench.meter import Laps, Spec, peak_resident_bytes, read_spec, units_per_second
-
-SPEC = Spec(
-    method="dpo",
-    model="m",
-    data="d",
-    run="r",
-    stage="a:b",
-    out="o",
-    threads=1,
-    batch=4,
-    micro=2,
-    steps=3,
-    learning_rate=1e-3,
-    clip_norm=1.0,
-    betas=(0.9, 0.95),
-)
+from penjing.bench.meter import Laps, peak_resident_bytes, read_spec, units_per_second
 
 
 def test_a_lap_lasts_from_the_end_of_the_one_before():
@@ -49,7 +33,7 @@ def test_peak_is_that_of_this_process():
     assert peak_resident_bytes() > len(block)
 
 
-def test_a_spec_is_read_back_as_it_was(tmp_path, monkeypatch):
-    (tmp_path / "spec.json").write_text(json.dumps(asdict(SPEC)))
+def test_a_spec_is_read_back_as_it_was(spec, tmp_path, monkeypatch):
+    (tmp_path / "spec.json").write_text(json.dumps(asdict(spec)))
     monkeypatch.setattr("sys.argv", ["trial", str(tmp_path / "spec.json")])
-    assert read_spec() == SPEC
+    assert read_spec() == spec

@@ -14,7 +14,6 @@ from penjing.bench.train import Asked, compare, trial
 from penjing.feed.groups import GroupSource
 from penjing.recipes.bench import bench_train, pair_order
 from penjing.recipes.execute import execute, resolve_run
-from tests.bench.test_bench_meter import SPEC
 
 MEBIBYTE = 2**20
 
@@ -40,17 +39,17 @@ def peer_there(monkeypatch):
     monkeypatch.setattr(bench, "is_installed", lambda peer: peer != "none")
 
 
-def test_trials_alternate_and_medians_are_compared(tmp_path, peer_there):
+def test_trials_alternate_and_medians_are_compared(spec, tmp_path, peer_there):
     seen = []
 
-    def pretend(module, spec, folder):
+    def pretend(module, given, folder):
         seen.append((module.rpartition(".")[2], folder.name))
         ours = module.endswith("ours")
         slower = 1.0 + int(folder.name[-1])
         return printed([slower, slower], 200, 0.7) if ours else printed([3 * slower, 3 * slower], 500, 0.7001)
 
     console = quiet()
-    result = compare(Asked(method="dpo", steps=3, warmup=1), SPEC, tmp_path, console, pretend)
+    result = compare(Asked(method="dpo", steps=3, warmup=1), spec, tmp_path, console, pretend)
     assert [name for name, _ in seen] == ["ours", "trl_dpo", "trl_dpo", "ours", "ours", "trl_dpo"]
     assert len({folder for _, folder in seen}) == 6
     ours = result["medians"]["penjing"]["units_per_second"]
@@ -65,33 +64,33 @@ def test_trials_alternate_and_medians_are_compared(tmp_path, peer_there):
     json.dumps(result)  # it is written as data
 
 
-def test_a_missed_goal_is_called_missed(tmp_path, peer_there):
-    def pretend(module, spec, folder):
+def test_a_missed_goal_is_called_missed(spec, tmp_path, peer_there):
+    def pretend(module, given, folder):
         return printed([1.0, 1.0], 300, 0.7)
 
     console = quiet()
-    compare(Asked(method="dpo", steps=3, warmup=1, trials=1), SPEC, tmp_path, console, pretend)
+    compare(Asked(method="dpo", steps=3, warmup=1, trials=1), spec, tmp_path, console, pretend)
     assert "at least 2 x the speed: 1.00 x, missed" in console.file.getvalue()
     assert "at most 0.6 x the memory: 1.00 x, missed" in console.file.getvalue()
 
 
-def test_checkpointing_is_the_peers_alone(tmp_path, peer_there):
+def test_checkpointing_is_the_peers_alone(spec, tmp_path, peer_there):
     told = {}
 
-    def pretend(module, spec, folder):
-        told[module.rpartition(".")[2]] = spec.checkpointing
+    def pretend(module, given, folder):
+        told[module.rpartition(".")[2]] = given.checkpointing
         return printed([1.0, 1.0], 300, 0.7)
 
     asked = Asked(method="dpo", steps=3, warmup=1, trials=1, checkpointing=True)
-    compare(asked, SPEC, tmp_path, quiet(), pretend)
+    compare(asked, spec, tmp_path, quiet(), pretend)
     assert told == {"ours": False, "trl_dpo": True}
 
 
-def test_without_the_peer_ours_stands_alone_and_that_is_said(tmp_path, monkeypatch):
+def test_without_the_peer_ours_stands_alone_and_that_is_said(spec, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "is_installed", lambda peer: False)
     console = quiet()
     asked = Asked(method="dpo", steps=3, warmup=1, trials=1)
-    result = compare(asked, SPEC, tmp_path, console, lambda module, spec, folder: printed([1.0, 1.0], 300, 0.7))
+    result = compare(asked, spec, tmp_path, console, lambda *_: printed([1.0, 1.0], 300, 0.7))
     assert list(result["medians"]) == ["penjing"]
     assert "ours_over_peer" not in result
     assert "trl is not installed" in console.file.getvalue()
@@ -105,9 +104,9 @@ def test_what_cannot_be_measured_is_refused(wrong):
         Asked(**{"method": "dpo", **wrong})
 
 
-def test_a_failed_trial_is_one_line(tmp_path):
+def test_a_failed_trial_is_one_line(spec, tmp_path):
     with pytest.raises(UserError, match="a trial failed"):
-        trial("penjing.bench.ours", SPEC, tmp_path / "one")
+        trial("penjing.bench.ours", spec, tmp_path / "one")
 
 
 def test_the_peer_gets_pairs_in_the_order_of_our_steps():

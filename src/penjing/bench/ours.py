@@ -1,4 +1,4 @@
-"""A trial of our own: `python -m penjing.bench.ours SPEC.json`. The parts that `penjing train` puts together, and its loop.
+"""A trial of our own: `python -m penjing.bench.ours SPEC.json`. The parts and the loop of `penjing train`.
 
 Left out of the steps, and in the time of the whole process: the probe before step 1. Left out altogether, here as of
 the peers: validation and checkpoints.

@@ -42,7 +42,9 @@ class Asked:
     steps: int = 12  # of one trial, warm-up included
     warmup: int = 2  # steps that are not counted
     threads: int = 0  # of the CPU; 0 = physical cores
-    checkpointing: bool = False  # peer: compute activations twice to save memory, its own default
+    # Peer: compute activations twice to save memory, its own default. With 1M parameters on one CPU core TRL's DPO took
+    # 15.3 pairs/s and 1015 MiB with it, 16.9 pairs/s and 1262 MiB without.
+    checkpointing: bool = True
 
     def __post_init__(self) -> None:
         if self.method not in PEERS:
@@ -182,7 +184,7 @@ def summary(asked: Asked, spec: Spec, trials: Mapping[str, list[dict[str, Any]]]
 
 def _largest_difference(trials: Sequence[list[dict[str, Any]]]) -> float:
     """Of the losses of the same step: how far the two drift apart."""
-    first, second = ([figures["loss"] for figures in each[0]["figures"]] for each in trials)
+    first, second = ([float(figures["loss"]) for figures in each[0]["figures"]] for each in trials)
     return max(abs(one - other) for one, other in zip(first, second, strict=True))
 
 

@@ -173,7 +173,7 @@ class _ByExpert(torch.autograd.Function):
             if rows.start == rows.stop:
                 continue
             both_GD[:size], both_GD[size:], down_DF[:] = gate_EFD[expert], up_EFD[expert], down_EDF[expert]
-            torch.mm(x_ND.index_select(0, groups.token_R[rows]), both_GD.T, out=both_RG[rows])
+            torch.mm(x_ND[groups.token_R[rows]], both_GD.T, out=both_RG[rows])
             gate_RF, up_RF = both_RG[rows].chunk(2, dim=-1)
             torch.mm(functional.silu(gate_RF).mul_(up_RF), down_DF.T, out=y_RD[rows])
         ctx.save_for_backward(x_ND, weight_Nk, both_RG, gate_EFD, up_EFD, down_EDF)
@@ -200,7 +200,7 @@ class _ByExpert(torch.autograd.Function):
                     gradient[expert].zero_()
                 continue
             both_GD[:size], both_GD[size:], down_DF[:] = gate_EFD[expert], up_EFD[expert], down_EDF[expert]
-            rise_RD, weight_R1 = rise_ND.index_select(0, groups.token_R[rows]), weight_R[rows, None].to(x_ND.dtype)
+            rise_RD, weight_R1 = rise_ND[groups.token_R[rows]], weight_R[rows, None].to(x_ND.dtype)
             gate_RF, up_RF = both_RG[rows].chunk(2, dim=-1)
             silu_RF = functional.silu(gate_RF)
             inner_RF = silu_RF * up_RF
@@ -210,7 +210,7 @@ class _ByExpert(torch.autograd.Function):
             torch.mm(grad_both_RG, both_GD, out=grad_x_RD[rows])
             if learns:
                 torch.mm(rise_RD.mul_(weight_R1).T, inner_RF, out=block_DF)
-                torch.mm(grad_both_RG.T, x_ND.index_select(0, groups.token_R[rows]), out=block_GD)
+                torch.mm(grad_both_RG.T, x_ND[groups.token_R[rows]], out=block_GD)
                 grads[0][expert], grads[1][expert], grads[2][expert] = block_GD[:size], block_GD[size:], block_DF
         grad_x_ND = _mix(grad_x_RD, groups, None).to(upstream[0].dtype)
         return grad_x_ND, grad_weight_R[groups.row_Nk], *(grads or (None, None, None)), None, None
@@ -279,7 +279,7 @@ def _by_row(weight_Nk: Tensor, groups: Groups) -> Tensor:
 
 def _mix(y_RD: Tensor, groups: Groups, weight_Nk: Tensor | None) -> Tensor:
     """Sum each token's pairs, in the order of its choices: the same sum every time, unlike an atomic add."""
-    y_NkD = y_RD.index_select(0, groups.row_Nk.flatten()).view(*groups.row_Nk.shape, -1)
+    y_NkD = y_RD[groups.row_Nk]
     if weight_Nk is not None:
         y_NkD *= weight_Nk[..., None]
     return y_NkD[:, 0] if y_NkD.shape[1] == 1 else y_NkD.sum(dim=1)

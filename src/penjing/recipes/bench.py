@@ -6,6 +6,7 @@ import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from penjing.export.card import model_card
 from penjing.export.hf import export
 from penjing.objective.policy import Policy
 from penjing.objective.preference import Preference
+from penjing.optim.adamw import AdamW
 from penjing.plan import hardware
 from penjing.recipes import STAGES
 from penjing.recipes.execute import resolve_run
@@ -61,15 +63,18 @@ def bench_train(model: Path, data: Path, asked: Asked, console: Console, *settin
         _check(run)
         micro = run.batch.micro_rows or (run.batch.rows // 2 if run.batch.rows % 2 == 0 else run.batch.rows)
         run = replace(run, batch=replace(run.batch, micro_rows=micro))
-        if isinstance(run.objective, Preference):
+        objective, optimizer = run.objective, run.optimizer
+        assert isinstance(optimizer, AdamW), "checked"
+        more: dict[str, Any]
+        if isinstance(objective, Preference):
             run = _pairs(run, work)
-            more = {"beta": run.objective.strength, "reference": run.objective.reference}  # type: ignore[union-attr]
+            more = {"beta": objective.strength, "reference": objective.reference}
         else:
-            assert isinstance(run.objective, Policy)
-            how = run.objective.rollout
+            assert isinstance(objective, Policy)
+            how = objective.rollout
             _prompts(run, work)
             more = {
-                "beta": run.objective.kl_weight,
+                "beta": objective.kl_weight,
                 "answers": how.answers,
                 "max_tokens": how.max_tokens,
                 "temperature": how.temperature,
@@ -81,18 +86,18 @@ def bench_train(model: Path, data: Path, asked: Asked, console: Console, *settin
             model=str(work / "model"),
             data=str(work / "data.jsonl"),
             run=str(work / "run.toml"),
-            stage=STAGES[run.objective.kind],
+            stage=STAGES[objective.kind],
             out="",
             threads=asked.threads,
             batch=run.batch.rows,
             micro=micro,
             steps=asked.steps,
-            learning_rate=run.optimizer.learning_rate,
+            learning_rate=optimizer.learning_rate,
             clip_norm=run.clip_norm,
-            betas=(run.optimizer.beta1, run.optimizer.beta2),  # type: ignore[union-attr]  # AdamW, checked
+            betas=(optimizer.beta1, optimizer.beta2),
             seed=run.seed,
             dtype=run.compute.dtype,
-            **more,  # type: ignore[arg-type]
+            **more,
         )
         parameters = sum(parameter.numel() for parameter in trained.model.parameters())
         console.print(

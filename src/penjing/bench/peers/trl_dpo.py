@@ -6,6 +6,7 @@ nobody's time. Its `padding_free` is switched off in this version by TRL itself.
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
 
@@ -14,17 +15,19 @@ from penjing.bench.meter import Laps, read_spec
 
 def main() -> None:
     spec, laps = read_spec(), Laps()
-    import datasets
     import torch
     import transformers
-    import trl
 
-    trainer_class, config_class = trl.DPOTrainer, trl.DPOConfig  # imported here: trl loads them when asked
+    # Neither says its types.
+    datasets: Any = importlib.import_module("datasets")
+    trl: Any = importlib.import_module("trl")
+
+    _ = trl.DPOTrainer, trl.DPOConfig  # loaded when first asked for
     laps.imported()
     torch.set_num_threads(spec.threads)
     datasets.disable_progress_bars()
 
-    class Ready(trainer_class):  # type: ignore[misc, valid-type]
+    class Ready(trl.DPOTrainer):  # type: ignore[misc]
         def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             return dataset
 
@@ -37,7 +40,7 @@ def main() -> None:
                 names = {"loss": "loss", "accuracy": "rewards/accuracies", "margin": "rewards/margins"}
                 laps.lap({name: logs[theirs] for name, theirs in names.items()})
 
-    settings = config_class(
+    settings = trl.DPOConfig(
         output_dir=spec.out,
         use_cpu=True,
         bf16=spec.dtype == "bfloat16",

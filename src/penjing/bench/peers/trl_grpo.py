@@ -6,6 +6,7 @@ Prompts come in the order in which ours answers them; its reward is the function
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from typing import Any
@@ -16,19 +17,21 @@ from penjing.bench.meter import Laps, read_spec
 
 def main() -> None:
     spec, laps = read_spec(), Laps()
-    import datasets
     import torch
     import transformers
-    import trl
 
-    trainer_class, config_class = trl.GRPOTrainer, trl.GRPOConfig
+    # Neither says its types.
+    datasets: Any = importlib.import_module("datasets")
+    trl: Any = importlib.import_module("trl")
+
+    _ = trl.GRPOTrainer, trl.GRPOConfig  # loaded when first asked for
     is_match = look_up({"match": spec.match}, "match", what="reward")
     laps.imported()
     torch.set_num_threads(spec.threads)
     datasets.disable_progress_bars()
     sampling: list[float] = []
 
-    class Timed(trainer_class):  # type: ignore[misc, valid-type]
+    class Timed(trl.GRPOTrainer):  # type: ignore[misc]
         def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             said = super()._generate_single_turn(*args, **kwargs)
@@ -53,7 +56,7 @@ def main() -> None:
         ]
 
     passes = spec.batch // spec.micro
-    settings = config_class(
+    settings = trl.GRPOConfig(
         output_dir=spec.out,
         use_cpu=True,
         bf16=spec.dtype == "bfloat16",
