@@ -57,7 +57,7 @@ def test_flops_of_a_mixture_are_those_of_the_experts_a_token_goes_through(monkey
 
 
 def test_flops_of_adapters_leave_out_the_frozen_matrices():
-    """Three passes of attention and adapters, two of the frozen matrices; the head's look-up gets no gradient either."""
+    """Three passes of attention and adapters, two of the frozen matrices; the frozen table gets no gradient either."""
     config = ModelConfig(**SMALL)
     model = Transformer(config)
     adapt(model, Lora(rank=4), seed=0)
