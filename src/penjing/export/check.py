@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from penjing.base.errors import UserError
+from penjing.base.files import disk_error
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
 from penjing.text.tokenizer import Tokenizer
@@ -22,6 +27,31 @@ CHECK_TEXTS = (
     "   leading, trailing   \n\n\n  and  \t mixed \u3000 space\u00a0here  ",
     "<|im_start|>assistant\nnot a turn<|im_end|> <|endoftext|> < think >",
 )
+
+
+MARK = "penjing_export.json"  # what tells a folder that an export may replace; holds what its check found
+
+
+@contextmanager
+def export_folder(path: Path) -> Iterator[Path]:
+    """A folder to write beside `path`; it gets that name if all goes well, and is removed if not.
+
+    Raises UserError if `path` is there and no export, or the disk refuses.
+    """
+    if path.exists() and not (path / MARK).is_file():
+        raise UserError("is there and was not made by this command", where=path, next_step="Choose another folder.")
+    partial = path.with_name(path.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        shutil.rmtree(path, ignore_errors=True)
+        partial.rename(path)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise disk_error(error, path) from error
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
-from penjing.base.files import disk_error, write_json
+from penjing.base.files import write_json
 from penjing.checkpoint.save import write_tensors
 from penjing.convert.hf import CLASSES, hf_config, hf_name, to_hf
-from penjing.export.check import same_greedy
+from penjing.export.check import MARK, export_folder, same_greedy
 from penjing.infer.engine import generate
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
@@ -58,29 +57,16 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, card: str) -
     Raises UserError if the check fails or `path` holds something else; then nothing is left behind.
     """
     path = Path(path)
-    if path.exists() and not (path / "penjing_export.json").is_file():
-        raise UserError("is there and was not made by this command", where=path, next_step="Choose another folder.")
-    partial = path.with_name(path.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    with export_folder(path) as folder:
         ids = token_ids(tokenizer)
         single = {**ids, "eos_token_id": tokenizer.message_end}
-        write_json(partial / "config.json", {**hf_config(model.config, tokenizer), **single})
-        write_json(partial / "generation_config.json", ids)
-        write_tensors(partial / "model.safetensors", hf_weights(model), metadata={"format": "pt"})
-        tokenizer.save(partial)
-        (partial / "README.md").write_text(card, encoding="utf-8")
-        difference, note = verify(model, tokenizer, partial)
-        write_json(partial / "penjing_export.json", {"largest_logit_difference": difference, "note": note})
-        shutil.rmtree(path, ignore_errors=True)
-        partial.rename(path)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise disk_error(error, path) from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        write_json(folder / "config.json", {**hf_config(model.config, tokenizer), **single})
+        write_json(folder / "generation_config.json", ids)
+        write_tensors(folder / "model.safetensors", hf_weights(model), metadata={"format": "pt"})
+        tokenizer.save(folder)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        difference, note = verify(model, tokenizer, folder)
+        write_json(folder / MARK, {"largest_logit_difference": difference, "note": note})
     return Verified(path, difference, note)
 
 

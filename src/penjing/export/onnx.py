@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from penjing.base.errors import UserError, suggest
-from penjing.base.files import disk_error, write_json
+from penjing.base.files import write_json
 from penjing.convert.hf import hf_config
-from penjing.export.check import Difference, check_rows, difference, float_twin, row_logits, same_greedy
+from penjing.export.check import (
+    MARK,
+    Difference,
+    check_rows,
+    difference,
+    export_folder,
+    float_twin,
+    row_logits,
+    same_greedy,
+)
 from penjing.model.moe import mixtures
 from penjing.model.transformer import Transformer
 from penjing.text.tokenizer import Tokenizer
@@ -77,25 +85,12 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = 
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UserError(f"the {error.name} package is needed", next_step='pip install "penjing[onnx]"') from None
-    if path.exists() and not (path / "penjing_export.json").is_file():
-        raise UserError("is there and was not made by this command", where=path, next_step="Choose another folder.")
-    partial = path.with_name(path.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        _write(float_twin(model), partial, kind)
-        tokenizer.save(partial)
-        write_json(partial / "config.json", hf_config(model.config, tokenizer))
-        found, note = verify(model, tokenizer, partial, kind)
-        write_json(partial / "penjing_export.json", {"largest_logit_difference": found.largest, "note": note})
-        shutil.rmtree(path, ignore_errors=True)
-        partial.rename(path)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise disk_error(error, path) from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with export_folder(path) as folder:
+        _write(float_twin(model), folder, kind)
+        tokenizer.save(folder)
+        write_json(folder / "config.json", hf_config(model.config, tokenizer))
+        found, note = verify(model, tokenizer, folder, kind)
+        write_json(folder / MARK, {"largest_logit_difference": found.largest, "note": note})
     return Verified(path, found, note)
 
 

@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penjing.base.errors import UserError
-from penjing.base.files import disk_error, read_json, sha256_file, sha256_text, sync_folder, write_json
+from penjing.base.files import disk_error, sha256_file, sha256_text, sync_folder, write_json
 from penjing.text.chat import render
 from penjing.text.prepare import held_out_below, is_held_out
 from penjing.text.records import Judged, Message
+from penjing.text.shards import read_meta
 from penjing.text.tokenizer import Tokenizer
 
 FORMAT = 1
@@ -114,17 +115,7 @@ class TokenGroups:
     def __init__(self, folder: Path) -> None:
         """Raises UserError if the folder is not one of groups, or a file's size is not what was written."""
         self.folder = Path(folder)
-        if not (self.folder / META).is_file():
-            raise UserError("no token groups here", where=folder, wanted=f"a folder with {META}")
-        self.meta = read_json(self.folder / META)
-        version = self.meta.get("format") if isinstance(self.meta, dict) else None
-        if version != FORMAT:
-            raise UserError("groups of another format", where=folder, got=version, wanted=FORMAT)
-        for name, facts in self.meta["files"].items():
-            path = self.folder / name
-            size = path.stat().st_size if path.is_file() else None
-            if size != facts["bytes"]:
-                raise UserError("file missing or cut short", where=path, got=size, wanted=f"{facts['bytes']} bytes")
+        self.meta = read_meta(self.folder, META, FORMAT, what="groups")
         self.prompt_G2: npt.NDArray[np.int64] = self._load("prompts")
         self.first_G: npt.NDArray[np.int64] = self._load("first")
         self.end_A: npt.NDArray[np.int64] = self._load("ends")

@@ -8,7 +8,7 @@ document ends), `bytes.npy` (int32: UTF-8 bytes of each document's text, so that
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -23,23 +23,37 @@ META = "shards.json"
 Kind = Literal["documents", "chats"]
 
 
+def read_meta(folder: Path, file: str, version: int, *, what: str) -> dict[str, Any]:
+    """What a folder of token arrays says of itself. `what` names the kind in errors.
+
+    Raises UserError if `file` is not there or of another format, or a file it lists has another size than was written.
+    """
+    if not (folder / file).is_file():
+        raise UserError(f"no token {what} here", where=folder, wanted=f"a folder with {file}")
+    meta = read_json(folder / file)
+    found = meta.get("format") if isinstance(meta, dict) else None
+    if found != version:
+        raise UserError(f"{what} of another format", where=folder, got=found, wanted=version)
+    check_sizes(folder, meta)
+    return dict(meta)
+
+
+def check_sizes(folder: Path, meta: Mapping[str, Any]) -> None:
+    """Raise UserError if a file that `meta` lists is not as long as it was written."""
+    for name, facts in meta["files"].items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != facts["bytes"]:
+            raise UserError("file missing or cut short", where=path, got=size, wanted=f"{facts['bytes']} bytes")
+
+
 class Shards:
     """A shard folder, memory-mapped for reading."""
 
     def __init__(self, folder: Path) -> None:
         """Raises UserError if the folder is not one of shards, or a file's size is not what was written."""
         self.folder = Path(folder)
-        if not (self.folder / META).is_file():
-            raise UserError("no token shards here", where=folder, wanted=f"a folder with {META}")
-        self.meta = read_json(self.folder / META)
-        version = self.meta.get("format") if isinstance(self.meta, dict) else None
-        if version != FORMAT:
-            raise UserError("shards of another format", where=folder, got=version, wanted=FORMAT)
-        for name, facts in self.meta["files"].items():
-            path = self.folder / name
-            size = path.stat().st_size if path.is_file() else None
-            if size != facts["bytes"]:
-                raise UserError("file missing or cut short", where=path, got=size, wanted=f"{facts['bytes']} bytes")
+        self.meta = read_meta(self.folder, META, FORMAT, what="shards")
         self.kind: Kind = self.meta["kind"]
         self.end_D: npt.NDArray[np.int64] = self._load("ends.npy")
         self.bytes_D: npt.NDArray[np.int32] = self._load("bytes.npy")

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from penjing.base.errors import UserError
 from penjing.base.files import disk_error, read_json, sha256_file, sha256_text, sync_folder, write_json
 from penjing.text.pack import BestFitRows, Row
-from penjing.text.shards import Shards
+from penjing.text.shards import Shards, check_sizes
 from penjing.text.whole import WholeRows
 
 FORMAT = 1
@@ -148,11 +148,7 @@ class Store:
                 next_step="Remove the folder, or choose another objective.store.",
             )
         self.slots = int(self.meta["slots"])
-        for name, facts in self.meta["files"].items():
-            path = self.folder / name
-            size = path.stat().st_size if path.is_file() else None
-            if size != facts["bytes"]:
-                raise UserError("file missing or cut short", where=path, got=size, wanted=f"{facts['bytes']} bytes")
+        check_sizes(self.folder, self.meta)
         self._ids, self._logps = _arrays(self.folder, key, self.slots, "r")
 
     def read(self, slot_N: IntArray) -> tuple[IntArray, npt.NDArray[np.float32]]:

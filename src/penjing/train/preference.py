@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from penjing.base.errors import UserError
-from penjing.base.files import read_json, sha256_file, sha256_text, write_json
 from penjing.base.seeds import derive
 from penjing.checkpoint.save import write_tensors
 from penjing.feed.answers import Answer, AnswerBatch, Group, run_model
@@ -36,7 +34,7 @@ from penjing.text.tokenizer import Tokenizer
 from penjing.train.folder import RunFolder
 from penjing.train.run import Run
 from penjing.train.stage import Report, Size, micro_units
-from penjing.train.tokens import data_paths, run_tokenizer
+from penjing.train.tokens import made_once, run_tokenizer
 
 MakeGroup = Callable[[int], Group]
 CHUNK = 32  # groups of a forward pass without gradients; fixed, so that figures do not depend on ranks or batches
@@ -98,35 +96,26 @@ def _groups(run: Run, folder: RunFolder, tokenizer: Tokenizer, report: Report) -
     """The folder with `train` and `validation` groups: the given one, this run's from before, or newly made."""
     if len(run.data.train) == 1 and (Path(run.data.train[0]) / "train" / META).is_file():
         return Path(run.data.train[0]), {}
-    paths = data_paths(run)
-    files = {str(path): [path.stat().st_size, sha256_file(path)] for path in paths}
-    wanted = {
-        "source": sha256_text(json.dumps(list(files.values()))),
-        "tokenizer": tokenizer.fingerprint,
-        "validation_fraction": run.data.validation_fraction,
-        "row_tokens": run.data.row_tokens,
-    }
     place = folder.path / "groups"
-    done = place / "done.json"
-    if done.is_file() and read_json(done)["made_from"] == wanted:
-        return place, read_json(done)["counts"]
-    report(f"tokenizing {len(paths)} file{'s' if len(paths) > 1 else ''}")
-    counts: Counter[str] = Counter()
 
-    def skip(_file: str, _line: int, reason: str) -> None:
-        counts[reason] += 1
+    def make(paths: list[Path], about: dict[str, Any]) -> dict[str, int]:
+        counts: Counter[str] = Counter()
 
-    made = prepare_groups(
-        records.read_preferences(paths, on_skip=skip),
-        tokenizer,
-        place,
-        row_tokens=run.data.row_tokens,
-        validation_fraction=run.data.validation_fraction,
-        about={"source_files": files, "source": wanted["source"]},
-    )
-    counts[f"longer than data.row_tokens={run.data.row_tokens}"] = made.too_long
-    write_json(done, {"made_from": wanted, "counts": dict(counts)})
-    return place, dict(counts)
+        def skip(_file: str, _line: int, reason: str) -> None:
+            counts[reason] += 1
+
+        made = prepare_groups(
+            records.read_preferences(paths, on_skip=skip),
+            tokenizer,
+            place,
+            row_tokens=run.data.row_tokens,
+            validation_fraction=run.data.validation_fraction,
+            about=about,
+        )
+        counts[f"longer than data.row_tokens={run.data.row_tokens}"] = made.too_long
+        return dict(counts)
+
+    return place, made_once(run, place, tokenizer, run.data.row_tokens, make, report)
 
 
 def need_pairs(groups: TokenGroups, what: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -186,6 +186,40 @@ def _shards(run: Run, folder: RunFolder, tokenizer: Tokenizer, report: Report) -
     """The folder with `train` and `validation` shards: the given one, this run's from before, or newly made."""
     if len(run.data.train) == 1 and (Path(run.data.train[0]) / "train" / META).is_file():
         return Path(run.data.train[0]), {}
+
+    def make(paths: list[Path], about: dict[str, Any]) -> dict[str, int]:
+        share = run.data.validation_fraction
+        if run.data.kind == "chats":
+            made = prepare.prepare_chats(
+                records.read_chats(paths),
+                tokenizer,
+                folder.shards,
+                row_tokens=run.data.row_tokens,
+                validation_fraction=share,
+                about=about,
+            )
+        else:
+            made = prepare.prepare_documents(
+                records.read_documents(paths), tokenizer, folder.shards, validation_fraction=share, about=about
+            )
+        return {"skipped": made.skipped, "shortened": made.shortened}
+
+    row_tokens = run.data.row_tokens if run.data.kind == "chats" else 0
+    return folder.shards, made_once(run, folder.shards, tokenizer, row_tokens, make, report)
+
+
+def made_once(
+    run: Run,
+    place: Path,
+    tokenizer: Tokenizer,
+    row_tokens: int,
+    make: Callable[[list[Path], dict[str, Any]], dict[str, int]],
+    report: Report,
+) -> dict[str, int]:
+    """The counts of what `make(files, about)` wrote into `place`, or wrote there before from the same files.
+
+    row_tokens: what the result depends on of `data.row_tokens`; 0 if it does not. `place/done.json` is written last.
+    """
     paths = data_paths(run)
     files = {str(path): [path.stat().st_size, sha256_file(path)] for path in paths}
     wanted = {
@@ -193,27 +227,12 @@ def _shards(run: Run, folder: RunFolder, tokenizer: Tokenizer, report: Report) -
         "tokenizer": tokenizer.fingerprint,
         "kind": run.data.kind,
         "validation_fraction": run.data.validation_fraction,
-        "row_tokens": run.data.row_tokens if run.data.kind == "chats" else 0,
+        "row_tokens": row_tokens,
     }
-    done = folder.shards / "done.json"
+    done = place / "done.json"
     if done.is_file() and read_json(done)["made_from"] == wanted:
-        return folder.shards, read_json(done)["counts"]
+        return dict(read_json(done)["counts"])
     report(f"tokenizing {len(paths)} file{'s' if len(paths) > 1 else ''}")
-    about = {"source_files": files, "source": wanted["source"]}
-    share = run.data.validation_fraction
-    if run.data.kind == "chats":
-        made = prepare.prepare_chats(
-            records.read_chats(paths),
-            tokenizer,
-            folder.shards,
-            row_tokens=run.data.row_tokens,
-            validation_fraction=share,
-            about=about,
-        )
-    else:
-        made = prepare.prepare_documents(
-            records.read_documents(paths), tokenizer, folder.shards, validation_fraction=share, about=about
-        )
-    counts = {"skipped": made.skipped, "shortened": made.shortened}
+    counts = make(paths, {"source_files": files, "source": wanted["source"]})
     write_json(done, {"made_from": wanted, "counts": counts})
-    return folder.shards, counts
+    return counts
