@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from penjing.model.config import ModelConfig
 from penjing.model.linear import Linear
 from penjing.model.mlp import MLP
+from penjing.model.threads import side_by_side
 
 # Grouped products on CUDA want every group to begin at a multiple of 16 bytes, which is 8 rows of bfloat16.
 GROUP_ROWS = 8
@@ -113,10 +114,11 @@ class Groups(NamedTuple):
     end_E: Tensor
     ends: list[int] | None
 
-    def parts(self) -> Iterator[tuple[int, slice]]:
-        """Each expert, and which rows are its own; some have none."""
+    def parts(self) -> list[tuple[int, slice]]:
+        """Each expert, and which rows are its own, those with most first; some have none."""
         assert self.ends is not None
-        return ((expert, slice(*ends)) for expert, ends in enumerate(pairwise([0, *self.ends])))
+        parts = [(expert, slice(*ends)) for expert, ends in enumerate(pairwise([0, *self.ends]))]
+        return sorted(parts, key=lambda part: part[1].start - part[1].stop)
 
 
 def lot_rows(num_pairs: int, num_experts: int) -> int:
@@ -147,7 +149,7 @@ def group(expert_Nk: Tensor, num_experts: int, *, on_host: bool) -> Groups:
 
 
 class _ByExpert(torch.autograd.Function):
-    """sum over a token's experts of weight * down(silu(gate x) * up x), one expert after the other, on a CPU.
+    """sum over a token's experts of weight * down(silu(gate x) * up x), on a CPU, each expert on one core.
 
     Each expert's rows, matrices and gradients are worked on while they are in cache: its matrices are cast where they
     are used and never kept in `dtype`, each gradient is rounded into one small block and copied from there. One
@@ -168,14 +170,18 @@ class _ByExpert(torch.autograd.Function):
         size, width = gate_EFD.shape[1:]
         num_rows = len(groups.token_R)
         both_RG, y_RD = x_ND.new_empty(num_rows, 2 * size), x_ND.new_empty(num_rows, width)
-        both_GD, down_DF = x_ND.new_empty(2 * size, width), x_ND.new_empty(width, size)
-        for expert, rows in groups.parts():
-            if rows.start == rows.stop:
-                continue
-            both_GD[:size], both_GD[size:], down_DF[:] = gate_EFD[expert], up_EFD[expert], down_EDF[expert]
-            torch.mm(x_ND[groups.token_R[rows]], both_GD.T, out=both_RG[rows])
-            gate_RF, up_RF = both_RG[rows].chunk(2, dim=-1)
-            torch.mm(functional.silu(gate_RF).mul_(up_RF), down_DF.T, out=y_RD[rows])
+
+        def work(parts: Iterator[tuple[int, slice]]) -> None:
+            both_GD, down_DF = x_ND.new_empty(2 * size, width), x_ND.new_empty(width, size)
+            for expert, rows in parts:
+                if rows.start == rows.stop:
+                    continue
+                both_GD[:size], both_GD[size:], down_DF[:] = gate_EFD[expert], up_EFD[expert], down_EDF[expert]
+                torch.mm(x_ND.index_select(0, groups.token_R[rows]), both_GD.T, out=both_RG[rows])
+                gate_RF, up_RF = both_RG[rows].chunk(2, dim=-1)
+                torch.mm(functional.silu(gate_RF).mul_(up_RF), down_DF.T, out=y_RD[rows])
+
+        side_by_side(work, groups.parts())
         ctx.save_for_backward(x_ND, weight_Nk, both_RG, gate_EFD, up_EFD, down_EDF)
         ctx.groups = groups
         return _mix(y_RD, groups, weight_Nk.to(dtype))
@@ -189,29 +195,31 @@ class _ByExpert(torch.autograd.Function):
         rise_ND = upstream[0].to(x_ND.dtype)
         weight_R = _by_row(weight_Nk, groups)
         grad_weight_R, grad_x_RD = torch.empty_like(weight_R), x_ND.new_empty(len(weight_R), width)
-        both_GD, down_DF = x_ND.new_empty(2 * size, width), x_ND.new_empty(width, size)
-        grads: list[Tensor] = []
-        if learns:
-            grads = [torch.empty_like(matrix) for matrix in (gate_EFD, up_EFD, down_EDF)]
+        grads = [torch.empty_like(matrix) for matrix in (gate_EFD, up_EFD, down_EDF)] if learns else []
+
+        def work(parts: Iterator[tuple[int, slice]]) -> None:
+            both_GD, down_DF = x_ND.new_empty(2 * size, width), x_ND.new_empty(width, size)
             block_GD, block_DF = torch.empty_like(both_GD), torch.empty_like(down_DF)
-        for expert, rows in groups.parts():
-            if rows.start == rows.stop:
-                for gradient in grads:
-                    gradient[expert].zero_()
-                continue
-            both_GD[:size], both_GD[size:], down_DF[:] = gate_EFD[expert], up_EFD[expert], down_EDF[expert]
-            rise_RD, weight_R1 = rise_ND[groups.token_R[rows]], weight_R[rows, None].to(x_ND.dtype)
-            gate_RF, up_RF = both_RG[rows].chunk(2, dim=-1)
-            silu_RF = functional.silu(gate_RF)
-            inner_RF = silu_RF * up_RF
-            slope_RF = rise_RD @ down_DF  # gradient of inner, were every weight 1
-            grad_weight_R[rows] = (slope_RF * inner_RF).sum(dim=-1, dtype=weight_R.dtype)
-            grad_both_RG = _swiglu_slope(slope_RF.mul_(weight_R1), gate_RF, up_RF, silu_RF)
-            torch.mm(grad_both_RG, both_GD, out=grad_x_RD[rows])
-            if learns:
-                torch.mm(rise_RD.mul_(weight_R1).T, inner_RF, out=block_DF)
-                torch.mm(grad_both_RG.T, x_ND[groups.token_R[rows]], out=block_GD)
-                grads[0][expert], grads[1][expert], grads[2][expert] = block_GD[:size], block_GD[size:], block_DF
+            for expert, rows in parts:
+                if rows.start == rows.stop:
+                    for gradient in grads:
+                        gradient[expert].zero_()
+                    continue
+                both_GD[:size], both_GD[size:], down_DF[:] = gate_EFD[expert], up_EFD[expert], down_EDF[expert]
+                rise_RD, weight_R1 = rise_ND.index_select(0, groups.token_R[rows]), weight_R[rows, None].to(x_ND.dtype)
+                gate_RF, up_RF = both_RG[rows].chunk(2, dim=-1)
+                silu_RF = functional.silu(gate_RF)
+                inner_RF = silu_RF * up_RF
+                slope_RF = rise_RD @ down_DF  # gradient of inner, were every weight 1
+                grad_weight_R[rows] = (slope_RF * inner_RF).sum(dim=-1, dtype=weight_R.dtype)
+                grad_both_RG = _swiglu_slope(slope_RF.mul_(weight_R1), gate_RF, up_RF, silu_RF)
+                torch.mm(grad_both_RG, both_GD, out=grad_x_RD[rows])
+                if learns:
+                    torch.mm(rise_RD.T, inner_RF.mul_(weight_R1), out=block_DF)
+                    torch.mm(grad_both_RG.T, x_ND.index_select(0, groups.token_R[rows]), out=block_GD)
+                    grads[0][expert], grads[1][expert], grads[2][expert] = block_GD[:size], block_GD[size:], block_DF
+
+        side_by_side(work, groups.parts())
         grad_x_ND = _mix(grad_x_RD, groups, None).to(upstream[0].dtype)
         return grad_x_ND, grad_weight_R[groups.row_Nk], *(grads or (None, None, None)), None, None
 
@@ -231,7 +239,7 @@ class _Grouped(torch.autograd.Function):
         dtype: torch.dtype,
     ) -> Tensor:
         both_EGD, down = torch.cat((gate_EFD, up_EFD), dim=1).to(dtype), down_EDF.to(dtype)
-        x_RD = x_ND[groups.token_R]
+        x_RD = x_ND.index_select(0, groups.token_R)
         both_RG = functional.grouped_mm(x_RD, both_EGD.transpose(1, 2), offs=groups.end_E)
         gate_RF, up_RF = both_RG.chunk(2, dim=-1)
         inner_RF = functional.silu(gate_RF) * up_RF
@@ -245,7 +253,7 @@ class _Grouped(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         x_RD, weight_Nk, both_RG, both_EGD, down = ctx.saved_tensors
         groups: Groups = ctx.groups
-        rise_RD = upstream[0].to(x_RD.dtype)[groups.token_R]
+        rise_RD = upstream[0].to(x_RD.dtype).index_select(0, groups.token_R)
         weight_R1 = _by_row(weight_Nk, groups)[:, None].to(x_RD.dtype)
         gate_RF, up_RF = both_RG.chunk(2, dim=-1)
         silu_RF = functional.silu(gate_RF)
@@ -279,10 +287,7 @@ def _by_row(weight_Nk: Tensor, groups: Groups) -> Tensor:
 
 def _mix(y_RD: Tensor, groups: Groups, weight_Nk: Tensor | None) -> Tensor:
     """Sum each token's pairs, in the order of its choices: the same sum every time, unlike an atomic add."""
-    y_NkD = y_RD[groups.row_Nk]
-    if weight_Nk is not None:
-        y_NkD *= weight_Nk[..., None]
-    return y_NkD[:, 0] if y_NkD.shape[1] == 1 else y_NkD.sum(dim=1)
+    return functional.embedding_bag(groups.row_Nk, y_RD, mode="sum", per_sample_weights=weight_Nk)
 
 
 def every_expert(
