@@ -1,72 +1,259 @@
-"""What preference tuning and reinforcement learning teach the quickstart's model: before and after, three seeds each.
+"""What each method after SFT teaches the quickstart's model: before and after, on held-out pairs and questions.
 
-Run: python benchmarks/methods.py runs/quickstart --out results/methods.json
+Run: python benchmarks/methods.py runs/quickstart --out results/methods.json            (everything, three seeds each)
+     python benchmarks/methods.py runs/quickstart --only dpo,reward --seeds 1 --out ...  (adds to what the file holds)
 
-DPO starts from the quickstart's SFT model, on its own pairs. GRPO starts from a weak SFT (700 steps from the pretrained
-model), on the toy world's counting questions. Both are judged on held-out pairs and questions, before and after.
+dpo, dpo_lora, reward: the quickstart's SFT model on its own pairs. grpo: a weak SFT (700 steps from the pretrained
+model) on the toy world's counting questions. grpo_sft, ppo: the SFT model on the quickstart's prompts of all kinds.
+distill: the SFT model is the teacher; the student is the same pretrained model after SFT on 300 labelled
+conversations. 3,072 further conversations have questions only, which the teacher answers. As many further steps are
+taken on the student's own labels (the control), on the teacher's answers (sft), on its predictions for them (logits,
+top_k), and on its verdict on what the student writes (on_policy).
+
+Runs that are there already are not made again. `benchmarks/method_pages.py` puts them into docs/methods.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 PENJING = [sys.executable, "-m", "penjing"]
+QUIET = ("validate.every=0", "sample.every=0")
+# Conversations of the quickstart's SFT data: the first so many with their answers, and so many of which only the
+# questions are taken.
+LABELLED, FIRST_ASKED, ASKED = 300, 1_000, 3_072
+STUDENT_STEPS, DISTILL_STEPS, OWN_STEPS = 500, 1_200, 300
+# The quickstart's own SFT settings, for a recipe that is made for larger models.
+TINY = (
+    "data.row_tokens=256",
+    "batch.rows=4",
+    "optimizer.kind=muon",
+    "optimizer.learning_rate=0.02",
+    "optimizer.adamw_learning_rate=0.01",
+    "schedule.kind=wsd",
+    "schedule.warmup_fraction=0.02",
+    "schedule.decay_fraction=0.4",
+)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("quickstart", type=Path, help="a finished quickstart's folder")
     parser.add_argument("--work", type=Path, default=Path("runs/methods"), help="folder of the runs (%(default)s)")
+    parser.add_argument("--only", default="", help="some of the methods, with commas between them (default: all)")
+    parser.add_argument("--kinds", default="", help="of distill: control,sft,logits,top_k,on_policy (default: all)")
     parser.add_argument("--seeds", default="1,2,3", help="(default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 = physical cores")
-    parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
+    parser.add_argument("--shared", action="store_true", help="other work runs beside it: its seconds mean nothing")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file to write; what else it holds is kept")
     return parser.parse_args()
 
 
-def penjing(*words: object) -> None:
-    subprocess.run([*PENJING, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+class Bench:
+    """Where runs lie and how they are made."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked = asked
+        self.quickstart: Path = asked.quickstart
+        self.work: Path = asked.work
+        self.data = self.quickstart / "data"
+        self.work.mkdir(parents=True, exist_ok=True)
+
+    def penjing(self, *words: object) -> None:
+        subprocess.run([*PENJING, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+
+    def train(self, recipe: str, name: str, *settings: object) -> dict[str, Any]:
+        """The outcome of a run."""
+        out = self.work / name
+        self.penjing("train", recipe, f"out={out}", f"compute.threads={self.asked.threads}", *settings)
+        return dict(json.loads((out / "outcome.json").read_text(encoding="utf-8")))
+
+    def accuracy(self, run: Path) -> float:
+        """Share of the quickstart's held-out questions that a run's model answers exactly right."""
+        from penjing.eval import questions
+        from penjing.train.folder import load_trained, set_threads
+
+        set_threads(self.asked.threads, 1)
+        known = run / "accuracy.json"
+        if not known.is_file():
+            trained = load_trained(run)
+            asked = questions.read_questions(self.data / "eval.jsonl")
+            answered = questions.ask(trained.model, trained.tokenizer, asked)
+            known.write_text(json.dumps(questions.accuracy(answered)), encoding="utf-8")
+        return float(json.loads(known.read_text(encoding="utf-8")))
+
+    # --- preferences and rewards -------------------------------------------------------------------------------------
+
+    def pairs(self, recipe: str, name: str, seed: str, *settings: object) -> dict[str, Any]:
+        start, data = f"start={self.quickstart / 'sft'}", f"data.train={self.data / 'dpo.jsonl'}"
+        return judged(self.train(recipe, f"{name}-{seed}", start, data, f"seed={seed}", *settings))
+
+    def dpo(self, seed: str) -> dict[str, Any]:
+        return self.pairs("dpo", "dpo", seed)
+
+    def dpo_lora(self, seed: str) -> dict[str, Any]:
+        return self.pairs("dpo", "dpo_lora", seed, "lora.rank=8")
+
+    def dpo_lora_slow(self, seed: str) -> dict[str, Any]:
+        """At a whole model's rate, ten times lower."""
+        return self.pairs("dpo", "dpo_lora_slow", seed, "lora.rank=8", "optimizer.learning_rate=3e-4")
+
+    def reward(self, seed: str) -> dict[str, Any]:
+        return self.pairs("reward", "reward", seed)
+
+    def reward_more(self, seed: str) -> dict[str, Any]:
+        """With four times as many pairs, of another seed's world."""
+        world = self.work / "pairs"
+        if not world.is_dir():
+            self.penjing("data", "toyworld", "--out", world, "--documents", 10, "--conversations", 10,
+                         "--preferences", 4_000, "--prompts", 10, "--seed", 7)  # fmt: skip
+        return self.pairs("reward", "reward_more", seed, f"data.train={world / 'dpo.jsonl'}", "validate.rows=400")
+
+    # --- reinforcement learning --------------------------------------------------------------------------------------
+
+    def grpo(self, seed: str) -> dict[str, Any]:
+        world, counting = self.work / "world", self.work / "counting.jsonl"
+        if not counting.is_file():
+            self.penjing("data", "toyworld", "--out", world, "--documents", 10, "--conversations", 10,
+                         "--preferences", 10, "--prompts", 20_000, "--seed", 5)  # fmt: skip
+            lines = (world / "rl.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+            counts = [line for line in lines if json.loads(line)["kind"] == "count"]
+            counting.write_text("".join(counts), encoding="utf-8")
+        start, chats = f"start={self.quickstart / 'pretrain'}", f"data.train={self.data / 'sft.jsonl'}"
+        self.train("tiny_sft", "weak", start, chats, "steps=700", *QUIET)
+        weak, data = f"start={self.work / 'weak'}", f"data.train={counting}"
+        settings = ("steps=250", "validate.every=50")
+        return judged(self.train("grpo", f"grpo-{seed}", weak, data, f"seed={seed}", *settings))
+
+    def grpo_sft(self, seed: str) -> dict[str, Any]:
+        return self.prompts("grpo", "grpo_sft", seed)
+
+    def ppo(self, seed: str) -> dict[str, Any]:
+        return self.prompts("ppo", "ppo", seed)
+
+    def prompts(self, recipe: str, name: str, seed: str) -> dict[str, Any]:
+        start, data = f"start={self.quickstart / 'sft'}", f"data.train={self.data / 'rl.jsonl'}"
+        return judged(self.train(recipe, f"{name}-{seed}", start, data, f"seed={seed}", "steps=150"))
+
+    # --- distillation ------------------------------------------------------------------------------------------------
+
+    def distill(self, seed: str) -> dict[str, Any]:
+        labelled, answers = self.distillation_data()
+        base = f"start={self.quickstart / 'pretrain'}"
+        words = (f"seed={seed}", *QUIET)
+        self.train("tiny_sft", f"student-{seed}", base, f"data.train={labelled}", f"steps={STUDENT_STEPS}", *words)
+        student, steps = f"start={self.work / f'student-{seed}'}", f"steps={DISTILL_STEPS}"
+        teacher = (f"objective.teacher={self.quickstart / 'sft'}", "objective.data_weight=0", "data.kind=chats")
+        taught = (student, f"data.train={answers}", f"seed={seed}", "validate.every=100", *teacher, *TINY)
+        kinds: dict[str, tuple[str, tuple[object, ...]]] = {
+            "control": ("tiny_sft", (student, f"data.train={labelled}", steps, *words)),
+            "sft": ("tiny_sft", (student, f"data.train={answers}", steps, *words)),
+            "logits": ("distill", (*taught, steps)),
+            "top_k": ("distill", (*taught, steps, "objective.mode=top_k")),
+            "on_policy": (
+                "distill",
+                # From where the logits have brought it: a student that goes astray writes nothing worth a verdict.
+                (f"start={self.work / f'distill-logits-{seed}'}", *taught[1:], "objective.mode=on_policy",
+                 "objective.answer_tokens=48", f"steps={OWN_STEPS}", "batch.rows=16", "optimizer.learning_rate=0.002",
+                 "optimizer.adamw_learning_rate=0.001"),
+            ),
+        }  # fmt: skip
+        found: dict[str, Any] = {
+            "teacher": self.accuracy(self.quickstart / "sft"),
+            "student": self.accuracy(self.work / f"student-{seed}"),
+        }
+        wanted = self.asked.kinds.split(",") if self.asked.kinds else list(kinds)
+        for kind, (recipe, settings) in kinds.items():
+            name = f"distill-{kind}-{seed}"
+            if kind in wanted:
+                self.train(recipe, name, *settings)
+            if kind in wanted or (self.work / name / "accuracy.json").is_file():
+                found[kind] = self.accuracy(self.work / name)
+        return recovered(found)
+
+    def distillation_data(self) -> tuple[Path, Path]:
+        """(labelled conversations, conversations in which the teacher has given every answer)."""
+        labelled, asked, answers = (self.work / f"{name}.jsonl" for name in ("labelled", "asked", "answers"))
+        if not asked.is_file():
+            lines = (self.data / "sft.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+            labelled.write_text("".join(lines[:LABELLED]), encoding="utf-8")
+            asked.write_text("".join(lines[FIRST_ASKED : FIRST_ASKED + ASKED]), encoding="utf-8")
+        words = ("--prompts", asked, "--out", answers, "--every-turn", "--max-tokens", 48)
+        self.penjing("generate", self.quickstart / "sft", *words)
+        return labelled, answers
 
 
-def train(recipe: str, out: Path, threads: int, *settings: str) -> dict[str, Any]:
-    """The outcome of a run; one that is there already is not made again."""
-    penjing("train", recipe, f"out={out}", f"compute.threads={threads}", *settings)
-    return dict(json.loads((out / "outcome.json").read_text(encoding="utf-8")))
+def judged(done: dict[str, Any]) -> dict[str, Any]:
+    """Of an outcome, the seconds and every held-out figure before and after."""
+    figures = {name: {"before": first, "after": done[name]} for name, first in done["before"].items()}
+    return {"seconds": done["seconds"], **figures}
 
 
-def main() -> None:
-    asked = parse()
-    asked.work.mkdir(parents=True, exist_ok=True)
-    world, counting, weak = asked.work / "world", asked.work / "counting.jsonl", asked.work / "weak"
-    if not counting.is_file():
-        penjing("data", "toyworld", "--out", world, "--documents", 10, "--conversations", 10, "--preferences", 10,
-                "--prompts", 20_000, "--seed", 5)  # fmt: skip
-        lines = (world / "rl.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-        counting.write_text("".join(line for line in lines if json.loads(line)["kind"] == "count"), encoding="utf-8")
-    quiet = ("validate.every=0", "sample.every=0")
-    sft = (f"start={asked.quickstart / 'pretrain'}", f"data.train={asked.quickstart / 'data/sft.jsonl'}", "steps=700")
-    train("tiny_sft", weak, asked.threads, *sft, *quiet)
-    methods = {
-        "dpo": (f"start={asked.quickstart / 'sft'}", f"data.train={asked.quickstart / 'data/dpo.jsonl'}"),
-        "grpo": (f"start={weak}", f"data.train={counting}", "steps=250", "validate.every=125"),
+def recovered(found: dict[str, float]) -> dict[str, Any]:
+    """Accuracies, and which share of the way from the control to the teacher each kind has gone."""
+    gap = found["teacher"] - found.get("control", float("nan"))
+    kinds = [name for name in found if name not in ("teacher", "student", "control")]
+    shares = {name: (found[name] - found["control"]) / gap for name in kinds} if gap > 0 else {}
+    return {"accuracy": found, "recovered": shares}
+
+
+METHODS = ("dpo", "dpo_lora", "dpo_lora_slow", "reward", "reward_more", "grpo", "grpo_sft", "ppo", "distill")
+SHOWN = ("validation_exact_match", "validation_reward_accuracy")
+
+
+def summary(figures: dict[str, Any]) -> str:
+    if "accuracy" in figures:
+        return ", ".join(f"{name} {share:.1%}" for name, share in figures["accuracy"].items())
+    name = next(name for name in SHOWN if name in figures)
+    return f"{figures[name]['before']:.1%} -> {figures[name]['after']:.1%}"
+
+
+def about(asked: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
+    from penjing import __version__
+    from penjing.plan import hardware
+
+    device = torch.device("cpu")
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "penjing": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": hardware.describe(device, hardware.compute_dtype("auto", device)),
+        "threads": asked.threads or os.cpu_count(),
+        "seconds_are_comparable": not asked.shared,
     }
-    result: dict[str, Any] = {}
-    for method, settings in methods.items():
-        result[method] = {}
+
+
+def write(path: Path, found: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Put figures beside those that the file holds already."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known["about"] = facts
+    for method, seeds in found.items():
+        known[method] = {**known.get(method, {}), **seeds}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
+def main(chosen: Sequence[str] = METHODS) -> None:
+    asked = parse()
+    bench = Bench(asked)
+    for method in asked.only.split(",") if asked.only else chosen:
         for seed in asked.seeds.split(","):
-            done = train(method, asked.work / f"{method}-{seed}", asked.threads, f"seed={seed}", *settings)
-            before = done["before"]
-            figures = {name: {"before": first, "after": done[name]} for name, first in before.items()}
-            result[method][seed] = {"seconds": done["seconds"], **figures}
-            shown = "validation_reward_accuracy" if method == "dpo" else "validation_exact_match"
-            print(f"{method} {seed}: {before[shown]:.1%} -> {done[shown]:.1%}, {done['seconds']:.0f} s", flush=True)
-    if asked.out:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+            figures = getattr(bench, method)(seed)
+            print(f"{method} {seed}: {summary(figures)}", flush=True)
+            if asked.out:
+                write(asked.out, {method: {seed: figures}}, about(asked))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ.setdefault("PENJING_HOME", tempfile.mkdtemp(prefix="penjing-home-"))  # no test writes the user's ledger
 
 
 @pytest.fixture(scope="session")

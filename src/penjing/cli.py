@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from penjing import __version__
 from penjing.base import config, units
-from penjing.base.errors import EXIT_USER_ERROR, UserError
+from penjing.base.errors import EXIT_USER_ERROR, UserError, suggest
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,12 +28,27 @@ data_app = typer.Typer(no_args_is_help=True, help="Get, make, look at and tokeni
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or look at how one cuts text.")
 export_app = typer.Typer(no_args_is_help=True, help="Hand a model to other programs, checked against our own logits.")
 adapter_app = typer.Typer(no_args_is_help=True, help="Merge LoRA adapters into their base, or hand them out.")
+
+
+class _PlanGroup(typer.core.TyperGroup):
+    """`penjing plan pretrain` is `penjing plan run pretrain`: what is no verb of its own is something to train."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["run", *args]
+        return super().resolve_command(ctx, args)
+
+
+plan_app = typer.Typer(
+    no_args_is_help=True, cls=_PlanGroup, help="Know what a run will take: time, memory, data, money. Trains nothing."
+)
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory beside other programs, on this machine.")
 app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(export_app, name="export")
 app.add_typer(adapter_app, name="adapter")
 app.add_typer(bench_app, name="bench")
+app.add_typer(plan_app, name="plan")
 # A pipe or a file has no width of its own; 80 columns would cut the tables.
 console = Console(width=None if sys.stdout.isatty() else 160)
 
@@ -84,6 +99,10 @@ def train(
         str, typer.Argument(metavar="RECIPE|FILE.toml", help="pretrain, sft, lora, or a TOML file of settings.")
     ],
     settings: Settings = None,
+    allow_change: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD", help="Continue although this differs from before: a setting, data, tokenizer."),
+    ] = None,
 ) -> None:
     """Train a model. The same command again continues where it stopped.
 
@@ -106,7 +125,7 @@ def train(
     """
     from penjing.recipes.execute import execute
 
-    outcome = execute(_resolved(recipe, settings), console)
+    outcome = execute(_resolved(recipe, settings), console, allow_change or ())
     loss = outcome.get("validation_loss_nats_per_token")
     judged = f", held-out loss {loss:.4f} nats per token" if loss is not None else ""
     bits = outcome.get("validation_bits_per_byte")
@@ -117,20 +136,224 @@ def train(
         _say(f"  held-out {label}: {first:.4g} before, {outcome[name]:.4g} after")
 
 
-@app.command()
-def plan(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml", help="What would be trained.")],
+Planned = Annotated[
+    str, typer.Argument(metavar="RECIPE|FILE.toml|config.json", help="What would be trained; a Hugging Face model too.")
+]
+Gpu = Annotated[str, typer.Option(help="A card by name, such as 'RTX 3090'; empty: this machine.")]
+Gpus = Annotated[int, typer.Option(help="How many of them.")]
+Engine = Annotated[str, typer.Option(help="How several share the work: ddp, zero1, zero2, zero3, fsdp.")]
+
+
+@plan_app.command("run")
+def plan_run(
+    recipe: Planned,
     settings: Settings = None,
+    gpu: Gpu = "",
+    gpus: Gpus = 1,
+    engine: Engine = "",
+    budget: Annotated[str, typer.Option(help="Most it may take: 3h, 24GB, 20CNY; several with commas.")] = "",
+    tokens: Annotated[str, typer.Option(help="To train on, such as 10B; auto: compute-optimal.")] = "",
+    unique: Annotated[str, typer.Option(help="Different tokens that there are, such as 1.2B.")] = "",
+    price: Annotated[str, typer.Option(help="Of one device for an hour, such as 2.5USD.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Print each formula with its numbers.")] = False,
 ) -> None:
-    """Say what a training run would compute and how long it would take, from a few timed steps; trains nothing.
+    """The whole bill on one page. With data.train and no --gpu, a few real steps are timed on this machine.
+
+    Exit code 3 if it will not fit the card, or the budget.
+
+    [bold]Examples[/]
+
+    penjing plan pretrain --gpu "RTX 3090"
+
+    penjing plan pretrain model=26m data.train=corpus.jsonl
+
+    penjing plan downloads/SmolLM2-135M/config.json --gpu A100 --gpus 2 --unique 1.2B
+    """
+    from penjing.recipes.plan import EXIT_DOES_NOT_FIT, Asked, is_foreign, make_page, read_foreign
+    from penjing.recipes.plan_print import print_page
+
+    asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine), budget=budget, tokens=tokens, unique=unique, price=price)
+    overrides = config.parse_overrides(settings or [])
+    run, foreign = read_foreign(Path(recipe), overrides) if is_foreign(recipe) else (_resolved(recipe, settings), None)
+    if run.data.train and not gpu and foreign is None:
+        from penjing.recipes.execute import plan_only
+        from penjing.recipes.plan import over_budget
+
+        bill = plan_only(run, Console(quiet=True) if as_json else console)
+        if as_json:
+            console.print_json(data=bill.to_dict())
+        over = over_budget(asked, bill.predicted_seconds, bill.predicted_peak_memory_bytes, bill.machine)
+        for line in over:
+            console.print(f"  [red]over budget[/]: {line}", highlight=False)
+        if over:
+            sys.exit(EXIT_DOES_NOT_FIT)
+        return
+    page = make_page(recipe, run, asked, foreign)
+    if as_json:
+        console.print_json(data=page.to_dict())
+    else:
+        print_page(page, console, explain=explain)
+    if page.fits is False or page.over_budget:
+        sys.exit(EXIT_DOES_NOT_FIT)
+
+
+def _engine(name: str) -> Any:
+    known = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp")
+    if name and name not in known:
+        raise UserError("unknown way to share work", where="--engine", got=repr(name), next_step=suggest(name, known))
+    return name
+
+
+@plan_app.command("memory")
+def plan_memory(
+    recipe: Planned,
+    settings: Settings = None,
+    gpu: Gpu = "",
+    gpus: Gpus = 1,
+    engine: Engine = "",
+    waterfall: Annotated[bool, typer.Option("--waterfall", help="Show what the peak is made of.")] = False,
+) -> None:
+    """Trace a training step and say how much memory it takes, and where. Exit code 3 if it will not fit.
 
     [bold]Example[/]
 
-    penjing plan pretrain model=26m data.train=corpus.jsonl
+    penjing plan memory pretrain model=104m --gpu "RTX 3090" --waterfall
     """
-    from penjing.recipes.execute import plan_only
+    from penjing.recipes.plan import EXIT_DOES_NOT_FIT, Asked
+    from penjing.recipes.plan_tools import print_memory
 
-    plan_only(_resolved(recipe, settings), console)
+    asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine))
+    if print_memory(_resolved(recipe, settings), asked, console, waterfall=waterfall) is False:
+        sys.exit(EXIT_DOES_NOT_FIT)
+
+
+@plan_app.command("search")
+def plan_search(
+    recipe: Planned,
+    settings: Settings = None,
+    fit: Annotated[str, typer.Option(help="Memory to fit into, such as 24GB; empty: the card's.")] = "",
+    gpu: Gpu = "",
+    gpus: Gpus = 1,
+    lengths: Annotated[str, typer.Option(help="Row lengths to look at, such as 512,1024; empty: the run's.")] = "",
+    every: Annotated[bool, typer.Option("--all", help="Show all that was traced, not just the best.")] = False,
+) -> None:
+    """Trace the ways to cut a step - rows in a pass, length, recomputing, sharding - and show the best that fit.
+
+    [bold]Example[/]
+
+    penjing plan search pretrain model=104m --gpu "RTX 3090" --fit 24GB
+    """
+    from penjing.recipes.plan import EXIT_DOES_NOT_FIT, Asked
+    from penjing.recipes.plan_tools import search
+
+    rows = config.convert(tuple[int, ...], lengths, "--lengths") if lengths else ()
+    if not search(_resolved(recipe, settings), Asked(gpu=gpu, gpus=gpus), fit, rows, console, every=every):
+        sys.exit(EXIT_DOES_NOT_FIT)
+
+
+@plan_app.command("tokens")
+def plan_tokens(
+    params: Annotated[str, typer.Option(help="Size of the model, all parameters counted, such as 64M.")],
+    unique: Annotated[str, typer.Option(help="Different tokens that there are, such as 1.2B.")] = "",
+    hours: Annotated[str, typer.Option(help="Time that there is, such as 2h or 90min.")] = "",
+    gpu: Gpu = "",
+    gpus: Gpus = 1,
+) -> None:
+    """How many tokens a size wants, what repeating is worth, and what a time allows.
+
+    [bold]Example[/]
+
+    penjing plan tokens --params 64M --unique 1.2B --hours 2 --gpu "RTX 3090"
+    """
+    from penjing.recipes.plan import Asked
+    from penjing.recipes.plan_tools import print_tokens
+
+    print_tokens(params, unique, hours, Asked(gpu=gpu, gpus=gpus), console)
+
+
+@plan_app.command("estimate")
+def plan_estimate(
+    params: Annotated[str, typer.Option(help="Size of the model, such as 26M.")],
+    tokens: Annotated[str, typer.Option(help="To train on, such as 10B.")],
+    tflops: Annotated[float, typer.Option(help="The card's rate as the formula takes it.")] = 0.0,
+    gpu: Gpu = "",
+) -> None:
+    """The textbook formula 6 N D / peak, beside our own answer.
+
+    [bold]Example[/]
+
+    penjing plan estimate --params 26M --tokens 10B --tflops 75
+    """
+    from penjing.recipes.plan_tools import print_estimate
+
+    print_estimate(params, tokens, tflops, gpu, console)
+
+
+@app.command("profile")
+def profile_verb(
+    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="Whose model's own products to measure too.")] = "",
+    settings: Settings = None,
+    seconds: Annotated[float, typer.Option(help="That measuring may take, about.", min=1)] = 60.0,
+) -> None:
+    """Measure this machine once: matrix products, attention, copies, launches. Plans then stand on level L1.
+
+    [bold]Examples[/]
+
+    penjing profile
+
+    penjing profile pretrain model=64m --seconds 20
+    """
+    from penjing.recipes.profile import profile
+
+    profile(_resolved(recipe, settings) if recipe else None, seconds, console)
+
+
+@app.command("scale")
+def scale_verb(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml", help="The run whose loss to foresee.")],
+    settings: Settings = None,
+    budget: Annotated[str, typer.Option(help="Time the small runs may take, about.")] = "30min",
+) -> None:
+    """Train a handful of tiny models of one family on the same data, and foresee the loss of the planned run.
+
+    [bold]Example[/]
+
+    penjing scale pretrain model=tiny data.train=corpus.jsonl steps=5000 --budget 20min
+    """
+    from penjing.recipes.scale import scale
+
+    scale(_resolved(recipe, settings), budget, console)
+
+
+@app.command("verify")
+def verify_verb(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, finished or stopped.")],
+) -> None:
+    """Hold the plan of a run against what came of it, term by term.
+
+    [bold]Example[/]
+
+    penjing verify runs/quickstart
+    """
+    from penjing.recipes.verify import verify
+
+    verify(run, console)
+
+
+@app.command("ledger")
+def ledger_verb(
+    last: Annotated[int, typer.Option(help="Runs to show.", min=1)] = 20,
+) -> None:
+    """How good the plans on this machine have been, and whether they drift.
+
+    [bold]Example[/]
+
+    penjing ledger --last 5
+    """
+    from penjing.recipes.verify import show_ledger
+
+    show_ledger(console, last)
 
 
 def _resolved(recipe: str, settings: list[str] | None):  # type: ignore[no-untyped-def]  # Run, imported late
@@ -155,6 +378,16 @@ def chat(
         list[str] | None,
         typer.Option(metavar="[NAME=]DIR", help="A LoRA adapter to put beside the model; may be given again."),
     ] = None,
+    think: Annotated[
+        bool | None, typer.Option("--think/--no-think", help="Have it think first, or not; else as it likes.")
+    ] = None,
+    tools: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...", help="May be called: calculator, dates, units, count, lookup, python, MOD:CLASS"
+        ),
+    ] = "",
+    table: Annotated[str, typer.Option(help="JSON file that the tool lookup reads.")] = "",
 ) -> None:
     """Talk to a model. A model that was only pretrained continues your text instead of answering.
 
@@ -165,6 +398,8 @@ def chat(
     penjing chat runs/quickstart --prompt "Tell a story about Tom and a kite."
 
     penjing chat runs/sft --adapter runs/lora --adapter other=downloads/adapter
+
+    penjing chat runs/agent --tools calculator,dates --think
     """
     from penjing.infer.sample import Sampling
     from penjing.recipes.chat import chat as talk
@@ -177,6 +412,9 @@ def chat(
         max_tokens=max_tokens,
         seed=seed,
         adapters=adapter or (),
+        thinking=think,
+        tools=[name for name in tools.split(",") if name],
+        table=table,
     )
 
 
@@ -193,9 +431,17 @@ def generate_answers(
     top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; 0 = all.")] = 0,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 256,
     seed: Annotated[int, typer.Option(help="Of the draw, where temperature is above 0.")] = 0,
-    thinking: Annotated[bool, typer.Option("--thinking", help="Begin each answer with <think>.")] = False,
+    thinking: Annotated[
+        bool | None,
+        typer.Option(
+            "--thinking/--no-thinking", help="Have it think before each answer, or not; else as it likes."
+        ),
+    ] = None,
     keep_cut: Annotated[
         bool, typer.Option("--keep-cut", help="Keep answers that did not end within --max-tokens.")
+    ] = False,
+    every_turn: Annotated[
+        bool, typer.Option("--every-turn", help="Answer every question of a conversation in turn, not only the last.")
     ] = False,
 ) -> None:
     """Have a model answer a file of prompts; what it writes is a file of conversations to train another model on.
@@ -215,8 +461,9 @@ def generate_answers(
         top_k=top_k,
         max_tokens=max_tokens,
         seed=seed,
-        thinking="on" if thinking else "off",
+        thinking="auto" if thinking is None else "on" if thinking else "off",
         cut="keep" if keep_cut else "drop",
+        turns="all" if every_turn else "last",
     )
     done = generate_file(run, prompts, out, console, asked)
     _say(f"{out}: {done.written:,} conversations; {done.left_out:,} answers left out (cut off, empty, or no room)")
@@ -227,6 +474,9 @@ def evaluate(
     run: RunPath,
     questions: Annotated[Path | None, typer.Option(help="JSONL of conversations with `answer`; exact match.")] = None,
     text: Annotated[Path | None, typer.Option(help="Text to predict; bits per byte, beside zstd -19.")] = None,
+    think: Annotated[
+        bool | None, typer.Option("--think/--no-think", help="Have it think before it answers a question, or not.")
+    ] = None,
 ) -> None:
     """Measure a model on questions with known answers, or on text.
 
@@ -241,7 +491,7 @@ def evaluate(
     if questions is None and text is None:
         raise UserError("nothing to measure on", next_step="Give --questions FILE or --text FILE.")
     if questions is not None:
-        evaluate_questions(run, questions, console)
+        evaluate_questions(run, questions, console, think)
     if text is not None:
         evaluate_text(run, text, console)
 
@@ -350,8 +600,25 @@ def show(
 
 
 @app.command()
-def doctor() -> None:
-    """Look at this machine: what will be used, how fast its matrix products are, and what is missing."""
+def doctor(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run's folder, or a quickstart's, to look at instead.")
+    ] = None,
+) -> None:
+    """Look at this machine: what will be used, how fast its matrix products are, and what is missing.
+
+    With RUN: check every byte that continuing it would read, and say from where it continues. Changes nothing.
+
+    [bold]Examples[/]
+
+    penjing doctor
+
+    penjing doctor runs/quickstart
+    """
+    if run is not None:
+        from penjing.recipes.doctor import doctor as examine_run
+
+        raise typer.Exit(0 if examine_run(run, console) else 1)
     from penjing.recipes.show import doctor as examine
 
     examine(console)
@@ -426,11 +693,19 @@ def adapter_export(
 
 @bench_app.command("train")
 def bench_train_verb(
-    run: RunPath,
-    data: Annotated[Path, typer.Option(help="Pairs for dpo, prompts with reference answers for grpo.")],
-    method: Annotated[str, typer.Option(help="dpo or grpo.")] = "dpo",
-    peer: Annotated[str, typer.Option(help="trl, or none.")] = "trl",
-    trials: Annotated[int, typer.Option(help="Processes of each, in turn.", min=1)] = 3,
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="dpo, grpo: the model to begin with, as of `penjing generate`."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Documents to pretrain on (none: Python's library); pairs for dpo; prompts for grpo."),
+    ] = None,
+    method: Annotated[str, typer.Option(help="pretrain, dpo or grpo; by itself pretrain, with RUN dpo.")] = "",
+    peer: Annotated[str, typer.Option(help="A peer's name, several with commas, all, or none.")] = "all",
+    quick: Annotated[bool, typer.Option("--quick", help="pretrain: a small model, one trial each, minutes.")] = False,
+    trials: Annotated[int, typer.Option(help="Processes of each, in turn; 0 = 3, with --quick 1.", min=0)] = 0,
+    seconds: Annotated[float, typer.Option(help="pretrain: of training; 0 = 600, with --quick 30.", min=0)] = 0,
     steps: Annotated[int, typer.Option(help="Optimizer steps of a trial; the first two are not counted.")] = 12,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 = physical cores.", min=0)] = 0,
     peer_checkpointing: Annotated[
@@ -439,29 +714,101 @@ def bench_train_verb(
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
     settings: Settings = None,
 ) -> None:
-    """Train the same model on the same data with ours and with another trainer, and compare speed and memory.
+    """Train the same model on the same data with ours and with other trainers, and compare speed and memory.
 
     [bold]Examples[/]
+
+    penjing bench train --quick
+
+    penjing bench train --peer trainer --seconds 600 --out results/bench.json
 
     penjing bench train runs/quickstart --data runs/quickstart/data/dpo.jsonl
 
     penjing bench train runs/quickstart --method grpo --data runs/quickstart/data/rl.jsonl --threads 1
     """
-    from penjing.bench.train import Asked
-    from penjing.recipes.bench import bench_train, write
+    from penjing.recipes.bench import bench, write
 
-    asked = Asked(
-        method=method,  # type: ignore[arg-type]  # checked there
+    result = bench(
+        console,
+        method=method or ("pretrain" if run is None else "dpo"),
+        run=run,
+        data=data,
         peer=peer,
-        trials=trials,
+        quick=quick,
+        trials=trials or (1 if quick else 3),
+        seconds=seconds or (30.0 if quick else 600.0),
         steps=steps,
         threads=threads,
         checkpointing=peer_checkpointing,
+        settings=tuple(settings or ()),
     )
-    result = bench_train(run, data, asked, console, *(settings or ()))
     if out is not None:
         write(result, out)
         _say(f"{out}: every trial's figures")
+
+
+@bench_app.command("matmul")
+def bench_matmul_verb(
+    sizes: Annotated[str, typer.Option(help="Sides of the squares; empty: 1024 to 16384 as time allows.")] = "",
+    dtypes: Annotated[str, typer.Option(help="bfloat16, float16, tf32, float32; empty: what the device has.")] = "",
+    seconds: Annotated[float, typer.Option(help="That it may take, about.", min=1)] = 60.0,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+) -> None:
+    """The classic test: TFLOPS of square matrix products, median and spread, and the share of the stated peak.
+
+    [bold]Example[/]
+
+    penjing bench matmul --seconds 20
+    """
+    from penjing.recipes.sweep import run_matmul
+
+    run_matmul(
+        config.convert(tuple[int, ...], sizes, "--sizes") if sizes else (),
+        tuple(name for name in dtypes.split(",") if name),
+        seconds,
+        out,
+        console,
+    )
+
+
+@bench_app.command("sweep")
+def bench_sweep_verb(
+    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="Whose model and optimizer.")] = "pretrain",
+    settings: Settings = None,
+    rows: Annotated[str, typer.Option(help="Rows of a pass, such as 4,8,16.")] = "",
+    passes: Annotated[str, typer.Option(help="Passes of a step (accumulation), such as 1,2,4.")] = "",
+    lengths: Annotated[str, typer.Option(help="Row lengths, such as 256,512.")] = "",
+    dtypes: Annotated[str, typer.Option(help="Such as bfloat16,float32.")] = "",
+    checkpointing: Annotated[str, typer.Option(help="no, yes or no,yes: whether blocks are computed again.")] = "",
+    steps: Annotated[int, typer.Option(help="Steps timed at each point.", min=2)] = 8,
+    seconds: Annotated[float, typer.Option(help="Of steps at each point, about.", min=0.1)] = 10.0,
+    out: Annotated[Path | None, typer.Option(help="Write OUT.json, OUT.csv, OUT.md and OUT.svg.")] = None,
+) -> None:
+    """Train steps over batch, accumulation, length and precision: it/s, memory and use, measured beside predicted.
+
+    What does not fit is a row of the table. No data are needed.
+
+    [bold]Example[/]
+
+    penjing bench sweep pretrain model=tiny --rows 2,4,8 --passes 1,2 --lengths 128,256 --out sweep
+    """
+    from penjing.bench.sweep import Grid
+    from penjing.recipes.sweep import run_sweep
+
+    def numbers(text: str, where: str) -> tuple[int, ...]:
+        found: tuple[int, ...] = config.convert(tuple[int, ...], text, where) if text else ()
+        if any(number < 1 for number in found):
+            raise UserError("not above zero", where=where, got=min(found))
+        return found
+
+    grid = Grid(
+        micro_rows=numbers(rows, "--rows"),
+        accumulate=numbers(passes, "--passes"),
+        row_tokens=numbers(lengths, "--lengths"),
+        dtypes=tuple(name for name in dtypes.split(",") if name),
+        checkpointing=tuple(name for name in checkpointing.split(",") if name),
+    )
+    run_sweep(_resolved(recipe, settings), grid, console, steps=steps, seconds=seconds, out=out)
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -510,6 +857,7 @@ def data_toyworld(
     preferences: Annotated[int, typer.Option(help="Pairs for preference tuning.", min=1)] = 5_000,
     prompts: Annotated[int, typer.Option(help="Prompts with reference answers for RL.", min=1)] = 5_000,
     questions: Annotated[int, typer.Option(help="Held-out questions of each kind and language.", min=1)] = 20,
+    tools: Annotated[int, typer.Option(help="Conversations with a calculator; and a quarter as many prompts.")] = 0,
     seed: Annotated[int, typer.Option(help="Another seed, another world.")] = 1,
 ) -> None:
     """Make the toy world: short stories in Chinese and English from a simulation, with questions that can be checked.
@@ -528,6 +876,7 @@ def data_toyworld(
         preferences=preferences,
         prompts=prompts,
         questions_per_kind=questions,
+        tools=tools,
     )
     for file, facts in counts.items():
         speed = facts["bytes"] / max(1e-9, facts["seconds"])
@@ -612,7 +961,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _fail("penjing: interrupted", 130)
     except Exception as error:
-        from penjing.train.loop import Stopped
+        from penjing.train.signals import Stopped
 
         if isinstance(error, Stopped):
             _fail(f"penjing: {error}", error.exit_code)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from penjing.bench.meter import Laps, peak_resident_bytes, read_spec, units_per_second
+from penjing.bench.meter import Laps, Spec, peak_resident_bytes, read_spec, units_per_second
 
 
 def test_a_lap_lasts_from_the_end_of_the_one_before():
@@ -36,4 +36,4 @@ def test_peak_is_that_of_this_process():
 def test_a_spec_is_read_back_as_it_was(spec, tmp_path, monkeypatch):
     (tmp_path / "spec.json").write_text(json.dumps(asdict(spec)))
     monkeypatch.setattr("sys.argv", ["trial", str(tmp_path / "spec.json")])
-    assert read_spec() == spec
+    assert read_spec(Spec) == spec

@@ -35,6 +35,7 @@ def test_examples_name_commands_and_options_that_exist():
     for line in examples:
         words = line.split()[1:]
         path = tuple(words[:2]) if tuple(words[:2]) in ALL else tuple(words[:1])
+        path = ("plan", "run") if path == ("plan",) else path  # what is no verb of `plan` is something to plan
         assert path in ALL, line
         known = {option for parameter in ALL[path].params for option in parameter.opts}
         for option in re.findall(r"(?<= )--?[a-z][a-z-]*", line):

@@ -15,7 +15,7 @@ ROOT = Path(penjing.__file__).parent
 FLOORS = {
     0: "base",
     1: "text",
-    2: "feed model",
+    2: "feed model tools",
     3: "plan objective optim parallel track checkpoint convert",
     4: "train infer",
     5: "eval export report rl serve bench",
@@ -25,7 +25,7 @@ FLOORS = {
 }
 FLOOR_OF = {package: floor for floor, packages in FLOORS.items() for package in packages.split()}
 EXCEPTIONS: set[tuple[str, str]] = set()  # (module, imported package), each with its reason; better none
-WITHOUT_TORCH = ("base", "text")
+WITHOUT_TORCH = ("base", "text", "tools")
 
 
 def modules() -> dict[str, Path]:

@@ -221,7 +221,7 @@ def test_ranking_loss_at_a_point_worked_out_by_hand():
     assert loss == pytest.approx(math.log1p(math.exp(-1.0)))
 
 
-def test_a_reward_is_read_at_the_last_own_token_and_sees_no_other_answer(model):
+def test_a_reward_is_read_before_the_end_of_the_turn_and_sees_no_other_answer(model):
     head = ScalarHead(model)
     head.scalar.data.normal_(generator=torch.Generator().manual_seed(2))
     all_groups = groups("pairs")
@@ -229,7 +229,7 @@ def test_a_reward_is_read_at_the_last_own_token_and_sees_no_other_answer(model):
     reward_A = score_answers(head, batch)
     alone = []
     for group in all_groups:
-        for answer in group.answers:  # the last token is only there so that the one before it is read
+        for answer in group.answers:
             hidden_BTD = model.hidden(torch.tensor([[*group.prompt, *answer.ids[:-1]]]))
             alone.append((hidden_BTD[0, -1] @ head.scalar).item())
     assert reward_A.tolist() == pytest.approx(alone, rel=1e-4, abs=1e-5)
@@ -270,6 +270,8 @@ def test_log_probabilities_and_values_come_from_one_pass(model):
         ({"loss": "kto", "nll_weight": 1.0}, r"objective.nll_weight.*kto has none"),
         ({"loss": "orpo", "length": "sum"}, r"objective.length"),
         ({"loss": "simpo", "reference": "copy"}, "compares with none"),
+        ({"own_answers": -1}, r"objective.own_answers.*wanted 0 \(none\) or more"),
+        ({"own_answer_tokens": 0}, r"objective.own_answer_tokens.*wanted at least 1"),
     ],
 )
 def test_settings_without_effect_are_refused(settings, message):

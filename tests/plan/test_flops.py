@@ -14,7 +14,7 @@ from penjing.model import moe
 from penjing.model.config import ModelConfig
 from penjing.model.lora import Lora, adapt
 from penjing.model.transformer import Transformer
-from penjing.plan.bill import Pace, estimate_memory_bytes, make_bill
+from penjing.plan.bill import Bill, Pace, estimate_memory_bytes, make_bill
 from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
 
 SMALL = {
@@ -134,12 +134,24 @@ def test_a_bill_by_hand():
         config,
         trainable=10,
         flops_per_token=training_flops_per_token(config, 9.0),
+        flops_per_token_full_square=training_flops_per_token(config, 16.0),
         units_per_epoch=50,
         tokens_per_unit=16.0,
         units_per_step=4,
         micro_tokens=64,
         steps=25,
-        pace=Pace(step_seconds=2.0, validation_seconds=3.0, checkpoint_seconds=1.0, spread=0.4),
+        pace=Pace(
+            step_seconds=2.0,
+            wait_seconds=0.5,
+            validation_seconds=3.0,
+            checkpoint_seconds=1.0,
+            last_checkpoint_seconds=3.0,
+            sample_seconds=0.25,
+            startup_seconds=9.0,
+            spread=0.4,
+            num_steps=16,
+        ),
+        samples=8,
         validations=2,
         checkpoints=4,
         optimizer_bytes_per_parameter=8,
@@ -148,11 +160,15 @@ def test_a_bill_by_hand():
     assert bill.tokens == 1600
     assert bill.tokens_per_epoch == 800
     assert bill.epochs == 2.0
-    assert bill.predicted_seconds == 25 * 2 + 2 * 3 + 4 * 1
-    assert bill.predicted_seconds_low == pytest.approx(60 * 0.8)
-    assert bill.predicted_seconds_high == pytest.approx(60 * 1.2)
+    assert bill.predicted_seconds == 25 * 2 + 2 * 3 + (3 * 1 + 3) + 8 * 0.25 == 64
+    assert bill.parts_seconds == {"training": 50, "validation": 6, "checkpoint": 6, "sample": 2}
+    assert bill.step_parts_seconds == {"compute": 1.5, "data_wait": 0.5}
+    margin = 0.03 + 1.28 * 0.4 / 4  # the level's own, and the error of a mean of 16 steps
+    assert bill.predicted_seconds_low == pytest.approx(64 * (1 - margin))
+    assert bill.predicted_seconds_high == pytest.approx(64 * (1 + margin))
     assert bill.tokens_per_second == 32
     assert bill.flops == 1600 * training_flops_per_token(config, 9.0)
     assert bill.predicted_peak_memory_bytes == estimate_memory_bytes(config, 64, 8)
     assert bill.parameters == parameters(config).total
-    assert bill.to_dict()["level"] == "probe"
+    assert bill.to_dict()["level"] == "L2"
+    assert Bill.from_dict(bill.to_dict()) == bill

@@ -10,8 +10,8 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.recipes import generate
 from penjing.recipes.execute import execute, resolve_run
-from penjing.recipes.generate import Asked, generate_file, read_answer
-from penjing.text.records import read_chats
+from penjing.recipes.generate import Asked, generate_file, read_answer, stretches
+from penjing.text.records import Chat, Message, read_chats
 
 DRAWN = Asked(temperature=1.0, max_tokens=12, cut="keep", seed=4)
 
@@ -91,6 +91,38 @@ def test_conversations_with_answers_are_answered_anew(tmp_path, model, toy):
     write(model, few, tmp_path / "out.jsonl")
     for chat in read_chats([tmp_path / "out.jsonl"]):
         assert any(chat.messages[:-1] == other.messages[:-1] for other in before)
+
+
+def test_every_question_may_be_answered_in_turn(tmp_path, model, toy):
+    few, out = tmp_path / "few.jsonl", tmp_path / "out.jsonl"
+    few.write_text("\n".join((toy / "sft.jsonl").read_text().splitlines()[:12]) + "\n")
+    asked = Asked(temperature=1.0, max_tokens=12, cut="keep", seed=4, turns="all")
+    done = write(model, few, out, asked)
+    chats, before = list(read_chats([out])), list(read_chats([few]))
+    assert done.written == len(chats) > 6
+    longer = 0
+    for chat in chats:
+        questions = [message for message in chat.messages if message.role == "user"]
+        origin = next(other for other in before if questions[0] in other.messages)
+        theirs = [message for message in origin.messages if message.role == "user"]
+        assert questions == theirs[: len(questions)]
+        roles = [message.role for message in chat.messages if message.role != "system"]
+        assert roles == ["user", "assistant"] * len(questions)
+        longer += len(questions) > 1
+    assert longer > 3
+    # What was said before stands in the next question's prompt: another first answer, other ones after it.
+    again = tmp_path / "again.jsonl"
+    write(model, few, again, asked)
+    assert again.read_bytes() == out.read_bytes()
+
+
+def test_in_turn_a_conversation_ends_at_a_tools_result():
+    user, said = Message(role="user", content="2 + 3?"), Message(role="assistant", content="", tool_calls=({},))
+    tool = Message(role="tool", content="5")
+    chat = Chat(messages=(user, said, tool), tools=(), source="x", line=1)
+    assert stretches(chat, "all") == [(user,)]
+    assert stretches(Chat(messages=(user, said, user), tools=(), source="x", line=1), "all") == [(user,), (user,)]
+    assert stretches(chat, "last") == [(user, said, tool)]
 
 
 def test_answers_that_were_cut_off_are_left_out(tmp_path, model, toy):

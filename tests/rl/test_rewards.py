@@ -12,6 +12,7 @@ import torch
 
 from penjing.base.errors import UserError
 from penjing.base.table import look_up
+from penjing.infer.turns import Exchange
 from penjing.objective.policy import Policy, RewardSettings
 from penjing.rl.rewards import REWARDS, judge
 from penjing.rl.rewards.base import Judged, Setting
@@ -20,6 +21,8 @@ from penjing.rl.rewards.numeric import last_number
 from penjing.rl.rewards.repetition import repeated_fraction
 from penjing.rl.score import Scorer
 from penjing.text.records import Message
+from penjing.text.said import Call, Said
+from penjing.tools.box import Result
 
 SETTING = Setting(device=torch.device("cpu"), max_tokens=40)
 
@@ -113,6 +116,35 @@ def test_regex_and_format():
     assert score("format", answer("<think>a</think>b</think>c"), answer("<think>a</think>")) == [0, 0]
     assert score("format", answer("<think>a</think>b", cut_off=True)) == [0]
     assert score("format", answer("#42"), good, format_pattern=r"#\d+") == [1, 0]
+
+
+def turn(*worked, content="", broken=0):
+    """A turn with calls that were answered, and some that nobody ran."""
+    calls = tuple(Call(name="calculator") for _ in range(len(worked) + broken))
+    said = Said(reasoning="", content=content, calls=calls)
+    return Exchange(said=said, results=tuple(Result(text="", worked=one) for one in worked))
+
+
+def test_tools():
+    answers = [
+        answer("", turns=(turn(True), turn(True, False), turn(content="42"))),
+        answer("", turns=(turn(True), turn(content="42"))),
+        answer("", turns=(turn(content="42"),)),
+        answer("", turns=(turn(True), turn(broken=1))),
+        answer("", turns=(turn(*[True] * 6), turn(content="42"))),
+        answer("", turns=(turn(*[False] * 40), turn(content="42"))),
+    ]
+    assert score("tools", *answers) == pytest.approx([2 / 3, 1, 0, 1 / 2, 1 - 2 / 4, -1])
+    assert score("tools", answers[4], most_calls=6) == [1]
+    assert score("tools", answer("42")) == [0]
+
+
+def test_of_several_turns_the_last_is_judged():
+    turns = (turn(True, content="41"), turn(content="42"))
+    assert score("exact", answer("<think>41</think>42", "42", turns=turns)) == [1]
+    assert score("numeric", answer("42", "41", turns=turns)) == [0]
+    never = Exchange(said=Said(reasoning="42", content="", calls=(), open=True))
+    assert score("exact", answer("42", "42", turns=(never,))) == [0]
 
 
 def test_length():

@@ -9,8 +9,16 @@ import pytest
 LAUNCHER = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
 
-@pytest.mark.parametrize("recipe", ["grpo", "ppo"])
-def test_two_ranks_equal_one(penjing, small_run, toy, tmp_path, recipe):
+TOOLS = (
+    "objective.rollout.tools=calculator",
+    "objective.rollout.max_turns=3",
+    "objective.rollout.thinking=off",
+    "data.row_tokens=900",
+)
+
+
+@pytest.mark.parametrize(("recipe", "tools"), [("grpo", ()), ("ppo", ()), ("grpo", TOOLS)])
+def test_two_ranks_equal_one(penjing, small_run, toy, tmp_path, recipe, tools):
     short = [word for word in small_run if not word.startswith(("data.", "steps"))]
     base = tmp_path / "base"
     penjing("train", "sft", *short, f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=2", f"out={base}")
@@ -27,6 +35,7 @@ def test_two_ranks_equal_one(penjing, small_run, toy, tmp_path, recipe):
         "objective.rewards=regex",
         "objective.reward.pattern=.*[aei].*",
         "optimizer.learning_rate=1e-4",
+        *tools,
     ]
     found = []
     for name, launcher in (("one", ()), ("two", LAUNCHER)):

@@ -17,6 +17,8 @@ from rich.console import Console
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.feed.answers import Answer, Group
+from penjing.infer.rollout import Given
+from penjing.infer.turns import Exchange, last_turn
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.scalar import ScalarHead
@@ -28,6 +30,8 @@ from penjing.rl.prompts import Order, Prompt, read
 from penjing.rl.rounds import Round, joined, packed, picked, split
 from penjing.rl.source import RolloutSource, Sampler, log_probs
 from penjing.text.records import Message
+from penjing.text.said import Call, Said
+from penjing.tools.box import Result
 
 CPU = torch.device("cpu")
 
@@ -90,7 +94,9 @@ def make_prompts(number=10):
     ]
 
 
-def make_source(settings, *, model=None, engine=None, micro=2, rank=0, world=1, scorer=None, reference=None):
+def make_source(
+    settings, *, model=None, engine=None, micro=2, rank=0, world=1, scorer=None, reference=None, turns=None
+):
     sampler = Sampler(
         settings=settings,
         model=model or make_model(),
@@ -99,8 +105,33 @@ def make_source(settings, *, model=None, engine=None, micro=2, rank=0, world=1, 
         engine=engine or Single(CPU),
         row_tokens=64,
         reference=reference,
+        turns=turns or (GivesNumbers() if settings.rollout.max_turns > 1 else None),
     )
     return RolloutSource(sampler, make_prompts(), seed=5, prompts_per_step=4, micro_units=micro, rank=rank, world=world)
+
+
+class GivesNumbers:
+    """After a turn in which an odd token was said three tokens are given; the model has three turns at most."""
+
+    def after(self, ids):
+        return [1, 2, sum(ids) % 24] if any(token % 2 for token in ids) else None
+
+    def __call__(self, turns):
+        found = [self.after(turn.ids) if turn.number < 3 else None for turn in turns]
+        return [
+            ids and Given(ids, Exchange(said=self.said(turn.ids), results=(Result(text="", worked=sum(ids) % 2 == 0),)))
+            for turn, ids in zip(turns, found, strict=True)
+        ]
+
+    def said(self, ids):
+        calls = (Call(name="number"),) if self.after(ids) else ()
+        return Said(reasoning="", content=" ".join(map(str, ids)), calls=calls)
+
+    def exchanges(self, written):
+        return (*written.notes, Exchange(said=self.said(last_turn(written))))
+
+
+TURNS = {"max_tokens": 24, "max_turns": 3, "tools": ("calculator",)}
 
 
 def policy(**changes):
@@ -141,6 +172,87 @@ def test_batches_hold_what_was_sampled():
     assert not torch.equal(batch.target_N[:6], again.target_N[:6])
 
 
+def test_what_the_model_was_given_is_read_and_not_learned():
+    """Tokens between two turns have weight 0; no loss of the family, no divergence and no figure knows them."""
+    model = make_model()
+    source = make_source(policy(rollout=TURNS), model=model, micro=4)
+    batch = next(source)
+    one = source.sampler.sample(source.prompts, [0, 1], [[1, 2, 3], [4, 5, 6]])
+    assert 0 < (batch.weight_N == 0).sum() < len(batch.weight_N) / 2
+    given = batch.target_N[batch.weight_N == 0].view(-1, 3)
+    assert (given[:, :2] == torch.tensor([1, 2])).all()
+    assert not batch.values["behaviour"][batch.weight_N == 0].any()
+    said = batch.weight_N == 1
+    torch.testing.assert_close(
+        batch.values["behaviour"][said], log_probs(model, batch, 1.0)[said], rtol=1e-4, atol=1e-5
+    )
+    assert float(batch.length_A().sum()) == float(said.sum())
+    assert (one.turns_PA > 1).any()
+    assert (one.calls_PA >= one.turns_PA - 1).all()  # the calls of a last turn are counted, and nobody answers them
+    assert (one.failed_PA <= one.calls_PA).all()
+    assert one.calls_PA.any()
+    figures = one.figures(range(2), ["even"], 1)
+    assert figures["answer_turns"] == one.turns_PA.mean()
+    assert figures["answer_tokens"] == one.said_PAM.sum() / 6
+    for loss in ("grpo", "dr_grpo", "dapo", "gspo", "cispo"):
+        settings = policy(rollout=TURNS, loss=loss, kl_weight=0.3)
+        objective = PolicyObjective(settings)
+        logp_N, entropy_N = torch.randn(2, len(batch.target_N), generator=torch.Generator().manual_seed(0)) - 2
+        reference_N = logp_N + 0.1 * torch.randn(len(logp_N), generator=torch.Generator().manual_seed(1))
+        found = []
+        for spoil in (0.0, 3.0):
+            spoiled = spoil * (batch.weight_N == 0)
+            mine_N = (logp_N + spoiled).requires_grad_()
+            values = {"behaviour": batch.values["behaviour"] - spoiled, "reference": reference_N + 2 * spoiled}
+            total, parts = objective.of_log_probs(mine_N, entropy_N + spoiled, replace(batch, values=values))
+            total.backward()
+            assert not mine_N.grad[~said].any()
+            found.append((total.detach(), parts, mine_N.grad))
+        torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_batch_of_turns_equals_its_answers_one_by_one():
+    """Packed with its prompt and siblings, an answer with given tokens scores as it does alone in a plain row."""
+    model = make_model()
+    source = make_source(policy(rollout={**TURNS, "updates": 2}), model=model, micro=4)
+    batch = next(source)
+    packed_logp = log_probs(model, batch, 1.0)
+    one, first = source._round, 0
+    for place in range(4):
+        prompt = source.prompts[int(one.prompt_P[place])].ids
+        for answer in range(3):
+            ids = one.id_PAM[place, answer, : one.length_PA[place, answer]].tolist()
+            with torch.no_grad():
+                logp_TV = model(torch.tensor([[*prompt, *ids]]))[0, len(prompt) - 1 : -1].log_softmax(-1)
+            alone = logp_TV.gather(1, torch.tensor(ids)[:, None])[:, 0]
+            torch.testing.assert_close(packed_logp[first : first + len(ids)], alone, rtol=1e-4, atol=1e-5)
+            first += len(ids)
+
+
+def test_rewards_see_the_whole_trajectory():
+    seen = []
+
+    class Sees(EvenTokens):
+        def __call__(self, answers):
+            seen.extend(answers)
+            return super().__call__(answers)
+
+    source = make_source(policy(rollout={**TURNS, "updates": 2}), scorer=Sees(), micro=4)
+    next(source)
+    one = source._round
+    assert len(seen) == 24
+    for answer, turns, said, calls in zip(
+        seen, one.turns_PA.flat, one.said_PAM.sum(-1).flat, one.calls_PA.flat, strict=True
+    ):
+        assert len(answer.turns) == turns
+        assert sum(len(turn.said.calls) for turn in answer.turns) == calls
+        assert answer.num_tokens == said - (not answer.cut_off)
+        last = answer.turns[-1].said.content.split()
+        assert answer.text.split() == last[: len(answer.text.split())]
+        assert answer.said == answer.turns[-1].said.content
+    assert max(len(answer.turns) for answer in seen) > 1
+
+
 def test_the_weights_of_now_are_asked():
     """With one update for each round every step samples anew; the shown behaviour is the changed model's."""
     model = make_model()
@@ -152,7 +264,15 @@ def test_the_weights_of_now_are_asked():
     torch.testing.assert_close(batch.values["behaviour"], log_probs(model, batch, 1.0), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("rollout", [{}, {"updates": 2, "repeats": 2}, {"behaviour": "recomputed", "temperature": 0.7}])
+@pytest.mark.parametrize(
+    "rollout",
+    [
+        {},
+        {"updates": 2, "repeats": 2},
+        {"behaviour": "recomputed", "temperature": 0.7},
+        {"updates": 2, "repeats": 2, **TURNS},
+    ],
+)
 @pytest.mark.parametrize("degenerate", ["keep", "resample"])
 def test_a_restored_source_goes_on_exactly(rollout, degenerate):
     """Weights change after each batch: a round that is under way comes from the state and not from the model."""
@@ -192,9 +312,9 @@ class Pair:
 
 
 @pytest.mark.parametrize("degenerate", ["keep", "drop", "resample"])
-@pytest.mark.parametrize("behaviour", ["sampled", "recomputed"])
-def test_two_ranks_sample_and_learn_what_one_does(degenerate, behaviour):
-    settings = policy(degenerate=degenerate, rollout={"updates": 2, "behaviour": behaviour}, kl_weight=0.1, loss="dapo")
+@pytest.mark.parametrize("rollout", [{}, {"behaviour": "recomputed"}, TURNS])
+def test_two_ranks_sample_and_learn_what_one_does(degenerate, rollout):
+    settings = policy(degenerate=degenerate, rollout={"updates": 2, **rollout}, kl_weight=0.1, loss="dapo")
     frozen, scorer = make_model(), EvenTokens(spoiled=1)
 
     def reference(batch):
@@ -402,8 +522,35 @@ def test_ppo_learns_a_value_and_is_taken_up_exactly(words, tmp_path):
     assert outcome_of(folder)["weights_sha256"] == expected
 
 
-def test_ppo_sums_over_any_split():
-    settings = policy(loss="ppo", rollout={"updates": 2})
+def test_advantages_of_ppo_step_over_what_was_given():
+    settings = policy(loss="ppo", rollout=TURNS)
+    head = ScalarHead(make_model())
+    torch.nn.init.normal_(head.scalar, generator=torch.Generator().manual_seed(0))
+    source = make_source(settings, model=head.model)
+    source.sampler = replace(source.sampler, values=head)
+    one = source.sampler.sample(
+        source.prompts, [0, 1, 2, 3], [[4 * place + each for each in (1, 2, 3)] for place in range(4)]
+    )
+    assert (one.turns_PA > 1).any()
+    said = one.said_PAM.astype(bool)
+    assert not one.gain_PAM[~said].any()
+    assert not one.return_PAM[~said].any()
+    place, answer = np.argwhere(one.turns_PA > 1)[0]
+    mine = said[place, answer]
+    values = one.value_PAM[place, answer, mine]
+    rewards = np.zeros_like(values)
+    rewards[-1] = one.reward_PA[place, answer]
+    last, expected = 0.0, np.zeros_like(values)
+    for token in range(len(values) - 1, -1, -1):
+        after = values[token + 1] if token + 1 < len(values) else 0.0
+        last = rewards[token] + after - values[token] + 0.95 * last
+        expected[token] = last + values[token]
+    np.testing.assert_allclose(one.return_PAM[place, answer, mine], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rollout", [{}, TURNS])
+def test_ppo_sums_over_any_split(rollout):
+    settings = policy(loss="ppo", rollout={"updates": 2, **rollout})
     head = ScalarHead(make_model())
     torch.nn.init.normal_(head.scalar, generator=torch.Generator().manual_seed(0))
     objective = PolicyObjective(settings)
@@ -431,20 +578,20 @@ def test_prompts_are_read_and_held_out(toy, base, tmp_path):
     from penjing.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(base / "tokenizer")
-    made = read([toy / "rl.jsonl"], tokenizer, longest=200, held_out_fraction=0.3, thinking=False)
+    made = read([toy / "rl.jsonl"], tokenizer, longest=200, held_out_fraction=0.3)
     assert made.train
     assert made.held_out
     assert all(prompt.truths for prompt in made.train)
     texts = {prompt.messages[-1].content for prompt in made.train}
     assert not texts & {prompt.messages[-1].content for prompt in made.held_out}
-    short = read([toy / "rl.jsonl"], tokenizer, longest=40, held_out_fraction=0.3, thinking=False)
+    short = read([toy / "rl.jsonl"], tokenizer, longest=40, held_out_fraction=0.3)
     assert short.skipped > 0
     with pytest.raises(UserError, match="no prompt fits"):
-        read([toy / "rl.jsonl"], tokenizer, longest=2, held_out_fraction=0.3, thinking=False)
+        read([toy / "rl.jsonl"], tokenizer, longest=2, held_out_fraction=0.3)
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"conversations": [{"role": "user", "content": "a"}], "gt": {"x": 1}}\n')
     with pytest.raises(UserError, match=r"broken.jsonl:1: field gt is no reference answer"):
-        read([broken], tokenizer, longest=200, held_out_fraction=0.3, thinking=False)
+        read([broken], tokenizer, longest=200, held_out_fraction=0.3)
 
 
 @pytest.mark.parametrize(
@@ -454,8 +601,53 @@ def test_prompts_are_read_and_held_out(toy, base, tmp_path):
         ("data.row_tokens=8", "an answer leaves no room"),
         ("objective.reference=adapter_off", "no adapters to switch off"),
         ("data.kind=chats", "not what is answered"),
+        ("objective.rollout.tools=calculator", "tools are called between turns"),
+        ("objective.rollout.max_turns=2", "without tools an answer is one turn"),
+        ("objective.tool.table=x.json", "has no effect without objective.rollout.tools"),
     ],
 )
 def test_what_cannot_be_is_refused(words, tmp_path, word, line):
     with pytest.raises(UserError, match=line):
         train("grpo", *words, word, f"out={tmp_path / 'run'}")
+
+
+def test_a_run_with_tools_is_taken_up_exactly(words, toy, tmp_path):
+    tools = [
+        "objective.rollout.tools=calculator,dates",
+        "objective.rollout.max_turns=3",
+        "objective.rollout.thinking=off",
+        "objective.rewards=tools,length",
+        "data.row_tokens=1000",
+        "save.every=1",
+    ]
+    common = [word for word in words if not word.startswith(("objective.rewards", "data.row_tokens"))]
+    folder = tmp_path / "run"
+    said = train("grpo", *common, *tools, f"out={folder}")
+    assert "calculator, dates; 3 turns" in said
+    expected = outcome_of(folder)["weights_sha256"]
+    for checkpoint in (folder / "checkpoints").iterdir():
+        if int(checkpoint.name.rpartition("-")[2]) > 3:  # in the middle of a round
+            shutil.rmtree(checkpoint)
+    (folder / "outcome.json").unlink()
+    train("grpo", *common, *tools, f"out={folder}")
+    assert outcome_of(folder)["weights_sha256"] == expected
+
+
+def test_prompts_show_their_tools_or_those_of_the_run(base, tmp_path):
+    from penjing.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(base / "tokenizer")
+    listed = json.dumps([{"name": "weather", "parameters": {}}])  # as MiniMind's files have it
+    rows = [
+        {"conversations": [{"role": "system", "content": "", "tools": listed}, {"role": "user", "content": "a?"}]},
+        {"conversations": [{"role": "user", "content": "b?"}]},
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({**row, "gt": ["1"]}) + "\n" for row in rows))
+    offered = [{"name": "calculator", "parameters": {}}]
+    made = read([path], tokenizer, longest=500, held_out_fraction=0.5, offered=offered, thinking=True)
+    texts = sorted(tokenizer.decode(prompt.ids) for prompt in (*made.train, *made.held_out))
+    assert any('"weather"' in text and '"calculator"' not in text for text in texts)
+    assert any('"calculator"' in text and "b?" in text for text in texts)
+    assert all(text.endswith("<think>\n") for text in texts)
+    assert made.tools == {"weather", "calculator"}

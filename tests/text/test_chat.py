@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penjing.text.chat import render
+from penjing.text.chat import after_calls, render
 from penjing.text.records import Message
 from penjing.text.template import CHAT_TEMPLATE
 from penjing.text.tokenizer import CONTROL_TOKENS, Tokenizer
@@ -86,14 +86,19 @@ def theirs(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> An
 
 
 @pytest.mark.parametrize("form", CONVERSATIONS)
-@pytest.mark.parametrize(("ask", "thinking"), [(False, False), (True, False), (True, True)])
-def test_transformers_renders_the_same(tokenizer: Tokenizer, theirs: Any, form: str, ask: bool, thinking: bool) -> None:
+@pytest.mark.parametrize("ask", [False, True])
+@pytest.mark.parametrize("thinking", [None, False, True])
+def test_transformers_renders_the_same(
+    tokenizer: Tokenizer, theirs: Any, form: str, ask: bool, thinking: bool | None
+) -> None:
+    """Also the switch: not given, off and on."""
     messages, tools = CONVERSATIONS[form]
+    switch = {} if thinking is None else {"enable_thinking": thinking}
     expected = theirs.apply_chat_template(
         [as_dict(message) for message in messages],
         tools=tools or None,
         add_generation_prompt=ask,
-        enable_thinking=thinking,
+        **switch,
         tokenize=True,
         return_dict=False,
     )
@@ -109,10 +114,15 @@ def test_the_template_needs_no_special_jinja(tokenizer: Tokenizer, wrap: Any) ->
     environment = jinja2.Environment()
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     for messages, tools in CONVERSATIONS.values():
-        text = environment.from_string(CHAT_TEMPLATE).render(
-            messages=[as_dict(message) for message in messages], tools=[wrap(tool) for tool in tools] or None
-        )
-        assert text == tokenizer.decode(render(tokenizer, messages, tools).ids, hide=False)
+        for thinking in (None, False, True):
+            text = environment.from_string(CHAT_TEMPLATE).render(
+                messages=[as_dict(message) for message in messages],
+                tools=[wrap(tool) for tool in tools] or None,
+                add_generation_prompt=True,
+                **({} if thinking is None else {"enable_thinking": thinking}),
+            )
+            ids = render(tokenizer, messages, tools, ask=True, thinking=thinking).ids
+            assert text == tokenizer.decode(ids, hide=False)
 
 
 # -------------------------------------------------------------------------------------------------------------- weights
@@ -155,6 +165,43 @@ def test_an_open_turn_is_not_taught(tokenizer: Tokenizer) -> None:
     assert not any(rendered.weights)
 
 
+def test_the_switch_writes_an_empty_thought_where_nothing_was_thought(tokenizer: Tokenizer) -> None:
+    messages, _ = CONVERSATIONS["thinking"]
+    text = tokenizer.decode(render(tokenizer, messages, thinking=True, ask=True).ids, hide=False)
+    assert text == tokenizer.decode(render(tokenizer, messages, thinking=False).ids, hide=False) + (
+        "<|im_start|>assistant\n<think>\n"
+    )
+    assert "<think>\nOne and one\n\nis two.\n</think>\n\n2<|im_end|>" in text
+    assert "<|im_start|>assistant\n<think></think>\n\n2<|im_end|>" in text
+    off = render(tokenizer, [user("hi")], ask=True, thinking=False)
+    assert tokenizer.decode(off.ids, hide=False).endswith("<|im_start|>assistant\n<think></think>\n\n")
+    assert not any(off.weights)
+
+
+def test_a_thought_that_is_asked_for_does_not_begin_like_an_empty_one(tokenizer: Tokenizer) -> None:
+    asked = render(tokenizer, [user("hi")], ask=True, thinking=True).ids
+    empty = render(tokenizer, [user("hi"), assistant("ok")], thinking=False).ids
+    assert empty[: len(asked)] != asked
+
+
+RESULTS = st.lists(st.text(alphabet=st.sampled_from("ab1 \n好<>|/_"), max_size=8) | st.sampled_from(CONTROL_TOKENS),
+                   min_size=1, max_size=3)  # fmt: skip
+
+
+@given(results=RESULTS, thinking=st.sampled_from([None, False, True]))
+def test_results_are_appended_as_they_would_be_written(
+    tokenizer: Tokenizer, results: list[str], thinking: bool | None
+) -> None:
+    said = assistant("", "hm" if thinking else "", *[ASK_TIME] * len(results))
+    before = [user("?"), said]
+    closed = render(tokenizer, before, [CLOCK], thinking=thinking).ids
+    end = len(closed) - closed[::-1].index(tokenizer.message_end)
+    after = [*before, *map(tool, results)]
+    whole = render(tokenizer, after, [CLOCK], ask=True, thinking=thinking)
+    assert closed[:end] + after_calls(tokenizer, said, results, thinking=thinking) == whole.ids
+    assert not any(whole.weights[end:])
+
+
 # ------------------------------------------------------------------------------------------------ users play no tricks
 
 
@@ -188,12 +235,13 @@ def test_what_is_said_never_changes_the_structure(tokenizer: Tokenizer, words: t
 
 
 @pytest.mark.parametrize("form", CONVERSATIONS)
-def test_what_is_asked_begins_what_is_learned(tokenizer: Tokenizer, form: str) -> None:
+@pytest.mark.parametrize("switch", ["absent", "there"])
+def test_what_is_asked_begins_what_is_learned(tokenizer: Tokenizer, form: str, switch: str) -> None:
     messages, tools = CONVERSATIONS[form]
-    whole = render(tokenizer, messages, tools)
+    whole = render(tokenizer, messages, tools, thinking=None if switch == "absent" else False)
     for count, message in enumerate(messages):
         if message.role == "assistant":
-            thinking = bool(message.reasoning_content)
+            thinking = None if switch == "absent" else bool(message.reasoning_content)
             asked = render(tokenizer, messages[:count], tools, ask=True, thinking=thinking)
             assert whole.ids[: len(asked.ids)] == asked.ids
             # What the model is to say begins right there; the opening <think> is given with the question.

@@ -14,7 +14,7 @@ import pytest
 
 from penjing.base.errors import UserError
 from penjing.text import records
-from penjing.text.records import Chat, Message, list_files, read_chats, read_documents, sniff
+from penjing.text.records import Chat, Message, files, json_values, list_files, read_chats, read_documents, sniff
 
 DATA = Path(__file__).parents[2] / "../shared/data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the real files of ../shared/data are not here")
@@ -115,7 +115,7 @@ def test_json_array_across_blocks_has_right_lines(tmp_path: Path, monkeypatch: p
     content = "[\n" + ",\n".join(json.dumps(row, ensure_ascii=bool(i % 2)) for i, row in enumerate(rows)) + "\n]\n"
     path = write(tmp_path / "a.json", content)
     for size in (1, 2, 7, 64, 1000):
-        monkeypatch.setattr(records, "_BLOCK_BYTES", size)
+        monkeypatch.setattr(files, "BLOCK_BYTES", size)
         found = list(read_documents([path]))
         assert [(d.text, d.line) for d in found] == [(row["text"], i + 2) for i, row in enumerate(rows)]
 
@@ -148,10 +148,8 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"conversations": turns}), path)
     (chat,) = read_chats([path])
     assert roles_and_words(chat) == [("user", "hi"), ("assistant", "yo")]
-    assert (
-        error_of(path).line()
-        == f"{path}:1: no field text; got the fields conversations; wanted text or content or raw_content"
-    )
+    wanted = f"{path}:1: no field text; got the fields conversations; wanted text or content or raw_content."
+    assert error_of(path).line() == f"{wanted} This looks like chats, not documents."
     assert "broken parquet" in error_of(write(tmp_path / "b.parquet", b"PAR1 nonsense")).line()
 
 
@@ -169,14 +167,14 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
 
 def test_a_long_array_is_not_held_in_memory(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", "[" + ",".join(['{"text": "' + "x" * 1000 + '"}'] * 3000) + "]")
-    stream = records._JsonStream(path)
+    stream = json_values.JsonStream(path)
     largest = 0
     num_values = 0
     for _ in stream.values():
         num_values += 1
         largest = max(largest, len(stream.buffer))
     assert num_values == 3000
-    assert largest < 3 * records._BLOCK_BYTES < path.stat().st_size
+    assert largest < 3 * files.BLOCK_BYTES < path.stat().st_size
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

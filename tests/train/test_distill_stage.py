@@ -123,6 +123,19 @@ def test_taken_up_again_it_learns_the_same_bits(tmp_path, mode, live, kept, word
     assert last(cut)["resumed"] == 1
 
 
+@pytest.mark.parametrize("mode", ["logits", "top_k", "on_policy"])
+def test_a_student_that_is_its_teacher_begins_at_no_divergence(tmp_path, mode, words, prompts, teacher):
+    """Masks, places and precisions are the same on both sides, and the first steps do not lead away."""
+    extra = {"logits": [], "top_k": ["objective.mode=top_k", "objective.top_k=300"], "on_policy": prompts}[mode]
+    kept = [word for word in words if not word.startswith("model")]
+    train("distill", *kept, "objective.data_weight=0", *extra, f"start={teacher}", "validate.before=yes", "steps=3",
+          f"out={tmp_path}/run")  # fmt: skip
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    found = [line["validation_kl_nats_per_token"] for line in lines if "validation_kl_nats_per_token" in line]
+    assert abs(found[0]) < (1e-4 if mode == "top_k" else 1e-6)
+    assert abs(found[-1]) < 1e-3
+
+
 def test_a_trained_student_and_adapters_can_be_taught_too(tmp_path, live, words):
     kept = [word for word in words if not word.startswith("model")]
     train("distill", *kept, f"start={live}", f"out={tmp_path / 'more'}")

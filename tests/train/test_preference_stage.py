@@ -117,6 +117,24 @@ def test_before_the_first_step_nothing_is_preferred_and_after_it_something_is(tu
     assert curve(folder, "chosen_drift_nats_per_token")[6] > 0
     assert "asking the reference about" in said
     assert "the start model, asked once" in said
+    kl = curve(folder, "validation_kl_nats_per_answer")
+    assert abs(kl[0]) < 1e-6
+    assert kl[6] > kl[3] > 1e-4
+    assert curve(folder, "validation_own_answer_tokens")[6] > 0
+
+
+def test_how_far_it_has_gone_is_the_same_whatever_the_reference_is(tuned, tmp_path, words):
+    for reference in ("copy", "precomputed"):
+        folder = tmp_path / reference
+        train("dpo", *words, f"out={folder}", "lora.rank=4", f"objective.reference={reference}")
+        found = curve(folder, "validation_kl_nats_per_answer")
+        assert abs(found[0]) < 1e-6
+        assert found[6] > 1e-4
+    assert curve(tmp_path / "copy", "validation_kl_nats_per_answer") == pytest.approx(
+        curve(tmp_path / "precomputed", "validation_kl_nats_per_answer"), abs=1e-5
+    )
+    train("dpo", *words, f"out={tmp_path / 'none'}", "objective.own_answers=0", "steps=1")
+    assert not curve(tmp_path / "none", "validation_kl_nats_per_answer")
 
 
 def test_a_resumed_run_learns_the_same_bits(tuned, tmp_path, words):

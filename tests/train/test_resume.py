@@ -103,13 +103,26 @@ def test_a_changed_setting_is_refused_by_name(whole, penjing, small_run, changed
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_an_allowed_change_goes_on(tmp_path, penjing, small_run):
+    folder = tmp_path / "run"
+    penjing("train", "pretrain", *small_run, f"out={folder}")
+    words = ("train", "pretrain", *small_run, "steps=15", f"out={folder}")
+    refused = penjing(*words, check=False)
+    assert refused.returncode == 2
+    assert "steps was 12, is 15" in refused.stderr
+    assert "--allow-change steps" in refused.stderr
+    done = penjing(*words, "--allow-change", "steps")
+    assert "allowed to change: steps was 12, is 15" in done.stdout
+    assert "step 15/15" in done.stdout
+
+
 def test_other_data_is_refused(tmp_path, whole, toy, penjing, small_run):
     other = tmp_path / "pretrain.jsonl"
     other.write_text("".join((toy / "pretrain.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:300]))
     words = [word for word in small_run if not word.startswith("data.train")]
     done = penjing("train", "pretrain", *words, f"data.train={other}", f"out={whole}", check=False)
     assert done.returncode == 2
-    assert "other data" in done.stderr
+    assert "data was" in done.stderr
 
 
 def test_more_accumulation_is_the_same_run(tmp_path, whole, penjing, small_run, losses):

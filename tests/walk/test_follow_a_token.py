@@ -132,7 +132,7 @@ def test_follow_a_token(tmp_path: Path) -> None:
         save_every=0,
         validate=dict,
         sample=lambda step: None,
-        save=lambda state: None,
+        save=lambda state, wait: True,
     )
     taken = step(parts, 0)
     assert (taken.units, taken.tokens) == (24, 24)

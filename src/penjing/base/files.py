@@ -6,6 +6,8 @@ import errno
 import hashlib
 import json
 import os
+import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,12 +21,69 @@ _DISK_ERRORS = {
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "permission denied",
 }
+LARGEST_JSON_BYTES = 256 << 20  # of a file of ours or of a stranger's that is read as one JSON value
 
 
-def disk_error(error: OSError, path: Path) -> UserError:
+class DiskError(UserError):
+    """The disk refused. Training goes on without what could not be written, where it can."""
+
+
+def disk_error(error: OSError, path: Path) -> DiskError:
     """Turn an operating-system error on `path` into one clear line."""
     reason = _DISK_ERRORS.get(error.errno or 0, error.strerror or str(error))
-    return UserError(f"cannot write: {reason}", where=path, next_step="Nothing that was there before is lost.")
+    return DiskError(f"cannot write: {reason}", where=path, next_step="Nothing that was there before is lost.")
+
+
+def check_room(folder: Path, wanted_bytes: int) -> None:
+    """Raise DiskError if the disk of `folder` has no room for so many bytes, before any of them is written."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise disk_error(error, folder) from error
+    if free < wanted_bytes:
+        raise DiskError(
+            "cannot write: the disk is full",
+            where=folder,
+            got=f"{free:,} bytes free",
+            wanted=f"{wanted_bytes:,}",
+            next_step="Nothing that was there before is lost.",
+        )
+
+
+class NewFile:
+    """A file that is not there yet, written, synced and hashed in one pass. Never through a link somebody planted.
+
+    Every call to the system is one of `os.open`, `os.write`, `os.fsync` and `os.close`, so that tests can break each.
+    """
+
+    _PIECE = 1 << 24  # most bytes of one system call; hashing and writing let other threads run
+
+    def __init__(self, path: Path) -> None:
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        self._hash, self.num_bytes = hashlib.sha256(), 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            piece = view[: self._PIECE]
+            written = os.write(self._handle, piece)
+            self._hash.update(piece[:written])
+            self.num_bytes += written
+            view = view[written:]
+
+    def facts(self) -> dict[str, Any]:
+        """Size and hash of what was written, for a manifest."""
+        return {"bytes": self.num_bytes, "sha256": self._hash.hexdigest()}
+
+    def __enter__(self) -> NewFile:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        try:
+            if kind is None:
+                os.fsync(self._handle)
+        finally:
+            os.close(self._handle)
 
 
 def sync_folder(folder: Path) -> None:
@@ -71,13 +130,33 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
 
 
+@contextmanager
+def open_regular(path: Path) -> Iterator[IO[bytes]]:
+    """Open an ordinary file for reading. A pipe, a device or a folder in its place is a UserError, and never waits."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as stream:
+        kind = os.fstat(handle).st_mode
+        if not stat.S_ISREG(kind):
+            names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+            raise UserError(
+                f"{names.get(stat.S_IFMT(kind), 'a device')}, not a file", where=path, wanted="an ordinary file"
+            )
+        yield stream
+
+
 def read_json(path: Path) -> Any:
-    """Read a JSON file of ours; a missing or broken one is a `UserError` that names it."""
+    """Read a JSON file; a missing, broken, too large or too deeply nested one is a `UserError` that names it."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        with open_regular(path) as stream:
+            raw = stream.read(LARGEST_JSON_BYTES + 1)
+        if len(raw) > LARGEST_JSON_BYTES:
+            raise UserError("too large", where=path, wanted=f"at most {LARGEST_JSON_BYTES:,} bytes")
+        return json.loads(raw.decode("utf-8"))
     except FileNotFoundError:
         raise UserError("no such file", where=path) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except IsADirectoryError:
+        raise UserError("a folder, not a file", where=path) from None
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and numbers of 5,000 digits among them
         raise UserError(f"not valid JSON: {error}", where=path) from None
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror or error}", where=path) from None

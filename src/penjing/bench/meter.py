@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+_IMPORTED = time.perf_counter()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +43,23 @@ class Spec:
     checkpointing: bool = False  # peer: whether activations are computed twice to save memory
 
 
-def read_spec() -> Spec:
+AnySpec = TypeVar("AnySpec")
+
+
+def read_spec(kind: type[AnySpec]) -> AnySpec:
     """The spec whose file was named on a trial's command line."""
     values = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    return Spec(**{**values, "betas": tuple(values["betas"])})
+    return kind(**{**values, "betas": tuple(values["betas"])})
+
+
+def process_age_seconds() -> float:
+    """Seconds since this process was started, imports included; without /proc since this module was imported."""
+    try:
+        # Field 22 of stat: start, in clock ticks after boot; the name in field 2 may hold spaces.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return time.perf_counter() - _IMPORTED
 
 
 def peak_resident_bytes() -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penjing.base import config
 from penjing.base.table import look_up
-from penjing.bench.meter import Laps, read_spec
+from penjing.bench.meter import Laps, Spec, read_spec
 from penjing.parallel.base import make_engine
 from penjing.train.assemble import assemble
 from penjing.train.folder import set_threads
@@ -41,7 +41,7 @@ class LapTracker:
 
 
 def main() -> None:
-    spec, laps = read_spec(), Laps()
+    spec, laps = read_spec(Spec), Laps()
     make_stage = look_up({"stage": spec.stage}, "stage", what="stage")
     laps.imported()
     set_threads(spec.threads, 1)

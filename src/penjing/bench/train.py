@@ -62,8 +62,10 @@ def is_installed(peer: str) -> bool:
     return peer != "none" and importlib.util.find_spec(NEEDS[peer]) is not None
 
 
-def trial(module: str, spec: Spec, folder: Path) -> dict[str, Any]:
+def trial(module: str, spec: Any, folder: Path) -> dict[str, Any]:
     """Run one in a process of its own; what it printed, and the seconds it took from start to end.
+
+    It is told by a file of `spec`, a dataclass with `out` and `threads` among its fields.
 
     Raises UserError with its last words if it failed.
     """
@@ -72,9 +74,10 @@ def trial(module: str, spec: Spec, folder: Path) -> dict[str, Any]:
     file.write_text(json.dumps(asdict(replace(spec, out=str(folder / "run")))), encoding="utf-8")
     threads = {"OMP_NUM_THREADS": str(spec.threads)} if spec.threads else {}
     quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
+    name, *more = module.split()  # a peer that runs in two ways is told which
     began = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", module, str(file)],
+        [sys.executable, "-m", name, str(file), *more],
         capture_output=True,
         text=True,
         env={**os.environ, **threads, **quiet},
@@ -161,7 +164,7 @@ def summary(asked: Asked, spec: Spec, trials: Mapping[str, list[dict[str, Any]]]
             for name, value in asdict(spec).items()
             if name not in ("model", "data", "run", "out", "stage", "match")
         },
-        "versions": _versions(),
+        "versions": versions(),
         "medians": by_name,
         "trials": dict(trials),
     }
@@ -188,7 +191,7 @@ def _largest_difference(trials: Sequence[list[dict[str, Any]]]) -> float:
     return max(abs(one - other) for one, other in zip(first, second, strict=True))
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     found = {}
     for name in ("torch", "transformers", "trl", "accelerate"):
         try:

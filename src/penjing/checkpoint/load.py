@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 from torch import Tensor
 
@@ -24,8 +25,7 @@ class Checkpoint:
 
     def weights(self) -> dict[str, Tensor]:
         """The model's whole state, on the CPU."""
-        weights: dict[str, Tensor] = safetensors.torch.load_file(self.folder / WEIGHTS)
-        return weights
+        return read_tensors(self.folder / WEIGHTS)
 
     def state(self) -> dict[str, Any]:
         """The JSON values that were saved, with `step` and the plain part of the optimizers."""
@@ -33,7 +33,7 @@ class Checkpoint:
 
     def optimizers(self) -> tuple[list[dict[str, Any]], Tensor]:
         """`load_state_dict` input for each optimizer, and torch's random state."""
-        tensors = safetensors.torch.load_file(self.folder / OPTIMIZERS)
+        tensors = read_tensors(self.folder / OPTIMIZERS)
         random_state = tensors.pop("rng.torch")
         restored = []
         for number, plain in enumerate(self.state()["optimizers"]):
@@ -47,6 +47,16 @@ class Checkpoint:
                 state.setdefault(int(parameter), {})[field] = value
             restored.append({"state": state, "param_groups": plain["param_groups"]})
         return restored, random_state
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file. Raises UserError if it is none: the library checks the header before it
+    makes room for anything."""
+    try:
+        tensors: dict[str, Tensor] = safetensors.torch.load_file(path)
+    except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot be read as safetensors: {error}", where=path) from None
+    return tensors
 
 
 def newest(folder: Path) -> Checkpoint | None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
-from penjing.base.files import read_json, sha256_file, write_json
+from penjing.base.files import read_json, sha256_file, sha256_text
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # 1 had no hash of the manifest itself
 MANIFEST = "MANIFEST.json"
 WEIGHTS, OPTIMIZERS, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _NAME = re.compile(r"^step-(\d{8,})$")
+_PLAIN_NAME = re.compile(r"^[\w.-]+$")
+_OWN_HASH = "manifest_sha256"
 
 
 def folder_name(step: int) -> str:
@@ -20,37 +25,51 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def write_manifest(folder: Path, about: dict[str, Any]) -> None:
-    """List every file of `folder` with size and hash; `about` must hold the step."""
-    files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        for path in sorted(folder.iterdir())
-        if path.is_file()
-    }
-    write_json(folder / MANIFEST, {"format": FORMAT, **about, "files": files})
+def manifest_text(about: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> str:
+    """The manifest of files whose sizes and hashes are known, with a hash of itself. `about` must hold the step."""
+    return _text_of({"format": FORMAT, **about, "files": {name: dict(files[name]) for name in sorted(files)}})
+
+
+def _text_of(content: Mapping[str, Any]) -> str:
+    """The file's bytes: there is one way to write a manifest, so any change of it shows."""
+    rest = {name: value for name, value in content.items() if name != _OWN_HASH}
+    own = sha256_text(json.dumps(rest, ensure_ascii=False, sort_keys=True))
+    return json.dumps({**rest, _OWN_HASH: own}, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint. Raises UserError if it is damaged, or not this folder's."""
+    manifest = read_json(folder / MANIFEST)
+    if not isinstance(manifest, dict):
+        raise UserError(f"{MANIFEST} is damaged: not a table")
+    if manifest["format"] not in READABLE:
+        raise UserError(f"{MANIFEST} is of format {manifest['format']}, wanted {FORMAT}")
+    if manifest["format"] >= 2 and (folder / MANIFEST).read_bytes() != _text_of(manifest).encode():
+        raise UserError(f"{MANIFEST} is damaged (checksum differs)")
+    if folder.name != folder_name(manifest["step"]):
+        raise UserError(f"{MANIFEST} is of step {manifest['step']}")
+    return manifest
 
 
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint folder, in a few words; None if every file is what was written there."""
     try:
-        manifest = read_json(folder / MANIFEST)
-        if manifest["format"] != FORMAT:
-            return f"{MANIFEST} is of format {manifest['format']}, wanted {FORMAT}"
-        if folder.name != folder_name(manifest["step"]):
-            return f"{MANIFEST} is of step {manifest['step']}"
+        manifest = read_manifest(folder)
         for name in (WEIGHTS, OPTIMIZERS, STATE):
             if name not in manifest["files"]:
                 return f"{MANIFEST} does not list {name}"
         for name, facts in manifest["files"].items():
+            if not _PLAIN_NAME.match(name):
+                return f"{MANIFEST} lists a file outside the folder: {name[:60]!r}"
             path = folder / name
-            if not path.is_file():
-                return f"{name} is missing"
+            if path.is_symlink() or not path.is_file():
+                return f"{name} is missing" if not path.exists() else f"{name} is not an ordinary file"
             if path.stat().st_size != facts["bytes"]:
                 return f"{name} has {path.stat().st_size} bytes instead of {facts['bytes']}"
             if sha256_file(path) != facts["sha256"]:
                 return f"{name} is damaged (checksum differs)"
     except UserError as error:
-        return f"{MANIFEST}: {error.what}"
+        return error.what if error.what.startswith(MANIFEST) else f"{MANIFEST}: {error.what}"
     except OSError as error:  # a bad block, or no permission
         return f"cannot be read: {error}"
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from penjing.base.errors import UserError
-from penjing.base.files import disk_error, sync_folder, write_json
-from penjing.checkpoint.manifest import OPTIMIZERS, STATE, WEIGHTS, folder_name, steps, write_manifest
+from penjing.base.files import NewFile, check_room, disk_error, sync_folder
+from penjing.checkpoint.manifest import MANIFEST, OPTIMIZERS, STATE, WEIGHTS, folder_name, manifest_text, steps
+from penjing.checkpoint.tensors import write_file, write_tensors
+
+__all__ = ["flatten_optimizers", "save", "write_tensors"]
+
+_ROOM_FOR_TEXTS = 1 << 20
 
 
 def save(
@@ -26,32 +30,37 @@ def save(
     state: dict[str, Any],
     texts: dict[str, str],
     keep: int,
+    milestones: int = 0,
+    random_state: Tensor | None = None,
+    fingerprints: Mapping[str, str] | None = None,
 ) -> Path:
     """Write `folder/step-NNNNNNNN` and return it, then remove all but the newest `keep` checkpoints (1 or more).
 
     weights: the model's whole state (float32). optimizers: `state_dict()` of each. state: JSON values (position in the
-    data, totals). texts: further files by name. torch's CPU random state is written too.
-    Raises UserError if the disk refuses; what was there before stays, and nothing half-written is left.
+    data, totals). texts: further files by name. milestones: every so many steps one stays for good; 0 = none.
+    random_state: torch's, as it is now if not given. fingerprints: of what the run was made with, for the manifest.
+    Raises DiskError if the disk refuses; what was there before stays, and nothing half-written is left.
     """
     assert keep >= 1
     final = folder / folder_name(step)
     partial = folder / f".{final.name}.partial"
+    tensors, plain = flatten_optimizers(optimizers)
+    tensors["rng.torch"] = torch.get_rng_state() if random_state is None else random_state
+    written = {STATE: _json({**state, "step": step, "optimizers": plain}), **texts}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left_by_a_kill in folder.glob(".step-*.partial"):
             shutil.rmtree(left_by_a_kill, ignore_errors=True)
+        check_room(folder, _bytes(weights) + _bytes(tensors) + _ROOM_FOR_TEXTS)
         partial.mkdir()
-        write_tensors(partial / WEIGHTS, weights)
-        tensors, plain = flatten_optimizers(optimizers)
-        write_tensors(partial / OPTIMIZERS, {**tensors, "rng.torch": torch.get_rng_state()})
-        write_json(partial / STATE, {**state, "step": step, "optimizers": plain})
-        for name, text in texts.items():
-            (partial / name).write_text(text, encoding="utf-8")
-        for path in partial.iterdir():
-            _sync(path)
-        write_manifest(partial, {"step": step})
-        shutil.rmtree(final, ignore_errors=True)  # there only if it was damaged and its steps were taken again
-        partial.rename(final)
+        files = {WEIGHTS: write_file(partial / WEIGHTS, weights), OPTIMIZERS: write_file(partial / OPTIMIZERS, tensors)}
+        for name, text in written.items():
+            files[name] = _write(partial / name, text)
+        _write(partial / MANIFEST, manifest_text({"step": step, "fingerprints": dict(fingerprints or {})}, files))
+        sync_folder(partial)  # the names in it are durable before it has a name that counts
+        if final.exists():  # damaged, or its steps were taken again
+            shutil.rmtree(final, ignore_errors=True)
+        os.rename(partial, final)
         sync_folder(folder)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -59,25 +68,28 @@ def save(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for old in steps(folder)[keep:]:
+    for old in _superfluous(steps(folder), keep, milestones):
         shutil.rmtree(folder / folder_name(old), ignore_errors=True)
     return final
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file. Raises UserError if the disk refuses (the library's own error is no OSError)."""
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    try:
-        safetensors.torch.save_file(whole, path, metadata=metadata)
-    except safetensors.SafetensorError as error:
-        raise UserError(
-            f"cannot write: {error}", where=path, next_step="Nothing that was there before is lost."
-        ) from error
+def _superfluous(found: list[int], keep: int, milestones: int) -> list[int]:
+    """Of steps, newest first, those that are neither among the newest nor milestones."""
+    return [step for step in found[keep:] if not (milestones and step % milestones == 0)]
 
 
-def _sync(path: Path) -> None:
-    with open(path, "rb") as stream:
-        os.fsync(stream.fileno())
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+
+
+def _write(path: Path, text: str) -> dict[str, Any]:
+    with NewFile(path) as stream:
+        stream.write(text.encode())
+    return stream.facts()
+
+
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def flatten_optimizers(optimizers: list[dict[str, Any]]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:

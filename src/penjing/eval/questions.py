@@ -14,10 +14,12 @@ from penjing.infer.engine import generate
 from penjing.model.transformer import Transformer
 from penjing.text.chat import render
 from penjing.text.records import Message, read_prompts
+from penjing.text.said import without_thought
 from penjing.text.tokenizer import END_TOOL_CALL, TOOL_CALL, Tokenizer
 
 LONGEST_ANSWER = 64  # tokens
 LONGEST_STORY = 160
+LONGEST_THOUGHT = 192  # before either, where one is asked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,17 +74,24 @@ def read_questions(path: Path) -> list[Question]:
     return questions
 
 
-def ask(model: Transformer, tokenizer: Tokenizer, questions: Sequence[Question]) -> list[Answered]:
-    """Answer every question greedily, each as the first turn of a chat of its own."""
+def ask(
+    model: Transformer, tokenizer: Tokenizer, questions: Sequence[Question], *, thinking: bool | None = None
+) -> list[Answered]:
+    """Answer every question greedily, each as the first turn of a chat of its own.
+
+    thinking: as `render` is told. Thoughts are no part of what is judged; with them an answer may be longer.
+    """
     said: dict[int, str] = {}
+    more = LONGEST_THOUGHT if thinking else 0
     for is_story, longest in ((False, LONGEST_ANSWER), (True, LONGEST_STORY)):
         chosen = [index for index, question in enumerate(questions) if bool(question.must_contain) == is_story]
         if not chosen:
             continue
-        prompts = [render(tokenizer, questions[i].messages, questions[i].tools, ask=True).ids for i in chosen]
+        asked = [(questions[index].messages, questions[index].tools) for index in chosen]
+        prompts = [render(tokenizer, *each, ask=True, thinking=thinking).ids for each in asked]
         stop = tokenizer.stop
-        for index, ids in zip(chosen, generate(model, prompts, max_new_tokens=longest, stop=stop), strict=True):
-            said[index] = tokenizer.decode(ids).strip()
+        for index, ids in zip(chosen, generate(model, prompts, max_new_tokens=longest + more, stop=stop), strict=True):
+            said[index] = tokenizer.decode(without_thought(tokenizer, ids, thinking)).strip()
     return [Answered(question, said[i], is_right(question, said[i])) for i, question in enumerate(questions)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from penjing.feed.batch import Batch
-from penjing.feed.source import Source
+from penjing.feed.source import Source, samples_between
 
 _POLL_SECONDS = 0.1
 
@@ -66,6 +66,9 @@ class Prefetch:
         self.close()
         self.source.restore(state)
         self._state = state
+
+    def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+        return samples_between(self.source, before, after)
 
     def close(self) -> None:
         """Stop the thread and put the source, which ran ahead, back to the last batch handed out."""

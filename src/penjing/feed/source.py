@@ -3,6 +3,7 @@ ranks, so a run may stop with one and go on with four."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Protocol
 
 from penjing.feed.batch import Batch, collate
@@ -36,3 +37,23 @@ class PackedSource:
 
     def restore(self, state: dict[str, Any]) -> None:
         self._next_row = int(state["next_row"])
+
+    def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+        """The rows between two states, by number, and the documents of the shards that stand in each."""
+        rows = range(int(before["next_row"]), int(after["next_row"]))
+        if not hasattr(self.rows, "documents"):
+            return {"rows": list(rows)}
+        # A copy, told to lay out its epoch anew: another thread may be reading ahead with the original.
+        packer: Any = copy.copy(self.rows)
+        packer._epoch = -1
+        return {"rows": list(rows), "documents": [packer.documents(index) for index in rows]}
+
+
+def samples_between(source: Any, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Which samples lie between two states of a source, on all ranks: by name where the source can tell, else the
+    places in the global order."""
+    name = getattr(source, "samples", None)
+    if name is not None:
+        return dict(name(before, after))
+    places = {key for key, value in before.items() if isinstance(value, int)}
+    return {"places": {key: [before[key], after.get(key)] for key in sorted(places)}}

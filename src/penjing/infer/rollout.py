@@ -6,14 +6,17 @@ weights is made.
 
 Every answer draws from random numbers of its own, made from its seed alone: who else is in the batch, and in which
 order, has no part in what it says (but for the rounding of matrix products of another number of rows).
+
+An answer may have several turns: where the model ends one, `follow` may give it more to read, such as the results of
+tools, and it goes on in the same slot, with the keys and values of all that came before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -43,12 +46,37 @@ class Request:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
     """An answer. ids: with the stop id where it ended with one. logp: of each token under the whole softmax at the
-    temperature asked for; drawn_logp: under the distribution it was drawn from (0 for greedy text)."""
+    temperature asked for; drawn_logp: under the distribution it was drawn from (0 for greedy text).
+
+    Of several turns, ids holds also what was given between them, with log-probabilities 0; said: whether the model said
+    the token, None if it said all; notes: those of `Given`, one for each turn but the last."""
 
     ids: list[int]
     logp: list[float]
     drawn_logp: list[float]
     ended: Literal["stop", "length"]
+    said: list[bool] | None = None
+    notes: tuple[Any, ...] = ()
+
+
+class Turn(NamedTuple):
+    """A turn that the model ended: of which request and answer, the how manyth of it from 1, its ids with the stop."""
+
+    request: int
+    answer: int
+    number: int
+    ids: list[int]
+
+
+class Given(NamedTuple):
+    """What is read before the next turn. note: kept with the answer."""
+
+    ids: Sequence[int]
+    note: Any
+
+
+Follow = Callable[[Sequence[Turn]], Sequence[Given | None]]
+"""What follows each of some turns; None where the answer has ended."""
 
 
 class Drawn(NamedTuple):
@@ -89,11 +117,15 @@ def rollout(
     sampling: Sampling,
     slots: int = 0,
     score_temperature: float = 1.0,
+    follow: Follow | None = None,
 ) -> list[list[Written]]:
     """The answers to every request, in the order of its seeds.
 
     An answer ends with a stop id, after `max_new_tokens`, or when prompt and answer hold the model's `max_tokens`.
     slots: how many are written at once; 0 = 64 on a CPU, else 256. score_temperature: of `Written.logp`.
+    follow: makes answers of several turns; what it gives counts to `max_new_tokens`, and where it leaves no room for
+    one more token it is not read, and the answer has ended by its length. The token at place t of an answer is drawn
+    with number t of its seed's, whichever turn it is in.
     Raises UserError for an empty prompt, or one that leaves no room.
     """
     answers: list[list[Written | None]] = [[None] * len(request.seeds) for request in requests]
@@ -120,6 +152,7 @@ def rollout(
             stop=stop,
             sampling=sampling,
             score_temperature=score_temperature,
+            follow=follow,
         )
         queue = _Queue(model, requests, waiting, table.num_slots)
         # The invariant: rows 0..table.active-1 are answers under way, and all others are free.
@@ -235,6 +268,17 @@ class _SlotCache(Cache):
         return key_BGSK[:rows, :, : self.span], value_BGSK[:rows, :, : self.span]
 
 
+@dataclass(slots=True)
+class _Ended:
+    """A row that said a stop id, or as much as it may."""
+
+    row: int
+    ids: list[int]
+    logp: list[float]
+    drawn_logp: list[float]
+    stopped: bool
+
+
 class _Slots:
     """The sequences under way, as rows of static tensors."""
 
@@ -248,6 +292,7 @@ class _Slots:
         stop: Collection[int],
         sampling: Sampling,
         score_temperature: float,
+        follow: Follow | None,
     ) -> None:
         self.model, self.num_slots, self.max_new_tokens = model, num_slots, max_new_tokens
         self.sampling, self.score_temperature = sampling, score_temperature
@@ -270,6 +315,8 @@ class _Slots:
         self.uniform_ST = torch.zeros_like(self.logp_ST)
         self.host_length = np.zeros(num_slots, dtype=np.int64)  # `length_S`, known without waiting for the device
         self.owner: list[tuple[int, int]] = [(-1, -1)] * num_slots
+        self.follow = follow
+        self.given: list[list[tuple[int, Given]]] = [[] for _ in range(num_slots)]  # where in the answer, and what
 
     def admit(self, rows: list[int], admitted: list[_Waiting], answers: list[list[Written | None]]) -> list[int]:
         """Put answers into free rows and write their first tokens; returns the rows of those that ended with it."""
@@ -290,7 +337,7 @@ class _Slots:
         self.written_S[row_N] = 0
         self.host_length[rows] = lengths
         for row, each in zip(rows, admitted, strict=True):
-            self.owner[row] = (each.request, each.answer)
+            self.owner[row], self.given[row] = (each.request, each.answer), []
         if not self.sampling.is_greedy:
             drawn = [
                 np.random.Generator(np.random.PCG64(each.seed)).random(self.max_new_tokens, dtype=np.float32)
@@ -298,7 +345,7 @@ class _Slots:
             ]
             self.uniform_ST[row_N] = torch.from_numpy(np.stack(drawn)).to(device)
         self.active = max(self.active, rows[-1] + 1)
-        return self._say(row_N, read.logits_PV[place_N], answers)
+        return self._turns(self._say(row_N, read.logits_PV[place_N]), answers)
 
     def step(self, answers: list[list[Written | None]]) -> list[int]:
         """One token for every active row; returns the rows that ended."""
@@ -308,9 +355,10 @@ class _Slots:
         hidden_BTD = self.model.hidden(self.last_S[:rows, None], cache=self.cache)
         self.host_length[:rows] += 1
         row_N = torch.arange(rows, device=self.length_S.device)
-        return self._say(row_N, self.model.logits(hidden_BTD[:, -1]), answers)
+        return self._turns(self._say(row_N, self.model.logits(hidden_BTD[:, -1])), answers)
 
-    def _say(self, row_N: Tensor, logits_NV: Tensor, answers: list[list[Written | None]]) -> list[int]:
+    def _say(self, row_N: Tensor, logits_NV: Tensor) -> list[_Ended]:
+        """One token for each of these rows; what stands in those that ended with it."""
         at_N = self.written_S[row_N]
         said = draw(logits_NV, self.uniform_ST[row_N, at_N], self.sampling, self.score_temperature)
         self.id_ST[row_N, at_N] = said.id_B
@@ -327,15 +375,99 @@ class _Slots:
         most = max(lengths)
         ids, logp = self.id_ST[done_N, :most].tolist(), self.logp_ST[done_N, :most].tolist()
         drawn_logp = self.drawn_logp_ST[done_N, :most].tolist()
-        for number, (row, length) in enumerate(zip(done, lengths, strict=True)):
-            request, answer = self.owner[row]
-            answers[request][answer] = Written(
-                ids=ids[number][:length],
-                logp=logp[number][:length],
-                drawn_logp=drawn_logp[number][:length],
-                ended="stop" if stopped[number] else "length",
-            )
-        return list(done)
+        return [
+            _Ended(row, ids[number][:length], logp[number][:length], drawn_logp[number][:length], stopped[number])
+            for number, (row, length) in enumerate(zip(done, lengths, strict=True))
+        ]
+
+    def _turns(self, ended: list[_Ended], answers: list[list[Written | None]]) -> list[int]:
+        """Let those go on whose turn something follows, and write down the others; returns their rows."""
+        free = []
+        while ended:
+            following: dict[int, Sequence[int]] = {}
+            if self.follow is not None:
+                following = self._following(ended, self.follow)
+            for one in ended:
+                if one.row not in following:
+                    self._write_down(one, answers)
+                    free.append(one.row)
+            ended = self._say(*self._read_on(following)) if following else []
+        return free
+
+    def _following(self, ended: Sequence[_Ended], follow: Follow) -> dict[int, Sequence[int]]:
+        """By row, what the answers that go on are given to read."""
+        stopped = [one for one in ended if one.stopped]
+        turns = []
+        for one in stopped:
+            before = self.given[one.row]
+            start = before[-1][0] + len(before[-1][1].ids) if before else 0
+            turns.append(Turn(*self.owner[one.row], len(before) + 1, one.ids[start:]))
+        limits = self.limit_S.tolist() if stopped else []
+        following = {}
+        for one, given in zip(stopped, follow(turns) if turns else (), strict=True):
+            if given is None:
+                continue
+            if len(one.ids) + len(given.ids) < limits[one.row]:
+                self.given[one.row].append((len(one.ids), given))
+                following[one.row] = given.ids
+            else:
+                one.stopped = False
+        return following
+
+    def _read_on(self, following: dict[int, Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Read what was given into rows that go on, behind their last token; (row_N, logits_NV) after it.
+
+        Their keys and values are copied out of the slots and back: the model reads rows that stand side by side.
+        """
+        device, rows = self.length_S.device, list(following)
+        row_N = torch.tensor(rows, device=device)
+        lengths = [len(following[row]) + 1 for row in rows]  # the token that ended the turn has not been read yet
+        before, longest = int(self.host_length[rows].max()), max(lengths)
+        ids_NT = torch.zeros(len(rows), longest, dtype=torch.long)
+        for number, row in enumerate(rows):
+            ids_NT[number, 1 : lengths[number]] = torch.tensor(following[row])
+        ids_NT = ids_NT.to(device)
+        ids_NT[:, 0] = self.last_S[row_N]
+        span = -(-(before + longest) // SPAN_MULTIPLE) * SPAN_MULTIPLE
+        dtype = self.cache.key_LBGSK.dtype
+        cache = Cache(self.model.config, len(rows), span, device=device, dtype=dtype)
+        shared = min(before, self.room)
+        pairs = ((self.cache.key_LBGSK, cache.key_LBGSK), (self.cache.value_LBGSK, cache.value_LBGSK))
+        for mine, copied in pairs:
+            copied[:, :, :, :shared] = mine[:, :, :, :shared].index_select(1, row_N)
+        cache.length_B = self.length_S[row_N]
+        hidden_NTD = self.model.hidden(ids_NT, cache=cache)
+        first, last = int(self.host_length[rows].min()), min(span, self.room)
+        for mine, copied in pairs:
+            mine[:, :, :, first:last].index_copy_(1, row_N, copied[:, :, :, first:last])
+        length_N = torch.tensor(lengths, device=device)
+        at_N = self.written_S[row_N]
+        for number, row in enumerate(rows):
+            self.id_ST[row, int(at_N[number]) : int(at_N[number]) + lengths[number] - 1] = ids_NT[
+                number, 1 : lengths[number]
+            ]
+        self.length_S[row_N] += length_N
+        self.written_S[row_N] += length_N - 1
+        self.host_length[rows] += lengths
+        last_ND = hidden_NTD[torch.arange(len(rows), device=device), length_N - 1]
+        return row_N, self.model.logits(last_ND)
+
+    def _write_down(self, one: _Ended, answers: list[list[Written | None]]) -> None:
+        request, answer = self.owner[one.row]
+        said: list[bool] | None = None
+        if self.given[one.row]:
+            said = [True] * len(one.ids)
+            for start, given in self.given[one.row]:
+                for place in range(start, start + len(given.ids)):
+                    said[place], one.logp[place], one.drawn_logp[place] = False, 0.0, 0.0
+        answers[request][answer] = Written(
+            ids=one.ids,
+            logp=one.logp,
+            drawn_logp=one.drawn_logp,
+            ended="stop" if one.stopped else "length",
+            said=said,
+            notes=tuple(given.note for _, given in self.given[one.row]),
+        )
 
     def close_up(self, free: list[int]) -> None:
         """Move the last active rows into the free ones before them, so that active rows stand first."""
@@ -365,4 +497,4 @@ class _Slots:
             tensor[into_N] = tensor[moved_N]
         self.host_length[into] = self.host_length[moved]
         for here, there in zip(into, moved, strict=True):
-            self.owner[here] = self.owner[there]
+            self.owner[here], self.given[here] = self.owner[there], self.given[there]

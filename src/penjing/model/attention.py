@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
+from penjing.model.documents import Lot, find_lots, has_varlen, tiled_attention, varlen_attention
 from penjing.model.linear import Linear
 from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotate
@@ -51,6 +54,73 @@ def cache_mask(position_BT: Tensor, max_tokens: int, window: int = 0) -> Tensor:
     return mask_BTS[:, None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """Which keys the queries of layers with one window may look at, in the form that the device's kernel wants.
+
+    Nothing set: each row is one document, of which a query sees the past.
+    """
+
+    mask_B1TS: Tensor | None = None  # for the plain kernel, and for documents that branch
+    document_BT: Tensor | None = None  # for `tiled_attention`
+    lots: list[Lot] | None = None
+    edge_S: Tensor | None = None  # for `varlen_attention`
+    window: int = 0
+
+
+def sight(
+    position_BT: Tensor,
+    document_BT: Tensor | None,
+    branch_BT: Tensor | None,
+    edge_S: Tensor | None,
+    cache: Cache | None,
+    window: int,
+    head_size: int,
+    dtype: torch.dtype,
+) -> Sight:
+    """What the layers with this window see. dtype: of queries and keys; see `Transformer.hidden` for the rest."""
+    num_tokens, device = position_BT.shape[1], position_BT.device
+    if cache is not None:
+        return Sight(mask_B1TS=cache_mask(position_BT, cache.max_tokens, window))
+    if document_BT is None:
+        cut = 0 < window < num_tokens
+        return Sight(mask_B1TS=window_mask(num_tokens, window, device) if cut else None)
+    if branch_BT is None and edge_S is not None and has_varlen(device, dtype, head_size, window):
+        return Sight(edge_S=edge_S, window=window)
+    on_cpu = device.type == "cpu"
+    mask_B1TS = None
+    if branch_BT is not None:
+        mask_B1TS, window = branch_mask(document_BT, branch_BT, position_BT, window), 0
+    elif not on_cpu:
+        mask_B1TS = document_mask(document_BT, window)
+    if not on_cpu:
+        return Sight(mask_B1TS=mask_B1TS)
+    lots = None if torch.compiler.is_compiling() else find_lots(document_BT, mask_B1TS, window, dtype)
+    return Sight(mask_B1TS=mask_B1TS, document_BT=document_BT, lots=lots, window=window)
+
+
+def plain_attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: Tensor | None) -> Tensor:
+    """mixed_BTHK; the reference of the other kernels. mask_B1TS: None means causal over the T positions."""
+    mixed_BHTK = functional.scaled_dot_product_attention(
+        q_BTHK.transpose(1, 2),
+        k_BGSK,
+        v_BGSK,
+        attn_mask=mask_B1TS,
+        is_causal=mask_B1TS is None,
+        enable_gqa=q_BTHK.shape[2] != k_BGSK.shape[1],
+    )
+    return mixed_BHTK.transpose(1, 2)
+
+
+def attend(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, seen: Sight) -> Tensor:
+    """mixed_BTHK = softmax(q k^T / sqrt(K)) v over what is seen."""
+    if seen.edge_S is not None:
+        return varlen_attention(q_BTHK, k_BTGK, v_BTGK, seen.edge_S, q_BTHK.shape[1], seen.window)
+    if seen.document_BT is not None:
+        return tiled_attention(q_BTHK, k_BTGK, v_BTGK, seen.document_BT, seen.mask_B1TS, seen.window, seen.lots)
+    return plain_attention(q_BTHK, k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), seen.mask_B1TS)
+
+
 class Attention(nn.Module):
     """softmax(q k^T / sqrt(K)) v with rotary positions; query and key heads may be normalised or biased first."""
 
@@ -77,13 +147,13 @@ class Attention(nn.Module):
         self,
         x_BTD: Tensor,
         rotary: tuple[Tensor, Tensor],
-        mask_B1TS: Tensor | None,
+        seen: Sight,
         cache: Cache | None = None,
         position_BT: Tensor | None = None,
     ) -> Tensor:
-        """x_BTD -> x_BTD. rotary: `rotary_table` of the positions; mask_B1TS: None means causal over the T positions.
+        """x_BTD -> x_BTD. rotary: `rotary_table` of the positions; seen: `sight` of them.
 
-        With a cache, S runs over all its positions and `position_BT` says where these T tokens are written.
+        With a cache, keys run over all its positions and `position_BT` says where these T tokens are written.
         """
         rows, num_tokens, _ = x_BTD.shape
         q_BTHK = self.q_proj(x_BTD).view(rows, num_tokens, self.num_heads, self.head_size)
@@ -92,18 +162,10 @@ class Attention(nn.Module):
         q_BTHK = rotate(self.q_norm(q_BTHK), *rotary)
         k_BTGK = rotate(self.k_norm(k_BTGK), *rotary)
         if cache is None:
-            k_BGSK, v_BGSK = k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
+            mixed_BTHK = attend(q_BTHK, k_BTGK, v_BTGK, seen)
         else:
             assert position_BT is not None
             k_BGSK, v_BGSK = cache.write(self.layer, position_BT, k_BTGK, v_BTGK)
-            k_BGSK, v_BGSK = k_BGSK.to(q_BTHK.dtype), v_BGSK.to(q_BTHK.dtype)
-        mixed_BHTK = functional.scaled_dot_product_attention(
-            q_BTHK.transpose(1, 2),
-            k_BGSK,
-            v_BGSK,
-            attn_mask=mask_B1TS,
-            is_causal=mask_B1TS is None,
-            enable_gqa=self.num_heads != self.num_kv_heads,
-        )
-        out_BTD: Tensor = self.o_proj(mixed_BHTK.transpose(1, 2).reshape(rows, num_tokens, -1))
+            mixed_BTHK = plain_attention(q_BTHK, k_BGSK.to(q_BTHK.dtype), v_BGSK.to(q_BTHK.dtype), seen.mask_B1TS)
+        out_BTD: Tensor = self.o_proj(mixed_BTHK.reshape(rows, num_tokens, -1))
         return out_BTD

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from penjing.model.attention import Attention
+from penjing.model.attention import Attention, Sight
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
 from penjing.model.mlp import MLP
@@ -14,6 +16,8 @@ from penjing.model.norm import RMSNorm
 
 class Block(nn.Module):
     """x_BTD -> x_BTD, and in a layer of experts what its router did."""
+
+    recompute_mlp: bool = False  # whether the MLP's activations are made again in the backward pass instead of kept
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -26,13 +30,15 @@ class Block(nn.Module):
         self,
         x_BTD: Tensor,
         rotary: tuple[Tensor, Tensor],
-        mask_B1TS: Tensor | None,
+        seen: Sight,
         cache: Cache | None = None,
         position_BT: Tensor | None = None,
         document_BT: Tensor | None = None,
     ) -> tuple[Tensor, RouterMeans | None]:
-        x_BTD = x_BTD + self.attention(self.input_norm(x_BTD), rotary, mask_B1TS, cache, position_BT)
+        x_BTD = x_BTD + self.attention(self.input_norm(x_BTD), rotary, seen, cache, position_BT)
         if isinstance(self.mlp, Mixture):
             out_BTD, router = self.mlp(self.mlp_norm(x_BTD), document_BT)
             return x_BTD + out_BTD, router
+        if self.recompute_mlp and torch.is_grad_enabled():
+            return x_BTD + checkpoint(lambda x: self.mlp(self.mlp_norm(x)), x_BTD, use_reentrant=False), None
         return x_BTD + self.mlp(self.mlp_norm(x_BTD)), None

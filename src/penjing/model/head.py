@@ -10,14 +10,16 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Logits are made, scored and turned into gradients a block at a time. On a CPU 512 x 2,048 float32 logits (4 MB)
-# stay in cache; all of a batch at once (64 MB and more, several times over) do not.
+# Products are taken of a block of positions at a time: 2^23 logits are 16 MB in bfloat16. On a GPU, where every block
+# is a launch of its own and memory is faster, 2^26.
+BLOCK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 26}
+# Within a block the softmax goes chunk by chunk on a CPU: 4 MB in float32 stay in cache, several times 32 do not.
 CHUNK_LOGITS = 1 << 20
 ROW_LOT = 32  # on a CPU, scored positions are rounded up to this many
 
 
 class _SummedNats(torch.autograd.Function):
-    """sum_n weight_n * -log softmax(hidden_n W^T)[target_n]; gradients are taken in the forward pass, per chunk."""
+    """sum_n weight_n * -log softmax(hidden_n W^T)[target_n]; gradients are taken in the forward pass, per block."""
 
     @staticmethod
     def forward(
@@ -28,22 +30,18 @@ class _SummedNats(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
         grad_hidden_ND = torch.empty_like(hidden_ND) if needs_hidden else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
-        for part in _chunks(hidden_ND.shape[0], weight_VD.shape[0]):
-            hidden_CD, target_C1, weight_C = hidden_ND[part].to(dtype), target_N[part, None], weight_N[part].float()
-            logits_CV = (hidden_CD @ matrix_VD.T).float()
-            said_C1, top_C1 = logits_CV.gather(1, target_C1), logits_CV.amax(dim=-1, keepdim=True)
-            odds_CV = logits_CV.sub_(top_C1).exp_()  # in place of the logits: one pass of exp for loss and gradient
-            sum_C1 = odds_CV.sum(dim=-1, keepdim=True)
-            total += ((sum_C1.log() + top_C1 - said_C1)[:, 0] * weight_C).sum()
-            if grad_hidden_ND is None and grad_weight_VD is None:
-                continue
-            # d nats / d logits = softmax - one_hot
-            wide_CV = odds_CV.mul_(weight_C[:, None] / sum_C1)
-            slope_CV = wide_CV.scatter_add_(1, target_C1, -weight_C[:, None]).to(dtype)
+        for block in _blocks(hidden_ND, weight_VD.shape[0]):
+            hidden_CD, target_C, weight_C = hidden_ND[block].to(dtype), target_N[block], weight_N[block].float()
+            logits_CV = hidden_CD @ matrix_VD.T
+            for part in _parts(logits_CV):
+                nats, slope_CV = _nats(logits_CV[part], target_C[part, None], weight_C[part, None])
+                total += nats
+                if needs_hidden or needs_weight:
+                    logits_CV[part] = slope_CV  # in place of the logits: never more than one block
             if grad_hidden_ND is not None:
-                grad_hidden_ND[part] = (slope_CV @ matrix_VD).to(grad_hidden_ND.dtype)
+                grad_hidden_ND[block] = (logits_CV @ matrix_VD).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:
-                grad_weight_VD += (slope_CV.T @ hidden_CD).float()
+                grad_weight_VD += logits_CV.T @ hidden_CD
         ctx.save_for_backward(*(grad for grad in (grad_hidden_ND, grad_weight_VD) if grad is not None))
         return total
 
@@ -56,6 +54,16 @@ class _SummedNats(torch.autograd.Function):
         return grad_hidden_ND, grad_weight_VD, None, None, None
 
 
+def _nats(logits_CV: Tensor, target_C1: Tensor, weight_C1: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted sum of nats, and its slope along the logits: (softmax - one_hot) * weight. In float32."""
+    wide_CV = logits_CV.float()
+    said_C1, top_C1 = wide_CV.gather(1, target_C1), wide_CV.amax(dim=-1, keepdim=True)
+    odds_CV = (wide_CV.sub_(top_C1) if wide_CV is not logits_CV else wide_CV - top_C1).exp_()
+    sum_C1 = odds_CV.sum(dim=-1, keepdim=True)
+    nats = ((sum_C1.log() + top_C1 - said_C1) * weight_C1).sum()
+    return nats, odds_CV.mul_(weight_C1 / sum_C1).scatter_add_(1, target_C1, -weight_C1)
+
+
 def _missing(hidden_ND: Tensor) -> int:
     """Rows to add on a CPU so that few sizes of product come up: each is compiled when it is first seen (0.4 ms)."""
     return -hidden_ND.shape[0] % ROW_LOT if hidden_ND.device.type == "cpu" and torch.is_grad_enabled() else 0
@@ -65,7 +73,7 @@ def summed_nats(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, weight_N
     """Weighted sum of the next-token losses in nats, a float32 scalar.
 
     hidden_ND: final hidden states; weight_VD: the head; target_N: token ids; weight_N: what each position counts (no
-    gradient flows to it). Never holds more than `CHUNK_LOGITS` logits, or one position's where V is larger. Matrix
+    gradient flows to it). Never holds more than `BLOCK_LOGITS` logits, or one position's where V is larger. Matrix
     products in `dtype`, the softmax in float32. Gradients are made here, and only where one is asked for.
     """
     if not torch.is_grad_enabled():
@@ -86,7 +94,7 @@ class _LogProbs(torch.autograd.Function):
         matrix_VD = weight_VD.to(dtype)
         logp_2N = torch.empty(2, hidden_ND.shape[0], dtype=torch.float32, device=hidden_ND.device)
         norm_N = torch.empty_like(logp_2N[0])
-        for part in _chunks(hidden_ND.shape[0], weight_VD.shape[0]):
+        for part in _blocks(hidden_ND, weight_VD.shape[0], CHUNK_LOGITS):
             logits_CV = (hidden_ND[part].to(dtype) @ matrix_VD.T).float()
             norm_N[part] = logits_CV.logsumexp(dim=-1)
             logp_2N[0, part] = logits_CV.gather(1, target_N[part, None])[:, 0] - norm_N[part]
@@ -103,7 +111,7 @@ class _LogProbs(torch.autograd.Function):
         dtype, matrix_VD, slope_N = ctx.dtype, weight_VD.to(ctx.dtype), upstream[0][0]
         grad_hidden_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        for part in _chunks(hidden_ND.shape[0], weight_VD.shape[0]):
+        for part in _blocks(hidden_ND, weight_VD.shape[0], CHUNK_LOGITS):
             hidden_CD = hidden_ND[part].to(dtype)
             # d logp / d logits = one_hot - softmax
             slope_CV = (hidden_CD @ matrix_VD.T).float().sub_(norm_N[part, None]).exp_()
@@ -116,9 +124,22 @@ class _LogProbs(torch.autograd.Function):
         return grad_hidden_ND, grad_weight_VD, None, None
 
 
-def _chunks(num_rows: int, vocabulary: int) -> Iterator[slice]:
-    size = max(1, CHUNK_LOGITS // vocabulary)
-    return (slice(start, start + size) for start in range(0, num_rows, size))
+def _blocks(hidden_ND: Tensor, vocabulary: int, cpu_logits: int = BLOCK_LOGITS["cpu"]) -> Iterator[slice]:
+    """Positions that reach the head together; one at least."""
+    most = cpu_logits if hidden_ND.device.type == "cpu" else BLOCK_LOGITS["cuda"]
+    return _slices(hidden_ND.shape[0], most // vocabulary)
+
+
+def _parts(logits_CV: Tensor) -> Iterator[slice]:
+    """Positions whose softmax is taken together: all of them on a GPU, and where a compiler cuts the work anyway."""
+    rows, vocabulary = logits_CV.shape
+    small = logits_CV.device.type == "cpu" and not torch.compiler.is_compiling()
+    return _slices(rows, CHUNK_LOGITS // vocabulary if small else rows)
+
+
+def _slices(rows: int, size: int) -> Iterator[slice]:
+    size = max(1, size)
+    return (slice(start, start + size) for start in range(0, rows, size))
 
 
 def log_probs(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, dtype: torch.dtype) -> Tensor:

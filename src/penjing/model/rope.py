@@ -74,7 +74,7 @@ def rotary_table(position_BT: Tensor, config: ModelConfig) -> tuple[Tensor, Tens
 
 def rotate(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Turn each pair (i, i + n) of the first 2n dimensions by its position's angle, in float32; returns x's dtype."""
-    if x_BTHK.device.type == "cpu" and torch.is_grad_enabled():
+    if x_BTHK.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _Turned.apply(x_BTHK, cosine, sine)  # type: ignore[no-any-return,no-untyped-call]
     return _turn(x_BTHK, cosine, sine)
 

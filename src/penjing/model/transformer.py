@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from penjing.model import head
-from penjing.model.attention import branch_mask, cache_mask, document_mask, window_mask
+from penjing.model.attention import sight
 from penjing.model.block import Block
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
@@ -17,6 +19,7 @@ from penjing.model.moe import RouterMeans, mean_of_layers
 from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotary_table
 
+Recompute = Literal["none", "mlp", "block"]
 # hidden_ND, weight_VD of the head, dtype of its products -> what an objective wants of them (see model/head_distill.py)
 Score = Callable[[Tensor, Tensor, torch.dtype], Tensor]
 
@@ -28,6 +31,7 @@ class Transformer(nn.Module):
     """
 
     compute_dtype: torch.dtype | None = None
+    recompute: Recompute = "none"  # see `recompute_activations`
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -67,6 +71,7 @@ class Transformer(nn.Module):
         cache: Cache | None,
         branch_BT: Tensor | None,
         position_BT: Tensor | None,
+        edge_S: Tensor | None = None,
     ) -> tuple[Tensor, RouterMeans | None]:
         """hidden_BTD, and what the routers of all layers did together."""
         assert cache is None or document_BT is None, "a cached row is one document"
@@ -76,14 +81,21 @@ class Transformer(nn.Module):
             position_BT = (
                 torch.arange(num_tokens, device=ids_BT.device)[None] if cache is None else cache.positions(num_tokens)
             )
-        windows = {self.config.window(layer) for layer in range(self.config.num_layers)}
-        masks = {window: _mask(position_BT, document_BT, branch_BT, cache, window) for window in windows}
+        windows = sorted({self.config.window(layer) for layer in range(self.config.num_layers)})
+        size, dtype = self.config.head_size, self.compute_dtype or self.embed.weight.dtype
+        sights = {
+            window: sight(position_BT, document_BT, branch_BT, edge_S, cache, window, size, dtype) for window in windows
+        }
         rotary = rotary_table(position_BT, self.config)
         x_BTD = self.embed(ids_BT)
         routers: list[RouterMeans] = []
         for layer, block in enumerate(self.blocks):
-            mask_B1TS = masks[self.config.window(layer)]
-            x_BTD, router = block(x_BTD, rotary, mask_B1TS, cache, position_BT, document_BT)
+            seen = sights[self.config.window(layer)]
+            given = (x_BTD, rotary, seen, cache, position_BT, document_BT)
+            if self.recompute == "block" and torch.is_grad_enabled():
+                x_BTD, router = checkpoint(block, *given, use_reentrant=False)
+            else:
+                x_BTD, router = block(*given)
             if router is not None:
                 routers.append(router)
         if cache is not None:
@@ -109,6 +121,7 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         branch_BT: Tensor | None = None,
         position_BT: Tensor | None = None,
+        edge_S: Tensor | None = None,
         temperature: float = 1.0,
         score: Score | None = None,
     ) -> Tensor | tuple[Tensor, RouterMeans]:
@@ -116,6 +129,8 @@ class Transformer(nn.Module):
 
         logp_2N: in float32, the log-probability of each target, and beside it the entropy of that prediction in nats,
         without a gradient.
+
+        edge_S: where documents begin, for CUDA's variable-length kernel (feed/batch.py); without it a mask does.
 
         temperature: logits are divided by it before logp_2N is taken.
 
@@ -127,7 +142,7 @@ class Transformer(nn.Module):
         part; target_N: the id each should predict; weight_N: what each counts. The loss is taken inside so that a
         wrapped (DDP, FSDP) model stays one callable.
         """
-        hidden_BTD, routers = self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT)
+        hidden_BTD, routers = self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT, edge_S)
         if target_N is None and score is None:
             return self.logits(hidden_BTD)
         hidden_ND = hidden_BTD.flatten(0, 1)
@@ -145,16 +160,10 @@ class Transformer(nn.Module):
         return scores if routers is None else (scores, routers)
 
 
-def _mask(
-    position_BT: Tensor, document_BT: Tensor | None, branch_BT: Tensor | None, cache: Cache | None, window: int
-) -> Tensor | None:
-    """mask_B1TS of the layers with this window; None: plain causal attention."""
-    if cache is not None:
-        return cache_mask(position_BT, cache.max_tokens, window)
-    if branch_BT is not None:
-        assert document_BT is not None, "branches are parts of documents"
-        return branch_mask(document_BT, branch_BT, position_BT, window)
-    if document_BT is not None:
-        return document_mask(document_BT, window)
-    num_tokens = position_BT.shape[1]
-    return window_mask(num_tokens, window, position_BT.device) if 0 < window < num_tokens else None
+def recompute_activations(model: Transformer, what: Recompute) -> None:
+    """Make activations again in the backward pass instead of keeping them: of every MLP (half of a dense block's
+    memory for a fifth of its time), or of whole blocks (all but their inputs, for a third)."""
+    model.recompute = what
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        block.recompute_mlp = what == "mlp"

@@ -37,15 +37,17 @@ class NextToken:
         return batch.weight_N.sum()
 
     def __call__(self, model: Callable[..., Any], batch: Batch) -> Loss:
+        more = {} if batch.edge_S is None else {"edge_S": batch.edge_S}
         scored = model(
             batch.ids_BT,
             batch.document_BT,
             scored_N=batch.scored_N,
             target_N=batch.target_N,
             weight_N=batch.weight_N,
+            **more,
         )
         if isinstance(scored, Tensor):
             return Loss(scored, {FIGURE: scored.detach()})
         nats, means = scored
-        more, parts = self.router.loss(means, batch.units_B(), biased=self.biased)
-        return Loss(nats + more, {FIGURE: nats.detach(), **parts})
+        balance, parts = self.router.loss(means, batch.units_B(), biased=self.biased)
+        return Loss(nats + balance, {FIGURE: nats.detach(), **parts})

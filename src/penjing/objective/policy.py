@@ -34,6 +34,8 @@ from penjing.feed.answers import AnswerBatch
 from penjing.objective.base import Loss
 from penjing.objective.router import RouterSettings
 from penjing.objective.value import value_loss
+from penjing.text.chat import Switch
+from penjing.tools.base import ToolSettings
 
 PolicyLoss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo"]
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -57,7 +59,7 @@ class Rollout:
     """How answers are sampled."""
 
     answers: int = 8  # to each prompt
-    max_tokens: int = 64  # longest answer
+    max_tokens: int = 64  # longest answer; of several turns all together, with what tools say between them
     temperature: float = 1.0  # of sampling, and of the policy that is trained
     top_p: float = 1.0  # below 1, answers are drawn from another distribution than the one that is trained
     top_k: int = 0  # the same; 0 = all
@@ -66,10 +68,27 @@ class Rollout:
     slots: int = 0  # answers written at once on one device; 0 = 64 on a CPU, else 256
     # Whether old log-probabilities are the sampler's own, or taken by the training pass before the first step.
     behaviour: Literal["sampled", "recomputed"] = "sampled"
-    thinking: Literal["off", "on"] = "off"  # whether the answer begins with an open <think>
+    # Whether answers begin inside a thought (on) or behind an empty one (off); auto: as the model likes.
+    thinking: Switch = "auto"
+    max_turns: int = 1  # of the model in one answer; after a turn that calls tools it reads their results and goes on
+    tools: tuple[str, ...] = ()  # on offer, see `penjing.tools`; NAME=TOOL under another name, MODULE:CLASS your own
 
     def __post_init__(self) -> None:
-        for name in ("answers", "max_tokens", "updates", "repeats"):
+        if self.tools and self.max_turns == 1:
+            raise UserError(
+                "tools are called between turns",
+                where="objective.rollout.max_turns",
+                got=1,
+                wanted="at least 2 with objective.rollout.tools",
+            )
+        if self.max_turns > 1 and not self.tools:
+            raise UserError(
+                "without tools an answer is one turn",
+                where="objective.rollout.max_turns",
+                got=self.max_turns,
+                next_step="Give objective.rollout.tools=calculator.",
+            )
+        for name in ("answers", "max_tokens", "updates", "repeats", "max_turns"):
             if getattr(self, name) < 1:
                 raise UserError(
                     "too small", where=f"objective.rollout.{name}", got=getattr(self, name), wanted="at least 1"
@@ -94,6 +113,7 @@ class RewardSettings:
     format_pattern: str = ""  # format: the same, as a reward of its own; empty: an answer in <think>...</think> form
     soft_length: int = 0  # length: tokens up to which nothing is taken off; 0 = three quarters of the longest
     repeated_words: int = 3  # repetition: length of the runs of words that should not come twice
+    most_calls: int = 4  # tools: calls in one answer that cost nothing; each one more takes 1/4 off
     code_seconds: float = 5.0  # code: CPU time of one answer
     code_mebibytes: int = 512  # code: memory of one answer
     code_workers: int = 2  # code: answers run at once
@@ -110,7 +130,7 @@ class RewardSettings:
         for name in ("code_seconds", "judge_seconds"):
             if not getattr(self, name) > 0:
                 raise UserError("too small", where=f"objective.reward.{name}", got=getattr(self, name), wanted="> 0")
-        for name in ("repeated_words", "code_mebibytes", "code_workers", "judge_workers", "judge_tries"):
+        for name in ("repeated_words", "code_mebibytes", "code_workers", "judge_workers", "judge_tries", "most_calls"):
             if getattr(self, name) < 1:
                 raise UserError(
                     "too small", where=f"objective.reward.{name}", got=getattr(self, name), wanted="at least 1"
@@ -161,8 +181,11 @@ class Policy:
     rollout: Rollout = field(default_factory=Rollout)
     reward: RewardSettings = field(default_factory=RewardSettings)
     value: Value = field(default_factory=Value)
+    tool: ToolSettings = field(default_factory=ToolSettings)
 
     def __post_init__(self) -> None:
+        if self.tool != ToolSettings() and not self.rollout.tools:
+            raise UserError("has no effect without objective.rollout.tools", where="objective.tool")
         if self.loss != "ppo" and self.value != Value():
             raise UserError("only ppo learns values", where="objective.value", got=f"objective.loss={self.loss}")
         if self.loss == "ppo" and self.rollout.temperature != 1:

@@ -52,6 +52,10 @@ class Preference:
     # does. precomputed: once, before step 1, kept in the run's folder. auto: precomputed if every pair is used at
     # least once, else adapter_off or copy.
     reference: Literal["auto", "copy", "adapter_off", "precomputed"] = "auto"
+    # Held-out questions, at most, that the model answers itself whenever it is judged, to measure its divergence from
+    # the model it began with on what it says (train/drift.py); 0 = none.
+    own_answers: int = 128
+    own_answer_tokens: int = 64  # longest of these
 
     def __post_init__(self) -> None:
         noisy = self.loss in ("cdpo", "robust")
@@ -68,6 +72,10 @@ class Preference:
             raise self._wrong("target_margin", "it left out", "Only simpo knows of it.")
         if self.kl_groups < 1:
             raise self._wrong("kl_groups", "at least 1")
+        if self.own_answers < 0:
+            raise self._wrong("own_answers", "0 (none) or more")
+        if self.own_answer_tokens < 1:
+            raise self._wrong("own_answer_tokens", "at least 1")
         if self.loss != "kto" and (self.wanted_weight, self.unwanted_weight, self.kl_groups) != (1.0, 1.0, 8):
             name = next(
                 n for n in ("wanted_weight", "unwanted_weight", "kl_groups") if getattr(self, n) not in (1.0, 8)

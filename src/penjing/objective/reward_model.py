@@ -47,7 +47,7 @@ def ranking_losses(settings: RewardModel, reward_P2: Tensor, margin_P: Tensor) -
 
 
 class RewardObjective:
-    """A sum over pairs. Each answer of a batch ends with one token more, so that its last own token is read."""
+    """A sum over pairs. An answer's number is read where its last token, the end of its turn, is predicted."""
 
     unit = "pair"
 
@@ -82,7 +82,7 @@ class RewardObjective:
 
 
 def score_answers(model: Callable[..., Any], batch: AnswerBatch) -> Any:
-    """reward_A of a batch whose answers end with one token more than their own; of a mixture with its routers."""
+    """reward_A of a batch, read where each answer's last token is predicted; of a mixture with its routers."""
     return model(
         batch.ids_BT,
         batch.document_BT,

@@ -16,7 +16,11 @@ class RouterBalance:
     """Stands among the optimizers: after each step it reads and clears every router's load, and moves its bias.
 
     bias_e += rate sign(mean load - load_e), over the tokens of all ranks. Routers without a bias are only watched.
+    Where `found_inf` is set to 1, as torch's scalers set it, a step moves nothing.
     """
+
+    _step_supports_amp_scaling = True
+    found_inf: Tensor | None = None
 
     def __init__(self, model: nn.Module, rate: float, add: Callable[[Tensor], Tensor]) -> None:
         """add: sums a tensor over ranks."""
@@ -27,9 +31,10 @@ class RouterBalance:
     @torch.no_grad()
     def step(self) -> None:
         load_LE = self._add(torch.stack([layer.load_E for layer in self.layers]))
+        rate = self.rate if self.found_inf is None else self.rate * (1 - self.found_inf)
         for layer, load_E in zip(self.layers, load_LE, strict=True):
             if layer.router.correction is not None:
-                layer.router.correction += self.rate * (load_E.mean() - load_E).sign()
+                layer.router.correction += rate * (load_E.mean() - load_E).sign()
         self._load_LE = load_LE
 
     @torch.no_grad()

@@ -11,14 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from penjing.base.errors import UserError
+from penjing.parallel.scaler import LossScaler
 
 
 class Engine(Protocol):
-    """Runs a model on its devices. `rank` of `world` processes; `device` is this one's."""
+    """Runs a model on its devices. `rank` of `world` processes; `device` is this one's.
+
+    One that is given a `scaler` (parallel/scaler.py) scales the loss and unscales the gradients.
+    """
 
     rank: int
     world: int
     device: torch.device
+    scaler: LossScaler  # set only where products are taken in float16
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         """The model as a callable whose gradients are summed over all ranks."""
@@ -51,12 +56,33 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def clip_gradients(model: nn.Module, largest_norm: float) -> Tensor:
-    """Clip by the global norm; returns the norm before clipping."""
+def clip_gradients(model: nn.Module, largest_norm: float, scaler: LossScaler | None = None) -> Tensor:
+    """Clip by the global norm; returns the norm before clipping. With a scaler, gradients are first divided by it."""
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if scaler is not None:
+        scaler.unscale(gradients)
     if largest_norm > 0:
-        return torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
-    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
+    else:
+        norm = torch.nn.utils.get_total_norm(gradients)
+    if scaler is not None:
+        scaler.look(norm)
+    return norm
+
+
+def allow_tf32(setting: str, device: torch.device) -> None:
+    """Let float32 products run on tensor cores in tf32 (10 bits of mantissa) where `compute.dtype` says so, and only
+    there. Raises UserError where there are none."""
+    wanted = setting == "tf32"
+    if wanted and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+        raise UserError(
+            "needs an NVIDIA card of compute capability 8.0 or later",
+            where="compute.dtype",
+            got="tf32",
+            next_step="Use compute.dtype=auto.",
+        )
+    torch.backends.cuda.matmul.allow_tf32 = wanted
 
 
 def local_device(name: str) -> torch.device:

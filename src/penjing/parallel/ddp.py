@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from penjing.parallel.base import clip_gradients
+from penjing.parallel.scaler import LossScaler
 
 # A rank that waits longer than this for the others ends with an error instead of hanging (torch's own is 10-30 min).
 TIMEOUT = timedelta(minutes=5)
@@ -20,6 +21,8 @@ TIMEOUT = timedelta(minutes=5)
 
 class DataParallel:
     """DDP. Its all-reduce takes the mean over ranks; `backward` multiplies by the world size to make it the sum."""
+
+    scaler: LossScaler  # set only where products are taken in float16
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -41,10 +44,12 @@ class DataParallel:
         return nullcontext() if last else self._model.no_sync()
 
     def backward(self, total: Tensor) -> None:
-        (total * self.world).backward()  # type: ignore[no-untyped-call]
+        scaler = getattr(self, "scaler", None)
+        total = total * self.world
+        (total if scaler is None else scaler.scaled(total)).backward()
 
     def clip(self, largest_norm: float) -> Tensor:
-        return clip_gradients(self._model, largest_norm)
+        return clip_gradients(self._model, largest_norm, getattr(self, "scaler", None))
 
     def add(self, value: Tensor) -> Tensor:
         value = value.clone()

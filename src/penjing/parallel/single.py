@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from penjing.parallel.base import clip_gradients
+from penjing.parallel.scaler import LossScaler
 
 
 class Single:
     """The engine without neighbours: every operation is the plain one."""
 
     rank, world = 0, 1
+
+    scaler: LossScaler  # set only where products are taken in float16
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -28,10 +31,11 @@ class Single:
         return nullcontext()
 
     def backward(self, total: Tensor) -> None:
-        total.backward()  # type: ignore[no-untyped-call]
+        scaler = getattr(self, "scaler", None)
+        (total if scaler is None else scaler.scaled(total)).backward()
 
     def clip(self, largest_norm: float) -> Tensor:
-        return clip_gradients(self._model, largest_norm)
+        return clip_gradients(self._model, largest_norm, getattr(self, "scaler", None))
 
     def add(self, value: Tensor) -> Tensor:
         return value

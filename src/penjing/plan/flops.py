@@ -1,9 +1,13 @@
 """Parameters and FLOPs of a model, in closed form; tests hold them against the built model.
 
 Convention: 2 FLOPs per multiply-add; a training step is 3 forward passes (one forward, two for the gradients); the
-embedding look-up costs nothing, the output head is a matrix like any other, tied or not. Attention counts the keys a
-query really looks at: T / 2 on average for a full causal row of T, less where documents are short. The PaLM and nanoGPT
-convention counts T and is that much higher.
+embedding look-up costs nothing, the output head is a matrix like any other, tied or not. Attention is counted in one of
+two ways, which are never mixed and always named:
+
+causal: the keys a query really looks at, (T + 1) / 2 on average for a full row of T, less where documents are short or
+a window hides some. What a fused kernel does, and what our MFU is of.
+full square: T keys for every query, 12 L H K T a token (arXiv:2204.02311, appendix B). What PaLM, nanoGPT, llm.c and
+llm-foundry report; higher by the half that a causal mask throws away.
 """
 
 from __future__ import annotations
@@ -31,6 +35,9 @@ class Parameters:
         return self.total - self.embedding
 
 
+CONVENTIONS = {"causal": "keys really seen", "full square": "T keys for every query, as PaLM and nanoGPT count"}
+
+
 def parameters(config: ModelConfig) -> Parameters:
     """Exact parameter counts. Of a mixture, a token goes through its k routed experts and the shared ones."""
     width, layers = config.hidden_size, config.num_layers
@@ -51,26 +58,71 @@ def parameters(config: ModelConfig) -> Parameters:
     return Parameters(total=active + idle, active=active, embedding=table, matrices=matrices + table)
 
 
-def mean_keys(length_D: npt.NDArray[np.int64], row_tokens: int) -> float:
-    """How many keys a query sees on average in packed rows: (l + 1) / 2 in a document of l tokens, cut at the row."""
+def components(config: ModelConfig) -> dict[str, int]:
+    """Where the parameters are; the values add up to the total. A tied head is the embedding and counts nothing."""
+    width, layers = config.hidden_size, config.num_layers
+    queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+    dense = sum(config.is_dense_layer(layer) for layer in range(layers))
+    sparse = layers - dense
+    heads = layers * 2 * config.head_size if config.normalises_heads else 0
+    gate = width if config.architecture == "qwen2_moe" else 0
+    parts = {
+        "embedding": config.vocabulary_size * width,
+        "head": config.vocabulary_size * width if config.embeddings == "untied" else 0,
+        "attention": layers * (2 * width * (queries + keys) + (queries + 2 * keys if config.has_qkv_bias else 0)),
+        "mlp": dense * 3 * width * config.mlp_size,
+        "experts": sparse * 3 * width * config.expert_size * config.experts,
+        "shared experts": sparse * (3 * width * config.shared_expert_size + gate),
+        "router": sparse * width * config.experts,
+        "norms": layers * 2 * width + width + heads,
+    }
+    return {name: count for name, count in parts.items() if count}
+
+
+def mean_keys(length_D: npt.NDArray[np.int64], row_tokens: int, window: int = 0) -> float:
+    """How many keys a query sees on average in packed rows: (l + 1) / 2 in a document of l tokens, cut at the row.
+
+    window: of a windowed layer, where a query sees so many keys at most; 0 = none.
+    """
     whole, rest = np.divmod(length_D, row_tokens)
-    keys = whole * (row_tokens * (row_tokens + 1) / 2) + rest * (rest + 1) / 2
+    keys = whole * _pairs(np.array(row_tokens), window) + _pairs(rest, window)
     total = float(length_D.sum())
-    return float(keys.sum()) / total if total else (row_tokens + 1) / 2
+    return float(keys.sum()) / total if total else float(_pairs(np.array(row_tokens), window)) / row_tokens
+
+
+def _pairs(length: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.float64]:
+    """Query and key pairs of documents of these lengths."""
+    inside = np.minimum(length, window) if window else length
+    pairs: npt.NDArray[np.float64] = inside * (inside + 1) / 2 + (length - inside) * (1.0 * window)
+    return pairs
 
 
 def training_flops_per_token(
-    config: ModelConfig, num_keys: float, *, adapters: int = 0, extra_forwards: float = 0.0, frozen: bool = False
+    config: ModelConfig,
+    num_keys: float,
+    *,
+    window_keys: float | None = None,
+    adapters: int = 0,
+    extra_forwards: float = 0.0,
+    frozen: bool = False,
+    recomputed: bool = False,
 ) -> float:
     """Model FLOPs of one token's forward and backward pass; `num_keys` as given by `mean_keys`.
 
+    num_keys = T gives the full-square convention. window_keys: the mean in windowed layers, where it is known.
+
     frozen: the base of adapters, `adapters` parameters in all, whose matrices get no gradient: two passes' worth of
-    work instead of three. extra_forwards: forward passes of other models of this shape (a reference).
+    work instead of three. extra_forwards: forward passes of other models of this shape (a reference). recomputed: the
+    blocks' forward pass is done twice (activation checkpointing): work of the device, not of the model; no MFU has it.
     """
-    # A window can only take keys away. How many of the mean lie within it depends on the documents; all are counted
-    # up to its size, which is too many where documents are about as long as the window.
-    keys = sum(min(num_keys, config.window(layer) or num_keys) for layer in range(config.num_layers))
+    # A window can only take keys away. Without `window_keys` all of the mean are counted up to its size, which is too
+    # many where documents are about as long as the window.
+    keys = 0.0
+    for layer in range(config.num_layers):
+        window = config.window(layer)
+        keys += num_keys if not window else min(num_keys, window) if window_keys is None else window_keys
     attention = 2 * 2 * config.num_heads * config.head_size * keys
     products = 2 * parameters(config).matrices
     own = 2 * products + 3 * attention + 3 * 2 * adapters if frozen else 3 * (products + attention)
-    return own + extra_forwards * (products + attention)
+    again = products - 2 * config.vocabulary_size * config.hidden_size + attention if recomputed else 0.0
+    return own + extra_forwards * (products + attention) + again

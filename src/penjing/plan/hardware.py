@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import resource
 import time
 from dataclasses import dataclass
@@ -13,27 +12,7 @@ from pathlib import Path
 
 import torch
 
-# Dense bf16 peaks in TFLOPS with float32 accumulation (GeForce cards run it at half their advertised rate).
-PEAK_BF16_TFLOPS = {
-    "B200": 2250.0,
-    "GB200": 2250.0,
-    "H200": 989.0,
-    "GH200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.0,
-    "A100": 312.0,
-    "L40S": 362.0,
-    "L4": 121.0,
-    "A40": 149.7,
-    "A30": 165.0,
-    "A10": 125.0,
-    "RTX 5090": 209.5,
-    "RTX 4090": 165.2,
-    "RTX 4060": 30.0,
-    "RTX 3090": 71.0,
-    "RTX 3060": 25.6,
-}
+from penjing.plan.cards import card_called
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +33,33 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 
 
 def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products for a `compute.dtype` setting; `auto` is bf16 where that is faster."""
+    """The dtype of matrix products for a `compute.dtype` setting.
+
+    `auto` is bf16 where that is faster, float16 on CUDA cards without bf16 units (V100, T4, RTX 20), else float32.
+    """
     if setting == "auto":
-        return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
-    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[setting]
+        if has_fast_bfloat16(device):
+            return torch.bfloat16
+        return torch.float16 if device.type == "cuda" else torch.float32
+    dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "tf32": torch.float32}
+    return dtypes[setting]
 
 
 def peak(device: torch.device, dtype: torch.dtype) -> Peak:
     """The rate MFU is measured against."""
     if device.type == "cpu":
         return Peak(_cpu_rate(dtype), "measured matrix product")
-    if device.type == "cuda" and dtype == torch.bfloat16:
-        return data_sheet_peak(torch.cuda.get_device_name(device))
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        return data_sheet_peak(torch.cuda.get_device_name(device), str(dtype).removeprefix("torch."))
     return Peak(None, "unknown device")
 
 
-def data_sheet_peak(name: str) -> Peak:
-    """The bf16 peak of the GPU that calls itself `name`. A Ti or laptop card is another card than its namesake."""
-    for known, tflops in PEAK_BF16_TFLOPS.items():
-        if re.search(rf"\b{known}\b(?! (?:Ti|SUPER|D|Laptop)\b)", name):
-            return Peak(tflops * 1e12, f"{known} data sheet")
-    return Peak(None, "unknown device")
+def data_sheet_peak(name: str, dtype: str = "bfloat16") -> Peak:
+    """The peak of the GPU that calls itself `name`. A Ti or laptop card is another card than its namesake."""
+    card = card_called(name)
+    if card is None or (dtype == "bfloat16" and not card.has_bfloat16):
+        return Peak(None, "unknown device")
+    return Peak(card.peak_flops(dtype), f"{card.name} data sheet")
 
 
 @cache
@@ -119,7 +104,7 @@ def describe(device: torch.device, dtype: torch.dtype) -> dict[str, object]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": physical_cores(),
         "threads": torch.get_num_threads(),
         "memory_bytes": memory,
@@ -128,7 +113,8 @@ def describe(device: torch.device, dtype: torch.dtype) -> dict[str, object]:
     }
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """What the processor calls itself."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

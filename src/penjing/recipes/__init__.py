@@ -7,6 +7,7 @@ RECIPES = {
     "lora": "penjing.recipes.lora:lora",
     "tiny": "penjing.recipes.tiny:tiny",
     "tiny_sft": "penjing.recipes.tiny:tiny_sft",
+    "tiny_distill": "penjing.recipes.tiny:tiny_distill",
     "distill": "penjing.recipes.distill:distill",
     "dpo": "penjing.recipes.dpo:dpo",
     "reward": "penjing.recipes.reward:reward",
@@ -17,7 +18,7 @@ RECIPES = {
 STAGES = {
     "next_token": "penjing.train.tokens:NextTokenStage",
     "distill": "penjing.recipes.distill:make_stage",
-    "preference": "penjing.train.preference:PreferenceStage",
+    "preference": "penjing.recipes.dpo:make_stage",
     "reward": "penjing.train.reward:RewardStage",
     "policy": "penjing.rl.stage:PolicyStage",
 }

@@ -36,7 +36,7 @@ from penjing.train.run import Run
 MATCH = "penjing.rl.rewards.exact:is_match"
 
 
-def bench_train(model: Path, data: Path, asked: Asked, console: Console, *settings: str) -> dict[str, object]:
+def bench_train(model: Path, data: Path, asked: Asked, console: Console, *settings: str) -> dict[str, Any]:
     """Compare at the recipe's own settings, `settings` over them; returns what was found.
 
     A constant rate without warm-up, float32 unless asked otherwise, and of dpo a reference in every step
@@ -110,7 +110,47 @@ def bench_train(model: Path, data: Path, asked: Asked, console: Console, *settin
         return {"parameters": parameters, "machine": machine, **compare(asked, spec, work / "trials", console)}
 
 
-def write(result: dict[str, object], out: Path) -> None:
+def bench(
+    console: Console,
+    *,
+    method: str,
+    run: Path | None,
+    data: Path | None,
+    peer: str,
+    quick: bool,
+    trials: int,
+    seconds: float,
+    steps: int,
+    threads: int,
+    checkpointing: bool,
+    settings: tuple[str, ...],
+) -> dict[str, Any]:
+    """What `penjing bench train` was asked for. Raises UserError for words that say nothing to the method."""
+    if method == "pretrain":
+        from penjing.bench import peers, pretrain
+        from penjing.recipes.bench_pretrain import FULL, QUICK, bench_pretrain
+
+        if run is not None and "=" not in str(run):
+            raise UserError("pretraining begins with nothing", where="RUN", got=run, next_step="Leave it out.")
+        named = {"all": tuple(peers.PRETRAIN), "none": ()}.get(peer, tuple(peer.split(",")))
+        how = pretrain.Asked(peers=named, trials=trials, seconds=seconds, steps=steps, threads=threads)
+        how = replace(how, looks=5) if quick else how
+        first = () if run is None else (str(run),)  # with no RUN the first setting stands in its place
+        return bench_pretrain(data, how, QUICK if quick else FULL, console, *first, *settings)
+    if run is None or data is None:
+        raise UserError("a model and its data are needed", where=f"--method {method}", wanted="RUN and --data FILE")
+    asked = Asked(
+        method=method,  # type: ignore[arg-type]  # checked there
+        peer="trl" if peer == "all" else peer,
+        trials=trials,
+        steps=steps,
+        threads=threads,
+        checkpointing=checkpointing,
+    )
+    return bench_train(run, data, asked, console, *settings)
+
+
+def write(result: dict[str, Any], out: Path) -> None:
     """The figures as data."""
     write_json(out, result)
 
@@ -134,7 +174,7 @@ def _check(run: Run) -> None:
         names = ("loss", "clip", "advantage_kind", "degenerate_kind", "kl_estimator", "rewards", "reward")
         plain += [(f"objective.{name}", getattr(run.objective, name), getattr(default, name)) for name in names]
         how = run.objective.rollout
-        fixed = ("top_p", "top_k", "updates", "repeats", "thinking")
+        fixed = ("top_p", "top_k", "updates", "repeats", "thinking", "max_turns", "tools")
         plain += [(f"objective.rollout.{name}", getattr(how, name), getattr(default.rollout, name)) for name in fixed]
     for where, got, wanted in plain:
         if got != wanted:
@@ -187,7 +227,6 @@ def _prompts(run: Run, work: Path) -> None:
         Tokenizer.load(work / "model"),
         longest=run.data.row_tokens - run.objective.rollout.max_tokens,
         held_out_fraction=run.data.validation_fraction,
-        thinking=False,
     )
     order = Order(len(given.train), derive(run.seed, run.stage, "order"))
     lines = []

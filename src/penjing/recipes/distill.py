@@ -4,22 +4,23 @@ Run: penjing train distill objective.teacher=runs/large data.train=TEXT.jsonl mo
 Changes from pretrain: each position's target is the teacher's whole prediction beside the token that came; a tenth of
 the loss is still the data's own. The student begins from nothing with the teacher's tokenizer; start=RUN distils into
 one that is there. On conversations: data.kind=chats, which may also be answered by the student itself
-(objective.mode=on_policy).
+(objective.mode=on_policy). Held-out rows are judged before the first step too. For the quickstart's model:
+penjing train tiny_distill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penjing.base.config import Layer
-from penjing.infer.rollout import Request, rollout
 from penjing.infer.sample import Sampling
-from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill
 from penjing.parallel.base import Engine
 from penjing.recipes.pretrain import pretrain
-from penjing.train.distill import DistillStage, OnPolicyStage, Write
+from penjing.recipes.write import writer
+from penjing.train.distill import DistillStage
+from penjing.train.distill_own import OnPolicyStage
 from penjing.train.folder import start_shape
 from penjing.train.run import Run
 from penjing.train.stage import Report
@@ -31,6 +32,7 @@ def distill() -> Layer:
         "stage": "distill",
         "out": "runs/distill",
         "objective": {"kind": "distill", "data_weight": 0.1},
+        "validate": {"before": "yes"},
     }
 
 
@@ -40,19 +42,8 @@ def make_stage(run: Run, engine: Engine, report: Report) -> DistillStage | OnPol
     assert isinstance(settings, Distill)
     if settings.mode != "on_policy":
         return DistillStage(run, engine, report)
-    drawn = _writer(settings.answer_tokens, Sampling(temperature=settings.sample_temperature))
-    return OnPolicyStage(run, engine, report, drawn, _writer(settings.answer_tokens, Sampling()))
-
-
-def _writer(max_new_tokens: int, sampling: Sampling) -> Write:
-    def write(
-        model: Transformer, prompts: Sequence[Sequence[int]], seeds: Sequence[int], stop: Collection[int]
-    ) -> list[list[int]]:
-        requests = [Request(prompt=prompt, seeds=[seed]) for prompt, seed in zip(prompts, seeds, strict=True)]
-        written = rollout(model, requests, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling)
-        return [answers[0].ids for answers in written]
-
-    return write
+    drawn = writer(settings.answer_tokens, Sampling(temperature=settings.sample_temperature))
+    return OnPolicyStage(run, engine, report, drawn, writer(settings.answer_tokens, Sampling()))
 
 
 def fit_to_teacher(run: Run, layers: Sequence[Layer]) -> Run:

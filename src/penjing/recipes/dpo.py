@@ -8,7 +8,14 @@ pull away from the start. Held-out pairs are judged before the first step too.
 from __future__ import annotations
 
 from penjing.base.config import Layer
+from penjing.infer.sample import Sampling
+from penjing.objective.preference import Preference
+from penjing.parallel.base import Engine
 from penjing.recipes.sft import sft
+from penjing.recipes.write import writer
+from penjing.train.preference import PreferenceStage
+from penjing.train.run import Run
+from penjing.train.stage import Report
 
 
 def dpo() -> Layer:
@@ -24,3 +31,10 @@ def dpo() -> Layer:
         "schedule": {"kind": "cosine", "warmup_fraction": 0.1, "floor_fraction": 0.1},
         "validate": {"every": 50, "before": "yes"},
     }
+
+
+def make_stage(run: Run, engine: Engine, report: Report) -> PreferenceStage:
+    """What preference tuning brings to a run."""
+    settings = run.objective
+    assert isinstance(settings, Preference)
+    return PreferenceStage(run, engine, report, writer(settings.own_answer_tokens, Sampling(temperature=1.0)))

@@ -15,11 +15,11 @@ from penjing.text import records
 from penjing.train.folder import load_trained, set_threads
 
 
-def evaluate_questions(path: Path, questions: Path, console: Console) -> None:
+def evaluate_questions(path: Path, questions: Path, console: Console, thinking: bool | None = None) -> None:
     """Accuracy by exact match per kind and language, with its 95 % interval and the chance level."""
     set_threads(0, 1)
     trained = load_trained(path)
-    answered = asking.ask(trained.model, trained.tokenizer, asking.read_questions(questions))
+    answered = asking.ask(trained.model, trained.tokenizer, asking.read_questions(questions), thinking=thinking)
     table = Table(box=None, pad_edge=False)
     for heading in ("kind", "language", "right", "asked", "accuracy", "95 %", "chance"):
         table.add_column(heading, justify="left" if heading in ("kind", "language") else "right")

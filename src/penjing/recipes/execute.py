@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,26 @@ from penjing.base import config, units
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, write_json
+from penjing.base.lock import locked
 from penjing.base.table import look_up
+from penjing.checkpoint.manifest import folder_name, steps
 from penjing.infer.engine import generate
 from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import Engine, launched_world, make_engine
 from penjing.plan import hardware
+from penjing.plan.bill import Bill
 from penjing.recipes import RECIPES, STAGES, WITH_DIAL
 from penjing.recipes.adapter import save_run_adapter
 from penjing.recipes.distill import fit_to_teacher
+from penjing.recipes.lora import adapter_rate
 from penjing.recipes.start import begin_from
+from penjing.recipes.verify import keep_score, money_lines, step_line, time_line, unseen
 from penjing.text.chat import render
 from penjing.text.records import Message
 from penjing.text.tokenizer import Tokenizer
 from penjing.track import TRACKERS
+from penjing.track.background import BackgroundTracker
 from penjing.track.base import Tracker
 from penjing.track.console import ConsoleTracker
 from penjing.train.assemble import Assembled, assemble
@@ -40,6 +47,7 @@ from penjing.train.folder import RunFolder, set_threads
 from penjing.train.loop import train
 from penjing.train.run import Run
 from penjing.train.stage import MakeStage, Size, micro_units
+from penjing.train.watchdog import watched
 
 SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
 
@@ -55,6 +63,7 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
         raise UserError("has no dial", where=recipe, wanted=f"{name} alone, or {', '.join(WITH_DIAL)}:SIZE")
     base = make(dial) if dial else make()
     asked = [*layers[:-1], *map(_one_length, layers[-1:])]
+    base = adapter_rate(base, asked)
     start = next((layer["start"] for layer in reversed(layers) if layer.get("start")), "")
     return begin_from(str(start), base, asked) if start else fit_to_teacher(config.resolve(Run, base, *asked), asked)
 
@@ -66,42 +75,60 @@ def _one_length(asked: Layer) -> Layer:
     return {**asked, "steps": 0} if "epochs" in asked else asked
 
 
-def execute(run: Run, console: Console) -> dict[str, Any]:
-    """Train; returns the outcome that was also written to outcome.json. On other ranks than 0 the console is silent."""
+def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dict[str, Any]:
+    """Train; returns the outcome that was also written to outcome.json. On other ranks than 0 the console is silent.
+
+    allow_change: fields in which a continued run may differ from what it was begun with.
+    """
     began = time.time()
     set_threads(run.compute.threads, int(os.environ.get("LOCAL_WORLD_SIZE", launched_world())))
     engine = make_engine(run.compute.device)
     quiet = console if engine.rank == 0 else Console(quiet=True)
     try:
-        assembled = assemble(
-            run,
-            engine,
-            stage_maker(run),
-            lambda steps, start: _trackers(run, quiet, steps, start),
-            lambda model, tokenizer, step: write_samples(run, model, tokenizer, quiet),
-            lambda text: quiet.print(f"  {text} ...", highlight=False),
-        )
-        print_plan(assembled, engine, quiet)
-        try:
-            if run.validate.before == "yes" and assembled.progress.step == 0:
-                assembled.parts.trackers.log(0, {"tokens": 0, **assembled.parts.validate()})
-            figures = train(assembled.parts, assembled.progress)
-        finally:
-            assembled.parts.trackers.close()
-            if hasattr(assembled.parts.source, "close"):
-                assembled.parts.source.close()
-        if run.lora.rank and engine.rank == 0:
-            try:
-                made = save_run_adapter(run, assembled.model, assembled.base, assembled.progress.step)
-                quiet.print(f"  adapter in the format of peft: {made}", highlight=False)
-            except UserError as error:  # the adapter is whole in its checkpoint
-                quiet.print(f"  [yellow]no adapter in the format of peft[/]: {error}", highlight=False)
-        return _outcome(assembled, engine, figures, time.time() - began)
+        with watched(engine) as watch, locked(Path(run.out)) if engine.rank == 0 else nullcontext():
+            assembled = assemble(
+                run,
+                engine,
+                stage_maker(run),
+                lambda steps, start: _trackers(run, quiet, steps, start),
+                lambda model, tokenizer, step: write_samples(
+                    run, model, tokenizer, quiet if step >= 0 else unseen(quiet)
+                ),
+                lambda text: quiet.print(f"  {text} ...", highlight=False),
+                allow_change,
+                began,
+            )
+            return _carry_out(run, replace(assembled, parts=replace(assembled.parts, at_edge=watch.edge)), quiet, began)
     finally:
         engine.close()
 
 
-def plan_only(run: Run, console: Console) -> None:
+def _carry_out(run: Run, assembled: Assembled, console: Console, began: float) -> dict[str, Any]:
+    engine = assembled.parts.engine
+    print_plan(assembled, engine, console)
+    try:
+        if run.validate.before == "yes" and assembled.progress.step == 0:
+            assembled.parts.trackers.log(0, {"tokens": 0, **assembled.parts.validate()})
+        figures = train(assembled.parts, assembled.progress)
+    except BaseException as error:
+        keep_score(assembled, time.time() - began, error)
+        raise
+    finally:
+        assembled.parts.trackers.close()
+        if hasattr(assembled.parts.source, "close"):
+            assembled.parts.source.close()
+    if run.lora.rank and engine.rank == 0:
+        try:
+            made = save_run_adapter(run, assembled.model, assembled.base, assembled.progress.step)
+            console.print(f"  adapter in the format of peft: {made}", highlight=False)
+        except UserError as error:  # the adapter is whole in its checkpoint
+            console.print(f"  [yellow]no adapter in the format of peft[/]: {error}", highlight=False)
+    outcome = _outcome(assembled, engine, figures, time.time() - began)
+    keep_score(assembled, time.time() - began)
+    return outcome
+
+
+def plan_only(run: Run, console: Console) -> Bill:
     """Prepare the data, time a few steps and print the plan; nothing is trained and nothing is left behind."""
     set_threads(run.compute.threads, 1)
     with tempfile.TemporaryDirectory() as folder:
@@ -112,11 +139,12 @@ def plan_only(run: Run, console: Console) -> None:
             engine,
             stage_maker(run),
             lambda steps, start: [],
-            lambda model, tokenizer, step: [],
+            lambda model, tokenizer, step: write_samples(run, model, tokenizer, unseen(console)),
             lambda text: None,
         )
         print_plan(replace(assembled, run=run), engine, console)
         assembled.parts.trackers.close()
+        return assembled.bill
 
 
 def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tracker]:
@@ -124,12 +152,7 @@ def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tr
     if run.track.wandb and not console.quiet:
         wandb = look_up(TRACKERS, "wandb", what="tracker")
         settings = {"project": run.track.project, "name": run.track.name, "config": config.to_dict(run)}
-        try:
-            trackers.append(wandb(Path(run.out), **settings))
-        except UserError:
-            raise
-        except Exception as error:  # no network, no room, a broken login: training goes on without it
-            console.print(f"  [yellow]wandb did not start and is left out[/]: {error}", highlight=False)
+        trackers.append(BackgroundTracker("wandb", lambda: wandb(Path(run.out), **settings)))
     return trackers
 
 
@@ -147,9 +170,15 @@ def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
         ("accumulation", f"{assembled.parts.accumulate} on each of {engine.world} {engine.device.type}"),
         ("optimizer steps", f"{bill.steps:,}"),
         ("tokens", f"{units.count(bill.tokens)} of {units.count(bill.tokens_per_epoch)} per epoch"),
-        ("compute", f"{bill.flops:.2e} FLOPs in {run.compute.dtype}"),
-        ("memory", f"about {units.gibibytes(bill.predicted_peak_memory_bytes)} (estimate)"),
-        ("time", f"{units.duration(bill.predicted_seconds)} at {units.count(bill.tokens_per_second)} tokens/s (probe)"),
+        (
+            "compute",
+            f"{bill.flops:.2e} FLOPs (causal), {bill.flops_per_token_full_square * bill.tokens:.2e} full square, in "
+            f"{run.compute.dtype}",
+        ),
+        ("memory", f"{units.gibibytes(bill.predicted_peak_memory_bytes)} ({bill.memory_source})"),
+        ("time", time_line(bill)),
+        ("step", step_line(bill)),
+        *money_lines(bill, engine),
     ]
     for name, value in [*rows, *assembled.stage.describe()]:
         table.add_row(f"  {name}", value)
@@ -157,7 +186,7 @@ def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
     for note in assembled.stage.notes:
         console.print(f"  {note}", highlight=False)
     for note in assembled.notes:
-        console.print(f"  [yellow]damaged checkpoint passed over[/]: {note}")
+        console.print(f"  [yellow]note[/]: {note}", highlight=False)
     if assembled.resumed_from is not None:
         console.print(f"  continues after step {assembled.resumed_from} of {bill.steps}")
 
@@ -204,7 +233,7 @@ def _outcome(assembled: Assembled, engine: Engine, figures: dict[str, float], se
             figures = assembled.parts.validate()
     totals = assembled.parts.meter.totals()
     spent = sum(value or 0.0 for name, value in totals.items() if name in _SPENT)
-    newest = sorted(folder.checkpoints.glob("step-*"))[-1] if engine.rank == 0 else None
+    newest = folder.checkpoints / folder_name(steps(folder.checkpoints)[0]) if engine.rank == 0 else None
     outcome = {
         "penjing": __version__,
         "seconds": spent,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from penjing.infer.sample import Sampling
 from penjing.model.lora import fingerprint
 from penjing.parallel.base import local_device
 from penjing.text import records
-from penjing.text.chat import render
+from penjing.text.chat import Switch, render, switched
 from penjing.text.records import Chat, Message
 from penjing.text.tokenizer import END_THINK, END_TOOL_CALL, THINK, TOOL_CALL, Tokenizer
 from penjing.train.folder import Trained, load_trained, set_threads
@@ -43,8 +43,9 @@ class Asked:
     top_k: int = 0
     max_tokens: int = 256
     seed: int = 0
-    thinking: str = "off"  # on: each answer begins with <think>
+    thinking: Switch = "auto"  # on: answers begin inside a thought; off: behind an empty one; auto: as the model likes
     cut: str = "drop"  # drop: answers that did not end within max_tokens are left out; keep: they are not
+    turns: str = "last"  # all: every question of a conversation is answered, each after the model's own answers before
 
     @property
     def sampling(self) -> Sampling:
@@ -63,7 +64,8 @@ def generate_file(path: Path, prompts: Sequence[Path], out: Path, console: Conso
     """Answer every prompt and write one conversation a line, in the order of the prompts.
 
     A prompt is a conversation that ends with a question; of one that has an answer already, the last answer is given
-    anew. Killed anywhere, the same call goes on. Each answer depends on the seed and its prompt's place alone.
+    anew (or all of them, with turns=all). Killed anywhere, the same call goes on. Each answer depends on the seed and
+    its prompt's place alone.
     Raises UserError if `out` holds answers of another model, other prompts or other settings.
     """
     asked.sampling  # noqa: B018 (raises on settings that cannot be, before a model is read)
@@ -78,7 +80,7 @@ def generate_file(path: Path, prompts: Sequence[Path], out: Path, console: Conso
         "model": str(path),
         "model_sha256": fingerprint(trained.model),
         "prompts": [str(each) for each in prompts],
-        "prompts_sha256": sha256_text(json.dumps([_record(chat, None) for chat in chats], ensure_ascii=False)),
+        "prompts_sha256": sha256_text(json.dumps([_record(chat) for chat in chats], ensure_ascii=False)),
         "settings": asdict(asked),
     }
     state = _take_up(out, about)
@@ -160,32 +162,89 @@ def _answer(
             progress.update(task, completed=state["done"])
 
 
+@dataclass(slots=True)
+class _Talk:
+    """A conversation under way: what was said, and what is still to be said before each answer."""
+
+    index: int  # of its prompt
+    number: int  # among the answers to that prompt
+    said: list[Message]
+    stretches: list[tuple[Message, ...]]
+    answered: int = 0
+
+
 def _lines(trained: Trained, chats: Sequence[Chat], part: Iterable[int], asked: Asked) -> Iterator[str]:
+    """The conversations of these prompts that got an answer. One that gets none, or has no room, ends before it."""
+    talks = [
+        _Talk(index, number, [], stretches(chats[index], asked.turns))
+        for index in part
+        for number in range(asked.answers)
+    ]
+    going = talks
+    while going:
+        going = _next_answers(trained, chats, going, asked)
+    for talk in talks:
+        if talk.answered:
+            chat = chats[talk.index]
+            yield json.dumps(_record(replace(chat, messages=tuple(talk.said))), ensure_ascii=False)
+
+
+def _next_answers(trained: Trained, chats: Sequence[Chat], talks: Sequence[_Talk], asked: Asked) -> list[_Talk]:
+    """Give each conversation its next answer. Returns those that go on."""
     tokenizer, longest = trained.tokenizer, trained.model.config.max_tokens
-    thinks = asked.thinking == "on"
-    chosen, requests = [], []
-    for index in part:
-        ids = render(tokenizer, chats[index].messages, chats[index].tools, ask=True, thinking=thinks).ids
-        if len(ids) >= longest:
-            continue
-        chosen.append(index)
-        seeds = [derive(asked.seed, "generate", index, number) for number in range(asked.answers)]
-        requests.append(Request(prompt=ids, seeds=seeds))
+    thinks = switched(asked.thinking)
+    prompts: dict[tuple[int, ...], list[_Talk]] = {}  # one read only once, however often it is answered
+    for talk in talks:
+        messages = [*talk.said, *talk.stretches[talk.answered]]
+        ids = tuple(render(tokenizer, messages, chats[talk.index].tools, ask=True, thinking=thinks).ids)
+        if len(ids) < longest:
+            prompts.setdefault(ids, []).append(talk)
+    requests = [Request(prompt=ids, seeds=[_seed(asked, talk) for talk in sharing]) for ids, sharing in prompts.items()]
     if not requests:
-        return
+        return []
     with torch.no_grad():
-        answers = rollout(
+        written = rollout(
             trained.model,
             requests,
             max_new_tokens=asked.max_tokens,
             stop=tokenizer.stop,
             sampling=asked.sampling,
         )
-    for index, written in zip(chosen, answers, strict=True):
-        for answer in written:
+    going = []
+    for sharing, answers in zip(prompts.values(), written, strict=True):
+        for talk, answer in zip(sharing, answers, strict=True):
             message = _message(answer, tokenizer, asked)
-            if message is not None:
-                yield json.dumps(_record(chats[index], message), ensure_ascii=False)
+            if message is None:
+                continue
+            talk.said += [*talk.stretches[talk.answered], message]
+            talk.answered += 1
+            if talk.answered < len(talk.stretches):
+                going.append(talk)
+    return going
+
+
+def _seed(asked: Asked, talk: _Talk) -> int:
+    return derive(asked.seed, "generate", talk.index, talk.number, *([talk.answered] if talk.answered else []))
+
+
+def stretches(chat: Chat, turns: str) -> list[tuple[Message, ...]]:
+    """What is said before each answer that the model is to give: to the last question, or to each in turn.
+
+    In turn, a conversation ends at a tool's result: it belongs to a call that the model may not make again.
+    """
+    if turns == "last":
+        return [chat.messages]
+    found: list[tuple[Message, ...]] = []
+    said: list[Message] = []
+    for message in chat.messages:
+        if message.role == "tool":
+            return found
+        if message.role != "assistant":
+            said.append(message)
+        elif said:
+            found.append(tuple(said))
+            said = []
+    return [*found, tuple(said)] if said else found
 
 
 def _message(written: Written, tokenizer: Tokenizer, asked: Asked) -> Message | None:
@@ -222,10 +281,9 @@ def _tool_call(block: str) -> dict[str, Any] | None:
     return {"name": call["name"], "arguments": call["arguments"]} if whole and ended and not after.strip() else None
 
 
-def _record(chat: Chat, answer: Message | None) -> dict[str, Any]:
+def _record(chat: Chat) -> dict[str, Any]:
     """A conversation in the form that `read_chats` reads."""
-    messages = [*chat.messages, *([answer] if answer else [])]
-    record: dict[str, Any] = {"messages": [_turn(message) for message in messages]}
+    record: dict[str, Any] = {"messages": [_turn(message) for message in chat.messages]}
     return record | ({"tools": [dict(tool) for tool in chat.tools]} if chat.tools else {})
 
 

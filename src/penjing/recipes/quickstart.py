@@ -24,6 +24,7 @@ from penjing.base import units
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, sha256_text, write_json
+from penjing.base.lock import LOCK, is_held, locked, owner
 from penjing.eval import questions as asking
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
 from penjing.export.card import model_card
@@ -105,10 +106,14 @@ class Journal:
 
 def quickstart(settings: Settings, console: Console) -> None:
     """Data, tokenizer, pretraining, SFT, evaluation, export and report under `settings.out`."""
-    out = settings.out
     set_threads(0, 1)
     journal = _open_journal(settings, console)
-    corpus = _corpus(settings)
+    with locked(settings.out):
+        _work_through(settings, journal, console)
+
+
+def _work_through(settings: Settings, journal: Journal, console: Console) -> None:
+    out, corpus = settings.out, _corpus(settings)
     journal.stage("data", lambda: _make_data(settings, corpus, journal))
     corpus = _found(settings, corpus)
     pretraining = _pretraining(settings, corpus)
@@ -135,8 +140,10 @@ def _open_journal(settings: Settings, console: Console) -> Journal:
     """The journal of the folder; another quickstart's is refused unless `fresh`."""
     out, path = settings.out, settings.out / "quickstart.json"
     if settings.fresh and out.exists():
-        if not path.is_file() and any(out.iterdir()):
+        if not path.is_file() and any(each.name != LOCK for each in out.iterdir()):
             raise UserError("not a quickstart's folder; it is not removed", where=out, next_step="Choose another OUT.")
+        if is_held(out):
+            raise UserError("another process is at work in this folder", where=out, got=owner(out))
         shutil.rmtree(out)
     asked = {"data": settings.data, "short": settings.short, "settings": list(settings.settings)}
     if path.is_file():

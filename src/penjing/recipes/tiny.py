@@ -10,6 +10,7 @@ from penjing.base.config import Layer
 
 PRETRAIN_STEPS = 1300
 SFT_STEPS = 4000
+DISTILL_STEPS = 1500
 
 
 def tiny() -> Layer:
@@ -40,4 +41,21 @@ def tiny_sft() -> Layer:
         "validate": {"every": 400, "rows": 64},
         "sample": {"every": 400, "tokens": 80},
         "save": {"every": 400},
+    }
+
+
+def tiny_distill() -> Layer:
+    """The quickstart's SFT model as the teacher of its pretrained one:
+
+    penjing train tiny_distill start=runs/quickstart/pretrain objective.teacher=runs/quickstart/sft
+    data.train=runs/quickstart/data/sft.jsonl
+    """
+    return {
+        **tiny_sft(),
+        "stage": "tiny_distill",
+        "out": "runs/tiny_distill",
+        "steps": DISTILL_STEPS,
+        "objective": {"kind": "distill"},
+        "validate": {"every": 300, "rows": 64, "before": "yes"},
+        "sample": {"every": 0},
     }

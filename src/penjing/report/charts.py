@@ -205,6 +205,33 @@ def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
+_ALONE = """
+svg { --card: #ffffff; --ink: #26251f; --soft: #6b695f; --hair: #e3e0d6;
+  --c0: #b9673a; --c1: #2c6e55; --c2: #4a6fa5; --c3: #8a5a83;
+  font: 11.5px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; background: var(--card); }
+@media (prefers-color-scheme: dark) { svg { --card: #1e211d; --ink: #e6e4da; --soft: #a09e92; --hair: #34372f;
+  --c0: #e0955f; --c1: #74c2a0; --c2: #8fb3e6; --c3: #cf9cc6; } }
+text { fill: var(--soft); } text.label, text.name { fill: var(--ink); }
+.grid { stroke: var(--hair); } .base { stroke: var(--soft); }
+.line { fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; } .hit { fill: transparent; }
+.c0 { --own: var(--c0); } .c1 { --own: var(--c1); } .c2 { --own: var(--c2); } .c3 { --own: var(--c3); }
+.line { stroke: var(--own); } .fill, .dot { fill: var(--own); }
+"""
+
+
+def standalone(chart: Markup, *, title: str) -> Markup:
+    """A chart as a file of its own: with its colours for light and dark, and its title above it."""
+    head, _, body = str(chart).partition(">")
+    width, height = (int(number) for number in head.partition('viewBox="0 0 ')[2].partition('"')[0].split())
+    margin, above = 10, 30
+    size = f'viewBox="{-margin} {-above} {width + 2 * margin} {height + above + margin}" width="{width + 2 * margin}"'
+    named = f"{_text(2, -12, title, kind='label')}"
+    return Markup(
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
+        f"<style>{_ALONE}</style>{named}{body}"
+    )
+
+
 def nothing() -> Markup:
     """What stands in place of a chart without points."""
     return Markup('<p class="missing">There are no points to draw.</p>')

@@ -134,7 +134,7 @@ def plan_basis(plan: Plan | None) -> str:
     """How far the prediction can be trusted."""
     if plan is None:
         return "There is no plan.json, so nothing is known of what was predicted."
-    if plan.level == "probe":
+    if plan.level in ("probe", "L2"):
         return "The prediction rests on a short probe on this machine before the stage began."
     return "The prediction is an estimate from a formula: nothing was measured on this machine before."
 

@@ -162,7 +162,8 @@ def run_facts(run: Run) -> Facts:
         ]
     if outcome := run.outcome:
         rows += [
-            ("Model FLOPs utilisation", percent(outcome.mfu)),
+            ("Model FLOPs utilisation, causal (keys seen)", percent(outcome.mfu)),
+            ("Model FLOPs utilisation, full square (PaLM)", percent(outcome.mfu_full_square)),
             ("Last training loss", shown(outcome.final_loss_nats_per_token, unit="nats per token")),
             ("Validation loss", shown(outcome.validation_loss_nats_per_token, unit="nats per token")),
             ("Validation", shown(outcome.validation_bits_per_byte, unit="bits per byte")),

@@ -123,6 +123,7 @@ class Outcome:
     tokens: int | None
     tokens_per_second: float | None
     mfu: float | None
+    mfu_full_square: float | None
     peak_memory_bytes: float | None
     final_loss_nats_per_token: float | None
     validation_loss_nats_per_token: float | None

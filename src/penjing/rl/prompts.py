@@ -15,7 +15,7 @@ from penjing.base.files import sha256_text
 from penjing.base.seeds import derive
 from penjing.text.chat import render
 from penjing.text.prepare import held_out_below, is_held_out, split_key
-from penjing.text.records import Message, list_files, read_prompts
+from penjing.text.records import Message, Quarantine, list_files, read_prompts
 from penjing.text.tokenizer import Tokenizer
 
 TRUTH_FIELDS = ("gt", "answer", "truth")
@@ -35,24 +35,42 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """train, held_out: the two halves, apart by hash of the conversation. skipped: too long for a row."""
+    """train, held_out: the two halves, apart by hash of the conversation. skipped: too long for a row.
+
+    tools: the names of all tools that some prompt has on offer.
+    """
 
     train: list[Prompt]
     held_out: list[Prompt]
     skipped: int
     fingerprint: str
+    tools: frozenset[str] = frozenset()
 
 
 def read(
-    paths: Sequence[Path], tokenizer: Tokenizer, *, longest: int, held_out_fraction: float, thinking: bool
+    paths: Sequence[Path],
+    tokenizer: Tokenizer,
+    *,
+    longest: int,
+    held_out_fraction: float,
+    thinking: bool | None = None,
+    offered: Sequence[dict[str, Any]] = (),
+    quarantine: Quarantine | None = None,
 ) -> Prompts:
-    """Prompts of at most `longest` tokens. Raises UserError for broken files, and where no prompt is left."""
-    chats = list(read_prompts(list_files(paths)))
+    """Prompts of at most `longest` tokens. Raises UserError where no prompt is left, and for broken records, which
+    go to `quarantine` where there is one.
+
+    offered: the tools of prompts whose records name none. thinking: as `render` is told.
+    """
+    chats = list(read_prompts(list_files(paths), quarantine=quarantine))
     below = held_out_below((split_key(chat) for chat, _ in chats), held_out_fraction)
     halves: dict[bool, list[Prompt]] = {False: [], True: []}
     skipped = 0
+    named: set[str] = set()
     for chat, record in chats:
-        ids = render(tokenizer, chat.messages, chat.tools, ask=True, thinking=thinking).ids
+        tools = chat.tools or tuple(offered)
+        named.update(tool["name"] for tool in tools)
+        ids = render(tokenizer, chat.messages, tools, ask=True, thinking=thinking).ids
         if len(ids) > longest:
             skipped += 1
             continue
@@ -73,7 +91,13 @@ def read(
             wanted=f"prompts of at most {longest} tokens, or longer rows",
         )
     text = json.dumps([[prompt.ids, prompt.truths] for half in halves.values() for prompt in half])
-    return Prompts(train=halves[False], held_out=halves[True], skipped=skipped, fingerprint=sha256_text(text))
+    return Prompts(
+        train=halves[False],
+        held_out=halves[True],
+        skipped=skipped,
+        fingerprint=sha256_text(text),
+        tools=frozenset(named),
+    )
 
 
 def _truths(record: Mapping[str, Any], where: str) -> tuple[str, ...]:

@@ -25,7 +25,9 @@ class Round:
 
     prompt_P: index of each prompt among those that are learned from. id_PAM, length_PA: the answers, stop ids included.
     behaviour_PAM, reference_PAM: log-probabilities. value_PAM, gain_PAM, return_PAM: what ppo's value foresaw before
-    each token, the token's advantage, and what should have been foreseen; empty for the others. cut_off_PA: not ended
+    each token, the token's advantage, and what should have been foreseen; empty for the others. said_PAM: 1 for tokens
+    that the model said, 0 for those that it was given between two turns. turns_PA, calls_PA, failed_PA: of the model,
+    of tools, and of these those that did not work. cut_off_PA: not ended
     by the model. score_RPA: each reward; reward_PA: their weighted sum; advantage_PA; counts_P: 0 for prompts that are
     not learned from.
     sampled, degenerate: prompts that were answered for this round, and those whose answers were all worth the same.
@@ -40,6 +42,10 @@ class Round:
     value_PAM: npt.NDArray[np.float32]
     gain_PAM: npt.NDArray[np.float32]
     return_PAM: npt.NDArray[np.float32]
+    said_PAM: npt.NDArray[np.int64]
+    turns_PA: npt.NDArray[np.int64]
+    calls_PA: npt.NDArray[np.int64]
+    failed_PA: npt.NDArray[np.int64]
     cut_off_PA: npt.NDArray[np.int64]
     score_RPA: FloatArray
     reward_PA: FloatArray
@@ -77,9 +83,11 @@ class Round:
         answers = []
         for answer in range(num_answers):
             length = int(self.length_PA[place, answer])
+            said = self.said_PAM[place, answer, :length]
             answers.append(
                 Answer(
                     ids=self.id_PAM[place, answer, :length].tolist(),
+                    weights=None if said.all() else said.astype(float).tolist(),
                     values={name: arrays[name][place, answer, :length].tolist() for name in values},
                 )
             )
@@ -97,12 +105,18 @@ class Round:
             "reward": float(reward.mean()),
             "reward_spread": float(reward.std()),
             "degenerate_fraction": self.degenerate / max(1, self.sampled),
-            "answer_tokens": float(self.length_PA[part].mean()),
+            "answer_tokens": float(self.said_PAM[part].sum(axis=-1).mean()),
             "cut_off_fraction": float(self.cut_off_PA[part].mean()),
             "rollout_seconds": self.seconds / steps,
             "scoring_seconds": self.scoring_seconds / steps,
             "rollout_tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
         }
+        if self.turns_PA.max(initial=0) > 1 or self.calls_PA.any():
+            shown |= {
+                "answer_turns": float(self.turns_PA[part].mean()),
+                "tool_calls": float(self.calls_PA[part].mean()),
+                "tool_failed_fraction": float(self.failed_PA[part].sum() / max(1, self.calls_PA[part].sum())),
+            }
         if len(names) > 1:
             shown |= {f"reward_{name}": float(self.score_RPA[row, part].mean()) for row, name in enumerate(names)}
         return shown

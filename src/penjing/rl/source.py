@@ -21,6 +21,7 @@ from penjing.base.seeds import derive
 from penjing.feed.answers import AnswerBatch, Group, pack
 from penjing.infer.rollout import Request, Written, rollout
 from penjing.infer.sample import Sampling
+from penjing.infer.turns import ToolTurns, last_turn
 from penjing.model.scalar import ScalarHead
 from penjing.model.transformer import Transformer
 from penjing.objective.policy import ADVANTAGE, Policy
@@ -37,6 +38,11 @@ from penjing.text.tokenizer import Tokenizer
 LogProbs = Callable[[AnswerBatch], Tensor]
 """logp_N of a batch, under some model."""
 SCORED_ROWS = 8  # rows of one pass of a reference
+# What each rank fills in for its own prompts; the rest follows from it.
+SHARED = (
+    "id_PAM", "length_PA", "said_PAM", "turns_PA", "calls_PA", "failed_PA", "behaviour_PAM", "reference_PAM",
+    "value_PAM", "cut_off_PA", "score_RPA",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +50,7 @@ class Sampler:
     """Answers prompts and judges the answers.
 
     reference: gives log-probabilities to compare with, where asked for. values: the model with its value head, for ppo.
+    turns: reads what was said and runs the tools that it calls; None where answers are taken as they come.
     """
 
     settings: Policy
@@ -54,6 +61,7 @@ class Sampler:
     row_tokens: int
     reference: LogProbs | None = None
     values: ScalarHead | None = None
+    turns: ToolTurns | None = None
 
     @property
     def style(self) -> Sampling:
@@ -74,19 +82,22 @@ class Sampler:
             sampling=sampling,
             slots=how.slots,
             score_temperature=how.temperature,
+            follow=self.turns if how.max_turns > 1 else None,
         )
 
     def judged(self, prompt: Prompt, written: Written) -> Judged:
         """What rewards see of an answer."""
-        ids = written.ids[:-1] if written.ended == "stop" else written.ids
+        stopped = written.ended == "stop"
+        last = last_turn(written)
         return Judged(
             messages=prompt.messages,
-            text=self.tokenizer.decode(ids).strip(),
-            num_tokens=len(ids),
+            text=self.tokenizer.decode(last[:-1] if stopped else last).strip(),
+            num_tokens=(len(written.ids) if written.said is None else sum(written.said)) - stopped,
             cut_off=written.ended == "length",
             truths=prompt.truths,
             record=prompt.record,
             where=prompt.where,
+            turns=self.turns.exchanges(written) if self.turns is not None else (),
         )
 
     def sample(self, prompts: Sequence[Prompt], indices: Sequence[int], seeds: Sequence[Sequence[int]]) -> Round:
@@ -107,8 +118,15 @@ class Sampler:
                 one.id_PAM[place, number, :length] = each.ids
                 one.length_PA[place, number] = length
                 one.behaviour_PAM[place, number, :length] = each.logp
+                one.said_PAM[place, number, :length] = 1 if each.said is None else each.said
                 one.cut_off_PA[place, number] = each.ended == "length"
         judged = [self.judged(prompt, each) for prompt, answers in zip(asked, written, strict=True) for each in answers]
+        for number, answer in enumerate(judged):
+            at = mine[number // how.answers], number % how.answers
+            results = [result for turn in answer.turns for result in turn.results]
+            one.turns_PA[at] = max(1, len(answer.turns))
+            one.calls_PA[at] = sum(len(turn.said.calls) for turn in answer.turns)
+            one.failed_PA[at] = one.calls_PA[at] - sum(result.worked for result in results)
         scores = self.scorer(judged).reshape(len(self.scorer.names), len(asked), how.answers)
         one.score_RPA[:, list(mine)] = scores
         values: dict[str, LogProbs] = {}
@@ -123,7 +141,7 @@ class Sampler:
             self._score(one, mine, prompts, name, scored_by)
         one.seconds, one.scoring_seconds = seconds, time.perf_counter() - began - seconds
         self._exchange(one)
-        one.tokens = int(one.length_PA.sum())
+        one.tokens = int(one.said_PAM.sum())
         one.reward_PA = self.scorer.total(one.score_RPA.reshape(len(self.scorer.names), -1)).reshape(
             len(indices), how.answers
         )
@@ -149,6 +167,10 @@ class Sampler:
             value_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
             gain_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
             return_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
+            said_PAM=np.zeros((prompts, answers, tokens), dtype=np.int64),
+            turns_PA=np.zeros((prompts, answers), dtype=np.int64),
+            calls_PA=np.zeros((prompts, answers), dtype=np.int64),
+            failed_PA=np.zeros((prompts, answers), dtype=np.int64),
             cut_off_PA=np.zeros((prompts, answers), dtype=np.int64),
             score_RPA=np.zeros((rewards, prompts, answers)),
             reward_PA=np.zeros((prompts, answers)),
@@ -160,17 +182,20 @@ class Sampler:
         """Every rank filled in its own prompts and left zeros elsewhere: the sum is the whole round."""
         if self.engine.world == 1:
             return
-        for name in ("id_PAM", "length_PA", "behaviour_PAM", "reference_PAM", "value_PAM", "cut_off_PA", "score_RPA"):
+        for name in SHARED:
             array = getattr(one, name)
             setattr(one, name, self.engine.add(torch.from_numpy(array).to(self.engine.device)).cpu().numpy())
 
     def _foresee(self, one: Round) -> None:
-        """Advantages of tokens from values; an answer's reward comes with its last token. Whitened over the round."""
+        """Advantages of tokens from values; an answer's reward comes with its last token. Whitened over the round.
+
+        Tokens that the model was given do not count: the one before them is followed by the first of the next turn.
+        """
         how = self.settings.value
-        said_PAM = np.arange(one.value_PAM.shape[2]) < one.length_PA[..., None]
+        said_PAM = one.said_PAM.astype(bool)
         last_PAM = np.arange(one.value_PAM.shape[2]) == one.length_PA[..., None] - 1
         reward_N = torch.from_numpy((last_PAM * one.reward_PA[..., None])[said_PAM]).float()
-        answer_N = torch.from_numpy(np.repeat(np.arange(one.length_PA.size), one.length_PA.reshape(-1)))
+        answer_N = torch.from_numpy(np.repeat(np.arange(one.length_PA.size), said_PAM.sum(-1).reshape(-1)))
         value_N = torch.from_numpy(one.value_PAM[said_PAM])
         gain_N, return_N = token_advantages(reward_N, value_N, answer_N, discount=how.discount, decay=how.decay)
         one.gain_PAM[said_PAM] = whitened(gain_N, torch.ones_like(gain_N)).numpy()

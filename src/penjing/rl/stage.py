@@ -13,6 +13,7 @@ from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.feed.answers import AnswerBatch
 from penjing.infer.sample import Sampling
+from penjing.infer.turns import ToolTurns
 from penjing.model.linear import Linear
 from penjing.model.lora import adapted, using
 from penjing.model.scalar import ScalarHead
@@ -24,7 +25,10 @@ from penjing.rl.rewards.base import Setting, final_answer
 from penjing.rl.rewards.exact import is_match
 from penjing.rl.score import Scorer
 from penjing.rl.source import LogProbs, RolloutSource, Sampler, log_probs
+from penjing.text.chat import switched
+from penjing.text.records import Quarantine
 from penjing.text.tokenizer import Tokenizer
+from penjing.tools.box import Toolbox
 from penjing.train.folder import RunFolder, start_tokenizer
 from penjing.train.run import Run
 from penjing.train.stage import Report, Size
@@ -55,12 +59,22 @@ class PolicyStage:
                 got=run.data.row_tokens,
                 wanted=f"more than objective.rollout.max_tokens = {how.max_tokens}",
             )
+        self.toolbox = Toolbox(how.tools, settings.tool)
+        thinking = switched(how.thinking)
         read = prompt_files.read(
             [Path(name) for name in run.data.train],
             self.tokenizer,
             longest=longest,
             held_out_fraction=run.data.validation_fraction,
-            thinking=how.thinking == "on",
+            thinking=thinking,
+            offered=self.toolbox.schemas,
+            quarantine=Quarantine(run.data.max_bad, RunFolder(Path(run.out)).quarantine if not engine.rank else None),
+        )
+        # Thoughts have to be told from the answer even where no tool is on offer.
+        self.turns = (
+            ToolTurns(self.tokenizer, self.toolbox, max_turns=how.max_turns, thinking=thinking)
+            if self.toolbox or thinking is not None
+            else None
         )
         self.prompts, self.held_out = read.train, read.held_out[: run.validate.rows]
         self.fingerprint = read.fingerprint
@@ -70,6 +84,9 @@ class PolicyStage:
             self.notes.append(f"{read.skipped} prompts of more than {longest} tokens were left out")
         if how.top_p < 1 or how.top_k:
             self.notes.append("top_p and top_k draw from another distribution than the one that learns")
+        absent = sorted(read.tools - self.toolbox.tools.keys())
+        if absent and self.toolbox:
+            self.notes.append(f"prompts offer tools that nobody runs, so calls of them fail: {', '.join(absent[:8])}")
 
     def _own_tokenizer(self) -> Tokenizer:
         folder = RunFolder(Path(self.run.out)).tokenizer
@@ -100,6 +117,7 @@ class PolicyStage:
             padding_fraction=0.1,
             extra_forwards=float(self.settings.kl_weight > 0) + float(how.behaviour == "recomputed"),
             probe_steps=2,
+            round_steps=how.updates * how.repeats,
         )
 
     def trained(self, model: Transformer) -> nn.Module:
@@ -118,6 +136,7 @@ class PolicyStage:
             row_tokens=self.run.data.row_tokens,
             reference=self._reference(model) if self.settings.kl_weight else None,
             values=values,
+            turns=self.turns,
         )
 
     def _reference(self, model: Transformer) -> LogProbs:
@@ -206,5 +225,6 @@ class PolicyStage:
         return [
             ("answers", f"{how.answers} to each prompt, at most {how.max_tokens} tokens each"),
             ("rewards", rewards),
+            *([("tools", f"{', '.join(self.toolbox.tools)}; {how.max_turns} turns")] if self.toolbox else []),
             ("held out", f"{len(self.held_out)} prompts"),
         ]

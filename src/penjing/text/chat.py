@@ -4,6 +4,13 @@ Structure is written as control ids, content is encoded as plain text between th
 `<|im_end|>` or `<|im_start|>assistant` stays a user message. Weight 1: what the assistant says, including the end of
 its turn. Weight 0: everything else. A tokenizer that came with a template of its own is written in that one, which
 text/foreign.py runs and cuts to the same rule.
+
+Thinking is a switch of three positions. None: there is none; a turn opens with `<think>` where somebody thought, and
+whether the model does is its own choice. True and False: every turn opens with a thought, empty where nothing was
+thought; an answer that is asked for begins inside one, or behind an empty one. Trained on conversations of both kinds
+that were written so (`data.thinking=switch`), a model knows what an empty thought asks of it. The empty one is
+`<think></think>` without newlines: in a small vocabulary two newlines are two tokens, of which the first also opens a
+thought, and thoughts that were asked for came out empty.
 """
 
 from __future__ import annotations
@@ -11,13 +18,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from penjing.base.errors import UserError
 from penjing.text import tokenizer as tokens
 from penjing.text.foreign import Piece, cut
 from penjing.text.records import Message
 from penjing.text.tokenizer import Tokenizer
+
+Switch = Literal["auto", "on", "off"]
+"""Thinking in settings: auto leaves it to the model."""
+
+
+def switched(switch: Switch) -> bool | None:
+    """A setting as `render` takes it."""
+    return {"auto": None, "on": True, "off": False}[switch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +100,12 @@ def _write_system(writer: _Writer, content: str, tools: Sequence[dict[str, Any]]
     _close_turn(writer, 0)
 
 
-def _write_assistant(writer: _Writer, message: Message) -> None:
+def _write_assistant(writer: _Writer, message: Message, thinking: bool | None) -> None:
     _open_turn(writer, "assistant")
-    if message.reasoning_content:
+    if message.reasoning_content or thinking is not None:
         writer.control(tokens.THINK, 1)
-        writer.text(f"\n{message.reasoning_content}\n", 1)
+        if message.reasoning_content:
+            writer.text(f"\n{message.reasoning_content}\n", 1)
         writer.control(tokens.END_THINK, 1)
         writer.text("\n\n", 1)
     writer.text(message.content.lstrip("\n"), 1)
@@ -100,6 +116,16 @@ def _write_assistant(writer: _Writer, message: Message) -> None:
         writer.text("\n" + _json({"name": call["name"], "arguments": call["arguments"]}) + "\n", 1)
         writer.control(tokens.END_TOOL_CALL, 1)
     _close_turn(writer, 1)
+
+
+def _ask(writer: _Writer, thinking: bool | None) -> None:
+    """An open turn of the assistant's."""
+    _open_turn(writer, "assistant")
+    if thinking is not None:
+        writer.control(tokens.THINK, 0)
+        if not thinking:
+            writer.control(tokens.END_THINK, 0)
+        writer.text("\n" if thinking else "\n\n", 0)
 
 
 def _write_tool_result(writer: _Writer, content: str, *, first: bool, last: bool) -> None:
@@ -153,7 +179,7 @@ def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> Rendered:
 
 
 def _render_foreign(
-    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[dict[str, Any]], ask: bool, thinking: bool
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[dict[str, Any]], ask: bool, thinking: bool | None
 ) -> Rendered:
     """Ids and weights of a conversation in the form of the tokenizer's own template."""
     if not tokenizer.template:
@@ -181,11 +207,11 @@ def render(
     tools: Sequence[dict[str, Any]] = (),
     *,
     ask: bool = False,
-    thinking: bool = False,
+    thinking: bool | None = None,
 ) -> Rendered:
     """Ids and weights of a conversation.
 
-    ask: end with an open assistant turn, for the model to fill. thinking: open that turn with `<think>`.
+    ask: end with an open assistant turn, for the model to fill. thinking: see the file's docstring.
     A tokenizer with somebody else's template is followed in that (text/foreign.py); UserError if it cannot be.
     """
     if not tokenizer.is_ours:
@@ -197,7 +223,7 @@ def render(
     rest = messages[1:] if has_system else messages
     for index, message in enumerate(rest):
         if message.role == "assistant":
-            _write_assistant(writer, message)
+            _write_assistant(writer, message, thinking)
         elif message.role == "tool":
             before = rest[index - 1].role if index else ""
             after = rest[index + 1].role if index + 1 < len(rest) else ""
@@ -207,8 +233,37 @@ def render(
             writer.text(message.content, 0)
             _close_turn(writer, 0)
     if ask:
-        _open_turn(writer, "assistant")
-        if thinking:
-            writer.control(tokens.THINK, 0)
-            writer.text("\n", 0)
+        _ask(writer, thinking)
     return writer.done()
+
+
+def after_calls(
+    tokenizer: Tokenizer, said: Message, results: Sequence[str], *, thinking: bool | None = None
+) -> list[int]:
+    """The ids that follow a turn of the model's which called tools: their results, and the opening of its next turn.
+
+    They come right after the token that ended the turn, and are those that `render` writes there. said: the turn, for
+    templates that look back at it. Raises UserError if a template cannot be followed over it.
+    """
+    if tokenizer.is_ours:
+        writer = _Writer(tokenizer)
+        writer.text("\n", 0)  # of the turn that has ended
+        for index, result in enumerate(results):
+            _write_tool_result(writer, result, first=index == 0, last=index == len(results) - 1)
+        _ask(writer, thinking)
+        return writer.done().ids
+    before = [Message(role="user", content="?"), said]
+    after = [*before, *(Message(role="tool", content=result) for result in results)]
+    closed = _render_foreign(tokenizer, before, (), False, thinking).ids
+    whole = _render_foreign(tokenizer, after, (), True, thinking).ids
+    # A template may write a turn otherwise once it is not the last; what was said stays, and what follows it is taken.
+    # Words are never control tokens, so that turns can be counted by their ends.
+    turns = closed.count(tokenizer.message_end)
+    ends = [index for index, token in enumerate(whole) if token == tokenizer.message_end]
+    if not turns or len(ends) < turns:
+        raise UserError(
+            "the chat template cannot be followed over tool calls",
+            where="chat template",
+            wanted="one that ends each turn with a token",
+        )
+    return whole[ends[turns - 1] + 1 :]

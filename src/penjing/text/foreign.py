@@ -21,10 +21,10 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from penjing.base.errors import UserError
 from penjing.text.records import Message
+from penjing.text.sandbox import LARGEST_TEMPLATE, LimitedEnvironment, TemplateLimit
 
 _OPEN, _CLOSE = (
     "\ue010",
@@ -71,16 +71,19 @@ def _now(form: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def _compiled(source: str) -> jinja2.Template:
+def _compiled(source: str) -> tuple[LimitedEnvironment, jinja2.Template]:
     """The environment of transformers: blocks trimmed, JSON unescaped, no way out of the sandbox."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
+    environment.limit_filters()
     environment.globals.update(raise_exception=_raise, strftime_now=_now)
     try:
-        return environment.from_string(source)
-    except jinja2.TemplateError as error:
+        if len(source) > LARGEST_TEMPLATE:
+            raise TemplateLimit(f"it has more than {LARGEST_TEMPLATE:,} characters")
+        return environment, environment.from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
         raise UserError(f"the chat template cannot be read: {error}", where="chat template") from None
 
 
@@ -105,16 +108,19 @@ def run_template(
 ) -> str:
     """What a template writes. names: `bos_token` and the like. Raises UserError if it refuses the conversation."""
     wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
+    environment, template = _compiled(source)
+    values = {
+        "messages": [as_dict(message) for message in messages],
+        "tools": wrapped or None,
+        "documents": None,
+        "add_generation_prompt": ask,
+        "enable_thinking": thinking,  # Qwen3's name for it
+        "open_thinking": thinking,  # MiniMind's
+        **names,
+    }
+    said = sum(len(message.content) + len(message.reasoning_content) for message in messages) + len(str(tools))
     try:
-        return _compiled(source).render(
-            messages=[as_dict(message) for message in messages],
-            tools=wrapped or None,
-            documents=None,
-            add_generation_prompt=ask,
-            enable_thinking=thinking,  # Qwen3's name for it
-            open_thinking=thinking,  # MiniMind's
-            **names,
-        )
+        return environment.render(template, said, values)
     except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise UserError(f"the chat template refuses this conversation: {error}", where="chat template") from None
 
@@ -204,18 +210,21 @@ def cut(
     control: re.Pattern[str] | None,
     message_end: str,
     ask: bool,
-    thinking: bool,
+    thinking: bool | None,
 ) -> list[Piece]:
     """A conversation as pieces: whose text each is, and whether the model learns it.
 
     control: finds the tokenizer's control tokens in a text. message_end: the one that closes an answer. Learned is
     what stands between the prompt for an answer and the end of its turn, that token included.
+    thinking: these templates have two positions, and None is on where somebody thought before, else off.
     Raises UserError if the template cannot be followed.
     """
-    thinking = thinking or any(message.reasoning_content for message in messages)
+    if thinking is None or not ask:
+        thinking = thinking or any(message.reasoning_content for message in messages)
+    switch = thinking
 
     def write(said: Sequence[Message], offered: Sequence[dict[str, Any]], ask: bool) -> str:
-        return run_template(source, said, offered, names, ask=ask, thinking=thinking)
+        return run_template(source, said, offered, names, ask=ask, thinking=switch)
 
     real = write(messages, tools, ask)
     for said in (messages, _split_thoughts(messages)):

@@ -23,7 +23,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import disk_error, sha256_file, sha256_text, sync_folder, write_json
 from penjing.text.chat import render
 from penjing.text.prepare import held_out_below, is_held_out
-from penjing.text.records import Judged, Message
+from penjing.text.records import Judged, Message, Quarantine
 from penjing.text.shards import read_meta
 from penjing.text.tokenizer import Tokenizer
 
@@ -274,17 +274,25 @@ def prepare_groups(
     row_tokens: int,
     validation_fraction: float,
     about: dict[str, Any],
+    quarantine: Quarantine | None = None,
 ) -> PreparedGroups:
     """Encode judged answers into `folder/train` and `folder/validation`; a share of the questions is held out by hash.
 
-    A group of more than `row_tokens` tokens is left out and counted. Raises UserError if one half stays empty.
+    A group of more than `row_tokens` tokens is left out and counted; one that cannot be encoded goes to `quarantine`.
+    Raises UserError if one half stays empty.
     """
     counts: Counter[str] = Counter()
     waiting: list[tuple[str, TokenGroup]] = []  # few: those read before both halves have one
 
     def encoded() -> Iterator[tuple[str, TokenGroup]]:
         for record in records:
-            group = encode(record, tokenizer)
+            try:
+                group = encode(record, tokenizer)
+            except UserError as error:
+                if quarantine is None:
+                    raise
+                quarantine.reject(error, record.chats[0].source, record.chats[0].line)
+                continue
             if group.num_tokens > row_tokens:
                 counts["too long"] += 1
             else:

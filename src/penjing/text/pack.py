@@ -106,6 +106,15 @@ class StreamRows:
             which += 1
         return Row(stream[:-1], stream[1:], document[:-1], np.ones(self.row_tokens, dtype=np.float32))
 
+    def documents(self, index: int) -> list[int]:
+        """Which documents of the shards stand in row `index`."""
+        epoch, place = divmod(index, self.rows_per_epoch)
+        self._arrange(epoch)
+        begin = place * self.row_tokens
+        first = int(np.searchsorted(self._begin_D, begin, side="right")) - 1
+        last = int(np.searchsorted(self._begin_D, begin + self.row_tokens, side="left"))
+        return [int(which) for which in self._order_D[first:last]]
+
 
 class BestFitRows:
     """Chats: each whole in one row, laid into the row where it leaves the least room (best fit, longest first).
@@ -137,19 +146,23 @@ class BestFitRows:
         self.padding_per_epoch = self.rows_per_epoch * row_tokens - int(length_D.sum())
         self._epoch = -1
 
-    def row(self, index: int) -> Row:
+    def documents(self, index: int) -> list[int]:
+        """Which documents of the shards stand in row `index`."""
         epoch, place = divmod(index, self.rows_per_epoch)
         if epoch != self._epoch:
             generator = np.random.Generator(np.random.PCG64(derive(self.seed, "rows", epoch)))
             self._order = generator.permutation(self.rows_per_epoch) if self.shuffle else np.arange(self.rows_per_epoch)
             self._epoch = epoch
+        return self._bins[int(self._order[place])]
+
+    def row(self, index: int) -> Row:
         ids = np.full(self.row_tokens, self.end_of_text, dtype=np.int64)
         target = ids.copy()
         document = np.full(self.row_tokens, -1, dtype=np.int64)
         weight = np.zeros(self.row_tokens, dtype=np.float32)
         assert self.shards.weight_N is not None
         filled = 0
-        for number, source in enumerate(self._bins[int(self._order[place])]):
+        for number, source in enumerate(self.documents(index)):
             first, end = int(self.shards.start_D[source]), int(self.shards.end_D[source])
             part = slice(filled, filled + end - first - 1)
             ids[part] = self.shards.token_N[first : end - 1]

@@ -13,7 +13,7 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.base.seeds import fraction
 from penjing.text.chat import Rendered, render
-from penjing.text.records import Chat, Document, Message
+from penjing.text.records import Chat, Document, Message, Quarantine
 from penjing.text.shards import Kind, Shards, ShardWriter
 from penjing.text.tokenizer import Tokenizer
 
@@ -98,15 +98,25 @@ def prepare_chats(
     row_tokens: int,
     validation_fraction: float,
     about: dict[str, Any],
+    thinking: bool | None = None,
+    quarantine: Quarantine | None = None,
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> Prepared:
     """Render conversations into `folder/train` and `folder/validation`, each short enough for a row of `row_tokens`.
 
     A longer one loses whole turns from its end; one whose first exchange is too long is skipped. Both are counted.
-    Raises UserError if one half stays empty.
+    quarantine: where a conversation goes that the template refuses or that teaches nothing; None: it is an error.
+    thinking: as `render` is told; not None, answers without a thought are written with an empty one.
+    Raises UserError if one half stays empty, and for `thinking` where somebody else's template decides.
     """
+    if thinking is not None and not tokenizer.is_ours:
+        raise UserError(
+            "has no effect: this tokenizer's own chat template says how thoughts are written",
+            where="data.thinking",
+            next_step="Leave it out.",
+        )
     counts: Counter[str] = Counter()
-    encoded = _encode_chats(chats, tokenizer, row_tokens, counts, progress)
+    encoded = _encode_chats(chats, tokenizer, row_tokens, thinking, counts, quarantine, progress)
     about = {**about, "row_tokens": row_tokens}
     train, validation = _write(encoded, "chats", tokenizer, folder, validation_fraction, about)
     return Prepared(train, validation, counts["skipped"], counts["shortened"])
@@ -129,11 +139,21 @@ def _encode_chats(
     chats: Iterable[Chat],
     tokenizer: Tokenizer,
     row_tokens: int,
+    thinking: bool | None,
     counts: Counter[str],
+    quarantine: Quarantine | None,
     progress: Callable[[int], None],
 ) -> Iterator[_Encoded]:
     for chat in chats:
-        fitting = _fit(tokenizer, chat, row_tokens + 1)
+        try:
+            fitting = _fit(tokenizer, chat, row_tokens + 1, thinking)
+            if fitting is not None and not any(fitting[0].weights):
+                raise UserError("no token of it is learned from", where=f"{chat.source}:{chat.line}")
+        except UserError as error:
+            if quarantine is None:
+                raise
+            quarantine.reject(error, chat.source, chat.line)
+            continue
         progress(sum(len(message.content) for message in chat.messages))
         if fitting is None:
             counts["skipped"] += 1
@@ -144,10 +164,12 @@ def _encode_chats(
         yield _Encoded(split_key(chat), rendered.ids, len(said.encode()), rendered.weights)
 
 
-def _fit(tokenizer: Tokenizer, chat: Chat, max_tokens: int) -> tuple[Rendered, tuple[Message, ...], bool] | None:
+def _fit(
+    tokenizer: Tokenizer, chat: Chat, max_tokens: int, thinking: bool | None
+) -> tuple[Rendered, tuple[Message, ...], bool] | None:
     """As many whole exchanges as fit in `max_tokens` ids, and whether any were dropped; None if not one fits."""
     for count, messages in enumerate(_shorter(chat.messages)):
-        rendered = render(tokenizer, messages, chat.tools)
+        rendered = render(tokenizer, messages, chat.tools, thinking=thinking)
         if len(rendered.ids) <= max_tokens:
             return rendered, messages, count > 0
     return None

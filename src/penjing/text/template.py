@@ -6,6 +6,10 @@ travel in a user turn.
 
 transformers switches on `trim_blocks`, which drops a newline right after `%}`; other engines do not. So a newline that
 counts and would stand there is written as an expression.
+
+The switch is `enable_thinking`, as Qwen3 calls it. Not given, it does not exist: turns without a thought have no
+`<think>`, and the model begins its turn as it likes. Given, every turn of the assistant opens with a thought, empty
+where nothing was thought; asked to answer, true opens a thought, and false opens and closes an empty one.
 """
 
 CHAT_TEMPLATE = """\
@@ -30,6 +34,8 @@ CHAT_TEMPLATE = """\
 <|im_start|>assistant
 {% if message.reasoning_content -%}
 <think>{{ '\\n' }}{{ message.reasoning_content }}{{ '\\n' }}</think>{{ '\\n\\n' }}
+{%- elif enable_thinking is defined and enable_thinking is not none -%}
+<think></think>{{ '\\n\\n' }}
 {%- endif %}
 {{- (message.content or '').lstrip('\\n') }}
 {%- for call in message.tool_calls or [] -%}
@@ -46,6 +52,7 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}
 <|im_start|>assistant
 {% if enable_thinking %}<think>
-{% endif -%}
+{% elif enable_thinking is defined and enable_thinking is not none %}<think></think>{{ '\\n\\n' }}
+{%- endif -%}
 {%- endif -%}
 """

@@ -26,6 +26,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_text, write_json, write_text
 from penjing.text.foreign import answer_end
 from penjing.text.template import CHAT_TEMPLATE
+from penjing.text.tokenizer_check import read_checked
 
 END_OF_TEXT = "<|endoftext|>"
 MESSAGE_START = "<|im_start|>"
@@ -249,7 +250,7 @@ class Tokenizer:
             )
         template, settings = _template(folder), _table(folder / "tokenizer_config.json")
         try:
-            full = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            full = tokenizers.Tokenizer.from_str(read_checked(path))
             ours = all(full.token_to_id(token) is not None for token in CONTROL_TOKENS)
             if ours and (template or CHAT_TEMPLATE) == CHAT_TEMPLATE and not (folder / ROLES).is_file():
                 return cls(full, CHAT_TEMPLATE)

@@ -77,6 +77,13 @@ class WholeRows:
             rows = np.concatenate([generator.permutation(block) for block in blocks])
         self._order, self._epoch = rows, epoch
 
+    def documents(self, index: int) -> list[int]:
+        """Which documents of the shards stand in row `index`."""
+        epoch, place = divmod(index, self.rows_per_epoch)
+        self._arrange(epoch)
+        row = int(self._order[place])
+        return [int(source) for source in self.segment_S3[self.first_R[row] : self.first_R[row + 1], 0]]
+
     def row(self, index: int) -> Row:
         epoch, place = divmod(index, self.rows_per_epoch)
         self._arrange(epoch)

@@ -28,6 +28,14 @@ class Trackers:
             except Exception as error:  # whatever a tracker's library raises, training goes on
                 self._drop(tracker, error)
 
+    def rewind(self, step: int) -> None:
+        """The run goes back to `step`: what was said of later ones is about to be said again."""
+        for tracker in list(self._working):
+            try:
+                getattr(tracker, "rewind", lambda step: None)(step)
+            except Exception as error:
+                self._drop(tracker, error)
+
     def close(self) -> None:
         for tracker in list(self._working):
             try:

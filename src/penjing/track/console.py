@@ -43,6 +43,7 @@ class ConsoleTracker:
         self._progress.stop()
 
 
+LATE = 0.08  # of a step's planned time, beyond which a line says that it is late, and what for
 # What is said of a step, in this order; `validation_` stands before the same names. The rest is in metrics.jsonl.
 SHOWN = (
     ("loss_nats_per_token", "loss {:.3f}"),
@@ -74,7 +75,11 @@ def describe(figures: Mapping[str, float]) -> str:
     if "tokens_per_second" in figures:
         parts.append(f"{units.count(figures['tokens_per_second'])} tok/s")
     if figures.get("mfu"):
-        parts.append(f"MFU {figures['mfu']:.0%}")
+        parts.append(f"MFU {figures['mfu']:.0%} causal")
     if "memory_bytes" in figures:
         parts.append(units.gibibytes(figures["memory_bytes"]))
+    over = figures.get("seconds_over_plan", 1.0) - 1
+    if over > LATE:
+        waits = figures.get("wait_over_plan", 0.0) > over / 2
+        parts.append(f"{over:.0%} slower than planned: {'waits for data' if waits else 'computation'}")
     return "  ".join(parts)

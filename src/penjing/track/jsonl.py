@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import warnings
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from penjing.base.files import write_text
+
+MOST_WAITING = 10_000  # lines kept in memory while the disk refuses them
 
 
 class JsonLines:
@@ -16,21 +22,45 @@ class JsonLines:
 
     def __init__(self, path: Path, *, resume_step: int) -> None:
         self.path = path
+        self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
+        self._broken = False  # whether the last line on the disk may be half of one
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in read_lines(path) if line["step"] <= resume_step] if path.exists() else []
-        write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
-        self._stream = open(path, "a", encoding="utf-8")
+        self.rewind(resume_step)
+
+    def rewind(self, step: int) -> None:
+        """Remove the lines of later steps."""
+        kept = [line for line in read_lines(self.path) if line["step"] <= step] if self.path.exists() else []
+        write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
 
     def log(self, step: int, figures: Mapping[str, Any]) -> None:
+        """Lines that a full disk refuses wait, and are written with the next one that finds room."""
         finite = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in figures.items()
         }
-        self._stream.write(json.dumps({"step": step, **finite}, ensure_ascii=False) + "\n")
-        self._stream.flush()
+        self._waiting.append(json.dumps({"step": step, **finite}, ensure_ascii=False).encode() + b"\n")
+        try:
+            self._write()
+        except OSError as error:
+            if not self._broken:
+                warnings.warn(f"{self.path} cannot be written, its lines wait: {error}", stacklevel=2)
+            self._broken = True
+
+    def _write(self) -> None:
+        with open(self.path, "ab", buffering=0) as stream:
+            if self._broken:  # a line of its own for what was cut short; readers leave it out
+                stream.write(b"\n")
+                self._broken = False
+            while self._waiting:
+                line = self._waiting[0]
+                if stream.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                self._waiting.popleft()
 
     def close(self) -> None:
-        self._stream.close()
+        if self._waiting:
+            with suppress(OSError):
+                self._write()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -38,7 +68,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     lines = []
     for text in path.read_bytes().split(b"\n"):
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except ValueError:  # not JSON, or not UTF-8
             continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):  # the end of a cut line may be a number
+            lines.append(line)
     return lines

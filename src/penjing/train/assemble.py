@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,21 @@ from torch import nn
 
 from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.base.files import write_text
+from penjing.base.files import DiskError, sha256_text, write_text
 from penjing.base.seeds import derive
 from penjing.checkpoint.load import Checkpoint, newest
-from penjing.checkpoint.save import save
 from penjing.feed.prefetch import Prefetch
+from penjing.feed.source import Source
 from penjing.model.freeze import freeze
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
-from penjing.model.lora import keep_base_in, own_state
-from penjing.model.transformer import Transformer
+from penjing.model.lora import keep_base_in
+from penjing.model.transformer import Transformer, recompute_activations
 from penjing.optim.balance import RouterBalance
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Engine, allow_tf32
+from penjing.parallel.compile import EAGER_SHARE, compile_model, compiled_seconds, decide
+from penjing.parallel.flash import activate_flash
+from penjing.parallel.scaler import LossScaler
 from penjing.plan import hardware
 from penjing.plan.bill import Bill
 from penjing.plan.flops import training_flops_per_token
@@ -34,10 +37,14 @@ from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import JsonLines
 from penjing.train.adapters import build_adapted
 from penjing.train.folder import RunFolder, load_start, load_weights
+from penjing.train.guard import Guard, Record
 from penjing.train.loop import Parts, Progress
 from penjing.train.meter import Meter
-from penjing.train.probe import plan
+from penjing.train.probe import Trials, expected, plan
+from penjing.train.resume import check_same_run
+from penjing.train.room import Feed, release, with_room
 from penjing.train.run import Run
+from penjing.train.saving import Keeper, Stateful
 from penjing.train.stage import MakeStage, OnDevice, Report, Size, Stage, accumulation, micro_units
 
 
@@ -71,20 +78,28 @@ def assemble(
     trackers: Callable[[int, int], Sequence[Tracker]],
     sample: Callable[[Transformer, Tokenizer, int], list[dict[str, Any]]],
     report: Report,
+    allow_change: Sequence[str] = (),
+    began: float = 0.0,
 ) -> Assembled:
     """Build every part of a run, or restore it from its newest checkpoint; write run.toml and plan.json before step 1.
 
     make_stage: what is learned, from what. trackers: makes the further trackers, given (number of steps, first step).
-    sample: what the model writes now.
+    sample: what the model writes now; asked for step -1 as a trial that nobody sees. allow_change: fields in which a
+    continued run may differ from what it was. began: time.time() when the run was asked for; 0: not known.
     """
     folder = RunFolder(Path(run.out))
     checkpoint = newest(folder.checkpoints)
-    _check_same_run(run, folder, checkpoint)
+    if checkpoint is not None:  # before anything is built; the data and the tokenizer follow once they are read
+        check_same_run(run, {}, checkpoint, allow_change)
     stage = make_stage(run, engine, report)
-    size = stage.size()
+    size, size_of_micro = stage.size(), micro_units(run, engine)
     dtype = hardware.compute_dtype(run.compute.dtype, engine.device)
+    allow_tf32(run.compute.dtype, engine.device)
+    if dtype == torch.float16:
+        engine.scaler = LossScaler(engine.device)
     model, base = _build_model(run, checkpoint)
     freeze(model, run.freeze)
+    recompute_activations(model, run.compute.recompute)
     if run.lora.rank:
         keep_base_in(model, dtype)
     trained = stage.trained(model)
@@ -99,39 +114,55 @@ def assemble(
         rate = 0.0 if run.lora.rank else run.router.bias_rate  # a frozen base's routers stay as they are
         optimizers.append(RouterBalance(model, rate, engine.add))
     steps = num_steps(run, size)
-    source = stage.source(micro_units(run, engine), engine.rank, engine.world)
+    facts = {
+        "data": stage.fingerprint,
+        "tokenizer": stage.tokenizer.vocabulary_hash,
+        "template": sha256_text(stage.tokenizer.template),
+        "precision": str(dtype).removeprefix("torch."),
+    }
+    notes: list[str] = []
+    if checkpoint is not None:
+        notes += [f"damaged checkpoint passed over: {each}" for each in checkpoint.skipped]
+        notes += check_same_run(run, facts, checkpoint, allow_change)
+    feed = Feed(lambda size: _ready(stage.source(size, engine.rank, engine.world), run, stage, engine), size_of_micro)
     progress = Progress()
-    about: dict[str, Any] = {"data": stage.fingerprint, "resumed": 0, "base": base}
     meter = Meter(
         _flops_per_token(run, size, trained),
         hardware.peak(engine.device, dtype).flops_per_second,
         peak_memory_bytes=lambda: hardware.peak_memory_bytes(engine.device),
     )
+    start = 0 if checkpoint is None else checkpoint.step
+    record = _incidents(engine, folder, start)
+    guard = Guard(record, getattr(engine, "scaler", None))
+    # Whatever else has state of its own, such as a loss scaler, gets a line here, and is saved and restored with it.
+    stateful: dict[str, Stateful] = {"source": feed, "meter": meter, "guard": guard}
+    if hasattr(engine, "scaler"):
+        stateful["scaler"] = engine.scaler
+    resumed = 0 if checkpoint is None else checkpoint.state()["resumed"] + 1
+    keeper = Keeper(
+        folder.checkpoints,
+        run.save,
+        engine,
+        model=trained,
+        only_trained=bool(run.lora.rank),
+        optimizers=optimizers,
+        stateful=stateful,
+        texts={"run.toml": config.to_toml(run)},
+        about={**facts, "resumed": resumed, "base": base},
+        fingerprints={**facts, "config": sha256_text(config.to_toml(run))},
+        record=record,
+    )
     if checkpoint is not None:
-        saved = checkpoint.state()
-        if saved["data"] != stage.fingerprint:
-            raise UserError(
-                "this run was begun on other data",
-                where=folder.path,
-                got=stage.fingerprint[:12],
-                wanted=saved["data"][:12],
-                next_step="Give the same files to continue, or choose another out= to start anew.",
-            )
-        about["resumed"] = saved["resumed"] + 1
-        _restore(optimizers, checkpoint)
-        source.restore(saved["source"])
-        meter.restore(saved["meter"])
-        progress = Progress.restore(saved["progress"], engine)
-    ahead = run.data.prefetch if stage.runs_ahead else 0
-    all_trackers = _trackers(engine, folder, trackers(steps, progress.step), progress.step)
+        keeper.restore(checkpoint, optimizers=not any(line.startswith(_OTHER_OPTIMIZER) for line in notes))
+        progress = Progress.restore(checkpoint.state()["progress"], engine)
     parts = Parts(
         engine=engine,
         model=callable_model,
         objective=stage.objective(),
-        source=Prefetch(source, engine.device, ahead) if ahead else OnDevice(source, engine.device),
+        source=feed,
         optimizers=optimizers,
         schedule=run.schedule,
-        trackers=Trackers(all_trackers),
+        trackers=Trackers(_trackers(engine, folder, trackers(steps, progress.step), progress.step)),
         meter=meter,
         num_steps=steps,
         accumulate=accumulation(run, engine),
@@ -140,11 +171,29 @@ def assemble(
         validate_every=run.validate.every,
         sample_every=run.sample.every,
         save_every=run.save.every,
-        validate=stage.validate,
+        validate=lambda: _validate(stage, engine),
         sample=lambda index: _sample(folder, engine, sample(model, stage.tokenizer, index), index),
-        save=lambda state: _save(run, folder, engine, parts, {"progress": state, **about}),
+        save=keeper.save,
+        go_back=keeper.go_back,
+        guard=guard,
     )
-    bill = plan(run, stage, size, engine, trained, parts, begun=checkpoint is not None)
+    trials = Trials(
+        save=lambda place: keeper.try_in(place, progress.state(engine)),
+        sample=lambda: sample(model, stage.tokenizer, -1),
+        began=began,
+    )
+    eager_seconds = steps * run.batch.rows * size.tokens_per_unit * meter.flops_per_token / engine.world
+    eager_seconds /= EAGER_SHARE * (meter.peak_flops_per_second or math.inf)
+    flash = activate_flash(model, engine.device, dtype)
+    notes += [f"attention by {flash}"] if flash else []
+    compiling = decide(run.compute.compile, engine.device, trained, eager_seconds)
+    if compiling.how != "off":
+        compile_model(trained, compiling.how)
+    bill = plan(run, stage, size, engine, trained, parts, begun=checkpoint is not None, trials=trials)
+    if compiling.how != "off":
+        took = f"took {compiled_seconds():.0f} s, about {compiling.predicted_seconds:.0f} s were expected"
+        notes.append(f"compiled ({compiling.how}: {compiling.why}); {took}")
+    meter.expected, meter.flops_per_token_full_square = expected(bill), bill.flops_per_token_full_square
     if engine.rank == 0:
         write_text(folder.settings, config.to_toml(run))
     return Assembled(
@@ -158,8 +207,8 @@ def assemble(
         base=base,
         bill=bill,
         resumed_from=None if checkpoint is None else checkpoint.step,
-        resumed=about["resumed"],
-        notes=list(checkpoint.skipped) if checkpoint else [],
+        resumed=resumed,
+        notes=notes,
     )
 
 
@@ -186,51 +235,50 @@ def _flops_per_token(run: Run, size: Size, trained: nn.Module) -> float:
     )
 
 
-# Settings that may differ when a run is continued: they do not change what is computed.
-FREE_TO_CHANGE = (
-    "compute",
-    "track",
-    "save",
-    "sample",
-    "validate",
-    "out",
-    "batch.micro_rows",
-    "data.prefetch",
-    "data.train",
-)
+_OTHER_OPTIMIZER = "allowed to change: optimizer.kind "
 
 
-def _check_same_run(run: Run, folder: RunFolder, checkpoint: Checkpoint | None) -> None:
-    """A continued run must be the run that was begun; a changed setting is refused with its name."""
-    if checkpoint is None or not folder.settings.is_file():
-        return
-    before = dict(_flat(config.read_toml(folder.settings)))
-    now = dict(_flat(json.loads(json.dumps(config.to_dict(run)))))
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) == now.get(key) or any(key == free or key.startswith(free + ".") for free in FREE_TO_CHANGE):
-            continue
-        raise UserError(
-            "this run was begun with another setting",
-            where=f"{folder.path}: {key}",
-            got=now.get(key),
-            wanted=before.get(key),
-            next_step="Put it back to continue, or choose another out= to start anew.",
-        )
+def _ready(source: Source, run: Run, stage: Stage, engine: Engine) -> Source:
+    """A source whose batches are on the device, made ready ahead where the stage allows it."""
+    ahead = run.data.prefetch if stage.runs_ahead else 0
+    return Prefetch(source, engine.device, ahead) if ahead else OnDevice(source, engine.device)
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+def _validate(stage: Stage, engine: Engine) -> dict[str, float]:
+    """A stage's figures, in smaller passes where memory does not suffice; none if it never does: training goes on."""
+
+    def make_room(said: str) -> None:
+        release()
+        smaller = Feed.smaller(micro_units(stage.run, engine))
+        if smaller is None or engine.world > 1:
+            raise _NoRoom(said)
+        stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_rows=smaller))
+
+    try:
+        return with_room(stage.validate, make_room)
+    except _NoRoom as error:
+        if engine.world > 1:
+            raise UserError(f"out of memory: {error}", where="batch.micro_rows", next_step="Halve it.") from None
+        warnings.warn(f"no validation, out of memory: {error}", stacklevel=2)
+        return {}
 
 
-def _restore(optimizers: list[torch.optim.Optimizer], checkpoint: Checkpoint) -> None:
-    states, random_state = checkpoint.optimizers()
-    for optimizer, state in zip(optimizers, states, strict=True):
-        optimizer.load_state_dict(state)
-    torch.set_rng_state(random_state)
+class _NoRoom(Exception):
+    """Memory does not suffice for the smallest pass."""
+
+
+def _incidents(engine: Engine, folder: RunFolder, start: int) -> Record:
+    """Writes down what went wrong on the way, on rank 0."""
+    if engine.rank != 0:
+        return lambda incident: None
+    lines: list[JsonLines] = []
+
+    def record(incident: dict[str, Any]) -> None:
+        if not lines:
+            lines.append(JsonLines(folder.incidents, resume_step=start))
+        lines[0].log(incident["step"], {name: value for name, value in incident.items() if name != "step"})
+
+    return record
 
 
 def _trackers(engine: Engine, folder: RunFolder, further: Sequence[Tracker], start: int) -> list[Tracker]:
@@ -239,33 +287,13 @@ def _trackers(engine: Engine, folder: RunFolder, further: Sequence[Tracker], sta
     return [JsonLines(folder.metrics, resume_step=start), *further]
 
 
-def _save(run: Run, folder: RunFolder, engine: Engine, parts: Parts, state: dict[str, Any]) -> None:
-    if engine.rank == 0:
-        model = _plain(parts.model)
-        kept = own_state(model) if run.lora.rank else model.state_dict()  # of adapters, not the base they sit on
-        weights = {name: value.detach().cpu() for name, value in kept.items()}
-        save(
-            folder.checkpoints,
-            state["progress"]["step"],
-            weights=weights,
-            optimizers=[optimizer.state_dict() for optimizer in parts.optimizers],
-            state={**state, "source": parts.source.state(), "meter": parts.meter.state()},
-            texts={"run.toml": config.to_toml(run)},
-            keep=run.save.keep,
-        )
-    engine.any(False)  # the others wait until the checkpoint is whole
-
-
-def _plain(model: Any) -> torch.nn.Module:
-    inner = getattr(model, "module", model)
-    assert isinstance(inner, torch.nn.Module)
-    return inner
-
-
 def _sample(folder: RunFolder, engine: Engine, written: list[dict[str, Any]], index: int) -> None:
     if engine.rank != 0 or not written:
         return
-    tracker = JsonLines(folder.samples, resume_step=index - 1)
-    for sample in written:
-        tracker.log(index, sample)
-    tracker.close()
+    try:
+        tracker = JsonLines(folder.samples, resume_step=index - 1)
+        for sample in written:
+            tracker.log(index, sample)
+        tracker.close()
+    except (OSError, DiskError) as error:
+        warnings.warn(f"samples of step {index} are not kept: {error}", stacklevel=2)

@@ -13,8 +13,9 @@ from torch import nn
 
 from penjing.base import config
 from penjing.base.errors import UserError
+from penjing.base.heap import keep_freed_memory
 from penjing.checkpoint.load import Checkpoint, newest
-from penjing.checkpoint.manifest import MANIFEST, damage
+from penjing.checkpoint.manifest import MANIFEST, WEIGHTS, damage
 from penjing.model.config import ModelConfig
 from penjing.model.lora import DEFAULT, merge, own_state, strip
 from penjing.model.transformer import Transformer
@@ -51,6 +52,16 @@ class RunFolder:
     @property
     def samples(self) -> Path:
         return self.path / "samples.jsonl"
+
+    @property
+    def incidents(self) -> Path:
+        """Bad steps, spikes, what the disk refused: JSON lines."""
+        return self.path / "incidents.jsonl"
+
+    @property
+    def quarantine(self) -> Path:
+        """Records that were left out: JSON lines of file, line and reason."""
+        return self.path / "quarantine.jsonl"
 
     @property
     def checkpoints(self) -> Path:
@@ -153,12 +164,35 @@ def load_trained(
             merge(model, DEFAULT)
             strip(model)
     else:
+        check_size(run.model, (checkpoint.folder / WEIGHTS).stat().st_size, checkpoint.folder)
         model = Transformer(run.model)
         _fill(model, _of_model(checkpoint.weights()), checkpoint.folder)
     return Trained(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
 
 
+def check_size(config: ModelConfig, num_bytes: int, where: object) -> None:
+    """Raise UserError for a shape that asks for more weights than there are bytes, before any memory is taken for it.
+
+    The least that such a model has: its embedding, and of each layer the queries' matrix and the gains.
+    """
+    width = config.hidden_size
+    least = config.vocabulary_size * width + config.num_layers * width * (2 + config.num_heads * config.head_size)
+    if least > num_bytes:
+        raise UserError(
+            "the shape does not fit the weights",
+            where=where,
+            got=f"a shape of at least {least:,} parameters",
+            wanted=f"at most one for each of the {num_bytes:,} bytes of weights",
+        )
+
+
+def _bytes_of_weights(path: Path) -> int:
+    files = [path] if path.is_file() else [*path.glob("*.safetensors")]
+    return sum(file.stat().st_size for file in files)
+
+
 def _load_outside(outside: Outside, tokenizer_folder: Path | None) -> Trained:
+    check_size(outside.config, _bytes_of_weights(outside.path), outside.path)
     model = Transformer(outside.config)
     _fill(model, outside.read_weights(), outside.path)
     tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder else outside.tokenizer()
@@ -267,4 +301,5 @@ def set_threads(setting: int, world: int) -> int:
     """
     count = setting or int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, physical_cores() // world)
     torch.set_num_threads(count)
+    keep_freed_memory()
     return count

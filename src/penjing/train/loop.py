@@ -5,24 +5,25 @@ It has no branch for a stage, a model or an engine: what a step is stands in `st
 
 from __future__ import annotations
 
-import math
 import signal
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
-from penjing.feed.source import Source
+from penjing.base.heap import frozen_collector
+from penjing.feed.source import Source, samples_between
 from penjing.objective.base import Objective
 from penjing.optim.schedule import Schedule
 from penjing.parallel.base import Engine
 from penjing.track.base import Trackers
+from penjing.train.guard import Guard, update
 from penjing.train.meter import Meter
+from penjing.train.room import shrink_step, with_room
+from penjing.train.signals import Signals, Stopped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,10 @@ class Parts:
     save_every: int
     validate: Callable[[], dict[str, float]]
     sample: Callable[[int], None]
-    save: Callable[[dict[str, Any]], None]  # makes the state durable
+    save: Callable[[dict[str, Any], bool], bool]  # makes the state durable; whether to wait for it. Whether it is
+    go_back: Callable[[], dict[str, Any] | None] = lambda: None  # loads the last checkpoint but for the place in data
+    guard: Guard = field(default_factory=Guard)
+    at_edge: Callable[[int], None] = lambda step: None  # told of every step that is done
 
 
 @dataclass
@@ -58,18 +62,27 @@ class Progress:
     units: Tensor | float = 0.0  # units, over all ranks
 
     def add(self, taken: Step) -> None:
-        """One more step is done. Tensors stay on the device: nothing waits here."""
+        """One more step is done; of a bad one nothing is summed. Tensors stay on the device: nothing waits here."""
         self.step += 1
-        self.units = self.units + taken.units
-        add_sums(self.sums, taken.sums)
+        good = taken.bad == 0
+        self.units = self.units + torch.where(good, taken.units, torch.zeros_like(taken.units))
+        add_sums(self.sums, {name: torch.where(good, sum, torch.zeros_like(sum)) for name, sum in taken.sums.items()})
 
     def means(self, engine: Engine) -> dict[str, float]:
-        """The sums over all ranks, each divided by the units, since this was last asked. The host waits here."""
+        """The sums over all ranks, each divided by the units, since this was last asked. The host waits here.
+
+        Empty where all steps since then were bad.
+        """
         names = sorted(self.sums)
         totals = engine.add(torch.stack([self.sums[name].float() for name in names])).tolist()
-        units = max(1.0, float(self.units))
+        units = float(self.units)
         self.sums, self.units = {}, 0.0
-        return {name: total / units for name, total in zip(names, totals, strict=True)}
+        return {name: total / max(1.0, units) for name, total in zip(names, totals, strict=True)} if units else {}
+
+    def go_back(self, state: dict[str, Any], engine: Engine) -> None:
+        """Become the progress of an earlier checkpoint."""
+        before = Progress.restore(state, engine)
+        self.step, self.sums, self.units = before.step, before.sums, before.units
 
     def state(self, engine: Engine) -> dict[str, Any]:
         """JSON values, the same on every rank."""
@@ -87,12 +100,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an optimizer step came to: this rank's sums and tokens, all ranks' units, the norm of the gradients."""
+    """What an optimizer step came to: this rank's sums and tokens, all ranks' units and loss, the gradients' norm."""
 
     sums: dict[str, Tensor]
     units: Tensor
+    loss: Tensor  # per unit
     norm: Tensor
+    bad: Tensor  # 1.0 where loss or gradients were not finite and nothing was learned, else 0.0
     tokens: int
+    samples: Callable[[], dict[str, Any]]  # what it was made of, for a step worth writing down
 
 
 def add_sums(into: dict[str, Tensor], more: dict[str, Tensor]) -> None:
@@ -100,18 +116,31 @@ def add_sums(into: dict[str, Tensor], more: dict[str, Tensor]) -> None:
         into[name] = into[name] + value if name in into else value
 
 
-class Stopped(Exception):
-    """A signal ended the run at the edge of a step, after a checkpoint. `exit_code` is 128 + signal."""
-
-    def __init__(self, number: int, step: int) -> None:
-        self.exit_code = 128 + number
-        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}; the same command continues")
-
-
 def step(parts: Parts, index: int) -> Step:
-    """One optimizer step."""
+    """One optimizer step, in smaller passes if memory does not suffice. Nothing changes if its gradients are bad."""
+    source, before = parts.source, parts.source.state()
+
+    def make_room(said: str) -> None:
+        for optimizer in parts.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        shrink_step(source, before, said, parts.engine.world)
+
+    sums, units, tokens = with_room(lambda: _gradients(parts), make_room)
+    after = source.state()
+    norm = parts.engine.clip(parts.clip_norm)
+    factor = parts.schedule.factor(index, parts.num_steps)
+    for optimizer in parts.optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * factor
+    loss = parts.engine.add(sums["loss"]) / units.clamp(min=1)
+    bad = update(parts.optimizers, norm, loss)
+    return Step(sums, units, loss, norm, bad, tokens, lambda: samples_between(source, before, after))
+
+
+def _gradients(parts: Parts) -> tuple[dict[str, Tensor], Tensor, int]:
+    """The gradients of one step's batches: (this rank's sums, all ranks' units, this rank's tokens)."""
     batches = []
-    for _ in range(parts.accumulate):
+    for _ in range(parts.accumulate * getattr(parts.source, "times", 1)):
         with parts.meter.waiting_for_data():
             batches.append(next(parts.source))
     units = parts.engine.add(torch.stack([parts.objective.weight(batch) for batch in batches]).sum())
@@ -122,47 +151,69 @@ def step(parts: Parts, index: int) -> Step:
             # Sums over the global number of units: exact for ragged micro-batches and ranks alike.
             parts.engine.backward(loss.total / units.clamp(min=1))
         add_sums(sums, {"loss": loss.total.detach(), **loss.parts})
-    norm = parts.engine.clip(parts.clip_norm)
-    factor = parts.schedule.factor(index, parts.num_steps)
-    for optimizer in parts.optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * factor
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    return Step(sums, units, norm, sum(batch.num_tokens for batch in batches))
+    return sums, units, sum(batch.num_tokens for batch in batches)
 
 
 def train(parts: Parts, progress: Progress) -> dict[str, float]:
     """Take the steps that are left; log, validate, sample and save as due. Returns the last validation's figures.
 
-    Raises Stopped after a signal, with everything saved; UserError when the loss is no longer a number.
+    Raises Stopped after a signal, with everything saved; UserError when going back does not make the loss a number.
     """
     figures: dict[str, float] = {}
-    with _Signals() as signals:
+    alone = parts.engine.world == 1
+    put_off, saved = False, True  # a checkpoint that was due at a bad step; whether the last one is on the disk
+    with frozen_collector(), Signals() as signals:
         while progress.step < parts.num_steps:
             with parts.meter.step(parts.engine.world) as counted:
                 taken = step(parts, progress.step)
                 counted.tokens = taken.tokens
                 progress.add(taken)
+                verdict = parts.guard.look(progress.step, taken.bad, taken.loss, taken.norm, taken.samples)
                 log_now = _due(progress.step, parts.log_every, parts.num_steps)
                 figures_now = _step_figures(parts, progress, taken.norm) if log_now else {}
+            if verdict == "roll back":
+                _go_back(parts, progress)
+                continue
             if log_now:
                 speed = parts.meter.interval(parts.num_steps - progress.step)
                 parts.trackers.log(progress.step, {**figures_now, **speed})
-            if _due(progress.step, parts.validate_every, parts.num_steps):
-                with parts.meter.share("validation"):
-                    figures = parts.validate()
-                parts.trackers.log(progress.step, {"tokens": parts.meter.tokens, **figures})
-            if _due(progress.step, parts.sample_every, parts.num_steps):
-                with parts.meter.share("sample"):
+            hurry = alone and signals.received is not None
+            if _due(progress.step, parts.validate_every, parts.num_steps) and not hurry:
+                judged = {}
+                with parts.meter.share("validation"), signals.cuts_short(alone):
+                    judged = parts.validate()
+                if judged:
+                    figures = judged
+                    parts.trackers.log(progress.step, {"tokens": parts.meter.tokens, **figures})
+            if _due(progress.step, parts.sample_every, parts.num_steps) and not hurry:
+                with parts.meter.share("sample"), signals.cuts_short(alone):
                     parts.sample(progress.step)
             stop = parts.engine.any(signals.received is not None)
-            if stop or _due(progress.step, parts.save_every, parts.num_steps):
-                with parts.meter.share("checkpoint"):
-                    parts.save(progress.state(parts.engine))
-            if stop and progress.step < parts.num_steps:
-                raise Stopped(signals.received or signal.SIGTERM, progress.step)
+            ends = stop or progress.step == parts.num_steps
+            if put_off or ends or _due(progress.step, parts.save_every, parts.num_steps):
+                put_off = not (ends or parts.guard.calm)
+                if not put_off:
+                    with parts.meter.share("checkpoint"):
+                        saved = parts.save(progress.state(parts.engine), ends)
+            parts.at_edge(progress.step)
+            if stop:
+                raise Stopped(signals.received or signal.SIGTERM, progress.step, saved=saved)
+    if not saved:
+        raise UserError(
+            "the disk refused the last checkpoint",
+            where=f"step {progress.step}",
+            next_step="Make room; the same command takes the steps since the last one again.",
+        )
     return figures
+
+
+def _go_back(parts: Parts, progress: Progress) -> None:
+    """To the last checkpoint's weights, with the samples that come next: those in between are skipped."""
+    state = parts.go_back()
+    parts.guard.rolled_back(progress.step, None if state is None else state["step"])
+    assert state is not None
+    progress.go_back(state, parts.engine)
+    parts.trackers.rewind(progress.step)
 
 
 def _due(step: int, every: int, num_steps: int) -> bool:
@@ -173,37 +224,11 @@ def _due(step: int, every: int, num_steps: int) -> bool:
 def _step_figures(parts: Parts, progress: Progress, norm: Tensor) -> dict[str, float]:
     """Figures since the last logged step. The one place where the host waits for the device."""
     figures = progress.means(parts.engine)
-    loss = figures.pop("loss")
-    if not math.isfinite(loss):
-        raise UserError(
-            f"the loss is {loss} at step {progress.step}",
-            next_step="Lower optimizer.learning_rate or lengthen schedule.warmup_fraction; checkpoints are whole.",
-        )
+    figures.pop("loss", None)
     rate = max(group["lr"] for optimizer in parts.optimizers for group in optimizer.param_groups)
     figures |= {"learning_rate": rate, "gradient_norm": float(norm)}
+    if parts.guard.num_bad:
+        figures["bad_steps"] = parts.guard.num_bad
     for optimizer in parts.optimizers:
         figures |= getattr(optimizer, "figures", dict)()
     return figures
-
-
-class _Signals:
-    """Notes SIGINT, SIGTERM and SIGHUP for the edge of the step; a second one acts at once."""
-
-    def __enter__(self) -> _Signals:
-        self.received: int | None = None
-        self._before: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def __exit__(self, *error: object) -> None:
-        self._restore()

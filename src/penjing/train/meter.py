@@ -9,6 +9,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SHARES = ("training", "validation", "checkpoint", "sample")
+REFIT_SHARE = 0.02  # of the steps, after which the time of the whole run is reckoned anew
+REFIT_LEAST = 5  # steps at least
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What was planned, in seconds: a step, of it the wait for data, and all that is not training."""
+
+    steps: int
+    step_seconds: float
+    wait_seconds: float = 0.0
+    other_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refit:
+    """The time of the whole run as seen after its first steps (level L3)."""
+
+    step: int
+    seconds: float
 
 
 @dataclass
@@ -16,20 +36,26 @@ class Meter:
     """Counts tokens and seconds. Tokens are positions that hold a token; padding is never counted.
 
     flops_per_token, peak: for MFU = tokens/s x flops_per_token / peak; None peak gives no MFU.
-    peak_memory_bytes: asked at each logged step, where given.
+    peak_memory_bytes: asked at each logged step, where given. flops_per_token counts the keys really seen; the same
+    with T keys for every query, as PaLM and nanoGPT count, is flops_per_token_full_square (0: not known).
+    expected: the plan, which the figures of each interval are set beside.
     """
 
     flops_per_token: float
     peak_flops_per_second: float | None
     clock: Callable[[], float] = time.perf_counter
     peak_memory_bytes: Callable[[], int] | None = None
+    flops_per_token_full_square: float = 0.0
+    expected: Expected | None = None
     tokens: int = 0
+    steps: int = 0
+    refit: Refit | None = None
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SHARES, 0.0))
     data_wait_seconds: float = 0.0
     _interval_tokens: int = 0
     _interval_seconds: float = 0.0
-    _recent_seconds_per_step: float | None = None
     _interval_steps: int = 0
+    _interval_wait_start: float = 0.0  # data_wait_seconds when the interval began
 
     @contextmanager
     def share(self, name: str) -> Iterator[None]:
@@ -61,6 +87,15 @@ class Meter:
         self._interval_tokens += tokens
         self._interval_seconds += self.clock() - start
         self._interval_steps += 1
+        self.steps += 1
+        self._fit_again()
+
+    def _fit_again(self) -> None:
+        """Once, early in the run: what all of it will take, from the steps so far and the plan of the rest."""
+        plan = self.expected
+        if plan is None or self.refit is not None or self.steps < max(REFIT_LEAST, REFIT_SHARE * plan.steps):
+            return
+        self.refit = Refit(self.steps, self.seconds["training"] / self.steps * plan.steps + plan.other_seconds)
 
     def interval(self, steps_left: int) -> dict[str, float]:
         """Speed figures since the last call."""
@@ -77,7 +112,18 @@ class Meter:
             figures["memory_bytes"] = self.peak_memory_bytes()
         if self.peak_flops_per_second:
             figures["mfu"] = rate * self.flops_per_token / self.peak_flops_per_second
+            if self.flops_per_token_full_square:
+                full = self.flops_per_token_full_square
+                figures["mfu_full_square"] = rate * full / self.peak_flops_per_second
+        if self.expected is not None and self.expected.step_seconds:
+            step, wait = self._interval_seconds, self.data_wait_seconds - self._interval_wait_start
+            planned = self._interval_steps * self.expected.step_seconds
+            figures["seconds_over_plan"] = step / planned
+            # The part of the difference that is a longer wait for data; the rest is computation.
+            late = wait - self._interval_steps * self.expected.wait_seconds
+            figures["wait_over_plan"] = late / planned
         self._interval_tokens, self._interval_seconds, self._interval_steps = 0, 0.0, 0
+        self._interval_wait_start = self.data_wait_seconds
         return figures
 
     @property
@@ -95,15 +141,29 @@ class Meter:
             "data_wait_seconds": self.data_wait_seconds,
             "tokens_per_second": rate,
             "mfu": mfu,
+            "mfu_full_square": mfu * self.flops_per_token_full_square / self.flops_per_token
+            if mfu is not None and self.flops_per_token
+            else None,
+            "refit_step": self.refit.step if self.refit else None,
+            "refit_seconds": self.refit.seconds if self.refit else None,
         }
 
     def state(self) -> dict[str, Any]:
-        return {"tokens": self.tokens, "seconds": self.seconds, "data_wait_seconds": self.data_wait_seconds}
+        refit = [self.refit.step, self.refit.seconds] if self.refit else None
+        return {
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "data_wait_seconds": self.data_wait_seconds,
+            "steps": self.steps,
+            "refit": refit,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.tokens = state["tokens"]
         self.seconds = dict(state["seconds"])
-        self.data_wait_seconds = state["data_wait_seconds"]
+        self.data_wait_seconds = self._interval_wait_start = state["data_wait_seconds"]
+        self.steps = state.get("steps", 0)
+        self.refit = Refit(*state["refit"]) if state.get("refit") else None
 
 
 @dataclass(slots=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -22,128 +20,21 @@ from penjing.checkpoint.save import write_tensors
 from penjing.feed.answers import Answer, AnswerBatch, Group, run_model
 from penjing.feed.groups import GroupSource, pack_tight
 from penjing.feed.source import Source
+from penjing.model.linear import set_compute_dtype
 from penjing.model.lora import fingerprint, keep_base_in, strip, using
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Objective
 from penjing.objective.preference import MISMATCHED, REFERENCE, WANTED, Preference, PreferenceObjective
 from penjing.parallel.base import Engine
 from penjing.plan import hardware
-from penjing.text import records
-from penjing.text.groups import META, TokenGroups, prepare_groups
-from penjing.text.tokenizer import Tokenizer
-from penjing.train.folder import RunFolder
+from penjing.text.groups import TokenGroups
+from penjing.train.drift import WithoutAdapter, Write, drift
+from penjing.train.folder import RunFolder, load_start
+from penjing.train.judgements import measure, need_pairs, prepare_judgements
 from penjing.train.run import Run
 from penjing.train.stage import Report, Size, micro_units
-from penjing.train.tokens import made_once, run_tokenizer
 
-MakeGroup = Callable[[int], Group]
 CHUNK = 32  # groups of a forward pass without gradients; fixed, so that figures do not depend on ranks or batches
-
-
-# --- data ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judgements:
-    """The judged answers of a run: what is learned from, what is held out, and lines about what was left out."""
-
-    tokenizer: Tokenizer
-    train: TokenGroups
-    validation: TokenGroups
-    notes: list[str]
-
-
-def prepare_judgements(run: Run, engine: Engine, report: Report) -> Judgements:
-    """Tokenizer and groups of a run; rank 0 makes the files, the others wait and read them.
-
-    Raises UserError for data of another kind, or groups made with another tokenizer.
-    """
-    if run.data.kind != "preferences":
-        raise UserError(
-            f"objective.kind={run.objective.kind} learns from preferences",
-            where="data.kind",
-            got=run.data.kind,
-            wanted="preferences",
-        )
-    folder = RunFolder(Path(run.out))
-    if engine.rank == 0:
-        tokenizer = run_tokenizer(run, folder, report)
-        made, counts = _groups(run, folder, tokenizer, report)
-    else:
-        made, counts = Path(), {}
-    made, counts = engine.broadcast((made, counts))
-    tokenizer = Tokenizer.load(folder.tokenizer)
-    train, validation = TokenGroups(made / "train"), TokenGroups(made / "validation")
-    for half in (train, validation):
-        if half.meta["tokenizer"] != tokenizer.fingerprint:
-            raise UserError(
-                "these token groups were made with another tokenizer",
-                where=half.folder,
-                next_step="Give the preferences themselves as data.train, or tokenizer.folder=the one of the groups.",
-            )
-        if half.meta["row_tokens"] > run.data.row_tokens:
-            raise UserError(
-                "these token groups were made for longer rows",
-                where="data.row_tokens",
-                got=run.data.row_tokens,
-                wanted=f"at least {half.meta['row_tokens']}",
-            )
-    notes = [f"{number} left out: {reason}" for reason, number in sorted(counts.items()) if number]
-    return Judgements(tokenizer=tokenizer, train=train, validation=validation, notes=notes)
-
-
-def _groups(run: Run, folder: RunFolder, tokenizer: Tokenizer, report: Report) -> tuple[Path, dict[str, int]]:
-    """The folder with `train` and `validation` groups: the given one, this run's from before, or newly made."""
-    if len(run.data.train) == 1 and (Path(run.data.train[0]) / "train" / META).is_file():
-        return Path(run.data.train[0]), {}
-    place = folder.path / "groups"
-
-    def make(paths: list[Path], about: dict[str, Any]) -> dict[str, int]:
-        counts: Counter[str] = Counter()
-
-        def skip(_file: str, _line: int, reason: str) -> None:
-            counts[reason] += 1
-
-        made = prepare_groups(
-            records.read_preferences(paths, on_skip=skip),
-            tokenizer,
-            place,
-            row_tokens=run.data.row_tokens,
-            validation_fraction=run.data.validation_fraction,
-            about=about,
-        )
-        counts[f"longer than data.row_tokens={run.data.row_tokens}"] = made.too_long
-        return dict(counts)
-
-    return place, made_once(run, place, tokenizer, run.data.row_tokens, make, report)
-
-
-def need_pairs(groups: TokenGroups, what: str) -> None:
-    """Raise UserError if some group is not a pair."""
-    if not groups.has_pairs:
-        raise UserError(
-            "single answers with a label are no pairs",
-            where=groups.folder,
-            wanted=f"chosen and rejected in every record, for {what}",
-            next_step="objective.loss=kto learns from single answers.",
-        )
-
-
-def measure(make: MakeGroup, num_groups: int, batch_groups: int) -> tuple[float, float, float]:
-    """Of groups drawn evenly: tokens of one, keys that a query sees, and the share of padding in batches."""
-    sample = [make(index) for index in range(0, num_groups, max(1, num_groups // 512))]
-    tokens = sum(group.num_tokens for group in sample)
-    keys = 0.0
-    for group in sample:
-        prompt = len(group.prompt)
-        keys += prompt * (prompt + 1) / 2
-        for answer in group.answers:
-            read = len(answer.ids) - 1
-            keys += read * prompt + read * (read + 1) / 2
-    positions = 0
-    for first in range(0, len(sample), batch_groups):
-        positions += pack_tight(sample[first : first + batch_groups]).ids_BT.numel()
-    return tokens / len(sample), keys / tokens, 1 - tokens / positions
 
 
 # --- references ------------------------------------------------------------------------------------------------------
@@ -172,9 +63,11 @@ class PreferenceStage:
 
     runs_ahead = True
 
-    def __init__(self, run: Run, engine: Engine, report: Report) -> None:
+    def __init__(self, run: Run, engine: Engine, report: Report, write: Write) -> None:
+        """write: draws the model's own answers to held-out questions."""
         settings = run.objective
         assert isinstance(settings, Preference)
+        self._write = write
         if settings.needs_reference and not run.start:
             raise UserError(
                 "preferences are learned by a model that already answers",
@@ -241,8 +134,9 @@ class PreferenceStage:
         self._model = model
         dtype = hardware.compute_dtype(self.run.compute.dtype, engine.device)
         self._scorer: Callable[[AnswerBatch], Tensor] | None = None
+        self._copied: Transformer | None = None
         if self.reference == "copy":
-            copied = _base_of(model, dtype) if self.run.lora.rank else frozen_copy(model, dtype)
+            copied = self._copied = _base_of(model, dtype) if self.run.lora.rank else frozen_copy(model, dtype)
             self._scorer = lambda batch: score(copied, batch)
         elif self.reference == "adapter_off":
             self._scorer = lambda batch: _score_base(model, batch)
@@ -305,7 +199,29 @@ class PreferenceStage:
     def validate(self) -> dict[str, float]:
         objective = PreferenceObjective(self.settings, self._scorer)
         number = min(self.run.validate.rows, len(self._validation))
-        return held_out_figures(objective, self._model, _chunks(self._validation, number, self.engine), self.engine)
+        chunks = _chunks(self._validation, number, self.engine)
+        figures = held_out_figures(objective, self._model, chunks, self.engine)
+        return {**figures, **self._drift(min(number, self.settings.own_answers))}
+
+    def _drift(self, number: int) -> dict[str, float]:
+        """How far the model has gone from its start, on its own answers to held-out questions."""
+        if not (number and self.run.start):
+            return {}
+        prompts = [self._data.validation[index].prompt for index in range(number)]
+        seeds = [derive(self.run.seed, self.run.stage, "own", index) for index in range(number)]
+        reference, model = self._as_begun(), self._model
+        return drift(model, reference, prompts, seeds, self._write, self.tokenizer.stop, self.engine)
+
+    def _as_begun(self) -> Transformer | WithoutAdapter:
+        """The model as it was before step 1. Read again where no copy is kept: a look needs it, and the steps' memory
+        should not hold it."""
+        if self._copied is not None:
+            return self._copied
+        if self.run.lora.rank:
+            return WithoutAdapter(self._model)
+        begun = load_start(self.run).requires_grad_(False).eval()
+        set_compute_dtype(begun, self._model.compute_dtype)
+        return begun.to(self.engine.device)
 
     def describe(self) -> list[tuple[str, str]]:
         judged = f"objective.loss={self.settings.loss}, beta={self.settings.strength:g}"

@@ -1,4 +1,9 @@
-"""Training of a reward model as a stage, and reading a trained one."""
+"""Training of a reward model as a stage, and reading a trained one.
+
+The number is read where the answer is all said and the end of its turn comes next. SFT has taught that position to
+look at the whole answer, as it must say that it is over; at the end of the turn itself nothing was ever taught, and
+reading there orders fewer held-out pairs (docs/log.md).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,8 @@ from penjing.text.groups import TokenGroups
 from penjing.text.records import Message
 from penjing.text.tokenizer import Tokenizer
 from penjing.train.folder import load_trained
-from penjing.train.preference import CHUNK, held_out_figures, measure, need_pairs, prepare_judgements
+from penjing.train.judgements import measure, need_pairs, prepare_judgements
+from penjing.train.preference import CHUNK, held_out_figures
 from penjing.train.run import Run
 from penjing.train.stage import Report, Size, micro_units
 
@@ -44,10 +50,8 @@ class RewardStage:
         self._train, self._validation = data.train, data.validation
 
     def _group(self, groups: TokenGroups, index: int) -> Group:
-        """A pair whose answers end with one token more, so that their last own token is read."""
         known = groups[index]
-        end = self.tokenizer.end_of_text
-        answers = [Answer(ids=[*answer.ids, end]) for answer in known.answers]
+        answers = [Answer(ids=answer.ids) for answer in known.answers]
         return Group(prompt=known.prompt, answers=answers, figures={MARGIN: [known.margin] * len(answers)})
 
     def _train_group(self, index: int) -> Group:
@@ -115,10 +119,9 @@ class Judge:
             if not end:
                 raise UserError("nothing to judge", where="messages", wanted="a conversation that ends with an answer")
             longest = self.model.model.config.max_tokens
-            if end + 1 > longest:
-                raise UserError("too long", where="messages", got=f"{end + 1} tokens", wanted=f"at most {longest}")
-            answer = [rendered.ids[end], self.tokenizer.end_of_text]
-            groups.append(Group(prompt=rendered.ids[:end], answers=[Answer(ids=answer)]))
+            if end > longest:
+                raise UserError("too long", where="messages", got=f"{end} tokens", wanted=f"at most {longest}")
+            groups.append(Group(prompt=rendered.ids[:end], answers=[Answer(ids=[rendered.ids[end]])]))
         found: list[float] = []
         for first in range(0, len(groups), CHUNK):
             batch = pack_tight(groups[first : first + CHUNK]).to(self.model.scalar.device)

@@ -32,12 +32,19 @@ class Data:
     packing: Literal["whole", "stream"] = "whole"
     # `as_given` keeps to the order of the files, for a curriculum; `shuffled` draws a new order each epoch.
     order: Literal["shuffled", "as_given"] = "shuffled"
+    # Of chats: `switch` writes answers without a thought with an empty one, so that thinking can be switched off later.
+    thinking: Literal["as_given", "switch"] = "as_given"
     validation_fraction: float = 0.01  # of the texts, held out by hash
     prefetch: int = 2  # batches made ready in a background thread; 0 makes them in line
+    max_bad: float = 0.01  # share of records that may be broken: they are left out and listed in quarantine.jsonl
 
     def __post_init__(self) -> None:
         if self.row_tokens < 8:
             raise UserError("too small", where="data.row_tokens", got=self.row_tokens, wanted="at least 8")
+        if self.thinking == "switch" and self.kind != "chats":
+            raise UserError("has no effect", where="data.thinking", got=f"data.kind={self.kind}", wanted="chats")
+        if not 0 <= self.max_bad <= 1:
+            raise UserError("out of range", where="data.max_bad", got=self.max_bad, wanted="0..1")
         if not 0 < self.validation_fraction < 1:
             raise UserError(
                 "out of range", where="data.validation_fraction", got=self.validation_fraction, wanted="0..1"
@@ -74,7 +81,14 @@ class ComputeSettings:
     """Where and in which precision."""
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"  # of matrix products; weights and optimizer stay float32
+    # Of matrix products; weights and optimizer stay float32. float16 has loss scaling, for cards without bfloat16.
+    dtype: Literal["auto", "bfloat16", "float16", "tf32", "float32"] = "auto"
+    # torch.compile. auto: each block, in runs long enough to pay for it (parallel/compile.py); `whole`: one graph with
+    # the loss; `graphs`: that as CUDA graphs, for very short passes.
+    compile: Literal["auto", "off", "blocks", "whole", "graphs"] = "auto"
+    # Activations that are made again in the backward pass instead of kept: those of MLPs, or of whole blocks. Takes
+    # less memory and more time; what is learned is the same.
+    recompute: Literal["none", "mlp", "block"] = "none"
     threads: int = 0  # CPU threads of one process; 0 = physical cores / processes
 
 
@@ -104,11 +118,16 @@ class SaveSettings:
 
     every: int = 500  # steps
     keep: int = 2  # newest checkpoints that stay
+    milestones: int = 0  # every so many steps one stays for good, beside the newest; 0 = none
+    # `background` copies what is to be saved (12 bytes of memory a parameter) and writes while training goes on.
+    how: Literal["background", "waiting"] = "background"
 
     def __post_init__(self) -> None:
         for name in ("every", "keep"):
             if getattr(self, name) < 1:
                 raise UserError("too small", where=f"save.{name}", got=getattr(self, name), wanted="at least 1")
+        if self.milestones < 0:
+            raise UserError("too small", where="save.milestones", got=self.milestones, wanted="0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +181,13 @@ class Run:
                 "has no effect on a dense model",
                 where="router",
                 next_step="Take a mixture of experts, such as model=tiny-moe, or leave router.* out.",
+            )
+        if self.compute.recompute != "none" and (self.model.is_mixture or self.lora.dropout):
+            raise UserError(
+                "what a forward pass counts or draws would be counted or drawn twice",
+                where="compute.recompute",
+                got="a mixture of experts" if self.model.is_mixture else "lora.dropout",
+                wanted="none",
             )
         if self.data.row_tokens > self.model.max_tokens:
             raise UserError(

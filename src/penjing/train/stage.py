@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from penjing.base.errors import UserError
-from penjing.feed.source import Source
+from penjing.feed.source import Source, samples_between
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Objective
 from penjing.parallel.base import Engine
@@ -32,11 +32,13 @@ class Size:
     padding_fraction: float  # of all positions
     extra_forwards: float = 0.0  # forward passes of other models (a reference, a teacher), beside the model's own
     probe_steps: int = 5  # steps timed before step 1
+    round_steps: int = 1  # steps that one round of sampling serves; they are timed together
 
 
 class Stage(Protocol):
     """Made by `make(run, engine, report)`; `report` says what takes long."""
 
+    run: Run  # its settings; `batch.micro_rows` becomes smaller where memory does not suffice for a validation
     tokenizer: Tokenizer
     fingerprint: str  # SHA-256 of the data, so that a continued run can tell other data
     notes: list[str]  # lines for the user before step 1
@@ -108,3 +110,6 @@ class OnDevice:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.source.restore(state)
+
+    def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+        return samples_between(self.source, before, after)

@@ -65,6 +65,8 @@ class NextTokenStage:
         self._num_keys = mean_keys(train.end_D - train.start_D, run.data.row_tokens)
         skipped, shortened = counts.get("skipped", 0), counts.get("shortened", 0)
         self.notes = []
+        if counts.get("bad"):
+            self.notes.append(f"{counts['bad']} broken records were left out: {folder.quarantine}")
         if skipped or shortened:
             self.notes.append(
                 f"{skipped} conversations too long for a row were left out, {shortened} lost their last turns"
@@ -163,9 +165,10 @@ def _training_texts(run: Run) -> Iterator[str]:
     """The training half's texts, up to the share a tokenizer needs."""
     paths, share = data_paths(run), run.data.validation_fraction
     read = records.read_chats if run.data.kind == "chats" else records.read_documents
-    below = prepare.held_out_below((prepare.split_key(record) for record in read(paths)), share)
+    # What is broken is listed and counted when the shards are made.
+    below = prepare.held_out_below((prepare.split_key(each) for each in read(paths, quarantine=_uncounted())), share)
     left = TOKENIZER_TRAINING_BYTES
-    for record in read(paths):
+    for record in read(paths, quarantine=_uncounted()):
         if left <= 0:
             return
         if prepare.is_held_out(prepare.split_key(record), below):
@@ -173,6 +176,10 @@ def _training_texts(run: Run) -> Iterator[str]:
         text = record.text if isinstance(record, records.Document) else "\n".join(m.content for m in record.messages)
         left -= len(text.encode())
         yield text
+
+
+def _uncounted() -> records.Quarantine:
+    return records.Quarantine(max_bad=1.0)
 
 
 def data_paths(run: Run) -> list[Path]:
@@ -189,20 +196,29 @@ def _shards(run: Run, folder: RunFolder, tokenizer: Tokenizer, report: Report) -
 
     def make(paths: list[Path], about: dict[str, Any]) -> dict[str, int]:
         share = run.data.validation_fraction
+        quarantine = records.Quarantine(run.data.max_bad, folder.quarantine)
         if run.data.kind == "chats":
             made = prepare.prepare_chats(
-                records.read_chats(paths),
+                records.read_chats(paths, quarantine=quarantine),
                 tokenizer,
                 folder.shards,
                 row_tokens=run.data.row_tokens,
                 validation_fraction=share,
                 about=about,
+                thinking=False if run.data.thinking == "switch" else None,
+                quarantine=quarantine,
             )
         else:
             made = prepare.prepare_documents(
-                records.read_documents(paths), tokenizer, folder.shards, validation_fraction=share, about=about
+                records.read_documents(paths, quarantine=quarantine),
+                tokenizer,
+                folder.shards,
+                validation_fraction=share,
+                about=about,
             )
-        return {"skipped": made.skipped, "shortened": made.shortened}
+        if note := quarantine.note():
+            report(note)
+        return {"skipped": made.skipped, "shortened": made.shortened, "bad": quarantine.bad}
 
     row_tokens = run.data.row_tokens if run.data.kind == "chats" else 0
     return folder.shards, made_once(run, folder.shards, tokenizer, row_tokens, make, report)
@@ -228,6 +244,7 @@ def made_once(
         "kind": run.data.kind,
         "validation_fraction": run.data.validation_fraction,
         "row_tokens": row_tokens,
+        **({"thinking": run.data.thinking} if run.data.thinking != "as_given" else {}),
     }
     done = place / "done.json"
     if done.is_file() and read_json(done)["made_from"] == wanted:

@@ -4,5 +4,10 @@ PEERS = {
     "dpo": {"trl": "penjing.bench.peers.trl_dpo"},
     "grpo": {"trl": "penjing.bench.peers.trl_grpo"},
 }
+PRETRAIN = {
+    "trainer": "penjing.bench.peers.hf_trainer",
+    "trainer-packed": "penjing.bench.peers.hf_trainer packed",
+    "minimind-style": "penjing.bench.peers.minimind_style",
+}
 # Its package and what to install, by a peer's name.
-NEEDS = {"trl": "trl"}
+NEEDS = {"trl": "trl", "trainer": "accelerate", "trainer-packed": "accelerate", "minimind-style": "transformers"}

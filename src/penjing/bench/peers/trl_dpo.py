@@ -10,11 +10,11 @@ import importlib
 import json
 from typing import Any
 
-from penjing.bench.meter import Laps, read_spec
+from penjing.bench.meter import Laps, Spec, read_spec
 
 
 def main() -> None:
-    spec, laps = read_spec(), Laps()
+    spec, laps = read_spec(Spec), Laps()
     import torch
     import transformers
 

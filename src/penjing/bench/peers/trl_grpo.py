@@ -12,11 +12,11 @@ import time
 from typing import Any
 
 from penjing.base.table import look_up
-from penjing.bench.meter import Laps, read_spec
+from penjing.bench.meter import Laps, Spec, read_spec
 
 
 def main() -> None:
-    spec, laps = read_spec(), Laps()
+    spec, laps = read_spec(Spec), Laps()
     import torch
     import transformers
 

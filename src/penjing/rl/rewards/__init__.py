@@ -9,5 +9,6 @@ REWARDS = {
     "repetition": "penjing.rl.rewards.repetition:Repetition",
     "code": "penjing.rl.rewards.code:Code",
     "model": "penjing.rl.rewards.model:ModelReward",
+    "tools": "penjing.rl.rewards.tools:Tools",
     "judge": "penjing.rl.rewards.judge:Judge",
 }

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from penjing.base.errors import UserError
+from penjing.infer.turns import Exchange
 from penjing.text.records import Message
 
 END_OF_THOUGHT = "</think>"
@@ -16,19 +17,26 @@ END_OF_THOUGHT = "</think>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One answer. truths: the reference answers, any of which is right; record: the prompt's whole record."""
+    """One answer. truths: the reference answers, any of which is right; record: the prompt's whole record.
+
+    text: what the model said, thoughts included; of several turns in the last. turns: all of them, with the results of
+    the tools that each called; empty where the answer was not taken apart.
+    """
 
     messages: tuple[Message, ...]
     text: str
-    num_tokens: int
+    num_tokens: int  # that the model said, in all turns
     cut_off: bool  # it was not ended by the model
     truths: tuple[str, ...] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""  # file:line of the prompt
+    turns: tuple[Exchange, ...] = ()
 
     @property
     def said(self) -> str:
-        """The answer without the thoughts before it."""
+        """The answer without the thoughts before it; empty if the thoughts never ended."""
+        if self.turns:
+            return self.turns[-1].said.content.strip()
         return self.text.rpartition(END_OF_THOUGHT)[2].strip()
 
 

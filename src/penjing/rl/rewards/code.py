@@ -1,4 +1,4 @@
-"""1 if the answer's program passes its tests in the sandbox (rl/sandbox.py), else 0.
+"""1 if the answer's program passes its tests in the sandbox (tools/sandbox.py), else 0.
 
 The program is the last fenced block of code, or the whole answer without one. The prompt's record has `tests`, Python
 that is run after it in the same process and raises if something is wrong, or `cases`, a list of {"stdin", "stdout"} of
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
 from penjing.rl.rewards.base import Judged, Setting
-from penjing.rl.sandbox import run
+from penjing.tools.sandbox import run
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 

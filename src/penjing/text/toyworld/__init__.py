@@ -4,7 +4,7 @@ It is the corpus of the quickstart: generated on the spot, the same bytes everyw
 parameters, and split so that evaluation asks only about combinations that training never shows.
 
 `lexicon` holds the words, `world` and `plots` simulate, `english` and `chinese` hold the phrasings, `wording` tells,
-`questions` and `drills` ask, `rows` mixes and `files` writes.
+`questions` and `drills` ask, `rows` mixes, `tools` has a calculator called, and `files` writes.
 """
 
 from .drills import drill, story_request
@@ -12,6 +12,7 @@ from .files import write
 from .questions import Question, Story, story
 from .rows import KINDS, conversations, evaluation, preferences, pretrain_documents, prompts
 from .split import held_out
+from .tools import tool_conversations, tool_prompts
 
 __all__ = [
     "KINDS",
@@ -26,5 +27,7 @@ __all__ = [
     "prompts",
     "story",
     "story_request",
+    "tool_conversations",
+    "tool_prompts",
     "write",
 ]

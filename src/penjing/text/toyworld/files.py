@@ -1,4 +1,4 @@
-"""Writes the toy world's five files."""
+"""Writes the toy world's five files, and where they are asked for two more with tools."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .rows import conversations as conversation_rows
 from .rows import evaluation, pretrain_documents
 from .rows import preferences as preference_rows
 from .rows import prompts as prompt_rows
+from .tools import tool_conversations, tool_prompts
 
 Progress = Callable[[str, int, int], None]
 _REPORT_EVERY = 1000
@@ -28,9 +29,12 @@ def write(
     preferences: int,
     prompts: int,
     questions_per_kind: int,
+    tools: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, dict[str, float]]:
     """Writes pretrain, sft, dpo, rl and eval (.jsonl) to `folder`; returns rows, bytes and seconds of each.
+
+    tools: conversations with tools, and a quarter as many prompts, in tools.jsonl and tools_rl.jsonl; 0 = no such file.
 
     Each file appears whole or not at all. `progress(file, rows_done, rows_in_all)` is called now and then; the total of
     the evaluation file is 0, because it is known only at the end.
@@ -42,6 +46,9 @@ def write(
         "rl.jsonl": (prompts, prompt_rows(seed, prompts)),
         "eval.jsonl": (0, evaluation(seed, questions_per_kind)),
     }
+    if tools:
+        plan["tools.jsonl"] = (tools, tool_conversations(seed, tools))
+        plan["tools_rl.jsonl"] = (-(-tools // 4), tool_prompts(seed, -(-tools // 4)))
     return {name: _write_file(Path(folder) / name, total, rows, progress) for name, (total, rows) in plan.items()}
 
 

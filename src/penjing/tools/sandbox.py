@@ -31,7 +31,7 @@ class Ran:
 
 
 def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibytes: int = 512) -> Ran:
-    """Run Python `code` shut in (see rl/sandbox_child.py), and end it and all it started after the time is over.
+    """Run Python `code` shut in (see tools/sandbox_child.py), and end it and all it started after the time is over.
 
     It has an empty environment, a folder of its own, `stdin`, the standard library, and nothing else.
     Raises UserError where the system cannot shut a program in: then no code is run.

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penjing.base.errors import UserError
-from penjing.rl import sandbox
-from penjing.rl.sandbox import run
-from penjing.rl.sandbox_child import DENIED, filter_program
+from penjing.tools import sandbox
+from penjing.tools.sandbox import run
+from penjing.tools.sandbox_child import DENIED, filter_program
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Runs one Python file shut in: rl/sandbox.py starts this as a process of its own, on the standard library alone.
+"""Runs one Python file shut in: tools/sandbox.py starts this as a process of its own, on the standard library alone.
 
 Before the file is run, the process gives up: memory, CPU time, file sizes (limits); the network (a namespace of its
 own where the system grants one, and always a filter on system calls); other processes, new programs and new processes

@@ -1,0 +1,277 @@
+"""Put what benchmarks/methods.py found into docs/methods: tables from its record, plots from its runs.
+
+Run: python benchmarks/method_pages.py --work runs/methods     (without --work: the tables only)
+
+A page says where a table goes: between <!-- table: NAME --> and <!-- end -->. tests/docs/test_methods.py compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penjing.report.charts import Axis, Series, line_chart, standalone
+
+RECORD = Path("results/methods_2-cores_2026-11-21.json")
+SEEDS = ("1", "2", "3")
+STEPS = Axis("optimizer steps")
+
+
+class Plot(NamedTuple):
+    """One file. Each curve: name in the legend, run's name without its seed, figure in its metrics.jsonl."""
+
+    name: str
+    title: str
+    y: Axis
+    curves: Sequence[tuple[str, str, str]]
+    dots: bool = True  # each point is marked: of figures on held-out data there are few
+    seeds: Sequence[str] = SEEDS[:1]
+
+
+SHARE, NATS = Axis("share", from_zero=True), Axis("nats", from_zero=True)
+PLOTS = (
+    Plot(
+        "dpo_accuracy",
+        "Held-out pairs in order",
+        SHARE,
+        (
+            ("whole model", "dpo", "validation_reward_accuracy"),
+            ("LoRA, 3e-3", "dpo_lora", "validation_reward_accuracy"),
+            ("LoRA, 3e-4", "dpo_lora_slow", "validation_reward_accuracy"),
+        ),
+    ),
+    Plot(
+        "dpo_rewards",
+        "Implicit rewards on held-out pairs",
+        Axis("reward"),
+        (
+            ("chosen", "dpo", "validation_chosen_reward"),
+            ("rejected", "dpo", "validation_rejected_reward"),
+        ),
+    ),
+    Plot(
+        "dpo_kl",
+        "KL to the start on the model's own answers",
+        Axis("nats per answer", from_zero=True),
+        (
+            ("whole model", "dpo", "validation_kl_nats_per_answer"),
+            ("LoRA, 3e-3", "dpo_lora", "validation_kl_nats_per_answer"),
+            ("LoRA, 3e-4", "dpo_lora_slow", "validation_kl_nats_per_answer"),
+        ),
+    ),
+    Plot(
+        "reward_accuracy",
+        "Pairs in order",
+        SHARE,
+        (
+            ("learned from", "reward", "reward_accuracy"),
+            ("held out", "reward", "validation_reward_accuracy"),
+        ),
+    ),
+    Plot(
+        "grpo_reward",
+        "Counting, from a weak start",
+        SHARE,
+        (
+            ("mean reward", "grpo", "reward"),
+            ("equal groups", "grpo", "degenerate_fraction"),
+            ("held out", "grpo", "validation_exact_match"),
+        ),
+        dots=False,
+    ),
+    Plot("grpo_entropy", "Entropy of the answers", NATS, (("entropy", "grpo", "entropy_nats"),), dots=False),
+    Plot(
+        "ppo_reward",
+        "Questions of all kinds, from the quickstart's SFT model",
+        SHARE,
+        (("PPO", "ppo", "reward"), ("GRPO", "grpo_sft", "reward")),
+        dots=False,
+    ),
+    Plot(
+        "ppo_value",
+        "What PPO's value head has learned",
+        Axis("squared error", from_zero=True),
+        (("value loss", "ppo", "value_loss"),),
+        dots=False,
+    ),
+    Plot(
+        "distillation_kl",
+        "KL to the teacher, held out",
+        Axis("nats per token", from_zero=True),
+        (
+            ("logits", "distill-logits", "validation_kl_nats_per_token"),
+            ("top-k", "distill-top_k", "validation_kl_nats_per_token"),
+        ),
+    ),
+    Plot(
+        "distillation_agreement",
+        "Likeliest token the same as the teacher's, held out",
+        SHARE,
+        (
+            ("logits", "distill-logits", "validation_agreement"),
+            ("top-k", "distill-top_k", "validation_agreement"),
+        ),
+    ),
+)
+
+
+def read(run: Path) -> list[dict[str, Any]]:
+    file = run / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+
+
+def draw(plot: Plot, work: Path) -> str:
+    """The SVG, or nothing where no run has any of its figures."""
+    series = []
+    for colour, (name, run, figure) in enumerate(plot.curves):
+        for seed in plot.seeds:
+            lines = read(work / f"{run}-{seed}")
+            points = [(line["step"], line[figure]) for line in lines if figure in line]
+            dots = plot.dots or figure.startswith("validation_")
+            series += [Series(name, points, dots=dots, colour=colour)] if points else []
+    if not series:
+        return ""
+    return str(standalone(line_chart(series, title=plot.title, x=STEPS, y=plot.y), title=plot.title))
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+Record = dict[str, Any]
+BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
+
+
+def percent(value: float) -> str:
+    return f"{value * 100:.0f} %"
+
+
+def number(value: float) -> str:
+    return f"{value:.2g}"
+
+
+def span(values: Iterable[float], form: Callable[[float], str]) -> str:
+    """Lowest to highest of the seeds, or the one value."""
+    values = list(values)
+    shown = [form(value) for value in (min(values), max(values))]
+    return shown[0] if shown[0] == shown[1] else " to ".join(shown)
+
+
+def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def changes(record: Record, runs: Sequence[tuple[str, str]], figures: Sequence[tuple[str, str, Any]]) -> str:
+    """A line for each method that is on record: each figure before and after, over its seeds."""
+    body = []
+    for label, method in runs:
+        seeds = list(record.get(method, {}).values())
+        if not seeds:
+            continue
+        cells = []
+        for _, figure, form in figures:
+            ends = [span((seed[figure][end] for seed in seeds), form) for end in ("before", "after")]
+            cells.append(ends[1] if ends[0] == ends[1] else " -> ".join(ends))
+        body.append([label, str(len(seeds)), *cells])
+    return rows(["what", "seeds", *(title for title, _, _ in figures)], body)
+
+
+def of_pairs(record: Record) -> str:
+    return changes(
+        record,
+        (
+            ("whole model, rate 3e-4", "dpo"),
+            ("LoRA of rank 8, rate 3e-3 (the default)", "dpo_lora"),
+            ("LoRA of rank 8, rate 3e-4", "dpo_lora_slow"),
+        ),
+        (
+            ("held-out pairs in order", "validation_reward_accuracy", percent),
+            ("KL on its own answers, nats each", "validation_kl_nats_per_answer", number),
+            ("nats per token of the chosen answers", "validation_chosen_nats_per_token", number),
+        ),
+    )
+
+
+def of_rewards(record: Record) -> str:
+    return changes(
+        record,
+        (("the quickstart's 1,000 pairs", "reward"), ("4,000 pairs", "reward_more")),
+        (
+            ("held-out pairs in order", "validation_reward_accuracy", percent),
+            ("loss", "validation_ranking_loss", number),
+        ),
+    )
+
+
+def of_policies(*runs: tuple[str, str]) -> Callable[[Record], str]:
+    def table(record: Record) -> str:
+        figures = (
+            ("held-out questions right", "validation_exact_match", percent),
+            ("of answers drawn as in training", "validation_exact_match_drawn", percent),
+        )
+        return changes(record, runs, figures)
+
+    return table
+
+
+KINDS = {
+    "control": "as many steps more on the student's own labels",
+    "sft": "the teacher's answers (`penjing generate`, `train sft`)",
+    "logits": "the teacher's predictions for them (`mode=logits`)",
+    "top_k": "its 16 likeliest ids, from disk (`mode=top_k`)",
+    "on_policy": "its verdict on the student's own answers, after logits (`mode=on_policy`)",
+}
+
+
+def of_distillation(record: Record) -> str:
+    seeds = list(record["distill"].values())
+    body = [["the teacher", span((seed["accuracy"]["teacher"] for seed in seeds), percent), "", str(len(seeds))]]
+    body.append(["the student", span((seed["accuracy"]["student"] for seed in seeds), percent), "", str(len(seeds))])
+    for kind, label in KINDS.items():
+        mine = [seed for seed in seeds if kind in seed["accuracy"]]
+        if mine:
+            accuracy = span((seed["accuracy"][kind] for seed in mine), percent)
+            shares = [seed["recovered"][kind] for seed in mine if kind in seed["recovered"]]
+            body.append([label, accuracy, span(shares, percent) if shares else "", str(len(mine))])
+    return rows(["what the student learned from", "held-out questions right", "of the gap", "seeds"], body)
+
+
+TABLES: dict[str, Callable[[Record], str]] = {
+    "dpo": of_pairs,
+    "reward": of_rewards,
+    "grpo": of_policies(("counting, from a weak start", "grpo"), ("all kinds, from the SFT model", "grpo_sft")),
+    "ppo": of_policies(("PPO", "ppo"), ("GRPO, the same steps", "grpo_sft")),
+    "distillation": of_distillation,
+}
+
+
+def filled(page: str, record: Record) -> str:
+    """The page with its tables as the record has them."""
+    return BLOCK.sub(lambda found: found[1] + TABLES[found[2]](record) + found[3], page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=None, help="folder of the runs; without it no plots are drawn")
+    parser.add_argument("--record", type=Path, default=RECORD, help="what was found (default: %(default)s)")
+    parser.add_argument("--docs", type=Path, default=Path("docs/methods"), help="(default: %(default)s)")
+    asked = parser.parse_args()
+    record = json.loads(asked.record.read_text(encoding="utf-8"))
+    for page in sorted(asked.docs.glob("*.md")):
+        page.write_text(filled(page.read_text(encoding="utf-8"), record), encoding="utf-8")
+    if asked.work is None:
+        return
+    plots = asked.docs / "plots"
+    plots.mkdir(parents=True, exist_ok=True)
+    for plot in PLOTS:
+        drawing = draw(plot, asked.work)
+        if drawing:
+            (plots / f"{plot.name}.svg").write_text(drawing + "\n", encoding="utf-8")
+        print(f"{plot.name}: {'drawn' if drawing else 'no run has its figures'}")
+
+
+if __name__ == "__main__":
+    main()

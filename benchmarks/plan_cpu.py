@@ -1,0 +1,151 @@
+"""Ten different small runs planned at L2 and then run, each in a process of its own: how good are the plans here?
+
+Run: python benchmarks/plan_cpu.py          (all ten, about 20 minutes on two quiet cores)
+     python benchmarks/plan_cpu.py --only 2 --steps-share 0.1      (a quick look)
+
+Each run is `penjing train` as a user types it. Its plan.json is written before step 1 and read afterwards, beside
+outcome.json; nothing else is measured here. Wall time is the meter's: training, validation, checkpoints, samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+TINY = ["data.row_tokens=256", "validate.rows=64"]
+RL = ["objective.rollout.max_tokens=24", "objective.rollout.answers=4", "data.row_tokens=256"]
+# Name, recipe, data, settings, steps. `{base}` is the first run, which later ones start from.
+RUNS: list[tuple[str, str, str, list[str], int]] = [
+    ("tiny", "tiny", "pretrain", [*TINY], 700),
+    ("tiny-adamw", "pretrain", "pretrain", ["model=tiny", *TINY, "batch.rows=8"], 300),
+    (
+        "wide",
+        "pretrain",
+        "pretrain",
+        ["model=tiny", "model.hidden_size=256", "model.mlp_size=704", *TINY, "batch.rows=8"],
+        150,
+    ),
+    ("deep", "tiny", "pretrain", ["model.num_layers=8", *TINY], 400),
+    ("short-rows", "tiny", "pretrain", ["data.row_tokens=64", "batch.rows=16"], 700),
+    ("long-rows", "tiny", "pretrain", ["data.row_tokens=1024", "batch.rows=2"], 250),
+    ("accumulated", "tiny", "pretrain", [*TINY, "batch.rows=32", "batch.micro_rows=4"], 120),
+    ("mixture", "tiny", "pretrain", ["model=tiny-moe", *TINY], 300),
+    ("sft", "tiny_sft", "sft", ["start={base}", *TINY], 500),
+    ("grpo", "grpo", "rl", ["start={sft}", *RL, "batch.rows=8", "validate.rows=32"], 60),
+]
+
+
+def train(recipe: str, settings: list[str], out: Path, home: Path) -> float:
+    """Run `penjing train`; returns the seconds of the whole process."""
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "penjing", "train", recipe, f"out={out}", "compute.device=cpu", *settings]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PENJING_HOME": str(home)})
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
+    return time.perf_counter() - start
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def errors(plan: dict[str, Any], outcome: dict[str, Any]) -> dict[str, float | None]:
+    """(planned - came) / came, of the whole and of its terms."""
+
+    def off(planned: float, came: float | None) -> float | None:
+        return (planned - came) / came if came else None
+
+    found = {
+        "time": off(plan["predicted_seconds"], outcome["seconds"]),
+        "peak_memory": off(plan["predicted_peak_memory_bytes"], outcome["peak_memory_bytes"]),
+        "refit": off(outcome["refit_seconds"], outcome["seconds"]) if outcome.get("refit_seconds") else None,
+    }
+    for name, seconds in plan["parts_seconds"].items():
+        found[name] = off(seconds, outcome.get(f"{name}_seconds"))
+    return found
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    ordered = sorted(abs(value) for value in values)
+    place = 0.9 * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return {
+        "median": statistics.median(ordered),
+        "ninetieth_percentile": ordered[low] + (ordered[high] - ordered[low]) * (place - low),
+        "largest": ordered[-1],
+        "runs": len(ordered),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=int, default=len(RUNS), help="the first so many")
+    parser.add_argument("--steps-share", type=float, default=1.0, help="of each run's steps")
+    parser.add_argument("--out", type=Path, default=None, help="default: results/plan_cpu_CORES-cores_DATE.json")
+    parser.add_argument("--keep", type=Path, default=None, help="folder for the runs; default: a temporary one")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = asked.keep or Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        data = work / "data"
+        if not data.is_dir():
+            toy = [sys.executable, "-m", "penjing", "data", "toyworld", "--out", str(data), "--documents", "20000"]
+            subprocess.run([*toy, "--conversations", "8000", "--prompts", "1000"], check=True, capture_output=True)
+        rows = []
+        for name, recipe, kind, settings, steps in RUNS[: asked.only]:
+            out = work / name
+            count = max(12, round(steps * asked.steps_share))
+            every = max(1, count // 2)
+            given = [word.format(base=work / "tiny", sft=work / "sft") for word in settings]
+            words = [
+                f"data.train={data / kind}.jsonl",
+                f"steps={count}",
+                f"validate.every={every}",
+                f"save.every={every}",
+            ]
+            process_seconds = train(recipe, [*words, "sample.every=0", *given], out, work / "home")
+            plan, outcome = read(out / "plan.json"), read(out / "outcome.json")
+            row = {
+                "name": name,
+                "steps": count,
+                "settings": settings,
+                "process_seconds": process_seconds,
+                "errors": errors(plan, outcome),
+                "inside_interval": plan["predicted_seconds_low"]
+                <= outcome["seconds"]
+                <= plan["predicted_seconds_high"],
+                "plan": plan,
+                "outcome": outcome,
+            }
+            rows.append(row)
+            shown = ", ".join(f"{key} {value:+.1%}" for key, value in row["errors"].items() if value is not None)
+            print(f"{name}: {outcome['seconds']:.1f} s, {shown}", flush=True)
+    times = [row["errors"]["time"] for row in rows]
+    peaks = [row["errors"]["peak_memory"] for row in rows]
+    result = {
+        "what": "small CPU runs planned at L2, then run; errors are (planned - came) / came",
+        "date": time.strftime("%Y-%m-%d"),
+        "cores": os.cpu_count(),
+        "steps_share": asked.steps_share,
+        "time": summary(times),
+        "peak_memory": summary(peaks),
+        "inside_interval": sum(row["inside_interval"] for row in rows),
+        "runs": rows,
+    }
+    path = asked.out or ROOT / "results" / f"plan_cpu_{os.cpu_count()}-cores_{result['date']}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(f"time: {result['time']}\npeak memory: {result['peak_memory']}\n{path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The default recipe beside plain AdamW with cosine at its best learning rate: tokens to the same bits per byte.
+
+Run: python benchmarks/recipe.py --out results/recipe.json
+Real text: python benchmarks/recipe.py --english english.txt --chinese data/sanguo --out results/recipe.json
+
+Plain: AdamW (0.9, 0.95, decay 0.1 of matrices), cosine to a tenth, every matrix drawn at a spread of 0.02; the rate is
+doubled or halved from 4e-3 until the best lies between two worse ones, for each size and corpus. Ours: the recipe
+`tiny`'s optimizer, schedule and starting weights, with its rates, not tuned here. Both have the same shape, tokenizer,
+rows, batch and order of data. Plain trains on N tokens; ours on 0.5 N and 0.7 N, each with its schedule's end at its
+last token; between the two a straight line in the logarithm of tokens says where ours meets plain's bits per byte (0.5
+stands for 0.5 or less). The goal is 0.7 or less. Without files, the texts are the toy world's English and Chinese
+documents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+SIZES = {
+    "0.5M": {"hidden_size": 96, "num_layers": 3, "mlp_size": 256, "head_size": 96},
+    "2M": {"hidden_size": 192, "num_layers": 4, "mlp_size": 512, "head_size": 96, "num_heads": 2},
+}
+SHARES = (0.5, 0.7)
+FIRST_RATE = 4e-3
+ROWS, ROW_TOKENS, VOCABULARY = 4, 256, 2048
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--english", type=Path, default=None, help="file or folder of documents; none: the toy world")
+    parser.add_argument("--chinese", type=Path, default=None, help="file or folder of documents; none: the toy world")
+    parser.add_argument("--sizes", default=",".join(SIZES), help="(default: %(default)s)")
+    parser.add_argument("--tokens", type=float, default=1e6, help="N, plain's training tokens (default: %(default)s)")
+    parser.add_argument("--seeds", default="1,2,3", help="(default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 = physical cores")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file to write, after every pair anew")
+    return parser.parse_args(words)
+
+
+def toy_texts(folder: Path) -> dict[str, Path]:
+    """The toy world's documents by language."""
+    from penjing.text import toyworld
+
+    toyworld.write(folder, seed=11, documents=9_000, conversations=10, preferences=10, prompts=10, questions_per_kind=1)
+    halves: dict[str, list[str]] = {"english": [], "chinese": []}
+    for line in (folder / "pretrain.jsonl").read_text(encoding="utf-8").splitlines():
+        chinese = any("\u4e00" <= character <= "\u9fff" for character in json.loads(line)["text"])
+        halves["chinese" if chinese else "english"].append(line)
+    paths = {}
+    for language, lines in halves.items():
+        paths[language] = folder / f"{language}.jsonl"
+        paths[language].write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return paths
+
+
+def plain_weights(model: Any, seed: int) -> None:
+    """Every matrix from a normal distribution of spread 0.02, gains at one, as stock models begin."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim < 2:
+                parameter.fill_(1.0)
+            else:
+                parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+
+
+def train_once(settings: dict[str, Any], folder: Path, *, plain: bool) -> float:
+    """Bits per byte of the held-out text after one training."""
+    from penjing.parallel.base import make_engine
+    from penjing.recipes.execute import resolve_run
+    from penjing.train.assemble import assemble
+    from penjing.train.loop import train
+    from penjing.train.tokens import NextTokenStage
+
+    run = resolve_run("tiny", {**settings, "out": str(folder)})
+    made = assemble(run, make_engine("cpu"), NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None)
+    if plain:
+        plain_weights(made.model, run.seed)
+    figures = train(made.parts, made.progress)
+    made.parts.trackers.close()
+    if hasattr(made.parts.source, "close"):
+        made.parts.source.close()
+    return figures["validation_bits_per_byte"]
+
+
+class Pair:
+    """One size on one corpus."""
+
+    def __init__(self, asked: argparse.Namespace, size: str, text: Path, work: Path, tokenizer: Path | None) -> None:
+        shape = {"vocabulary_size": VOCABULARY, "num_heads": 1, "num_kv_heads": 1, **SIZES[size]}
+        self.asked, self.work, self.count = asked, work, 0
+        self.base: dict[str, Any] = {
+            "model": shape,
+            "data": {"train": [str(text)], "row_tokens": ROW_TOKENS, "validation_fraction": 0.03},
+            "batch": {"rows": ROWS},
+            "compute": {"device": "cpu", "threads": asked.threads, "compile": "off"},
+            "sample": {"every": 0},
+            "save": {"every": 10**9},
+            "track": {"every": 10**9},
+            "tokenizer": {"folder": str(tokenizer) if tokenizer else ""},
+        }
+
+    def run(self, share: float, seed: int, rate: float = 0.0) -> float:
+        """rate: plain's; 0 = ours."""
+        self.count += 1
+        steps = max(1, round(share * self.asked.tokens / (ROWS * ROW_TOKENS)))
+        settings = {**self.base, "steps": steps, "seed": seed, "validate": {"every": steps, "rows": 256}}
+        if rate:
+            settings["optimizer"] = {"kind": "adamw", "learning_rate": rate, "weight_decay": 0.1}
+            settings["schedule"] = {"kind": "cosine", "warmup_fraction": 0.02, "floor_fraction": 0.1}
+        return train_once(settings, self.work / str(self.count), plain=bool(rate))
+
+    def best_rate(self, seed: int) -> tuple[float, dict[float, float]]:
+        """Plain's best rate with both neighbours known to be worse."""
+        tried = {FIRST_RATE: self.run(1.0, seed, FIRST_RATE)}
+        while True:
+            best = min(tried, key=lambda rate: tried[rate])
+            missing = [rate for rate in (best * 2, best / 2) if rate not in tried]
+            if not missing:
+                return best, tried
+            tried[missing[0]] = self.run(1.0, seed, missing[0])
+
+
+def needed_share(plain: float, ours: dict[float, float]) -> float:
+    """Share of plain's tokens at which ours is where plain ends, on the line through the two in log tokens.
+
+    The smaller of the two shares stands for itself and anything below: nothing was measured there.
+    """
+    (low, high), (at_low, at_high) = SHARES, (ours[share] for share in SHARES)
+    slope = (at_high - at_low) / (math.log(high) - math.log(low))
+    if at_low <= plain:
+        return low
+    return math.exp(math.log(low) + (plain - at_low) / slope) if slope < 0 else math.inf
+
+
+def main() -> None:
+    asked = parse()
+    import torch
+
+    from penjing.plan import hardware
+    from penjing.train.folder import set_threads
+
+    set_threads(asked.threads, 1)
+    seeds = [int(seed) for seed in asked.seeds.split(",")]
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as place:
+        work = Path(place)
+        texts = {} if asked.english and asked.chinese else toy_texts(work / "toy")
+        texts |= {name: path for name, path in (("english", asked.english), ("chinese", asked.chinese)) if path}
+        for language, text in texts.items():
+            tokenizer: Path | None = None
+            for size in asked.sizes.split(","):
+                name = f"{size} {language}"
+                pair = Pair(asked, size, text, work / name, tokenizer)
+                rate, tried = pair.best_rate(seeds[0])
+                tokenizer = tokenizer or work / name / "1" / "tokenizer"
+                plain = {seed: tried[rate] if seed == seeds[0] else pair.run(1.0, seed, rate) for seed in seeds}
+                ours = {seed: {share: pair.run(share, seed) for share in SHARES} for seed in seeds}
+                shares = [needed_share(plain[seed], ours[seed]) for seed in seeds]
+                found[name] = {
+                    "plain_rate": rate,
+                    "plain_by_rate": tried,
+                    "plain_bits_per_byte": plain,
+                    "ours_bits_per_byte": ours,
+                    "share_of_tokens": {
+                        "median": statistics.median(shares),
+                        "low": min(shares),
+                        "high": max(shares),
+                    },
+                }
+                print(
+                    f"{name}: plain {statistics.median(plain.values()):.4f} bits per byte at {rate:g}; ours there "
+                    f"after {statistics.median(shares):.2f} ({min(shares):.2f}-{max(shares):.2f}) of the tokens",
+                    flush=True,
+                )
+                if asked.out:
+                    settings = {key: str(value) for key, value in vars(asked).items() if key != "out"}
+                    machine = hardware.describe(
+                        torch.device("cpu"), hardware.compute_dtype("auto", torch.device("cpu"))
+                    )
+                    whole = {"settings": settings, "machine": machine, "goal": 0.7, "pairs": found}
+                    asked.out.parent.mkdir(parents=True, exist_ok=True)
+                    asked.out.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

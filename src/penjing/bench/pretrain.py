@@ -1,0 +1,235 @@
+"""Pretraining beside other trainers: who runs when, what came of it as data, and as a table."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from penjing.base.errors import UserError
+from penjing.bench.peers import NEEDS, PRETRAIN
+from penjing.bench.race import RaceSpec
+from penjing.bench.train import MEBIBYTE, OURS, spread, trial, versions
+
+KINDS = ("path", "step")
+# What ours is to reach beside each: so many times its useful tokens a second, at most this share of its memory, and of
+# the time it takes to its last bits per byte.
+GOALS: dict[str, dict[str, float]] = {
+    "trainer": {"tokens_per_second": 3.0, "peak_bytes": 0.6, "time_to_equal": 0.25},
+    "trainer-packed": {"tokens_per_second": 1.2, "peak_bytes": 0.6, "time_to_equal": 0.25},
+    "minimind-style": {"tokens_per_second": 4.0, "peak_bytes": 0.6, "time_to_equal": 0.25},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """How the comparison is made."""
+
+    peers: tuple[str, ...] = tuple(PRETRAIN)  # those that are not installed are left out, and said
+    trials: int = 3  # processes of each, in turn
+    seconds: float = 600.0  # path: training after the first step
+    looks: int = 10  # path: at held-out text
+    steps: int = 12  # step: of each trial, warm-up included
+    warmup: int = 2  # steps that no rate counts
+    threads: int = 0  # of the CPU; 0 = physical cores
+
+    def __post_init__(self) -> None:
+        for peer in self.peers:
+            if peer not in PRETRAIN:
+                raise UserError("no such peer", where="--peer", got=peer, wanted=", ".join(["none", *PRETRAIN]))
+        if self.trials < 1 or self.threads < 0 or self.seconds <= 0 or self.looks < 1:
+            raise UserError("too small", where="--trials, --threads, --seconds", got=self.trials)
+        if not 0 <= self.warmup < self.steps:
+            raise UserError("no step is left to count", where="--steps", got=self.steps, wanted=f"over {self.warmup}")
+
+
+def compare(
+    asked: Asked, spec: RaceSpec, folder: Path, console: Console, run_trial: Callable[..., dict[str, Any]] = trial
+) -> dict[str, Any]:
+    """All trials of both kinds, in turn; prints the tables and returns them as data."""
+    modules = {OURS: "penjing.bench.ours_pretrain"}
+    for peer in asked.peers:
+        if importlib.util.find_spec(NEEDS[peer]) is not None:
+            modules[peer] = PRETRAIN[peer]
+        else:
+            console.print(f"  {peer} needs {NEEDS[peer]}, which is not installed: left out", highlight=False)
+    names = list(modules)
+    result: dict[str, Any] = {
+        "method": "pretrain",
+        "asked": asdict(asked),
+        "spec": {key: value for key, value in asdict(spec).items() if key not in _PATHS},
+        "versions": versions(),
+        "left_out": {"litgpt": "no adapter is written; see docs/speed.md"},
+        "goals": GOALS,
+    }
+    for kind in KINDS:
+        trials: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for number in range(asked.trials):
+            for name in names if number % 2 == 0 else names[::-1]:
+                one = run_trial(modules[name], replace(spec, kind=kind), folder / f"{kind}-{name}-{number}")
+                trials[name].append(one)
+                row = figures(one, asked.warmup)
+                console.print(
+                    f"  {kind} {number + 1} {name}: {row['tokens_per_second']:,.0f} tokens/s, "
+                    f"{row['peak_bytes'] / MEBIBYTE:.0f} MiB, {one['process_seconds']:.0f} s from start to end",
+                    highlight=False,
+                )
+        result[kind] = {"medians": summary(trials, asked.warmup), "trials": trials}
+        if kind == "path":
+            result[kind]["equal"] = [
+                equal([trials[name][number] for name in names], names) for number in range(asked.trials)
+            ]
+        console.print(table(result, kind))
+    for line in verdicts(result):
+        console.print(f"  {line}", highlight=False)
+    return result
+
+
+_PATHS = ("text", "tokenizer", "run", "held_out", "rows", "out", "kind")
+
+
+def figures(one: Mapping[str, Any], warmup: int) -> dict[str, float]:
+    """Of one trial. tokens_per_second: of the steps after warm-up, padding never counted."""
+    seconds, cpu, tokens = (one[key][warmup:] for key in ("step_seconds", "step_cpu_seconds", "step_tokens"))
+    row = {
+        "tokens_per_second": sum(tokens) / sum(seconds),
+        "tokens_per_cpu_second": sum(tokens) / sum(cpu),
+        "startup_seconds": one["startup_seconds"],
+        # Beyond a usual step: compiling, and what else only the first one does.
+        "first_step_seconds": max(0.0, one["first_step_seconds"] - statistics.median(seconds)),
+        "peak_bytes": float(one["peak_bytes"]),
+        "peak_bytes_beyond_imports": float(one["peak_bytes"] - one["peak_bytes_after_imports"]),
+    }
+    if one["curve"]:
+        last = one["curve"][-1]
+        row |= {"trained_tokens": last["tokens"], "last_bits_per_byte": last["bits_per_byte"]}
+    return row
+
+
+def summary(trials: Mapping[str, Sequence[Mapping[str, Any]]], warmup: int) -> dict[str, Any]:
+    """Median and range of each figure over each one's trials, and what it was told."""
+    found: dict[str, Any] = {}
+    for name, each in trials.items():
+        rows = [figures(one, warmup) for one in each]
+        found[name] = {figure: spread([row[figure] for row in rows]) for figure in rows[0]}
+        found[name]["options"] = each[0]["options"]
+    return found
+
+
+def equal(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """Of one round: bits per byte of each at the wall time that all reached, and for each peer the time that ours took
+    to the peer's last bits per byte, over the peer's own; None where that is beyond the curve. Wall time has the
+    start-up in it, and between two looks a straight line is drawn."""
+    curves = dict(zip(names, (one["curve"] for one in trials), strict=True))
+    common = min(curve[-1]["seconds"] for curve in curves.values())
+    at_common = {name: _at(curve, "seconds", common, "bits_per_byte") for name, curve in curves.items()}
+    ratios = {}
+    for name in names[1:]:
+        wanted, theirs = curves[name][-1]["bits_per_byte"], curves[name][-1]["seconds"]
+        mine = _first_below(curves[names[0]], wanted)
+        ratios[name] = None if mine is None else mine / theirs
+    return {"seconds": common, "bits_per_byte": at_common, "time_to_equal": ratios}
+
+
+def _at(curve: Sequence[Mapping[str, float]], along: str, place: float, wanted: str) -> float | None:
+    for one, other in pairwise(curve):
+        if one[along] <= place <= other[along]:
+            share = (place - one[along]) / ((other[along] - one[along]) or 1.0)
+            return one[wanted] + share * (other[wanted] - one[wanted])
+    return curve[-1][wanted] if curve[-1][along] == place else None
+
+
+def _first_below(curve: Sequence[Mapping[str, float]], bits: float) -> float | None:
+    """Seconds until the curve first was at `bits`."""
+    for one, other in pairwise(curve):
+        if other["bits_per_byte"] <= bits:
+            share = (one["bits_per_byte"] - bits) / (one["bits_per_byte"] - other["bits_per_byte"])
+            return one["seconds"] + share * (other["seconds"] - one["seconds"])
+    return None
+
+
+SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
+    "tokens_per_second": ("useful tokens/s", lambda value: f"{value:,.0f}"),
+    "peak_bytes": ("peak memory, MiB", lambda value: f"{value / MEBIBYTE:,.0f}"),
+    "startup_seconds": ("start-up, s", lambda value: f"{value:.1f}"),
+    "first_step_seconds": ("compiling and first step, s", lambda value: f"{value:.1f}"),
+    "trained_tokens": ("tokens learned from", lambda value: f"{value:,.0f}"),
+    "last_bits_per_byte": ("bits per byte at the end", lambda value: f"{value:.3f}"),
+}
+
+
+def rows_of(result: Mapping[str, Any], kind: str) -> tuple[list[str], list[list[str]]]:
+    """The table of one kind as words: a heading for each contender, then a row for each figure."""
+    medians = result[kind]["medians"]
+    names, rows = list(medians), []
+    for figure, (label, show) in SHOWN.items():
+        each = [medians[name].get(figure) for name in names]
+        if None not in each:
+            cells = [f"{show(one['median'])} ({show(one['low'])}-{show(one['high'])})" for one in each]
+            rows.append([label, *cells])
+    speed = [medians[name]["tokens_per_second"]["median"] for name in names]
+    rows.insert(
+        1,
+        [
+            "ours is faster by",
+            *["" if name == OURS else f"{speed[0] / one:.2f} x" for name, one in zip(names, speed, strict=True)],
+        ],
+    )
+    if kind == "path":
+        rounds = result[kind]["equal"]
+        label = f"bits per byte after {statistics.median(each['seconds'] for each in rounds):.0f} s in all"
+        rows.append([label, *[_middle([each["bits_per_byte"][name] for each in rounds], "{:.3f}") for name in names]])
+        ratios = ["", *[_middle([each["time_to_equal"][name] for each in rounds], "{:.2f} x") for name in names[1:]]]
+        rows.append(["ours gets to its last in", *ratios])
+    return ["", *names], rows
+
+
+def _middle(values: Sequence[float | None], form: str) -> str:
+    known = [value for value in values if value is not None]
+    return form.format(statistics.median(known)) if len(known) == len(values) else "not reached"
+
+
+def table(result: Mapping[str, Any], kind: str) -> Table:
+    titles = {"path": "own path from text to loss", "step": "one step on identical rows"}
+    made = Table(box=None, pad_edge=False, title=f"{titles[kind]}, median (range)", title_justify="left")
+    headings, rows = rows_of(result, kind)
+    for number, heading in enumerate(headings):
+        made.add_column(heading, justify="right" if number else "left")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def markdown(result: Mapping[str, Any], kind: str) -> str:
+    """The same table for a page."""
+    headings, rows = rows_of(result, kind)
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def verdicts(result: Mapping[str, Any]) -> list[str]:
+    """Which goals were reached, and what each was told."""
+    medians, rounds, lines = result["path"]["medians"], result["path"]["equal"], []
+    for peer, goals in result["goals"].items():
+        if peer not in medians:
+            continue
+        for figure, wanted in goals.items():
+            if figure == "time_to_equal":
+                known = [each["time_to_equal"][peer] for each in rounds]
+                got = None if None in known else statistics.median(known)
+            else:
+                got = medians[OURS][figure]["median"] / medians[peer][figure]["median"]
+            at_least = figure == "tokens_per_second"
+            reached = got is not None and (got >= wanted if at_least else got <= wanted)
+            words = f"{'at least' if at_least else 'at most'} {wanted:g} x its {figure.replace('_', ' ')}"
+            lines.append(
+                f"{peer}: {words}: {'-' if got is None else f'{got:.2f} x'}, {'reached' if reached else 'missed'}"
+            )
+    return lines + [f"{name}: {', '.join(each['options'])}" for name, each in medians.items()]

@@ -1,0 +1,308 @@
+"""Steps of a training run over batch, accumulation, length, precision and recomputing: measured beside predicted.
+
+The steps are `train/loop.py`'s own, on random tokens in full rows, so that no data are needed. What does not fit is a
+row of the table too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penjing.base import config
+from penjing.base.seeds import derive
+from penjing.bench.counters import busy, estimated
+from penjing.bench.meter import peak_resident_bytes
+from penjing.feed.batch import Batch
+from penjing.model.init import initialise
+from penjing.model.linear import set_compute_dtype
+from penjing.model.transformer import Transformer
+from penjing.objective.next_token import NextToken
+from penjing.parallel.single import Single
+from penjing.plan import hardware
+from penjing.plan.flops import training_flops_per_token
+from penjing.plan.machine import Machine
+from penjing.plan.memory import Target
+from penjing.plan.shape import shape_of
+from penjing.plan.time import quantile, step_time
+from penjing.plan.work import Workload
+from penjing.track.base import Trackers
+from penjing.train.loop import Parts, step
+from penjing.train.meter import Meter
+from penjing.train.room import is_out_of_memory, release
+from penjing.train.run import Run
+
+WARM_STEPS = 2
+CHECKPOINTED = "yes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What is gone through; each empty one stands at the run's own value."""
+
+    micro_rows: tuple[int, ...] = ()
+    accumulate: tuple[int, ...] = ()
+    row_tokens: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    checkpointing: tuple[str, ...] = ()  # no, yes
+
+    def points(self, run: Run) -> list[Point]:
+        own = run.batch.micro_rows or max(1, run.batch.rows // 2)
+        axes = (
+            self.row_tokens or (run.data.row_tokens,),
+            self.dtypes or (run.compute.dtype,),
+            self.checkpointing or ("no",),
+            self.micro_rows or (own,),
+            self.accumulate or (max(1, run.batch.rows // own),),
+        )
+        return [
+            Point(row_tokens=length, dtype=dtype, checkpointing=again, micro_rows=rows, accumulate=passes)
+            for length, dtype, again, rows, passes in itertools.product(*axes)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One configuration."""
+
+    micro_rows: int
+    accumulate: int
+    row_tokens: int
+    dtype: str
+    checkpointing: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A row of the table. Rates per second; None: not known. ended: done, out of memory, or not possible."""
+
+    point: Point
+    ended: str
+    steps_per_second: float | None = None
+    spread: float | None = None
+    tokens_per_second: float | None = None
+    model_tflops_causal: float | None = None
+    model_tflops_full_square: float | None = None
+    mfu_causal: float | None = None
+    mfu_full_square: float | None = None
+    peak_memory_bytes: int | None = None
+    dram: float | None = None
+    tensor: float | None = None
+    fp32: float | None = None
+    counters: str = ""
+    predicted_steps_per_second: float | None = None
+    predicted_level: str = ""
+    predicted_memory_bytes: int | None = None
+    predicted_to_fit: bool | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        flat = asdict(self)
+        return {**flat.pop("point"), **flat}
+
+
+class RandomRows:
+    """Full rows of random tokens, each one document."""
+
+    def __init__(self, rows: int, row_tokens: int, vocabulary: int, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(1)
+        ids_BT = torch.randint(0, vocabulary, (rows, row_tokens), generator=generator)
+        self.batch = Batch(
+            ids_BT=ids_BT,
+            document_BT=torch.zeros(rows, row_tokens, dtype=torch.int64),
+            scored_N=None,
+            target_N=ids_BT.roll(-1, 1).flatten(),
+            weight_N=torch.ones(rows * row_tokens),
+            num_tokens=rows * row_tokens,
+        ).to(device)
+
+    def __next__(self) -> Batch:
+        return self.batch
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+
+Predict = Callable[[Run], int | None]
+
+
+def sweep(
+    run: Run,
+    grid: Grid,
+    machine: Machine,
+    target: Target,
+    *,
+    steps: int = 8,
+    seconds: float = 10.0,
+    device: torch.device,
+    predict_bytes: Predict = lambda run: None,
+    report: Callable[[Measured], None] = lambda row: None,
+) -> list[Measured]:
+    """Every point of the grid, one after the other in this process. seconds: of steps at each point, about.
+
+    predict_bytes: the traced memory of a run's step.
+    """
+    found = []
+    for point in grid.points(run):
+        row = _at(run, point, machine, target, steps, seconds, device, predict_bytes)
+        report(row)
+        found.append(row)
+    return found
+
+
+def settings_of(run: Run, point: Point) -> Run:
+    """The run with a point's settings. Raises UserError for settings that there are not."""
+    compute: dict[str, Any] = {"dtype": point.dtype}
+    if point.checkpointing == CHECKPOINTED:
+        compute["checkpointing"] = "blocks"
+    return config.resolve(
+        Run,
+        config.to_dict(run),
+        {
+            "batch": {"rows": point.micro_rows * point.accumulate, "micro_rows": point.micro_rows},
+            "data": {"row_tokens": point.row_tokens},
+            "compute": compute,
+        },
+    )
+
+
+def _at(
+    run: Run,
+    point: Point,
+    machine: Machine,
+    target: Target,
+    steps: int,
+    seconds: float,
+    device: torch.device,
+    predict_bytes: Predict,
+) -> Measured:
+    here = settings_of(run, point)
+    dtype = hardware.compute_dtype(here.compute.dtype, device)
+    name = str(dtype).removeprefix("torch.")
+    work = Workload(
+        shape=shape_of(here.model),
+        tokens=point.micro_rows * point.row_tokens,
+        row_tokens=point.row_tokens,
+        keys=(point.row_tokens + 1) / 2,
+        passes=point.accumulate,
+        dtype=name,
+        optimizer=here.optimizer.kind,
+        fused_optimizer=True,
+        checkpointing="full" if point.checkpointing == CHECKPOINTED else "none",
+    )
+    planned = step_time(work, machine).seconds
+    memory = predict_bytes(here)
+    foreseen: dict[str, Any] = {
+        "predicted_steps_per_second": 1 / planned,
+        "predicted_level": machine.level,
+        "predicted_memory_bytes": memory,
+        "predicted_to_fit": memory <= target.memory_bytes if memory and target.memory_bytes else None,
+    }
+    try:
+        taken, peak, used = _timed(here, point, dtype, device, steps, seconds)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        taken = []
+    if not taken:
+        release()  # the error held what filled the memory
+        return Measured(point=point, ended="out of memory", **foreseen)
+    median = quantile(taken, 0.5)
+    tokens = point.micro_rows * point.accumulate * point.row_tokens
+    causal = training_flops_per_token(here.model, (point.row_tokens + 1) / 2)
+    full = training_flops_per_token(here.model, point.row_tokens, window_keys=point.row_tokens)
+    peak_rate = machine.peak_flops.get(name)
+    used = used or estimated(work, machine, median)
+    return Measured(
+        point=replace(point, dtype=name),
+        ended="done",
+        steps_per_second=1 / median,
+        spread=(max(taken) - min(taken)) / median,
+        tokens_per_second=tokens / median,
+        model_tflops_causal=causal * tokens / median / 1e12,
+        model_tflops_full_square=full * tokens / median / 1e12,
+        mfu_causal=causal * tokens / median / peak_rate if peak_rate else None,
+        mfu_full_square=full * tokens / median / peak_rate if peak_rate else None,
+        peak_memory_bytes=peak,
+        dram=used.dram,
+        tensor=used.tensor,
+        fp32=used.fp32,
+        counters=used.source,
+        **foreseen,
+    )
+
+
+def _timed(
+    run: Run, point: Point, dtype: torch.dtype, device: torch.device, steps: int, seconds: float
+) -> tuple[list[float], int, Any]:
+    """Seconds of each step, the peak of memory, and what the counters said of one more."""
+    release()
+    forget_peak(device)
+    parts = _parts(run, point, dtype, device)
+    taken: list[float] = []
+    for index in itertools.count():
+        start = time.perf_counter()
+        float(step(parts, index).loss)  # waits for the device
+        if index >= WARM_STEPS:
+            taken.append(time.perf_counter() - start)
+        if len(taken) >= steps or (len(taken) >= 2 and sum(taken) > seconds):
+            break
+    peak = hardware.peak_memory_bytes(device) if device.type == "cuda" else peak_resident_bytes()
+    used = busy(lambda: step(parts, 0), device)
+    return taken, peak, used
+
+
+def _parts(run: Run, point: Point, dtype: torch.dtype, device: torch.device) -> Parts:
+    model = Transformer(run.model)
+    initialise(model, derive(run.seed, "weights"))
+    model.to(device)
+    set_compute_dtype(model, None if dtype == torch.float32 else dtype)
+    if point.checkpointing == CHECKPOINTED and hasattr(model, "checkpointing"):
+        setattr(model, "checkpointing", "blocks")  # noqa: B010 (a setting that not every version has)
+    engine = Single(device)
+    return Parts(
+        engine=engine,
+        model=engine.wrap(model),
+        objective=NextToken(run.router, biased=run.model.architecture == "glm4_moe"),
+        source=RandomRows(point.micro_rows, point.row_tokens, run.model.vocabulary_size, device),
+        optimizers=run.optimizer.build(model),
+        schedule=run.schedule,
+        trackers=Trackers([]),
+        meter=Meter(0.0, None),
+        num_steps=1 << 20,
+        accumulate=point.accumulate,
+        clip_norm=run.clip_norm,
+        log_every=0,
+        validate_every=0,
+        sample_every=0,
+        save_every=0,
+        validate=dict,
+        sample=lambda index: None,
+        save=lambda state, wait: True,
+    )
+
+
+def forget_peak(device: torch.device) -> None:
+    """Start the mark of peak memory anew; on Linux that of resident memory too, elsewhere it only rises."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    path = Path("/proc/self/clear_refs")
+    if path.exists():
+        try:
+            path.write_text("5")
+        except OSError:
+            return
+
+
+def frontier(rows: Sequence[Measured]) -> Iterator[Measured]:
+    """Those that finished, fastest first."""
+    yield from sorted((row for row in rows if row.tokens_per_second), key=lambda row: -(row.tokens_per_second or 0.0))

@@ -1,0 +1,63 @@
+"""Save while training goes on: what is to be saved is copied at once, and a thread writes it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def snapshot(value: Any) -> Any:
+    """The same value with every tensor in it copied to memory of its own on the CPU: training changes the originals.
+
+    Copies from a GPU are started together and awaited once. A CPU tensor is cloned: `.cpu()` of it would be the very
+    tensor that training goes on changing.
+    """
+    copied = _copy(value)
+    if torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()
+    return copied
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        source = value.detach()
+        return source.clone() if source.device.type == "cpu" else source.to("cpu", non_blocking=True)
+    if isinstance(value, dict):
+        return {key: _copy(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copy(inner) for inner in value]
+    return value
+
+
+class Background:
+    """One piece of work at a time in a thread. `start` waits for the one before, and raises what that one raised."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, work: Callable[[], object]) -> None:
+        self.wait()
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # handed to the caller, whatever it is
+                self._error = error
+
+        # Not a daemon: a process that ends by itself waits for a save that is under way.
+        self._thread = threading.Thread(target=run, name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is under way. Raises what the work raised, once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

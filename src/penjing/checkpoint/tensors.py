@@ -1,0 +1,63 @@
+"""Write tensors in the safetensors format in one pass: bytes go to the disk and through the hash as they lie there.
+
+The library's own writer copies every tensor first and holds Python's lock while it writes, so that a thread that saves
+would stop the one that trains. Reading is left to the library, which checks the header.
+
+Format: 8 bytes, length of the header, little endian; a JSON header of name -> {dtype, shape, data_offsets}, padded with
+spaces to a multiple of 8; then the data without gaps (https://github.com/huggingface/safetensors#format).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penjing.base.files import NewFile, disk_error
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Write CPU tensors to a new file; returns its size and SHA-256. OSError where the disk refuses."""
+    # The largest elements first, as the library does: every tensor then begins at a multiple of its element's size.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    place = 0
+    for name, tensor in ordered:
+        end = place + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with NewFile(path) as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            if tensor.numel():
+                raw_N = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                stream.write(raw_N.numpy().data)
+    return stream.facts()
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file, in the place of one that may be there. Raises UserError if the disk refuses."""
+    try:
+        path.unlink(missing_ok=True)
+        write_file(path, tensors, metadata)
+    except OSError as error:
+        raise disk_error(error, path) from error

@@ -1,0 +1,326 @@
+"""Attention over packed rows, document by document: keys that no query may look at are hardly computed.
+
+Two ways for two kinds of device, both equal to masked `scaled_dot_product_attention`, the plain reference that tests
+compare with: `tiled_attention` on CPUs, `varlen_attention` on CUDA.
+
+On a CPU queries are taken in tiles of 64 positions. A tile needs the keys from where its first query's document begins
+to its own end, in whole tiles too; tiles that need equally many go through one batched product. Scores are rounded to
+the products' dtype before the softmax, as in an eager `transformers` model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+TILE = 64  # positions
+# Tiles with up to this many keys keep their probabilities for the backward pass (2 x H x keys bytes a token in
+# bfloat16); those of others are made again: a third more time in attention, and memory in proportion to the tokens.
+KEPT_KEYS = 256
+
+
+class Lot(NamedTuple):
+    """Tiles that need equally many keys. Tiles are numbered through all rows."""
+
+    tile_N: Tensor  # of queries
+    key_tile_NM: Tensor  # the M tiles of keys that each needs
+    bias_NTS: Tensor  # 0 where the query may look, -inf where not; T = TILE, S = M x TILE
+
+
+def find_lots(document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtype: torch.dtype) -> list[Lot]:
+    """Which tiles of keys each tile of queries needs. Equal neighbours in document_BT are one document.
+
+    mask_B1TS: True where a query may look, for documents that branch; None: at its document's past, of it at the last
+    `window` positions, its own included (0: all).
+    """
+    document_BT = functional.pad(document_BT, (0, -document_BT.shape[1] % TILE), value=-2)
+    rows, num_tokens = document_BT.shape
+    place_T, num_tiles = torch.arange(num_tokens), num_tokens // TILE
+    new_BT = document_BT[:, 1:] != document_BT[:, :-1]
+    start_BT = functional.pad(new_BT * place_T[1:], (1, 0)).cummax(dim=1).values
+    nearest_BN = start_BT[:, ::TILE]
+    if window:
+        nearest_BN = nearest_BN.maximum(place_T[::TILE] + 1 - window)
+    first_N = (nearest_BN // TILE + torch.arange(rows)[:, None] * num_tiles).flatten()
+    tile_N = torch.arange(rows * num_tiles)
+    needs_N = tile_N - first_N + 1
+    tiles_NT, place_NT = document_BT.view(-1, TILE), place_T.repeat(rows).view(-1, TILE)
+    lots = []
+    for needed in sorted(set(needs_N.tolist())):
+        mine_N = (needs_N == needed).nonzero()[:, 0]
+        keys_NM = first_N[mine_N, None] + torch.arange(needed)
+        query_NT1, key_N1S = place_NT[mine_N][:, :, None], place_NT[keys_NM].flatten(1)[:, None]
+        hidden_NTS = key_N1S > query_NT1
+        if mask_B1TS is None:
+            hidden_NTS |= tiles_NT[mine_N][:, :, None] != tiles_NT[keys_NM].flatten(1)[:, None]
+            if window:
+                hidden_NTS |= key_N1S <= query_NT1 - window
+        else:
+            last = mask_B1TS.shape[-1] - 1  # what was added at the end looks at itself only
+            seen_NTS = mask_B1TS[
+                mine_N[:, None, None] // num_tiles, 0, query_NT1.clamp(max=last), key_N1S.clamp(max=last)
+            ]
+            hidden_NTS |= torch.where((query_NT1 > last) | (key_N1S > last), query_NT1 != key_N1S, ~seen_NTS)
+        bias_NTS = torch.zeros(hidden_NTS.shape, dtype=dtype).masked_fill_(hidden_NTS, -math.inf)
+        lots.append(Lot(mine_N, keys_NM, bias_NTS))
+    return lots
+
+
+def tiled_attention(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    document_BT: Tensor,
+    mask_B1TS: Tensor | None = None,
+    window: int = 0,
+    lots: list[Lot] | None = None,
+) -> Tensor:
+    """mixed_BTHK on a CPU: softmax(q k^T / sqrt(K)) v. lots: `find_lots` of the three before it, where known."""
+    if torch.compiler.is_compiling():
+        mixed: Tensor = _tiled_op(q_BTHK, k_BTGK, v_BTGK, document_BT, mask_B1TS, window)
+        return mixed
+    if lots is None:
+        lots = find_lots(document_BT, mask_B1TS, window, q_BTHK.dtype)
+    return _Tiled.apply(q_BTHK, k_BTGK, v_BTGK, lots)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _tiles(x_BTHK: Tensor, num_groups: int) -> Tensor:
+    """[tiles of all rows, G, H / G x TILE, K]; rows are filled up to whole tiles with zeros."""
+    missing = -x_BTHK.shape[1] % TILE
+    x_BTHK = functional.pad(x_BTHK, (0, 0, 0, 0, 0, missing)) if missing else x_BTHK
+    num_heads, size = x_BTHK.shape[2:]
+    x_NTGRK = x_BTHK.reshape(-1, TILE, num_groups, num_heads // num_groups, size)
+    return x_NTGRK.permute(0, 2, 3, 1, 4).reshape(-1, num_groups, num_heads // num_groups * TILE, size)
+
+
+def _rows(tile_NGQK: Tensor, like_BTHK: Tensor) -> Tensor:
+    """The way back of `_tiles`."""
+    rows, num_tokens, heads, size = like_BTHK.shape
+    x_NGRTK = tile_NGQK.view(len(tile_NGQK), tile_NGQK.shape[1], -1, TILE, size).to(like_BTHK.dtype)
+    return x_NGRTK.permute(0, 3, 1, 2, 4).reshape(rows, -1, heads, size)[:, :num_tokens]
+
+
+def _queries(tile_NGQK: Tensor, lot: Lot) -> Tensor:
+    """[N x G, Q, K]: the heads that share a key head side by side."""
+    return tile_NGQK.index_select(0, lot.tile_N).flatten(0, 1)
+
+
+def _places(lot: Lot, num_groups: int) -> Tensor:
+    """Which tiles of which key head a lot needs, heads counted through: N x G x M."""
+    return (lot.key_tile_NM[:, None] * num_groups + torch.arange(num_groups)[:, None]).flatten()
+
+
+def _keys(tile_NGTK: Tensor, lot: Lot) -> Tensor:
+    """[N x G, S, K]."""
+    num_groups, size = tile_NGTK.shape[1], tile_NGTK.shape[-1]
+    return (
+        tile_NGTK.flatten(0, 1).index_select(0, _places(lot, num_groups)).view(len(lot.tile_N) * num_groups, -1, size)
+    )
+
+
+def _add_keys(into_NGTK: Tensor, lot: Lot, value: Tensor) -> None:
+    """The way back of `_keys`; a tile of keys may be needed by several of queries."""
+    num_groups, size = into_NGTK.shape[1], into_NGTK.shape[-1]
+    into_NGTK.flatten(0, 1).index_add_(0, _places(lot, num_groups), value.view(-1, TILE, size).to(into_NGTK.dtype))
+
+
+def _scaled(left: Tensor, right: Tensor, scale: float) -> Tensor:
+    return torch.baddbmm(left.new_empty(1, 1, 1), left, right, beta=0, alpha=scale)
+
+
+def _probabilities(q: Tensor, k: Tensor, lot: Lot) -> Tensor:
+    """softmax(q k^T / sqrt(K)), [N x G, H / G x TILE, S]."""
+    scores = _scaled(q, k.mT, 1 / math.sqrt(q.shape[-1]))
+    num_tiles, _, num_keys = lot.bias_NTS.shape
+    scores.view(num_tiles, -1, TILE, num_keys).add_(lot.bias_NTS[:, None])
+    return torch.softmax(scores, dim=-1)
+
+
+def _is_kept(lot: Lot) -> bool:
+    return lot.bias_NTS.shape[-1] <= KEPT_KEYS
+
+
+def _forward(
+    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, lots: list[Lot], kept: list[Tensor | None] | None
+) -> Tensor:
+    """kept: takes the probabilities of each lot, None where they are too many."""
+    num_groups = k_BTGK.shape[2]
+    q_NGQK, k_NGTK, v_NGTK = (_tiles(x, num_groups) for x in (q_BTHK, k_BTGK, v_BTGK))
+    mixed_NGQK = torch.empty_like(q_NGQK)
+    for lot in lots:
+        odds = _probabilities(_queries(q_NGQK, lot), _keys(k_NGTK, lot), lot)
+        mixed_NGQK.index_copy_(0, lot.tile_N, torch.bmm(odds, _keys(v_NGTK, lot)).view(-1, *q_NGQK.shape[1:]))
+        if kept is not None:
+            kept.append(odds if _is_kept(lot) else None)
+    return _rows(mixed_NGQK, q_BTHK)
+
+
+def _backward(
+    upstream_BTHK: Tensor,
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    lots: list[Lot],
+    kept: list[Tensor | None] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v.
+
+    With P the probabilities and U the upstream gradient: dv = P^T U; dS = P (dP - sum P dP) with dP = U v^T, which
+    torch has as the softmax's backward; dq = dS k / sqrt(K); dk = dS^T q / sqrt(K). dk and dv of a tile are summed over
+    the tiles that looked at it in float32.
+    """
+    num_groups, scale = k_BTGK.shape[2], 1 / math.sqrt(q_BTHK.shape[-1])
+    upstream_NGQK, q_NGQK = _tiles(upstream_BTHK, num_groups), _tiles(q_BTHK, num_groups)
+    k_NGTK, v_NGTK = _tiles(k_BTGK, num_groups), _tiles(v_BTGK, num_groups)
+    grad_q_NGQK, wide = torch.empty_like(q_NGQK), torch.promote_types(k_BTGK.dtype, torch.float32)
+    grad_k_NGTK, grad_v_NGTK = (torch.zeros(k_NGTK.shape, dtype=wide) for _ in range(2))
+    for number, lot in enumerate(lots):
+        q, upstream = _queries(q_NGQK, lot), _queries(upstream_NGQK, lot)
+        k, odds = _keys(k_NGTK, lot), kept[number] if kept is not None else None
+        if odds is None:
+            odds = _probabilities(q, k, lot)
+        _add_keys(grad_v_NGTK, lot, torch.bmm(odds.mT, upstream))
+        slope = torch._softmax_backward_data(torch.bmm(upstream, _keys(v_NGTK, lot).mT), odds, -1, odds.dtype)
+        grad_q_NGQK.index_copy_(0, lot.tile_N, _scaled(slope, k, scale).view(-1, *q_NGQK.shape[1:]))
+        _add_keys(grad_k_NGTK, lot, _scaled(slope.mT, q, scale))
+    return _rows(grad_q_NGQK, q_BTHK), _rows(grad_k_NGTK, k_BTGK), _rows(grad_v_NGTK, v_BTGK)
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, lots: list[Lot]) -> Tensor:
+        ctx.kept = [] if any(ctx.needs_input_grad) else None
+        ctx.lots = lots
+        ctx.save_for_backward(q_BTHK, k_BTGK, v_BTGK)
+        return _forward(q_BTHK, k_BTGK, v_BTGK, lots, ctx.kept)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        q_BTHK, k_BTGK, v_BTGK = ctx.saved_tensors
+        return (*_backward(upstream[0], q_BTHK, k_BTGK, v_BTGK, ctx.lots, ctx.kept), None)
+
+
+# The same as two operators that `torch.compile` takes as they are: which tiles are needed is data, which would break
+# its graph. Probabilities are always made again there, as an operator's outputs have known shapes.
+@torch.library.custom_op("penjing::tiled_attention", mutates_args=())
+def _tiled_op(
+    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, document_BT: Tensor, mask_B1TS: Tensor | None, window: int
+) -> Tensor:
+    lots = find_lots(document_BT, mask_B1TS, window, q_BTHK.dtype)
+    return _forward(q_BTHK, k_BTGK, v_BTGK, lots, None).contiguous()
+
+
+@torch.library.custom_op("penjing::tiled_attention_backward", mutates_args=())
+def _tiled_backward_op(
+    upstream_BTHK: Tensor,
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    document_BT: Tensor,
+    mask_B1TS: Tensor | None,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    lots = find_lots(document_BT, mask_B1TS, window, q_BTHK.dtype)
+    grad_q, grad_k, grad_v = _backward(upstream_BTHK, q_BTHK, k_BTGK, v_BTGK, lots, None)
+    return grad_q.contiguous(), grad_k.contiguous(), grad_v.contiguous()
+
+
+@_tiled_op.register_fake
+def _(q_BTHK: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(q_BTHK, memory_format=torch.contiguous_format)
+
+
+@_tiled_backward_op.register_fake
+def _(upstream_BTHK: Tensor, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    same = torch.contiguous_format
+    return (
+        torch.empty_like(q_BTHK, memory_format=same),
+        torch.empty_like(k_BTGK, memory_format=same),
+        torch.empty_like(v_BTGK, memory_format=same),
+    )
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.window = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx: Any, upstream_BTHK: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_tiled_backward_op(upstream_BTHK, *ctx.saved_tensors, ctx.window), None, None, None)
+
+
+_tiled_op.register_autograd(_gradients, setup_context=_keep_inputs)
+
+
+# --- CUDA ------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _varlen() -> tuple[Callable[..., Any], frozenset[str]] | None:
+    """torch's kernel (2.10 and later) with the names of its arguments; None where it is not there."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn, frozenset(inspect.signature(varlen_attn).parameters)
+
+
+def has_varlen(device: torch.device, dtype: torch.dtype, head_size: int, window: int = 0) -> bool:
+    """Whether `varlen_attention` serves such queries: half precision on a card that FlashAttention runs on."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or head_size > 256 or head_size % 8:
+        return False
+    found = _varlen()
+    if found is None or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    return "window_size" in found[1] or ("is_causal" in found[1] and not window)
+
+
+def varlen_attention(
+    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, edge_S: Tensor, longest: int, window: int = 0
+) -> Tensor:
+    """mixed_BTHK by torch's variable-length kernel (FlashAttention 2; 3 or 4 where activated).
+
+    edge_S: where each document starts in the rows laid end to end, then their end, int32; repeats of the end are
+    documents of no tokens. longest: at least the length of the longest. window: as in `tiled_attention`.
+    """
+    found = _varlen()
+    assert found is not None, "ask has_varlen first"
+    return call_varlen(*found, q_BTHK, k_BTGK, v_BTGK, edge_S, longest, window)
+
+
+def call_varlen(
+    kernel: Callable[..., Any],
+    names: frozenset[str],
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    edge_S: Tensor,
+    longest: int,
+    window: int,
+) -> Tensor:
+    """Call the kernel with the arguments that this version of torch knows.
+
+    2.10 has `is_causal` alone; 2.11 has `window_size`, whose left side leaves the query's own position out; 2.12 and
+    later want `enable_gqa` to be said, and without that name keys are repeated for each query head.
+    """
+    repeats = q_BTHK.shape[2] // k_BTGK.shape[2]
+    more: dict[str, Any] = {"window_size": (window - 1 if window else -1, 0)}
+    if "window_size" not in names:
+        more = {"is_causal": True}
+    if repeats > 1:
+        if "enable_gqa" in names:
+            more["enable_gqa"] = True
+        else:
+            k_BTGK, v_BTGK = (x.repeat_interleave(repeats, dim=2) for x in (k_BTGK, v_BTGK))
+    q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in (q_BTHK, k_BTGK, v_BTGK))
+    mixed_NHK: Tensor = kernel(q_NHK, k_NGK, v_NGK, edge_S, edge_S, longest, longest, **more)
+    return mixed_NHK.view(q_BTHK.shape)

@@ -1,0 +1,128 @@
+"""What a run costs: hours times a price, and electricity. Prices are the user's own; the few here are a start."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from penjing.base.config import read_toml
+from penjing.base.errors import UserError
+from penjing.plan.home import home
+
+PRICES_FILE = "prices.toml"  # in the user's folder: "RTX 4090" = "2.1 CNY", one line for each card
+# Of one card for an hour. The first is what MiniMind's README pays; the others are round figures of rented cards, to
+# be replaced by the user's own: prices move faster than code.
+PRICES = {
+    "RTX 3090": "1.3 CNY",
+    "RTX 4090": "2 CNY",
+    "A100": "1.5 USD",
+    "H100": "2.5 USD",
+    "H200": "3 USD",
+}
+HOST_WATTS = 100.0  # of a machine around its cards
+LOAD_SHARE = 0.9  # of a card's power limit that training draws
+CORE_WATTS = 8.0  # of a CPU core at full load
+_SIGNS = {"$": "USD", "¥": "CNY", "￥": "CNY", "€": "EUR", "rmb": "CNY", "yuan": "CNY", "元": "CNY"}
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    amount: float
+    currency: str
+
+    def __str__(self) -> str:
+        return f"{self.amount:.2f} {self.currency}" if self.amount < 1000 else f"{self.amount:,.0f} {self.currency}"
+
+
+def read_money(text: str, where: str) -> Money:
+    """`2.5USD`, `$2.5`, `20 CNY`, `1.3`: no unit means dollars. Raises UserError."""
+    found = re.fullmatch(r"\s*([^\d\s.-]*)\s*([0-9]*\.?[0-9]+)\s*([^\d\s.]*)\s*", text)
+    unit = (found[1] or found[3]) if found else ""
+    if found is None or (found[1] and found[3]):
+        raise UserError("not a price", where=where, got=repr(text), wanted="such as 2.5USD, 20CNY or $2.5")
+    currency = _SIGNS.get(unit.lower(), unit.upper() or "USD")
+    if not re.fullmatch(r"[A-Z]{3}", currency):
+        raise UserError("unknown currency", where=where, got=repr(unit), wanted="three letters, such as USD or CNY")
+    return Money(float(found[2]), currency)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """Of one device for an hour, and who says so."""
+
+    hour: Money
+    source: str
+
+
+def price_of(card: str, given: str = "") -> Price | None:
+    """What the user gave, else what the user's file says, else the table here; None if nobody knows."""
+    if given:
+        return Price(hour=read_money(given, "--price"), source="as given")
+    path: Path = home() / PRICES_FILE
+    if path.is_file():
+        own = {name: str(value) for name, value in read_toml(path).items()}
+        if card in own:
+            return Price(hour=read_money(own[card], f"{path}: {card}"), source=str(path))
+    if card in PRICES:
+        return Price(hour=read_money(PRICES[card], card), source="a round figure; give --price, or edit prices.toml")
+    return None
+
+
+def cost(price: Price, seconds: float, devices: int) -> Money:
+    return Money(price.hour.amount * seconds / 3600 * devices, price.hour.currency)
+
+
+def kilowatt_hours(seconds: float, devices: int, watts: float, cores: int = 0) -> float:
+    """An estimate: cards at nine tenths of their limit and the machine around them; of a CPU, its cores."""
+    power = devices * watts * LOAD_SHARE + HOST_WATTS if watts else CORE_WATTS * max(1, cores)
+    return power * seconds / 3.6e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a run may take at most; 0 or None: no limit."""
+
+    seconds: float = 0.0
+    memory_bytes: int = 0
+    money: Money | None = None
+
+
+_TIMES = {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "hour": 3600, "hours": 3600, "d": 86400, "day": 86400}
+_SIZES = {"gib": 2**30, "mib": 2**20, "tib": 2**40, "gb": 10**9, "mb": 10**6, "tb": 10**12, "g": 2**30}
+
+
+def read_budget(text: str) -> Budget:
+    """`3h`, `90min`, `24GB`, `24GiB`, `20CNY`, `$5`; several with commas. Raises UserError for an unknown unit."""
+    budget: dict[str, object] = {}
+    for word in text.split(","):
+        found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", word)
+        number, unit = (float(found[1]), found[2].lower()) if found else (0.0, "")
+        if unit in _TIMES:
+            budget["seconds"] = number * _TIMES[unit]
+        elif unit in _SIZES:
+            budget["memory_bytes"] = int(number * _SIZES[unit])
+        else:
+            try:
+                if word.strip().replace(".", "").isdigit():  # hours, gigabytes, dollars?
+                    raise UserError("no unit")
+                budget["money"] = read_money(word, "--budget")
+            except UserError:
+                raise UserError(
+                    "not a budget", where="--budget", got=repr(word), wanted="such as 3h, 90min, 24GB, 20CNY or $5"
+                ) from None
+    return Budget(**budget)  # type: ignore[arg-type]  # by name
+
+
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+
+
+def read_count(text: str, where: str) -> int:
+    """`64M`, `1.2B`, `10000`. Raises UserError for anything else, and for what is not above zero."""
+    found = re.fullmatch(r"\s*(-?[0-9][0-9_,]*\.?[0-9]*(?:e[0-9]+)?)\s*([A-Za-z]?)\s*", text, flags=re.IGNORECASE)
+    if found is None or found[2].lower() not in _COUNTS:
+        raise UserError("not a number", where=where, got=repr(text), wanted="such as 64M, 1.2B or 10000")
+    number = float(found[1].replace(",", "").replace("_", "")) * _COUNTS[found[2].lower()]
+    if number <= 0:
+        raise UserError("not above zero", where=where, got=repr(text), wanted="such as 64M, 1.2B or 10000")
+    return round(number)

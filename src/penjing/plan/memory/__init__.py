@@ -1,0 +1,23 @@
+"""Memory of a training step without a GPU: a trace on the meta device, replayed through the allocator's rules.
+
+`trace.py` records, `disguise.py` makes code take the target's paths, `allocator.py` replays, `peak.py` sums up.
+What a `Run` is made of is put together one floor up, in `penjing/train/trace.py`.
+"""
+
+from penjing.plan.memory.allocator import CachingAllocator, OutOfMemory
+from penjing.plan.memory.disguise import Disguise
+from penjing.plan.memory.peak import MemoryPlan, plan_from, replay
+from penjing.plan.memory.target import Target
+from penjing.plan.memory.trace import Trace, Tracer
+
+__all__ = [
+    "CachingAllocator",
+    "Disguise",
+    "MemoryPlan",
+    "OutOfMemory",
+    "Target",
+    "Trace",
+    "Tracer",
+    "plan_from",
+    "replay",
+]

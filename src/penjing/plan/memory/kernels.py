@@ -1,0 +1,62 @@
+"""What CUDA kernels do that torch's description of an operation does not say: memory they take while they run.
+
+Sources: pytorch's `flash_attn/flash_api.cpp` (mha_bwd), `attention_backward.cu`, `Embedding.cu`, `CUDABlas.cpp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+WORKSPACE = -1  # stands for the bytes of a workspace of the matrix library, which depend on the device
+
+_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_grouped_mm", "aten::addmm_")
+
+
+def is_product(name: str) -> bool:
+    """Whether an operation goes to the matrix library (and thereby makes its workspace)."""
+    return name.split(".")[0] in _PRODUCTS
+
+
+def temporaries(name: str, args: tuple[Any, ...], out: Any) -> Iterator[int]:
+    """Sizes in bytes of what the CUDA kernel of an operation holds only while it runs."""
+    name = name.split(".")[0]
+    if name in (
+        "aten::_scaled_dot_product_flash_attention_backward",
+        "aten::_scaled_dot_product_cudnn_attention_backward",
+    ):
+        query_BHTK, key_BGSK = args[1], args[2]
+        rows, heads, tokens, width = query_BHTK.shape
+        yield from _flash_backward(rows, heads, tokens, key_BGSK.shape[2], width, key_BGSK)
+    elif name in ("torch_attn::_varlen_attn_backward", "aten::_flash_attention_backward"):
+        query_NHK, key_NGK = args[1], args[2]
+        tokens, heads, width = query_NHK.shape[-3:]
+        yield from _flash_backward(1, heads, tokens, key_NGK.shape[-3], width, key_NGK, key_heads_at=-2)
+    elif name == "aten::_scaled_dot_product_efficient_attention_backward":
+        query_BHTK = args[1]
+        rows, heads, tokens, width = query_BHTK.shape
+        yield rows * heads * tokens * 4  # delta, the row sums of out * grad out
+        if query_BHTK.element_size() < 4:
+            yield rows * heads * tokens * width * 4  # the query's gradient is summed in float32
+    elif name == "aten::embedding_dense_backward":
+        indices = args[1]
+        if indices.numel() > 3072:  # fewer are not sorted
+            for _ in range(4):  # indices and their places, before and after the sort
+                yield indices.numel() * indices.element_size()
+
+
+def _flash_backward(
+    rows: int, heads: int, tokens: int, keys: int, width: int, key: Tensor, key_heads_at: int = 1
+) -> Iterator[int]:
+    rounded_tokens, rounded_width = _round(tokens, 128), _round(width, 32)
+    yield rows * heads * rounded_tokens * 4  # softmax_d
+    yield rows * heads * rounded_tokens * rounded_width * 4  # dq_accum
+    if key.shape[key_heads_at] != heads:
+        for _ in range(2):  # dk and dv of every query head, summed by key head at the end
+            yield rows * heads * keys * width * key.element_size()
+
+
+def _round(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

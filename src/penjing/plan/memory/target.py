@@ -1,0 +1,38 @@
+"""The device a step is traced for, as far as memory is concerned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a device does with memory.
+
+    context_bytes: held by driver and runtime outside PyTorch's count, from the first operation on; 0.47 GiB was
+    measured with modules loaded lazily on an A100 with torch 2.1 (S. Bekman, "Machine Learning Engineering"), so for
+    every other card it is an estimate unless a profile measured it.
+    """
+
+    kind: Literal["cuda", "cpu"] = "cuda"
+    name: str = "A100"
+    capability: tuple[int, int] = (8, 0)  # of CUDA's architectures
+    memory_bytes: int = 0  # that the driver reports in all; 0 = not known
+    context_bytes: int = int(0.47 * GIB)
+    context_source: str = "estimate: 0.47 GiB as measured on an A100, torch 2.1, lazy loading"
+    expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF of the run
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What cuBLAS is given for each handle and stream (`getChosenWorkspaceSize` in CUDABlas.cpp)."""
+        if self.kind != "cuda":
+            return 0
+        return 32 << 20 if self.capability[0] in (9, 10, 12) else 4096 * 1024 * 2 + 16 * 1024 * 8
+
+    @property
+    def room_bytes(self) -> int:
+        """What is left for PyTorch's segments; 0 = not known."""
+        return max(1, self.memory_bytes - self.context_bytes) if self.memory_bytes else 0

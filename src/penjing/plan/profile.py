@@ -1,0 +1,127 @@
+"""A machine's own figures, measured once (`penjing profile`) and kept: level L1 of a plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penjing.base.files import read_json, write_json
+from penjing.plan.home import home
+from penjing.plan.machine import LAUNCH_SECONDS, PCIE_BYTES_PER_SECOND, Machine, Product
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """What figures hold for. A profile whose key is another one is out of date and says in what."""
+
+    device: str  # as the driver or the processor calls itself
+    kind: str  # cuda or cpu
+    driver: str
+    torch: str
+    cuda: str
+    power_limit_watts: float  # 0 = not known
+    threads: int  # of a CPU; 0 for others
+    devices: int = 1
+
+    @property
+    def name(self) -> str:
+        """Of the file: one for each device and number of threads, so that a newer profile replaces an older one."""
+        threads = f"-{self.threads}-threads" if self.threads else ""
+        return re.sub(r"[^A-Za-z0-9]+", "-", self.device).strip("-") + threads
+
+    def differences(self, other: Key) -> list[str]:
+        """Fields in which they differ, in words."""
+        mine, theirs = asdict(self), asdict(other)
+        return [f"{name} {theirs[name]} -> {mine[name]}" for name in mine if mine[name] != theirs[name]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What was measured. Rates in FLOPs and bytes per second; `spread`: (slowest - fastest) / median of its tries."""
+
+    key: Key
+    created: str  # UTC
+    seconds: float  # that measuring took
+    squares: list[dict[str, Any]]  # {"size", "dtype", "flops_per_second", "spread"}
+    shapes: list[dict[str, Any]] = field(default_factory=list)  # {"rows", "inner", "outputs", "dtype", ...}
+    attention_flops_per_second: dict[str, float] = field(default_factory=dict)  # by dtype, fused, forward and backward
+    copy_bytes_per_second: float
+    launch_seconds: float
+    context_bytes: int
+    memory_bytes: int
+    all_reduce_bytes_per_second: float = 0.0  # 0 = one device
+    version: int = VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, known: Mapping[str, Any]) -> Profile:
+        return cls(**{**known, "key": Key(**known["key"])})
+
+    def machine(self) -> Machine:
+        """The rates as a plan takes them: large squares for products in general, own shapes where they are like."""
+        best: dict[str, float] = {}
+        for square in self.squares:
+            best[square["dtype"]] = max(best.get(square["dtype"], 0.0), square["flops_per_second"])
+        products = tuple(
+            Product(**{name: one[name] for name in ("rows", "inner", "outputs", "dtype", "flops_per_second")})
+            for one in self.shapes
+        )
+        shares = [rate / best[dtype] for dtype, rate in self.attention_flops_per_second.items() if best.get(dtype)]
+        kind = "cuda" if self.key.kind == "cuda" else "cpu"
+        return Machine(
+            name=self.key.device,
+            kind=kind,  # type: ignore[arg-type]  # one of the two
+            level="L1",
+            source=f"profile of {self.created[:10]}",
+            product_flops=best,
+            attention_share=max(shares) if shares else 0.3,
+            bytes_per_second=self.copy_bytes_per_second,
+            # A training step's operations take Python and autograd besides the launch that was measured.
+            launch_seconds=max(self.launch_seconds, LAUNCH_SECONDS) if kind == "cuda" else self.launch_seconds,
+            bus_bytes_per_second=self.all_reduce_bytes_per_second or PCIE_BYTES_PER_SECOND,
+            memory_bytes=self.memory_bytes,
+            watts=self.key.power_limit_watts,
+            peak_flops=best if kind == "cpu" else {},
+            context_bytes=self.context_bytes,
+            products=products,
+        )
+
+
+def folder() -> Path:
+    return home() / "profiles"
+
+
+def save_profile(profile: Profile) -> Path:
+    path = folder() / f"{profile.key.name}.json"
+    write_json(path, profile.to_dict())
+    return path
+
+
+def find_profile(key: Key) -> tuple[Profile, list[str]] | None:
+    """The stored profile of this device, and in what its key is another one by now; None if there is none."""
+    path = folder() / f"{key.name}.json"
+    if not path.is_file():
+        return None
+    known = read_json(path)
+    if known.get("version") != VERSION:
+        return None
+    profile = Profile.from_dict(known)
+    return profile, key.differences(profile.key)
+
+
+def profile_called(card: str) -> Profile | None:
+    """A profile of a device whose name holds `card`, such as one copied from another machine; None if there is none."""
+    wanted = re.sub(r"[^a-z0-9]", "", card.lower())
+    for path in sorted(folder().glob("*.json")):
+        known = read_json(path)
+        plain = re.sub(r"[^a-z0-9]", "", str(known.get("key", {}).get("device", "")).lower())
+        if known.get("version") == VERSION and plain.endswith(wanted):
+            return Profile.from_dict(known)
+    return None

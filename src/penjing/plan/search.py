@@ -1,0 +1,56 @@
+"""Which ways of cutting a step fit a memory, and which of them nothing beats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to take a step on each of some devices, traced and timed. Bytes and seconds."""
+
+    micro_rows: int
+    passes: int
+    row_tokens: int
+    checkpointing: str
+    sharding: str
+    peak_bytes: int
+    seconds: float  # of a step
+    tokens_per_second: float
+
+
+def fitting(candidates: Sequence[Candidate], room_bytes: int) -> list[Candidate]:
+    """Those that fit, fastest first."""
+    return sorted(
+        (each for each in candidates if each.peak_bytes <= room_bytes), key=lambda each: -each.tokens_per_second
+    )
+
+
+def pareto(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that no other beats in memory and in speed at once, of equal row length; least memory first.
+
+    Of two with the same figures the one found first stays.
+    """
+    kept: list[Candidate] = []
+    for one in candidates:
+        beaten = any(_beats(other, one) for other in candidates)
+        twin = any((two.peak_bytes, two.tokens_per_second, two.row_tokens) == _figures(one) for two in kept)
+        if not beaten and not twin:
+            kept.append(one)
+    return sorted(kept, key=lambda each: (each.row_tokens, each.peak_bytes))
+
+
+def _figures(one: Candidate) -> tuple[int, float, int]:
+    return one.peak_bytes, one.tokens_per_second, one.row_tokens
+
+
+def _beats(one: Candidate, other: Candidate) -> bool:
+    no_worse = one.peak_bytes <= other.peak_bytes and one.tokens_per_second >= other.tokens_per_second
+    better = one.peak_bytes < other.peak_bytes or one.tokens_per_second > other.tokens_per_second
+    return one.row_tokens == other.row_tokens and no_worse and better
+
+
+def divisors(number: int) -> list[int]:
+    """Smallest first."""
+    return [each for each in range(1, number + 1) if number % each == 0]

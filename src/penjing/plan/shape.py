@@ -1,0 +1,136 @@
+"""What a plan needs to know of a model: sizes of its matrices, whoever made it. Ours, or of any `config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penjing.base.errors import UserError
+from penjing.model.config import ModelConfig
+from penjing.plan.flops import parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A decoder of `layers` blocks. Sizes count values, not bytes."""
+
+    layers: int
+    width: int  # D, of the residual stream
+    heads: int
+    query_size: int  # H x K, all query heads together
+    key_size: int  # G x K, all key heads together
+    mlp_size: int  # F, of a dense block
+    mlp_matrices: int  # 3 with a gate (SwiGLU), 2 without
+    vocabulary: int
+    parameters: int  # all of them
+    windows: tuple[int, ...] = ()  # keys a query of each layer sees at most; 0 = all; empty: all layers see all
+    dense_layers: int = -1  # how many have a plain MLP; -1 = all
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    shared_size: int = 0  # F of the shared experts together
+    small_blocks: int = 0  # kernels of one block's forward pass beside products and attention; 0 = as for ours
+
+    @property
+    def num_dense(self) -> int:
+        return self.layers if self.dense_layers < 0 else self.dense_layers
+
+    @property
+    def block_matrices(self) -> int:
+        """Values of the matrices one token goes through, all blocks together: M without the head."""
+        attention = self.layers * self.width * (2 * self.query_size + 2 * self.key_size)
+        dense = self.num_dense * self.mlp_matrices * self.width * self.mlp_size
+        through = self.experts_per_token * self.expert_size + self.shared_size
+        mixture = (self.layers - self.num_dense) * (3 * self.width * through + self.width * self.experts)
+        return attention + dense + mixture
+
+    @property
+    def matrices(self) -> int:
+        """The same with the output head."""
+        return self.block_matrices + self.width * self.vocabulary
+
+
+def shape_of(config: ModelConfig) -> Shape:
+    """The shape of a model of ours."""
+    layers = config.num_layers
+    return Shape(
+        layers=layers,
+        width=config.hidden_size,
+        heads=config.num_heads,
+        query_size=config.num_heads * config.head_size,
+        key_size=config.num_kv_heads * config.head_size,
+        mlp_size=config.mlp_size,
+        mlp_matrices=3,
+        vocabulary=config.vocabulary_size,
+        parameters=parameters(config).total,
+        windows=tuple(config.window(layer) for layer in range(layers)) if config.sliding_window else (),
+        dense_layers=sum(config.is_dense_layer(layer) for layer in range(layers)),
+        experts=config.experts,
+        experts_per_token=config.experts_per_token,
+        expert_size=config.expert_size,
+        shared_size=config.shared_expert_size,
+    )
+
+
+_PLAIN_MLP = ("gpt2", "gpt_neox", "gpt_neo", "opt", "bloom", "falcon", "mpt", "phi", "starcoder2", "codegen", "gptj")
+
+
+def shape_from_hf(given: Mapping[str, Any], where: object) -> Shape:
+    """The shape that a `config.json` describes, of classes that we do not train as well. Raises UserError for none.
+
+    Only what costs time and memory is read; parameters are counted from the matrices, norms and positions included
+    where the class has them.
+    """
+
+    def first(*names: str, default: int | None = None) -> int:
+        for name in names:
+            value = given.get(name)
+            if isinstance(value, int) and value > 0:
+                return value
+        if default is None:
+            raise UserError("not a model's config.json", where=where, wanted=f"a whole number for {names[0]!r}")
+        return default
+
+    kind = str(given.get("model_type", ""))
+    width = first("hidden_size", "n_embd", "d_model")
+    layers = first("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    heads = first("num_attention_heads", "n_head", "n_heads")
+    head = first("head_dim", default=max(1, width // heads))
+    key_heads = first("num_key_value_heads", "num_kv_heads", default=heads)
+    inner = first("intermediate_size", "n_inner", "ffn_dim", default=first("expansion_ratio", default=4) * width)
+    vocabulary = first("vocab_size", "padded_vocab_size")
+    gated = 2 if kind in _PLAIN_MLP else 3
+    experts = first("num_local_experts", "num_experts", "n_routed_experts", default=0)
+    chosen = first("num_experts_per_tok", default=2 if experts else 0)
+    expert_size = first("moe_intermediate_size", default=inner) if experts else 0
+    shared = first("shared_expert_intermediate_size", default=0) if experts else 0
+    shared += first("n_shared_experts", default=0) * expert_size if experts else 0
+    dense = first("first_k_dense_replace", default=0) if experts else layers
+    tied = bool(given.get("tie_word_embeddings", kind in ("gpt2", "opt", "bloom", "mpt", "gemma", "gemma2", "gemma3")))
+    window = given.get("sliding_window")
+    windowed = isinstance(window, int) and window > 0 and bool(given.get("use_sliding_window", True))
+    positions = first("n_positions", "max_position_embeddings", default=0) if kind in ("gpt2", "opt") else 0
+    table = vocabulary * width
+    mlp = dense * gated * width * inner
+    mlp += (layers - dense) * (3 * width * (experts * expert_size + shared) + width * experts)
+    attention = layers * width * (2 * heads * head + 2 * key_heads * head)
+    vectors = layers * width * (13 if kind == "gpt2" else 2) + width * (2 if kind == "gpt2" else 1)
+    total = table * (1 if tied else 2) + positions * width + attention + mlp + vectors
+    return Shape(
+        layers=layers,
+        width=width,
+        heads=heads,
+        query_size=heads * head,
+        key_size=key_heads * head,
+        mlp_size=inner,
+        mlp_matrices=gated,
+        vocabulary=vocabulary,
+        parameters=total,
+        windows=(int(window),) * layers if windowed and isinstance(window, int) else (),
+        dense_layers=dense,
+        experts=experts,
+        experts_per_token=chosen,
+        expert_size=expert_size,
+        shared_size=shared,
+    )

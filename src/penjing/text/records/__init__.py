@@ -1,0 +1,68 @@
+"""From any file people have to records: documents to read, chats to answer, and line-exact errors.
+
+Files (each also as `.gz`, except parquet): `.txt` `.md` (cut into documents), `.py` (one document), `.jsonl`, `.json`
+(an array, lines, or one object), `.csv` `.tsv` (first row names the columns) and `.parquet`.
+
+A document record has its text in `text`, else `content`, else `raw_content`; the text is handed over unchanged.
+A chat record may have any of these shapes, told apart record by record:
+
+- MiniMind   {"conversations": [{"role", "content", "reasoning_content"?, "tools"?, "tool_calls"?}]}
+- OpenAI     {"messages": [{"role", "content", "tool_calls"?}], "tools"?}
+- ShareGPT   {"conversations": [{"from": "human|gpt|system|function_call|observation", "value"}], "system"?, "tools"?}
+- Firefly    {"conversation": [{"human", "assistant"}]}
+- Alpaca     {"instruction", "input"?, "output", "system"?, "history"?}; with `en_` and `zh_` fields it is two chats
+- plain      {"prompt" | "question", "response" | "answer" | "completion" | "std_answer", "system"?}
+
+A record of preferences is a pair or one judged answer; where an answer is a list of messages it may hold the prompt:
+
+- pair       {"chosen": [messages], "rejected": [messages]}, or with "prompt" (text or messages) and answers of text
+- judged     {"prompt", "completion", "label": true | false}, or a chat in any field of messages with "label"
+
+Everything is read lazily: memory holds one record (a JSON array is decoded value by value), never a file.
+"""
+
+from penjing.text.records.files import guess_encoding, list_files
+from penjing.text.records.kinds import (
+    ANSWER_FIELDS,
+    CHAT_FIELDS,
+    FORMATS,
+    PLAIN_FORMATS,
+    QUESTION_FIELDS,
+    ROLES,
+    SEPARATOR,
+    TEXT_FIELDS,
+    Chat,
+    Document,
+    Judged,
+    Kind,
+    Message,
+    OnSkip,
+)
+from penjing.text.records.quarantine import DEFAULT_MAX_BAD, Quarantine
+from penjing.text.records.read import read_chats, read_documents, read_preferences, read_prompts, sniff
+
+__all__ = [
+    "ANSWER_FIELDS",
+    "CHAT_FIELDS",
+    "DEFAULT_MAX_BAD",
+    "FORMATS",
+    "PLAIN_FORMATS",
+    "QUESTION_FIELDS",
+    "ROLES",
+    "SEPARATOR",
+    "TEXT_FIELDS",
+    "Chat",
+    "Document",
+    "Judged",
+    "Kind",
+    "Message",
+    "OnSkip",
+    "Quarantine",
+    "guess_encoding",
+    "list_files",
+    "read_chats",
+    "read_documents",
+    "read_preferences",
+    "read_prompts",
+    "sniff",
+]

@@ -1,0 +1,84 @@
+"""Chats from records of any shape; the shapes are told apart record by record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from penjing.base.errors import UserError
+from penjing.text.records.kinds import ANSWER_FIELDS, CHAT_FIELDS, QUESTION_FIELDS, Chat, Message
+from penjing.text.records.place import Place, either, names_of, present, text_of, type_name
+from penjing.text.records.rows import kind_of, unknown_record
+from penjing.text.records.turns import conversation, says_nothing, system_of, turns_of
+
+
+def chats_of(record: Mapping[str, Any], place: Place) -> Iterator[Chat]:
+    kind = kind_of(record)
+    if kind == "preferences":
+        raise UserError(
+            "preference data, not chats", where=place, got=names_of(list(record)), next_step="Use it for DPO or KTO."
+        )
+    if present(record, CHAT_FIELDS):
+        yield _chat(*turns_of(record, place), place)
+    elif "instruction" in record:
+        yield _from_alpaca(record, "", place)
+    elif "en_instruction" in record or "zh_instruction" in record:
+        for prefix in ("en_", "zh_"):
+            if prefix + "instruction" in record:
+                yield _from_alpaca(record, prefix, place)
+    elif present(record, QUESTION_FIELDS):
+        yield _from_pair(record, place)
+    elif kind == "documents":
+        got = names_of(list(record))
+        raise UserError("a document, not a chat", where=place, got=got, next_step="Use it to pretrain.")
+    else:
+        raise unknown_record(record, place)
+
+
+def _chat(messages: list[Message], tools: tuple[dict[str, Any], ...], place: Place) -> Chat:
+    if not any(message.role == "assistant" for message in messages):
+        roles = ", ".join(message.role for message in messages[:8]) or "no message at all"
+        raise UserError("no assistant turn", where=place, got=roles, wanted="at least one answer to learn from")
+    return conversation(messages, tools, place)
+
+
+def _from_alpaca(record: Mapping[str, Any], prefix: str, place: Place) -> Chat:
+    if prefix + "output" not in record:
+        raise UserError(f"no field {prefix}output", where=place, got=names_of(list(record)))
+    messages = system_of(record, place)
+    for pair in record.get("history") or []:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            got = type_name(pair)
+            raise UserError("field history is not pairs", where=place, got=got, wanted="[question, answer]")
+        messages.append(Message(role="user", content=text_of(pair[0], "history", place)))
+        messages.append(Message(role="assistant", content=text_of(pair[1], "history", place)))
+    asked = [text_of(record.get(prefix + name), prefix + name, place) for name in ("instruction", "input")]
+    messages.append(Message(role="user", content="\n".join(part for part in asked if part.strip())))
+    messages.append(Message(role="assistant", content=text_of(record[prefix + "output"], prefix + "output", place)))
+    return _chat(messages, (), place)
+
+
+def _from_pair(record: Mapping[str, Any], place: Place) -> Chat:
+    question = present(record, QUESTION_FIELDS)
+    answer = next((name for name in ANSWER_FIELDS if name in record), None)
+    assert question is not None
+    if answer is None:
+        got = names_of(list(record))
+        raise UserError("a question without an answer", where=place, got=got, wanted=either(ANSWER_FIELDS))
+    messages = system_of(record, place)
+    messages.append(Message(role="user", content=text_of(record[question], question, place)))
+    messages.append(Message(role="assistant", content=text_of(record[answer], answer, place)))
+    return _chat(messages, (), place)
+
+
+def prompt_of(record: Mapping[str, Any], place: Place) -> Chat:
+    """A conversation that waits for an answer; an empty assistant turn at its end is dropped. Raises UserError."""
+    if not present(record, CHAT_FIELDS):
+        raise UserError("no conversation", where=place, got=names_of(list(record)), wanted=either(CHAT_FIELDS))
+    messages, tools = turns_of(record, place)
+    if messages and messages[-1].role == "assistant" and says_nothing(messages[-1]):
+        messages.pop()
+    if not messages or messages[-1].role not in ("user", "tool"):
+        got = messages[-1].role if messages else "no message at all"
+        raise UserError("the last turn asks nothing", where=place, got=got, wanted="a user turn")
+    return conversation(messages, tools, place)

@@ -1,0 +1,82 @@
+"""Preferences: pairs of answers, and single answers with a judgement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from penjing.base.errors import UserError
+from penjing.text.records.kinds import ANSWER_FIELDS, CHAT_FIELDS, QUESTION_FIELDS, Chat, Judged, Message
+from penjing.text.records.place import Place, names_of, present, text_of, type_name
+from penjing.text.records.turns import conversation, system_of, tools_of, turns_of
+
+
+def judged_of(record: Mapping[str, Any], place: Place) -> Judged:
+    if "chosen" in record or "rejected" in record:
+        chats = tuple(_answered(record, name, place) for name in ("chosen", "rejected"))
+        margin = record.get("margin") or 0.0
+        if isinstance(margin, bool) or not isinstance(margin, (int, float)):
+            raise UserError("field margin is not a number", where=place, got=type_name(margin), wanted="a number")
+        if not _is_finite(margin):
+            raise UserError("field margin is not a number", where=place, got=str(margin)[:40], wanted="a finite number")
+        return Judged(chats=chats, wanted=(True, False), margin=float(margin))
+    label = record.get("label")
+    if label is None:
+        raise UserError(
+            "not a preference",
+            where=place,
+            got=names_of(list(record)),
+            wanted="chosen and rejected, or an answer and label",
+        )
+    if label not in (True, False):
+        raise UserError("field label is not a judgement", where=place, got=repr(label)[:40], wanted="true or false")
+    if present(record, CHAT_FIELDS):
+        chat = _ending_in_answer(*turns_of(record, place), present(record, CHAT_FIELDS) or "", place)
+    else:
+        chat = _answered(record, next((name for name in ANSWER_FIELDS if name in record), "completion"), place)
+    return Judged(chats=(chat,), wanted=(bool(label),))
+
+
+def _answered(record: Mapping[str, Any], name: str, place: Place) -> Chat:
+    """The conversation that ends with the answer in field `name`: text, messages after the prompt, or all messages."""
+    answer = record.get(name)
+    if answer is None:
+        raise UserError(f"no field {name}", where=place, got=names_of(list(record)), wanted=name)
+    asked, tools = _asked(record, place)
+    if isinstance(answer, list):
+        messages, more = turns_of({CHAT_FIELDS[0]: answer}, place, called=name)
+        tools = more or tools
+        if messages and messages[0].role not in ("assistant", "tool"):
+            return _ending_in_answer(system_of(record, place) + messages, tools, name, place)
+    else:
+        messages = [Message(role="assistant", content=text_of(answer, name, place))]
+    if not asked:
+        got = names_of(list(record))
+        raise UserError(f"field {name} is an answer without a prompt", where=place, got=got, wanted="prompt")
+    return _ending_in_answer(system_of(record, place) + asked + messages, tools, name, place)
+
+
+def _asked(record: Mapping[str, Any], place: Place) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
+    name = present(record, QUESTION_FIELDS)
+    if name is None or not isinstance(record[name], list):
+        text = text_of(record[name], name, place) if name else ""
+        return [Message(role="user", content=text)] if text.strip() else [], tools_of(record.get("tools"), place)
+    messages, tools = turns_of({CHAT_FIELDS[0]: record[name], "tools": record.get("tools")}, place, called=name)
+    return messages, tools
+
+
+def _ending_in_answer(messages: list[Message], tools: tuple[dict[str, Any], ...], name: str, place: Place) -> Chat:
+    if len(messages) < 2 or messages[-1].role != "assistant":
+        got = ", ".join(message.role for message in messages[-8:]) or "no message at all"
+        raise UserError(
+            f"field {name} does not end with an answer", where=place, got=got, wanted="an assistant turn last"
+        )
+    return conversation(messages, tools, place)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False

@@ -1,0 +1,68 @@
+"""Where a record stands, and the parts of its error lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penjing.base.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A file and a line."""
+
+    path: Path
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
+class RestLost(UserError):
+    """Damage after which nobody can say where the next record begins: the rest of the file is not read."""
+
+
+def present(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of `names` that a record has, and not as null."""
+    return next((name for name in names if record.get(name) is not None), None)
+
+
+def names_of(names: Sequence[object]) -> str:
+    """Field names for an error line: at most ten, none longer than thirty characters."""
+    shown = [text if len(text) <= 30 else text[:27] + "..." for text in map(str, names[:10])]
+    return "the fields " + ", ".join(shown) + (", ..." if len(names) > 10 else "") if names else "no field at all"
+
+
+def type_name(value: object) -> str:
+    if value is None:
+        return "null"
+    return {dict: "an object", list: "a list", str: "text", bool: "true or false"}.get(type(value), "a number")
+
+
+def text_of(value: object, field: str, place: Place) -> str:
+    """`value` as text that can be written as UTF-8; null is empty. `field` names it in the error."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"field {field} is not text", where=place, got=type_name(value), wanted="text")
+    if "\0" in value:
+        got = f"character {value.index(chr(0)) + 1}"
+        raise UserError(f"field {field} has a zero byte", where=place, got=got, wanted="text")
+    if not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"field {field} has half a character",
+                where=place,
+                got=f"\\u{ord(value[error.start]):04x} without its pair at character {error.start + 1}",
+            ) from None
+    return value
+
+
+def either(names: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return ", ".join(names[:-1]) + " or " + names[-1]

@@ -1,0 +1,115 @@
+"""A continued run must be the run that was begun: what differs is named, field by field, unless it was allowed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penjing.base import config
+from penjing.base.errors import UserError, suggest
+from penjing.checkpoint.load import Checkpoint
+from penjing.train.run import Run
+
+# Settings that may differ when a run is continued: they do not change what is computed.
+FREE_TO_CHANGE = (
+    "compute.device",
+    "compute.threads",
+    "compute.dtype",  # what it comes to is compared, as `precision`
+    "track",
+    "save",
+    "sample",
+    "validate",
+    "out",
+    "batch.micro_rows",
+    "data.prefetch",
+    "data.train",  # what the files hold is compared, as `data`
+    "data.max_bad",
+)
+# What a checkpoint knows beside the settings, by the names they are allowed under.
+FACTS = ("data", "tokenizer", "template", "precision")
+_SHOWN = 12  # differences in one error line
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field and its two values; `known` is what the checkpoint has."""
+
+    field: str
+    known: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.field} was {_shown(self.known)}, is {_shown(self.now)}"
+
+
+def differences(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint) -> list[Difference]:
+    """Every field in which `run` and its facts differ from what the checkpoint was made with, by name."""
+    before, now = _settings_of(checkpoint), dict(_flat(json.loads(json.dumps(config.to_dict(run)))))
+    found = [
+        Difference(key, before.get(key), now.get(key))
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and not _is_one_of(key, FREE_TO_CHANGE)
+    ]
+    saved = checkpoint.state()
+    for name in FACTS:
+        known = saved.get(name)  # checkpoints from before it was written down say nothing
+        if known is not None and name in facts and known != facts[name]:
+            found.append(Difference(name, known, facts[name]))
+    return found
+
+
+def check_same_run(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint, allowed: Sequence[str]) -> list[str]:
+    """Lines about differences that were allowed. Raises UserError with all that were not.
+
+    allowed: names of fields, or of groups of them such as `optimizer`.
+    """
+    found = differences(run, facts, checkpoint)
+    choices = {*_flat_names(run), *FACTS}
+    for name in allowed:
+        if not any(_is_one_of(choice, [name]) for choice in choices):
+            raise UserError("no such field", where="--allow-change", got=name, next_step=suggest(name, choices))
+    refused = [difference for difference in found if not _is_one_of(difference.field, allowed)]
+    if refused:
+        more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
+        raise UserError(
+            "this run was begun otherwise: " + "; ".join(map(str, refused[:_SHOWN])) + more,
+            where=run.out,
+            next_step="Put it back to continue, choose another out= to start anew, or allow it: "
+            + " ".join(f"--allow-change {difference.field}" for difference in refused[:3]),
+        )
+    return [f"allowed to change: {difference}" for difference in found]
+
+
+def _settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The settings a checkpoint was made with; those it did not know yet have their defaults."""
+    path = checkpoint.folder / "run.toml"
+    if not path.is_file():
+        return {}
+    table = config.read_toml(path)
+    try:
+        return dict(_flat(json.loads(json.dumps(config.to_dict(config.resolve(Run, table))))))
+    except UserError:  # a setting that is no more: it shows as a difference
+        return dict(_flat(table))
+
+
+def _is_one_of(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(name + ".") for name in names)
+
+
+def _flat_names(run: Run) -> list[str]:
+    return [name for name, _ in _flat(json.loads(json.dumps(config.to_dict(run))))]
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text[:12] if len(text) == 64 and text.isalnum() else text[:60]

@@ -1,0 +1,150 @@
+"""No rank waits in silence for one that is dead or stuck: the run ends within a minute and says which, where and why.
+
+Beside training every rank has a thread that tells the others once a second how far it is, through a small store in
+rank 0, and looks at what they tell. It does not take part in the ranks' own exchanges, so it sees what hangs in them.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from penjing.parallel.base import Engine
+from penjing.train.signals import Stopped
+
+BEAT_SECONDS = 1.0
+SILENT_SECONDS = 20.0  # a rank of which nothing is heard for so long is dead or stopped
+STUCK_SECONDS = 45.0  # a run that takes no step for so long is stuck, if no step took a fifth of it before
+SLOWEST_TIMES = 5.0  # times the slowest step so far, that the next may take
+LINGER_SECONDS = 3.0  # a rank that fails waits so long, so that the others can read why
+_FAILED = "failed"
+
+
+class Watchdog:
+    """Told of every step by `edge`. `fail` is for the last words of a rank that ends with an error."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        silent_seconds: float = SILENT_SECONDS,
+        stuck_seconds: float = STUCK_SECONDS,
+    ) -> None:
+        """Begins to watch. All ranks call it together."""
+        self.rank, self.world = engine.rank, engine.world
+        self.silent_seconds, self.stuck_seconds = silent_seconds, stuck_seconds
+        self._step, self._edge, self._slowest = -1, time.monotonic(), 0.0  # -1: before the first step
+        self._stop = threading.Event()
+        self._store = _make_store(engine)
+        self._store.set(str(self.rank), "")
+        engine.any(False)  # every rank has said something: nobody asks for what is not there
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def edge(self, step: int) -> None:
+        """A step is done."""
+        now = time.monotonic()
+        if self._step >= 0:
+            self._slowest = max(self._slowest, now - self._edge)
+        self._step, self._edge = step, now
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks that this one ends, and why; the first to do so is the one that counts."""
+        said = "".join(traceback.format_exception(error))[-4000:]
+        try:
+            about = json.dumps({"rank": self.rank, "step": self._step, "why": said})
+            first = self._store.compare_set(_FAILED, "", about)
+            if json.loads(first)["rank"] == self.rank:
+                time.sleep(LINGER_SECONDS)
+        except Exception:  # the store went with rank 0
+            pass
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(2 * BEAT_SECONDS)
+
+    def _watch(self) -> None:
+        heard = {rank: (b"", time.monotonic()) for rank in range(self.world) if rank != self.rank}
+        beat = 0
+        while not self._stop.wait(BEAT_SECONDS):
+            beat += 1
+            try:
+                told = json.dumps({"beat": beat, "step": self._step})
+                self._store.set(str(self.rank), told)
+                failed = self._store.get(_FAILED) if self._store.check([_FAILED]) else b""
+                for rank, (before, since) in heard.items():
+                    now_told = self._store.get(str(rank))
+                    heard[rank] = (now_told, time.monotonic() if now_told != before else since)
+            except Exception as error:
+                if self._stop.wait(BEAT_SECONDS):
+                    return
+                self._end(f"rank 0 does not answer ({' '.join(str(error).split())[:200]}): it is dead or stopped", 0)
+            if failed and json.loads(failed)["rank"] != self.rank:
+                about = json.loads(failed)
+                self._end(f"rank {about['rank']} failed after step {about['step']}:\n{about['why']}", about["rank"])
+            for rank, (told_last, since) in heard.items():
+                if time.monotonic() - since > self.silent_seconds:
+                    step = json.loads(told_last)["step"] if told_last else "?"
+                    self._end(f"rank {rank} is silent since {self.silent_seconds:g} s, after step {step}", rank)
+            allowed = max(self.stuck_seconds, SLOWEST_TIMES * self._slowest)
+            if self._step >= 0 and time.monotonic() - self._edge > allowed:
+                steps = {rank: json.loads(told)["step"] for rank, (told, _) in heard.items() if told}
+                self._end(f"no step since {allowed:.0f} s; the others are after step {steps}", None)
+
+    def _end(self, why: str, blamed: int | None) -> None:
+        """End this process with what is known: why, this rank's step, and what every thread was doing."""
+        if self._stop.is_set():
+            return
+        sys.stderr.write(f"\npenjing: rank {self.rank}, after step {self._step}, gives up: {why}\n")
+        sys.stderr.flush()
+        faulthandler.dump_traceback(all_threads=True)
+        # The rank that is to blame ends first, so that the launcher names it, unless it cannot.
+        time.sleep(LINGER_SECONDS + 1 if blamed is not None else 0)
+        os._exit(1)
+
+
+def _make_store(engine: Engine) -> TCPStore:
+    """One store in rank 0, on a port that the system chooses."""
+    host = os.environ.get("MASTER_ADDR", "localhost")
+    patience = timedelta(seconds=10)
+    if engine.rank == 0:
+        store = TCPStore(host, 0, None, True, timeout=patience, wait_for_workers=False)
+        engine.broadcast(store.port)
+        return store
+    return TCPStore(host, engine.broadcast(None), None, False, timeout=patience, wait_for_workers=False)
+
+
+class _Alone:
+    """One process has nobody to wait for."""
+
+    def edge(self, step: int) -> None:
+        pass
+
+
+@contextmanager
+def watched(engine: Engine, **limits: Any) -> Iterator[Watchdog | _Alone]:
+    """Watch over the ranks while what is inside runs; an error inside ends all of them with its traceback."""
+    if engine.world == 1:
+        yield _Alone()
+        return
+    watchdog = Watchdog(engine, **limits)
+    try:
+        yield watchdog
+    except Stopped:  # on all ranks alike
+        raise
+    except BaseException as error:
+        watchdog.fail(error)
+        raise
+    finally:
+        watchdog.close()

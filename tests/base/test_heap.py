@@ -1,0 +1,50 @@
+"""Freed memory stays in the process; old objects are not looked at again and again."""
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from penjing.base.heap import frozen_collector, keep_freed_memory
+
+COUNT_FAULTS = """
+import resource, sys
+if sys.argv[1] == "kept":
+    from penjing.base.heap import keep_freed_memory
+    assert keep_freed_memory()
+import torch
+def use():
+    for _ in range(20):
+        torch.ones(4 << 20).add_(1)
+use()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+use()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(how):
+    done = subprocess.run([sys.executable, "-c", COUNT_FAULTS, how], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's heap")
+def test_blocks_are_not_asked_for_again():
+    if not keep_freed_memory():
+        pytest.skip("another C library")
+    assert faults("kept") < 100
+
+
+def test_what_was_there_is_frozen_and_what_comes_is_collected():
+    class Knot:
+        pass
+
+    with frozen_collector():
+        assert gc.get_freeze_count() > 1000
+        assert gc.isenabled()
+        knot = Knot()
+        knot.itself = knot
+        del knot
+        assert gc.collect() >= 1
+    assert gc.get_freeze_count() == 0

@@ -1,0 +1,192 @@
+"""Pretraining beside others: the clock by hand, medians and equal times, real contenders on a tiny shape."""
+
+import importlib.util
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from penjing.base.errors import UserError
+from penjing.bench import pretrain as bench
+from penjing.bench.pretrain import Asked, compare, equal
+from penjing.bench.race import IGNORED, HeldOut, Race, RaceSpec
+from penjing.recipes.bench import bench as asked_for
+from penjing.recipes.bench_pretrain import QUICK, bench_pretrain
+
+
+def quiet():
+    return Console(file=io.StringIO(), width=250)
+
+
+@pytest.fixture
+def spec():
+    return RaceSpec(
+        kind="path",
+        text="t",
+        tokenizer="k",
+        shape={},
+        run="r",
+        held_out="h",
+        rows="p",
+        out="o",
+        threads=1,
+        batch=2,
+        row_tokens=8,
+        seconds=10.0,
+        looks=2,
+        steps=3,
+        learning_rate=1e-3,
+        clip_norm=1.0,
+        betas=(0.9, 0.95),
+        weight_decay=0.1,
+    )
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_looking_is_nobodys_time(spec):
+    clock, bits = Clock(), iter([8.0, 3.0, 2.0])
+
+    def look():
+        clock.now += 100.0
+        return next(bits)
+
+    race = Race(spec, look, age=clock, cpu_clock=clock)
+    clock.now = 5.0
+    race.ready()
+    going = []
+    for seconds in (4.0, 3.0, 3.0, 2.0, 2.0):
+        clock.now += seconds
+        going.append(race.step(10))
+    assert going == [True, True, True, True, False]
+    assert race.laps == pytest.approx([4.0, 3.0, 3.0, 2.0, 2.0])
+    assert [round(point["seconds"], 6) for point in race.curve] == [5.0, 15.0, 19.0]
+    assert [point["tokens"] for point in race.curve] == [0, 30, 50]
+    result = race.result()
+    assert result["startup_seconds"] == 5.0
+    assert result["first_step_seconds"] == 4.0
+
+
+def test_steps_of_the_other_kind_are_counted(spec):
+    race = Race(replace(spec, kind="step"), lambda: 1 / 0)
+    race.ready()
+    assert [race.step(7), race.step(7), race.step(7)] == [True, True, False]
+    assert race.curve == []
+
+
+def curve(*points):
+    return {"curve": [{"seconds": s, "tokens": 0.0, "bits_per_byte": b} for s, b in points]}
+
+
+def test_equal_wall_time_and_time_to_equal():
+    ours, theirs = curve((2, 8.0), (6, 4.0), (10, 2.0)), curve((4, 8.0), (8, 3.0))
+    found = equal([ours, theirs], ["penjing", "trainer"])
+    assert found["seconds"] == 8
+    assert found["bits_per_byte"] == {"penjing": pytest.approx(3.0), "trainer": 3.0}
+    assert found["time_to_equal"]["trainer"] == pytest.approx(8 / 8)
+    assert equal([theirs, ours], ["penjing", "trainer"])["time_to_equal"]["trainer"] is None
+
+
+def test_bits_per_byte_counts_each_target_once(tmp_path):
+    target_BT = np.full((3, 5), IGNORED)
+    target_BT[0, :5], target_BT[1, :2], target_BT[2, :1] = 1, 1, 1
+    np.savez(tmp_path / "h.npz", ids_BT=np.zeros((3, 5), dtype=np.int64), target_BT=target_BT, num_bytes=16)
+    seen = []
+
+    def nats(ids_BT, target_BT):
+        seen.append(target_BT.shape)
+        return float((target_BT != IGNORED).sum()) * np.log(2)
+
+    assert HeldOut(str(tmp_path / "h.npz")).bits_per_byte(nats, rows=2) == pytest.approx(8 / 16)
+    assert seen == [(2, 5), (1, 1)]
+
+
+def printed(rate, peak):
+    steps = [5.0, 1.0, 1.0]
+    return {
+        "startup_seconds": 3.0,
+        "first_step_seconds": 5.0,
+        "step_seconds": steps,
+        "step_cpu_seconds": steps,
+        "step_tokens": [rate] * 3,
+        **curve((3, 8.0), (8, 8.0 - rate / 100), (10, 8.0 - rate / 50)),
+        "peak_bytes": peak * 2**20,
+        "peak_bytes_after_imports": 2**20,
+        "process_seconds": 12.0,
+        "options": ["so"],
+    }
+
+
+def test_trials_alternate_and_goals_are_judged(spec, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: True)
+    seen = []
+
+    def pretend(module, given, folder):
+        seen.append((given.kind, folder.name))
+        return printed(320, 500) if "ours" in module else printed(100, 1000)
+
+    console = quiet()
+    asked = Asked(peers=("trainer",), trials=2, steps=3, warmup=1)
+    result = compare(asked, spec, tmp_path, console, pretend)
+    assert [name for kind, name in seen if kind == "path"] == [
+        "path-penjing-0",
+        "path-trainer-0",
+        "path-trainer-1",
+        "path-penjing-1",
+    ]
+    said = console.file.getvalue()
+    assert "3.20 x" in said
+    assert "trainer: at least 3 x its tokens per second: 3.20 x, reached" in said
+    assert "trainer: at most 0.6 x its peak bytes: 0.50 x, reached" in said
+    json.dumps(result)
+
+
+def test_a_missing_peer_is_said(spec, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    console = quiet()
+    compare(Asked(trials=1), spec, tmp_path, console, lambda *_: printed(100, 100))
+    assert "trainer needs accelerate, which is not installed" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("wrong", [{"peers": ("other",)}, {"trials": 0}, {"steps": 2}, {"seconds": 0}])
+def test_what_cannot_be_measured_is_refused_here_too(wrong):
+    with pytest.raises(UserError):
+        Asked(**wrong)
+
+
+def test_a_model_is_not_taken_for_pretraining(tmp_path):
+    words = dict(data=None, peer="none", quick=True, trials=1, seconds=1.0, steps=3, threads=1, checkpointing=True)
+    with pytest.raises(UserError, match="begins with nothing"):
+        asked_for(quiet(), method="pretrain", run=tmp_path, settings=(), **words)
+    with pytest.raises(UserError, match="are needed"):
+        asked_for(quiet(), method="dpo", run=None, settings=(), **words)
+
+
+TINY = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_size": 16}
+PEERS = ["none"] + [pytest.param(name, marks=pytest.mark.slow) for name in ("trainer", "minimind-style")]
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_real_contenders_learn_from_the_same(peer, toy):
+    if peer != "none" and importlib.util.find_spec("accelerate") is None:
+        pytest.skip("needs accelerate")
+    size = replace(QUICK, model={**TINY, "mlp_size": 48, "vocabulary_size": 400}, row_tokens=64, batch=4, held_out=16)
+    asked = Asked(peers=() if peer == "none" else (peer,), trials=1, seconds=1.0, looks=2, steps=3, threads=1)
+    result = bench_pretrain(toy / "pretrain.jsonl", asked, size, quiet(), "compute.dtype=float32")
+    for name in ("penjing", *asked.peers):
+        [path], [step] = result["path"]["trials"][name], result["step"]["trials"][name]
+        first, last = path["curve"][0]["bits_per_byte"], path["curve"][-1]["bits_per_byte"]
+        assert last < first, name
+        assert len(step["step_seconds"]) == 3
+        assert step["step_tokens"][0] in (4 * 64, 4 * 63)  # transformers' loss leaves a row's first token out
+    starts = [trials[0]["curve"][0]["bits_per_byte"] for trials in result["path"]["trials"].values()]
+    assert max(starts) - min(starts) < 0.2  # an untrained model says the same of the same text

@@ -1,0 +1,97 @@
+"""The pages of docs/methods say what the record says, their commands and settings exist, and their plots are there."""
+
+import importlib.util
+import json
+import re
+import shlex
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from penjing.base import config
+from penjing.cli import app
+from penjing.recipes.execute import resolve_run
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / f"docs/methods/{name}.md" for name in ("distillation", "dpo", "grpo", "ppo", "reward")]
+NEEDS_A_RUN = ("start=", "objective.teacher=")  # which these tests have not
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("method_pages", ROOT / "benchmarks/method_pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def record(pages):
+    return json.loads((ROOT / pages.RECORD).read_text(encoding="utf-8"))
+
+
+def text(page):
+    return page.read_text(encoding="utf-8")
+
+
+def test_a_page_says_what_is_optimised_what_to_watch_and_what_came_of_it():
+    for page in PAGES:
+        for heading in ("## What it optimises", "## What to watch", "## From a real run"):
+            assert heading in text(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_tables_are_those_on_record(page):
+    pages = script()
+    found = pages.BLOCK.findall(text(page))
+    assert [name for _, name, _ in found] == [page.stem]
+    assert pages.filled(text(page), record(pages)) == text(page)
+    assert text(page).count(" % |") >= 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_plots_and_links_are_there(page):
+    linked = re.findall(r"\]\(([^)#]+)\)", text(page))
+    plots = [target for target in linked if target.endswith(".svg")]
+    assert plots
+    for target in linked:
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+    for target in plots:
+        drawing = ElementTree.parse(page.parent / target).getroot()
+        assert "prefers-color-scheme: dark" in ElementTree.tostring(drawing, encoding="unicode")
+        assert len(list(drawing.iter("{http://www.w3.org/2000/svg}circle"))) > 2
+
+
+def test_every_plot_has_a_page():
+    shown = {Path(target).name for page in PAGES for target in re.findall(r"\]\((plots/[^)]+)\)", text(page))}
+    assert shown == {f"{plot.name}.svg" for plot in script().PLOTS}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_exist(page):
+    root = get_command(app)
+    lines = [line for block in re.findall(r"```\n(.*?)```", text(page), flags=re.DOTALL) for line in block.splitlines()]
+    assert lines
+    for line in lines:
+        program, verb, *words = shlex.split(line)
+        assert program == "penjing"
+        command = root.commands[verb]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known
+        if verb == "train":
+            settings = [word for word in words[1:] if not word.startswith(NEEDS_A_RUN)]
+            resolve_run(words[0], config.parse_overrides(settings))
+
+
+def test_the_record_has_three_seeds_of_each():
+    found = record(script())
+    for method in ("dpo", "dpo_lora", "reward", "grpo", "distill"):
+        assert len(found[method]) == 3, method
+    for seed in found["dpo"].values():
+        assert seed["validation_reward_accuracy"]["before"] == 0.5
+        assert seed["validation_reward_accuracy"]["after"] >= 0.9
+    for seed in found["grpo"].values():
+        assert seed["validation_exact_match"]["after"] - seed["validation_exact_match"]["before"] >= 0.4
+    for seed in found["distill"].values():
+        assert max(seed["recovered"].values()) >= 0.5

@@ -1,0 +1,61 @@
+"""docs/speed.md shows the newest measurement, and its bounds are those that are tested.
+
+`python tests/docs/test_speed_page.py` writes the tables from results/.
+"""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from penjing.bench.pretrain import KINDS, markdown
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "speed.md"
+PLACE = "<!-- table {} -->\n"
+END = "<!-- end -->"
+
+
+def newest():
+    found = sorted((ROOT / "results").glob("bench_train_pretrain_*.json"))
+    return json.loads(found[-1].read_text(encoding="utf-8")) if found else None
+
+
+def rendered(result, kind):
+    return markdown(result, kind) + "\n" if result else ""
+
+
+def shown(page, kind):
+    return page.split(PLACE.format(kind), 1)[1].split(END, 1)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_are_those_of_the_newest_result(kind):
+    assert shown(PAGE.read_text(encoding="utf-8"), kind) == rendered(newest(), kind)
+
+
+def test_bounds_are_those_that_are_tested():
+    path = ROOT / "tests" / "model" / "test_loss_agreement.py"
+    spec = importlib.util.spec_from_file_location("loss_agreement", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = PAGE.read_text(encoding="utf-8")
+    table = page.split("| switched on |", 1)[1].split("\n\n", 1)[0]
+    found = {}
+    for names, loss, gradient in re.findall(r"^\| ([a-z0-9; ]+) \| ([\d.]+) \| ([\d.]+) \|$", table, re.MULTILINE):
+        found |= {name.strip(): (float(loss), float(gradient)) for name in names.split(";")}
+    assert found == {name: (way.loss, way.gradient) for name, way in module.WAYS.items()}
+
+
+def write():
+    page = PAGE.read_text(encoding="utf-8")
+    for kind in KINDS:
+        place = PLACE.format(kind)
+        page = page.replace(place + shown(page, kind), place + rendered(newest(), kind))
+    PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

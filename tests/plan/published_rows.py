@@ -1,0 +1,81 @@
+"""Other people's measured training steps, as workloads. The table lies beside the repository, where it is at all."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from penjing.plan.cards import Card, card_called
+from penjing.plan.shape import Shape
+from penjing.plan.work import Workload
+
+TABLE = Path(__file__).parents[2] / "../shared/reference/published_runs.csv"
+WHERE = "the table ../shared/reference/published_runs.csv is not here"
+
+
+def read_rows() -> list[dict[str, str]]:
+    with open(TABLE, newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def group_of(row: dict[str, str]) -> str:
+    """Rows of one source on one kind of card."""
+    return f"{row['source'].split('/')[0]}, {row['hardware']}"
+
+
+def card_of(row: dict[str, str]) -> Card:
+    name = row["hardware"].replace("_", " ").replace("a100 80gb", "A100").replace("h100 80gb", "H100")
+    found = card_called(name, int(float(row["gpu_mem_gb"] or 40) * 1e9))  # unsaid: the more common A100
+    assert found is not None, row["hardware"]
+    return found
+
+
+def rows_with_time() -> list[dict[str, str]]:
+    """All that tell the time of a step and the shape of the model."""
+    wanted = ("step_time_ms", "seq_len", "micro_batch", "layers", "hidden", "heads", "head_dim", "ffn", "vocab")
+    return [row for row in read_rows() if all(row[name] for name in wanted)]
+
+
+def workload_of(row: dict[str, str]) -> Workload:
+    def whole(name: str) -> int:
+        return int(row[name])
+
+    precision = row["precision"]
+    automatic = "amp" in precision or "autocast" in precision
+    dtype = "float32" if precision == "fp32" else "tf32" if precision == "tf32" else "bfloat16"
+    dtype = "float16" if "fp16" in precision else dtype
+    sharding = "fsdp" if "FSDP" in row["parallelism"] else "ddp" if "DDP" in row["parallelism"] else "none"
+    shape = Shape(
+        layers=whole("layers"),
+        width=whole("hidden"),
+        heads=whole("heads"),
+        query_size=whole("heads") * whole("head_dim"),
+        key_size=int(row["kv_heads"] or row["heads"]) * whole("head_dim"),
+        mlp_size=whole("ffn"),
+        mlp_matrices=2,
+        vocabulary=whole("vocab"),
+        parameters=whole("params"),
+    )
+    return Workload(
+        shape=shape,
+        tokens=whole("micro_batch") * whole("seq_len"),
+        row_tokens=whole("seq_len"),
+        keys=(whole("seq_len") + 1) / 2,
+        passes=int(row["grad_accum"] or 1),
+        dtype=dtype,
+        masters="float32" if automatic or dtype in ("float32", "tf32") else "same",
+        attention="materialised" if "materialised" in row["attention"] else "fused",
+        attention_dropout="dropout" in row["attention"],
+        checkpointing="full" if row["act_ckpt"] == "full" else "none",
+        fused_optimizer="fused" in row["optimizer"],
+        compiled=row["compile"] == "yes",
+        ranks=int(row["n_gpus"] or 1),
+        sharding=sharding,
+    )
+
+
+def textbook_seconds(row: dict[str, str]) -> float:
+    """6 N D / peak of one step on one device, still to be divided by somebody's constant."""
+    peak = card_of(row).peak_flops(workload_of(row).dtype)
+    tokens = int(row["micro_batch"]) * int(row["seq_len"]) * int(row["grad_accum"] or 1)
+    return 6 * float(row["params"]) * tokens / peak

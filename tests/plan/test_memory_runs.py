@@ -1,0 +1,182 @@
+"""Memory of whole runs: every stage is traced, the step is the real one, and the parts add up."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import MISSING, fields
+from typing import Any
+
+import pytest
+import torch
+
+from penjing.base.config import Layer
+from penjing.base.errors import UserError
+from penjing.feed.batch import Batch
+from penjing.model.linear import set_compute_dtype
+from penjing.model.transformer import Transformer
+from penjing.objective.next_token import NextToken
+from penjing.parallel.single import Single
+from penjing.plan.memory import Target, Tracer
+from penjing.recipes.execute import resolve_run
+from penjing.train.loop import Parts, step
+from penjing.train.run import Run
+from penjing.train.trace import largest_micro_rows, predict_memory, shape_of, trace_run
+from penjing.train.trace_stand_ins import NoMeter
+
+MIB = 1 << 20
+TINY: Layer = {"model": {"preset": "tiny"}, "data": {"row_tokens": 64}, "batch": {"rows": 4}}
+CARD = Target(name="RTX 3090", capability=(8, 6), memory_bytes=24 << 30)
+CPU = Target(kind="cpu", memory_bytes=8 << 30)
+
+
+def run_of(recipe: str, **changes: Any) -> Run:
+    return resolve_run(recipe, {**TINY, **changes})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [
+        ("pretrain", {}),
+        ("pretrain", {"optimizer": {"kind": "muon"}}),
+        ("pretrain", {"batch": {"rows": 4, "micro_rows": 1}}),
+        ("pretrain", {"model": {"preset": "tiny-moe"}}),
+        ("sft", {}),
+        ("lora", {"lora": {"rank": 4}}),
+        ("lora", {"lora": {"rank": 4, "kind": "dora", "dropout": 0.1}}),
+        ("dpo", {"objective": {"reference": "copy"}}),
+        ("dpo", {"objective": {"reference": "precomputed"}}),
+        ("reward", {}),
+        ("grpo", {"data": {"row_tokens": 512}}),
+        ("distill", {}),
+        ("distill", {"objective": {"mode": "top_k"}}),
+    ],
+)
+def test_every_stage_is_traced_and_adds_up(recipe: str, changes: Layer) -> None:
+    run = run_of(recipe, **changes)
+    plan = predict_memory(run, CARD)
+    assert sum(plan.waterfall.values()) == plan.total_bytes
+    assert plan.peak_allocated_bytes <= plan.peak_reserved_bytes < plan.total_bytes
+    assert plan.fits and plan.peak_at and ".py:" in plan.peak_line
+    held = plan.waterfall.get("weights", 0) + plan.waterfall.get("master weights", 0)
+    assert held >= 2 * sum(p.numel() for p in meta_model(run).parameters())
+
+
+def meta_model(run: Run) -> Transformer:
+    with torch.device("meta"):
+        return Transformer(run.model)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
+    """Byte for byte at the peak: the same step, on real memory."""
+    run = run_of("pretrain", compute={"dtype": dtype}, data={"row_tokens": 64, "prefetch": 0})
+    planned, _ = trace_run(run, CPU, shape_of(run, CPU))
+    model = Transformer(run.model)
+    products = torch.bfloat16 if dtype == "bfloat16" else None
+    set_compute_dtype(model, products)
+    engine = Single(torch.device("cpu"))
+    tracer = Tracer("cpu", kernel_temporaries=False)
+
+    class Source:
+        def __next__(self) -> Batch:
+            tokens = 2 * 64
+            ids_BT = torch.randint(0, run.model.vocabulary_size, (2, 64))
+            document_BT, targets_N = torch.zeros(2, 64, dtype=torch.long), ids_BT.flatten().clone()
+            return Batch(
+                ids_BT=ids_BT,
+                document_BT=document_BT,
+                scored_N=None,
+                target_N=targets_N,
+                weight_N=torch.ones(tokens),
+                num_tokens=tokens,
+            )
+
+        def state(self) -> dict[str, Any]:
+            return {}
+
+    optimizers = run.optimizer.build(model)
+    given: dict[str, Any] = dict(
+        engine=engine,
+        model=engine.wrap(model),
+        objective=NextToken(),
+        source=Source(),
+        optimizers=optimizers,
+        schedule=run.schedule,
+        meter=NoMeter(),
+        num_steps=2,
+        accumulate=2,
+        clip_norm=run.clip_norm,
+    )
+    rest = {field.name: None for field in fields(Parts) if field.default is MISSING and field.name not in given}
+    with tracer:
+        tracer.tag_model(model, products)
+        for index in range(2):  # the second has the optimizer's state, as the plan does
+            step(Parts(**given, **rest), index)
+    assert max(planned.live_bytes()) == max(tracer.trace.live_bytes())
+
+
+def test_what_is_trained_is_what_costs() -> None:
+    adamw, muon = (
+        predict_memory(run_of("pretrain"), CARD),
+        predict_memory(run_of("pretrain", optimizer={"kind": "muon"}), CARD),
+    )
+    numel = sum(p.numel() for p in meta_model(run_of("pretrain")).parameters())
+    assert adamw.waterfall["optimizer state"] == pytest.approx(8 * numel, rel=0.02)
+    assert muon.waterfall["optimizer state"] < 0.9 * adamw.waterfall["optimizer state"]
+    assert adamw.waterfall["master weights"] == pytest.approx(4 * numel, rel=0.02)
+    lora = predict_memory(run_of("lora", lora={"rank": 4}), CARD)
+    assert lora.waterfall["optimizer state"] < 0.2 * adamw.waterfall["optimizer state"]
+
+
+def test_a_reference_costs_weights() -> None:
+    without = predict_memory(run_of("dpo", objective={"reference": "precomputed"}), CARD)
+    copied = predict_memory(run_of("dpo", objective={"reference": "copy"}), CARD)
+    numel = sum(p.numel() for p in meta_model(run_of("dpo")).parameters())
+    assert copied.waterfall["weights"] - without.waterfall["weights"] > numel  # in bfloat16, the tables in float32
+
+
+def test_ranks() -> None:
+    run = run_of("pretrain", model={"preset": "26m"}, batch={"rows": 16})
+    numel = sum(p.numel() for p in meta_model(run).parameters())
+    alone = predict_memory(run, CARD, micro_rows=2)
+    ddp = predict_memory(run, CARD, micro_rows=2, ranks=8)
+    shared = predict_memory(run, CARD, micro_rows=2, ranks=8, engine="fsdp")
+    assert ddp.waterfall["communication"] >= 1.45 * (1 << 30) - 1
+    assert ddp.peak_allocated_bytes - alone.peak_allocated_bytes <= 4.1 * numel  # the buckets, at most
+    assert shared.waterfall["optimizer state"] == pytest.approx(alone.waterfall["optimizer state"] / 8, rel=0.05)
+    assert shared.total_bytes < ddp.total_bytes
+    with pytest.raises(UserError, match="do not divide"):
+        predict_memory(run, CARD, ranks=3)
+
+
+def test_the_largest_pass_that_fits_is_the_largest() -> None:
+    run = run_of("pretrain")
+    rows = largest_micro_rows(run, CARD, 1 << 30)
+    tight = Target(name="RTX 3090", capability=(8, 6), memory_bytes=1 << 30)
+    assert rows > 1
+    assert predict_memory(run, tight, micro_rows=rows).fits
+    assert not predict_memory(run, tight, micro_rows=rows + 1).fits
+    assert largest_micro_rows(run, CARD, 500 * MIB) == 0  # hardly more than the context
+    with pytest.raises(UserError, match="not known"):
+        largest_micro_rows(run, Target())
+
+
+def test_a_cpu_run_is_the_process_with_its_tensors() -> None:
+    plan = predict_memory(run_of("pretrain", compute={"dtype": "float32"}), CPU, process_bytes=300 * MIB)
+    assert plan.waterfall["context"] == 300 * MIB
+    assert sum(plan.waterfall.values()) == plan.total_bytes
+    numel = sum(p.numel() for p in meta_model(run_of("pretrain")).parameters())
+    assert plan.waterfall["checkpoint copy"] == pytest.approx(12 * numel, rel=0.01)
+    few, many = (
+        predict_memory(run_of("pretrain", batch={"rows": rows, "micro_rows": rows}), CPU, process_bytes=0)
+        for rows in (4, 16)
+    )
+    assert 1.5 < many.waterfall["activations"] / few.waterfall["activations"] < 4.5
+
+
+def test_a_hundred_million_parameters_take_no_memory() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    plan = predict_memory(run_of("pretrain", model={"preset": "104m"}), CARD)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert plan.waterfall["master weights"] > 400e6
+    assert (after - before) * 1024 < 200e6

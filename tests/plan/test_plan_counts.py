@@ -1,0 +1,153 @@
+"""Twenty models, counted by closed form, by `numel` and by torch's FLOP counter: the same to the last one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.flop_counter import FlopCounterMode
+
+from penjing.model import block, moe
+from penjing.model.config import ModelConfig
+from penjing.model.lora import Lora, adapt
+from penjing.model.transformer import Transformer
+from penjing.plan.flops import components, mean_keys, parameters, training_flops_per_token
+from penjing.plan.shape import shape_of
+from penjing.plan.work import Workload
+
+ROWS, TOKENS = 2, 32
+BASE = {
+    "vocabulary_size": 256,
+    "hidden_size": 64,
+    "num_layers": 3,
+    "num_heads": 4,
+    "num_kv_heads": 4,
+    "head_size": 16,
+    "mlp_size": 96,
+}
+EXPERTS = {"experts": 4, "experts_per_token": 2, "expert_size": 48}
+TWENTY = {
+    "plain": {},
+    "llama": {"architecture": "llama"},
+    "qwen2 with biases": {"architecture": "qwen2"},
+    "untied": {"embeddings": "untied"},
+    "untied llama": {"architecture": "llama", "embeddings": "untied"},
+    "two key heads": {"num_kv_heads": 2},
+    "one key head": {"num_kv_heads": 1},
+    "wide heads": {"head_size": 24},
+    "narrow heads, grouped": {"head_size": 8, "num_kv_heads": 2},
+    "one layer": {"num_layers": 1},
+    "deep and thin": {"num_layers": 7, "hidden_size": 32, "mlp_size": 80},
+    "large vocabulary": {"vocabulary_size": 1021},
+    "window": {"sliding_window": 8},
+    "window in one layer": {"sliding_window": 8, "windowed_layers": (1,), "num_kv_heads": 2},
+    "window, untied": {"architecture": "qwen2", "sliding_window": 16, "embeddings": "untied"},
+    "experts": {"architecture": "qwen3_moe", **EXPERTS},
+    "experts, first layer dense": {"architecture": "qwen3_moe", **EXPERTS, "dense_layers": (0,), "num_kv_heads": 2},
+    "shared experts": {"architecture": "glm4_moe", **EXPERTS, "shared_expert_size": 48, "dense_layers": (0,)},
+    "two shared experts, untied": {
+        "architecture": "glm4_moe",
+        **EXPERTS,
+        "shared_expert_size": 96,
+        "embeddings": "untied",
+    },
+    "mixtral": {"architecture": "mixtral", **EXPERTS, "embeddings": "untied", "num_kv_heads": 2},
+}
+
+
+def counted(model: Transformer, vocabulary: int) -> float:
+    """FLOPs of one forward and backward pass. The plain attention kernel works on all T x T pairs."""
+    ids_BT = torch.randint(0, vocabulary, (ROWS, TOKENS))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        found = model(ids_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(ids_BT.numel()))
+        (found[0] if isinstance(found, tuple) else found).backward()
+    return counter.get_total_flops()
+
+
+@pytest.fixture
+def no_padding(monkeypatch):
+    """Rows that only fill up a lot are not work the model asks for."""
+    monkeypatch.setattr(moe, "lot_rows", lambda pairs, experts: 1)
+
+
+def full_square(config: ModelConfig, **how: object) -> float:
+    return training_flops_per_token(config, TOKENS, window_keys=TOKENS, **how) * ROWS * TOKENS
+
+
+@pytest.mark.parametrize("name", TWENTY)
+def test_twenty_models_are_counted_exactly(name, no_padding):
+    config = ModelConfig(**{**BASE, **TWENTY[name]})
+    model = Transformer(config)
+    numel = sum(parameter.numel() for parameter in model.parameters())
+    assert numel == parameters(config).total == sum(components(config).values()) == shape_of(config).parameters
+    assert components(config)["embedding"] == model.embed.weight.numel()
+    assert counted(model, config.vocabulary_size) == full_square(config)
+    assert shape_of(config).matrices == parameters(config).matrices
+
+
+def test_there_are_twenty():
+    assert len(TWENTY) == 20
+
+
+@pytest.mark.parametrize("name", ["plain", "shared experts", "window in one layer"])
+def test_checkpointed_blocks_are_computed_once_more(name, no_padding, monkeypatch):
+    config = ModelConfig(**{**BASE, **TWENTY[name]})
+    model = Transformer(config)
+    forward = block.Block.forward
+
+    def twice(self, *given, **named):
+        return checkpoint(forward, self, *given, use_reentrant=False, **named)
+
+    monkeypatch.setattr(block.Block, "forward", twice)
+    with set_checkpoint_early_stop(False):  # else torch leaves out the block's last product, whose result nobody reads
+        assert counted(model, config.vocabulary_size) == full_square(config, recomputed=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2}, {"embeddings": "untied"}])
+def test_the_workload_has_the_same_products(options):
+    """What the time of a step is made of holds the same FLOPs as the count of the model."""
+    config = ModelConfig(**{**BASE, **options})
+    work = Workload(shape=shape_of(config), tokens=ROWS * TOKENS, row_tokens=TOKENS, keys=TOKENS / 2)
+    assert work.product_flops() == 6 * parameters(config).matrices * ROWS * TOKENS
+    plain = Workload(
+        shape=shape_of(config), tokens=ROWS * TOKENS, row_tokens=TOKENS, keys=TOKENS / 2, attention="materialised"
+    )
+    assert plain.product_flops() + plain.attention_flops() == full_square(config)
+    # A fused kernel does the causal half, and its two forward products are five backward ones and not four.
+    assert work.attention_flops() == 7 / 6 * plain.attention_flops() / 2
+    again = Workload(
+        shape=shape_of(config), tokens=64, row_tokens=32, keys=32, attention="materialised", checkpointing="full"
+    )
+    assert again.product_flops() + again.attention_flops() == full_square(config, recomputed=True)
+
+
+def test_the_workload_of_a_mixture_and_of_adapters():
+    config = ModelConfig(**{**BASE, **TWENTY["shared experts"]})
+    work = Workload(shape=shape_of(config), tokens=64, row_tokens=32, keys=16)
+    assert work.product_flops() == 6 * parameters(config).matrices * 64
+    config = ModelConfig(**BASE)
+    model = Transformer(config)
+    adapt(model, Lora(rank=4), seed=0)
+    adapters = sum(p.numel() for name, p in model.named_parameters() if ".adapters." in name)
+    frozen = Workload(shape=shape_of(config), tokens=64, row_tokens=32, keys=16, adapters=adapters)
+    # Two passes of the frozen matrices; the adapters' own products are too small for a term of their own.
+    assert frozen.product_flops() == 4 * parameters(config).matrices * 64
+    assert frozen.trained == adapters
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 16, 100])
+def test_mean_keys_with_a_window_counts_every_query(window):
+    lengths, row_tokens = [3, 40, 16, 1, 17], 16
+    seen = [position % row_tokens + 1 for length in lengths for position in range(length)]
+    seen = [min(keys, window or keys) for keys in seen]
+    assert mean_keys(np.array(lengths), row_tokens, window) == pytest.approx(sum(seen) / len(seen))
+
+
+def test_both_conventions_on_a_known_model():
+    """nanoGPT's rule, 6 N + 12 L H K T with N without positions, on GPT-2's width, depth and vocabulary."""
+    config = ModelConfig(**ModelConfig.named("gpt2-124m"))
+    matrices, per_key = parameters(config).matrices, 12 * 12 * 768
+    assert training_flops_per_token(config, 1024) == 6 * matrices + per_key * 1024
+    assert training_flops_per_token(config, 1025 / 2) == 6 * matrices + per_key * 1025 / 2

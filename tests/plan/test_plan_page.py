@@ -1,0 +1,314 @@
+"""The page, its smaller sisters, the sweep and the probe, as a user meets them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+
+from penjing.base import config
+from penjing.base.errors import UserError
+from penjing.bench import sweep as sweeping
+from penjing.bench.sweep import Grid, Point
+from penjing.plan.cards import find_card
+from penjing.plan.flops import parameters
+from penjing.plan.machine import machine_of_card
+from penjing.plan.memory import Target
+from penjing.recipes import plan as planning
+from penjing.recipes import plan_tools, verify
+from penjing.recipes import sweep as tables
+from penjing.recipes.execute import execute, resolve_run
+from penjing.recipes.plan import Asked, make_page, read_foreign
+from penjing.recipes.plan_print import print_page
+from penjing.train.assemble import assemble
+from penjing.train.probe import still_to_grow
+
+TINY = ["model=tiny", "data.row_tokens=64", "batch.rows=8", "compute.compile=off"]
+
+
+def settings(*words: str):
+    return config.parse_overrides([*TINY, *words])
+
+
+def text_of(show) -> str:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))
+    show(console)
+    return console.export_text()
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENJING_HOME", str(tmp_path / "home"))
+
+
+def test_the_whole_page_without_gpu_and_without_data():
+    run = resolve_run("pretrain", config.parse_overrides([]))
+    page = make_page("pretrain", run, Asked(gpu="RTX 3090", unique="1.2B"))
+    text = text_of(lambda console: print_page(page, console, explain=True))
+    for word in ("parameters", "causal", "full square", "L0, spec sheet", "traced", "fits", "CNY", "kWh", "bottleneck"):
+        assert word in text, word
+    assert page.parameters == parameters(run.model).total
+    assert page.epochs == 1.0 and page.tokens == 1_200_000_000
+    assert page.predicted_seconds_low < page.predicted_seconds < page.predicted_seconds_high
+    assert page.predicted_seconds == pytest.approx(sum(page.parts_seconds.values()))
+    assert page.mfu_causal < page.mfu_full_square < 1
+    assert sum(page.waterfall.values()) == page.peak_memory_bytes
+    assert page.fits and len(page.alternatives) == 3
+    json.dumps(page.to_dict(), allow_nan=False)
+
+
+def test_a_card_that_is_too_small_is_said_and_rows_are_found_that_fit(monkeypatch):
+    small = replace(find_card("RTX 3060"), memory_gib=0.9)
+    monkeypatch.setattr(planning, "find_card", lambda name: small)
+    run = resolve_run("pretrain", settings("batch.rows=256", "data.row_tokens=256"))
+    page = make_page("pretrain", run, Asked(gpu="small", tokens="1M"))
+    assert page.fits and 0 < page.micro_rows < 256 and 256 % page.micro_rows == 0
+    assert any("batch.micro_rows=" in line for line in page.warnings)
+    fixed = replace(run, batch=replace(run.batch, micro_rows=256))
+    assert make_page("pretrain", fixed, Asked(gpu="small", tokens="1M")).fits is False
+
+
+def test_a_budget_that_is_too_small_is_said():
+    run = resolve_run("pretrain", settings("steps=100000"))
+    page = make_page("pretrain", run, Asked(gpu="RTX 3090", budget="1min,100MB,0.01CNY"))
+    assert len(page.over_budget) == 3
+    assert make_page("pretrain", run, Asked(gpu="RTX 3090", budget="9d,20GB,99CNY")).over_budget == []
+    assert "USD" in make_page("pretrain", run, Asked(gpu="A100", budget="9CNY")).over_budget[0]
+
+
+def test_stages_that_sample_pay_for_it():
+    run = resolve_run("grpo", settings("steps=10", "objective.rollout.max_tokens=16"))
+    page = make_page("grpo", run, Asked(gpu="RTX 4090"))
+    assert page.step_parts_seconds["generation"] > 0
+    assert page.bottleneck == "generation"
+    longer = resolve_run("grpo", settings("steps=10", "objective.rollout.max_tokens=48"))
+    more = make_page("grpo", longer, Asked(gpu="RTX 4090"))
+    assert more.step_parts_seconds["generation"] > 2 * page.step_parts_seconds["generation"]
+
+
+def test_longer_runs_and_faster_cards():
+    run = resolve_run("pretrain", settings())
+    pages = {name: make_page("pretrain", run, Asked(gpu=name, tokens="10B")) for name in ("RTX 3090", "H100")}
+    assert pages["H100"].predicted_seconds < pages["RTX 3090"].predicted_seconds
+    both = make_page("pretrain", run, Asked(gpu="H100", gpus=2, tokens="10B"))
+    assert both.passes * both.micro_rows * 2 == run.batch.rows
+
+
+@pytest.mark.parametrize(
+    ("asked", "where"),
+    [({"gpu": "RTX 9090"}, "--gpu"), ({"tokens": "-5"}, "--tokens"), ({"budget": "3 moons"}, "--budget")],
+)
+def test_bad_input_is_one_line(asked, where):
+    with pytest.raises(UserError, match=where):
+        make_page("pretrain", resolve_run("pretrain", settings()), Asked(**{"gpu": "RTX 3090", **asked}))
+    with pytest.raises(UserError, match="--gpus"):
+        Asked(gpus=0)
+
+
+def test_a_hugging_face_config_is_read(tmp_path):
+    gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(gpt2))
+    run, foreign = read_foreign(tmp_path, {})
+    page = make_page("gpt2", run, Asked(gpu="A100"), foreign)
+    assert page.parameters == 124_439_808
+    assert page.waterfall == {}  # a formula, and the page says so
+    assert "formula" in text_of(lambda console: print_page(page, console))
+    llama = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 300,
+        "max_position_embeddings": 1024,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(llama))
+    run, foreign = read_foreign(tmp_path / "config.json", {})
+    assert foreign is None and run.model.hidden_size == 64
+
+
+def test_memory_search_tokens_and_estimate_say_what_they_should():
+    run = resolve_run("pretrain", settings("batch.rows=4"))
+    asked = Asked(gpu="RTX 3060")
+    shown = text_of(lambda console: plan_tools.print_memory(run, asked, console, waterfall=True))
+    assert "fits" in shown and "activations" in shown and "#" in shown
+    found = []
+    shown = text_of(lambda console: found.append(plan_tools.search(run, asked, "8GiB", (), console, every=True)))
+    assert found[0] >= 3 and "traced configurations fit 8.00 GiB" in shown
+    assert plan_tools.search(run, asked, "1MB", (), Console(quiet=True)) == 0
+    with pytest.raises(UserError, match="--fit"):
+        plan_tools.search(run, asked, "3h", (), Console(quiet=True))
+    shown = text_of(lambda console: plan_tools.print_tokens("64M", "1.2B", "2", asked, console))
+    assert "1.66B tokens" in shown and "2 h 00 min on 1 x RTX 3060" in shown
+    shown = text_of(lambda console: plan_tools.print_estimate("26M", "10B", 75.0, "", console))
+    assert "(347 min)" in shown and "ours:" in shown
+    with pytest.raises(UserError, match="--tflops"):
+        plan_tools.print_estimate("26M", "10B", 0.0, "", Console(quiet=True))
+
+
+CPU = torch.device("cpu")
+CARD = machine_of_card(find_card("RTX 3090"))
+ROOM = Target(kind="cpu", name="cpu", memory_bytes=1 << 40)
+
+
+def test_a_sweep_measures_and_predicts_and_is_written(tmp_path):
+    run = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_layers=1"))
+    grid = Grid(micro_rows=(1, 2), accumulate=(1, 2), row_tokens=(16,))
+    rows = sweeping.sweep(
+        run, grid, CARD, ROOM, steps=2, seconds=0.1, device=CPU, predict_bytes=lambda variant: 1 << 30
+    )
+    assert [(row.point.micro_rows, row.point.accumulate) for row in rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    for row in rows:
+        tokens = row.point.micro_rows * row.point.accumulate * 16
+        assert row.ended == "done" and row.counters == "estimate" and row.predicted_to_fit
+        assert row.tokens_per_second == pytest.approx(row.steps_per_second * tokens)
+        assert row.model_tflops_causal < row.model_tflops_full_square
+        assert row.predicted_steps_per_second > 0 and row.peak_memory_bytes > 50 << 20
+    tables.write(rows, tmp_path / "sweep", {"machine": {}})
+    known = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    assert known[3]["micro_rows"] == 2 and known[3]["predicted_memory_bytes"] == 1 << 30
+    assert len(list(csv.DictReader((tmp_path / "sweep.csv").open()))) == 4
+    table = (tmp_path / "sweep.md").read_text().splitlines()
+    assert len(table) == 6 and "predicted" in table[0]
+    drawn = ElementTree.parse(tmp_path / "sweep.svg").getroot()
+    assert drawn.tag.endswith("svg") and len(list(drawn.iter())) > 10
+
+
+def test_what_does_not_fit_is_a_row(monkeypatch, tmp_path):
+    steps = []
+
+    def full(parts, index):
+        steps.append(index)
+        if len(steps) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(parts, index)
+
+    real = sweeping.step
+    monkeypatch.setattr(sweeping, "step", full)
+    run = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_layers=1"))
+    rows = sweeping.sweep(run, Grid(micro_rows=(1,), accumulate=(1,), row_tokens=(16,)), CARD, ROOM, device=CPU)
+    assert [row.ended for row in rows] == ["out of memory"]
+    assert "out of memory" in tables.cells(rows[0])
+    tables.write(rows, tmp_path / "sweep", {})
+    assert "nothing fitted" in (tmp_path / "sweep.svg").read_text()
+
+
+def test_a_grid_stands_at_the_runs_own_values():
+    run = resolve_run("pretrain", settings())
+    assert Grid().points(run) == [
+        Point(micro_rows=4, accumulate=2, row_tokens=64, dtype=run.compute.dtype, checkpointing="no")
+    ]
+    with pytest.raises(UserError):
+        sweeping.settings_of(run, replace(Grid().points(run)[0], dtype="float7"))
+
+
+def test_matmul_is_a_table(tmp_path, monkeypatch):
+    from penjing.plan import measure
+
+    monkeypatch.setattr(measure, "TRY_SECONDS", 1e-4)
+    found = tables.run_matmul((16, 32), ("float32",), 5.0, tmp_path / "matmul.json", Console(quiet=True))
+    assert [row["size"] for row in json.loads((tmp_path / "matmul.json").read_text())["rows"]] == [16, 32]
+    assert all(row["spread"] >= 0 and row["share_of_peak"] is None for row in found["rows"])
+    with pytest.raises(UserError, match="--dtypes"):
+        tables.run_matmul((16,), ("float7",), 5.0, None, Console(quiet=True))
+
+
+def test_growth_of_memory_is_taken_for_a_geometric_series():
+    assert still_to_grow([]) == still_to_grow([5, 5, 5, 5]) == 0
+    assert still_to_grow([0, 50, 100, 125, 150]) == 50  # 100, then 50: another 25, 12.5, ...
+    assert still_to_grow([0, 5, 10, 55, 110]) == 300  # not slower at all: taken for three quarters
+
+
+def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch):
+    """Weights, buffers, optimizers and the place in the data after the plan are those of a run without one."""
+    from penjing.parallel.single import Single
+    from penjing.recipes.execute import stage_maker
+    from penjing.train import assemble as module
+
+    def states(name: str):
+        words = [*small_run, f"out={tmp_path / name}", "compute.compile=off"]
+        run = resolve_run("pretrain", config.parse_overrides(words))
+        torch.manual_seed(5)
+        made = assemble(
+            run, Single(CPU), stage_maker(run), lambda steps, start: [], lambda *given: [], lambda text: None
+        )
+        made.parts.trackers.close()
+        optimizers = [optimizer.state_dict() for optimizer in made.parts.optimizers]
+        return made.model.state_dict(), optimizers, made.parts.source.state(), torch.get_rng_state(), made.bill
+
+    probed = states("probed")
+    monkeypatch.setattr(module, "plan", lambda *given, **named: probed[4])
+    bare = states("bare")
+    for name, value in bare[0].items():
+        assert torch.equal(value, probed[0][name]), name
+    assert bare[1] == probed[1]
+    assert bare[1][0]["state"] == {}
+    assert bare[2] == probed[2]
+    assert torch.equal(bare[3], probed[3])
+    bill = probed[4]
+    assert bill.level == "L2" and bill.probe["num_steps"] >= 2 and len(bill.probe["points"]) == 2
+    assert bill.predicted_peak_memory_bytes > 50 << 20
+
+
+def test_a_run_keeps_its_plan_and_its_score(small_run, tmp_path):
+    """plan.json is not written again, and verify's figures follow from the two files by hand."""
+    words = [*small_run, f"out={tmp_path / 'run'}", "compute.compile=off", "sample.every=0"]
+    run = resolve_run("pretrain", config.parse_overrides(words))
+    execute(run, Console(quiet=True))
+    written = (tmp_path / "run/plan.json").read_bytes()
+    terms = {term.name.strip(): term for term in verify.verify(tmp_path / "run", Console(quiet=True))}
+    plan, outcome = json.loads(written), json.loads((tmp_path / "run/outcome.json").read_text())
+    assert terms["time"].error == pytest.approx(plan["predicted_seconds"] / outcome["seconds"] - 1)
+    assert terms["training"].actual == outcome["training_seconds"]
+    assert plan["predicted_seconds"] == pytest.approx(sum(plan["parts_seconds"].values()))
+    assert plan["parts_seconds"]["training"] == pytest.approx(plan["steps"] * plan["step_seconds"])
+    assert plan["flops_per_token"] < plan["flops_per_token_full_square"]
+    assert outcome["refit_seconds"] > 0
+    execute(run, Console(quiet=True))
+    assert (tmp_path / "run/plan.json").read_bytes() == written
+    shown = text_of(verify.show_ledger)
+    assert shown.count("run  ") == 2 or shown.count("L2") >= 2  # a line, and the summary of its level
+
+
+def test_a_run_that_breaks_is_scored_too(small_run, tmp_path, monkeypatch):
+    from penjing.recipes import execute as module
+
+    def broken(parts, progress):
+        progress.step = 3
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(module, "train", broken)
+    words = [*small_run, f"out={tmp_path / 'run'}", "compute.compile=off"]
+    with pytest.raises(torch.OutOfMemoryError):
+        execute(resolve_run("pretrain", config.parse_overrides(words)), Console(quiet=True))
+    ended = json.loads((tmp_path / "run/ended.json").read_text())
+    assert (ended["ended"], ended["steps_done"]) == ("out of memory", 3)
+    assert "out of memory after step 3 of 12" in text_of(lambda console: verify.verify(tmp_path / "run", console))
+    assert "out of memory" in text_of(verify.show_ledger)
+
+
+def test_what_was_never_planned_or_never_ended_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"no plan\.json"):
+        verify.verify(tmp_path, Console(quiet=True))
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(UserError, match="not ended"):
+        verify.verify(tmp_path, Console(quiet=True))
+    with pytest.raises(UserError, match="nothing yet"):
+        verify.show_ledger(Console(quiet=True))
+
+
+def test_exit_codes_of_the_command_line(penjing, tmp_path):
+    home = {"PENJING_HOME": str(tmp_path)}
+    words = ("plan", "pretrain", *TINY, "--gpu", "RTX 3090", "--tokens", "1M")
+    fine = penjing(*words, "--json", **home)
+    assert json.loads(fine.stdout)["level"] == "L0"
+    small = penjing(*words, "--budget", "1MB", check=False, **home)
+    assert small.returncode == 3 and "over budget" in small.stdout
+    unknown = penjing("plan", "pretrian", "--gpu", "RTX 3090", check=False, **home)
+    assert unknown.returncode == 2 and "Did you mean pretrain?" in unknown.stderr

@@ -1,0 +1,111 @@
+"""Measuring a machine, keeping it, and knowing when it is another one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+
+from penjing.base import config
+from penjing.plan import measure
+from penjing.plan.profile import Key, Profile, find_profile, profile_called, save_profile
+from penjing.recipes.execute import resolve_run
+from penjing.recipes.profile import own_shapes, print_profile
+
+CPU = torch.device("cpu")
+KEY = Key(
+    device="NVIDIA GeForce RTX 3090",
+    kind="cuda",
+    driver="550.1",
+    torch="2.13.0",
+    cuda="12.6",
+    power_limit_watts=350.0,
+    threads=0,
+)
+PROFILE = Profile(
+    key=KEY,
+    created="2026-01-01T00:00:00Z",
+    seconds=60.0,
+    squares=[
+        {"size": 1024, "dtype": "bfloat16", "flops_per_second": 50e12, "spread": 0.01, "seconds": 1.0},
+        {"size": 4096, "dtype": "bfloat16", "flops_per_second": 68e12, "spread": 0.01, "seconds": 1.0},
+    ],
+    shapes=[{"rows": 8, "inner": 16, "outputs": 32, "dtype": "bfloat16", "flops_per_second": 1e12, "spread": 0.0}],
+    attention_flops_per_second={"bfloat16": 34e12},
+    copy_bytes_per_second=800e9,
+    launch_seconds=5e-6,
+    context_bytes=500 << 20,
+    memory_bytes=24 << 30,
+)
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENJING_HOME", str(tmp_path))
+    monkeypatch.setattr(measure, "TRY_SECONDS", 1e-4)
+    monkeypatch.setattr(measure, "COPY_BYTES", 1 << 20)
+
+
+def test_a_profile_is_kept_and_found_again():
+    assert find_profile(KEY) is None
+    save_profile(PROFILE)
+    assert find_profile(KEY) == (PROFILE, [])
+    assert profile_called("RTX 3090") == PROFILE
+    assert profile_called("RTX 4090") is None
+
+
+def test_a_stale_key_says_what_changed():
+    save_profile(PROFILE)
+    found = find_profile(replace(KEY, torch="2.14.0", power_limit_watts=280.0))
+    assert found is not None
+    assert found[1] == ["torch 2.13.0 -> 2.14.0", "power_limit_watts 350.0 -> 280.0"]
+
+
+def test_the_machine_of_a_profile():
+    machine = PROFILE.machine()
+    assert machine.level == "L1"
+    assert machine.product_flops == {"bfloat16": 68e12}
+    assert machine.attention_share == pytest.approx(0.5)
+    assert machine.product_seconds(8, 16, 32, "bfloat16") == 2 * 8 * 16 * 32 / 1e12
+    assert machine.launch_seconds >= 5e-6
+
+
+def test_what_is_measured_on_a_cpu_is_of_the_right_size():
+    one = measure.product(64, 64, 64, "float32", CPU, tries=3)
+    assert one["flops_per_second"] == pytest.approx(2 * 64**3 / one["seconds"])
+    assert 1e7 < one["flops_per_second"] < 1e13
+    assert 1e8 < measure.copy_rate(CPU) < 1e13
+    assert 1e-8 < measure.launch_seconds(CPU) < 1e-2
+    assert measure.context_bytes(CPU) > 50 << 20
+    assert measure.all_reduce_rate() == 0.0 or torch.cuda.device_count() > 1
+    found = measure.squares(CPU, sizes=(16, 32), dtypes=("float32",), budget_seconds=20)
+    assert [(each["size"], each["dtype"]) for each in found] == [(16, "float32"), (32, "float32")]
+
+
+def test_a_size_that_would_outlast_the_budget_is_left_out():
+    found = measure.squares(CPU, sizes=(16, 1 << 20), dtypes=("float32",), budget_seconds=5)
+    assert [each["size"] for each in found] == [16]
+
+
+def test_memory_that_does_not_suffice_ends_a_dtype(monkeypatch):
+    def refuse(*given, **named):
+        raise RuntimeError("CUDA out of memory. Tried to allocate")
+
+    monkeypatch.setattr(measure, "product", refuse)
+    assert measure.squares(CPU, sizes=(16,), dtypes=("float32",)) == []
+
+
+def test_a_whole_profile_of_this_cpu(capsys):
+    run = resolve_run("pretrain", config.parse_overrides(["model=tiny", "data.row_tokens=8", "batch.rows=2"]))
+    shapes = own_shapes(run)
+    assert (8, 128, 352) in shapes and (8, 352, 128) in shapes and (8, 128, 2048) in shapes
+    assert len(shapes) == len(set(shapes))
+    found = measure.measure(CPU, shapes[:2], budget_seconds=2.0)
+    assert found.key == measure.key_of(CPU)
+    assert found.key.threads == torch.get_num_threads()
+    save_profile(found)
+    assert find_profile(measure.key_of(CPU)) == (found, [])
+    print_profile(found, Console(width=120))
+    assert "copies" in capsys.readouterr().out

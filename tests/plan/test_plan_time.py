@@ -1,0 +1,211 @@
+"""Cards, terms of a step, probes and intervals, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from penjing.base.errors import UserError
+from penjing.model.config import ModelConfig
+from penjing.plan.cards import CARDS, card_called, find_card
+from penjing.plan.machine import Machine, Product, machine_of_card, nearest_product
+from penjing.plan.shape import Shape, shape_from_hf, shape_of
+from penjing.plan.time import Decode, decode_time, interval, quantile, step_time, two_points
+from penjing.plan.work import Workload
+
+SHAPE = Shape(
+    layers=2,
+    width=64,
+    heads=4,
+    query_size=64,
+    key_size=32,
+    mlp_size=128,
+    mlp_matrices=3,
+    vocabulary=1000,
+    parameters=130_000,
+)
+PLAIN = Machine(
+    name="plain",
+    kind="cpu",
+    level="L1",
+    source="made up",
+    product_flops={"float32": 1e9},
+    attention_share=0.5,
+    bytes_per_second=1e9,
+    launch_seconds=0.0,
+)
+WORK = Workload(shape=SHAPE, tokens=100, row_tokens=50, keys=25.5, passes=3, dtype="float32")
+
+
+@pytest.mark.parametrize("said", ["RTX 3090", "rtx3090", "3090", "NVIDIA GeForce RTX 3090", "RTX-3090"])
+def test_a_card_is_found_however_it_is_written(said):
+    assert find_card(said).name == "RTX 3090"
+
+
+def test_cards_of_two_sizes_are_told_apart():
+    assert find_card("A100-40GB").name == "A100 40GB"
+    assert card_called("NVIDIA A100-SXM4-40GB").name == "A100 40GB"
+    assert card_called("Tesla V100-SXM2-16GB", 16 * 10**9).name == "V100 16GB"
+    assert card_called("Tesla V100-SXM2-32GB", 32 * 10**9).name == "V100"
+
+
+@pytest.mark.parametrize(("said", "nearest"), [("RTX 9090", "RTX"), ("H1000", "H100"), ("nonsense-card", "Known:")])
+def test_an_unknown_card_is_one_line_that_helps(said, nearest):
+    with pytest.raises(UserError, match=nearest):
+        find_card(said)
+
+
+def test_the_table_of_cards_is_consistent():
+    for name, card in CARDS.items():
+        assert card.name == name
+        assert find_card(name) is card
+        assert card.half >= card.single * 0.6
+        assert 5 < card.memory_gib < 200
+        assert 200 <= card.gigabytes_per_second <= 8000
+    # fp32-accumulating tensor rate of GeForce cards: SMs x boost x 256 FMA x 2
+    assert CARDS["RTX 3090"].half == pytest.approx(82 * 1.695 * 512 / 1e3, rel=0.01)
+    assert CARDS["RTX 4090"].half == pytest.approx(128 * 2.52 * 512 / 1e3, rel=0.01)
+    assert CARDS["RTX 5090"].half == pytest.approx(170 * 2.407 * 512 / 1e3, rel=0.01)
+
+
+def test_a_step_by_hand():
+    matrices = 2 * (64 * (2 * 64 + 2 * 32) + 3 * 64 * 128) + 64 * 1000
+    assert SHAPE.matrices == matrices
+    found = step_time(WORK, PLAIN)
+    assert found.products == pytest.approx(3 * 6 * matrices * 100 / 1e9)
+    assert found.attention == pytest.approx(3 * 7 * 2 * 100 * 64 * 25.5 * 2 / 0.5e9)
+    values = 45 * 64 * 2 + 14 * 128 * 2
+    assert found.elementwise == pytest.approx(3 * 100 * values * 4 / 1e9)
+    assert found.head == pytest.approx(3 * 100 * 1000 * 40 * 2 / 1e9)
+    assert found.optimizer == pytest.approx(130_000 * 28 * 2 / 1e9)
+    assert found.launch == found.communication == found.data_wait == 0
+    assert found.seconds == pytest.approx(sum(found.to_dict().values()))
+    assert found.bottleneck == max(found.to_dict(), key=found.to_dict().get)
+
+
+def test_a_step_is_never_quicker_than_its_launches_or_its_data():
+    from dataclasses import replace
+
+    slow_host = replace(PLAIN, launch_seconds=1.0)
+    found = step_time(WORK, slow_host)
+    assert found.seconds - found.optimizer == pytest.approx(3 * WORK.kernels())
+    starved = step_time(WORK, PLAIN, loader_tokens_per_second=100.0)
+    assert starved.seconds == pytest.approx(3.0)
+    assert starved.bottleneck == "data_wait"
+
+
+def test_several_devices_exchange_what_computation_does_not_hide():
+    from dataclasses import replace
+
+    alone = step_time(WORK, PLAIN)
+    slow = replace(PLAIN, bus_bytes_per_second=1e5)
+    two = step_time(replace(WORK, ranks=2, sharding="ddp"), slow)
+    sent = 2 * 4 * 130_000 / 2 / 1e5
+    busy = (alone.products + alone.attention + alone.elementwise + alone.head) / 3
+    assert two.communication == pytest.approx(sent - busy / 2)
+    quick = replace(PLAIN, bus_bytes_per_second=1e12)
+    assert step_time(replace(WORK, ranks=2, sharding="ddp"), quick).communication == pytest.approx(
+        0.1 * sent * 1e5 / 1e12
+    )
+
+
+def test_measured_products_go_before_the_general_rate():
+    from dataclasses import replace
+
+    measured = Product(rows=100, inner=64, outputs=1000, dtype="float32", flops_per_second=4e9)
+    machine = replace(PLAIN, products=(measured,))
+    assert machine.product_seconds(100, 64, 1000, "float32") == pytest.approx(2 * 100 * 64 * 1000 / 4e9)
+    assert machine.product_seconds(1000, 100, 64, "float32") == pytest.approx(2 * 100 * 64 * 1000 / 4e9)
+    assert machine.product_seconds(100, 64, 100, "float32") == pytest.approx(2 * 100 * 64 * 100 / 1e9)
+    assert nearest_product((measured,), 100, 64, 1000, "bfloat16") is None
+
+
+def test_odd_sides_are_slow_on_a_gpu_only():
+    card = machine_of_card(CARDS["A100"])
+    even, odd = (card.product_seconds(8192, 768, size, "bfloat16") for size in (50304, 50257))
+    assert odd / even == pytest.approx(2 * 50257 / 50304)
+    assert PLAIN.product_seconds(7, 7, 7, "float32") == 2 * 343 / 1e9
+
+
+def test_more_of_anything_takes_longer():
+    from dataclasses import replace
+
+    machine = machine_of_card(CARDS["RTX 3090"])
+    base = Workload(shape=shape_of(ModelConfig(**ModelConfig.named("26m"))), tokens=8192, row_tokens=512, keys=256.5)
+    seconds = step_time(base, machine).seconds
+    for more in ({"tokens": 16384}, {"passes": 2}, {"keys": 512.0}, {"checkpointing": "full"}, {"extra_forwards": 1.0}):
+        assert step_time(replace(base, **more), machine).seconds > seconds
+    for less in ({"compiled": True}, {"adapters": 100_000}):
+        assert step_time(replace(base, **less), machine).seconds < seconds
+    muon = replace(base, optimizer="muon")
+    assert step_time(muon, machine).optimizer > step_time(base, machine).optimizer
+
+
+def test_a_line_through_two_probes():
+    line = two_points((4, 1.3), (8, 2.3))
+    assert (line.fixed, line.each) == pytest.approx((0.3, 0.25))
+    assert line.at(32) == pytest.approx(8.3)
+    assert two_points((8, 2.3), (4, 1.3)) == line
+    # More work that took less time, and a line that would begin below zero, cannot be.
+    assert two_points((4, 2.0), (8, 1.0)).at(16) == 1.0
+    assert two_points((4, 1.0), (8, 4.0)).at(16) == 8.0
+    assert two_points((4, 1.0), (4, 2.0)).at(8) == 4.0
+
+
+@given(
+    some.floats(0, 10), some.floats(1e-3, 10), some.integers(1, 50), some.integers(51, 200), some.integers(201, 10_000)
+)
+def test_two_probes_of_a_line_give_the_line_back(fixed, each, small, large, size):
+    line = two_points((small, fixed + each * small), (large, fixed + each * large))
+    assert line.at(size) == pytest.approx(fixed + each * size, rel=1e-3)
+
+
+def test_writing_answers_is_bound_by_weights_or_launches():
+    from dataclasses import replace
+
+    decode = Decode(answers=64, prompt_tokens=100, answer_tokens=50, longest=100, slots=32)
+    work = replace(WORK, dtype="float32")
+    prefill = 2 * SHAPE.matrices * 64 * 100 / 1e9
+    moved = SHAPE.matrices * 4 + 2 * 32 * 2 * 32 * 125 * 4
+    products = 32 * (2 * SHAPE.matrices + 4 * 2 * 64 * 125) / 1e9
+    assert decode_time(decode, work, PLAIN) == pytest.approx(prefill + 100 * max(moved / 1e9, products))
+    host = replace(PLAIN, launch_seconds=1.0)
+    assert decode_time(decode, work, host) == pytest.approx(prefill + 100 * work.kernels() / 3)
+
+
+def test_quantiles_and_intervals():
+    assert quantile([3, 1, 2], 0.5) == 2
+    assert quantile([0, 10], 0.9) == pytest.approx(9)
+    assert quantile([7], 0.9) == 7
+    assert interval(100, 0.3) == (70, 130)
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+
+
+def test_other_peoples_models_are_read_from_their_config():
+    gpt2 = shape_from_hf(GPT2, "config.json")
+    assert gpt2.parameters == 124_439_808  # as everybody counts it
+    assert gpt2.matrices == 12 * 12 * 768**2 + 768 * 50257
+    with pytest.raises(UserError, match="hidden_size"):
+        shape_from_hf({"model_type": "gpt2"}, "config.json")
+
+
+def test_a_config_of_ours_gives_the_same_shape_by_either_way():
+    config = ModelConfig(**ModelConfig.named("64m"))
+    given = {
+        "model_type": "qwen3",
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_size,
+        "intermediate_size": config.mlp_size,
+        "vocab_size": config.vocabulary_size,
+        "tie_word_embeddings": True,
+    }
+    ours, theirs = shape_of(config), shape_from_hf(given, "config.json")
+    assert theirs.matrices == ours.matrices
+    norms = 2 * config.head_size * config.num_layers  # of heads, which a generic reader does not know of
+    assert ours.parameters - theirs.parameters == norms

@@ -1,0 +1,39 @@
+"""Adapters learn at a rate of their own unless one is named."""
+
+import pytest
+
+from penjing.base.config import parse_overrides
+from penjing.recipes.execute import resolve_run
+from penjing.recipes.lora import ADAPTERS_LEARN_FASTER, LARGEST_RATE
+
+
+def rate(recipe, *words, file=None):
+    layers = [file] if file else []
+    return resolve_run(recipe, *layers, parse_overrides(words)).optimizer.learning_rate
+
+
+@pytest.mark.parametrize("recipe", ["dpo", "sft", "grpo", "ppo"])
+def test_with_adapters_it_is_ten_times_that_of_the_whole_model(recipe):
+    assert rate(recipe, "lora.rank=8") == pytest.approx(ADAPTERS_LEARN_FASTER * rate(recipe))
+    assert rate(recipe, "lora.rank=0") == rate(recipe)
+
+
+def test_a_rate_or_optimizer_that_is_named_stays():
+    assert rate("dpo", "lora.rank=8", "optimizer.learning_rate=1e-4") == 1e-4
+    assert rate("dpo", "lora.rank=8", file={"optimizer": {"learning_rate": 1e-4}}) == 1e-4
+    assert rate("dpo", "lora.rank=8", "optimizer.weight_decay=0.1") == pytest.approx(10 * rate("dpo"))
+    assert rate("sft", "lora.rank=8", "optimizer=muon") == rate("sft", "optimizer=muon")
+    assert rate("sft", "lora.rank=8", "optimizer.kind=muon") == rate("sft", "optimizer=muon")
+
+
+def test_a_rate_that_is_high_already_is_raised_to_a_limit():
+    assert rate("reward", "lora.rank=8") == LARGEST_RATE < ADAPTERS_LEARN_FASTER * rate("reward")
+
+
+def test_a_recipe_of_adapters_knows_its_own():
+    assert rate("lora") == rate("lora", "lora.rank=4") == 1e-3
+
+
+def test_adapters_that_a_file_asks_for_count_too():
+    assert rate("dpo", file={"lora": {"rank": 8}}) == pytest.approx(10 * rate("dpo"))
+    assert rate("dpo", "lora.rank=0", file={"lora": {"rank": 8}}) == rate("dpo")

@@ -1,0 +1,73 @@
+"""Fixtures of the reliability tests: a fork server, stages to train, and where their counts are written."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests here share reliability_harness.py
+
+from reliability_harness import COMMON, SHAPE, Server
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    made = Server(tmp_path_factory.mktemp("server"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def stages(tmp_path_factory, server, toy):
+    """(recipe, words) of a short run of every stage, without out=."""
+    base = tmp_path_factory.mktemp("base") / "run"
+    pretrain = [*SHAPE, *COMMON, f"data.train={toy / 'pretrain.jsonl'}", "data.row_tokens=32"]
+    status, _, said = server.run("pretrain", [*pretrain, "steps=8", f"out={base}"])
+    assert status == 0, said
+    begun = [*COMMON, f"start={base}"]
+    chats = [*begun, f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=128"]
+    return {
+        "pretrain": ("pretrain", pretrain),
+        "sft": ("sft", chats),
+        "lora": ("lora", [*chats, "lora.rank=2", "lora.dropout=0.3"]),
+        "dpo": ("dpo", [*begun, f"data.train={toy / 'dpo.jsonl'}", "data.row_tokens=256"]),
+        "grpo": (
+            "grpo",
+            [
+                *begun, f"data.train={toy / 'rl.jsonl'}", "data.row_tokens=256", "batch.rows=2",
+                "objective.rollout.answers=2", "objective.rollout.max_tokens=6", "objective.rollout.updates=2",
+                "validate.before=no",
+            ],
+        ),
+        "distill": ("distill", [*pretrain, f"objective.teacher={base}"]),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def copy_of(tmp_path):
+    """Copies of a folder, one after the other."""
+    made = []
+
+    def copy(folder):
+        made.append(tmp_path / f"copy{len(made)}")
+        shutil.copytree(folder, made[-1], symlinks=True)
+        return made[-1]
+
+    return copy
+
+
+@pytest.fixture
+def count():
+    """Notes a count for results/ (see benchmarks/reliability.py), such as `count("runs", 200)`."""
+
+    def note(name, value):
+        path = os.environ.get("PENJING_RELIABILITY_COUNTS")
+        if path:
+            test = os.environ["PYTEST_CURRENT_TEST"].split(" ")[0]
+            with open(path, "a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"test": test, "name": name, "value": value}) + "\n")
+
+    return note

@@ -1,0 +1,56 @@
+"""kill -9 at any instant, in any stage: the same command goes on, and ends in the same bits."""
+
+import random
+import shutil
+
+import pytest
+from reliability_harness import NIGHTLY, state_of
+
+STAGES = ("pretrain", "sft", "lora", "dpo", "grpo", "distill")
+TRIALS = (340 if NIGHTLY else 34) * len(STAGES)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, server, stages):
+    """Of each stage an uninterrupted run: its state, its seconds, and the file calls it makes."""
+    known = {}
+
+    def run(stage):
+        if stage not in known:
+            folder = tmp_path_factory.mktemp("whole") / "run"
+            recipe, words = stages[stage]
+            status, seconds, said = server.run(recipe, [*words, f"out={folder}"])
+            assert status == 0, said
+            known[stage] = (state_of(folder), seconds)
+        return known[stage]
+
+    return run
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_runs_end_in_the_same_bits(tmp_path, server, stages, whole, count, stage):
+    """Up to three kills in each run: half at a random instant, half at a random call that writes, syncs or renames."""
+    wanted, seconds = whole(stage)
+    recipe, words = stages[stage]
+    dice = random.Random(stage)
+    killed = equal = 0
+    for trial in range(TRIALS // len(STAGES)):
+        folder = tmp_path / f"run{trial}"
+        for _ in range(dice.randint(1, 3)):
+            how = (
+                {"kill_after": dice.uniform(0.05, 1.0) * seconds}
+                if trial % 2
+                else {"kill_at_call": dice.randint(1, 160)}
+            )
+            status, _, said = server.run(recipe, [*words, f"out={folder}"], **how)
+            assert status in (0, -9), said
+            killed += status == -9
+        status, _, said = server.run(recipe, [*words, f"out={folder}"])
+        assert status == 0, said
+        assert state_of(folder) == wanted, f"trial {trial}"
+        equal += 1
+        shutil.rmtree(folder)
+    assert killed >= equal  # about every run was killed, some more than once
+    count(f"{stage}: runs killed and gone on with", equal)
+    count(f"{stage}: kills", killed)

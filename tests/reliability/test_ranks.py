@@ -1,0 +1,89 @@
+"""Two ranks: one that dies, hangs or fails ends the run soon and loudly, and the same command goes on."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from reliability_harness import state_of
+
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+# One rank's trouble, at a step: the lines run in that rank only. The limits are shorter than a user's.
+SCRIPT = """
+import os, signal, sys, time
+import torch
+torch.set_num_threads(1)
+import penjing.train.loop as loop
+import penjing.train.watchdog as watchdog
+watchdog.SILENT_SECONDS, watchdog.STUCK_SECONDS = 6.0, 8.0
+watchdog.Watchdog.__init__.__kwdefaults__.update(silent_seconds=6.0, stuck_seconds=8.0)
+from penjing.train import probe
+for name, value in {{"PROBE_SECONDS": 0.0, "MOST_SECONDS": 0.0}}.items():
+    if hasattr(probe, name): setattr(probe, name, value)
+real, calls = loop._gradients, [0]
+def spoiled(parts):
+    if parts.at_edge.__qualname__.startswith("Watchdog"):
+        calls[0] += 1
+        if calls[0] == 3 and os.environ["RANK"] == "1":
+            {trouble}
+    return real(parts)
+loop._gradients = spoiled
+sys.argv = ["penjing", *sys.argv[1:]]
+from penjing.cli import main
+main()
+"""
+TROUBLE = {
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
+    "stuck": "time.sleep(300)",
+    "failing": "raise ZeroDivisionError('the one that counts')",
+}
+
+
+def launch(folder, trouble, recipe, words):
+    """(exit code, seconds since the launch, all that was said)."""
+    script = folder / "spoiled.py"
+    script.write_text(SCRIPT.format(trouble=trouble))
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [*LAUNCH, str(script), "train", recipe, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        said = process.communicate(timeout=240)[0]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, time.monotonic() - began, said
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("name", TROUBLE)
+def test_one_rank_in_trouble_ends_the_run_loudly(tmp_path, server, stages, name):
+    recipe, words = stages["pretrain"]
+    words = [*words, f"out={tmp_path / 'run'}"]
+    code, seconds, said = launch(tmp_path, TROUBLE[name], recipe, words)
+    assert code != 0
+    if name == "failing":
+        assert "rank 1 failed after step 2" in said
+        assert "the one that counts" in said
+    elif name == "stopped":
+        assert "rank 1 is silent" in said and "after step 2" in said
+        assert "Current thread" in said or "Thread 0x" in said  # the stacks
+    elif name == "stuck":
+        assert "no step since" in said
+        assert "spoiled.py" in said  # the stuck rank's own stack
+    # Gone on with by one process, where two began.
+    status, _, more = server.run(recipe, words)
+    assert status == 0, more
+    assert "continues after step" in more
+    whole = tmp_path / "whole"
+    assert server.run(recipe, [*words[:-1], f"out={whole}"])[0] == 0
+    assert state_of(whole)

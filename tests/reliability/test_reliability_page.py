@@ -1,0 +1,62 @@
+"""docs/reliability.md says what results/ hold, and every promise has its tests."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("reliability_script", ROOT / "benchmarks" / "reliability.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_newest_results_render_to(script):
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert script.render(page, script.newest()) == page
+
+
+def test_every_promise_has_tests_and_every_file_of_tests_a_promise(script):
+    promised = {name for _, name in script.PROMISES}
+    there = {path.stem.removeprefix("test_") for path in script.TESTS.glob("test_*.py")} - {"reliability_page"}
+    assert promised == there
+
+
+def test_counts_of_one_test_add_up(script):
+    lines = [{"name": "runs", "value": 3}, {"name": "files", "value": 1}, {"name": "runs", "value": 4}]
+    assert script.summed(lines) == {"files": 1, "runs": 7}
+
+
+def test_the_newest_results_reach_the_goals(script):
+    """The counts that were set out to be reached, from the last full run."""
+    counts = {name: facts["counts"] for name, facts in script.newest()["files"].items()}
+    runs = sum(value for name, value in counts["kills"].items() if name.endswith("gone on with"))
+    assert runs >= 200
+    assert counts["corruption"]["corruptions found"] >= 600
+    assert min(value for name, value in counts["order"].items() if "combinations" in name) >= 24
+    assert counts["untrusted"]["malicious weights refused"] >= 30
+    assert sum(value for name, value in counts["control_tokens"].items()) >= 2000
+    assert all(value >= 30 for name, value in counts["data"].items() if "handcrafted" in name)
+    assert sum(value for name, value in counts["data"].items() if name.startswith("generated")) >= 2000
+
+
+def test_the_settings_the_page_names_are_there(script):
+    from dataclasses import fields
+
+    from penjing.train.run import Data
+
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert "data.max_bad" in page and "max_bad" in {field.name for field in fields(Data)}
+    assert re.search(r"20 seconds.*45", page, re.DOTALL)
+    from penjing.text.records.files import LARGEST_LINE_BYTES
+    from penjing.train import guard, watchdog
+
+    assert (watchdog.SILENT_SECONDS, watchdog.STUCK_SECONDS) == (20.0, 45.0)
+    assert (guard.IN_A_ROW, guard.ROLLBACKS, guard.WINDOW) == (3, 3, 64)
+    assert LARGEST_LINE_BYTES == 64 << 20

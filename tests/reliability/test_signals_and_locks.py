@@ -1,0 +1,258 @@
+"""Ctrl-C, kill and a closed terminal at any instant; two trainers in one folder; a run that is another than it was."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from reliability_harness import state_of
+
+from penjing.base.errors import UserError
+from penjing.base.lock import is_held, locked, owner
+from penjing.checkpoint.load import newest
+from penjing.train.folder import read_settings
+from penjing.train.resume import check_same_run
+
+CODES = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
+SLOW = """
+import time, torch
+import penjing.train.loop as loop
+real = loop._gradients
+def slow(parts):
+    time.sleep(0.05)
+    return real(parts)
+loop._gradients = slow
+"""
+# A thread that sends the signal once so many steps are logged, and then so many seconds later.
+SEND = (
+    SLOW
+    + """
+import os, threading
+def send():
+    while not os.path.exists({path!r}) or open({path!r}).read().count("loss") < {lines}:
+        time.sleep(0.003)
+    for _ in range({times}):
+        time.sleep({pause})
+        os.kill(os.getpid(), {number})
+threading.Thread(target=send, daemon=True).start()
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, server, stages):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    recipe, words = stages["pretrain"]
+    status, seconds, said = server.run(recipe, [*words, "save.every=1000", "steps=30", f"out={folder}"])
+    assert status == 0, said
+    return state_of(folder), seconds
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_signals_at_random_instants(tmp_path, server, stages, whole, count, name):
+    """Nothing but a signal saves here, so what is gone on with is what the signal saved: no step is taken again."""
+    recipe, words = stages["pretrain"]
+    wanted, _ = whole
+    words = [*words, "save.every=1000", "steps=30"]
+    dice, ended = random.Random(name), 0
+    for trial in range(6):
+        folder = tmp_path / f"{trial}"
+        send = SEND.format(
+            path=str(folder / "metrics.jsonl"),
+            lines=dice.randint(1, 26),
+            times=1,
+            pause=dice.uniform(0, 0.05),
+            number=int(getattr(signal, name)),
+        )
+        status, _, said = server.run(recipe, [*words, f"out={folder}"], before=send)
+        assert status == CODES[name], said
+        assert "the same command continues" in said
+        steps = [line["step"] for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())]
+        assert next((folder / "checkpoints").iterdir()).name == f"step-{max(steps):08d}"
+        ended += 1
+        status, _, said = server.run(recipe, [*words, f"out={folder}"])
+        assert status == 0, said
+        assert state_of(folder) == wanted
+    count(f"{name}: runs ended and gone on with", ended)
+
+
+def test_a_second_signal_ends_at_once_and_harms_nothing(tmp_path, server, stages, whole):
+    recipe, words = stages["pretrain"]
+    words = [*words, "save.every=1000", "steps=30", f"out={tmp_path / 'run'}"]
+    path = str(tmp_path / "run" / "metrics.jsonl")
+    twice = SEND.format(path=path, lines=3, times=2, pause=0.005, number=int(signal.SIGTERM))
+    status, _, _ = server.run(recipe, words, before=twice)
+    assert status == 143
+    status, _, said = server.run(recipe, words)
+    assert status == 0, said
+    assert state_of(tmp_path / "run") == whole[0]
+
+
+def test_a_long_validation_is_broken_off(tmp_path, server, stages):
+    recipe, words = stages["pretrain"]
+    slow = """
+import time
+import penjing.train.tokens as tokens
+validate = tokens.NextTokenStage.validate
+calls = [0]
+def slow_validate(self):
+    calls[0] += 1
+    if calls[0] > 1:  # the first is the plan's
+        time.sleep(60)
+    return validate(self)
+tokens.NextTokenStage.validate = slow_validate
+"""
+    words = [*words, "validate.every=2", f"out={tmp_path / 'run'}"]
+    path = str(tmp_path / "run" / "metrics.jsonl")
+    send = SEND.format(path=path, lines=2, times=1, pause=1.0, number=int(signal.SIGTERM))
+    status, seconds, said = server.run(recipe, words, before=slow + send)
+    assert status == 143, said
+    assert seconds < 40
+    status, _, said = server.run(recipe, words)
+    assert status == 0, said
+    assert "continues after step" in said
+
+
+def test_an_ignored_hangup_stays_ignored():
+    code = (
+        "import signal, os\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from penjing.train.signals import Signals\n"
+        "with Signals() as signals:\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    assert signals.received is None\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    assert signals.received == signal.SIGTERM\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# --- one writer ------------------------------------------------------------------------------------------------------
+
+HOLD = "import sys, time\nfrom pathlib import Path\nfrom penjing.base.lock import locked\n"
+HOLD += "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
+
+
+def test_a_second_trainer_is_refused_and_told_whose_it_is(tmp_path, server, stages):
+    recipe, words = stages["pretrain"]
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        assert is_held(tmp_path / "run")
+        status, _, said = server.run(recipe, [*words, f"out={tmp_path / 'run'}"])
+        assert status == 2
+        assert f"process {holder.pid}" in said
+        assert not (tmp_path / "run" / "checkpoints").exists()
+    finally:
+        holder.kill()
+        holder.wait()
+    assert not is_held(tmp_path / "run")  # a dead owner's lock does not block
+    status, _, said = server.run(recipe, [*words, f"out={tmp_path / 'run'}"])
+    assert status == 0, said
+
+
+def test_a_lock_is_given_back(tmp_path):
+    with locked(tmp_path):
+        assert is_held(tmp_path)
+        with pytest.raises(UserError, match=str(os.getpid())), locked(tmp_path):
+            pass
+    assert not is_held(tmp_path)
+    with locked(tmp_path):
+        assert str(os.getpid()) in owner(tmp_path)
+    assert owner(tmp_path / "other") is None
+
+
+# --- another run -----------------------------------------------------------------------------------------------------
+
+CHANGES = {
+    "optimizer.learning_rate": "optimizer.learning_rate=1e-4",
+    "optimizer.kind": "optimizer.kind=muon",
+    "schedule": "schedule.warmup_fraction=0.5",
+    "batch.rows": "batch.rows=8",
+    "data.row_tokens": "data.row_tokens=16",
+    "seed": "seed=5",
+    "steps": "steps=60",
+    "model.num_layers": "model.num_layers=2",
+    "clip_norm": "clip_norm=0.5",
+    "precision": "compute.dtype=bfloat16",
+    "data.packing": "data.packing=stream",
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, server, stages):
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    recipe, words = stages["pretrain"]
+    assert server.run(recipe, [*words, f"out={folder}"])[0] == 0
+    return folder
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_change_is_refused_with_both_values(finished, server, stages, field):
+    recipe, words = stages["pretrain"]
+    before = (finished / "metrics.jsonl").read_bytes()
+    status, _, said = server.run(recipe, [*words, CHANGES[field], f"out={finished}"])
+    assert status == 2, said
+    assert f"{field}" in said
+    assert " was " in said and ", is " in said
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_all_differences_are_told_at_once(finished, server, stages):
+    recipe, words = stages["pretrain"]
+    status, _, said = server.run(recipe, [*words, "seed=9", "clip_norm=0.5", "batch.rows=8", f"out={finished}"])
+    assert status == 2
+    for name in ("seed was 1, is 9", "clip_norm was 1.0, is 0.5", "batch.rows was 4, is 8"):
+        assert name in said
+
+
+def test_a_changed_tokenizer_or_template_is_refused(finished, server, stages, copy_of):
+    recipe, words = stages["pretrain"]
+    for name, change in {
+        "template": lambda folder: (folder / "tokenizer" / "chat_template.jinja").write_text("{{ messages }}"),
+        "data": lambda folder: _touch_shards(folder),
+    }.items():
+        folder = copy_of(finished)
+        change(folder)
+        status, _, said = server.run(recipe, [*words, f"out={folder}"])
+        assert status == 2, (name, said)
+        assert "tokenizer" in said if name == "template" else "data" in said or "shards" in said
+
+
+def _touch_shards(folder):
+    for path in folder.glob("shards/*/shards.json"):
+        meta = json.loads(path.read_text())
+        meta["files"]["tokens.bin"]["sha256"] = "0" * 64
+        path.write_text(json.dumps(meta))
+
+
+def test_an_allowed_change_goes_on(finished):
+    run, checkpoint = read_settings(finished), newest(finished / "checkpoints")
+    changed = replace(run, clip_norm=0.25, seed=7)
+    with pytest.raises(UserError, match=r"seed was 1, is 7"):
+        check_same_run(changed, {}, checkpoint, ["clip_norm"])
+    said = check_same_run(changed, {}, checkpoint, ["clip_norm", "seed"])
+    assert said == ["allowed to change: clip_norm was 1.0, is 0.25", "allowed to change: seed was 1, is 7"]
+    faster = replace(run, optimizer=replace(run.optimizer, learning_rate=1.0))
+    assert check_same_run(faster, {}, checkpoint, ["optimizer"])
+    with pytest.raises(UserError, match=r"no such field.*Did you mean seed"):
+        check_same_run(changed, {}, checkpoint, ["sead"])
+
+
+def test_another_optimizer_that_is_allowed_begins_afresh(copy_of, finished, server, stages):
+    folder = copy_of(finished)
+    for path in (folder / "checkpoints").glob("step-00000006"):
+        shutil.rmtree(path)
+    recipe, words = stages["pretrain"]
+    other = "muon" if "adamw" in (folder / "run.toml").read_text() else "adamw"
+    words = [*words, f"optimizer.kind={other}", f"out={folder}"]
+    assert server.run(recipe, words)[0] == 2
+    status, _, said = server.run(recipe, words, allow_change=["optimizer", "schedule", "clip_norm"])
+    assert status == 0, said
+    assert "allowed to change: optimizer.kind" in said
