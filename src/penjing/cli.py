@@ -433,9 +433,7 @@ def generate_answers(
     seed: Annotated[int, typer.Option(help="Of the draw, where temperature is above 0.")] = 0,
     thinking: Annotated[
         bool | None,
-        typer.Option(
-            "--thinking/--no-thinking", help="Have it think before each answer, or not; else as it likes."
-        ),
+        typer.Option("--thinking/--no-thinking", help="Have it think before each answer, or not; else as it likes."),
     ] = None,
     keep_cut: Annotated[
         bool, typer.Option("--keep-cut", help="Keep answers that did not end within --max-tokens.")

@@ -74,13 +74,15 @@ def trial(module: str, spec: Any, folder: Path) -> dict[str, Any]:
     file.write_text(json.dumps(asdict(replace(spec, out=str(folder / "run")))), encoding="utf-8")
     threads = {"OMP_NUM_THREADS": str(spec.threads)} if spec.threads else {}
     quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
+    # Nothing is compiled already when a trial begins, except that of the same number of the other kind.
+    compiled = folder.parent / f"compiled-{folder.name.removeprefix('path-').removeprefix('step-')}"
     name, *more = module.split()  # a peer that runs in two ways is told which
     began = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", name, str(file), *more],
         capture_output=True,
         text=True,
-        env={**os.environ, **threads, **quiet},
+        env={**os.environ, **threads, **quiet, "TORCHINDUCTOR_CACHE_DIR": str(compiled)},
     )
     seconds = time.perf_counter() - began
     if done.returncode:
