@@ -86,9 +86,16 @@ PLOTS = (
     Plot("grpo_entropy", "Entropy of the answers", NATS, (("entropy", "grpo", "entropy_nats"),), dots=False),
     Plot(
         "ppo_reward",
-        "Questions of all kinds, from the quickstart's SFT model",
+        "1,000 prompts again and again: learned by heart",
         SHARE,
-        (("PPO", "ppo", "reward"), ("GRPO", "grpo_sft", "reward")),
+        (("mean reward", "ppo_few", "reward"), ("held out", "ppo_few", "validation_exact_match")),
+        dots=False,
+    ),
+    Plot(
+        "ppo_new",
+        "20,000 prompts: each seen once",
+        SHARE,
+        (("mean reward", "ppo", "reward"), ("held out", "ppo", "validation_exact_match")),
         dots=False,
     ),
     Plot(
@@ -185,6 +192,7 @@ def of_pairs(record: Record) -> str:
         (
             ("whole model, rate 3e-4", "dpo"),
             ("LoRA of rank 8, rate 3e-3 (the default)", "dpo_lora"),
+            ("LoRA of rank 8, rate 1.5e-3", "dpo_lora_half"),
             ("LoRA of rank 8, rate 3e-4", "dpo_lora_slow"),
         ),
         (
@@ -242,8 +250,16 @@ def of_distillation(record: Record) -> str:
 TABLES: dict[str, Callable[[Record], str]] = {
     "dpo": of_pairs,
     "reward": of_rewards,
-    "grpo": of_policies(("counting, from a weak start", "grpo"), ("all kinds, from the SFT model", "grpo_sft")),
-    "ppo": of_policies(("PPO", "ppo"), ("GRPO, the same steps", "grpo_sft")),
+    "grpo": of_policies(
+        ("counting, from a weak start", "grpo"),
+        ("all kinds, 20,000 prompts", "grpo_sft"),
+        ("all kinds, the quickstart's 1,000 prompts", "grpo_few"),
+    ),
+    "ppo": of_policies(
+        ("PPO, 20,000 prompts", "ppo"),
+        ("PPO, the quickstart's 1,000 prompts", "ppo_few"),
+        ("GRPO, 20,000 prompts, as many steps", "grpo_sft"),
+    ),
     "distillation": of_distillation,
 }
 

@@ -4,7 +4,8 @@ Run: python benchmarks/methods.py runs/quickstart --out results/methods.json    
      python benchmarks/methods.py runs/quickstart --only dpo,reward --seeds 1 --out ...  (adds to what the file holds)
 
 dpo, dpo_lora, reward: the quickstart's SFT model on its own pairs. grpo: a weak SFT (700 steps from the pretrained
-model) on the toy world's counting questions. grpo_sft, ppo: the SFT model on the quickstart's prompts of all kinds.
+model) on the toy world's counting questions. grpo_sft, ppo: the SFT model on 20,000 prompts of all kinds; grpo_few,
+ppo_few: on the quickstart's 1,000.
 distill: the SFT model is the teacher; the student is the same pretrained model after SFT on 300 labelled
 conversations. 3,072 further conversations have questions only, which the teacher answers. As many further steps are
 taken on the student's own labels (the control), on the teacher's answers (sft), on its predictions for them (logits,
@@ -103,6 +104,9 @@ class Bench:
     def dpo_lora(self, seed: str) -> dict[str, Any]:
         return self.pairs("dpo", "dpo_lora", seed, "lora.rank=8")
 
+    def dpo_lora_half(self, seed: str) -> dict[str, Any]:
+        return self.pairs("dpo", "dpo_lora_half", seed, "lora.rank=8", "optimizer.learning_rate=1.5e-3")
+
     def dpo_lora_slow(self, seed: str) -> dict[str, Any]:
         """At a whole model's rate, ten times lower."""
         return self.pairs("dpo", "dpo_lora_slow", seed, "lora.rank=8", "optimizer.learning_rate=3e-4")
@@ -120,29 +124,41 @@ class Bench:
 
     # --- reinforcement learning --------------------------------------------------------------------------------------
 
-    def grpo(self, seed: str) -> dict[str, Any]:
-        world, counting = self.work / "world", self.work / "counting.jsonl"
-        if not counting.is_file():
-            self.penjing("data", "toyworld", "--out", world, "--documents", 10, "--conversations", 10,
+    def world(self) -> Path:
+        """Prompts of all kinds, more than the quickstart makes."""
+        file = self.work / "world" / "rl.jsonl"
+        if not file.is_file():
+            self.penjing("data", "toyworld", "--out", file.parent, "--documents", 10, "--conversations", 10,
                          "--preferences", 10, "--prompts", 20_000, "--seed", 5)  # fmt: skip
-            lines = (world / "rl.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        return file
+
+    def grpo(self, seed: str) -> dict[str, Any]:
+        counting = self.work / "counting.jsonl"
+        if not counting.is_file():
+            lines = self.world().read_text(encoding="utf-8").splitlines(keepends=True)
             counts = [line for line in lines if json.loads(line)["kind"] == "count"]
             counting.write_text("".join(counts), encoding="utf-8")
         start, chats = f"start={self.quickstart / 'pretrain'}", f"data.train={self.data / 'sft.jsonl'}"
         self.train("tiny_sft", "weak", start, chats, "steps=700", *QUIET)
-        weak, data = f"start={self.work / 'weak'}", f"data.train={counting}"
-        settings = ("steps=250", "validate.every=50")
-        return judged(self.train("grpo", f"grpo-{seed}", weak, data, f"seed={seed}", *settings))
+        settings = (f"start={self.work / 'weak'}", f"data.train={counting}", "steps=250", "validate.every=50")
+        return judged(self.train("grpo", f"grpo-{seed}", f"seed={seed}", *settings))
 
     def grpo_sft(self, seed: str) -> dict[str, Any]:
-        return self.prompts("grpo", "grpo_sft", seed)
+        return self.prompts("grpo", "grpo_sft", seed, self.world())
 
     def ppo(self, seed: str) -> dict[str, Any]:
-        return self.prompts("ppo", "ppo", seed)
+        return self.prompts("ppo", "ppo", seed, self.world())
 
-    def prompts(self, recipe: str, name: str, seed: str) -> dict[str, Any]:
-        start, data = f"start={self.quickstart / 'sft'}", f"data.train={self.data / 'rl.jsonl'}"
-        return judged(self.train(recipe, f"{name}-{seed}", start, data, f"seed={seed}", "steps=150"))
+    def grpo_few(self, seed: str) -> dict[str, Any]:
+        """The same on the quickstart's own thousand prompts, which come again and again."""
+        return self.prompts("grpo", "grpo_few", seed, self.data / "rl.jsonl")
+
+    def ppo_few(self, seed: str) -> dict[str, Any]:
+        return self.prompts("ppo", "ppo_few", seed, self.data / "rl.jsonl")
+
+    def prompts(self, recipe: str, name: str, seed: str, data: Path) -> dict[str, Any]:
+        settings = (f"start={self.quickstart / 'sft'}", f"data.train={data}", "steps=150", "validate.every=50")
+        return judged(self.train(recipe, f"{name}-{seed}", f"seed={seed}", *settings))
 
     # --- distillation ------------------------------------------------------------------------------------------------
 
@@ -206,7 +222,20 @@ def recovered(found: dict[str, float]) -> dict[str, Any]:
     return {"accuracy": found, "recovered": shares}
 
 
-METHODS = ("dpo", "dpo_lora", "dpo_lora_slow", "reward", "reward_more", "grpo", "grpo_sft", "ppo", "distill")
+METHODS = (
+    "dpo",
+    "dpo_lora",
+    "dpo_lora_half",
+    "dpo_lora_slow",
+    "reward",
+    "reward_more",
+    "grpo",
+    "grpo_sft",
+    "grpo_few",
+    "ppo",
+    "ppo_few",
+    "distill",
+)
 SHOWN = ("validation_exact_match", "validation_reward_accuracy")
 
 

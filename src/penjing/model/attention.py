@@ -87,7 +87,7 @@ def sight(
         return Sight(mask_B1TS=window_mask(num_tokens, window, device) if cut else None)
     if branch_BT is None and edge_S is not None and has_varlen(device, dtype, head_size, window):
         return Sight(edge_S=edge_S, window=window)
-    on_cpu = device.type == "cpu"
+    on_cpu = device.type == "cpu" and not torch.compiler.is_exporting()  # other programs have no tiles
     mask_B1TS = None
     if branch_BT is not None:
         mask_B1TS, window = branch_mask(document_BT, branch_BT, position_BT, window), 0

@@ -251,7 +251,8 @@ def _message(written: Written, tokenizer: Tokenizer, asked: Asked) -> Message | 
     """What was said as a message, or None if it is to be left out."""
     if written.ended != "stop" and asked.cut == "drop":
         return None
-    text = tokenizer.decode(written.ids)
+    # A model that knows little writes zero bytes too, which no reader of conversations takes for text.
+    text = tokenizer.decode(written.ids).replace("\0", "\ufffd")
     message = read_answer(f"{THINK}\n{text}" if asked.thinking == "on" else text)
     return message if message.content or message.tool_calls else None
 

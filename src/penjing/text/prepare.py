@@ -147,7 +147,8 @@ def _encode_chats(
     for chat in chats:
         try:
             fitting = _fit(tokenizer, chat, row_tokens + 1, thinking)
-            if fitting is not None and not any(fitting[0].weights):
+            silent = fitting is not None and not any(fitting[0].weights)
+            if silent and not any(_says_something(message) for message in chat.messages):
                 raise UserError("no token of it is learned from", where=f"{chat.source}:{chat.line}")
         except UserError as error:
             if quarantine is None:
@@ -155,13 +156,17 @@ def _encode_chats(
             quarantine.reject(error, chat.source, chat.line)
             continue
         progress(sum(len(message.content) for message in chat.messages))
-        if fitting is None:
+        if fitting is None or silent:  # silent: there are templates that show no tool calls
             counts["skipped"] += 1
             continue
         rendered, messages, shorter = fitting
         counts["shortened"] += shorter
         said = "".join(message.content for message in messages if message.role == "assistant")
         yield _Encoded(split_key(chat), rendered.ids, len(said.encode()), rendered.weights)
+
+
+def _says_something(message: Message) -> bool:
+    return message.role == "assistant" and bool(message.content or message.tool_calls or message.reasoning_content)
 
 
 def _fit(

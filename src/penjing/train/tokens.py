@@ -69,7 +69,8 @@ class NextTokenStage:
             self.notes.append(f"{counts['bad']} broken records were left out: {folder.quarantine}")
         if skipped or shortened:
             self.notes.append(
-                f"{skipped} conversations too long for a row were left out, {shortened} lost their last turns"
+                f"{skipped} conversations were left out, too long for a row or with nothing to learn from; "
+                f"{shortened} lost their last turns"
             )
 
     def size(self) -> Size:
