@@ -42,24 +42,12 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def peak_resident_bytes() -> int:
-    """The most memory this process has held. Linux's own mark is per program image; rusage's outlives an exec."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
 def trial(asked: argparse.Namespace) -> dict[str, Any]:
     """One process: build, take the steps, say what they took."""
     import torch
 
     from penjing.base import config
+    from penjing.base.process import peak_resident_bytes
     from penjing.feed.batch import Batch
     from penjing.model.config import ModelConfig
     from penjing.model.init import initialise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -14,6 +13,7 @@ from rich.table import Table
 from penjing import __version__
 from penjing.base import config, units
 from penjing.base.errors import EXIT_USER_ERROR, UserError, suggest
+from penjing.base.process import first_of_launch
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -777,7 +777,7 @@ def bench_sweep_verb(
     passes: Annotated[str, typer.Option(help="Passes of a step (accumulation), such as 1,2,4.")] = "",
     lengths: Annotated[str, typer.Option(help="Row lengths, such as 256,512.")] = "",
     dtypes: Annotated[str, typer.Option(help="Such as bfloat16,float32.")] = "",
-    checkpointing: Annotated[str, typer.Option(help="no, yes or no,yes: whether blocks are computed again.")] = "",
+    recompute: Annotated[str, typer.Option(help="What is computed again going backward, such as none,block.")] = "",
     steps: Annotated[int, typer.Option(help="Steps timed at each point.", min=2)] = 8,
     seconds: Annotated[float, typer.Option(help="Of steps at each point, about.", min=0.1)] = 10.0,
     out: Annotated[Path | None, typer.Option(help="Write OUT.json, OUT.csv, OUT.md and OUT.svg.")] = None,
@@ -804,7 +804,7 @@ def bench_sweep_verb(
         accumulate=numbers(passes, "--passes"),
         row_tokens=numbers(lengths, "--lengths"),
         dtypes=tuple(name for name in dtypes.split(",") if name),
-        checkpointing=tuple(name for name in checkpointing.split(",") if name),
+        recompute=tuple(name for name in recompute.split(",") if name),
     )
     run_sweep(_resolved(recipe, settings), grid, console, steps=steps, seconds=seconds, out=out)
 
@@ -941,9 +941,9 @@ def _say(text: str) -> None:
 
 
 def _fail(line: str, code: int) -> NoReturn:
-    """One line on the error stream, from rank 0 only."""
-    if os.environ.get("RANK", "0") == "0":
-        Console(stderr=True).print(line, style="red", highlight=False, soft_wrap=True, markup=False)
+    """One line on the error stream, from one process of those started together."""
+    console = Console(stderr=True)
+    first_of_launch(lambda: console.print(line, style="red", highlight=False, soft_wrap=True, markup=False))
     sys.exit(code)
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reliability_harness import NIGHTLY
+from nasty_files import NASTY_FILES, expected, written
+from reliability_harness import by_chance
 
 from penjing.base.errors import UserError
 from penjing.text import records
 from penjing.text.records import Quarantine, files
 
-EXAMPLES = 20_000 if NIGHTLY else 2_000
 READERS = {
     "documents": records.read_documents,
     "chats": records.read_chats,
@@ -161,52 +161,49 @@ def test_all_of_them_in_one_file(tmp_path, kind):
 
 # --- whole files -----------------------------------------------------------------------------------------------------
 
-WHOLE = {
-    "empty.jsonl": b"",
-    "blank.jsonl": b"\n \n\t\n",
-    "bom.jsonl": b"\xef\xbb\xbf",
-    "zeros.jsonl": bytes(5000),
-    "utf16.jsonl": ('{"text": "a"}\n' * 50).encode("utf-16"),
-    "utf32.jsonl": ('{"text": "a"}\n' * 50).encode("utf-32"),
-    "gbk.txt": ("话说天下大势，分久必合，合久必分。\n" * 50).encode("gbk"),
-    "big5.txt": ("他說這是我們的國家，不在這裡了。\n" * 50).encode("big5"),
-    "binary.txt": bytes(range(256)) * 40,
-    "elf.txt": b"\x7fELF\x02\x01\x01" + bytes(500),
-    "unclosed.json": b'[{"text": "a"}, {"text": "b"}',
-    "half.json": b'[{"text": "a"}, {"te',
-    "after.json": b'[{"text": "a"}] {"text": "b"} x',
-    "commas.json": b"[,,,]",
-    "deep.json": b"[" * 200_000,
-    "number.json": b"3" * 10_000,
-    "open.csv": b'text\na\n"never closed\nb\n',
-    "ragged.csv": b"id,text\n1,x\n2\n3,y,z\n4,w\n",
-    "nul.csv": b"text\na\0b\n",
-    "names.csv": b"text\n",
-    "bad.parquet": b"PAR1 nonsense PAR1",
-    "empty.parquet": b"",
-    "cut.jsonl.gz": gzip.compress(b'{"text": "a"}\n' * 5000)[:60],
-    "not.jsonl.gz": b"plain text",
-    "tail.jsonl.gz": gzip.compress(b'{"text": "a"}\n' * 5) + b"rubbish after it",
-    "crc.jsonl.gz": gzip.compress(b'{"text": "a"}\n' * 500)[:-8] + bytes(8),
-    "folder.jsonl": None,
-}
+
+@pytest.mark.parametrize("name", NASTY_FILES)
+def test_nasty_files_are_accounted_for_exactly(tmp_path, name, count):
+    """Each after a good file: every record of both is good, broken or left out, and what is not good is listed."""
+    for kind in READERS:
+        folder = tmp_path / kind
+        folder.mkdir()
+        before = folder / "good.jsonl"
+        before.write_bytes((line(GOOD[kind]) + b"\n") * 3)
+        path = written(name, folder, line(GOOD[kind]))
+        found, quarantine = read(kind, [before, path], path=tmp_path / "quarantine.jsonl")
+        good, bad, left_out = expected(name, kind)
+        assert (quarantine.good, quarantine.bad, quarantine.left_out) == (3 + good, bad, left_out), kind
+        assert len(found) == 3 + good, kind
+        if bad + left_out:
+            listed = [json.loads(each) for each in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
+            assert [each["kind"] for each in listed].count("bad") == bad
+            assert len(listed) == bad + left_out
+            assert {each["file"] for each in listed} == {str(path)}
+            assert all(0 < len(each["reason"]) <= 500 for each in listed)
+        count(f"{kind}: handcrafted bad files accounted for", 1)
 
 
-@pytest.mark.parametrize("name", WHOLE)
+def test_there_are_enough_of_them():
+    assert len(NASTY_FILES) >= 60
+
+
 @pytest.mark.parametrize("kind", READERS)
-def test_nasty_files_among_good_ones(tmp_path, kind, name):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    good = folder / "good.jsonl"
-    good.write_bytes((line(GOOD[kind]) + b"\n") * 3)
-    path = folder / name
-    path.mkdir() if WHOLE[name] is None else path.write_bytes(WHOLE[name])
-    found, quarantine = read(kind, [good, path] if WHOLE[name] is not None else [folder])
-    assert len(found) >= 3
-    assert quarantine.good >= 3
-    assert quarantine.records == quarantine.good + quarantine.bad + quarantine.left_out
-    if WHOLE[name] is not None and name not in ("tail.jsonl.gz", "after.json"):
-        assert quarantine.bad + quarantine.left_out >= 1, "something is said of it"
+def test_all_nasty_files_in_little_memory(tmp_path, kind):
+    for name in NASTY_FILES:
+        written(name, tmp_path, line(GOOD[kind]))
+    wanted = [sum(parts) for parts in zip(*(expected(name, kind) for name in NASTY_FILES), strict=True)]
+    found, good, bad, left_out, _ = read_limited(kind, tmp_path)
+    assert found == good
+    assert [good, bad, left_out] == wanted
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_folder_with_a_file_s_name_is_no_file(tmp_path, kind):
+    (tmp_path / "folder.jsonl").mkdir()
+    (tmp_path / "good.jsonl").write_bytes((line(GOOD[kind]) + b"\n") * 3)
+    found, quarantine = read(kind, [tmp_path])
+    assert (len(found), quarantine.records) == (3, 3)
 
 
 def test_a_cut_archive_gives_what_came_before_and_says_that_the_rest_is_lost(tmp_path):
@@ -295,13 +292,14 @@ PIECES = [
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("examples", by_chance(500))
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".txt", ".csv"])
-def test_generated_files(tmp_path_factory, suffix, count):
+def test_generated_files(tmp_path_factory, suffix, count, examples):
     folder = tmp_path_factory.mktemp("generated")
     seen = [0]
 
     @settings(
-        max_examples=EXAMPLES // 4,
+        max_examples=examples,
         deadline=None,
         derandomize=True,
         database=None,
@@ -330,7 +328,7 @@ def test_generated_files(tmp_path_factory, suffix, count):
         seen[0] += 1
 
     check()
-    assert seen[0] >= EXAMPLES // 4
+    assert seen[0] >= examples
     count(f"generated {suffix} files, to each of four readers", seen[0])
 
 
@@ -340,14 +338,14 @@ LIMITED = """
 import json, resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 from pathlib import Path
+from penjing.base.process import peak_resident_bytes
 from penjing.text import records
 kind, path = sys.argv[1:]
 quarantine = records.Quarantine(max_bad=1.0)
 found = 0
 for _ in getattr(records, "read_" + kind)([Path(path)], quarantine=quarantine):
     found += 1
-# Of this program alone: getrusage begins with what the process was before it became this program.
-peak = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+peak = peak_resident_bytes()
 print(json.dumps([found, quarantine.good, quarantine.bad, quarantine.left_out, peak]))
 """
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-_IMPORTED = time.perf_counter()
+from penjing.base.process import peak_resident_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,27 +48,6 @@ def read_spec(kind: type[AnySpec]) -> AnySpec:
     """The spec whose file was named on a trial's command line."""
     values = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     return kind(**{**values, "betas": tuple(values["betas"])})
-
-
-def process_age_seconds() -> float:
-    """Seconds since this process was started, imports included; without /proc since this module was imported."""
-    try:
-        # Field 22 of stat: start, in clock ticks after boot; the name in field 2 may hold spaces.
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError):
-        return time.perf_counter() - _IMPORTED
-
-
-def peak_resident_bytes() -> int:
-    """The most memory this process has held. Linux's own mark is per program image; rusage's outlives an exec."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penjing.bench.meter import peak_resident_bytes, process_age_seconds
+from penjing.base.process import peak_resident_bytes, process_age_seconds
 
 IGNORED = -100  # a target that does not count, as torch's cross-entropy has it
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from penjing.base.process import peak_resident_bytes
 from penjing.plan.cards import card_called
 
 
@@ -80,8 +80,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     """The most memory this process has held: reserved on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
-    unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peak_resident_bytes()
 
 
 def physical_cores() -> int:

@@ -20,8 +20,8 @@ HEAP_SHARE, HEAP_BYTES = 0.25, 20 << 20
 # Loads what a training run loads, multiplies each way and takes an optimizer's step: libraries make their caches and
 # load the rest of themselves (torch._dynamo comes with the first optimizer) when they are first used.
 _PROCESS = """
-import resource, sys
 import torch
+from penjing.base.process import peak_resident_bytes
 from penjing.recipes import execute
 x = torch.nn.Parameter(torch.ones(128, 128))
 for dtype in (torch.float32, torch.bfloat16):
@@ -30,7 +30,7 @@ optimizer = torch.optim.AdamW([x], fused=True)
 optimizer.step()
 optimizer.zero_grad()
 del x, optimizer
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+print(peak_resident_bytes())
 """
 
 
