@@ -146,7 +146,7 @@ def _standard_library(work: Path) -> Iterator[str]:
 
 def _run(work: Path, size: Size, asked: Asked, threads: int, settings: tuple[str, ...]) -> Run:
     layer: dict[str, Any] = {
-        "model": dict(size.model),
+        "model": {"architecture": "qwen3", **size.model},  # the peers' stock class
         "data": {"train": [str(work / "text.jsonl")], "row_tokens": size.row_tokens},
         "tokenizer": {"folder": str(work / "tokenizer")},
         "batch": {"rows": size.batch},

@@ -7,7 +7,14 @@ PEERS = {
 PRETRAIN = {
     "trainer": "penjing.bench.peers.hf_trainer",
     "trainer-packed": "penjing.bench.peers.hf_trainer packed",
+    "litgpt": "penjing.bench.peers.litgpt",
     "minimind-style": "penjing.bench.peers.minimind_style",
 }
-# Its package and what to install, by a peer's name.
-NEEDS = {"trl": "trl", "trainer": "accelerate", "trainer-packed": "accelerate", "minimind-style": "transformers"}
+# Its packages and what to install, by a peer's name.
+NEEDS = {
+    "trl": "trl",
+    "trainer": "accelerate",
+    "trainer-packed": "accelerate",
+    "litgpt": "litgpt litdata",
+    "minimind-style": "transformers",
+}
