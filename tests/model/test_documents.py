@@ -37,7 +37,8 @@ def same(run, wanted, tensors, **tolerance):
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize(
-    ("num_tokens", "mean_length", "window"), [(128, 20, 0), (300, 70, 0), (640, 1000, 0), (200, 90, 33), (70, 5, 4)]
+    ("num_tokens", "mean_length", "window"),
+    [(128, 20, 0), (300, 70, 0), (640, 1000, 0), (200, 90, 33), (70, 5, 4), (1100, 300, 0)],
 )
 def test_documents(groups, num_tokens, mean_length, window):
     document_BT = rows(3, num_tokens, mean_length)
@@ -87,16 +88,34 @@ def test_a_document_does_not_depend_on_its_neighbours():
 
 def test_the_operator_for_the_compiler_computes_the_same():
     document_BT, tensors = rows(2, 100, 30), inputs(2, 100, dtype=torch.float32)
+    tiles = [documents._tiles(x, 2).detach().requires_grad_() for x in tensors]
+    lots = documents.find_lots(document_BT, None, 0, torch.float32)
     same(
-        lambda: documents._tiled_op(*tensors, document_BT, None, 0),
-        lambda: tiled_attention(*tensors, document_BT),
-        tensors,
+        lambda: documents._tiled_op(*tiles, document_BT, None, 0, True)[0],
+        lambda: documents._Tiled.apply(*tiles, lots),
+        tiles,
         rtol=0,
         atol=0,
     )
     torch.library.opcheck(
-        documents._tiled_op, (*tensors, document_BT, None, 0), test_utils=("test_schema", "test_faketensor")
+        documents._tiled_op, (*tiles, document_BT, None, 0, False), test_utils=("test_schema", "test_faketensor")
     )
+
+
+def test_tiles_that_were_found_are_found_again_only_for_other_documents():
+    found, kind = documents._Found(), torch.float32
+    one, other = rows(2, 200, 30), rows(2, 200, 30, seed=1)
+    first = found(one, None, 0, kind)
+    assert found(one.clone(), None, 0, kind) is first
+    assert found(one, None, 16, kind) is not first  # another window; the first is kept
+    assert found(one, None, 0, kind) is first
+    again = found(other, None, 0, kind)
+    expected = documents.find_lots(other, None, 0, kind)
+    assert all(
+        torch.equal(x, y) for mine, its in zip(again, expected, strict=True) for x, y in zip(mine, its, strict=True)
+    )
+    mask_B1TS = document_mask(other)
+    assert found(other, mask_B1TS, 0, kind) is not again
 
 
 def test_edges_of_documents():
