@@ -44,7 +44,7 @@ def test_the_whole_training_state_fits():
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)
     held = 2 * 4 * count
-    for optimizer in Muon(momentum_dtype="bfloat16").build(model):
+    for optimizer in Muon(state="bfloat16").build(model):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 matrix = parameter.ndim == 2 and parameter.shape[0] != SHAPE.vocabulary_size

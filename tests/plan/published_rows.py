@@ -66,7 +66,7 @@ def workload_of(row: dict[str, str]) -> Workload:
         masters="float32" if automatic or dtype in ("float32", "tf32") else "same",
         attention="materialised" if "materialised" in row["attention"] else "fused",
         attention_dropout="dropout" in row["attention"],
-        checkpointing="full" if row["act_ckpt"] == "full" else "none",
+        recompute="block" if row["act_ckpt"] == "full" else "none",
         fused_optimizer="fused" in row["optimizer"],
         compiled=row["compile"] == "yes",
         ranks=int(row["n_gpus"] or 1),

@@ -118,7 +118,7 @@ def test_the_workload_has_the_same_products(options):
     # A fused kernel does the causal half, and its two forward products are five backward ones and not four.
     assert work.attention_flops() == 7 / 6 * plain.attention_flops() / 2
     again = Workload(
-        shape=shape_of(config), tokens=64, row_tokens=32, keys=32, attention="materialised", checkpointing="full"
+        shape=shape_of(config), tokens=64, row_tokens=32, keys=32, attention="materialised", recompute="block"
     )
     assert again.product_flops() + again.attention_flops() == full_square(config, recomputed=True)
 

@@ -141,6 +141,7 @@ def test_memory_search_tokens_and_estimate_say_what_they_should():
     found = []
     shown = text_of(lambda console: found.append(plan_tools.search(run, asked, "8GiB", (), console, every=True)))
     assert found[0] >= 3 and "traced configurations fit 8.00 GiB" in shown
+    assert all(how in shown for how in ("none", "mlp", "block"))
     assert plan_tools.search(run, asked, "1MB", (), Console(quiet=True)) == 0
     with pytest.raises(UserError, match="--fit"):
         plan_tools.search(run, asked, "3h", (), Console(quiet=True))
@@ -155,6 +156,17 @@ def test_memory_search_tokens_and_estimate_say_what_they_should():
 CPU = torch.device("cpu")
 CARD = machine_of_card(find_card("RTX 3090"))
 ROOM = Target(kind="cpu", name="cpu", memory_bytes=1 << 40)
+
+
+def test_a_sweep_over_what_is_computed_again(monkeypatch):
+    run, told = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_layers=1")), []
+    real = sweeping.recompute_activations
+    monkeypatch.setattr(sweeping, "recompute_activations", lambda model, how: told.append(how) or real(model, how))
+    grid = Grid(micro_rows=(1,), accumulate=(1,), row_tokens=(16,), recompute=("none", "mlp", "block"))
+    rows = sweeping.sweep(run, grid, CARD, ROOM, steps=2, seconds=0.1, device=CPU, predict_bytes=lambda variant: 1)
+    assert told == ["none", "mlp", "block"] and all(row.ended == "done" for row in rows)
+    rates = [row.predicted_steps_per_second for row in rows]
+    assert rates == sorted(rates, reverse=True) and len(set(rates)) == 3
 
 
 def test_a_sweep_measures_and_predicts_and_is_written(tmp_path):
@@ -202,7 +214,7 @@ def test_what_does_not_fit_is_a_row(monkeypatch, tmp_path):
 def test_a_grid_stands_at_the_runs_own_values():
     run = resolve_run("pretrain", settings())
     assert Grid().points(run) == [
-        Point(micro_rows=4, accumulate=2, row_tokens=64, dtype=run.compute.dtype, checkpointing="no")
+        Point(micro_rows=4, accumulate=2, row_tokens=64, dtype=run.compute.dtype, recompute="none")
     ]
     with pytest.raises(UserError):
         sweeping.settings_of(run, replace(Grid().points(run)[0], dtype="float7"))

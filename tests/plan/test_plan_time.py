@@ -134,7 +134,14 @@ def test_more_of_anything_takes_longer():
     machine = machine_of_card(CARDS["RTX 3090"])
     base = Workload(shape=shape_of(ModelConfig(**ModelConfig.named("26m"))), tokens=8192, row_tokens=512, keys=256.5)
     seconds = step_time(base, machine).seconds
-    for more in ({"tokens": 16384}, {"passes": 2}, {"keys": 512.0}, {"checkpointing": "full"}, {"extra_forwards": 1.0}):
+    for more in (
+        {"tokens": 16384},
+        {"passes": 2},
+        {"keys": 512.0},
+        {"recompute": "mlp"},
+        {"recompute": "block"},
+        {"extra_forwards": 1.0},
+    ):
         assert step_time(replace(base, **more), machine).seconds > seconds
     for less in ({"compiled": True}, {"adapters": 100_000}):
         assert step_time(replace(base, **less), machine).seconds < seconds

@@ -83,13 +83,6 @@ def parts(batches, *, steps, accumulate=1, rate=3e-3):
         num_steps=steps,
         accumulate=accumulate,
         clip_norm=1.0,
-        log_every=1,
-        validate_every=0,
-        sample_every=0,
-        save_every=0,
-        validate=dict,
-        sample=lambda step: None,
-        save=lambda state, wait: True,
     )
     return made, model, memory
 

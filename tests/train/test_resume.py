@@ -58,6 +58,19 @@ def test_kill_9_and_the_same_command(tmp_path, whole, penjing, small_run, outcom
     assert losses(folder) == losses(whole)
 
 
+@pytest.mark.parametrize("state", ["bfloat16", "int8"])
+def test_kill_9_with_optimizer_state_in_less_than_float32(tmp_path, penjing, small_run, outcome, state):
+    larger = ["model.hidden_size=64", "model.mlp_size=96", f"optimizer.state={state}"]  # small tensors stay float32
+    words = ("train", "pretrain", *small_run, *larger)
+    penjing(*words, f"out={tmp_path / 'straight'}")
+    process = start(*words, f"out={tmp_path / 'run'}")
+    wait_for_checkpoint(tmp_path / "run", process, 6)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert "continues after step" in penjing(*words, f"out={tmp_path / 'run'}").stdout
+    assert outcome(tmp_path / "run")["weights_sha256"] == outcome(tmp_path / "straight")["weights_sha256"]
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_says_so(tmp_path, whole, penjing, small_run, outcome, number, code):
     folder = tmp_path / "run"

@@ -126,13 +126,6 @@ def test_follow_a_token(tmp_path: Path) -> None:
         num_steps=1,
         accumulate=1,
         clip_norm=0.0,
-        log_every=1,
-        validate_every=0,
-        sample_every=0,
-        save_every=0,
-        validate=dict,
-        sample=lambda step: None,
-        save=lambda state, wait: True,
     )
     taken = step(parts, 0)
     assert (taken.units, taken.tokens) == (24, 24)

@@ -18,11 +18,10 @@ import torch
 from penjing.base import config
 from penjing.base.seeds import derive
 from penjing.bench.counters import busy, estimated
-from penjing.bench.meter import peak_resident_bytes
 from penjing.feed.batch import Batch
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
-from penjing.model.transformer import Transformer
+from penjing.model.transformer import Transformer, recompute_activations
 from penjing.objective.next_token import NextToken
 from penjing.parallel.single import Single
 from penjing.plan import hardware
@@ -39,7 +38,6 @@ from penjing.train.room import is_out_of_memory, release
 from penjing.train.run import Run
 
 WARM_STEPS = 2
-CHECKPOINTED = "yes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +48,19 @@ class Grid:
     accumulate: tuple[int, ...] = ()
     row_tokens: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
-    checkpointing: tuple[str, ...] = ()  # no, yes
+    recompute: tuple[str, ...] = ()  # as compute.recompute
 
     def points(self, run: Run) -> list[Point]:
         own = run.batch.micro_rows or max(1, run.batch.rows // 2)
         axes = (
             self.row_tokens or (run.data.row_tokens,),
             self.dtypes or (run.compute.dtype,),
-            self.checkpointing or ("no",),
+            self.recompute or (run.compute.recompute,),
             self.micro_rows or (own,),
             self.accumulate or (max(1, run.batch.rows // own),),
         )
         return [
-            Point(row_tokens=length, dtype=dtype, checkpointing=again, micro_rows=rows, accumulate=passes)
+            Point(row_tokens=length, dtype=dtype, recompute=again, micro_rows=rows, accumulate=passes)
             for length, dtype, again, rows, passes in itertools.product(*axes)
         ]
 
@@ -75,7 +73,7 @@ class Point:
     accumulate: int
     row_tokens: int
     dtype: str
-    checkpointing: str
+    recompute: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,16 +158,13 @@ def sweep(
 
 def settings_of(run: Run, point: Point) -> Run:
     """The run with a point's settings. Raises UserError for settings that there are not."""
-    compute: dict[str, Any] = {"dtype": point.dtype}
-    if point.checkpointing == CHECKPOINTED:
-        compute["checkpointing"] = "blocks"
     return config.resolve(
         Run,
         config.to_dict(run),
         {
             "batch": {"rows": point.micro_rows * point.accumulate, "micro_rows": point.micro_rows},
             "data": {"row_tokens": point.row_tokens},
-            "compute": compute,
+            "compute": {"dtype": point.dtype, "recompute": point.recompute},
         },
     )
 
@@ -196,7 +191,7 @@ def _at(
         dtype=name,
         optimizer=here.optimizer.kind,
         fused_optimizer=True,
-        checkpointing="full" if point.checkpointing == CHECKPOINTED else "none",
+        recompute=here.compute.recompute,
     )
     planned = step_time(work, machine).seconds
     memory = predict_bytes(here)
@@ -255,7 +250,7 @@ def _timed(
             taken.append(time.perf_counter() - start)
         if len(taken) >= steps or (len(taken) >= 2 and sum(taken) > seconds):
             break
-    peak = hardware.peak_memory_bytes(device) if device.type == "cuda" else peak_resident_bytes()
+    peak = hardware.peak_memory_bytes(device)
     used = busy(lambda: step(parts, 0), device)
     return taken, peak, used
 
@@ -265,8 +260,7 @@ def _parts(run: Run, point: Point, dtype: torch.dtype, device: torch.device) -> 
     initialise(model, derive(run.seed, "weights"))
     model.to(device)
     set_compute_dtype(model, None if dtype == torch.float32 else dtype)
-    if point.checkpointing == CHECKPOINTED and hasattr(model, "checkpointing"):
-        setattr(model, "checkpointing", "blocks")  # noqa: B010 (a setting that not every version has)
+    recompute_activations(model, run.compute.recompute)
     engine = Single(device)
     return Parts(
         engine=engine,
@@ -281,12 +275,6 @@ def _parts(run: Run, point: Point, dtype: torch.dtype, device: torch.device) -> 
         accumulate=point.accumulate,
         clip_norm=run.clip_norm,
         log_every=0,
-        validate_every=0,
-        sample_every=0,
-        save_every=0,
-        validate=dict,
-        sample=lambda index: None,
-        save=lambda state, wait: True,
     )
 
 

@@ -40,5 +40,7 @@ class Block(nn.Module):
             out_BTD, router = self.mlp(self.mlp_norm(x_BTD), document_BT)
             return x_BTD + out_BTD, router
         if self.recompute_mlp and torch.is_grad_enabled():
-            return x_BTD + checkpoint(lambda x: self.mlp(self.mlp_norm(x)), x_BTD, use_reentrant=False), None
+            return x_BTD + checkpoint(
+                lambda x: self.mlp(self.mlp_norm(x)), x_BTD, use_reentrant=False, preserve_rng_state=False
+            ), None
         return x_BTD + self.mlp(self.mlp_norm(x_BTD)), None

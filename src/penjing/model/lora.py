@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from penjing.base.errors import UserError, suggest
+from penjing.model.float8 import linear_float8
 from penjing.model.linear import Linear
 from penjing.model.moe import Mixture, mixtures
 
@@ -170,7 +171,7 @@ class AdaptedLinear(Linear):
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight = base.weight
         self.register_parameter("bias", base.bias)
-        self.compute_dtype = base.compute_dtype
+        self.compute_dtype, self.float8 = base.compute_dtype, base.float8
         self.training = base.training
         self.adapters = nn.ModuleDict()
         self.active: str | None = None
@@ -189,7 +190,7 @@ class AdaptedLinear(Linear):
         layer.in_features, layer.out_features = self.in_features, self.out_features
         layer.weight = self.weight
         layer.register_parameter("bias", self.bias)
-        layer.compute_dtype = self.compute_dtype
+        layer.compute_dtype, layer.float8 = self.compute_dtype, self.float8
         layer.training = self.training
         return layer
 
@@ -200,6 +201,10 @@ class AdaptedLinear(Linear):
             return super().forward(x)
         adapter = self.adapter(self.active)
         weight_OI, bias_O = self._base()
+        if self.float8 and torch.is_grad_enabled():
+            x = x.to(weight_OI.dtype)
+            changed = adapter.change(x, linear_float8(x, self.weight), weight_OI)
+            return changed if bias_O is None else changed + bias_O
         gain_O = adapter.gain(weight_OI)
         x = x.to(weight_OI.dtype)
         out: Tensor = _Product.apply(  # type: ignore[no-untyped-call]

@@ -93,7 +93,8 @@ class Transformer(nn.Module):
             seen = sights[self.config.window(layer)]
             given = (x_BTD, rotary, seen, cache, position_BT, document_BT)
             if self.recompute == "block" and torch.is_grad_enabled():
-                x_BTD, router = checkpoint(block, *given, use_reentrant=False)
+                # A block draws nothing (runs with adapters' dropout are refused): no random state need be kept.
+                x_BTD, router = checkpoint(block, *given, use_reentrant=False, preserve_rng_state=False)
             else:
                 x_BTD, router = block(*given)
             if router is not None:

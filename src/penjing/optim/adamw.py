@@ -1,4 +1,4 @@
-"""AdamW (arXiv:1711.05101), torch's own fused kernel."""
+"""AdamW (arXiv:1711.05101): torch's own fused kernel, and ours where its state is kept in less than float32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from penjing.base.errors import UserError
-from penjing.optim.groups import group
+from penjing.optim.adamw_kept import KeptAdamW
+from penjing.optim.groups import embeddings, group
+from penjing.optim.kept import BYTES, StateDtype, is_small
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,17 +25,27 @@ class AdamW:
     beta2: float = 0.95
     epsilon: float = 1e-8
     weight_decay: float = 0.1  # of block matrices only; gains, embedding and head do not decay
+    # How both moments are kept between steps: 8, 4 or 2 bytes a parameter. bfloat16 is rounded up or down by chance;
+    # int8 has a scale for every 256, and leaves the embedding in float32. Both leave what is below 4096 elements.
+    state: StateDtype = "float32"
 
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+    @property
+    def state_bytes(self) -> int:
+        """Of a parameter, about."""
+        return 2 * BYTES[self.state]
+
+    def build(self, model: nn.Module, seed: int = 0) -> list[torch.optim.Optimizer]:
+        """seed: of chance in rounding the state."""
         groups = group(model)
         parts: list[dict[str, Any]] = [
             {"params": groups.matrices, "weight_decay": self.weight_decay},
             {"params": groups.tables + groups.gains, "weight_decay": 0.0},
         ]
-        return [adamw(parts, self.learning_rate, (self.beta1, self.beta2), self.epsilon)]
+        whole, small = split(parts, self.state, embeddings(model))
+        return adamw(whole, small, self.learning_rate, (self.beta1, self.beta2), self.epsilon, self.state, seed)
 
 
 def check_settings(settings: Any) -> None:
@@ -48,9 +60,37 @@ def check_settings(settings: Any) -> None:
             raise UserError("out of range", where=where, got=value, wanted="0 or more, less than 1")
 
 
+Parts = list[dict[str, Any]]  # parameter groups
+
+
+def split(parts: Parts, how: StateDtype, tables: set[nn.Parameter]) -> tuple[Parts, Parts]:
+    """The same groups twice: with what is kept in float32, and with what is kept as `how` says. tables: embeddings."""
+    small = {p for part in parts for p in part["params"] if is_small(p, how, embedding=p in tables)}
+    return (
+        [{**part, "params": [p for p in part["params"] if p not in small]} for part in parts],
+        [{**part, "params": [p for p in part["params"] if p in small]} for part in parts],
+    )
+
+
 def adamw(
-    parts: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float], epsilon: float
-) -> torch.optim.Optimizer:
-    """torch's AdamW over the parts that are not empty; each remembers its peak rate as `peak`."""
-    filled = [{**part, "peak": part.get("lr", learning_rate)} for part in parts if part["params"]]
-    return torch.optim.AdamW(filled, lr=learning_rate, betas=betas, eps=epsilon, fused=True)
+    whole: Parts,
+    small: Parts,
+    learning_rate: float,
+    betas: tuple[float, float],
+    epsilon: float,
+    how: StateDtype,
+    seed: int,
+) -> list[torch.optim.Optimizer]:
+    """torch's AdamW over `whole` and ours over `small`, each where it has parameters; each remembers its peak rate as
+    `peak`."""
+    optimizers: list[torch.optim.Optimizer] = []
+    if filled := _with_peak(whole, learning_rate):
+        optimizers.append(torch.optim.AdamW(filled, lr=learning_rate, betas=betas, eps=epsilon, fused=True))
+    if filled := _with_peak(small, learning_rate):
+        optimizers.append(KeptAdamW(filled, learning_rate, betas, epsilon, how, seed))
+    return optimizers
+
+
+def _with_peak(parts: Parts, learning_rate: float) -> Parts:
+    """Those that are not empty, which torch would refuse."""
+    return [{**part, "peak": learning_rate} for part in parts if part["params"]]

@@ -32,3 +32,8 @@ def group(model: nn.Module) -> Groups:
         else:
             groups.matrices.append(parameter)
     return groups
+
+
+def embeddings(model: nn.Module) -> set[nn.Parameter]:
+    """Those that ids are looked up in, shared with a head or not."""
+    return {parameter for name, parameter in model.named_parameters() if name.endswith("embed.weight")}

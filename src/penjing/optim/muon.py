@@ -7,19 +7,23 @@ all its directions are learned at the same speed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from penjing.optim.adamw import adamw, check_settings
-from penjing.optim.groups import group
-from penjing.optim.rounding import step_generator, stochastic_round
+from penjing.base.seeds import derive
+from penjing.optim.adamw import adamw, check_settings, split
+from penjing.optim.groups import embeddings, group
+from penjing.optim.kept import BYTES, KeepingOptimizer, StateDtype, pieces
 
 NEWTON_SCHULZ_STEPS = 5
 # X <- a X + b (X X^T) X + c (X X^T)^2 X; these make the slope at zero large, and leave singular values in 0.7..1.2.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+STACK = 1 << 25  # elements worked on at once, 128 MiB in float32, of which there are about four at a time
+COMPILED_SHAPES = 8  # stacks of further shapes stay eager: torch compiles one function no more often
 
 
 def orthogonalise(matrix_EMN: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -43,13 +47,8 @@ def orthogonalise(matrix_EMN: Tensor, dtype: torch.dtype | None = None) -> Tenso
     return (x.mT if tall else x).to(matrix_EMN.dtype)
 
 
-class _MuonOptimizer(torch.optim.Optimizer):
-    """w -= rate (s orthogonal(nesterov momentum) + decay w), with s = sqrt(max(1, rows / columns)).
-
-    Where `found_inf` is set to 1, as torch's scalers set it, a step leaves weights and momentum as they are.
-    """
-
-    _step_supports_amp_scaling = True
+class _MuonOptimizer(KeepingOptimizer):
+    """w -= rate (s orthogonal(nesterov momentum) + decay w), with s = sqrt(max(1, rows / columns))."""
 
     def __init__(
         self,
@@ -58,14 +57,23 @@ class _MuonOptimizer(torch.optim.Optimizer):
         momentum: float,
         weight_decay: float,
         dtype: torch.dtype | None,
-        momentum_dtype: torch.dtype = torch.float32,
+        how: StateDtype = "float32",
+        seed: int = 0,
     ) -> None:
-        super().__init__(params, {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay})
-        self.dtype, self.momentum_dtype = dtype, momentum_dtype
+        """dtype: of the orthogonalisation's products. how: of the momentum. seed: of chance in rounding."""
+        defaults = {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(params, defaults, how, seed)
+        self.dtype = dtype
+        self._compiled: Callable[..., Tensor] | None = None
+        self._compiled_shapes: set[torch.Size] = set()
+
+    def compile_products(self) -> None:
+        """Compile the orthogonalisation, once for each shape of a stack, when it is first met."""
+        self._compiled = torch.compile(orthogonalise, fullgraph=True, dynamic=False)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step from the gradients that are there; a closure is not taken."""
+        """One step from the gradients that are there, which are freed; a closure is not taken."""
         for part in self.param_groups:
             by_shape: dict[torch.Size, list[nn.Parameter]] = {}
             for parameter in part["params"]:
@@ -73,38 +81,51 @@ class _MuonOptimizer(torch.optim.Optimizer):
                     by_shape.setdefault(parameter.shape, []).append(parameter)
             # Matrices of one shape are worked on as one stack: 28 small products become 5 batched ones.
             for shape, parameters in by_shape.items():
-                self._step_stack(part, shape, parameters)
+                height = stack_height(len(parameters), shape.numel())
+                for first in range(0, len(parameters), height):
+                    self._step_stack(part, parameters[first : first + height])
 
-    def _step_stack(self, part: dict[str, Any], shape: torch.Size, parameters: list[nn.Parameter]) -> None:
-        found_inf: Tensor | None = getattr(self, "found_inf", None)
+    def _step_stack(self, part: dict[str, Any], parameters: list[nn.Parameter]) -> None:
+        like, bad = parameters[0], self.bad
         decay: float | Tensor = 1 - part["lr"] * part["weight_decay"]
-        directions = []
-        for parameter in parameters:
-            assert parameter.grad is not None
-            state = self.state[parameter]
-            if "momentum" not in state:
-                state["momentum"] = torch.zeros_like(parameter, dtype=self.momentum_dtype)
-            gradient = parameter.grad
-            if found_inf is not None:  # a mean of the momentum with itself is itself
-                gradient = torch.where(found_inf > 0, state["momentum"], gradient)
-            momentum = self._remember(state, gradient, 1 - part["momentum"])
-            directions.append(gradient.lerp(momentum, part["momentum"]))
-        update_EMN = orthogonalise(torch.stack(directions), self.dtype) * max(1.0, shape[-2] / shape[-1]) ** 0.5
-        if found_inf is not None:
-            update_EMN = torch.where(found_inf > 0, torch.zeros_like(update_EMN), update_EMN)
-            decay = torch.where(found_inf > 0, 1.0, decay)
-        for parameter, update in zip(parameters, update_EMN, strict=True):
-            parameter.mul_(decay).sub_(update, alpha=part["lr"])
+        stack_EMN = torch.empty((len(parameters), *like.shape), dtype=torch.float32, device=like.device)
+        for parameter, direction_MN in zip(parameters, stack_EMN, strict=True):
+            self._direction(part["momentum"], parameter, direction_MN)
+            parameter.grad = None
+        update_EMN = self._orthogonal(stack_EMN) * max(1.0, like.shape[-2] / like.shape[-1]) ** 0.5
+        if bad is not None:
+            update_EMN = torch.where(bad > 0, torch.zeros_like(update_EMN), update_EMN)
+            decay = torch.where(bad > 0, 1.0, decay)
+        for parameter, update_MN in zip(parameters, update_EMN, strict=True):
+            parameter.mul_(decay).sub_(update_MN, alpha=part["lr"])
 
-    def _remember(self, state: dict[str, Any], gradient: Tensor, share: float) -> Tensor:
-        """The momentum with this gradient in it, in float32; the state holds it in `momentum_dtype`."""
-        if self.momentum_dtype == torch.float32:
-            momentum: Tensor = state["momentum"].lerp_(gradient, share)
-            return momentum
-        momentum = state["momentum"].float().lerp_(gradient, share)
-        state["step"] = state.get("step", torch.zeros(())) + 1
-        state["momentum"] = stochastic_round(momentum, step_generator(int(state["step"]), momentum.device))
-        return momentum
+    def _direction(self, momentum: float, parameter: nn.Parameter, into: Tensor) -> None:
+        """Take the gradient into the momentum, and write Nesterov's mean of the two."""
+        assert parameter.grad is not None
+        chance, bad = self.begin(parameter, "momentum"), self.bad
+        gradient_N, into_N = parameter.grad.reshape(-1), into.view(-1)
+        for piece in pieces(parameter.numel()):
+            mean = self.recall(parameter, "momentum", piece, signed=True)
+            gradient = gradient_N[piece].float()
+            if bad is not None:  # a mean of the momentum with itself is itself
+                gradient = torch.where(bad > 0, mean, gradient)
+            mean.lerp_(gradient, 1 - momentum)
+            torch.lerp(gradient, mean, momentum, out=into_N[piece])
+            self.keep(parameter, "momentum", piece, mean, chance, signed=True)
+
+    def _orthogonal(self, stack_EMN: Tensor) -> Tensor:
+        known = stack_EMN.shape in self._compiled_shapes
+        if self._compiled is None or not (known or len(self._compiled_shapes) < COMPILED_SHAPES):
+            return orthogonalise(stack_EMN, self.dtype)
+        self._compiled_shapes.add(stack_EMN.shape)
+        return self._compiled(stack_EMN, self.dtype)
+
+
+def stack_height(count: int, numel: int) -> int:
+    """How many of `count` matrices of one shape are worked on at once: as many as there is room for, the same each
+    time, so that there is one shape of stack to compile."""
+    most = max(1, STACK // numel)
+    return next(height for height in range(min(count, most), 0, -1) if count % height == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,25 +136,32 @@ class Muon:
     learning_rate: float = 0.02  # peak, of the matrices
     momentum: float = 0.95
     weight_decay: float = 0.0  # of the matrices
-    # How their momentum is kept. bfloat16 takes 2 bytes a parameter instead of 4 and is rounded up or down by chance.
-    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
     adamw_learning_rate: float = 3e-3  # peak, of embedding, head and gains
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
+    # How the momentum (4, 2 or 1 bytes a parameter) and AdamW's moments are kept between steps; as in adamw.py.
+    state: StateDtype = "float32"
 
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+    @property
+    def state_bytes(self) -> int:
+        """Of a parameter of the matrices, about."""
+        return BYTES[self.state]
+
+    def build(self, model: nn.Module, seed: int = 0) -> list[torch.optim.Optimizer]:
+        """seed: of chance in rounding the state."""
         groups = group(model)
         dtype = getattr(model, "compute_dtype", None)  # the orthogonalisation runs in what the model's products run in
-        matrices = {"params": groups.matrices, "peak": self.learning_rate}
-        rest = {"params": groups.tables + groups.gains, "weight_decay": 0.0}
         optimizers: list[torch.optim.Optimizer] = []
-        if matrices["params"]:  # with frozen weights either half may be empty, which torch refuses
-            how = (self.learning_rate, self.momentum, self.weight_decay, dtype, getattr(torch, self.momentum_dtype))
-            optimizers.append(_MuonOptimizer([matrices], *how))
-        if rest["params"]:
-            optimizers.append(adamw([rest], self.adamw_learning_rate, (self.beta1, self.beta2), self.epsilon))
-        return optimizers
+        plain, small = split([{"params": groups.matrices, "peak": self.learning_rate}], self.state, set())
+        settings = (self.learning_rate, self.momentum, self.weight_decay, dtype)
+        hows: tuple[tuple[list[dict[str, Any]], StateDtype], ...] = ((plain, "float32"), (small, self.state))
+        for parts, how in hows:
+            if parts[0]["params"]:  # with frozen weights either may be empty, which torch refuses
+                optimizers.append(_MuonOptimizer(parts, *settings, how, derive(seed, "matrices")))
+        rest = split([{"params": groups.tables + groups.gains, "weight_decay": 0.0}], self.state, embeddings(model))
+        betas, seed = (self.beta1, self.beta2), derive(seed, "rest")
+        return optimizers + adamw(*rest, self.adamw_learning_rate, betas, self.epsilon, self.state, seed)

@@ -17,8 +17,3 @@ def stochastic_round(value: Tensor, generator: torch.Generator) -> Tensor:
     chance = torch.randint(_LOW_BITS, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
     # What is added overflows from the low half into the high one as often as it should; the low half is then dropped.
     return ((bits + chance) & -_LOW_BITS).view(torch.float32).to(torch.bfloat16)
-
-
-def step_generator(step: int, device: torch.device) -> torch.Generator:
-    """Chance that is the same on every rank, and in a run that was taken up again."""
-    return torch.Generator(device=device).manual_seed(step)

@@ -13,7 +13,7 @@ class Candidate:
     micro_rows: int
     passes: int
     row_tokens: int
-    checkpointing: str
+    recompute: str
     sharding: str
     peak_bytes: int
     seconds: float  # of a step

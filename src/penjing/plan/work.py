@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from penjing.model.transformer import Recompute
 from penjing.plan.shape import Shape
 
 VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4}
@@ -23,6 +24,7 @@ MAP_VALUES, MAP_DROPOUT_VALUES, MAP_MASTER_FACTOR = 18, 5, 1.25
 LOGIT_BYTES = 40  # of each logit: product, float32 copy, softmax, gradient
 BLOCK_KERNELS, STEP_KERNELS = 100, 60  # launched forward and backward for one block; and once
 MASTER_KERNELS = 1.5
+AGAIN = {"none": 1.0, "mlp": 1.15, "block": 1.3}  # bytes moved and kernels launched, beside computing nothing again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,7 @@ class Workload:
     masters: Literal["float32", "same"] = "float32"  # what the weights are kept in
     attention: Literal["fused", "materialised"] = "fused"
     attention_dropout: bool = False  # of maps that are kept
-    checkpointing: Literal["none", "full"] = "none"  # whether blocks are computed again going backward
+    recompute: Recompute = "none"  # what of each block is computed again going backward
     optimizer: Literal["adamw", "muon"] = "adamw"
     fused_optimizer: bool = False
     compiled: bool = False
@@ -63,13 +65,12 @@ class Workload:
     def products(self) -> Iterator[tuple[int, int, int, float]]:
         """(rows, inner, outputs, how often) of one pass, forward and backward, all blocks and the head."""
         shape, n = self.shape, self.tokens
-        again = 1.0 if self.checkpointing == "full" else 0.0
         blocks: list[tuple[int, int, int, float]] = [
             (n, shape.width, shape.query_size, shape.layers),
             (n, shape.width, shape.key_size, 2 * shape.layers),
             (n, shape.query_size, shape.width, shape.layers),
         ]
-        ins = shape.mlp_matrices - 1
+        attention, ins = len(blocks), shape.mlp_matrices - 1
         blocks.append((n, shape.width, shape.mlp_size, ins * shape.num_dense))
         blocks.append((n, shape.mlp_size, shape.width, shape.num_dense))
         if shape.experts:
@@ -80,7 +81,8 @@ class Workload:
             if shape.shared_size:
                 blocks.append((n, shape.width, shape.shared_size, 2 * layers))
                 blocks.append((n, shape.shared_size, shape.width, layers))
-        for rows, inner, outputs, count in blocks:
+        for number, (rows, inner, outputs, count) in enumerate(blocks):
+            again = float(self.recompute == "block" or (self.recompute == "mlp" and number >= attention))
             yield from self._three(rows, inner, outputs, count, 1 + again + self.extra_forwards)
         yield from self._three(n, shape.width, shape.vocabulary, 1, 1 + self.extra_forwards)
 
@@ -101,8 +103,7 @@ class Workload:
 
     def attention_flops(self) -> float:
         """Of one pass as done: forward 2 products, backward 5 with the scores made again (fused) or 4 on all pairs."""
-        again = 1.0 if self.checkpointing == "full" else 0.0
-        forwards = 1 + again + self.extra_forwards
+        forwards = 1 + float(self.recompute == "block") + self.extra_forwards
         one = 2.0 * self.tokens * self.shape.query_size
         if self.attention == "fused":
             return (2 * forwards + 5) * one * sum(self.layer_keys())
@@ -125,7 +126,7 @@ class Workload:
         values = WIDTH_VALUES * shape.width * shape.layers + inner * shape.mlp_size * shape.num_dense
         values += layers * (GATED_VALUES * mixture + 12 * shape.experts_per_token * shape.width)
         value_bytes = VALUE_BYTES[self.dtype] * (MASTER_FACTOR if self._has_masters else 1.0)
-        share = (1.3 if self.checkpointing == "full" else 1.0) + 0.35 * self.extra_forwards
+        share = AGAIN[self.recompute] + 0.35 * self.extra_forwards
         return self.tokens * values * value_bytes * share * (0.5 if self.compiled else 1.0)
 
     def head_bytes(self) -> float:
@@ -157,7 +158,7 @@ class Workload:
 
     def kernels(self) -> float:
         """Launched in one pass."""
-        again = 1.3 if self.checkpointing == "full" else 1.0
+        again = AGAIN[self.recompute]
         wide = MASTER_KERNELS if self._has_masters else 1.0
         blocks = self.shape.layers * BLOCK_KERNELS * wide * (again + 0.35 * self.extra_forwards)
         return (blocks + STEP_KERNELS) / (4 if self.compiled else 1)

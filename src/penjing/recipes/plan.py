@@ -284,18 +284,13 @@ def workload_of(
         dtype=dtype,
         optimizer=run.optimizer.kind,
         fused_optimizer=True,
-        checkpointing="full" if _recomputes(run) else "none",
+        recompute=run.compute.recompute,
         ranks=asked.gpus,
         sharding=SHARDINGS[engine],  # type: ignore[arg-type]  # from the table
         adapters=adapters,
         extra_forwards=lengths.extra_forwards,
     )
     return replace(eager, compiled=_compiled(run, machine, steps * step_time(eager, machine).seconds))
-
-
-def _recomputes(run: Run) -> bool:
-    """Whether blocks are computed again going backward; a setting that not every version has."""
-    return getattr(run.compute, "checkpointing", "none") not in ("none", False)
 
 
 def _compiled(run: Run, machine: Machine, eager_seconds: float) -> bool:
@@ -352,6 +347,8 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
     fits = (total_bytes <= room) if room else None
     if fitted:
         warnings += fitted.notes
+    if run.compute.float8 != "off":
+        warnings.append("time is that of bfloat16: what float8 gains is not predicted")
     if lengths.note:
         warnings.append(f"without data {lengths.note}")
     if amount.unique:
@@ -400,7 +397,7 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
         largest_micro_rows=fitted.largest if fitted else 0,
         disk_data_bytes=round((amount.unique or amount.tokens) * tokens.token_bytes(shape.vocabulary)),
         disk_checkpoint_bytes=round((4 * shape.parameters if not adapters else 0) + 12 * adapters)
-        + (0 if adapters else (8 if run.optimizer.kind == "adamw" else 4) * shape.parameters),
+        + (0 if adapters else run.optimizer.state_bytes * shape.parameters),
         cost=str(spent) if spent else "",
         price=f"{price.hour} an hour, {price.source}" if price else "",
         kilowatt_hours=cost.kilowatt_hours(seconds, asked.gpus, machine.watts, hardware.physical_cores()),

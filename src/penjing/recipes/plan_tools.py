@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
 
 from penjing.base import units
 from penjing.base.errors import UserError
+from penjing.model.transformer import Recompute
 from penjing.plan import cost, textbook, tokens
 from penjing.plan.cards import find_card
 from penjing.plan.flops import parameters
@@ -64,14 +65,14 @@ def search(run: Run, asked: Asked, fit: str, lengths: tuple[int, ...], console: 
     found: list[Candidate] = []
     layouts: list[Engine] = ["ddp", "zero1", "fsdp"] if asked.gpus > 1 else ["single"]
     for row_tokens in lengths or (run.data.row_tokens,):
-        for checkpointed, variant in _checkpointing(replace(run, data=replace(run.data, row_tokens=row_tokens))):
+        for variant in _recomputing(replace(run, data=replace(run.data, row_tokens=row_tokens))):
             for engine in layouts:
                 for rows in reversed(divisors(max(1, run.batch.rows // asked.gpus))):
                     if len(found) >= MOST_TRACED:
                         notes.append(f"only the first {MOST_TRACED} configurations were traced")
                         break
                     plan = predict_memory(variant, target, micro_rows=rows, ranks=asked.gpus, engine=engine)
-                    found.append(_candidate(variant, machine, asked, engine, rows, checkpointed, plan.total_bytes))
+                    found.append(_candidate(variant, machine, asked, engine, rows, plan.total_bytes))
     fit_now = fitting(found, room) if room else sorted(found, key=lambda each: -each.tokens_per_second)
     shown = found if every else pareto(fit_now)
     table = Table(box=None, pad_edge=False, title=f"{run.stage} on {asked.gpus} x {machine.name}, {machine.level}")
@@ -83,7 +84,7 @@ def search(run: Run, asked: Asked, fit: str, lengths: tuple[int, ...], console: 
             str(each.micro_rows),
             str(each.passes),
             str(each.row_tokens),
-            each.checkpointing,
+            each.recompute,
             each.sharding,
             units.gibibytes(each.peak_bytes),
             units.duration(each.seconds),
@@ -94,38 +95,33 @@ def search(run: Run, asked: Asked, fit: str, lengths: tuple[int, ...], console: 
     console.print(f"{len(fit_now)} of {len(found)} traced configurations fit {limit}", highlight=False)
     if fit_now:
         best = fit_now[0]
-        console.print(f"fastest: batch.micro_rows={best.micro_rows} data.row_tokens={best.row_tokens}", highlight=False)
+        console.print(
+            f"fastest: batch.micro_rows={best.micro_rows} data.row_tokens={best.row_tokens} "
+            f"compute.recompute={best.recompute}",
+            highlight=False,
+        )
     for note in notes:
         console.print(f"[yellow]note[/]: {note}", highlight=False)
     return len(fit_now)
 
 
-def _checkpointing(run: Run) -> list[tuple[str, Run]]:
-    """The run without and with computing blocks again, where there is a setting for it."""
-    fields: dict[str, Any] = {
-        field: getattr(run.compute, field) for field in ("checkpointing",) if hasattr(run.compute, field)
-    }
-    if not fields:
-        return [("no", run)]
-    from penjing.base import config
-
-    other = config.resolve(Run, config.to_dict(run), {"compute": {"checkpointing": "blocks"}})
-    return [("no", run), ("yes", other)]
+def _recomputing(run: Run) -> list[Run]:
+    """The run with each way of computing activations again, where it can have them."""
+    if run.model.is_mixture or run.lora.dropout:
+        return [run]
+    return [replace(run, compute=replace(run.compute, recompute=how)) for how in get_args(Recompute)]
 
 
-def _candidate(
-    run: Run, machine: Machine, asked: Asked, engine: Engine, rows: int, checkpointed: str, peak: int
-) -> Candidate:
+def _candidate(run: Run, machine: Machine, asked: Asked, engine: Engine, rows: int, peak: int) -> Candidate:
     lengths = lengths_of(run)
     asked = replace(asked, engine=engine)
     work = workload_of(run, shape_of(run.model), lengths, machine, micro_rows=rows, asked=asked, adapters=0)
-    work = replace(work, checkpointing="full" if checkpointed == "yes" else "none")
     seconds = step_time(work, machine).seconds
     return Candidate(
         micro_rows=rows,
         passes=work.passes,
         row_tokens=run.data.row_tokens,
-        checkpointing=checkpointed,
+        recompute=run.compute.recompute,
         sharding=engine,
         peak_bytes=peak,
         seconds=seconds,

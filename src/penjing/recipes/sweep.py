@@ -31,7 +31,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("accumulate", "passes"),
     ("row_tokens", "T"),
     ("dtype", "dtype"),
-    ("checkpointing", "recomputed"),
+    ("recompute", "recomputed"),
     ("steps_per_second", "it/s"),
     ("predicted_steps_per_second", "predicted"),
     ("tokens_per_second", "tokens/s"),

@@ -19,14 +19,15 @@ from penjing.base.seeds import derive
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.feed.prefetch import Prefetch
 from penjing.feed.source import Source
+from penjing.model.float8 import doubts, require_float8
 from penjing.model.freeze import freeze
 from penjing.model.init import initialise
-from penjing.model.linear import set_compute_dtype
+from penjing.model.linear import set_compute_dtype, use_float8
 from penjing.model.lora import keep_base_in
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.optim.balance import RouterBalance
 from penjing.parallel.base import Engine, allow_tf32
-from penjing.parallel.compile import EAGER_SHARE, compile_model, compiled_seconds, decide
+from penjing.parallel.compile import EAGER_SHARE, compile_model, compile_optimizers, compiled_seconds, decide
 from penjing.parallel.flash import activate_flash
 from penjing.parallel.scaler import LossScaler
 from penjing.plan import hardware
@@ -95,6 +96,10 @@ def assemble(
     size, size_of_micro = stage.size(), micro_units(run, engine)
     dtype = hardware.compute_dtype(run.compute.dtype, engine.device)
     allow_tf32(run.compute.dtype, engine.device)
+    if run.compute.float8 != "off":
+        on_cuda = engine.device.type == "cuda"
+        capability = torch.cuda.get_device_capability(engine.device) if on_cuda else (0, 0)
+        require_float8(engine.device.type, capability, dtype)
     if dtype == torch.float16:
         engine.scaler = LossScaler(engine.device)
     model, base = _build_model(run, checkpoint)
@@ -105,11 +110,13 @@ def assemble(
     trained = stage.trained(model)
     trained.to(engine.device)
     set_compute_dtype(trained, None if dtype == torch.float32 else dtype)
+    if run.compute.float8 != "off":
+        use_float8(model)
     stage.begin(trained, engine)
     if checkpoint is not None:
         load_weights(trained, checkpoint)
     callable_model = engine.wrap(trained)
-    optimizers: list[Any] = run.optimizer.build(trained)
+    optimizers: list[Any] = run.optimizer.build(trained, derive(run.seed, "optimizer"))
     if run.model.is_mixture:
         rate = 0.0 if run.lora.rank else run.router.bias_rate  # a frozen base's routers stay as they are
         optimizers.append(RouterBalance(model, rate, engine.add))
@@ -185,10 +192,13 @@ def assemble(
     eager_seconds = steps * run.batch.rows * size.tokens_per_unit * meter.flops_per_token / engine.world
     eager_seconds /= EAGER_SHARE * (meter.peak_flops_per_second or math.inf)
     flash = activate_flash(model, engine.device, dtype)
+    if run.compute.float8 != "off":
+        notes += doubts(engine.device.type, sum(parameter.numel() for parameter in model.parameters()))
     notes += [f"attention by {flash}"] if flash else []
     compiling = decide(run.compute.compile, engine.device, trained, eager_seconds)
     if compiling.how != "off":
         compile_model(trained, compiling.how)
+        compile_optimizers(optimizers, engine.device)
     bill = plan(run, stage, size, engine, trained, parts, begun=checkpoint is not None, trials=trials)
     if compiling.how != "off":
         took = f"took {compiled_seconds():.0f} s, about {compiling.predicted_seconds:.0f} s were expected"
@@ -235,7 +245,7 @@ def _flops_per_token(run: Run, size: Size, trained: nn.Module) -> float:
     )
 
 
-_OTHER_OPTIMIZER = "allowed to change: optimizer.kind "
+_OTHER_OPTIMIZER = ("allowed to change: optimizer.kind ", "allowed to change: optimizer.state ")
 
 
 def _ready(source: Source, run: Run, stage: Stage, engine: Engine) -> Source:

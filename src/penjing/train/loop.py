@@ -41,13 +41,15 @@ class Parts:
     num_steps: int
     accumulate: int  # micro-batches per step on each rank
     clip_norm: float
-    log_every: int
-    validate_every: int
-    sample_every: int
-    save_every: int
-    validate: Callable[[], dict[str, float]]
-    sample: Callable[[int], None]
-    save: Callable[[dict[str, Any], bool], bool]  # makes the state durable; whether to wait for it. Whether it is
+    # Between steps; 0 means never.
+    log_every: int = 1
+    validate_every: int = 0
+    sample_every: int = 0
+    save_every: int = 0
+    validate: Callable[[], dict[str, float]] = dict
+    sample: Callable[[int], None] = lambda step: None
+    # Makes the state durable, waiting for it if told to; says whether it is.
+    save: Callable[[dict[str, Any], bool], bool] = lambda state, wait: True
     go_back: Callable[[], dict[str, Any] | None] = lambda: None  # loads the last checkpoint but for the place in data
     guard: Guard = field(default_factory=Guard)
     at_edge: Callable[[int], None] = lambda step: None  # told of every step that is done

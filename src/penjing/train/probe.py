@@ -90,7 +90,7 @@ def plan(
         validations=_times(run.validate.every, parts.num_steps),
         checkpoints=_times(run.save.every, parts.num_steps),
         samples=_times(run.sample.every, parts.num_steps),
-        optimizer_bytes_per_parameter=8 if run.optimizer.kind == "adamw" else 4,
+        optimizer_bytes_per_parameter=run.optimizer.state_bytes,
         machine=_machine(engine),
         versions={"penjing": __version__, "torch": torch.__version__},
     )

@@ -7,7 +7,9 @@ from typing import Literal
 
 from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
+from penjing.model.float8 import Float8
 from penjing.model.lora import Lora
+from penjing.model.transformer import Recompute
 from penjing.objective.distill import Distill
 from penjing.objective.next_token import NextTokenSettings
 from penjing.objective.policy import Policy
@@ -83,12 +85,15 @@ class ComputeSettings:
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     # Of matrix products; weights and optimizer stay float32. float16 has loss scaling, for cards without bfloat16.
     dtype: Literal["auto", "bfloat16", "float16", "tf32", "float32"] = "auto"
+    # Products of the blocks' linear layers in float8, a scale for each tensor (model/float8.py). For models from about
+    # 700M parameters on, on cards of compute capability 8.9 or later; below that it is slower.
+    float8: Float8 = "off"
     # torch.compile. auto: each block, in runs long enough to pay for it (parallel/compile.py); `whole`: one graph with
     # the loss; `graphs`: that as CUDA graphs, for very short passes.
     compile: Literal["auto", "off", "blocks", "whole", "graphs"] = "auto"
     # Activations that are made again in the backward pass instead of kept: those of MLPs, or of whole blocks. Takes
     # less memory and more time; what is learned is the same.
-    recompute: Literal["none", "mlp", "block"] = "none"
+    recompute: Recompute = "none"
     threads: int = 0  # CPU threads of one process; 0 = physical cores / processes
 
 
@@ -189,6 +194,19 @@ class Run:
                 got="a mixture of experts" if self.model.is_mixture else "lora.dropout",
                 wanted="none",
             )
+        if self.compute.float8 != "off":
+            if self.compute.dtype not in ("auto", "bfloat16"):
+                raise UserError(
+                    "goes with bfloat16 only", where="compute.float8", got=f"compute.dtype={self.compute.dtype}"
+                )
+            objective = self.objective
+            if isinstance(objective, Policy) or (isinstance(objective, Preference) and objective.needs_reference):
+                raise UserError(
+                    "what is learned compares two passes, of which only one would be rounded",
+                    where="compute.float8",
+                    got=f"objective.kind={objective.kind}",
+                    wanted="off",
+                )
         if self.data.row_tokens > self.model.max_tokens:
             raise UserError(
                 "rows longer than the model's longest sequence",

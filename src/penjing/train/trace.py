@@ -18,11 +18,12 @@ from penjing.base.seeds import derive
 from penjing.feed.answers import AnswerBatch
 from penjing.model import attention
 from penjing.model.config import ModelConfig
+from penjing.model.float8 import require_float8
 from penjing.model.freeze import freeze
-from penjing.model.linear import set_compute_dtype
+from penjing.model.linear import set_compute_dtype, use_float8
 from penjing.model.lora import adapt, keep_base_in, strip, using
 from penjing.model.scalar import ScalarHead
-from penjing.model.transformer import Transformer
+from penjing.model.transformer import Transformer, recompute_activations
 from penjing.objective.base import Objective
 from penjing.objective.distill import Distill, Distillation
 from penjing.objective.next_token import NextToken
@@ -220,6 +221,9 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
     with Disguise(target), torch.device(META):
         model, trained = build(run, dtype)
         set_compute_dtype(trained, None if dtype == torch.float32 else dtype)
+        if run.compute.float8 != "off":
+            require_float8(target.kind, target.capability, dtype)
+            use_float8(model)
     tracer = Tracer(
         vocabulary=run.model.vocabulary_size, loss_files=LOSS_FILES, kernel_temporaries=target.kind == "cuda"
     )
@@ -291,6 +295,7 @@ def build(run: Run, dtype: torch.dtype) -> tuple[Transformer, nn.Module]:
     if run.lora.rank:
         adapt(model, run.lora, seed=derive(run.seed, "lora"))
     freeze(model, run.freeze)
+    recompute_activations(model, run.compute.recompute)
     if run.lora.rank:
         keep_base_in(model, dtype)
     settings = run.objective

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
@@ -23,6 +24,8 @@ from penjing.plan.memory.trace import note_line
 
 META = torch.device("meta")
 _autograd: Any = torch.autograd  # a module that is written to here
+# How torch tells whether a checkpoint recomputed what it had kept, by name.
+_recomputed_checks: dict[str, Any] = torch.utils.checkpoint._allowed_determinism_checks_to_fns
 _DEVICE = torch.Tensor.device.__get__
 _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _IS_CPU = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
@@ -61,18 +64,22 @@ class Disguise(TorchFunctionMode):
         self.target = target
         self.device = torch.device("cuda", 0) if target.kind == "cuda" else torch.device("cpu")
         self._real = (torch.Generator, torch.cuda.get_device_capability, _autograd._engine_run_backward)
+        self._real_check = _recomputed_checks["default"]
 
     def __enter__(self) -> Disguise:
         # A generator of CUDA's cannot be made without CUDA, and meta tensors want none.
         torch.Generator = _HostGenerator  # type: ignore[misc]
         torch.cuda.get_device_capability = lambda device=None: self.target.capability
         _autograd._engine_run_backward = self._run_backward
+        # What is kept for a checkpoint is looked at below Python, without the disguise; what is recomputed, with it.
+        _recomputed_checks["default"] = lambda x: {"shape": x.shape, "dtype": x.dtype}
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.Generator, torch.cuda.get_device_capability, _autograd._engine_run_backward = self._real  # type: ignore[misc]
+        _recomputed_checks["default"] = self._real_check
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """torch sets this mode aside for the whole of `backward()`, where functions of ours and checkpoints need it."""
@@ -83,6 +90,8 @@ class Disguise(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.device:  # a name is no tensor: torch looks up the target's module by it
+            return func(*args, **kwargs)
         if self.target.kind == "cpu" and func in _MAKERS and kwargs.get("device") is None:
             kwargs = {**kwargs, "device": META}
         first = args[0] if args else None

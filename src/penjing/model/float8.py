@@ -1,0 +1,136 @@
+"""Matrix products of float8 numbers with one scale per tensor, for large models on cards of compute capability 8.9 on.
+
+Inputs and weights are rounded to e4m3, gradients of outputs to e5m2: activations and weights need the mantissa,
+gradients the range (arXiv:2209.05433, section 3). The scale brings a tensor's largest value to the largest number of
+the format and is taken anew each time, so nothing has to be saved or resumed. Products add up in float32 and come
+out in bfloat16; weights, their gradients' sums and the optimizer stay as they are.
+
+One scale for a whole tensor means that how a value is rounded depends, a little, on every other position of the pass.
+So products are rounded only where gradients are taken: validation, samples and whatever asks the model without
+learning from it compute in bfloat16, as an exported model does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from penjing.base.errors import UserError
+
+Float8 = Literal["off", "tensorwise"]
+FORWARD = torch.float8_e4m3fn  # largest number 448, 3 bits of mantissa
+BACKWARD = torch.float8_e5m2  # largest number 57,344, 2 bits of mantissa
+TILE = 16  # the kernels want sides of a product in multiples of this
+CAPABILITY = (8, 9)  # of the first NVIDIA cards with float8 units
+# Below about so many parameters rounding costs more than the products save: on H100s nanochat's model of 12 layers was
+# slower, that of 26 layers 17 % faster in tokens and about 5 % at equal quality (its dev/LOG.md, 2026-02-02).
+WORTH_PARAMETERS = 700_000_000
+_SMALLEST = 1e-30  # a tensor of zeros gets a finite scale
+
+
+def require_float8(device_type: str, capability: tuple[int, int], dtype: torch.dtype) -> None:
+    """Raises UserError where products cannot be taken in float8. A CPU can, slowly, to try things out.
+
+    capability: of a CUDA device. dtype: what `compute.dtype` came to.
+    """
+    where, next_step = "compute.float8", "Use compute.float8=off."
+    if device_type not in ("cuda", "cpu"):
+        raise UserError("needs an NVIDIA card", where=where, got=device_type, next_step=next_step)
+    if device_type == "cuda" and capability < CAPABILITY:
+        raise UserError(
+            "needs an NVIDIA card of compute capability 8.9 or later",
+            where=where,
+            got=".".join(map(str, capability)),
+            next_step=next_step,
+        )
+    if dtype != torch.bfloat16:
+        raise UserError(
+            "goes with bfloat16 only",
+            where=where,
+            got=str(dtype).removeprefix("torch."),
+            wanted="compute.dtype=bfloat16",
+            next_step=next_step,
+        )
+
+
+def doubts(device_type: str, num_parameters: int) -> list[str]:
+    """Why float8 is not likely to be faster here: a line each."""
+    if device_type == "cpu":
+        return ["float8 is slower than bfloat16 on a CPU; it is there to try things out"]
+    if num_parameters < WORTH_PARAMETERS:
+        size = f"{num_parameters / 1e6:.0f}M parameters"
+        return [f"float8 is not likely to be faster for {size}; it begins to pay at about 700M"]
+    return []
+
+
+def fits_float8(inputs: int, outputs: int) -> bool:
+    """Whether a layer of these sizes can be multiplied in float8."""
+    return inputs % TILE == 0 and outputs % TILE == 0
+
+
+def rounded(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Float8 numbers, and the float32 scale to multiply them with to get `values` back.
+
+    Rounding does not overflow, as the largest value becomes the largest number; infinite and NaN values become NaN.
+    """
+    largest = values.abs().amax().float().clamp(min=_SMALLEST)
+    scale = torch.finfo(dtype).max / largest
+    return (values.float() * scale).to(dtype), scale.reciprocal()
+
+
+def linear_float8(x: Tensor, weight_OI: Tensor) -> Tensor:
+    """x W^T in bfloat16, for any leading shape of x [..., I]. The weight's gradient comes in the weight's own dtype."""
+    x_NI = x.reshape(-1, x.shape[-1])
+    num_rows = x_NI.shape[0]
+    if num_rows % TILE:  # the weight's gradient sums over rows: zeros add nothing, and no scale changes
+        x_NI = functional.pad(x_NI, (0, 0, 0, -num_rows % TILE))
+    out_NO: Tensor = _Product.apply(x_NI, weight_OI)  # type: ignore[no-untyped-call]
+    return out_NO[:num_rows].view(*x.shape[:-1], -1)
+
+
+def _multiply(left_MK: Tensor, left_scale: Tensor, right_NK: Tensor, right_scale: Tensor, *, fast: bool) -> Tensor:
+    """left right^T in bfloat16. Both are laid out row by row, K last, which is what the kernels take.
+
+    fast: partial sums in fewer bits than float32, on Hopper; torchao does so in the forward pass only.
+    """
+    return torch._scaled_mm(
+        left_MK, right_NK.t(), left_scale, right_scale, out_dtype=torch.bfloat16, use_fast_accum=fast
+    )
+
+
+class _Product(torch.autograd.Function):
+    """x W^T. The rounded numbers are kept for the backward pass, by each layer its own: layers that share an input keep
+    it more than once, unless a compiler sees that it is the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+        x, x_scale = rounded(x_NI, FORWARD)
+        weight, weight_scale = rounded(weight_OI, FORWARD)
+        needs_x, needs_weight = ctx.needs_input_grad
+        ctx.save_for_backward(
+            x if needs_weight else None,
+            x_scale if needs_weight else None,
+            weight if needs_x else None,
+            weight_scale if needs_x else None,
+        )
+        ctx.dtypes = x_NI.dtype, weight_OI.dtype
+        return _multiply(x, x_scale, weight, weight_scale, fast=True)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, x_scale, weight, weight_scale = ctx.saved_tensors
+        x_dtype, weight_dtype = ctx.dtypes
+        slope, slope_scale = rounded(upstream[0], BACKWARD)
+        grad_x_NI = grad_weight_OI = None
+        if weight is not None:
+            grad_x_NI = _multiply(slope, slope_scale, weight.t().contiguous(), weight_scale, fast=False).to(x_dtype)
+        if x is not None:
+            grad_weight_OI = _multiply(slope.t().contiguous(), slope_scale, x.t().contiguous(), x_scale, fast=False).to(
+                weight_dtype
+            )
+        return grad_x_NI, grad_weight_OI
