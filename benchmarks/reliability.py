@@ -1,8 +1,10 @@
 """Run the reliability tests, keep what they counted under results/, and render docs/reliability.md from it.
 
 python benchmarks/reliability.py              # CI counts
-python benchmarks/reliability.py --nightly    # ten times more
+python benchmarks/reliability.py --nightly    # and ten times as many of those drawn by chance
 python benchmarks/reliability.py --render     # only the page, from the newest results
+
+What is measured, and not counted, is a row of the same table: benchmarks/saving.py.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,6 +31,8 @@ BEGIN, END = "<!-- counts: rendered by benchmarks/reliability.py -->", "<!-- end
 # What is promised, and the file of tests that holds it to that.
 PROMISES = (
     ("A run killed with `kill -9` at any instant, also inside a save, ends in the same bits, in every stage", "kills"),
+    ("The quickstart, killed with `kill -9` at any instant, goes on by the same command, says from where, and ends in"
+     " the same weights", "quickstart_kills"),
     ("Ended at any call of a save, rotation or load, or by a power cut that forgets what was not synced, a whole"
      " checkpoint is found; a disk that refuses costs a checkpoint and nothing else", "crash_points"),
     ("Any damage to a checkpoint is found, the file named, and the one before it taken", "corruption"),
@@ -65,9 +70,9 @@ def run_file(name: str, nightly: bool) -> dict[str, Any] | None:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "PENJING_RELIABILITY_COUNTS": str(counts),
-            "PENJING_NIGHTLY": "1" if nightly else "",
         }
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", str(TESTS / f"test_{name}.py")]
+        which = ["-m", "nightly or not nightly"] if nightly else []
+        command = [sys.executable, "-m", "pytest", "-q", *which, f"--junitxml={report}", str(TESTS / f"test_{name}.py")]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
         print(f"{name}: {done.stdout.strip().splitlines()[-1]}", flush=True)
         if done.returncode:
@@ -91,23 +96,63 @@ def summed(lines: list[dict[str, Any]]) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def table(results: dict[str, Any]) -> str:
-    """The promises, each with its tests and what they counted, in Markdown."""
+def table(results: dict[str, Any], saving: dict[str, Any] | None) -> str:
+    """The promises, each with its tests and what they counted or what was measured, in Markdown."""
     rows = ["| Promise | Tests | Counted |", "|---|---|---|"]
     for promise, name in PROMISES:
-        facts = results["files"].get(name, {"passed": 0, "counts": {}})
-        counted = [f"{what}: {value:,}" for what, value in facts["counts"].items()]
         file = f"[test_{name}.py](../tests/reliability/test_{name}.py)"
+        facts = results["files"].get(name)
+        if facts is None:
+            rows.append(f"| {promise} | {file} | not counted |")
+            continue
+        counted = [f"{what}: {value:,}" for what, value in facts["counts"].items()]
         rows.append(f"| {promise} | {file}, {facts['passed']} passed | {'; '.join(counted) or '-'} |")
+    measured = {
+        "What saving beside training costs; the goal is 1 % of step time": told_cost(saving),
+        "How soon Ctrl-C, kill and a closed terminal end a run; the goal is 5 s": told_signals(saving),
+    }
+    rows += [f"| {what} | [saving.py](../benchmarks/saving.py) | {told} |" for what, told in measured.items()]
     passed = sum(facts["passed"] for facts in results["files"].values())
     rows += ["", f"Counted on {results['date']}: {passed:,} tests passed."]
     return "\n".join(rows)
 
 
-def render(page: str, results: dict[str, Any]) -> str:
-    """The page with its table made anew."""
+def told_cost(saving: dict[str, Any] | None) -> str:
+    """What saving was measured to cost."""
+    if saving is None:
+        return "not measured"
+    cost, share = saving["saving"], saving["saving"]["share"]
+    step = statistics.median(cost["seconds_without"])
+    return (
+        f"{share['median']:.2%} of step time ({share['lowest']:.2%} to {share['highest']:.2%} in"
+        f" {len(cost['seconds_with'])} rounds), {statistics.median(cost['still_share']):.2%} standing still,"
+        f" a save every {cost['every']} steps of {1000 * step:.0f} ms;"
+        f" {where(saving)}"
+    )
+
+
+def told_signals(saving: dict[str, Any] | None) -> str:
+    """How soon signals were measured to end a run."""
+    if saving is None:
+        return "not measured"
+    told = [
+        f"{name}: {statistics.median(taken):.2f} s ({min(taken):.2f} to {max(taken):.2f}, {len(taken)} times)"
+        for name, taken in saving["signal_seconds"].items()
+    ]
+    return f"{'; '.join(told)}; {where(saving)}"
+
+
+def where(saving: dict[str, Any]) -> str:
+    """On what it was measured."""
+    machine = saving["machine"]
+    device = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
+    return f"{saving['model']} on {machine['cores']} cores, {device}, {saving['date']}"
+
+
+def render(page: str, results: dict[str, Any], saving: dict[str, Any] | None) -> str:
+    """The page with its table made anew. saving: the record of benchmarks/saving.py; None: not measured yet."""
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table(results)}\n{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n{table(results, saving)}\n{END}{rest.partition(END)[2]}"
 
 
 def newest() -> dict[str, Any]:
@@ -119,10 +164,17 @@ def newest() -> dict[str, Any]:
     return loaded
 
 
+def newest_saving() -> dict[str, Any] | None:
+    """The newest record of benchmarks/saving.py, if there is one."""
+    found = sorted((ROOT / "results").glob("saving_*.json"))
+    loaded: dict[str, Any] | None = json.loads(found[-1].read_text(encoding="utf-8")) if found else None
+    return loaded
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="files of tests, such as kills; none means all")
-    parser.add_argument("--nightly", action="store_true", help="ten times more cases")
+    parser.add_argument("--nightly", action="store_true", help="and ten times as many cases of those drawn by chance")
     parser.add_argument("--workers", type=int, default=2, help="files at a time")
     parser.add_argument("--render", action="store_true", help="only the page, from the newest results")
     asked = parser.parse_args()
@@ -135,7 +187,7 @@ def main() -> None:
         results = {"date": date, "machine": machine, "files": dict(sorted({**known, **done}.items()))}
         path.write_text(json.dumps(results, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         print(path)
-    PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), newest()), encoding="utf-8")
+    PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), newest(), newest_saving()), encoding="utf-8")
     print(PAGE)
 
 

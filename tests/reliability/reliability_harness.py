@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-NIGHTLY = os.environ.get("PENJING_NIGHTLY") == "1"
+import pytest
+
 SERVER = Path(__file__).with_name("fork_server.py")
 SHAPE = [
     "model.preset=tiny", "model.vocabulary_size=400", "model.hidden_size=16", "model.num_layers=1",
@@ -17,6 +18,11 @@ COMMON = [
     "compute.device=cpu", "compute.dtype=float32", "compute.threads=1", "batch.rows=4", "steps=6", "save.every=1",
     "validate.every=0", "validate.rows=4", "sample.every=0", "track.every=1",
 ]  # fmt: skip
+
+
+def by_chance(number):
+    """How many cases a test draws by chance: `number` in CI, and ten times as many with `pytest -m nightly`."""
+    return [number, pytest.param(10 * number, marks=pytest.mark.nightly)]
 
 
 class Server:

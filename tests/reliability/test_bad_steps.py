@@ -87,13 +87,6 @@ def make(optimizer="adamw", *, objective=None, accumulate=1, steps=STEPS, batche
         num_steps=steps,
         accumulate=accumulate,
         clip_norm=1.0,
-        log_every=1,
-        validate_every=0,
-        sample_every=0,
-        save_every=0,
-        validate=dict,
-        sample=lambda step: None,
-        save=lambda state, wait: True,
         guard=Guard(incidents.append),
         **more,
     )

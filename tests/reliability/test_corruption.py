@@ -5,14 +5,13 @@ import random
 import shutil
 
 import pytest
-from reliability_harness import NIGHTLY, state_of
+from reliability_harness import by_chance, state_of
 
 from penjing.base.errors import UserError
 from penjing.checkpoint.load import newest
 from penjing.checkpoint.manifest import MANIFEST, folder_name, steps
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "run.toml", MANIFEST)
-FLIPS = 1200 if NIGHTLY else 120
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +24,18 @@ def run(tmp_path_factory, server, stages):
     return folder, recipe, words
 
 
-def damages(path, other, name):
-    """(what, call that does it) for every damage to one file. other: the same file of another step."""
+def damages(path, other, name, flips):
+    """(what, call that does it) for every damage to one file, and so many flipped bits.
+
+    other: the same file of another step.
+    """
     whole = path.read_bytes()
     dice = random.Random(name)
 
     def put(content):
         return lambda: path.write_bytes(content)
 
-    for place in dice.sample(range(8 * len(whole)), min(FLIPS, 8 * len(whole))):
+    for place in dice.sample(range(8 * len(whole)), min(flips, 8 * len(whole))):
         broken = bytearray(whole)
         broken[place // 8] ^= 1 << place % 8
         yield f"bit {place}", put(bytes(broken))
@@ -57,7 +59,9 @@ def damages(path, other, name):
     yield "a link", link
 
 
-def test_every_damage_is_found_and_the_file_named(run, tmp_path, count):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("flips", by_chance(120))
+def test_every_damage_is_found_and_the_file_named(run, tmp_path, count, flips):
     folder, _, _ = run
     copied = tmp_path / "checkpoints"
     shutil.copytree(folder / "checkpoints", copied)
@@ -68,7 +72,7 @@ def test_every_damage_is_found_and_the_file_named(run, tmp_path, count):
         whole = path.read_bytes()
         if other.read_bytes() == whole:  # run.toml is the same in all: a copy of it is no damage
             other = copied / folder_name(good) / "state.json"
-        for what, damage in damages(path, other, name):
+        for what, damage in damages(path, other, name, flips):
             damage()
             found = newest(copied)
             assert found.step == good, (name, what)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from reliability_harness import by_chance
 
 from penjing.base.files import DiskError
 from penjing.checkpoint import save as save_module
@@ -307,7 +308,8 @@ class Journal:
         return disk
 
 
-def test_power_cuts_that_forget_what_was_not_synced(template, tmp_path, monkeypatch, count):
+@pytest.mark.parametrize("draws", by_chance(1))
+def test_power_cuts_that_forget_what_was_not_synced(template, tmp_path, monkeypatch, count, draws):
     folder = tmp_path / "run" / "checkpoints"
     shutil.copytree(template, folder)
     before = {str(path): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
@@ -321,7 +323,7 @@ def test_power_cuts_that_forget_what_was_not_synced(template, tmp_path, monkeypa
     cases = 0
     for length in range(total + 1):
         dice = random.Random(length)
-        for names, data in cuts(dice):
+        for names, data in cuts(dice, draws):
             disk = journal.after_cut(before, length, names, data)
             place = tmp_path / f"{cases}"
             for path, content in sorted(disk.items()):
@@ -338,13 +340,14 @@ def test_power_cuts_that_forget_what_was_not_synced(template, tmp_path, monkeypa
     count("power cuts replayed", cases)
 
 
-def cuts(dice):
-    """Which names and how many bytes survive, of those that were not synced."""
+def cuts(dice, draws):
+    """Which names and how many bytes survive, of those that were not synced; so many times two are drawn by chance."""
     yield (lambda index: False), (lambda path, size: 0)
     yield (lambda index: True), (lambda path, size: 0)
     yield (lambda index: True), (lambda path, size: size)
-    yield (lambda index: dice.random() < 0.5), (lambda path, size: dice.randint(0, size))
-    yield (lambda index: dice.random() < 0.8), (lambda path, size: dice.choice([0, size]))
+    for _ in range(draws):
+        yield (lambda index: dice.random() < 0.5), (lambda path, size: dice.randint(0, size))
+        yield (lambda index: dice.random() < 0.8), (lambda path, size: dice.choice([0, size]))
 
 
 def slow_rmtree(path, ignore_errors=False):

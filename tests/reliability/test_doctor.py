@@ -5,9 +5,11 @@ import shutil
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from penjing.base.errors import UserError
 from penjing.checkpoint.manifest import folder_name, steps
+from penjing.cli import app
 from penjing.recipes.doctor import doctor, examine
 
 
@@ -84,7 +86,9 @@ def test_no_run(tmp_path):
 
 
 def test_the_command(run, copy_of, penjing):
-    assert "finished at step 6" in penjing("doctor", run).stdout
+    done = CliRunner().invoke(app, ["doctor", str(run)])
+    assert done.exit_code == 0
+    assert "finished at step 6" in done.stdout
     folder = copy_of(run)
     (folder / "checkpoints" / folder_name(6) / "state.json").unlink()
     done = penjing("doctor", folder, check=False)

@@ -4,10 +4,9 @@ import random
 import shutil
 
 import pytest
-from reliability_harness import NIGHTLY, state_of
+from reliability_harness import by_chance, state_of
 
 STAGES = ("pretrain", "sft", "lora", "dpo", "grpo", "distill")
-TRIALS = (340 if NIGHTLY else 34) * len(STAGES)
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +27,15 @@ def whole(tmp_path_factory, server, stages):
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("trials", by_chance(34))
 @pytest.mark.parametrize("stage", STAGES)
-def test_killed_runs_end_in_the_same_bits(tmp_path, server, stages, whole, count, stage):
+def test_killed_runs_end_in_the_same_bits(tmp_path, server, stages, whole, count, stage, trials):
     """Up to three kills in each run: half at a random instant, half at a random call that writes, syncs or renames."""
     wanted, seconds = whole(stage)
     recipe, words = stages[stage]
     dice = random.Random(stage)
     killed = equal = 0
-    for trial in range(TRIALS // len(STAGES)):
+    for trial in range(trials):
         folder = tmp_path / f"run{trial}"
         for _ in range(dice.randint(1, 3)):
             how = (

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from reliability_harness import by_chance
 
 from penjing.feed.prefetch import Prefetch
 from penjing.feed.source import PackedSource
@@ -89,13 +90,14 @@ def test_one_order_for_ranks_workers_and_passes(rows, packer, count):
     count(f"{packer}: combinations of ranks, workers and passes with one order", len(found))
 
 
+@pytest.mark.parametrize("chains", by_chance(20))
 @pytest.mark.parametrize("packer", ["stream", "whole", "as given", "best fit"])
-def test_one_order_for_chains_of_resumes(rows, packer, count):
+def test_one_order_for_chains_of_resumes(rows, packer, count, chains):
     """Runs that are stopped at random steps and go on with another number of ranks, workers and rows in a pass."""
     made = sources(rows[packer], 1, 0, 1)
     whole = list(steps(made, 1, 1, STEPS))
     dice = random.Random(packer)
-    for _ in range(20):
+    for _ in range(chains):
         state, taken = {"next_row": 0}, []
         while len(taken) < STEPS:
             world, workers, micro = dice.choice(COMBINATIONS)
@@ -107,7 +109,7 @@ def test_one_order_for_chains_of_resumes(rows, packer, count):
             state = dict(state)
             close(made)
         assert taken == whole
-    count(f"{packer}: chains of resumes with one order", 20)
+    count(f"{packer}: chains of resumes with one order", chains)
 
 
 @pytest.mark.parametrize("packer", ["whole", "as given", "best fit"])

@@ -19,7 +19,29 @@ def script():
 
 def test_the_page_is_what_the_newest_results_render_to(script):
     page = script.PAGE.read_text(encoding="utf-8")
-    assert script.render(page, script.newest()) == page
+    assert script.render(page, script.newest(), script.newest_saving()) == page
+
+
+def test_what_was_measured_is_told_and_what_was_not_is_said_to_be_missing(script):
+    saving = {
+        "date": "2026-01-02",
+        "machine": {"cpu": "A processor", "cores": 2, "device": "cpu"},
+        "model": "tiny",
+        "saving": {
+            "every": 50,
+            "seconds_without": [0.2, 0.21, 0.22],
+            "seconds_with": [0.201, 0.212, 0.22],
+            "still_share": [0.001, 0.002, 0.004],
+            "share": {"median": 0.005, "lowest": 0.0, "highest": 0.0095},
+        },
+        "signal_seconds": {"SIGTERM": [1.0, 3.0, 2.0]},
+    }
+    told = script.table(script.newest(), saving)
+    assert "0.50% of step time (0.00% to 0.95% in 3 rounds), 0.20% standing still" in told
+    assert "a save every 50 steps of 210 ms; tiny on 2 cores" in told
+    assert "cores, A processor, 2026-01-02" in told
+    assert "SIGTERM: 2.00 s (1.00 to 3.00, 3 times); tiny on 2 cores" in told
+    assert script.table(script.newest(), None).count("| not measured |") == 2
 
 
 def test_every_promise_has_tests_and_every_file_of_tests_a_promise(script):
@@ -43,6 +65,11 @@ def test_the_newest_results_reach_the_goals(script):
     assert counts["untrusted"]["malicious weights refused"] >= 30
     assert sum(value for name, value in counts["control_tokens"].items()) >= 2000
     assert all(value >= 30 for name, value in counts["data"].items() if "handcrafted" in name)
+    assert all(value >= 60 for name, value in counts["data"].items() if "bad files" in name)
+    saving = script.newest_saving()
+    if saving is not None:
+        assert not saving["quick"]
+        assert max(max(taken) for taken in saving["signal_seconds"].values()) <= 5
     assert sum(value for name, value in counts["data"].items() if name.startswith("generated")) >= 2000
 
 

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from reliability_harness import state_of
+from reliability_harness import by_chance, state_of
 
 from penjing.base.errors import UserError
 from penjing.base.lock import is_held, locked, owner
@@ -24,7 +24,7 @@ import time, torch
 import penjing.train.loop as loop
 real = loop._gradients
 def slow(parts):
-    time.sleep(0.05)
+    time.sleep(0.02)
     return real(parts)
 loop._gradients = slow
 """
@@ -53,20 +53,22 @@ def whole(tmp_path_factory, server, stages):
     return state_of(folder), seconds
 
 
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("trials", by_chance(6))
 @pytest.mark.parametrize("name", CODES)
-def test_signals_at_random_instants(tmp_path, server, stages, whole, count, name):
+def test_signals_at_random_instants(tmp_path, server, stages, whole, count, name, trials):
     """Nothing but a signal saves here, so what is gone on with is what the signal saved: no step is taken again."""
     recipe, words = stages["pretrain"]
     wanted, _ = whole
     words = [*words, "save.every=1000", "steps=30"]
     dice, ended = random.Random(name), 0
-    for trial in range(6):
+    for trial in range(trials):
         folder = tmp_path / f"{trial}"
         send = SEND.format(
             path=str(folder / "metrics.jsonl"),
-            lines=dice.randint(1, 26),
+            lines=dice.randint(1, 18),
             times=1,
-            pause=dice.uniform(0, 0.05),
+            pause=dice.uniform(0, 0.02),
             number=int(getattr(signal, name)),
         )
         status, _, said = server.run(recipe, [*words, f"out={folder}"], before=send)

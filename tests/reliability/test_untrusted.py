@@ -17,6 +17,7 @@ import torch
 
 import penjing
 from penjing.base.errors import UserError
+from penjing.base.process import peak_resident_bytes
 from penjing.checkpoint.load import newest, read_tensors
 from penjing.checkpoint.manifest import MANIFEST, manifest_text
 from penjing.checkpoint.save import save
@@ -346,12 +347,10 @@ def test_configurations_are_refused_before_memory_is_taken(tmp_path, name):
 
     write_tensors(tmp_path / "model.safetensors", {"model.embed_tokens.weight": torch.zeros(64, 16)})
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **WILD[name]}))
-    import resource
-
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_resident_bytes()
     with pytest.raises(UserError):
         load_trained(tmp_path)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
+    assert peak_resident_bytes() - before < 200 << 20
 
 
 # --- tokenizers ------------------------------------------------------------------------------------------------------
@@ -455,9 +454,7 @@ ATTACKS = {
 @pytest.mark.parametrize("name", ATTACKS)
 def test_templates_from_strangers(tmp_path, monkeypatch, name, count):
     monkeypatch.chdir(tmp_path)
-    import resource
-
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_resident_bytes()
     began = time.process_time()
     source = ATTACKS[name].replace("CANARY", str(tmp_path / "canary"))
     try:
@@ -466,7 +463,7 @@ def test_templates_from_strangers(tmp_path, monkeypatch, name, count):
         said = ""
     assert said.strip() in ("", "[]", "[Undefined]")  # what only reaches an undefined value writes nothing
     assert time.process_time() - began < SECONDS + 4
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 << 10
+    assert peak_resident_bytes() - before < 400 << 20
     assert list(tmp_path.iterdir()) == []
     count("templates refused", 1)
 

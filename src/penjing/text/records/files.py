@@ -8,6 +8,7 @@ import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE, getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
@@ -21,6 +22,7 @@ HEAD_BYTES = 1 << 16
 LARGEST_LINE_BYTES = 1 << 26  # 64 MiB; a longer line is no record but a mistake, and is never held in memory
 # An archive of text shrinks to a third or a tenth, and of the most repetitive tables to a hundredth.
 LARGEST_RATIO = 200
+_DAMAGE = (gzip.BadGzipFile, EOFError, zlib.error)
 _UNSUSPECTED_BYTES = 1 << 26  # unpacked, before the ratio counts
 _NOT_DATA = re.compile(r"(readme|licen[cs]e|copying|notice)\b.*|source\.json|dataset_infos?\.json", re.IGNORECASE)
 
@@ -87,11 +89,23 @@ class Opened:
     def __init__(self, path: Path, raw: IO[bytes]) -> None:
         self.path, self._raw = path, raw
         packed = path.suffix.lower() == ".gz"
-        self._stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw, mode="rb")) if packed else raw
+        self._stream = cast(BufferedReader, gzip.GzipFile(fileobj=raw, mode="rb") if packed else raw)
         self._packed, self._given = packed, 0
+        self._damage: Exception | None = None
 
     def read(self, size: int) -> bytes:
-        return self._checked(self._stream.read(size))
+        """So many bytes; fewer at the end, or before damage, which the next read raises."""
+        if self._damage is not None:
+            raise self._damage
+        data = b""
+        try:
+            while len(data) < size and (more := self._stream.read1(size - len(data))):
+                data += more
+        except _DAMAGE as error:
+            if not data:
+                raise
+            self._damage = error
+        return self._checked(data)
 
     def readline(self, size: int) -> bytes:
         return self._checked(self._stream.readline(size))
@@ -113,7 +127,7 @@ def open_data(path: Path) -> Iterator[Opened]:
     try:
         with open_regular(path) as stream:
             yield Opened(path, stream)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except _DAMAGE as error:
         raise UserError(f"broken gzip file: {error}", where=path, next_step="Download or pack it again.") from None
     except FileNotFoundError:
         raise UserError("no such file", where=path) from None
@@ -193,7 +207,7 @@ def blocks(path: Path) -> Iterator[str]:
 
 
 def head(path: Path) -> bytes:
-    """The first bytes of a file."""
+    """The first bytes of a file, or those before damage."""
     with open_data(path) as stream:
         return stream.read(HEAD_BYTES)
 
