@@ -3,7 +3,7 @@
 Two ways for two kinds of device, both equal to masked `scaled_dot_product_attention`, the plain reference that tests
 compare with: `tiled_attention` on CPUs, `varlen_attention` on CUDA.
 
-On a CPU queries are taken in tiles of 32 or 64 positions. A tile needs the keys from where its first query's document
+On a CPU queries are taken in tiles of 64 positions. A tile needs the keys from where its first query's document
 begins to its own end, in whole tiles too; tiles that need equally many go through one batched product. Scores are
 rounded to the products' dtype before the softmax, as in an eager `transformers` model.
 """
@@ -22,13 +22,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-
-def tile_size(num_tokens: int) -> int:
-    """Positions of a tile. Small ones compute fewer scores that nobody looks at, large ones are fewer calls: in rows of
-    512 tokens, whole steps were about 1 % faster with 32 than with 64; in one document of 2,048, 4 % slower."""
-    return 32 if num_tokens <= 1024 else 64
-
-
+TILE = 64  # positions
 # Tiles with up to this many keys keep their probabilities for the backward pass (2 x H x keys bytes a token in
 # bfloat16); those of others are made again: a third more time in attention, and memory in proportion to the tokens.
 KEPT_KEYS = 256
@@ -48,19 +42,18 @@ def find_lots(document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtype:
     mask_B1TS: True where a query may look, for documents that branch; None: at its document's past, of it at the last
     `window` positions, its own included (0: all).
     """
-    tile = tile_size(document_BT.shape[1])
-    document_BT = functional.pad(document_BT, (0, -document_BT.shape[1] % tile), value=-2)
+    document_BT = functional.pad(document_BT, (0, -document_BT.shape[1] % TILE), value=-2)
     rows, num_tokens = document_BT.shape
-    place_T, num_tiles = torch.arange(num_tokens), num_tokens // tile
+    place_T, num_tiles = torch.arange(num_tokens), num_tokens // TILE
     new_BT = document_BT[:, 1:] != document_BT[:, :-1]
     start_BT = functional.pad(new_BT * place_T[1:], (1, 0)).cummax(dim=1).values
-    nearest_BN = start_BT[:, ::tile]
+    nearest_BN = start_BT[:, ::TILE]
     if window:
-        nearest_BN = nearest_BN.maximum(place_T[::tile] + 1 - window)
-    first_N = (nearest_BN // tile + torch.arange(rows)[:, None] * num_tiles).flatten()
+        nearest_BN = nearest_BN.maximum(place_T[::TILE] + 1 - window)
+    first_N = (nearest_BN // TILE + torch.arange(rows)[:, None] * num_tiles).flatten()
     tile_N = torch.arange(rows * num_tiles)
     needs_N = tile_N - first_N + 1
-    tiles_NT, place_NT = document_BT.view(-1, tile), place_T.repeat(rows).view(-1, tile)
+    tiles_NT, place_NT = document_BT.view(-1, TILE), place_T.repeat(rows).view(-1, TILE)
     lots = []
     for needed in sorted(set(needs_N.tolist())):
         mine_N = (needs_N == needed).nonzero()[:, 0]
@@ -106,19 +99,18 @@ def tiled_attention(
 
 def _tiles(x_BTHK: Tensor, num_groups: int) -> Tensor:
     """[tiles of all rows, G, H / G x tile, K]; rows are filled up to whole tiles with zeros."""
-    tile = tile_size(x_BTHK.shape[1])
-    missing = -x_BTHK.shape[1] % tile
+    missing = -x_BTHK.shape[1] % TILE
     x_BTHK = functional.pad(x_BTHK, (0, 0, 0, 0, 0, missing)) if missing else x_BTHK
     num_heads, size = x_BTHK.shape[2:]
-    x_NTGRK = x_BTHK.reshape(-1, tile, num_groups, num_heads // num_groups, size)
+    x_NTGRK = x_BTHK.reshape(-1, TILE, num_groups, num_heads // num_groups, size)
     # One query head to a key head would leave a view with the positions apart.
-    return x_NTGRK.permute(0, 2, 3, 1, 4).reshape(-1, num_groups, num_heads // num_groups * tile, size).contiguous()
+    return x_NTGRK.permute(0, 2, 3, 1, 4).reshape(-1, num_groups, num_heads // num_groups * TILE, size).contiguous()
 
 
 def _rows(tile_NGQK: Tensor, like_BTHK: Tensor) -> Tensor:
     """The way back of `_tiles`."""
     rows, num_tokens, heads, size = like_BTHK.shape
-    x_NGRTK = tile_NGQK.view(len(tile_NGQK), tile_NGQK.shape[1], -1, tile_size(num_tokens), size).to(like_BTHK.dtype)
+    x_NGRTK = tile_NGQK.view(len(tile_NGQK), tile_NGQK.shape[1], -1, TILE, size).to(like_BTHK.dtype)
     return x_NGRTK.permute(0, 3, 1, 2, 4).reshape(rows, -1, heads, size)[:, :num_tokens]
 
 

@@ -190,7 +190,7 @@ def assemble(
         began=began,
     )
     eager_seconds = steps * run.batch.rows * size.tokens_per_unit * meter.flops_per_token / engine.world
-    eager_seconds /= EAGER_SHARE * (meter.peak_flops_per_second or math.inf)
+    eager_seconds /= EAGER_SHARE.get(engine.device.type, 0.4) * (meter.peak_flops_per_second or math.inf)
     flash = activate_flash(model, engine.device, dtype)
     if run.compute.float8 != "off":
         notes += doubts(engine.device.type, sum(parameter.numel() for parameter in model.parameters()))
