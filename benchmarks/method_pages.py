@@ -253,11 +253,11 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "grpo": of_policies(
         ("counting, from a weak start", "grpo"),
         ("all kinds, 20,000 prompts", "grpo_sft"),
-        ("all kinds, the quickstart's 1,000 prompts", "grpo_few"),
+        ("all kinds, 1,000 prompts", "grpo_few"),
     ),
     "ppo": of_policies(
         ("PPO, 20,000 prompts", "ppo"),
-        ("PPO, the quickstart's 1,000 prompts", "ppo_few"),
+        ("PPO, 1,000 prompts", "ppo_few"),
         ("GRPO, 20,000 prompts, as many steps", "grpo_sft"),
     ),
     "distillation": of_distillation,

@@ -149,7 +149,7 @@ def test_parquet(tmp_path: Path) -> None:
     (chat,) = read_chats([path])
     assert roles_and_words(chat) == [("user", "hi"), ("assistant", "yo")]
     wanted = f"{path}:1: no field text; got the fields conversations; wanted text or content or raw_content."
-    assert error_of(path).line() == f"{wanted} This looks like chats, not documents."
+    assert error_of(path).line() == f"{wanted} This looks like chats, not documents: data.kind=chats."
     assert "broken parquet" in error_of(write(tmp_path / "b.parquet", b"PAR1 nonsense")).line()
 
 

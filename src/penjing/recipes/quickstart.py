@@ -194,7 +194,7 @@ def _corpus(settings: Settings) -> Corpus:
     return Corpus([], [], None, ", ".join(Path(name).name for name in names))
 
 
-TOYWORLD_SIZES = {"documents": 16_000, "conversations": 24_000, "preferences": 1_000, "prompts": 1_000}
+TOYWORLD_SIZES = {"documents": 16_000, "conversations": 24_000, "preferences": 1_000, "prompts": 6_000}
 TOYWORLD_SEED = 1
 QUESTIONS_PER_KIND = 20
 
