@@ -92,8 +92,11 @@ _TIMES = {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "hour": 3600, "hours"
 _SIZES = {"gib": 2**30, "mib": 2**20, "tib": 2**40, "gb": 10**9, "mb": 10**6, "tb": 10**12, "g": 2**30}
 
 
-def read_budget(text: str) -> Budget:
-    """`3h`, `90min`, `24GB`, `24GiB`, `20CNY`, `$5`; several with commas. Raises UserError for an unknown unit."""
+def read_budget(text: str, where: str = "--budget") -> Budget:
+    """`3h`, `90min`, `24GB`, `24GiB`, `20CNY`, `$5`; several with commas. where: the option it came from.
+
+    Raises UserError for an unknown unit.
+    """
     budget: dict[str, object] = {}
     for word in text.split(","):
         found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", word)
@@ -106,10 +109,10 @@ def read_budget(text: str) -> Budget:
             try:
                 if word.strip().replace(".", "").isdigit():  # hours, gigabytes, dollars?
                     raise UserError("no unit")
-                budget["money"] = read_money(word, "--budget")
+                budget["money"] = read_money(word, where)
             except UserError:
                 raise UserError(
-                    "not a budget", where="--budget", got=repr(word), wanted="such as 3h, 90min, 24GB, 20CNY or $5"
+                    "not a budget", where=where, got=repr(word), wanted="such as 3h, 90min, 24GB, 20CNY or $5"
                 ) from None
     return Budget(**budget)  # type: ignore[arg-type]  # by name
 

@@ -24,7 +24,7 @@ MAP_VALUES, MAP_DROPOUT_VALUES, MAP_MASTER_FACTOR = 18, 5, 1.25
 LOGIT_BYTES = 40  # of each logit: product, float32 copy, softmax, gradient
 BLOCK_KERNELS, STEP_KERNELS = 100, 60  # launched forward and backward for one block; and once
 MASTER_KERNELS = 1.5
-AGAIN = {"none": 1.0, "mlp": 1.15, "block": 1.3}  # bytes moved and kernels launched, beside computing nothing again
+AGAIN = {"none": 1.0, "mlp": 1.15, "block": 1.3}  # estimates: bytes moved and kernels launched, as a multiple
 
 
 @dataclass(frozen=True, kw_only=True)

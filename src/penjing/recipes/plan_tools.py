@@ -57,7 +57,7 @@ def search(run: Run, asked: Asked, fit: str, lengths: tuple[int, ...], console: 
     """Print the Pareto table of traced ways to take a step; returns how many fit. Raises UserError for a bad size."""
     from penjing.train.trace import predict_memory
 
-    budget = cost.read_budget(fit) if fit else cost.Budget()
+    budget = cost.read_budget(fit, "--fit") if fit else cost.Budget()
     if fit and not budget.memory_bytes:
         raise UserError("not a size of memory", where="--fit", got=repr(fit), wanted="such as 24GB or 8GiB")
     machine, target, notes = find_machine(asked, run)
@@ -168,7 +168,7 @@ def print_tokens(size: str, unique: str, hours: str, asked: Asked, console: Cons
         for line in tokens.small_data_advice(count, there):
             console.print(f"  {line}", highlight=False)
     if hours:
-        budget = cost.read_budget(hours if not hours.replace(".", "").isdigit() else f"{hours}h")
+        budget = cost.read_budget(hours if not hours.replace(".", "").isdigit() else f"{hours}h", "--hours")
         if not budget.seconds:
             raise UserError("not a time", where="--hours", got=repr(hours), wanted="such as 2, 2h or 90min")
         machine, _, notes = find_machine(asked, Run(model=model))
