@@ -21,7 +21,7 @@ from penjing.model.moe import mixtures
 
 Setting = Literal["auto", "off", "blocks", "whole", "graphs"]
 # What a compiled step gains and what compiling costs, for the rule. CPU: one thread of a Zen 4 core, the 26M shape on
-# packed rows, 0.70 against 0.66 of the matrix products' rate and 25 s of CPU time. CUDA: estimates, 1.6 x being the low
+# packed rows, 0.70 against 0.65 of the matrix products' rate and 25 s of CPU time. CUDA: estimates, 1.6 x being the low
 # end of what is reported for 64M to 350M parameters.
 GAIN = {"cpu": 1.06, "cuda": 1.6}
 COST_SECONDS = {"cpu": 30.0, "cuda": 60.0}
