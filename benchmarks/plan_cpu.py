@@ -26,7 +26,7 @@ RL = ["objective.rollout.max_tokens=24", "objective.rollout.answers=4", "data.ro
 # Name, recipe, data, settings, steps. `{base}` is the first run, which later ones start from.
 RUNS: list[tuple[str, str, str, list[str], int]] = [
     ("tiny", "tiny", "pretrain", [*TINY], 700),
-    ("tiny-adamw", "pretrain", "pretrain", ["model=tiny", *TINY, "batch.rows=8"], 300),
+    ("tiny-adamw", "pretrain", "pretrain", ["model=tiny", "optimizer=adamw", *TINY, "batch.rows=8"], 300),
     (
         "wide",
         "pretrain",

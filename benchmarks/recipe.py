@@ -1,15 +1,15 @@
 """The default recipe beside plain AdamW with cosine at its best learning rate: tokens to the same bits per byte.
 
 Run: python benchmarks/recipe.py --out results/recipe.json
-Real text: python benchmarks/recipe.py --english english.txt --chinese data/sanguo --out results/recipe.json
+Real text: python benchmarks/recipe.py --english english.txt --chinese data/sanguo --threads 1 --jobs 2
 
 Plain: AdamW (0.9, 0.95, decay 0.1 of matrices), cosine to a tenth, every matrix drawn at a spread of 0.02; the rate is
 doubled or halved from 4e-3 until the best lies between two worse ones, for each size and corpus. Ours: the recipe
-`tiny`'s optimizer, schedule and starting weights, with its rates, not tuned here. Both have the same shape, tokenizer,
-rows, batch and order of data. Plain trains on N tokens; ours on 0.5 N and 0.7 N, each with its schedule's end at its
-last token; between the two a straight line in the logarithm of tokens says where ours meets plain's bits per byte (0.5
-stands for 0.5 or less). The goal is 0.7 or less. Without files, the texts are the toy world's English and Chinese
-documents.
+`pretrain`'s optimizer, schedule and starting weights, with its rates, the same for all four. Both have the same shape,
+tokenizer, rows, batch and order of data. Plain trains on N tokens; ours on 0.5 N and 0.7 N, each with its schedule's
+end at its last token; between the two a straight line in the logarithm of tokens says where ours meets plain's bits per
+byte (0.5 stands for 0.5 or less). The goal is 0.7 or less. Without files, the texts are the toy world's English and
+Chinese documents.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import statistics
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ SIZES = {
 }
 SHARES = (0.5, 0.7)
 FIRST_RATE = 4e-3
-ROWS, ROW_TOKENS, VOCABULARY = 4, 256, 2048
+ROWS, ROW_TOKENS, VOCABULARY = 8, 256, 2048
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -38,8 +40,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sizes", default=",".join(SIZES), help="(default: %(default)s)")
     parser.add_argument("--tokens", type=float, default=1e6, help="N, plain's training tokens (default: %(default)s)")
     parser.add_argument("--seeds", default="1,2,3", help="(default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 = physical cores")
-    parser.add_argument("--out", type=Path, default=None, help="JSON file to write, after every pair anew")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads of a job; 0 = physical cores")
+    parser.add_argument("--jobs", type=int, default=1, help="processes; a language is one job (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     return parser.parse_args(words)
 
 
@@ -80,7 +83,7 @@ def train_once(settings: dict[str, Any], folder: Path, *, plain: bool) -> float:
     from penjing.train.loop import train
     from penjing.train.tokens import NextTokenStage
 
-    run = resolve_run("tiny", {**settings, "out": str(folder)})
+    run = resolve_run("pretrain", {**settings, "out": str(folder)})
     made = assemble(run, make_engine("cpu"), NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None)
     if plain:
         plain_weights(made.model, run.seed)
@@ -141,54 +144,58 @@ def needed_share(plain: float, ours: dict[float, float]) -> float:
     return math.exp(math.log(low) + (plain - at_low) / slope) if slope < 0 else math.inf
 
 
+def study(asked: argparse.Namespace, language: str, text: Path, work: Path) -> dict[str, Any]:
+    """All sizes on one corpus, by name."""
+    from penjing.train.folder import set_threads
+
+    set_threads(asked.threads, 1)
+    seeds = [int(seed) for seed in asked.seeds.split(",")]
+    tokenizer: Path | None = None
+    found: dict[str, Any] = {}
+    for size in asked.sizes.split(","):
+        name = f"{size} {language}"
+        pair = Pair(asked, size, text, work / name, tokenizer)
+        rate, tried = pair.best_rate(seeds[0])
+        tokenizer = tokenizer or work / name / "1" / "tokenizer"
+        plain = {seed: tried[rate] if seed == seeds[0] else pair.run(1.0, seed, rate) for seed in seeds}
+        ours = {seed: {share: pair.run(share, seed) for share in SHARES} for seed in seeds}
+        shares = [needed_share(plain[seed], ours[seed]) for seed in seeds]
+        found[name] = {
+            "plain_rate": rate,
+            "plain_by_rate": tried,
+            "plain_bits_per_byte": plain,
+            "ours_bits_per_byte": ours,
+            "share_of_tokens": {"median": statistics.median(shares), "low": min(shares), "high": max(shares)},
+        }
+        print(
+            f"{name}: plain {statistics.median(plain.values()):.4f} bits per byte at {rate:g}; ours there "
+            f"after {statistics.median(shares):.2f} ({min(shares):.2f}-{max(shares):.2f}) of the tokens",
+            flush=True,
+        )
+    return found
+
+
 def main() -> None:
     asked = parse()
     import torch
 
     from penjing.plan import hardware
-    from penjing.train.folder import set_threads
 
-    set_threads(asked.threads, 1)
-    seeds = [int(seed) for seed in asked.seeds.split(",")]
-    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
         work = Path(place)
         texts = {} if asked.english and asked.chinese else toy_texts(work / "toy")
         texts |= {name: path for name, path in (("english", asked.english), ("chinese", asked.chinese)) if path}
-        for language, text in texts.items():
-            tokenizer: Path | None = None
-            for size in asked.sizes.split(","):
-                name = f"{size} {language}"
-                pair = Pair(asked, size, text, work / name, tokenizer)
-                rate, tried = pair.best_rate(seeds[0])
-                tokenizer = tokenizer or work / name / "1" / "tokenizer"
-                plain = {seed: tried[rate] if seed == seeds[0] else pair.run(1.0, seed, rate) for seed in seeds}
-                ours = {seed: {share: pair.run(share, seed) for share in SHARES} for seed in seeds}
-                shares = [needed_share(plain[seed], ours[seed]) for seed in seeds]
-                found[name] = {
-                    "plain_rate": rate,
-                    "plain_by_rate": tried,
-                    "plain_bits_per_byte": plain,
-                    "ours_bits_per_byte": ours,
-                    "share_of_tokens": {
-                        "median": statistics.median(shares),
-                        "low": min(shares),
-                        "high": max(shares),
-                    },
-                }
-                print(
-                    f"{name}: plain {statistics.median(plain.values()):.4f} bits per byte at {rate:g}; ours there "
-                    f"after {statistics.median(shares):.2f} ({min(shares):.2f}-{max(shares):.2f}) of the tokens",
-                    flush=True,
-                )
-                if asked.out:
-                    settings = {key: str(value) for key, value in vars(asked).items() if key != "out"}
-                    machine = hardware.describe(
-                        torch.device("cpu"), hardware.compute_dtype("auto", torch.device("cpu"))
-                    )
-                    whole = {"settings": settings, "machine": machine, "goal": 0.7, "pairs": found}
-                    asked.out.parent.mkdir(parents=True, exist_ok=True)
-                    asked.out.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+        with ProcessPoolExecutor(asked.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+            jobs = [pool.submit(study, asked, language, text, work) for language, text in texts.items()]
+            found = {name: pair for job in jobs for name, pair in job.result().items()}
+    if asked.out:
+        settings = {
+            key: value.name if isinstance(value, Path) else value for key, value in vars(asked).items() if key != "out"
+        }
+        machine = hardware.describe(torch.device("cpu"), hardware.compute_dtype("auto", torch.device("cpu")))
+        whole = {"settings": settings, "machine": machine, "goal": 0.7, "pairs": found}
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -132,15 +132,19 @@ def test_trials_alternate_and_goals_are_judged(spec, tmp_path, monkeypatch):
 
     def pretend(module, given, folder):
         seen.append((given.kind, folder.name))
-        return printed(320, 500) if "ours" in module else printed(100, 1000)
+        if "ours" not in module:
+            return printed(100, 1000)
+        return printed(320, 500) if "adamw" in module else printed(310, 900)
 
     console = quiet()
     asked = Asked(peers=("trainer",), trials=2, steps=3, warmup=1)
     result = compare(asked, spec, tmp_path, console, pretend)
     assert [name for kind, name in seen if kind == "path"] == [
         "path-penjing-0",
+        "path-penjing-adamw-0",
         "path-trainer-0",
         "path-trainer-1",
+        "path-penjing-adamw-1",
         "path-penjing-1",
     ]
     said = console.file.getvalue()
@@ -182,7 +186,9 @@ def test_real_contenders_learn_from_the_same(peer, toy):
     size = replace(QUICK, model={**TINY, "mlp_size": 48, "vocabulary_size": 400}, row_tokens=64, batch=4, held_out=16)
     asked = Asked(peers=() if peer == "none" else (peer,), trials=1, seconds=1.0, looks=2, steps=3, threads=1)
     result = bench_pretrain(toy / "pretrain.jsonl", asked, size, quiet(), "compute.dtype=float32")
-    for name in ("penjing", *asked.peers):
+    told = {name: trials[0]["options"][0] for name, trials in result["path"]["trials"].items()}
+    assert (told["penjing"], told["penjing-adamw"]) == ("optimizer.kind=muon", "optimizer.kind=adamw")
+    for name in ("penjing", "penjing-adamw", *asked.peers):
         [path], [step] = result["path"]["trials"][name], result["step"]["trials"][name]
         first, last = path["curve"][0]["bits_per_byte"], path["curve"][-1]["bits_per_byte"]
         assert last < first, name

@@ -18,13 +18,13 @@ from penjing.bench.sweep import Grid, Point
 from penjing.plan.cards import find_card
 from penjing.plan.flops import parameters
 from penjing.plan.machine import machine_of_card
-from penjing.plan.memory import Target
+from penjing.plan.memory import Target, is_tight, safe_bytes
 from penjing.recipes import plan as planning
 from penjing.recipes import plan_tools, verify
 from penjing.recipes import sweep as tables
 from penjing.recipes.execute import execute, resolve_run
 from penjing.recipes.plan import Asked, make_page, read_foreign
-from penjing.recipes.plan_print import print_page
+from penjing.recipes.plan_print import print_page, verdict_of
 from penjing.train.assemble import assemble
 from penjing.train.probe import still_to_grow
 
@@ -71,6 +71,27 @@ def test_a_card_that_is_too_small_is_said_and_rows_are_found_that_fit(monkeypatc
     assert any("batch.micro_rows=" in line for line in page.warnings)
     fixed = replace(run, batch=replace(run.batch, micro_rows=256))
     assert make_page("pretrain", fixed, Asked(gpu="small", tokens="1M")).fits is False
+
+
+def test_rows_are_found_that_fit_a_budget_of_memory():
+    run = resolve_run("pretrain")
+    whole = make_page("pretrain", run, Asked(gpu="RTX 3090", tokens="1M"))
+    less = make_page("pretrain", run, Asked(gpu="RTX 3090", tokens="1M", budget="4GiB"))
+    assert (whole.micro_rows, whole.memory_bytes > less.memory_bytes, less.memory_bytes) == (64, True, 4 << 30)
+    assert less.fits and not less.tight and not less.over_budget and 64 % less.micro_rows == 0
+
+
+def test_what_fits_by_a_hair_is_called_tight():
+    room = 16 << 30
+    safe = safe_bytes(room)
+    assert [is_tight(each, room) for each in (safe, safe + 1, room, room + 1)] == [False, True, True, False]
+    assert [verdict_of(True, False), verdict_of(False, False)] == ["fits", "[red]does not fit[/]"]
+    run = resolve_run("pretrain", settings("batch.micro_rows=4"))
+    need = make_page("pretrain", run, Asked(gpu="RTX 3090", tokens="1M")).peak_memory_bytes
+    budget = f"{1.01 * need / (1 << 20):.0f}MiB"
+    close = make_page("pretrain", run, Asked(gpu="RTX 3090", tokens="1M", budget=budget))
+    assert close.fits and close.tight and not close.over_budget
+    assert "tight" in text_of(lambda console: print_page(close, console))
 
 
 def test_a_budget_that_is_too_small_is_said():

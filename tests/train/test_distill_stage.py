@@ -36,7 +36,7 @@ def last(folder):
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory, small_run):
     folder = tmp_path_factory.mktemp("teacher") / "run"
-    train("pretrain", *small_run, "steps=60", "optimizer.learning_rate=0.01", f"out={folder}")
+    train("pretrain", *small_run, "steps=60", "optimizer=adamw", "optimizer.learning_rate=0.01", f"out={folder}")
     return folder
 
 

@@ -1,11 +1,13 @@
-"""A trial of our own pretraining: `python -m penjing.bench.ours_pretrain SPEC.json`.
+"""A trial of our own pretraining: `python -m penjing.bench.ours_pretrain SPEC.json [adamw]`.
 
-The parts and the step of `penjing train`, the probe before step 1 included.
+adamw: with the peers' optimizer instead of the recipe's. The parts and the step of `penjing train`, the probe before
+step 1 included.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from penjing.bench.meter import read_spec
 from penjing.bench.race import IGNORED, HeldOut, Race, RaceSpec, packed_rows
 from penjing.feed.batch import Batch
 from penjing.objective.next_token import NextToken
+from penjing.optim.adamw import AdamW
 from penjing.parallel.base import make_engine
 from penjing.train.assemble import assemble
 from penjing.train.folder import set_threads
@@ -67,6 +70,9 @@ def main() -> None:
     race = Race(spec, lambda: HeldOut(spec.held_out).bits_per_byte(nats))
     race.imported()
     run = replace(config.resolve(Run, config.read_toml(Path(spec.run))), out=spec.out)
+    if "adamw" in sys.argv[2:]:
+        rate, (beta1, beta2), decay = spec.learning_rate, spec.betas, spec.weight_decay
+        run = replace(run, optimizer=AdamW(learning_rate=rate, beta1=beta1, beta2=beta2, weight_decay=decay))
     assembled = assemble(run, make_engine("cpu"), NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None)
     parts, model, objective = assembled.parts, assembled.model, NextToken()
 
@@ -93,7 +99,8 @@ def main() -> None:
         number += 1
     if hasattr(assembled.parts.source, "close"):
         assembled.parts.source.close()
-    options = [f"products in {run.compute.dtype}", f"compute.compile={run.compute.compile}", *assembled.notes]
+    compute = [f"products in {run.compute.dtype}", f"compute.compile={run.compute.compile}"]
+    options = [f"optimizer.kind={run.optimizer.kind}", *compute, *assembled.notes]
     print(json.dumps(race.result(options=options)))
 
 

@@ -19,13 +19,14 @@ from penjing.model.config import ModelConfig
 from penjing.objective.distill import Distill
 from penjing.objective.policy import Policy
 from penjing.objective.preference import WITHOUT_REFERENCE, Preference
+from penjing.optim.muon import Muon
 from penjing.parallel.compile import COST_SECONDS, GAIN, WORTH
 from penjing.plan import cost, hardware, tokens
 from penjing.plan.cards import Card, card_called, find_card
 from penjing.plan.flops import components, parameters, training_flops_per_token
 from penjing.plan.machine import LEVELS, MARGINS, Machine, machine_of_card
 from penjing.plan.measure import attention_rate, copy_rate, key_of, launch_seconds, product
-from penjing.plan.memory import MemoryPlan, Target
+from penjing.plan.memory import MemoryPlan, Target, is_tight, safe_bytes
 from penjing.plan.profile import find_profile, profile_called
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
 from penjing.plan.time import Decode, StepTime, decode_time, interval, step_time
@@ -105,6 +106,7 @@ class Page:
     peak_memory_bytes: int
     memory_bytes: int  # of the device; 0 = not known
     fits: bool | None
+    tight: bool  # by less than the figure may be off
     waterfall: dict[str, int]
     peak_at: str
     largest_micro_rows: int
@@ -320,6 +322,8 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
     """
     budget = cost.read_budget(asked.budget) if asked.budget else cost.Budget()
     machine, target, warnings = find_machine(asked, run)
+    if budget.memory_bytes:
+        target = replace(target, memory_bytes=min(budget.memory_bytes, target.memory_bytes or budget.memory_bytes))
     shape = foreign or shape_of(run.model)
     lengths = lengths_of(run)
     amount = amount_of(run, asked, lengths, shape)
@@ -343,7 +347,7 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
     rate = per_step / busy
     peak = machine.peak_flops.get(work.dtype)
     total_bytes = memory.total_bytes if memory else round(_foreign_memory(shape, work))
-    room = budget.memory_bytes or target.memory_bytes
+    room = target.memory_bytes
     fits = (total_bytes <= room) if room else None
     if fitted:
         warnings += fitted.notes
@@ -392,6 +396,7 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
         peak_memory_bytes=total_bytes,
         memory_bytes=target.memory_bytes,
         fits=fits,
+        tight=is_tight(total_bytes, room),
         waterfall=dict(memory.waterfall) if memory else {},
         peak_at=f"{memory.peak_at} at {memory.peak_line}" if memory else "",
         largest_micro_rows=fitted.largest if fitted else 0,
@@ -491,7 +496,7 @@ def _memory(run: Run, target: Target, asked: Asked, share: int) -> Fitted:
     lower = at(less) if less < wanted else plan
     slope = max(1.0, (plan.total_bytes - lower.total_bytes) / max(1, wanted - less))
     notes = [note for note in plan.notes if "every position" not in note]
-    room = target.memory_bytes
+    room = safe_bytes(target.memory_bytes)
     largest = max(0, wanted + math.floor((room - plan.total_bytes) / slope)) if room and less < wanted else 0
     if room and plan.total_bytes > room and not run.batch.micro_rows:
         rows = next((each for each in _divisors(share) if each <= largest), 1)
@@ -499,7 +504,7 @@ def _memory(run: Run, target: Target, asked: Asked, share: int) -> Fitted:
         while fitting.total_bytes > room and rows > 1:
             rows = next(each for each in _divisors(share) if each < rows)
             fitting = at(rows)
-        if fitting.total_bytes <= room:
+        if fitting.total_bytes <= target.memory_bytes:
             notes.append(
                 f"{wanted} rows in one pass take {units.gibibytes(plan.total_bytes)}; "
                 f"planned with batch.micro_rows={rows}, the same learning in {share // rows} passes"
@@ -551,8 +556,10 @@ def _advice(run: Run, shape: Shape, amount: Amount) -> list[str]:
             + (f", rate {check.learning_rate:.1e}" if check.learning_rate else "")
             for check in checks
         )
-        rate = run.optimizer.learning_rate
-        lines.append(f"batch {units.count(batch)} tokens, rate {rate:.1e}; others would take {said}")
+        rate = f"rate {run.optimizer.learning_rate:.1e}"
+        if isinstance(run.optimizer, Muon):
+            rate = f"Muon at {rate}, AdamW at {run.optimizer.adamw_learning_rate:.1e}"
+        lines.append(f"batch {units.count(batch)} tokens, {rate}; others would take, with AdamW, {said}")
     return lines
 
 

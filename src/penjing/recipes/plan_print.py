@@ -7,6 +7,7 @@ from rich.table import Table
 
 from penjing.base import units
 from penjing.plan.machine import LEVELS
+from penjing.plan.memory.target import MEMORY_MARGIN
 from penjing.recipes.plan import Page
 
 SHOWN_PARTS = 4
@@ -82,9 +83,16 @@ def _time(page: Page, level: str) -> list[tuple[str, str]]:
     ]
 
 
+def verdict_of(fits: bool | None, tight: bool) -> str:
+    """Whether it fits, in words."""
+    if tight:
+        return f"[yellow]tight[/], by less than the {MEMORY_MARGIN:.1%} that this figure may be off"
+    return {True: "fits", False: "[red]does not fit[/]", None: "the device's memory is not known"}[fits]
+
+
 def _memory(page: Page) -> list[tuple[str, str]]:
     room = f" of {units.gibibytes(page.memory_bytes)}" if page.memory_bytes else ""
-    verdict = {True: "fits", False: "[red]does not fit[/]", None: "the device's memory is not known"}[page.fits]
+    verdict = verdict_of(page.fits, page.tight)
     spare = page.memory_bytes - page.peak_memory_bytes
     left = f", {units.gibibytes(spare)} to spare" if page.fits and page.memory_bytes else ""
     how = "traced" if page.waterfall else "formula, +-30 %"

@@ -15,11 +15,13 @@ from penjing.plan import cost, textbook, tokens
 from penjing.plan.cards import find_card
 from penjing.plan.flops import parameters
 from penjing.plan.machine import LEVELS, MARGINS, Machine, machine_of_card
+from penjing.plan.memory.target import MEMORY_MARGIN, is_tight, safe_bytes
 from penjing.plan.search import Candidate, divisors, fitting, pareto
 from penjing.plan.shape import Shape, shape_of
 from penjing.plan.time import interval, step_time
 from penjing.plan.work import Workload
 from penjing.recipes.plan import Asked, Engine, find_machine, lengths_of, model_of, workload_of
+from penjing.recipes.plan_print import verdict_of
 from penjing.train.run import Run
 
 BAR = 40  # characters of the longest bar
@@ -35,7 +37,7 @@ def print_memory(run: Run, asked: Asked, console: Console, *, waterfall: bool = 
     plan = predict_memory(run, target, ranks=asked.gpus, engine=engine)
     room = f" of {units.gibibytes(target.memory_bytes)}" if target.memory_bytes else ""
     fits = None if not target.memory_bytes else plan.total_bytes <= target.memory_bytes
-    verdict = {True: "fits", False: "[red]does not fit[/]", None: "the device's memory is not known"}[fits]
+    verdict = verdict_of(fits, is_tight(plan.total_bytes, target.memory_bytes))
     kind = "allocated and reserved by torch" if target.kind == "cuda" else "of tensors"
     console.print(f"{units.gibibytes(plan.total_bytes)}{room} on {target.name}: {verdict}", highlight=False)
     console.print(
@@ -73,7 +75,7 @@ def search(run: Run, asked: Asked, fit: str, lengths: tuple[int, ...], console: 
                         break
                     plan = predict_memory(variant, target, micro_rows=rows, ranks=asked.gpus, engine=engine)
                     found.append(_candidate(variant, machine, asked, engine, rows, plan.total_bytes))
-    fit_now = fitting(found, room) if room else sorted(found, key=lambda each: -each.tokens_per_second)
+    fit_now = fitting(found, safe_bytes(room)) if room else sorted(found, key=lambda each: -each.tokens_per_second)
     shown = found if every else pareto(fit_now)
     table = Table(box=None, pad_edge=False, title=f"{run.stage} on {asked.gpus} x {machine.name}, {machine.level}")
     headings = ("rows in a pass", "passes", "row tokens", "recomputed", "sharding", "peak (traced)", "step", "tokens/s")
@@ -92,7 +94,8 @@ def search(run: Run, asked: Asked, fit: str, lengths: tuple[int, ...], console: 
         )
     console.print(table)
     limit = units.gibibytes(room) if room else "no known limit"
-    console.print(f"{len(fit_now)} of {len(found)} traced configurations fit {limit}", highlight=False)
+    kept_free = f", {MEMORY_MARGIN:.1%} of it kept free for what these figures may be off" if room else ""
+    console.print(f"{len(fit_now)} of {len(found)} traced configurations fit {limit}{kept_free}", highlight=False)
     if fit_now:
         best = fit_now[0]
         console.print(

@@ -1,7 +1,7 @@
 """Teach a pretrained model to answer. Run: penjing train sft start=runs/pretrain data.train=CHATS.jsonl
 
-Changes from pretrain: starts from a run; the data are conversations, and only what the assistant says is learned; a
-fifth of the learning rate; two epochs.
+Changes from pretrain: starts from a run; the data are conversations, and only what the assistant says is learned; AdamW
+at a low rate; two epochs.
 """
 
 from __future__ import annotations
@@ -20,4 +20,5 @@ def sft() -> Layer:
         "data": {"kind": "chats", "row_tokens": 1024},
         "batch": {"rows": 32},
         "optimizer": {"kind": "adamw", "learning_rate": 2e-4, "weight_decay": 0.1},
+        "schedule": {"kind": "cosine", "warmup_fraction": 0.02, "floor_fraction": 0.1},
     }

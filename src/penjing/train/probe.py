@@ -33,9 +33,9 @@ from penjing.train.stage import OnDevice, Size, Stage, micro_units
 FORECAST = "scale.json"  # in the run's folder: the loss that `penjing scale` foresaw
 LEAST_STEPS, ALWAYS_ALLOWED = 5, 20
 PROBE_SECONDS = 2.0  # of timed steps at least, where steps are so quick that LEAST_STEPS are over before
-MOST_SECONDS = 30.0  # of timed steps at most, once two are there
+MOST_SECONDS = 10.0  # of timed steps at most, once two are there
 RUN_SHARE = 0.03  # of the run's steps that may be spent on timing, but ALWAYS_ALLOWED where they are quick
-TIME_SHARE = 0.02  # of the run's time that is spent on timing, where that is more than PROBE_SECONDS
+TIME_SHARE = 0.005  # of the run's time that is spent on timing, where that is more than PROBE_SECONDS
 # Of a CPU run's resident memory after the probe, as blocks of other sizes come and go (4 to 5 % in three runs): what is
 # always added, and the most that growth within the probe may add.
 RISE, MOST_GROWTH = 0.03, 0.04

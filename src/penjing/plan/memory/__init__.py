@@ -7,7 +7,7 @@ What a `Run` is made of is put together one floor up, in `penjing/train/trace.py
 from penjing.plan.memory.allocator import CachingAllocator, OutOfMemory
 from penjing.plan.memory.disguise import Disguise
 from penjing.plan.memory.peak import MemoryPlan, plan_from, replay
-from penjing.plan.memory.target import Target
+from penjing.plan.memory.target import Target, is_tight, safe_bytes
 from penjing.plan.memory.trace import Trace, Tracer
 
 __all__ = [
@@ -18,6 +18,8 @@ __all__ = [
     "Target",
     "Trace",
     "Tracer",
+    "is_tight",
     "plan_from",
     "replay",
+    "safe_bytes",
 ]
