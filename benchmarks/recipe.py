@@ -175,6 +175,29 @@ def study(asked: argparse.Namespace, language: str, text: Path, work: Path) -> d
     return found
 
 
+def markdown(whole: dict[str, Any]) -> str:
+    """The table of docs/speed.md: medians over the seeds, ranges behind them."""
+    settings = whole["settings"]
+    tokens = f"{settings['tokens'] / 1e6:g}M"
+    ours_at = [f"ours, {share:g} of them" for share in SHARES]
+    headings = ["model and text", "plain's best rate", f"plain, {tokens} tokens", *ours_at, "share that ours needs"]
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)]]
+    for name, pair in whole["pairs"].items():
+        ours = pair["ours_bits_per_byte"].values()
+        by_share = [[each[share] for each in ours] for share in map(str, SHARES)]
+        bits = [_range(list(pair["plain_bits_per_byte"].values())), *map(_range, by_share)]
+        needed = pair["share_of_tokens"]
+        words = (
+            "0.5 or less" if needed["high"] <= SHARES[0] else f"{needed['median']:.2f} (at most {needed['high']:.2f})"
+        )
+        lines.append([name, f"{pair['plain_rate']:g}", *bits, words])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _range(values: list[float]) -> str:
+    return f"{statistics.median(values):.3f} ({min(values):.3f}-{max(values):.3f})"
+
+
 def main() -> None:
     asked = parse()
     import torch
