@@ -105,16 +105,35 @@ def table(results: dict[str, Any], saving: dict[str, Any] | None) -> str:
         if facts is None:
             rows.append(f"| {promise} | {file} | not counted |")
             continue
-        counted = [f"{what}: {value:,}" for what, value in facts["counts"].items()]
-        rows.append(f"| {promise} | {file}, {facts['passed']} passed | {'; '.join(counted) or '-'} |")
+        rows.append(f"| {promise} | {file}, {facts['passed']} passed | {told_counts(facts['counts']) or '-'} |")
     measured = {
         "What saving beside training costs; the goal is 1 % of step time": told_cost(saving),
         "How soon Ctrl-C, kill and a closed terminal end a run; the goal is 5 s": told_signals(saving),
     }
     rows += [f"| {what} | [saving.py](../benchmarks/saving.py) | {told} |" for what, told in measured.items()]
     passed = sum(facts["passed"] for facts in results["files"].values())
-    rows += ["", f"Counted on {results['date']}: {passed:,} tests passed."]
+    taken = f" in {results['seconds'] / 60:.0f} minutes on {results['machine']}" if "seconds" in results else ""
+    rows += ["", f"Counted on {results['date']}: {passed:,} tests passed{taken}."]
     return "\n".join(rows)
+
+
+def told_counts(counts: dict[str, int]) -> str:
+    """Counts of one thing in several groups, `dpo: kills` and `sft: kills`, as their sum and the groups behind it."""
+    by_what: dict[str, dict[str, int]] = defaultdict(dict)
+    for name, value in counts.items():
+        group, _, what = name.rpartition(": ")
+        by_what[what][group] = value
+    told = []
+    for what, groups in sorted(by_what.items()):
+        values = set(groups.values())
+        if list(groups) == [""]:
+            behind = ""
+        elif len(values) == 1:
+            behind = f" ({', '.join(groups)}: {values.pop():,} each)" if len(groups) > 1 else f" ({next(iter(groups))})"
+        else:
+            behind = f" ({', '.join(f'{group} {value:,}' for group, value in groups.items())})"
+        told.append(f"{what}: {sum(groups.values()):,}{behind}")
+    return "; ".join(told)
 
 
 def told_cost(saving: dict[str, Any] | None) -> str:
@@ -179,12 +198,16 @@ def main() -> None:
     parser.add_argument("--render", action="store_true", help="only the page, from the newest results")
     asked = parser.parse_args()
     if not asked.render:
+        began = time.monotonic()
         done = run(asked.names or [name for _, name in PROMISES], asked.workers, asked.nightly)
         date = time.strftime("%Y-%m-%d")
         path = ROOT / "results" / f"reliability_{date}.json"
-        known = json.loads(path.read_text(encoding="utf-8"))["files"] if path.is_file() else {}
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"files": {}}
+        seconds = {"seconds": known["seconds"]} if "seconds" in known else {}  # of the last run of them all
+        if not asked.names and not asked.nightly:
+            seconds = {"seconds": time.monotonic() - began}
         machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-        results = {"date": date, "machine": machine, "files": dict(sorted({**known, **done}.items()))}
+        results = {"date": date, "machine": machine, **seconds, "files": dict(sorted({**known["files"], **done}.items()))}
         path.write_text(json.dumps(results, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         print(path)
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), newest(), newest_saving()), encoding="utf-8")

@@ -214,3 +214,9 @@ def test_muon_s_own_settings_are_checked():
         Muon(momentum=1.0)
     with pytest.raises(UserError, match=r"optimizer\.adamw_learning_rate"):
         Muon(adamw_learning_rate=-1)
+
+
+@pytest.mark.parametrize(("rate", "said"), [(0.02, 0), (0.005, 0), (5e-4, 1)])
+def test_a_rate_of_adamws_size_is_doubted(rate, said):
+    doubts = Muon(learning_rate=rate).doubts()
+    assert len(doubts) == said and all("optimizer=adamw" in line for line in doubts)

@@ -55,6 +55,12 @@ def test_counts_of_one_test_add_up(script):
     assert script.summed(lines) == {"files": 1, "runs": 7}
 
 
+def test_counts_of_one_thing_in_several_groups_are_told_as_their_sum(script):
+    counts = {"dpo: kills": 3, "sft: kills": 1_000, "dpo: runs": 2, "sft: runs": 2, "points": 7, "a: b: c": 1}
+    told = script.told_counts(counts)
+    assert told == "c: 1 (a: b); kills: 1,003 (dpo 3, sft 1,000); points: 7; runs: 4 (dpo, sft: 2 each)"
+
+
 def test_the_newest_results_reach_the_goals(script):
     """The counts that were set out to be reached, from the last full run."""
     counts = {name: facts["counts"] for name, facts in script.newest()["files"].items()}

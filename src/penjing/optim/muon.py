@@ -23,6 +23,7 @@ NEWTON_SCHULZ_STEPS = 5
 # X <- a X + b (X X^T) X + c (X X^T)^2 X; these make the slope at zero large, and leave singular values in 0.7..1.2.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 STACK = 1 << 25  # elements worked on at once, 128 MiB in float32, of which there are about four at a time
+LOWEST_RATE = 2e-3  # at and below which a rate is taken to be meant for AdamW
 COMPILED_SHAPES = 8  # stacks of further shapes stay eager: torch compiles one function no more often
 
 
@@ -150,6 +151,15 @@ class Muon:
     def state_bytes(self) -> int:
         """Of a parameter of the matrices, about."""
         return BYTES[self.state]
+
+    def doubts(self) -> list[str]:
+        """What to tell the user about settings that were hardly meant so."""
+        if self.learning_rate > LOWEST_RATE:
+            return []
+        return [
+            f"optimizer.learning_rate={self.learning_rate:g} is small for Muon, whose steps have one size whatever the "
+            "gradient's; its usual rate is 0.02. optimizer=adamw learns with AdamW"
+        ]
 
     def build(self, model: nn.Module, seed: int = 0) -> list[torch.optim.Optimizer]:
         """seed: of chance in rounding the state."""
