@@ -207,7 +207,12 @@ def main() -> None:
         if not asked.names and not asked.nightly:
             seconds = {"seconds": time.monotonic() - began}
         machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-        results = {"date": date, "machine": machine, **seconds, "files": dict(sorted({**known["files"], **done}.items()))}
+        results = {
+            "date": date,
+            "machine": machine,
+            **seconds,
+            "files": dict(sorted({**known["files"], **done}.items())),
+        }
         path.write_text(json.dumps(results, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         print(path)
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), newest(), newest_saving()), encoding="utf-8")
