@@ -161,6 +161,7 @@ def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
     run, bill, size = assembled.run, assembled.bill, assembled.size
     table = Table(show_header=False, box=None, pad_edge=False, title=f"{run.stage} -> {run.out}", title_justify="left")
     named = run.model.preset or run.model.architecture
+    precision = str(hardware.compute_dtype(run.compute.dtype, engine.device)).removeprefix("torch.")
     rows = [
         ("model", f"{named}, {bill.parameters:,} parameters, {bill.trainable_parameters:,} trainable"),
         ("examples", f"{bill.rows_per_epoch:,} {_unit(size)}, {size.padding_fraction:.1%} padding"),
@@ -173,8 +174,9 @@ def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
         (
             "compute",
             f"{bill.flops:.2e} FLOPs (causal), {bill.flops_per_token_full_square * bill.tokens:.2e} full square, in "
-            f"{run.compute.dtype}",
+            f"{precision}",
         ),
+        ("learning", f"{run.optimizer.kind} at {run.optimizer.learning_rate:g}, {run.schedule.kind}"),
         ("memory", f"{units.gibibytes(bill.predicted_peak_memory_bytes)} ({bill.memory_source})"),
         ("time", time_line(bill)),
         ("step", step_line(bill)),
