@@ -187,9 +187,9 @@ def markdown(whole: dict[str, Any]) -> str:
         by_share = [[each[share] for each in ours] for share in map(str, SHARES)]
         bits = [_range(list(pair["plain_bits_per_byte"].values())), *map(_range, by_share)]
         needed = pair["share_of_tokens"]
-        words = (
-            "0.5 or less" if needed["high"] <= SHARES[0] else f"{needed['median']:.2f} (at most {needed['high']:.2f})"
-        )
+        words = f"{needed['median']:.2f} (at most {needed['high']:.2f})"
+        if needed["high"] <= SHARES[0]:
+            words = f"{SHARES[0]:g} or less"
         lines.append([name, f"{pair['plain_rate']:g}", *bits, words])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 

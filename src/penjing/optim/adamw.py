@@ -37,6 +37,10 @@ class AdamW:
         """Of a parameter, about."""
         return 2 * BYTES[self.state]
 
+    def doubts(self) -> list[str]:
+        """What to tell the user about settings that were hardly meant so."""
+        return []
+
     def build(self, model: nn.Module, seed: int = 0) -> list[torch.optim.Optimizer]:
         """seed: of chance in rounding the state."""
         groups = group(model)

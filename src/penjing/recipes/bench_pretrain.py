@@ -29,7 +29,7 @@ from penjing.text.tokenizer import Tokenizer, train_tokenizer
 from penjing.train.run import Run
 
 USUAL_SHARE = 0.5  # of the CPU's matrix-product rate, to say how many steps the given seconds are about
-# What the peers learn with: the best rate that one of them is known for, and the decay of matrices that it lacks.
+# What the peers learn with. A usual rate, not searched for: benchmarks/recipe.py compares with AdamW at its best.
 PEERS_ADAMW = AdamW(learning_rate=1e-3, weight_decay=0.1)
 
 

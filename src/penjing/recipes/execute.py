@@ -174,7 +174,7 @@ def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
         (
             "compute",
             f"{bill.flops:.2e} FLOPs (causal), {bill.flops_per_token_full_square * bill.tokens:.2e} full square, in "
-            f"{precision}",
+            + precision,
         ),
         ("learning", f"{run.optimizer.kind} at {run.optimizer.learning_rate:g}, {run.schedule.kind}"),
         ("memory", f"{units.gibibytes(bill.predicted_peak_memory_bytes)} ({bill.memory_source})"),

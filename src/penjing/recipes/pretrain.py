@@ -10,7 +10,7 @@ from penjing.base.config import Layer
 
 def pretrain() -> Layer:
     """Muon for the blocks' matrices, a flat rate and then a straight fall: plain AdamW's and cosine's bits per byte in
-    about half the tokens (docs/speed.md)."""
+    half of the tokens or less, at 0.5M and 2M parameters (docs/speed.md)."""
     return {
         "stage": "pretrain",
         "out": "runs/pretrain",

@@ -26,7 +26,6 @@ from penjing.model.linear import set_compute_dtype, use_float8
 from penjing.model.lora import keep_base_in
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.optim.balance import RouterBalance
-from penjing.optim.muon import Muon
 from penjing.parallel.base import Engine, allow_tf32
 from penjing.parallel.compile import EAGER_SHARE, compile_model, compile_optimizers, compiled_seconds, decide
 from penjing.parallel.flash import activate_flash
@@ -196,7 +195,7 @@ def assemble(
     if run.compute.float8 != "off":
         notes += doubts(engine.device.type, sum(parameter.numel() for parameter in model.parameters()))
     notes += [f"attention by {flash}"] if flash else []
-    notes += run.optimizer.doubts() if isinstance(run.optimizer, Muon) else []
+    notes += run.optimizer.doubts()
     compiling = decide(run.compute.compile, engine.device, trained, eager_seconds)
     if compiling.how != "off":
         compile_model(trained, compiling.how)
