@@ -103,9 +103,17 @@ def test_budgets_are_read():
     assert cost.read_budget("90min").seconds == 5400
 
 
-@pytest.mark.parametrize("text", ["3parsecs", "24", "-3h", "GB", "3h,,"])
+@pytest.mark.parametrize("text", ["3parsecs", "24", "-3h", "GB", "3h,,", "0h", "$0", "5XQZ"])
 def test_bad_budgets_are_one_line(text):
     with pytest.raises(UserError, match="--budget"):
+        cost.read_budget(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("8GBB", "8GB"), ("3houres", "3hours"), ("5USDD", "5USD"), ("2GiBs", "2GiB")]
+)
+def test_an_unknown_unit_names_the_nearest(text, meant):
+    with pytest.raises(UserError, match=rf"unknown unit.*Did you mean {meant}\?"):
         cost.read_budget(text)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penjing.base.config import read_toml
-from penjing.base.errors import UserError
+from penjing.base.errors import UserError, nearest
 from penjing.plan.home import home
 
 PRICES_FILE = "prices.toml"  # in the user's folder: "RTX 4090" = "2.1 CNY", one line for each card
@@ -23,6 +23,12 @@ PRICES = {
 HOST_WATTS = 100.0  # of a machine around its cards
 LOAD_SHARE = 0.9  # of a card's power limit that training draws
 CORE_WATTS = 8.0  # of a CPU core at full load
+CURRENCIES = frozenset(  # ISO 4217
+    "AED ALL AMD ARS AUD AZN BAM BDT BGN BHD BOB BRL BYN CAD CHF CLP CNY COP CRC CZK DKK DOP DZD EGP ETB EUR GBP GEL "
+    "GHS GTQ HKD HNL HRK HUF IDR ILS INR IQD IRR ISK JOD JPY KES KGS KHR KRW KWD KZT LAK LBP LKR LYD MAD MDL MKD MMK "
+    "MNT MOP MUR MXN MYR NGN NIO NOK NPR NZD OMR PAB PEN PHP PKR PLN PYG QAR RON RSD RUB RWF SAR SEK SGD SYP THB TND "
+    "TRY TWD TZS UAH UGX USD UYU UZS VES VND XAF XOF YER ZAR ZMW".split()
+)
 _SIGNS = {"$": "USD", "¥": "CNY", "￥": "CNY", "€": "EUR", "rmb": "CNY", "yuan": "CNY", "元": "CNY"}
 
 
@@ -42,8 +48,10 @@ def read_money(text: str, where: str) -> Money:
     if found is None or (found[1] and found[3]):
         raise UserError("not a price", where=where, got=repr(text), wanted="such as 2.5USD, 20CNY or $2.5")
     currency = _SIGNS.get(unit.lower(), unit.upper() or "USD")
-    if not re.fullmatch(r"[A-Z]{3}", currency):
-        raise UserError("unknown currency", where=where, got=repr(unit), wanted="three letters, such as USD or CNY")
+    if currency not in CURRENCIES:
+        near = nearest(currency, CURRENCIES)
+        hint = None if near is None else f"Did you mean {near}?"
+        raise UserError("unknown currency", where=where, got=repr(unit), wanted="such as USD or CNY", next_step=hint)
     return Money(float(found[2]), currency)
 
 
@@ -88,32 +96,44 @@ class Budget:
     money: Money | None = None
 
 
-_TIMES = {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "hour": 3600, "hours": 3600, "d": 86400, "day": 86400}
+_TIMES = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600),
+    **dict.fromkeys(("d", "day", "days"), 86400),
+}
 _SIZES = {"gib": 2**30, "mib": 2**20, "tib": 2**40, "gb": 10**9, "mb": 10**6, "tb": 10**12, "g": 2**30}
+_LIKE_THESE = "such as 3h, 90min, 24GB, 20CNY or $5"
 
 
 def read_budget(text: str, where: str = "--budget") -> Budget:
     """`3h`, `90min`, `24GB`, `24GiB`, `20CNY`, `$5`; several with commas. where: the option it came from.
 
-    Raises UserError for an unknown unit.
+    Raises UserError for what is not above zero, and for an unknown unit, naming the nearest.
     """
     budget: dict[str, object] = {}
     for word in text.split(","):
-        found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", word)
-        number, unit = (float(found[1]), found[2].lower()) if found else (0.0, "")
+        found = re.fullmatch(r"\s*(-?[0-9]*\.?[0-9]+)\s*([^\W\d_]+)\s*", word)
+        number, unit = (float(found[1]), found[2].lower()) if found else (1.0, "")
+        if number <= 0:
+            raise UserError("not above zero", where=where, got=repr(word), wanted=_LIKE_THESE)
         if unit in _TIMES:
             budget["seconds"] = number * _TIMES[unit]
         elif unit in _SIZES:
             budget["memory_bytes"] = int(number * _SIZES[unit])
+        elif unit in _SIGNS or unit.upper() in CURRENCIES or (not found and word.strip()[:1] in _SIGNS):
+            money = read_money(word, where)
+            if not money.amount:
+                raise UserError("not above zero", where=where, got=repr(word), wanted=_LIKE_THESE)
+            budget["money"] = money
+        elif found is None:  # hours, gigabytes, dollars?
+            raise UserError("not a budget", where=where, got=repr(word), wanted=_LIKE_THESE)
         else:
-            try:
-                if word.strip().replace(".", "").isdigit():  # hours, gigabytes, dollars?
-                    raise UserError("no unit")
-                budget["money"] = read_money(word, where)
-            except UserError:
-                raise UserError(
-                    "not a budget", where=where, got=repr(word), wanted="such as 3h, 90min, 24GB, 20CNY or $5"
-                ) from None
+            currencies = CURRENCIES if len(unit) > 2 else ()
+            names = {name.lower(): name for name in (*_TIMES, "GB", "GiB", "MB", "MiB", "TB", "TiB", *currencies)}
+            near = nearest(unit, names)
+            hint = f"Did you mean {found[1]}{names[near]}?" if near else None
+            raise UserError("unknown unit", where=where, got=repr(word), wanted=_LIKE_THESE, next_step=hint)
     return Budget(**budget)  # type: ignore[arg-type]  # by name
 
 
