@@ -1,6 +1,7 @@
 """Ten different small runs planned at L2 and then run, each in a process of its own: how good are the plans here?
 
-Run: python benchmarks/plan_cpu.py          (all ten, about 20 minutes on two quiet cores)
+Run: python benchmarks/plan_cpu.py --threads 1       (all ten, about 9 minutes on two quiet cores)
+     python benchmarks/plan_cpu.py                   (on all cores, as `penjing train` chooses)
      python benchmarks/plan_cpu.py --only 2 --steps-share 0.1      (a quick look)
 
 Each run is `penjing train` as a user types it. Its plan.json is written before step 1 and read afterwards, beside
@@ -44,10 +45,11 @@ RUNS: list[tuple[str, str, str, list[str], int]] = [
 ]
 
 
-def train(recipe: str, settings: list[str], out: Path, home: Path) -> float:
-    """Run `penjing train`; returns the seconds of the whole process."""
+def train(recipe: str, settings: list[str], out: Path, home: Path, threads: int) -> float:
+    """Run `penjing train`; returns the seconds of the whole process. threads: 0 = as many as there are cores."""
     start = time.perf_counter()
-    command = [sys.executable, "-m", "penjing", "train", recipe, f"out={out}", "compute.device=cpu", *settings]
+    command = [sys.executable, "-m", "penjing", "train", recipe, f"out={out}", "compute.device=cpu"]
+    command += [f"compute.threads={threads}", *settings]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PENJING_HOME": str(home)})
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
@@ -91,7 +93,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=int, default=len(RUNS), help="the first so many")
     parser.add_argument("--steps-share", type=float, default=1.0, help="of each run's steps")
-    parser.add_argument("--out", type=Path, default=None, help="default: results/plan_cpu_CORES-cores_DATE.json")
+    parser.add_argument("--threads", type=int, default=0, help="of each run; 0 = one for each core")
+    parser.add_argument("--out", type=Path, default=None, help="default: results/plan_cpu_N-threads_DATE.json")
     parser.add_argument("--keep", type=Path, default=None, help="folder for the runs; default: a temporary one")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -113,7 +116,7 @@ def main() -> None:
                 f"validate.every={every}",
                 f"save.every={every}",
             ]
-            process_seconds = train(recipe, [*words, "sample.every=0", *given], out, work / "home")
+            process_seconds = train(recipe, [*words, "sample.every=0", *given], out, work / "home", asked.threads)
             plan, outcome = read(out / "plan.json"), read(out / "outcome.json")
             row = {
                 "name": name,
@@ -136,13 +139,14 @@ def main() -> None:
         "what": "small CPU runs planned at L2, then run; errors are (planned - came) / came",
         "date": time.strftime("%Y-%m-%d"),
         "cores": os.cpu_count(),
+        "threads": asked.threads or os.cpu_count(),
         "steps_share": asked.steps_share,
         "time": summary(times),
         "peak_memory": summary(peaks),
         "inside_interval": sum(row["inside_interval"] for row in rows),
         "runs": rows,
     }
-    path = asked.out or ROOT / "results" / f"plan_cpu_{os.cpu_count()}-cores_{result['date']}.json"
+    path = asked.out or ROOT / "results" / f"plan_cpu_{result['threads']}-threads_{result['date']}.json"
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(f"time: {result['time']}\npeak memory: {result['peak_memory']}\n{path}")
 

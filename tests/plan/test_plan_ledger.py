@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from penjing.plan import ledger
+from penjing.plan.bill import Pace, margin_of
 from penjing.plan.search import Candidate, fitting, pareto
 from penjing.track.console import describe
 from penjing.train.meter import Expected, Meter, Refit
@@ -94,6 +95,19 @@ def test_drift_is_told_after_five_bad_plans_of_one_machine():
     said = ledger.drift([good] * 5 + [bad] * 5, "1 x box")
     assert "8% off, too short" in said and "2.13, 2.14" in said and "penjing profile" in said
     assert ledger.drift([replace(bad, ended="stopped")] * 9, "1 x box") == ""
+
+
+def test_what_plans_here_are_usually_off_by_widens_the_next_interval():
+    one = ledger.entry("runs/x", "2026-01-01T00:00:00Z", PLAN, OUTCOME)
+    errors = [0.02, -0.1, 0.04, -0.2, 0.06]
+    runs = [replace(one, time_error=error) for error in errors]
+    assert ledger.usual_error(runs[:4], "1 x box") == 0.0, "too few"
+    assert ledger.usual_error(runs, "another box") == 0.0
+    assert ledger.usual_error(runs, "1 x box") == pytest.approx(0.12)
+    assert ledger.usual_error([replace(one, time_error=9.0)] * 5, "1 x box") == 0.5
+    assert ledger.usual_error([*runs, *[replace(one, time_error=0.01)] * 20], "1 x box") == pytest.approx(0.01)
+    pace = Pace(step_seconds=1.0, validation_seconds=0, checkpoint_seconds=0, last_checkpoint_seconds=0, spread=0.0)
+    assert margin_of(pace) < margin_of(pace, 0.12) == pytest.approx(0.12)
 
 
 class Clock:

@@ -27,7 +27,7 @@ def begin(out, log):
         [sys.executable, "-m", "penjing", "quickstart", "--short", "--out", str(out), *WORDS],
         stdout=log,
         stderr=subprocess.STDOUT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "500"},
         start_new_session=True,
     )
 

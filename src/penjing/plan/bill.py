@@ -111,10 +111,11 @@ def estimate_memory_bytes(config: ModelConfig, micro_tokens: int, optimizer_byte
     return sum(estimate_memory(config, micro_tokens, optimizer_bytes_per_parameter).values())
 
 
-def margin_of(pace: Pace) -> float:
-    """Half-width of the interval: the level's own, and the error of a mean of so few steps."""
+def margin_of(pace: Pace, usual_error: float = 0.0) -> float:
+    """Half-width of the interval: the level's own, and the error of a mean of so few steps; but what this machine's
+    runs were usually off by, where that is more."""
     seen: float = 1.28 * pace.spread / max(1, pace.num_steps) ** 0.5
-    return MARGINS["L2"] + min(0.5, seen)
+    return max(MARGINS["L2"] + min(0.5, seen), usual_error)
 
 
 def make_bill(
@@ -134,9 +135,11 @@ def make_bill(
     optimizer_bytes_per_parameter: int,
     samples: int = 0,
     machine: str = "",
+    usual_error: float = 0.0,
     versions: Mapping[str, str] | None = None,
 ) -> Bill:
-    """Put an L2 bill together. Units are what batch.rows counts (rows, pairs, prompts)."""
+    """Put an L2 bill together. Units are what batch.rows counts (rows, pairs, prompts). usual_error: of the time of
+    four of five earlier runs on this machine, at most; 0: too few are known."""
     count = parameters(config)
     tokens_per_step = round(units_per_step * tokens_per_unit)
     parts = {
@@ -146,7 +149,7 @@ def make_bill(
         "sample": samples * pace.sample_seconds,
     }
     seconds = sum(parts.values())
-    low, high = interval(seconds, margin_of(pace))
+    low, high = interval(seconds, margin_of(pace, usual_error))
     measured = pace.peak_memory_bytes
     formula = estimate_memory_bytes(config, micro_tokens, optimizer_bytes_per_parameter)
     line = pace.line

@@ -14,6 +14,7 @@ from penjing.plan.home import home
 from penjing.plan.time import quantile
 
 DRIFT_RUNS = 5  # the newest runs on a machine that are looked at
+USUAL_RUNS, MOST_USUAL = 20, 0.5  # the newest runs that say how far off plans here usually are, and the most believed
 DRIFT_SHARE = 0.05  # median error of their time from which on the profile is out of date
 
 
@@ -133,14 +134,24 @@ def read_ledger() -> list[Entry]:
     return found
 
 
-def drift(entries: Sequence[Entry], machine: str) -> str:
-    """What to say where the newest plans on a machine missed; empty where they did not, or are few.
+def usual_error(entries: Sequence[Entry], machine: str) -> float:
+    """What the time of four of five of the newest plans on a machine was off by at most; 0 where there are few."""
+    newest = _ended(entries, machine)[-USUAL_RUNS:]
+    if len(newest) < DRIFT_RUNS:
+        return 0.0
+    return min(MOST_USUAL, quantile([abs(each.time_error or 0.0) for each in newest], 0.8))
 
-    Only runs that ended count: a stopped one may have waited for anything.
-    """
-    mine = [
+
+def _ended(entries: Sequence[Entry], machine: str) -> list[Entry]:
+    """Those on a machine that ended: a stopped one may have waited for anything."""
+    return [
         each for each in entries if each.machine == machine and each.ended == "done" and each.time_error is not None
     ]
+
+
+def drift(entries: Sequence[Entry], machine: str) -> str:
+    """What to say where the newest plans on a machine missed; empty where they did not, or are few."""
+    mine = _ended(entries, machine)
     newest = mine[-DRIFT_RUNS:]
     if len(newest) < DRIFT_RUNS:
         return ""

@@ -19,7 +19,7 @@ from penjing.base.files import read_json, write_json
 from penjing.feed.source import Source
 from penjing.optim.schedule import Constant
 from penjing.parallel.base import Engine
-from penjing.plan import hardware
+from penjing.plan import hardware, ledger
 from penjing.plan.bill import Bill, Pace, make_bill
 from penjing.plan.flops import training_flops_per_token
 from penjing.plan.time import Line, quantile, two_points
@@ -31,14 +31,18 @@ from penjing.train.run import Run
 from penjing.train.stage import OnDevice, Size, Stage, micro_units
 
 FORECAST = "scale.json"  # in the run's folder: the loss that `penjing scale` foresaw
-LEAST_STEPS, ALWAYS_ALLOWED = 5, 20
+LEAST_STEPS, ALWAYS_ALLOWED = 4, 20
 PROBE_SECONDS = 2.0  # of timed steps at least, where steps are so quick that LEAST_STEPS are over before
 MOST_SECONDS = 10.0  # of timed steps at most, once two are there
+SLOW_SECONDS = 0.5  # of a step beside which compiling new sizes of product, 0.4 ms each, is nothing
 RUN_SHARE = 0.03  # of the run's steps that may be spent on timing, but ALWAYS_ALLOWED where they are quick
 TIME_SHARE = 0.005  # of the run's time that is spent on timing, where that is more than PROBE_SECONDS
 # Of a CPU run's resident memory after the probe, as blocks of other sizes come and go (4 to 5 % in three runs): what is
 # always added, and the most that growth within the probe may add.
-RISE, MOST_GROWTH = 0.03, 0.04
+RISE, MOST_GROWTH = 0.03, 0.03
+# Bytes that code for products of further sizes takes where those come up only later: once routers prefer some experts,
+# as answers become shorter or longer. 59 to 86 MiB in four runs of two small models.
+MORE_SIZES = 70 << 20
 SLOWEST_DECAY = 0.75  # of memory's growth from one half of the probe to the next, beyond which it is not believed
 SAVED_AT_MOST = 2 << 30  # bytes that are saved for a trial; larger checkpoints are reckoned from WRITE_RATE
 WRITE_RATE = 300e6  # bytes per second of a checkpoint, hashes and syncing included
@@ -76,6 +80,7 @@ def plan(
     if begun and folder.plan.is_file():
         return Bill.from_dict(read_json(folder.plan))
     pace = probe(run, stage, size, engine, model, parts, trials)
+    machine = _machine(engine)
     bill = make_bill(
         run.model,
         trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
@@ -91,7 +96,8 @@ def plan(
         checkpoints=_times(run.save.every, parts.num_steps),
         samples=_times(run.sample.every, parts.num_steps),
         optimizer_bytes_per_parameter=run.optimizer.state_bytes,
-        machine=_machine(engine),
+        machine=machine,
+        usual_error=ledger.usual_error(ledger.read_ledger(), machine),
         versions={"penjing": __version__, "torch": torch.__version__},
     )
     if engine.rank == 0:
@@ -179,7 +185,7 @@ def probe(
         num_steps=len(seconds),
         line=line,
         points=tuple(points),
-        peak_memory_bytes=_peak(run, size, engine, parts, held),
+        peak_memory_bytes=_peak(run, stage, size, engine, parts, held),
     )
 
 
@@ -195,8 +201,8 @@ def _timed(
 ) -> tuple[list[float], float]:
     """Seconds of each step (of a round: of its steps on average) with so many passes, and of them the mean wait.
 
-    The same batches come twice where they can: the first time each new size of product is compiled, which is soon over
-    in a run; the second time is timed. held: is filled with the peak of memory after each round of the first.
+    The same batches come twice where steps are quick: the first time each new size of product is compiled, which is
+    soon over in a run; the second time is timed. held: is filled with the peak of memory after each round of the first.
     """
     feed: Source
     if hasattr(parts.source, "fresh"):
@@ -206,23 +212,23 @@ def _timed(
     meter = Meter(0.0, None)
     trial = replace(parts, source=feed, meter=meter, schedule=AtRest(), accumulate=passes)
     each, begin = size.round_steps, feed.state()
-    quick = stage.runs_ahead and size.probe_steps >= LEAST_STEPS
+    ahead = stage.runs_ahead and size.probe_steps >= LEAST_STEPS
     _round(trial, each)
-    if not quick:  # rounds of sampling are long, and no two are the same
-        count = max(1, size.probe_steps // each)
-    else:
-        warm: list[float] = []
-        while True:
-            warm.append(_round(trial, each))
+    meter.data_wait_seconds = 0.0
+    seconds: list[float] = []
+    if ahead:
+        while not seconds or not engine.any(_enough(seconds, each, parts.num_steps, share)):
+            seconds.append(_round(trial, each))
             if held is not None:
                 held.append(hardware.peak_memory_bytes(engine.device))
-            if engine.any(_enough(warm, each, parts.num_steps, share)):
-                break
-        feed.restore(begin)
-        _round(trial, each)  # waits for the first batch, which later ones do not
-        count = len(warm)
-    meter.data_wait_seconds = 0.0
-    seconds = [_round(trial, each) / each for _ in range(count)]
+    count = len(seconds) if ahead else max(1, size.probe_steps // each)  # rounds of sampling: no two are the same
+    if not ahead or engine.any(_mean(seconds) < SLOW_SECONDS):
+        if ahead:
+            feed.restore(begin)
+            _round(trial, each)  # waits for the first batch, which later ones do not
+            meter.data_wait_seconds = 0.0
+        seconds = [_round(trial, each) for _ in range(count)]
+    seconds = [one / each for one in seconds]
     if hasattr(feed, "close"):
         feed.close()
     if engine.world > 1:  # all ranks plan with the same figures
@@ -316,12 +322,14 @@ def _try(model: nn.Module, engine: Engine, out: Path, trials: Trials | None) -> 
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _peak(run: Run, size: Size, engine: Engine, parts: Parts, early: list[int]) -> int:
+def _peak(run: Run, stage: Stage, size: Size, engine: Engine, parts: Parts, early: list[int]) -> int:
     """The most memory so far, which holds all a run does; on a CPU, and the pages of token files still to be read."""
     held = hardware.peak_memory_bytes(engine.device)
     if engine.device.type != "cpu":
         return held
     held += round(held * RISE) + min(still_to_grow(early), round(held * MOST_GROWTH))
+    if run.model.is_mixture or not stage.runs_ahead:
+        held += MORE_SIZES
     if size.unit != "rows":
         return held
     tokens = min(run.batch.rows * parts.num_steps, size.units_per_epoch) * size.row_tokens
