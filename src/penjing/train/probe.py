@@ -171,6 +171,7 @@ def probe(
         stage.validate()
         validation = time.perf_counter() - start
         saving, last_saving, sampling = _try(model, engine, Path(run.out), trials)
+    late_sizes = run.model.is_mixture or (not stage.runs_ahead and len(seconds) * size.round_steps <= size.probe_steps)
     start_up = began - trials.began if trials and trials.began else 0.0
     return Pace(
         step_seconds=mean,
@@ -185,7 +186,7 @@ def probe(
         num_steps=len(seconds),
         line=line,
         points=tuple(points),
-        peak_memory_bytes=_peak(run, stage, size, engine, parts, held),
+        peak_memory_bytes=_peak(run, size, engine, parts, held, late_sizes=late_sizes),
     )
 
 
@@ -221,13 +222,19 @@ def _timed(
             seconds.append(_round(trial, each))
             if held is not None:
                 held.append(hardware.peak_memory_bytes(engine.device))
-    count = len(seconds) if ahead else max(1, size.probe_steps // each)  # rounds of sampling: no two are the same
-    if not ahead or engine.any(_mean(seconds) < SLOW_SECONDS):
-        if ahead:
+        if engine.any(_mean(seconds) < SLOW_SECONDS):
             feed.restore(begin)
             _round(trial, each)  # waits for the first batch, which later ones do not
             meter.data_wait_seconds = 0.0
-        seconds = [_round(trial, each) for _ in range(count)]
+            seconds = [_round(trial, each) for _ in range(len(seconds))]
+    else:  # no two rounds of sampling are the same; the first ones compile
+        least, waited = max(1, size.probe_steps // each), [0.0]
+        while len(seconds) < least or not engine.any(_sampled_enough(seconds, each)):
+            seconds.append(_round(trial, each))
+            waited.append(meter.data_wait_seconds)
+        first = max(0, min(len(seconds) // 2, len(seconds) - least))
+        seconds, meter.data_wait_seconds = seconds[first:], waited[-1] - waited[first]
+    count = len(seconds)
     seconds = [one / each for one in seconds]
     if hasattr(feed, "close"):
         feed.close()
@@ -252,6 +259,11 @@ def _enough(seconds: list[float], each: int, num_steps: int, share: float) -> bo
         return True
     wanted = max(PROBE_SECONDS, TIME_SHARE * num_steps * spent / (taken * each))
     return taken >= max(2, round(LEAST_STEPS * share)) and spent > wanted * share
+
+
+def _sampled_enough(seconds: list[float], each: int) -> bool:
+    """Whether so many rounds of sampling will do: twice PROBE_SECONDS, as the first half is not counted."""
+    return sum(seconds) > 2 * PROBE_SECONDS or len(seconds) * each >= ALWAYS_ALLOWED
 
 
 def still_to_grow(held: list[int]) -> int:
@@ -322,13 +334,16 @@ def _try(model: nn.Module, engine: Engine, out: Path, trials: Trials | None) -> 
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _peak(run: Run, stage: Stage, size: Size, engine: Engine, parts: Parts, early: list[int]) -> int:
-    """The most memory so far, which holds all a run does; on a CPU, and the pages of token files still to be read."""
+def _peak(run: Run, size: Size, engine: Engine, parts: Parts, early: list[int], *, late_sizes: bool) -> int:
+    """The most memory so far, which holds all a run does; on a CPU, and the pages of token files still to be read.
+
+    late_sizes: whether products of many more sizes are to come.
+    """
     held = hardware.peak_memory_bytes(engine.device)
     if engine.device.type != "cpu":
         return held
     held += round(held * RISE) + min(still_to_grow(early), round(held * MOST_GROWTH))
-    if run.model.is_mixture or not stage.runs_ahead:
+    if late_sizes:
         held += MORE_SIZES
     if size.unit != "rows":
         return held
