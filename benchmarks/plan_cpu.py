@@ -2,6 +2,7 @@
 
 Run: python benchmarks/plan_cpu.py --threads 1       (all ten, about 9 minutes on two quiet cores)
      python benchmarks/plan_cpu.py                   (on all cores, as `penjing train` chooses)
+     python benchmarks/plan_cpu.py --render          (only the table of docs/cost.md, from the newest records)
      python benchmarks/plan_cpu.py --only 2 --steps-share 0.1      (a quick look)
 
 Each run is `penjing train` as a user types it. Its plan.json is written before step 1 and read afterwards, beside
@@ -89,14 +90,65 @@ def summary(values: list[float]) -> dict[str, float]:
     }
 
 
+BEGIN, END = "<!-- ten runs: rendered by benchmarks/plan_cpu.py -->", "<!-- end of ten runs -->"
+PAGE = ROOT / "docs" / "cost.md"
+
+
+def records() -> list[dict[str, Any]]:
+    """The newest record for each number of threads."""
+    found = {record["threads"]: record for record in map(read, sorted((ROOT / "results").glob("plan_cpu_*.json")))}
+    return [found[threads] for threads in sorted(found)]
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """All ten runs in Markdown, two columns for each number of threads; then the errors in the middle and at worst."""
+    heads = [f"{what}, {_threads(record)}" for record in records for what in ("time", "peak memory")]
+    lines = [["run", *heads], ["---", *["---:"] * len(heads)]]
+    for rows in zip(*(record["runs"] for record in records), strict=True):
+        cells = [_off(row["plan"], row["outcome"], *names) for row in rows for names in (SECONDS, BYTES)]
+        lines.append([rows[0]["name"], *cells])
+    for name, figure in (("median of the errors", "median"), ("90th percentile", "ninetieth_percentile")):
+        lines.append([name, *[f"{record[of][figure]:.1%}" for record in records for of in ("time", "peak_memory")]])
+    held = [f"{_threads(record)} {record['inside_interval']} of {len(record['runs'])}" for record in records]
+    days = ", ".join(f"{_threads(record)} on {record['date']}" for record in records)
+    return "\n".join([
+        *[f"| {' | '.join(line)} |" for line in lines],
+        "",
+        f"Time that came inside its interval: {', '.join(held)}. Made with {days}.",
+    ])  # fmt: skip
+
+
+SECONDS, BYTES = ("predicted_seconds", "seconds", "s"), ("predicted_peak_memory_bytes", "peak_memory_bytes", "MiB")
+
+
+def _threads(record: dict[str, Any]) -> str:
+    return f"{record['threads']} thread{'s' if record['threads'] > 1 else ''}"
+
+
+def _off(plan: dict[str, Any], outcome: dict[str, Any], planned: str, came: str, unit: str) -> str:
+    one, other = plan[planned], outcome[came]
+    shown = f"{one:.1f} -> {other:.1f} s" if unit == "s" else f"{one / 2**20:.0f} -> {other / 2**20:.0f} MiB"
+    return f"{shown}, {(one - other) / other:+.1%}"
+
+
+def render(page: str, records: list[dict[str, Any]]) -> str:
+    """The page with its table made anew."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{table(records)}\n{END}{rest.partition(END)[2]}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=int, default=len(RUNS), help="the first so many")
     parser.add_argument("--steps-share", type=float, default=1.0, help="of each run's steps")
     parser.add_argument("--threads", type=int, default=0, help="of each run; 0 = one for each core")
     parser.add_argument("--out", type=Path, default=None, help="default: results/plan_cpu_N-threads_DATE.json")
+    parser.add_argument("--render", action="store_true", help="only the page, from the newest records")
     parser.add_argument("--keep", type=Path, default=None, help="folder for the runs; default: a temporary one")
     asked = parser.parse_args()
+    if asked.render:
+        PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), records()), encoding="utf-8")
+        return
     with tempfile.TemporaryDirectory() as temporary:
         work = asked.keep or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from collections import defaultdict
@@ -145,3 +146,13 @@ def test_its_commands_exist():
                 assert any(word in option.opts for option in place.params), command
             elif hasattr(place, "commands"):
                 place = place.commands.get(word) or place.commands["run"]
+
+
+def test_the_ten_runs_are_as_recorded():
+    spec = importlib.util.spec_from_file_location("plan_cpu", PAGE.parents[1] / "benchmarks/plan_cpu.py")
+    plan_cpu = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plan_cpu)
+    records = plan_cpu.records()
+    assert [record["threads"] for record in records] == [1, 2]
+    assert all(len(record["runs"]) == 10 for record in records)
+    assert plan_cpu.render(TEXT, records) == TEXT, "python benchmarks/plan_cpu.py --render"
