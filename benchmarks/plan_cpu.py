@@ -110,11 +110,11 @@ def table(records: list[dict[str, Any]]) -> str:
     for name, figure in (("median of the errors", "median"), ("90th percentile", "ninetieth_percentile")):
         lines.append([name, *[f"{record[of][figure]:.1%}" for record in records for of in ("time", "peak_memory")]])
     held = [f"{_threads(record)} {record['inside_interval']} of {len(record['runs'])}" for record in records]
-    days = ", ".join(f"{_threads(record)} on {record['date']}, {record['steps_share']:g} of the steps" for record in records)
+    made = [f"{_threads(one)} on {one['date']}, {one['steps_share']:g} of the steps" for one in records]
     return "\n".join([
         *[f"| {' | '.join(line)} |" for line in lines],
         "",
-        f"Time that came inside its interval: {', '.join(held)}. Made with {days}.",
+        f"Time that came inside its interval: {', '.join(held)}. Made with {", ".join(made)}.",
     ])  # fmt: skip
 
 

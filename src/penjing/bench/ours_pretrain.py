@@ -1,9 +1,7 @@
-"""A trial of our own pretraining: `python -m penjing.bench.ours_pretrain SPEC.json [adamw|planned]`.
+"""A trial of our own pretraining: `python -m penjing.bench.ours_pretrain SPEC.json [adamw]`.
 
-adamw: with the peers' optimizer instead of the recipe's. planned: as who has a share of the peers' seconds in all, from
-the start of the process, plans a run: the recipe's schedule, over the steps that the probe says there is time for. The
-others' rate is constant, for nobody of them knows how far it gets. The parts and the step of `penjing train`, the probe
-before step 1 included.
+adamw: with the peers' optimizer instead of the recipe's. The parts and the step of `penjing train`, the probe before
+step 1 included.
 """
 
 from __future__ import annotations
@@ -19,11 +17,10 @@ import torch
 
 from penjing.base import config
 from penjing.bench.meter import read_spec
-from penjing.bench.race import IGNORED, PLANNED_SHARE, HeldOut, Race, RaceSpec, packed_rows
+from penjing.bench.race import IGNORED, HeldOut, Race, RaceSpec, packed_rows
 from penjing.feed.batch import Batch
 from penjing.objective.next_token import NextToken
 from penjing.optim.adamw import AdamW
-from penjing.optim.schedule import Constant
 from penjing.parallel.base import make_engine
 from penjing.train.assemble import assemble
 from penjing.train.folder import set_threads
@@ -68,15 +65,11 @@ def batch_of(ids_BT: torch.Tensor, document_BT: torch.Tensor) -> Batch:
 
 
 def main() -> None:
-    spec, planned = read_spec(RaceSpec), "planned" in sys.argv[2:]
+    spec = read_spec(RaceSpec)
     set_threads(spec.threads, 1)
     race = Race(spec, lambda: HeldOut(spec.held_out).bits_per_byte(nats))
     race.imported()
     run = replace(config.resolve(Run, config.read_toml(Path(spec.run))), out=spec.out)
-    if planned:
-        run = replace(run, steps=max(1, round(PLANNED_SHARE * run.steps)))
-    else:
-        run = replace(run, schedule=Constant())
     if "adamw" in sys.argv[2:]:
         rate, (beta1, beta2), decay = spec.learning_rate, spec.betas, spec.weight_decay
         run = replace(run, optimizer=AdamW(learning_rate=rate, beta1=beta1, beta2=beta2, weight_decay=decay))
@@ -101,20 +94,13 @@ def main() -> None:
     if spec.kind == "step":
         parts = replace(parts, source=GivenRows(spec, spec.batch // parts.accumulate))
     race.ready()
-    if planned:
-        left = PLANNED_SHARE * spec.seconds - race.age_without_looks
-        parts = replace(parts, num_steps=max(1, int(left / assembled.bill.step_seconds)))
-    number, going = 0, True
-    while going and not (planned and number == parts.num_steps):
-        going = race.step(step(parts, number).tokens)
+    number = 0
+    while race.step(step(parts, number).tokens):
         number += 1
-    if planned and going:
-        race.end()
     if hasattr(assembled.parts.source, "close"):
         assembled.parts.source.close()
     compute = [f"products in {run.compute.dtype}", f"compute.compile={run.compute.compile}"]
-    learned = [f"optimizer.kind={run.optimizer.kind}", f"schedule.kind={run.schedule.kind}"]
-    options = [*learned, *compute, *assembled.notes]
+    options = [f"optimizer.kind={run.optimizer.kind}", *compute, *assembled.notes]
     print(json.dumps(race.result(options=options)))
 
 

@@ -15,15 +15,13 @@ from rich.table import Table
 
 from penjing.base.errors import UserError
 from penjing.bench.peers import NEEDS, PRETRAIN
-from penjing.bench.race import PLANNED_SHARE, RaceSpec
+from penjing.bench.race import RaceSpec
 from penjing.bench.train import MEBIBYTE, OURS, spread, trial, versions
 
 KINDS = ("path", "step")
 OURS_ADAMW = "penjing-adamw"  # ours with the peers' optimizer, for what the step alone does
-OURS_PLANNED = "penjing-planned"  # a run that is planned to end after a quarter of the seconds, start-up included
-LEAST_PLANNED = 60.0  # seconds: with less there is hardly time for anything but the start-up
 # What ours is to reach beside each: so many times its useful tokens a second and at most this share of its memory, with
-# the same optimizer; and with its own recipe its last bits per byte in at most this share of its time.
+# the same optimizer; and with its own recipe, at most this share of the time it takes to its last bits per byte.
 GOALS: dict[str, dict[str, float]] = {
     "trainer": {"tokens_per_second": 3.0, "peak_bytes": 0.6, "time_to_equal": 0.25},
     "trainer-packed": {"tokens_per_second": 1.2, "peak_bytes": 0.6, "time_to_equal": 0.25},
@@ -58,10 +56,7 @@ def compare(
 ) -> dict[str, Any]:
     """All trials of both kinds, in turn; prints the tables and returns them as data."""
     left_out = {}
-    module = "penjing.bench.ours_pretrain"
-    modules = {OURS: module, OURS_ADAMW: f"{module} adamw"}
-    if PLANNED_SHARE * asked.seconds >= LEAST_PLANNED:
-        modules[OURS_PLANNED] = f"{module} planned"
+    modules = {OURS: "penjing.bench.ours_pretrain", OURS_ADAMW: "penjing.bench.ours_pretrain adamw"}
     for peer in asked.peers:
         missing = [package for package in NEEDS[peer].split() if importlib.util.find_spec(package) is None]
         if not missing:
@@ -69,6 +64,7 @@ def compare(
             continue
         left_out[peer] = f"needs {' and '.join(missing)}, which is not installed"
         console.print(f"  {peer} {left_out[peer]}: left out", highlight=False)
+    names = list(modules)
     result: dict[str, Any] = {
         "method": "pretrain",
         "asked": asdict(asked),
@@ -78,7 +74,6 @@ def compare(
         "goals": GOALS,
     }
     for kind in KINDS:
-        names = [name for name in modules if kind == "path" or name != OURS_PLANNED]  # a step is a step
         trials: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for number in range(asked.trials):
             for name in names if number % 2 == 0 else names[::-1]:
@@ -93,7 +88,7 @@ def compare(
         result[kind] = {"medians": summary(trials, asked.warmup), "trials": trials}
         if kind == "path":
             result[kind]["equal"] = [
-                equal({name: trials[name][number] for name in names}) for number in range(asked.trials)
+                equal([trials[name][number] for name in names], names) for number in range(asked.trials)
             ]
         console.print(table(result, kind))
     for line in verdicts(result):
@@ -106,7 +101,6 @@ _PATHS = ("text", "tokenizer", "run", "held_out", "rows", "out", "kind")
 
 def figures(one: Mapping[str, Any], warmup: int) -> dict[str, float]:
     """Of one trial. tokens_per_second: of the steps after warm-up, padding never counted."""
-    warmup = min(warmup, len(one["step_seconds"]) - 1)  # a planned run may have had time for less
     seconds, cpu, tokens = (one[key][warmup:] for key in ("step_seconds", "step_cpu_seconds", "step_tokens"))
     row = {
         "tokens_per_second": sum(tokens) / sum(seconds),
@@ -133,25 +127,19 @@ def summary(trials: Mapping[str, Sequence[Mapping[str, Any]]], warmup: int) -> d
     return found
 
 
-def equal(trials: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def equal(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
     """Of one round: bits per byte of each at the wall time that all reached, and for each peer the time that ours took
     to the peer's last bits per byte, over the peer's own; None where that is beyond the curve. Wall time has the
-    start-up in it, and between two looks a straight line is drawn. And for each peer what the planned run came to: its
-    time over the peer's, and its last bits per byte less the peer's."""
-    curves = {name: one["curve"] for name, one in trials.items() if name != OURS_PLANNED}
+    start-up in it, and between two looks a straight line is drawn."""
+    curves = dict(zip(names, (one["curve"] for one in trials), strict=True))
     common = min(curve[-1]["seconds"] for curve in curves.values())
     at_common = {name: _at(curve, "seconds", common, "bits_per_byte") for name, curve in curves.items()}
-    found: dict[str, Any] = {"seconds": common, "bits_per_byte": at_common, "time_to_equal": {}, "planned": {}}
-    for name, curve in curves.items():
-        if name == OURS:
-            continue
-        wanted, theirs = curve[-1]["bits_per_byte"], curve[-1]["seconds"]
-        mine = _first_below(curves[OURS], wanted)
-        found["time_to_equal"][name] = None if mine is None else mine / theirs
-        if OURS_PLANNED in trials:
-            last = trials[OURS_PLANNED]["curve"][-1]
-            found["planned"][name] = {"time": last["seconds"] / theirs, "bits": last["bits_per_byte"] - wanted}
-    return found
+    ratios = {}
+    for name in names[1:]:
+        wanted, theirs = curves[name][-1]["bits_per_byte"], curves[name][-1]["seconds"]
+        mine = _first_below(curves[names[0]], wanted)
+        ratios[name] = None if mine is None else mine / theirs
+    return {"seconds": common, "bits_per_byte": at_common, "time_to_equal": ratios}
 
 
 def _at(curve: Sequence[Mapping[str, float]], along: str, place: float, wanted: str) -> float | None:
@@ -191,22 +179,16 @@ def rows_of(result: Mapping[str, Any], kind: str) -> tuple[list[str], list[list[
             cells = [f"{show(one['median'])} ({show(one['low'])}-{show(one['high'])})" for one in each]
             rows.append([label, *cells])
     speed = {name: medians[name]["tokens_per_second"]["median"] for name in names}
-    mine = (OURS, OURS_ADAMW, OURS_PLANNED)
     for place, ours in enumerate((OURS, OURS_ADAMW)):
-        ratios = ["" if name in mine else f"{speed[ours] / one:.2f} x" for name, one in speed.items()]
+        ratios = ["" if name in (OURS, OURS_ADAMW) else f"{speed[ours] / one:.2f} x" for name, one in speed.items()]
         rows.insert(1 + place, [f"{ours} is faster by", *ratios])
     if kind == "path":
         rounds = result[kind]["equal"]
         label = f"bits per byte after {statistics.median(each['seconds'] for each in rounds):.0f} s in all"
-        rows.append([label, *_along(rounds, "bits_per_byte", names, "{:.3f}")])
-        rows.append([f"{OURS} gets to its last in", *_along(rounds, "time_to_equal", names, "{:.2f} x")])
+        rows.append([label, *[_middle([each["bits_per_byte"][name] for each in rounds], "{:.3f}") for name in names]])
+        ratios = ["", *[_middle([each["time_to_equal"][name] for each in rounds], "{:.2f} x") for name in names[1:]]]
+        rows.append([f"{OURS} gets to its last in", *ratios])
     return ["", *names], rows
-
-
-def _along(rounds: Sequence[Mapping[str, Any]], what: str, names: Sequence[str], form: str) -> list[str]:
-    """The median over the rounds for each contender; empty for one that it is not known of."""
-    each = {name: [one[what][name] for one in rounds] for name in names if name in rounds[0][what]}
-    return [_middle(each[name], form) if name in each else "" for name in names]
 
 
 def _middle(values: Sequence[float | None], form: str) -> str:
@@ -232,20 +214,6 @@ def markdown(result: Mapping[str, Any], kind: str) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _in_time(peer: str, wanted: float, rounds: Sequence[Mapping[str, Any]]) -> str:
-    """Whether the planned run was as good in its share of the time, the median over the rounds; without one, when the
-    run at a constant rate was."""
-    words = f"{peer}: its last bits per byte in at most {wanted:g} x its time"
-    if rounds[0].get("planned"):
-        time, bits = (statistics.median(each["planned"][peer][key] for each in rounds) for key in ("time", "bits"))
-        how = "reached" if time <= wanted and bits <= 0 else "missed"
-        return f"{words}: after {time:.2f} x ours is at {abs(bits):.3f} {'less' if bits <= 0 else 'more'}, {how}"
-    got = _middle([each["time_to_equal"][peer] for each in rounds], "{:.2f} x")
-    known = [each["time_to_equal"][peer] for each in rounds if each["time_to_equal"][peer] is not None]
-    reached = len(known) == len(rounds) and statistics.median(known) <= wanted
-    return f"{words}: {got}, {'reached' if reached else 'missed'}"
-
-
 def verdicts(result: Mapping[str, Any]) -> list[str]:
     """Which goals were reached, speed and memory with the same optimizer, and what each was told."""
     medians, rounds, lines = result["path"]["medians"], result["path"]["equal"], []
@@ -254,11 +222,14 @@ def verdicts(result: Mapping[str, Any]) -> list[str]:
             continue
         for figure, wanted in goals.items():
             if figure == "time_to_equal":
-                lines.append(_in_time(peer, wanted, rounds))
-                continue
-            got = medians[OURS_ADAMW][figure]["median"] / medians[peer][figure]["median"]
+                known = [each["time_to_equal"][peer] for each in rounds]
+                got = None if None in known else statistics.median(known)
+            else:
+                got = medians[OURS_ADAMW][figure]["median"] / medians[peer][figure]["median"]
             at_least = figure == "tokens_per_second"
-            reached = got >= wanted if at_least else got <= wanted
+            reached = got is not None and (got >= wanted if at_least else got <= wanted)
             words = f"{'at least' if at_least else 'at most'} {wanted:g} x its {figure.replace('_', ' ')}"
-            lines.append(f"{peer}: {words}: {got:.2f} x, {'reached' if reached else 'missed'}")
+            lines.append(
+                f"{peer}: {words}: {'-' if got is None else f'{got:.2f} x'}, {'reached' if reached else 'missed'}"
+            )
     return lines + [f"{name}: {', '.join(each['options'])}" for name, each in medians.items()]

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from penjing.base.process import peak_resident_bytes, process_age_seconds
 
-PLANNED_SHARE = 0.25  # of the seconds that the others learn, for a run of ours that is planned to end then
 IGNORED = -100  # a target that does not count, as torch's cross-entropy has it
 
 
@@ -102,14 +101,10 @@ class Race:
         self._ready = self.age()
         if self.spec.kind == "path":
             self._note(self._ready)
-        self._last, self._last_cpu = self.age_without_looks, self.cpu_clock()
-
-    @property
-    def age_without_looks(self) -> float:
-        return self.age() - self._looked
+        self._last, self._last_cpu = self.age() - self._looked, self.cpu_clock()
 
     def step(self, tokens: int) -> bool:
-        now, cpu = self.age_without_looks, self.cpu_clock()
+        now, cpu = self.age() - self._looked, self.cpu_clock()
         self.laps.append(now - self._last)
         self.cpu_laps.append(cpu - self._last_cpu)
         self.lap_tokens.append(tokens)
@@ -117,12 +112,8 @@ class Race:
         over = now - self._first >= self.spec.seconds if self.spec.kind == "path" else len(self.laps) >= self.spec.steps
         if self.spec.kind == "path" and (over or now - self._first >= self._next_look()):
             self._note(now)
-        self._last, self._last_cpu = self.age_without_looks, self.cpu_clock()
+        self._last, self._last_cpu = self.age() - self._looked, self.cpu_clock()
         return not over
-
-    def end(self) -> None:
-        """Look now, where it ends before its seconds are over."""
-        self._note(self._last)
 
     def _next_look(self) -> float:
         return self.spec.seconds * len(self.curve) / self.spec.looks

@@ -60,8 +60,8 @@ QUICK = Size(
 
 
 def bench_pretrain(data: Path | None, asked: Asked, size: Size, console: Console, *settings: str) -> dict[str, Any]:
-    """Compare at a constant rate: the peers at PEERS_ADAMW, ours at its recipe's optimizer and at that one too, and
-    once planned for a quarter of the time with the recipe's schedule; `settings` go over ours alone.
+    """Compare at a constant rate: the peers at PEERS_ADAMW, ours at its recipe's optimizer and at that one too;
+    `settings` go over ours alone.
 
     data: documents; None: functions and classes of Python's standard library, real text of mixed lengths that is on
     every machine.
@@ -151,6 +151,7 @@ def _run(work: Path, size: Size, asked: Asked, threads: int, settings: tuple[str
         "data": {"train": [str(work / "text.jsonl")], "row_tokens": size.row_tokens},
         "tokenizer": {"folder": str(work / "tokenizer")},
         "batch": {"rows": size.batch},
+        "schedule": {"kind": "constant"},
         "compute": {"device": "cpu", "threads": threads},
         "validate": {"rows": 1, "every": 0},
         "save": {"every": 10**9},
