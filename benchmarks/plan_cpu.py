@@ -114,7 +114,7 @@ def table(records: list[dict[str, Any]]) -> str:
     return "\n".join([
         *[f"| {' | '.join(line)} |" for line in lines],
         "",
-        f"Time that came inside its interval: {', '.join(held)}. Made with {", ".join(made)}.",
+        f"Time that came inside its interval: {', '.join(held)}. Made with {', '.join(made)}.",
     ])  # fmt: skip
 
 
