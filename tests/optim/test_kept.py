@@ -16,7 +16,7 @@ from penjing.optim import kept, muon
 from penjing.optim.adamw import AdamW
 from penjing.optim.adamw_kept import KeptAdamW
 from penjing.optim.kept import BLOCK, Codes
-from penjing.optim.muon import Muon, stack_height
+from penjing.optim.muon import Muon, orthogonalise, stack_height
 from penjing.parallel.compile import compile_optimizers, missing_compiler
 from penjing.train.guard import takes_flag
 
@@ -324,10 +324,12 @@ def test_the_compiled_orthogonalisation_gives_the_eager_numbers(dtype):
     optimizer.compile_products()
     compiled = [optimizer._orthogonal(each) for each in (stack_EMN, stack_EMN.mT.contiguous())]
     assert len(optimizer._compiled_shapes) == 2
-    for one, two in zip(eager, compiled, strict=True):
-        # Sums are taken in another order; in bfloat16 a step is 2^-8 of numbers of up to 1.2.
-        tolerance = 1e-5 if dtype is None else 2**-6
-        torch.testing.assert_close(two, one, rtol=0, atol=tolerance)
+    exact = [orthogonalise(each) for each in (stack_EMN, stack_EMN.mT.contiguous())]
+    for one, two, wanted in zip(eager, compiled, exact, strict=True):
+        if dtype is None:
+            torch.testing.assert_close(two, one, rtol=0, atol=1e-5)
+        else:  # rounded at other places, and no worse: 2 to 3 % off
+            assert (two - wanted).norm() < min(1.2 * (one - wanted).norm(), 0.04 * wanted.norm())
 
 
 def test_only_so_many_shapes_are_compiled_and_only_on_cuda(monkeypatch):

@@ -16,7 +16,7 @@ from penjing.model.transformer import Transformer
 from penjing.optim import OPTIMIZERS
 from penjing.optim.adamw import AdamW
 from penjing.optim.groups import group
-from penjing.optim.muon import NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS, Muon, orthogonalise
+from penjing.optim.muon import ABOVE_NORM, ROUNDS, Muon, orthogonalise
 
 
 def make_model(embeddings="tied"):
@@ -105,13 +105,32 @@ def test_adamw_against_a_plain_twin():
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("shape", [(32, 32), (16, 64), (64, 16), (5, 70), (70, 5)])
-def test_orthogonalise_makes_singular_values_near_one(shape):
-    matrix_MN = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
-    values = torch.linalg.svdvals(orthogonalise(matrix_MN[None])[0])
-    assert 0.6 < values.min() <= values.max() < 1.3
-    u, _, vh = torch.linalg.svd(matrix_MN, full_matrices=False)
-    alignment = (orthogonalise(matrix_MN[None])[0] * (u @ vh)).sum() / min(shape)
+def test_the_rounds_bring_all_singular_values_near_one():
+    values = torch.cat([torch.logspace(-2, 0, 2000, dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64)])
+    for a, b, c in ROUNDS:
+        values = a * values + b * values**3 + c * values**5
+    assert 0.70 < values.min() < 0.71 < 1.29 < values.max() < 1.30  # no polynomial of these degrees is nearer
+
+
+SPECTRA = {
+    "all alike": torch.ones(48),
+    "falling": torch.arange(1, 49) ** -0.5,
+    "one above the others": torch.cat([torch.ones(1), torch.full((47,), 0.05)]),
+    "two orders": torch.logspace(0, -1.9, 48),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(48, 48), (48, 130), (130, 48)])
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_orthogonalise_makes_singular_values_near_one(spectrum, shape, dtype):
+    chance = torch.Generator().manual_seed(sum(shape))
+    u_MK, v_NK = (torch.linalg.qr(torch.randn(side, 48, generator=chance))[0] for side in shape)
+    matrix_MN = 3e-5 * (u_MK * SPECTRA[spectrum]) @ v_NK.T
+    found_MN = orthogonalise(matrix_MN[None], dtype)[0]
+    values = torch.linalg.svdvals(found_MN)
+    assert 0.65 < values.min() <= values.max() < 1.35
+    alignment = (found_MN * (u_MK @ v_NK.T)).sum() / 48
     assert alignment > 0.7, "not the nearest orthogonal matrix but another one"
 
 
@@ -125,18 +144,18 @@ def test_a_stack_is_worked_on_as_single_matrices(shape):
     torch.testing.assert_close(orthogonalise(stack_EMN.mT), together.mT, rtol=1e-4, atol=1e-5)
 
 
-def test_a_zero_matrix_stays_zero():
-    assert not orthogonalise(torch.zeros(1, 4, 6)).any()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_zero_matrix_stays_zero(dtype):
+    assert not orthogonalise(torch.zeros(1, 4, 6), dtype).any()
 
 
 def plain_muon_update(momentum, gradient, share):
     """Matrix by matrix, as the paper writes it."""
     direction = (1 - share) * gradient + share * momentum
-    x = direction / (direction.square().sum().sqrt() + 1e-7)
+    x = direction / (ABOVE_NORM * torch.linalg.svdvals(direction).pow(8).sum() ** 0.125)
     flipped = x.shape[0] > x.shape[1]
     x = x.T if flipped else x
-    a, b, c = NEWTON_SCHULZ
-    for _ in range(NEWTON_SCHULZ_STEPS):
+    for a, b, c in ROUNDS:
         x = a * x + b * (x @ x.T) @ x + c * (x @ x.T) @ (x @ x.T) @ x
     x = x.T if flipped else x
     return x * math.sqrt(max(1, direction.shape[0] / direction.shape[1]))

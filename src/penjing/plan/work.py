@@ -142,7 +142,7 @@ class Workload:
         return self.trained / (self.ranks if self.sharding != "none" and self.sharding != "ddp" else 1) * per
 
     def optimizer_flops(self) -> float:
-        """Of Muon's five Newton-Schulz rounds, each 4 m^2 n + 2 m^3 for a matrix of m x n, m the smaller side."""
+        """Of Muon's three Newton-Schulz rounds, each 4 m^2 n + 2 m^3 for a matrix of m x n, m the smaller side."""
         if self.optimizer != "muon" or self.frozen:
             return 0.0
         shape = self.shape
@@ -153,7 +153,7 @@ class Workload:
         total = 0.0
         for first, second, count in pairs:
             small, large = sorted((first, second))
-            total += count * 5 * (4.0 * small * small * large + 2.0 * small**3)
+            total += count * 3 * (4.0 * small * small * large + 2.0 * small**3)
         return total
 
     def kernels(self) -> float:

@@ -18,6 +18,6 @@ def pretrain() -> Layer:
         "model": "26m",
         "data": {"kind": "documents", "row_tokens": 512},
         "batch": {"rows": 64},
-        "optimizer": {"kind": "muon", "learning_rate": 0.02, "adamw_learning_rate": 0.005},
+        "optimizer": {"kind": "muon", "learning_rate": 0.02, "adamw_learning_rate": 0.003},
         "schedule": {"kind": "wsd", "warmup_fraction": 0.02, "decay_fraction": 0.4},
     }

@@ -31,8 +31,8 @@ from penjing.train.run import Run
 from penjing.train.stage import OnDevice, Size, Stage, micro_units
 
 FORECAST = "scale.json"  # in the run's folder: the loss that `penjing scale` foresaw
-LEAST_STEPS, ALWAYS_ALLOWED = 4, 20
-PROBE_SECONDS = 2.0  # of timed steps at least, where steps are so quick that LEAST_STEPS are over before
+LEAST_STEPS, ALWAYS_ALLOWED = 4, 20  # timed; of slow steps two are the least
+PROBE_SECONDS = 2.0  # of timed steps at least
 MOST_SECONDS = 10.0  # of timed steps at most, once two are there
 SLOW_SECONDS = 0.5  # of a step beside which compiling new sizes of product, 0.4 ms each, is nothing
 RUN_SHARE = 0.03  # of the run's steps that may be spent on timing, but ALWAYS_ALLOWED where they are quick
@@ -164,7 +164,7 @@ def probe(
         line: Line | None = None
         if parts.accumulate > 1 and size.round_steps == 1:
             fewer = max(1, parts.accumulate // 2)
-            quicker, _ = _timed(run, stage, size, engine, parts, fewer, share=0.5)
+            quicker, _ = _timed(run, stage, size, engine, parts, fewer, share=0.5, warm=mean >= SLOW_SECONDS)
             points.insert(0, (float(fewer), _mean(quicker)))
             line = two_points(points[0], points[-1])
         start = time.perf_counter()
@@ -199,11 +199,14 @@ def _timed(
     passes: int,
     share: float,
     held: list[int] | None = None,
+    *,
+    warm: bool = False,
 ) -> tuple[list[float], float]:
     """Seconds of each step (of a round: of its steps on average) with so many passes, and of them the mean wait.
 
     The same batches come twice where steps are quick: the first time each new size of product is compiled, which is
     soon over in a run; the second time is timed. held: is filled with the peak of memory after each round of the first.
+    warm: steps of these sizes were taken, and are slow: one more, waiting for data aside, tells all.
     """
     feed: Source
     if hasattr(parts.source, "fresh"):
@@ -214,10 +217,12 @@ def _timed(
     trial = replace(parts, source=feed, meter=meter, schedule=AtRest(), accumulate=passes)
     each, begin = size.round_steps, feed.state()
     ahead = stage.runs_ahead and size.probe_steps >= LEAST_STEPS
-    _round(trial, each)
-    meter.data_wait_seconds = 0.0
+    first = _round(trial, each)
+    waited_first, meter.data_wait_seconds = meter.data_wait_seconds, 0.0
     seconds: list[float] = []
-    if ahead:
+    if ahead and warm:
+        seconds = [first - waited_first]
+    elif ahead:
         while not seconds or not engine.any(_enough(seconds, each, parts.num_steps, share)):
             seconds.append(_round(trial, each))
             if held is not None:
@@ -232,8 +237,8 @@ def _timed(
         while len(seconds) < least or not engine.any(_sampled_enough(seconds, each)):
             seconds.append(_round(trial, each))
             waited.append(meter.data_wait_seconds)
-        first = max(0, min(len(seconds) // 2, len(seconds) - least))
-        seconds, meter.data_wait_seconds = seconds[first:], waited[-1] - waited[first]
+        skipped = max(0, min(len(seconds) // 2, len(seconds) - least))
+        seconds, meter.data_wait_seconds = seconds[skipped:], waited[-1] - waited[skipped]
     count = len(seconds)
     seconds = [one / each for one in seconds]
     if hasattr(feed, "close"):
@@ -258,7 +263,8 @@ def _enough(seconds: list[float], each: int, num_steps: int, share: float) -> bo
     if taken >= max(2, round(allowed * share) // each) or (taken >= 2 and spent > MOST_SECONDS * share):
         return True
     wanted = max(PROBE_SECONDS, TIME_SHARE * num_steps * spent / (taken * each))
-    return taken >= max(2, round(LEAST_STEPS * share)) and spent > wanted * share
+    least = 2 if spent / taken >= SLOW_SECONDS else max(2, round(LEAST_STEPS * share))
+    return taken >= least and spent > wanted * share
 
 
 def _sampled_enough(seconds: list[float], each: int) -> bool:
