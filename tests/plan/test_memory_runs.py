@@ -16,11 +16,11 @@ from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
 from penjing.parallel.single import Single
-from penjing.plan.memory import Target, Tracer
+from penjing.plan.memory import Target, Tracer, plan_from
 from penjing.recipes.execute import resolve_run
 from penjing.train.loop import Parts, step
 from penjing.train.run import Run
-from penjing.train.trace import largest_micro_rows, predict_memory, shape_of, trace_run
+from penjing.train.trace import Shape, largest_micro_rows, predict_memory, shape_of, trace_run
 from penjing.train.trace_stand_ins import NoMeter
 
 MIB = 1 << 20
@@ -173,6 +173,19 @@ def test_a_cpu_run_is_the_process_with_its_tensors() -> None:
         for rows in (4, 16)
     )
     assert 1.5 < many.waterfall["activations"] / few.waterfall["activations"] < 4.5
+
+
+def test_many_rows_on_a_cpu_are_foreseen_from_few_though_the_optimizer_needs_the_most_of_those() -> None:
+    """A wide model with Muon: at four rows its optimizer step is the peak, at twelve its activations are."""
+    wide: Layer = {"preset": "tiny", "hidden_size": 256, "mlp_size": 1024}
+    run = run_of("pretrain", model=wide, batch={"rows": 12, "micro_rows": 12})
+    few, traced = (trace_run(run, CPU, Shape(micro_rows=rows))[0] for rows in (4, 12))
+    assert plan_from(few, CPU, outside_bytes=0).peak_phase == "optimizer"
+    whole = plan_from(traced, CPU, outside_bytes=0)
+    assert whole.peak_phase in ("forward", "backward")
+    foreseen = predict_memory(run, CPU, process_bytes=0)
+    assert foreseen.peak_allocated_bytes == pytest.approx(whole.peak_allocated_bytes, rel=0.03)
+    assert foreseen.waterfall["activations"] == pytest.approx(whole.waterfall["activations"], rel=0.03)
 
 
 def test_a_hundred_million_parameters_take_no_memory() -> None:

@@ -51,11 +51,14 @@ def orthogonalise(matrix_EMN: Tensor, dtype: torch.dtype | None = None) -> Tenso
         if number:
             x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
             continue
+        # a (X / most) + (b S / most^2 + c S^2 / most^4) (X / most), in the products' dtype and in place: `most` is
+        # rounded so that the ratio of the two terms needs no rounding.
         fourth = torch.bmm(square, square)
-        most = torch.linalg.vector_norm(fourth.float(), dim=(-2, -1), keepdim=True) ** 0.25 * ABOVE_NORM
-        most = most.clamp_min(1e-2)  # of a matrix of zeros
-        times = (square.float() * (b / most**2) + fourth.float() * (c / most**4)).to(x.dtype)
-        x = torch.baddbmm(x, times, x, beta=a) * (1 / most).to(x.dtype)
+        most = torch.linalg.vector_norm(fourth, dim=(-2, -1), keepdim=True, dtype=torch.float32) ** 0.25 * ABOVE_NORM
+        ratio = (b / c * most.clamp_min(0.25) ** 2).to(x.dtype)  # below M^(-1/8) only of zeros
+        most = (ratio.float() * (c / b)).sqrt()
+        fourth.addcmul_(square, ratio)
+        x = torch.baddbmm(x * (1 / most).to(x.dtype), fourth, x * (c / most**5).to(x.dtype), beta=a)
     x = x.view(shape)
     return (x.mT if tall else x).to(matrix_EMN.dtype)
 

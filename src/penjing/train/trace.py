@@ -34,7 +34,7 @@ from penjing.optim.balance import RouterBalance
 from penjing.plan.hardware import compute_dtype
 from penjing.plan.memory.disguise import Disguise
 from penjing.plan.memory.peak import MemoryPlan, plan_from
-from penjing.plan.memory.process import at_more_rows, measured_process_bytes, process_plan
+from penjing.plan.memory.process import at_more_rows, measured_process_bytes, peak_at_more_rows, process_plan
 from penjing.plan.memory.ranks import Layout, share
 from penjing.plan.memory.target import Target
 from penjing.plan.memory.trace import Trace, Tracer
@@ -50,7 +50,7 @@ _attention: Any = attention  # modules that are written to here
 # Lines of these files are the head's and the loss's.
 LOSS_FILES = ("model/head", "penjing/objective/")
 STEPS = 2  # the first makes the optimizer's state, the second has it from its first line on
-CPU_ROWS = (2, 4)
+CPU_ROWS = (4, 8)
 NOT_TRACED_ON_CPU = "data files that are mapped are not counted; the heap's waste is an estimate"
 
 
@@ -127,20 +127,25 @@ def predict_memory(
 def _on_cpu(run: Run, target: Target, shape: Shape, process_bytes: int) -> MemoryPlan:
     """On a CPU the model works piece by piece, and tracing takes time in proportion to the rows: few are traced."""
 
-    def plan(rows: int) -> MemoryPlan:
-        trace, notes = trace_run(run, target, replace(shape, micro_rows=rows))
+    def traced(rows: int) -> tuple[Trace, tuple[str, ...]]:
+        return trace_run(run, target, replace(shape, micro_rows=rows))
+
+    def plan(trace: Trace, notes: tuple[str, ...], place: int | None = None) -> MemoryPlan:
         return process_plan(
             trace,
             target,
             process_bytes=process_bytes,
             saved_bytes=_copied_bytes(run, trace),
+            place=place,
             notes=(*notes, NOT_TRACED_ON_CPU),
         )
 
     low, high = CPU_ROWS
     if shape.micro_rows <= high:
-        return plan(shape.micro_rows)
-    found = at_more_rows(plan(low), plan(high), CPU_ROWS, shape.micro_rows)
+        return plan(*traced(shape.micro_rows))
+    few, more = traced(low), traced(high)
+    first, second = peak_at_more_rows(few[0], more[0], CPU_ROWS, shape.micro_rows)
+    found = at_more_rows(plan(*few, first), plan(*more, second), CPU_ROWS, shape.micro_rows)
     fits = found.total_bytes <= target.memory_bytes if target.memory_bytes else None
     return replace(found, fits=fits)
 

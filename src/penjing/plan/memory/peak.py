@@ -61,7 +61,7 @@ class Replay:
     fits: bool
 
 
-def replay(trace: Trace, target: Target, *, capacity: int = 0, times: int = 1) -> Replay:
+def replay(trace: Trace, target: Target, *, capacity: int = 0) -> Replay:
     """Run a trace's events through the target's allocator.
 
     capacity: bytes for segments, 0 = no limit. On a CPU nothing is rounded and nothing is kept.
@@ -95,14 +95,18 @@ def plan_from(
     *,
     communication_bytes: int = 0,
     outside_bytes: int | None = None,
+    place: int | None = None,
     notes: tuple[str, ...] = (),
 ) -> MemoryPlan:
     """The plan of a traced step.
 
     communication_bytes: buffers of a communication library, outside PyTorch's count. outside_bytes: in place of the
-    target's context (of a CPU: the process without its tensors).
+    target's context (of a CPU: the process without its tensors). place: of a CPU, the event to look at in the peak's
+    stead.
     """
     found = replay(trace, target)
+    if place is not None:
+        found.place, found.allocated, found.reserved = place, found.curve[place], found.curve[place]
     context = target.context_bytes if outside_bytes is None else outside_bytes
     waterfall = dict.fromkeys(ORDER, 0)
     waterfall |= alive_at(trace, target, found.place)
@@ -128,6 +132,18 @@ def plan_from(
         fits=fits,
         notes=notes,
     )
+
+
+def highest_places(trace: Trace) -> dict[tuple[str, str, str], int]:
+    """By phase, source line and operation: the event at which the most bytes are alive, of those it makes."""
+    curve, highest = trace.live_bytes(), dict[tuple[str, str, str], int]()
+    for place, event in enumerate(trace.events):
+        if event > 0:
+            made = trace.storages[event - 1]
+            key = (made.phase, made.line, made.operation)
+            if key not in highest or curve[place] > curve[highest[key]]:
+                highest[key] = place
+    return highest
 
 
 def alive_at(trace: Trace, target: Target, place: int) -> dict[str, int]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 from penjing.base.errors import UserError
-from penjing.plan.memory.peak import MemoryPlan, plan_from
+from penjing.plan.memory.peak import MemoryPlan, highest_places, plan_from
 from penjing.plan.memory.target import Target
 from penjing.plan.memory.trace import Trace
 
@@ -44,14 +44,20 @@ def measured_process_bytes() -> int:
 
 
 def process_plan(
-    trace: Trace, target: Target, *, process_bytes: int, saved_bytes: int = 0, notes: tuple[str, ...] = ()
+    trace: Trace,
+    target: Target,
+    *,
+    process_bytes: int,
+    saved_bytes: int = 0,
+    place: int | None = None,
+    notes: tuple[str, ...] = (),
 ) -> MemoryPlan:
     """The plan of a step traced for a CPU.
 
     process_bytes: the process without tensors. saved_bytes: the copy that a checkpoint in the background is written
-    from, which stands beside the steps that go on.
+    from, which stands beside the steps that go on. place: the event to look at in the peak's stead.
     """
-    plan = plan_from(trace, replace(target, memory_bytes=0), outside_bytes=process_bytes, notes=notes)
+    plan = plan_from(trace, replace(target, memory_bytes=0), outside_bytes=process_bytes, place=place, notes=notes)
     heap = int(HEAP_SHARE * plan.peak_allocated_bytes) + HEAP_BYTES
     total = plan.total_bytes + saved_bytes + heap
     waterfall = {**plan.waterfall, "heap": heap, **({"checkpoint copy": saved_bytes} if saved_bytes else {})}
@@ -59,8 +65,26 @@ def process_plan(
     return replace(plan, total_bytes=total, waterfall=waterfall, fits=fits)
 
 
+def peak_at_more_rows(few: Trace, more: Trace, rows: tuple[int, int], wanted: int) -> tuple[int, int]:
+    """Where the peak of `wanted` rows will be: that event of the traces of `rows`.
+
+    Tensors grow with the rows or stay, so each place in the step has a line of its own; the highest at `wanted` counts.
+    Of few rows the optimizer may need the most, and of many the model.
+    """
+    low, high = rows
+    first, second = highest_places(few), highest_places(more)
+    few_bytes, more_bytes = few.live_bytes(), more.live_bytes()
+
+    def foreseen(key: tuple[str, str, str]) -> float:
+        a, b = few_bytes[first[key]], more_bytes[second[key]]
+        return a + (b - a) * (wanted - low) / (high - low)
+
+    highest = max(first.keys() & second.keys(), key=foreseen)
+    return first[highest], second[highest]
+
+
 def at_more_rows(first: MemoryPlan, second: MemoryPlan, rows: tuple[int, int], wanted: int) -> MemoryPlan:
-    """The plan of `wanted` rows on the line through those of `rows`: tensors grow with the rows, or stay."""
+    """The plan of `wanted` rows on the line through those of `rows`, which look at one place in the step."""
     low, high = rows
 
     def line(a: int, b: int) -> int:
@@ -70,7 +94,6 @@ def at_more_rows(first: MemoryPlan, second: MemoryPlan, rows: tuple[int, int], w
     waterfall = {name: line(first.waterfall.get(name, 0), second.waterfall.get(name, 0)) for name in names}
     total = sum(waterfall.values())
     outside = sum(waterfall.get(name, 0) for name in ("context", "heap", "checkpoint copy"))
-    longer = dict(second.curve)
     scale = (total - outside) / max(1, second.peak_allocated_bytes)
     return replace(
         second,
@@ -78,6 +101,6 @@ def at_more_rows(first: MemoryPlan, second: MemoryPlan, rows: tuple[int, int], w
         peak_reserved_bytes=total - outside,
         total_bytes=total,
         waterfall={name: size for name, size in waterfall.items() if size},
-        curve=[(place, round(size * scale)) for place, size in longer.items()],
+        curve=[(place, round(size * scale)) for place, size in second.curve],
         notes=(*second.notes, f"traced at {low} and {high} rows, the rest on a line"),
     )
