@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-PIECE = 1 << 17  # values: 512 KiB in float32
+PIECE = 1 << 18  # values: 1 MiB in float32
 
 
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
