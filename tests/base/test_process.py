@@ -46,6 +46,16 @@ def test_what_an_earlier_launch_left_does_not_silence_a_later_one(tmp_path):
     assert started(tmp_path, 0, **launch).communicate(timeout=60)[0].startswith("said")
 
 
+def test_what_launches_long_over_left_is_cleared_away(tmp_path):
+    old, fresh, other = (tmp_path / name for name in ("penjing-0.said", "penjing-1.said", "mine.said"))
+    for path in (old, fresh, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (time.time() - 86_400,) * 2)
+    started(tmp_path, 0, TORCHELASTIC_RUN_ID="none", MASTER_PORT="1").communicate(timeout=60)
+    assert not old.exists() and fresh.exists() and other.exists()
+
+
 def test_under_another_launcher_the_first_rank_speaks(tmp_path):
     plain = {key: value for key, value in os.environ.items() if key != "TORCHELASTIC_RUN_ID"}
     for rank, begins in (("0", "said"), ("1", "ended")):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+_SAID_SECONDS = 3600  # after which nobody waits for what a launch had to say
+
 
 def _age_now() -> float:
     try:
@@ -81,3 +83,6 @@ def first_of_launch(say: Callable[[], None], seconds: float = 5.0) -> None:
     say()
     with suppress(OSError):
         path.write_text("said")
+        for old in path.parent.glob("penjing-*.said"):  # of launches that are long over
+            if old.stat().st_mtime < time.time() - _SAID_SECONDS:
+                old.unlink()
