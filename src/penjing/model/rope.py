@@ -74,20 +74,23 @@ def rotary_table(position_BT: Tensor, config: ModelConfig) -> tuple[Tensor, Tens
 
 def rotate(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Turn each pair (i, i + n) of the first 2n dimensions by its position's angle, in float32; returns x's dtype."""
-    if x_BTHK.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _Turned.apply(x_BTHK, cosine, sine)  # type: ignore[no-any-return,no-untyped-call]
     return _turn(x_BTHK, cosine, sine)
 
 
 def _turn(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     num_pairs = cosine.shape[-1]
-    first, second = x_BTHK[..., :num_pairs].float(), x_BTHK[..., num_pairs : 2 * num_pairs].float()
-    turned = (first * cosine - second * sine, second * cosine + first * sine)
-    return torch.cat((*(half.to(x_BTHK.dtype) for half in turned), x_BTHK[..., 2 * num_pairs :]), dim=-1)
+    wide = x_BTHK[..., : 2 * num_pairs].float()
+    turned = wide * torch.cat((cosine, cosine), dim=-1)
+    turned[..., :num_pairs].addcmul_(wide[..., num_pairs:], sine, value=-1)
+    turned[..., num_pairs:].addcmul_(wide[..., :num_pairs], sine)
+    out = turned.to(x_BTHK.dtype)
+    return torch.cat((out, x_BTHK[..., 2 * num_pairs :]), dim=-1) if 2 * num_pairs < x_BTHK.shape[-1] else out
 
 
 class _Turned(torch.autograd.Function):
-    """The same, its gradient being the turn back: a third of the operations that autograd would record, on CPUs."""
+    """The same, its gradient being the turn back: a third of the operations that autograd would record."""
 
     @staticmethod
     def forward(ctx: Any, x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
