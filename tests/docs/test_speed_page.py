@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "speed.md"
 PLACE = "<!-- table {} -->\n"
 END = "<!-- end -->"
-TABLES = (*KINDS, "recipe")
+TABLES = (*KINDS, "packed", "recipe")
 
 
 def newest(name):
@@ -36,6 +36,9 @@ def rendered(kind):
     if kind == "recipe":
         result = newest("recipe")
         return module_at(ROOT / "benchmarks" / "recipe.py").markdown(result) if result else ""
+    if kind == "packed":  # the hardest peer alone
+        result = newest("bench_train_packed")
+        return markdown(result, "path") + "\n" if result else ""
     result = newest("bench_train_pretrain")
     return markdown(result, kind) + "\n" if result else ""
 
