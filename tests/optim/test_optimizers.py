@@ -129,7 +129,7 @@ def test_orthogonalise_makes_singular_values_near_one(spectrum, shape, dtype):
     matrix_MN = 3e-5 * (u_MK * SPECTRA[spectrum]) @ v_NK.T
     found_MN = orthogonalise(matrix_MN[None], dtype)[0]
     values = torch.linalg.svdvals(found_MN)
-    assert 0.65 < values.min() <= values.max() < 1.35
+    assert 0.69 < values.min() <= values.max() < 1.31
     alignment = (found_MN * (u_MK @ v_NK.T)).sum() / 48
     assert alignment > 0.7, "not the nearest orthogonal matrix but another one"
 

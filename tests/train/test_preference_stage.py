@@ -119,7 +119,7 @@ def test_before_the_first_step_nothing_is_preferred_and_after_it_something_is(tu
     assert "the start model, asked once" in said
     kl = curve(folder, "validation_kl_nats_per_answer")
     assert abs(kl[0]) < 1e-6
-    assert min(kl[3], kl[6]) > 1e-4
+    assert min(kl[3], kl[6]) > 1.0
     assert curve(folder, "validation_own_answer_tokens")[6] > 0
 
 
