@@ -741,7 +741,7 @@ def bench_train_verb(
         settings=tuple(settings or ()),
     )
     if out is not None:
-        write(result, out)
+        write(result, out, sys.argv[1:])
         _say(f"{out}: every trial's figures")
 
 

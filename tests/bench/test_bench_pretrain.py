@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from penjing.base.errors import UserError
@@ -14,6 +15,7 @@ from penjing.bench import pretrain as bench
 from penjing.bench.pretrain import Asked, compare, equal
 from penjing.bench.race import IGNORED, HeldOut, Race, RaceSpec
 from penjing.recipes.bench import bench as asked_for
+from penjing.recipes.bench import write
 from penjing.recipes.bench_pretrain import QUICK, bench_pretrain
 
 
@@ -173,6 +175,15 @@ def test_a_model_is_not_taken_for_pretraining(tmp_path):
         asked_for(quiet(), method="pretrain", run=tmp_path, settings=(), **words)
     with pytest.raises(UserError, match="are needed"):
         asked_for(quiet(), method="dpo", run=None, settings=(), **words)
+
+
+def test_a_record_says_the_command_and_the_versions(spec, tmp_path):
+    result = compare(Asked(peers=(), trials=1), spec, tmp_path, quiet(), lambda *_: printed(100, 100))
+    write(result, tmp_path / "record.json", ["bench", "train", "--data", "my text.jsonl"])
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["command"] == "penjing bench train --data 'my text.jsonl'"
+    assert record["versions"]["torch"] == torch.__version__
+    assert {"python", "penjing"} <= set(record["versions"])
 
 
 TINY = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_size": 16}

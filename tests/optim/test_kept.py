@@ -158,7 +158,7 @@ def test_each_gradient_is_freed_by_ours_and_left_by_torch_s(kind, state):
     optimizers = SETTINGS[kind](state=state).build(model)
     take_steps(model, optimizers, [1])
     for optimizer in optimizers:
-        theirs = type(optimizer) is torch.optim.AdamW
+        theirs = isinstance(optimizer, torch.optim.AdamW)
         for part in optimizer.param_groups:
             assert all((parameter.grad is None) != theirs for parameter in part["params"])
 

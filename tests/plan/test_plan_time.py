@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as some
+from torch.utils.flop_counter import FlopCounterMode
 
 from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.transformer import Transformer
+from penjing.optim.muon import Muon
 from penjing.plan.cards import CARDS, card_called, find_card
 from penjing.plan.machine import Machine, Product, machine_of_card, nearest_product
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
@@ -35,6 +42,10 @@ PLAIN = Machine(
     bytes_per_second=1e9,
     launch_seconds=0.0,
 )
+DENSE = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_size": 16}
+DENSE |= {"mlp_size": 48, "vocabulary_size": 100}
+MIXTURE = {**DENSE, "architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_size": 24}
+SHARED = {**MIXTURE, "architecture": "glm4_moe", "shared_expert_size": 24, "dense_layers": (0,)}
 WORK = Workload(shape=SHAPE, tokens=100, row_tokens=50, keys=25.5, passes=3, dtype="float32")
 
 
@@ -85,8 +96,6 @@ def test_a_step_by_hand():
 
 
 def test_a_step_is_never_quicker_than_its_launches_or_its_data():
-    from dataclasses import replace
-
     slow_host = replace(PLAIN, launch_seconds=1.0)
     found = step_time(WORK, slow_host)
     assert found.seconds - found.optimizer == pytest.approx(3 * WORK.kernels())
@@ -96,8 +105,6 @@ def test_a_step_is_never_quicker_than_its_launches_or_its_data():
 
 
 def test_several_devices_exchange_what_computation_does_not_hide():
-    from dataclasses import replace
-
     alone = step_time(WORK, PLAIN)
     slow = replace(PLAIN, bus_bytes_per_second=1e5)
     two = step_time(replace(WORK, ranks=2, sharding="ddp"), slow)
@@ -111,8 +118,6 @@ def test_several_devices_exchange_what_computation_does_not_hide():
 
 
 def test_measured_products_go_before_the_general_rate():
-    from dataclasses import replace
-
     measured = Product(rows=100, inner=64, outputs=1000, dtype="float32", flops_per_second=4e9)
     machine = replace(PLAIN, products=(measured,))
     assert machine.product_seconds(100, 64, 1000, "float32") == pytest.approx(2 * 100 * 64 * 1000 / 4e9)
@@ -129,8 +134,6 @@ def test_odd_sides_are_slow_on_a_gpu_only():
 
 
 def test_more_of_anything_takes_longer():
-    from dataclasses import replace
-
     machine = machine_of_card(CARDS["RTX 3090"])
     base = Workload(shape=shape_of(ModelConfig(**ModelConfig.named("26m"))), tokens=8192, row_tokens=512, keys=256.5)
     seconds = step_time(base, machine).seconds
@@ -147,6 +150,21 @@ def test_more_of_anything_takes_longer():
         assert step_time(replace(base, **less), machine).seconds < seconds
     muon = replace(base, optimizer="muon")
     assert step_time(muon, machine).optimizer > step_time(base, machine).optimizer
+
+
+@pytest.mark.parametrize("shape", [DENSE, MIXTURE, SHARED])
+def test_the_flops_of_muon_are_those_that_its_step_takes(shape):
+    config = ModelConfig(**shape)
+    model = Transformer(config)
+    initialise(model, 1)
+    optimizers = Muon().build(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    with FlopCounterMode(display=False) as counter:
+        for optimizer in optimizers:
+            optimizer.step()
+    work = replace(WORK, shape=shape_of(config), optimizer="muon")
+    assert work.optimizer_flops() == counter.get_total_flops() > 0
 
 
 def test_a_line_through_two_probes():
@@ -169,8 +187,6 @@ def test_two_probes_of_a_line_give_the_line_back(fixed, each, small, large, size
 
 
 def test_writing_answers_is_bound_by_weights_or_launches():
-    from dataclasses import replace
-
     decode = Decode(answers=64, prompt_tokens=100, answer_tokens=50, longest=100, slots=32)
     work = replace(WORK, dtype="float32")
     prefill = 2 * SHAPE.matrices * 64 * 100 / 1e9

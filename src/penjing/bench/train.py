@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -194,8 +195,8 @@ def _largest_difference(trials: Sequence[list[dict[str, Any]]]) -> float:
 
 
 def versions() -> dict[str, str]:
-    found = {}
-    for name in ("torch", "transformers", "trl", "accelerate"):
+    found = {"python": platform.python_version()}
+    for name in ("penjing", "torch", "transformers", "trl", "accelerate", "litgpt"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

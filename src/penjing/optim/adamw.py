@@ -13,6 +13,7 @@ from penjing.base.errors import UserError
 from penjing.optim.adamw_kept import KeptAdamW
 from penjing.optim.groups import embeddings, group
 from penjing.optim.kept import BYTES, StateDtype, is_small
+from penjing.optim.light import FusedAdamW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ def adamw(
     `peak`."""
     optimizers: list[torch.optim.Optimizer] = []
     if filled := _with_peak(whole, learning_rate):
-        optimizers.append(torch.optim.AdamW(filled, lr=learning_rate, betas=betas, eps=epsilon, fused=True))
+        optimizers.append(FusedAdamW(filled, learning_rate, betas, epsilon))
     if filled := _with_peak(small, learning_rate):
         optimizers.append(KeptAdamW(filled, learning_rate, betas, epsilon, how, seed))
     return optimizers

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from penjing.base.seeds import derive
+from penjing.optim.light import LightOptimizer
 from penjing.optim.rounding import stochastic_round
 
 StateDtype = Literal["float32", "bfloat16", "int8"]
@@ -72,7 +73,7 @@ class Codes:
         return share_N.mul_(scale.repeat_interleave(BLOCK)[: len(codes_N)])
 
 
-class KeepingOptimizer(torch.optim.Optimizer):
+class KeepingOptimizer(LightOptimizer):
     """A parameter-wise optimizer of ours: keeps its state as `how` says, and frees each gradient once it is consumed.
 
     It is not run inside the backward pass, where gradients could be freed even sooner: clipping by the global norm and

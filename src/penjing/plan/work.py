@@ -149,7 +149,10 @@ class Workload:
         sides = [(shape.width, shape.query_size, 2), (shape.width, shape.key_size, 2)]
         pairs = [(first, second, count * shape.layers) for first, second, count in sides]
         pairs.append((shape.width, shape.mlp_size, shape.mlp_matrices * shape.num_dense))
-        pairs.append((shape.width, shape.expert_size, 3 * shape.experts * (shape.layers - shape.num_dense)))
+        mixtures = shape.layers - shape.num_dense
+        pairs.append((shape.width, shape.expert_size, 3 * shape.experts * mixtures))
+        pairs.append((shape.width, shape.shared_size, 3 * mixtures))
+        pairs.append((shape.width, shape.experts, mixtures))  # the router
         total = 0.0
         for first, second, count in pairs:
             small, large = sorted((first, second))

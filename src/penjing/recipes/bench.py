@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,9 +152,9 @@ def bench(
     return bench_train(run, data, asked, console, *settings)
 
 
-def write(result: dict[str, Any], out: Path) -> None:
-    """The figures as data."""
-    write_json(out, result)
+def write(result: dict[str, Any], out: Path, command: Sequence[str]) -> None:
+    """The figures as data, with the arguments of `penjing` that made them."""
+    write_json(out, {"command": shlex.join(["penjing", *command]), **result})
 
 
 def _check(run: Run) -> None:

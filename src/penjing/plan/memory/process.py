@@ -18,15 +18,16 @@ from penjing.plan.memory.trace import Trace
 HEAP_SHARE, HEAP_BYTES = 0.25, 20 << 20
 
 # Loads what a training run loads, multiplies each way and takes an optimizer's step: libraries make their caches and
-# load the rest of themselves (torch._dynamo comes with the first optimizer) when they are first used.
+# load the rest of themselves when they are first used.
 _PROCESS = """
 import torch
 from penjing.base.process import peak_resident_bytes
+from penjing.optim.light import FusedAdamW
 from penjing.recipes import execute
 x = torch.nn.Parameter(torch.ones(128, 128))
 for dtype in (torch.float32, torch.bfloat16):
     (x.to(dtype) @ x.to(dtype).T).float().sum().backward()
-optimizer = torch.optim.AdamW([x], fused=True)
+optimizer = FusedAdamW([{"params": [x]}], 1e-3, (0.9, 0.95), 1e-8)
 optimizer.step()
 optimizer.zero_grad()
 del x, optimizer
