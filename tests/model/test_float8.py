@@ -1,6 +1,6 @@
 """Float8 products are those of the rounded numbers, reach the right layers only, and a model learns with them.
 
-torch's own float8 product runs on CPUs too, so nothing here stands in for it. No GPU took part.
+On a CPU the rounded numbers are multiplied in float32, as torch's own float8 product on CPUs does. No GPU took part.
 """
 
 import copy
@@ -214,6 +214,17 @@ def test_adapters_learn_beside_a_base_in_float8(kind):
     assert taught and all(".adapters." in name for name in taught)
     of = [torch.cat([p.grad.flatten() for p in m.parameters() if p.grad is not None]) for m in (usual, model)]
     assert 0 < (of[0] - of[1]).norm() < 0.2 * of[0].norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_cpu_multiplies_as_torch_s_kernel_does(dtype, fast):
+    left, right = random(32, 48, seed=1).to(dtype), random(16, 48, seed=2).to(FORWARD)
+    scales = torch.tensor(0.5), torch.tensor(0.03)
+    ours = float8._multiply(left, scales[0], right, scales[1], fast=fast)
+    kernel = float8._multiply_in_float8(left, scales[0], right, scales[1], fast)
+    assert ours.shape == (32, 16)
+    torch.testing.assert_close(ours, kernel, rtol=2**-7, atol=1e-6)  # one rounding to bfloat16
 
 
 def rule(seed):

@@ -74,12 +74,25 @@ def ask(
         if done.returncode == CANNOT_LOAD:
             return None
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            last = (done.stderr.strip().splitlines() or [f"no reason given, exit status {done.returncode}"])[-1]
             raise UserError("llama.cpp cannot run this file", where=path, got=last)
         said = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
         with np.load(folder / "logits.npz") as arrays:
             logits = [torch.from_numpy(arrays[f"arr_{row}"]) for row in range(len(rows))]
     return Answer(logits, said["ids"], said["greedy"])
+
+
+def _keep_weights_as_they_are(api: Any) -> None:
+    """Have no weights packed anew for the CPU at hand: llama.cpp's kernels for AMX crash with weights of 8 bits
+    (ggml-org/llama.cpp, issue 20824). `Llama` has no word for it."""
+    usual = api.llama_model_default_params
+
+    def plain() -> Any:
+        params = usual()
+        params.use_extra_bufts = False
+        return params
+
+    api.llama_model_default_params = plain
 
 
 def _answer(folder: Path) -> None:
@@ -89,6 +102,7 @@ def _answer(folder: Path) -> None:
         import llama_cpp
     except (ImportError, OSError, RuntimeError):
         sys.exit(CANNOT_LOAD)
+    _keep_weights_as_they_are(llama_cpp.llama_cpp)
     rows, prompt, longest = question["rows"], question["prompt"], question["longest"]
     room = max(*map(len, rows), len(prompt) + longest)
     engine: Any = llama_cpp.Llama(

@@ -96,7 +96,18 @@ def _multiply(left_MK: Tensor, left_scale: Tensor, right_NK: Tensor, right_scale
     """left right^T in bfloat16. Both are laid out row by row, K last, which is what the kernels take.
 
     fast: partial sums in fewer bits than float32, on Hopper; torchao does so in the forward pass only.
+
+    On a CPU the same numbers are multiplied in float32: torch's kernel for two e4m3 took 0.13 s for 512 x 64 x 64 on
+    one, and 0.2 ms where one of them is e5m2.
     """
+    if left_MK.device.type == "cpu":
+        return (left_MK.float() @ right_NK.float().t()).mul_(left_scale * right_scale).bfloat16()
+    return _multiply_in_float8(left_MK, left_scale, right_NK, right_scale, fast)
+
+
+def _multiply_in_float8(
+    left_MK: Tensor, left_scale: Tensor, right_NK: Tensor, right_scale: Tensor, fast: bool
+) -> Tensor:
     return torch._scaled_mm(
         left_MK, right_NK.t(), left_scale, right_scale, out_dtype=torch.bfloat16, use_fast_accum=fast
     )
