@@ -54,7 +54,6 @@ from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 for settings in (AdamW(), AdamW(state="bfloat16"), Muon()):
     model = torch.nn.Linear(96, 96)
-    model.requires_grad_(True)
     for optimizer in settings.build(model):
         model(torch.ones(2, 96)).sum().backward()
         optimizer.step()

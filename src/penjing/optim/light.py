@@ -26,7 +26,10 @@ class LightOptimizer(torch.optim.Optimizer):
 
 
 class FusedAdamW(LightOptimizer, torch.optim.AdamW):
-    """`torch.optim.AdamW(fused=True)`."""
+    """`torch.optim.AdamW(fused=True)` (arXiv:1711.05101), the same steps to the last bit.
+
+    params: groups, each with its own `weight_decay`. Raises ValueError for what torch refuses.
+    """
 
     def __init__(
         self, params: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float], epsilon: float
