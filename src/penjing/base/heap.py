@@ -6,7 +6,7 @@ import ctypes
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of glibc's mallopt
 _LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc refuses more
@@ -27,6 +27,13 @@ def keep_freed_memory() -> bool:
     wanted = ((_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 << 20))
     done = [set_option(option, value) == 1 for option, value in wanted]
     return all(done)
+
+
+def give_back_freed_memory() -> None:
+    """Return to the system what is free in the heap now (glibc), such as what a start-up leaves: 28 MiB at 26M."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penjing.model import arena
+
 
 def snapshot(value: Any) -> Any:
     """The same value with every tensor in it copied to memory of its own on the CPU: training changes the originals.
 
-    Copies from a GPU are started together and awaited once. A CPU tensor is cloned: `.cpu()` of it would be the very
+    Copies from a GPU are started together and awaited once. A CPU tensor is copied: `.cpu()` of it would be the very
     tensor that training goes on changing.
     """
     copied = _copy(value)
@@ -25,7 +27,8 @@ def snapshot(value: Any) -> Any:
 def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         source = value.detach()
-        return source.clone() if source.device.type == "cpu" else source.to("cpu", non_blocking=True)
+        on_cpu = source.device.type == "cpu"
+        return arena.empty_like(source).copy_(source) if on_cpu else source.to("cpu", non_blocking=True)
     if isinstance(value, dict):
         return {key: _copy(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

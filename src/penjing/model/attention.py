@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
 from penjing.model.documents import Lot, find_lots, has_varlen, tiled_attention, varlen_attention
-from penjing.model.linear import Linear
+from penjing.model.linear import Linear, linears
 from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotate
 
@@ -156,9 +156,10 @@ class Attention(nn.Module):
         With a cache, keys run over all its positions and `position_BT` says where these T tokens are written.
         """
         rows, num_tokens, _ = x_BTD.shape
-        q_BTHK = self.q_proj(x_BTD).view(rows, num_tokens, self.num_heads, self.head_size)
-        k_BTGK = self.k_proj(x_BTD).view(rows, num_tokens, self.num_kv_heads, self.head_size)
-        v_BTGK = self.v_proj(x_BTD).view(rows, num_tokens, self.num_kv_heads, self.head_size)
+        q_BTHK, k_BTGK, v_BTGK = (
+            each.view(rows, num_tokens, -1, self.head_size)
+            for each in linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        )
         q_BTHK = rotate(self.q_norm(q_BTHK), *rotary)
         k_BTGK = rotate(self.k_norm(k_BTGK), *rotary)
         if cache is None:

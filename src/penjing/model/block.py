@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from penjing.model import arena
 from penjing.model.attention import Attention, Sight
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
@@ -35,7 +39,8 @@ class Block(nn.Module):
         position_BT: Tensor | None = None,
         document_BT: Tensor | None = None,
     ) -> tuple[Tensor, RouterMeans | None]:
-        x_BTD = x_BTD + self.attention(self.input_norm(x_BTD), rotary, seen, cache, position_BT)
+        x_BTD, normal_BTD = self.input_norm.beside(x_BTD)
+        x_BTD = added(x_BTD, self.attention(normal_BTD, rotary, seen, cache, position_BT))
         if isinstance(self.mlp, Mixture):
             out_BTD, router = self.mlp(self.mlp_norm(x_BTD), document_BT)
             return x_BTD + out_BTD, router
@@ -43,4 +48,26 @@ class Block(nn.Module):
             return x_BTD + checkpoint(
                 lambda x: self.mlp(self.mlp_norm(x)), x_BTD, use_reentrant=False, preserve_rng_state=False
             ), None
-        return x_BTD + self.mlp(self.mlp_norm(x_BTD)), None
+        x_BTD, normal_BTD = self.mlp_norm.beside(x_BTD)
+        return added(x_BTD, self.mlp(normal_BTD)), None
+
+
+def added(x: Tensor, y: Tensor) -> Tensor:
+    """x + y, where x has the wider dtype or both the same."""
+    if arena.serves(x):
+        return _Added.apply(x, y)  # type: ignore[no-any-return,no-untyped-call]
+    return x + y
+
+
+class _Added(torch.autograd.Function):
+    """The same without a copy of y in x's dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.dtype = y.dtype
+        return arena.empty_like(x).copy_(y).add_(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor]:
+        return upstream[0], arena.cast(upstream[0], ctx.dtype)

@@ -14,26 +14,40 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from penjing.model import arena
+
 TILE = 64  # positions
+# Matrices of one batched product: each size of product is compiled when it first comes up, and takes 0.5 MiB then on.
+RUNS = (8, 2, 1)
 # Tiles with up to this many keys keep their probabilities for the backward pass (2 x H x keys bytes a token in
 # bfloat16); those of others are made again: a third more time in attention, and memory in proportion to the tokens.
 KEPT_KEYS = 256
 
 
-class Lot(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Lot:
     """Tiles that need equally many keys. Tiles are numbered through all rows."""
 
     tile_N: Tensor  # of queries
     key_tile_NM: Tensor  # the M tiles of keys that each needs
     bias_NTS: Tensor  # 0 where the query may look, -inf where not; T positions of a tile, S = M x T
+    _places: dict[int, Tensor] = field(default_factory=dict)
+
+    def places(self, num_groups: int) -> Tensor:
+        """Which tiles of which key head are needed, heads counted through: N x G x M. Every layer asks alike."""
+        if num_groups not in self._places:
+            group_G1 = torch.arange(num_groups)[:, None]
+            self._places[num_groups] = (self.key_tile_NM[:, None] * num_groups + group_G1).flatten()
+        return self._places[num_groups]
 
 
 def find_lots(document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtype: torch.dtype) -> list[Lot]:
@@ -85,16 +99,15 @@ def tiled_attention(
     lots: list[Lot] | None = None,
 ) -> Tensor:
     """mixed_BTHK on a CPU: softmax(q k^T / sqrt(K)) v. lots: `find_lots` of the three before it, where known."""
-    num_groups = k_BTGK.shape[2]
-    q_NGQK, k_NGTK, v_NGTK = (_tiles(x, num_groups) for x in (q_BTHK, k_BTGK, v_BTGK))
     if torch.compiler.is_compiling():
+        num_groups = k_BTGK.shape[2]
+        q_NGQK, k_NGTK, v_NGTK = (_tiles(x, num_groups) for x in (q_BTHK, k_BTGK, v_BTGK))
         keep = torch.is_grad_enabled() and q_BTHK.requires_grad
         mixed_NGQK: Tensor = _tiled_op(q_NGQK, k_NGTK, v_NGTK, document_BT, mask_B1TS, window, keep)[0]
-    else:
-        if lots is None:
-            lots = find_lots(document_BT, mask_B1TS, window, q_BTHK.dtype)
-        mixed_NGQK = _Tiled.apply(q_NGQK, k_NGTK, v_NGTK, lots)  # type: ignore[no-untyped-call]
-    return _rows(mixed_NGQK, q_BTHK)
+        return _rows(mixed_NGQK, q_BTHK.shape[1], q_BTHK.dtype)
+    if lots is None:
+        lots = find_lots(document_BT, mask_B1TS, window, q_BTHK.dtype)
+    return _Tiled.apply(q_BTHK, k_BTGK, v_BTGK, lots)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _tiles(x_BTHK: Tensor, num_groups: int) -> Tensor:
@@ -103,58 +116,76 @@ def _tiles(x_BTHK: Tensor, num_groups: int) -> Tensor:
     x_BTHK = functional.pad(x_BTHK, (0, 0, 0, 0, 0, missing)) if missing else x_BTHK
     num_heads, size = x_BTHK.shape[2:]
     x_NTGRK = x_BTHK.reshape(-1, TILE, num_groups, num_heads // num_groups, size)
-    # One query head to a key head would leave a view with the positions apart.
-    return x_NTGRK.permute(0, 2, 3, 1, 4).reshape(-1, num_groups, num_heads // num_groups * TILE, size).contiguous()
+    x_NGRTK = _copied(x_NTGRK.permute(0, 2, 3, 1, 4), x_BTHK.dtype)
+    return x_NGRTK.view(-1, num_groups, num_heads // num_groups * TILE, size)
 
 
-def _rows(tile_NGQK: Tensor, like_BTHK: Tensor) -> Tensor:
-    """The way back of `_tiles`."""
-    rows, num_tokens, heads, size = like_BTHK.shape
-    x_NGRTK = tile_NGQK.view(len(tile_NGQK), tile_NGQK.shape[1], -1, TILE, size).to(like_BTHK.dtype)
-    return x_NGRTK.permute(0, 3, 1, 2, 4).reshape(rows, -1, heads, size)[:, :num_tokens]
+def _copied(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same values one after another in memory."""
+    return x.to(dtype).contiguous() if torch.compiler.is_compiling() else arena.empty(x, x.shape, dtype).copy_(x)
+
+
+def _rows(tile_NGQK: Tensor, num_tokens: int, dtype: torch.dtype) -> Tensor:
+    """The way back of `_tiles`: rows of so many positions."""
+    _, num_groups, num_queries, size = tile_NGQK.shape
+    heads, rows = num_groups * num_queries // TILE, len(tile_NGQK) // -(-num_tokens // TILE)
+    x_NGRTK = tile_NGQK.view(len(tile_NGQK), tile_NGQK.shape[1], -1, TILE, size)
+    return _copied(x_NGRTK.permute(0, 3, 1, 2, 4), dtype).view(rows, -1, heads, size)[:, :num_tokens]
 
 
 def _queries(tile_NGQK: Tensor, lot: Lot) -> Tensor:
     """[N x G, Q, K]: the heads that share a key head side by side; Q is their number times the tile."""
-    return tile_NGQK.index_select(0, lot.tile_N).flatten(0, 1)
-
-
-def _places(lot: Lot, num_groups: int) -> Tensor:
-    """Which tiles of which key head a lot needs, heads counted through: N x G x M."""
-    return (lot.key_tile_NM[:, None] * num_groups + torch.arange(num_groups)[:, None]).flatten()
+    room = arena.empty(tile_NGQK, (len(lot.tile_N), *tile_NGQK.shape[1:]), tile_NGQK.dtype)
+    return torch.index_select(tile_NGQK, 0, lot.tile_N, out=room).flatten(0, 1)
 
 
 def _keys(tile_NGTK: Tensor, lot: Lot) -> Tensor:
     """[N x G, S, K]."""
     num_groups, size = tile_NGTK.shape[1], tile_NGTK.shape[-1]
-    return (
-        tile_NGTK.flatten(0, 1).index_select(0, _places(lot, num_groups)).view(len(lot.tile_N) * num_groups, -1, size)
-    )
+    place = lot.places(num_groups)
+    room = arena.empty(tile_NGTK, (len(place), *tile_NGTK.shape[2:]), tile_NGTK.dtype)
+    return torch.index_select(tile_NGTK.flatten(0, 1), 0, place, out=room).view(len(lot.tile_N) * num_groups, -1, size)
 
 
 def _add_keys(into_NGTK: Tensor, lot: Lot, value: Tensor) -> None:
     """The way back of `_keys`; a tile of keys may be needed by several of queries."""
     num_groups, *tile = into_NGTK.shape[1:]
-    into_NGTK.flatten(0, 1).index_add_(0, _places(lot, num_groups), value.view(-1, *tile).to(into_NGTK.dtype))
+    into_NGTK.flatten(0, 1).index_add_(0, lot.places(num_groups), arena.cast(value, into_NGTK.dtype).view(-1, *tile))
 
 
-def _scaled(left: Tensor, right: Tensor, scale: float) -> Tensor:
-    return torch.baddbmm(left.new_empty(1, 1, 1), left, right, beta=0, alpha=scale)
+def _runs(count: int) -> Iterator[slice]:
+    """Of so many matrices, those that one product takes."""
+    start = 0
+    for size in RUNS:
+        while count - start >= size:
+            yield slice(start, start + size)
+            start += size
+
+
+def _batched(left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
+    """left @ right * scale, matrix by matrix."""
+    out = arena.empty(left, (*left.shape[:2], right.shape[2]), left.dtype)
+    for run in _runs(len(left)):
+        if scale == 1.0:
+            torch.bmm(left[run], right[run], out=out[run])
+        else:
+            torch.baddbmm(left.new_empty(1, 1, 1), left[run], right[run], beta=0, alpha=scale, out=out[run])
+    return out
 
 
 def _probabilities(q: Tensor, k: Tensor, lot: Lot, out: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(K)), [N x G, H / G x tile, S], written to `out` if it is given."""
-    scores = _scaled(q, k.mT, 1 / math.sqrt(q.shape[-1]))
+    scores = _batched(q, k.mT, 1 / math.sqrt(q.shape[-1]))
     num_tiles, *each = lot.bias_NTS.shape
     scores.view(num_tiles, -1, *each).add_(lot.bias_NTS[:, None])
-    return torch.softmax(scores, dim=-1) if out is None else torch.softmax(scores, dim=-1, out=out)
+    return torch.softmax(scores, dim=-1, out=arena.empty_like(scores) if out is None else out)
 
 
 def _room(q_NGQK: Tensor, lots: list[Lot]) -> Tensor:
     """Room for all probabilities that are kept."""
     keys = [lot.bias_NTS.shape[-1] for lot in lots]
     kept = sum(len(lot.tile_N) * each for lot, each in zip(lots, keys, strict=True) if each <= KEPT_KEYS)
-    return q_NGQK.new_empty(kept * q_NGQK[0, :, :, 0].numel())
+    return arena.empty(q_NGQK, (kept * q_NGQK[0, :, :, 0].numel(),), q_NGQK.dtype)
 
 
 def _parts(room_P: Tensor, q_NGQK: Tensor, lots: list[Lot]) -> Iterator[Tensor | None]:
@@ -172,10 +203,10 @@ def _parts(room_P: Tensor, q_NGQK: Tensor, lots: list[Lot]) -> Iterator[Tensor |
 
 def _forward(q_NGQK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, lots: list[Lot], room_P: Tensor) -> Tensor:
     """mixed_NGQK. room_P: of `_room` or larger, filled for the backward pass; empty: nothing is kept."""
-    mixed_NGQK = torch.empty_like(q_NGQK)
+    mixed_NGQK = arena.empty_like(q_NGQK)
     for lot, part in zip(lots, _parts(room_P, q_NGQK, lots), strict=True):
         odds = _probabilities(_queries(q_NGQK, lot), _keys(k_NGTK, lot), lot, part)
-        mixed_NGQK.index_copy_(0, lot.tile_N, torch.bmm(odds, _keys(v_NGTK, lot)).view(-1, *q_NGQK.shape[1:]))
+        mixed_NGQK.index_copy_(0, lot.tile_N, _batched(odds, _keys(v_NGTK, lot)).view(-1, *q_NGQK.shape[1:]))
     return mixed_NGQK
 
 
@@ -187,38 +218,42 @@ def _backward(
     lots: list[Lot],
     room_P: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v.
+    """The gradients of q, k and v, those of k and v in float32.
 
     With P the probabilities and U the upstream gradient: dv = P^T U; dS = P (dP - sum P dP) with dP = U v^T, which
     torch has as the softmax's backward; dq = dS k / sqrt(K); dk = dS^T q / sqrt(K). dk and dv of a tile are summed over
     the tiles that looked at it in float32.
     """
     scale = 1 / math.sqrt(q_NGQK.shape[-1])
-    grad_q_NGQK, wide = torch.empty_like(q_NGQK), torch.promote_types(k_NGTK.dtype, torch.float32)
-    grad_k_NGTK, grad_v_NGTK = (torch.zeros(k_NGTK.shape, dtype=wide) for _ in range(2))
+    grad_q_NGQK, wide = arena.empty_like(q_NGQK), torch.promote_types(k_NGTK.dtype, torch.float32)
+    grad_k_NGTK, grad_v_NGTK = (arena.empty(k_NGTK, k_NGTK.shape, wide).zero_() for _ in range(2))
     for lot, kept in zip(lots, _parts(room_P, q_NGQK, lots), strict=True):
         q, upstream, k = _queries(q_NGQK, lot), _queries(upstream_NGQK, lot), _keys(k_NGTK, lot)
         odds = _probabilities(q, k, lot) if kept is None else kept
-        _add_keys(grad_v_NGTK, lot, torch.bmm(odds.mT, upstream))
-        slope = torch._softmax_backward_data(torch.bmm(upstream, _keys(v_NGTK, lot).mT), odds, -1, odds.dtype)
-        grad_q_NGQK.index_copy_(0, lot.tile_N, _scaled(slope, k, scale).view(-1, *q_NGQK.shape[1:]))
-        _add_keys(grad_k_NGTK, lot, _scaled(slope.mT, q, scale))
-    return grad_q_NGQK, grad_k_NGTK.to(k_NGTK.dtype), grad_v_NGTK.to(v_NGTK.dtype)
+        _add_keys(grad_v_NGTK, lot, _batched(odds.mT, upstream))
+        slope = _batched(upstream, _keys(v_NGTK, lot).mT)
+        torch.ops.aten._softmax_backward_data.out(slope, odds, -1, odds.dtype, grad_input=slope)
+        grad_q_NGQK.index_copy_(0, lot.tile_N, _batched(slope, k, scale).view(-1, *q_NGQK.shape[1:]))
+        _add_keys(grad_k_NGTK, lot, _batched(slope.mT, q, scale))
+    return grad_q_NGQK, grad_k_NGTK, grad_v_NGTK
 
 
 class _Tiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_NGQK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, lots: list[Lot]) -> Tensor:
+    def forward(ctx: Any, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, lots: list[Lot]) -> Tensor:
+        q_NGQK, k_NGTK, v_NGTK = (_tiles(x, k_BTGK.shape[2]) for x in (q_BTHK, k_BTGK, v_BTGK))
         room_P = _room(q_NGQK, lots if any(ctx.needs_input_grad) else [])
         ctx.lots = lots
         ctx.save_for_backward(q_NGQK, k_NGTK, v_NGTK, room_P)
-        return _forward(q_NGQK, k_NGTK, v_NGTK, lots, room_P)
+        return _rows(_forward(q_NGQK, k_NGTK, v_NGTK, lots, room_P), q_BTHK.shape[1], q_BTHK.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         q_NGQK, k_NGTK, v_NGTK, room_P = ctx.saved_tensors
-        return (*_backward(upstream[0], q_NGQK, k_NGTK, v_NGTK, ctx.lots, room_P), None)
+        upstream_NGQK = _tiles(upstream[0], k_NGTK.shape[1])
+        found = _backward(upstream_NGQK, q_NGQK, k_NGTK, v_NGTK, ctx.lots, room_P)
+        return (*(_rows(each, upstream[0].shape[1], q_NGQK.dtype) for each in found), None)
 
 
 class _Found:
@@ -276,9 +311,9 @@ def _tiled_backward_op(
     mask_B1TS: Tensor | None,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _backward(
-        upstream_NGQK, q_NGQK, k_NGTK, v_NGTK, _found(document_BT, mask_B1TS, window, q_NGQK.dtype), room_P
-    )
+    lots = _found(document_BT, mask_B1TS, window, q_NGQK.dtype)
+    grad_q, grad_k, grad_v = _backward(upstream_NGQK, q_NGQK, k_NGTK, v_NGTK, lots, room_P)
+    return grad_q, arena.cast(grad_k, k_NGTK.dtype), arena.cast(grad_v, v_NGTK.dtype)
 
 
 @_tiled_op.register_fake

@@ -10,9 +10,12 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Products are taken of a block of positions at a time: 2^23 logits are 16 MB in bfloat16. On a GPU, where every block
+from penjing.model import arena
+from penjing.model.pieces import row_pieces
+
+# Products are taken of a block of positions at a time: 2^22 logits are 8 MB in bfloat16. On a GPU, where every block
 # is a launch of its own and memory is faster, 2^26.
-BLOCK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 26}
+BLOCK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}
 # Within a block the softmax goes chunk by chunk on a CPU: 4 MB in float32 stay in cache, several times 32 do not.
 CHUNK_LOGITS = 1 << 20
 ROW_LOT = 32  # on a CPU, scored positions are rounded up to this many
@@ -26,13 +29,13 @@ class _SummedNats(torch.autograd.Function):
         ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, weight_N: Tensor, dtype: torch.dtype
     ) -> Tensor:
         needs_hidden, needs_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
-        matrix_VD = weight_VD.to(dtype)
+        matrix_VD = arena.cast(weight_VD, dtype)
         total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
-        grad_hidden_ND = torch.empty_like(hidden_ND) if needs_hidden else None
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
+        grad_hidden_ND = arena.empty_like(hidden_ND) if needs_hidden else None
+        grad_weight_VD = arena.empty(weight_VD, weight_VD.shape, torch.float32).zero_() if needs_weight else None
         for block in _blocks(hidden_ND, weight_VD.shape[0]):
             hidden_CD, target_C, weight_C = hidden_ND[block].to(dtype), target_N[block], weight_N[block].float()
-            logits_CV = hidden_CD @ matrix_VD.T
+            logits_CV = arena.product(hidden_CD, matrix_VD.T)
             for part in _parts(logits_CV):
                 nats, slope_CV = _nats(logits_CV[part], target_C[part, None], weight_C[part, None])
                 total += nats
@@ -41,7 +44,7 @@ class _SummedNats(torch.autograd.Function):
             if grad_hidden_ND is not None:
                 grad_hidden_ND[block] = (logits_CV @ matrix_VD).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:
-                grad_weight_VD += logits_CV.T @ hidden_CD
+                _add(grad_weight_VD, arena.product(logits_CV.T, hidden_CD))
         ctx.save_for_backward(*(grad for grad in (grad_hidden_ND, grad_weight_VD) if grad is not None))
         return total
 
@@ -49,14 +52,20 @@ class _SummedNats(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         saved = list(ctx.saved_tensors)
-        grad_hidden_ND = saved.pop(0) * upstream[0] if ctx.needs_input_grad[0] else None
-        grad_weight_VD = saved.pop(0) * upstream[0] if ctx.needs_input_grad[1] else None
+        grad_hidden_ND = saved.pop(0).mul_(upstream[0]) if ctx.needs_input_grad[0] else None
+        grad_weight_VD = saved.pop(0).mul_(upstream[0]) if ctx.needs_input_grad[1] else None
         return grad_hidden_ND, grad_weight_VD, None, None, None
+
+
+def _add(into_VD: Tensor, more_VD: Tensor) -> None:
+    """Without a copy of all that is added in the sum's dtype."""
+    for into_CD, more_CD in row_pieces(into_VD, more_VD):
+        into_CD += arena.cast(more_CD, into_CD.dtype)
 
 
 def _nats(logits_CV: Tensor, target_C1: Tensor, weight_C1: Tensor) -> tuple[Tensor, Tensor]:
     """The weighted sum of nats, and its slope along the logits: (softmax - one_hot) * weight. In float32."""
-    wide_CV = logits_CV.float()
+    wide_CV = arena.cast(logits_CV, torch.float32)
     said_C1, top_C1 = wide_CV.gather(1, target_C1), wide_CV.amax(dim=-1, keepdim=True)
     odds_CV = (wide_CV.sub_(top_C1) if wide_CV is not logits_CV else wide_CV - top_C1).exp_()
     sum_C1 = odds_CV.sum(dim=-1, keepdim=True)

@@ -5,10 +5,14 @@ No autocast: what is computed in which dtype can be read here, is the same on ev
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from penjing.model import arena
 from penjing.model.float8 import fits_float8, linear_float8
 
 
@@ -27,7 +31,55 @@ class Linear(nn.Linear):
         if self.float8 and torch.is_grad_enabled():
             out = linear_float8(x.to(dtype), self.weight)
             return out if bias is None else out + bias
+        if arena.serves(x):
+            (out,) = _Products.apply(x, dtype, self.weight)  # type: ignore[no-untyped-call]
+            return out if bias is None else out + bias
         return functional.linear(x.to(dtype), self.weight.to(dtype), bias)
+
+
+def linears(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
+    """Each layer's output for the same input."""
+    plain = [layer for layer in layers if type(layer) is Linear and not layer.float8]
+    if len(plain) < len(layers) or not arena.serves(x):
+        return tuple(layer(x) for layer in layers)
+    dtype = plain[0].compute_dtype or plain[0].weight.dtype
+    outs = _Products.apply(x, dtype, *(layer.weight for layer in plain))  # type: ignore[no-untyped-call]
+    return tuple(
+        out if layer.bias is None else out + layer.bias.to(dtype) for layer, out in zip(plain, outs, strict=True)
+    )
+
+
+class _Products(torch.autograd.Function):
+    """x W^T for several W on a CPU. Gradients of x are summed where they are made, and the weights' casts are not kept
+    but made again: of a 26M model 45 MB less for 1 % of the time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, *weights_ON: Tensor) -> tuple[Tensor, ...]:
+        x_BN = arena.cast(x.reshape(-1, x.shape[-1]), dtype)
+        ctx.save_for_backward(x_BN, *weights_ON)
+        ctx.dtype, ctx.shape = x.dtype, x.shape
+        return tuple(
+            arena.product(x_BN, arena.cast(weight_ON, dtype).T).view(*x.shape[:-1], -1) for weight_ON in weights_ON
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x_BN, *weights_ON = ctx.saved_tensors
+        grad_BN: Tensor | None = None
+        grads_ON: list[Tensor | None] = [None] * len(weights_ON)
+        for number, (weight_ON, each) in enumerate(zip(weights_ON, upstream, strict=True)):
+            upstream_BO = each.reshape(len(x_BN), -1)
+            if ctx.needs_input_grad[0]:
+                matrix_ON = arena.cast(weight_ON, x_BN.dtype)
+                if grad_BN is None:
+                    grad_BN = arena.product(upstream_BO, matrix_ON)
+                else:
+                    grad_BN.addmm_(upstream_BO, matrix_ON)
+            if ctx.needs_input_grad[2 + number]:
+                grads_ON[number] = arena.cast(arena.product(upstream_BO.T, x_BN), weight_ON.dtype)
+        grad_x = None if grad_BN is None else arena.cast(grad_BN, ctx.dtype).view(ctx.shape)
+        return grad_x, None, *grads_ON
 
 
 def set_compute_dtype(model: nn.Module, dtype: torch.dtype | None) -> None:

@@ -9,9 +9,10 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from penjing.model import arena
 from penjing.model.config import ModelConfig
-from penjing.model.linear import Linear
-from penjing.model.pieces import pieces
+from penjing.model.linear import Linear, linears
+from penjing.model.pieces import PIECE, pieces
 
 
 class MLP(nn.Module):
@@ -26,13 +27,16 @@ class MLP(nn.Module):
         self.down_proj = Linear(size, config.hidden_size)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        out_BTD: Tensor = self.down_proj(gated(self.gate_proj(x_BTD), self.up_proj(x_BTD)))
+        (gate, up), down = linears(x_BTD, self.gate_proj, self.up_proj), self.down_proj
+        if type(down) is Linear and not down.float8 and arena.serves(gate):  # there is no bias
+            return _GatedDown.apply(gate, up, down.weight)  # type: ignore[no-any-return,no-untyped-call]
+        out_BTD: Tensor = down(gated(gate, up))
         return out_BTD
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
-    if gate.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if arena.serves(gate):
         return _Gated.apply(gate, up)  # type: ignore[no-any-return,no-untyped-call]
     return functional.silu(gate) * up
 
@@ -43,18 +47,52 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        inner = torch.empty_like(gate)
-        for out_C, gate_C, up_C in pieces(inner, gate, up):
-            torch.mul(functional.silu(gate_C), up_C, out=out_C)
-        return inner
+        return _inner(gate, up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
-        parts = pieces(grad_gate, grad_up, upstream[0].contiguous(), gate, up)
-        for grad_gate_C, grad_up_C, upstream_C, gate_C, up_C in parts:
-            torch.mul(upstream_C, functional.silu(gate_C), out=grad_up_C)
-            grad_gate_C.copy_(torch.ops.aten.silu_backward(upstream_C * up_C, gate_C))
-        return grad_gate, grad_up
+        return _slopes(upstream[0].contiguous(), *ctx.saved_tensors)
+
+
+class _GatedDown(torch.autograd.Function):
+    """(silu(gate) * up) W^T, in the dtype of gate and up. What stands in the brackets is not kept but made again, and
+    so is the weight's cast."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, weight_DF: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up, weight_DF)
+        inner_BF = _inner(gate, up).flatten(0, -2)
+        return arena.product(inner_BF, arena.cast(weight_DF, gate.dtype).T).view(*gate.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (gate, up, weight_DF), grad_gate, grad_up, grad_weight_DF = ctx.saved_tensors, None, None, None
+        upstream_BD = upstream[0].flatten(0, -2)
+        if ctx.needs_input_grad[2]:
+            inner_BF = _inner(gate, up).flatten(0, -2)
+            grad_weight_DF = arena.cast(arena.product(upstream_BD.T, inner_BF), weight_DF.dtype)
+            del inner_BF
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+            grad_inner_BF = arena.product(upstream_BD, arena.cast(weight_DF, gate.dtype))
+            grad_gate, grad_up = _slopes(grad_inner_BF.view(gate.shape), gate, up)
+        return grad_gate, grad_up, grad_weight_DF
+
+
+def _inner(gate: Tensor, up: Tensor) -> Tensor:
+    inner = arena.empty_like(gate)
+    for inner_C, gate_C, up_C in pieces(inner, gate, up):
+        torch.ops.aten.silu.out(gate_C, out=inner_C).mul_(up_C)
+    return inner
+
+
+def _slopes(upstream: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of gate and up."""
+    grad_gate, grad_up = arena.empty_like(gate), arena.empty_like(up)
+    room_C = arena.empty(gate, (min(PIECE, gate.numel()),), gate.dtype)
+    for grad_gate_C, grad_up_C, upstream_C, gate_C, up_C in pieces(grad_gate, grad_up, upstream, gate, up):
+        torch.ops.aten.silu.out(gate_C, out=grad_up_C).mul_(upstream_C)
+        slope_C = torch.mul(upstream_C, up_C, out=room_C[: len(gate_C)])
+        torch.ops.aten.silu_backward.grad_input(slope_C, gate_C, grad_input=grad_gate_C)
+    return grad_gate, grad_up

@@ -9,6 +9,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from penjing.model import arena
 from penjing.model.pieces import row_pieces
 
 
@@ -28,40 +29,62 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = self.compute_dtype or x.dtype
-        if x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return _Normalised.apply(x, self.weight, self.epsilon, dtype)  # type: ignore[no-any-return,no-untyped-call]
+        if arena.serves(x):
+            return self.beside(x)[1]
         return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.epsilon).to(dtype)
+
+    def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x and its norm, for a residual stream: on a CPU both gradients of x are added where they are made."""
+        if not arena.serves(x):
+            return x, self(x)
+        found: tuple[Tensor, Tensor] = _Normalised.apply(  # type: ignore[no-untyped-call]
+            x, self.weight, self.epsilon, self.compute_dtype or x.dtype
+        )
+        return found
 
 
 class _Normalised(torch.autograd.Function):
     """The same with its gradient written out, for CPUs: torch has one kernel for it on a GPU, and there is none here.
 
-    With n = x / rms(x) and g = gain * upstream: dx = (g - n mean(g n)) / rms(x), d gain = sum of upstream * n.
+    Returns x too, and adds the gradient that comes there. With n = x / rms(x) and g = gain * upstream:
+    dx = (g - n mean(g n)) / rms(x), d gain = sum of upstream * n.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-        x_ND = x.reshape(-1, x.shape[-1])
-        out_ND = torch.empty(x_ND.shape, dtype=dtype)
-        scale_N1 = torch.empty(len(x_ND), 1)
-        for out_CD, scale_C1, x_CD in row_pieces(out_ND, scale_N1, x_ND):
-            wide_CD = x_CD.float()
+    def forward(ctx: Any, x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        x_ND, wide = x.reshape(-1, x.shape[-1]), torch.promote_types(x.dtype, torch.float32)
+        out_ND = arena.empty(x, x_ND.shape, dtype)
+        scale_N1 = torch.empty(len(x_ND), 1, dtype=wide)
+        parts = list(row_pieces(out_ND, scale_N1, x_ND))
+        room_CD = arena.empty(x, parts[0][0].shape, wide) if parts else x
+        for out_CD, scale_C1, x_CD in parts:
+            wide_CD = room_CD[: len(x_CD)].copy_(x_CD)
             norm_C1 = torch.linalg.vector_norm(wide_CD, dim=-1, keepdim=True)
             torch.rsqrt(norm_C1.square_().div_(x.shape[-1]).add_(epsilon), out=scale_C1)
-            out_CD.copy_((wide_CD * scale_C1).mul_(gain))
+            out_CD.copy_(wide_CD.mul_(scale_C1).mul_(gain))
         ctx.save_for_backward(x_ND, scale_N1, gain)
-        return out_ND.view(x.shape)
+        ctx.set_materialize_grads(False)
+        return x, out_ND.view(x.shape)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         x_ND, scale_N1, gain = ctx.saved_tensors
-        upstream_ND = upstream[0].reshape(x_ND.shape)
-        grad_ND, grad_gain = torch.empty_like(x_ND), torch.zeros_like(gain)
-        for grad_CD, x_CD, scale_C1, upstream_CD in row_pieces(grad_ND, x_ND, scale_N1, upstream_ND):
-            normal_CD, slope_CD = x_CD * scale_C1, upstream_CD.float()
-            product_CD = slope_CD * normal_CD
+        beside, above = upstream
+        if above is None:
+            return beside, None, None, None
+        upstream_ND = above.reshape(x_ND.shape)
+        beside_ND = x_ND if beside is None else beside.reshape(x_ND.shape)
+        grad_ND, grad_gain = arena.empty_like(x_ND), torch.zeros_like(gain)
+        parts = list(row_pieces(grad_ND, x_ND, scale_N1, upstream_ND, beside_ND))
+        rooms = arena.empty(x_ND, (3, *parts[0][0].shape), scale_N1.dtype) if parts else x_ND
+        for grad_CD, x_CD, scale_C1, upstream_CD, beside_CD in parts:
+            normal_CD, slope_CD, product_CD = rooms[:, : len(x_CD)]
+            normal_CD.copy_(x_CD).mul_(scale_C1)
+            slope_CD.copy_(upstream_CD)
+            torch.mul(slope_CD, normal_CD, out=product_CD)
             grad_gain += product_CD.sum(dim=0)
             share_C1 = (product_CD @ gain).div_(x_ND.shape[-1])[:, None]
-            grad_CD.copy_((slope_CD * gain).addcmul_(normal_CD, share_C1, value=-1).mul_(scale_C1))
-        return grad_ND.view(upstream[0].shape), grad_gain if ctx.needs_input_grad[1] else None, None, None
+            slope_CD.mul_(gain).addcmul_(normal_CD, share_C1, value=-1).mul_(scale_C1)
+            grad_CD.copy_(slope_CD if beside is None else slope_CD.add_(beside_CD))
+        return grad_ND.view(above.shape), grad_gain if ctx.needs_input_grad[1] else None, None, None

@@ -21,7 +21,7 @@ def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def row_pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors of as many rows, cut into runs of whole rows; the first says how many values a row has."""
-    rows = max(1, PIECE // tensors[0].shape[1])
+    """Tensors of as many rows, cut into runs of whole rows; the first says how many values one has."""
+    rows = max(1, PIECE // max(1, tensors[0][:1].numel()))
     for start in range(0, len(tensors[0]), rows):
         yield tuple(tensor[start : start + rows] for tensor in tensors)

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from penjing.model import arena
 from penjing.model.config import ModelConfig
+from penjing.model.pieces import row_pieces
 
 
 def frequencies(config: ModelConfig, device: torch.device | str = "cpu") -> Tensor:
@@ -80,13 +82,27 @@ def rotate(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def _turn(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    num_pairs = cosine.shape[-1]
-    wide = x_BTHK[..., : 2 * num_pairs].float()
-    turned = wide * torch.cat((cosine, cosine), dim=-1)
-    turned[..., :num_pairs].addcmul_(wide[..., num_pairs:], sine, value=-1)
-    turned[..., num_pairs:].addcmul_(wide[..., :num_pairs], sine)
-    out = turned.to(x_BTHK.dtype)
-    return torch.cat((out, x_BTHK[..., 2 * num_pairs :]), dim=-1) if 2 * num_pairs < x_BTHK.shape[-1] else out
+    size = 2 * cosine.shape[-1]
+    if not arena.serves(x_BTHK):
+        out = _turned(x_BTHK[..., :size].float(), torch.cat((cosine, cosine), dim=-1), sine).to(x_BTHK.dtype)
+        return torch.cat((out, x_BTHK[..., size:]), dim=-1) if size < x_BTHK.shape[-1] else out
+    out_BTHK = arena.empty_like(x_BTHK)
+    cosine, sine = (each.expand(*x_BTHK.shape[:2], -1, -1).flatten(0, 1) for each in (cosine, sine))
+    parts = row_pieces(out_BTHK.flatten(0, 1), x_BTHK.flatten(0, 1), torch.cat((cosine, cosine), dim=-1), sine)
+    for out_CHK, x_CHK, cosine_C1R, sine_C1P in parts:
+        wide = arena.cast(x_CHK[..., :size], torch.float32)
+        out_CHK[..., :size] = _turned(wide, cosine_C1R, sine_C1P, arena.empty_like(wide))
+        out_CHK[..., size:] = x_CHK[..., size:]
+    return out_BTHK
+
+
+def _turned(wide: Tensor, cosine: Tensor, sine: Tensor, out: Tensor | None = None) -> Tensor:
+    """cosine: for both halves of the dimensions; sine: for one. Written to `out` if it is given."""
+    num_pairs = sine.shape[-1]
+    out = wide * cosine if out is None else torch.mul(wide, cosine, out=out)
+    out[..., :num_pairs].addcmul_(wide[..., num_pairs:], sine, value=-1)
+    out[..., num_pairs:].addcmul_(wide[..., :num_pairs], sine)
+    return out
 
 
 class _Turned(torch.autograd.Function):

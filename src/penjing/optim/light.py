@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from penjing.model import arena
+
 
 class LightOptimizer(torch.optim.Optimizer):
     """An optimizer whose inherited methods are called without the wrappers that import `torch._dynamo`."""
@@ -39,4 +41,11 @@ class FusedAdamW(LightOptimizer, torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step from the gradients that are there; a closure is not taken."""
+        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
+            if parameter.grad is not None and not self.state[parameter]:  # torch would make it elsewhere
+                self.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": arena.empty_like(parameter).zero_(),
+                    "exp_avg_sq": arena.empty_like(parameter).zero_(),
+                }
         inspect.unwrap(torch.optim.AdamW.step)(self)

@@ -15,6 +15,7 @@ from torch import nn
 from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.base.files import DiskError, sha256_text, write_text
+from penjing.base.heap import give_back_freed_memory
 from penjing.base.seeds import derive
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.feed.prefetch import Prefetch
@@ -200,6 +201,7 @@ def assemble(
     if compiling.how != "off":
         compile_model(trained, compiling.how)
         compile_optimizers(optimizers, engine.device)
+    give_back_freed_memory()
     bill = plan(run, stage, size, engine, trained, parts, begun=checkpoint is not None, trials=trials)
     if compiling.how != "off":
         took = f"took {compiled_seconds():.0f} s, about {compiling.predicted_seconds:.0f} s were expected"
