@@ -13,7 +13,9 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 import numpy.typing as npt
@@ -119,6 +121,17 @@ class Arena:
 
 
 _arena = Arena()
+_is_aside: ContextVar[bool] = ContextVar("aside", default=False)
+
+
+@contextmanager
+def set_aside() -> Iterator[None]:
+    """Inside, torch allocates: for tensors that say they are on a CPU and stand in for others without memory."""
+    token = _is_aside.set(True)
+    try:
+        yield
+    finally:
+        _is_aside.reset(token)
 
 
 def serves(x: Tensor) -> bool:
@@ -131,7 +144,7 @@ def serves(x: Tensor) -> bool:
 
 def empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A contiguous tensor of any values on the device of `like`."""
-    if like.device.type == "cpu" and type(like) in (Tensor, torch.nn.Parameter):  # no stand-in without memory
+    if like.device.type == "cpu" and type(like) in (Tensor, torch.nn.Parameter) and not _is_aside.get():
         return _arena.empty(shape, dtype)
     return like.new_empty(shape, dtype=dtype)
 

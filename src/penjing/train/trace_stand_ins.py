@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
 
 from penjing.model import attention, moe
 from penjing.model.documents import Lot
@@ -69,8 +68,7 @@ def _without_values(document_tokens: int) -> Iterator[None]:
             number_T = torch.arange(tokens, device="cpu") // (document_tokens or tokens)
             seen = None if mask_B1TS is None else torch.ones(rows, 1, tokens, tokens, dtype=torch.bool).tril()
             lots = plain_lots(number_T.repeat(rows, 1), seen, window, dtype)
-        moved: list[Lot] = tree_map_only(Tensor, lambda known: known.to(META), lots)
-        return moved
+        return [Lot(each.tile_N.to(META), each.key_tile_NM.to(META), each.bias_NTS.to(META)) for each in lots]
 
     moe.group, _attention.find_lots = even_experts, even_documents
     try:

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from penjing.model import arena
 from penjing.plan.memory.target import Target
 from penjing.plan.memory.trace import note_line
 
@@ -73,11 +74,14 @@ class Disguise(TorchFunctionMode):
         _autograd._engine_run_backward = self._run_backward
         # What is kept for a checkpoint is looked at below Python, without the disguise; what is recomputed, with it.
         _recomputed_checks["default"] = lambda x: {"shape": x.shape, "dtype": x.dtype}
+        self._aside = arena.set_aside()
+        self._aside.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._aside.__exit__(*error)
         torch.Generator, torch.cuda.get_device_capability, _autograd._engine_run_backward = self._real  # type: ignore[misc]
         _recomputed_checks["default"] = self._real_check
 

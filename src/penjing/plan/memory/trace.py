@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from penjing.model import arena
 from penjing.plan.memory.kernels import WORKSPACE, is_product, temporaries
 
 Phase = Literal["build", "forward", "backward", "optimizer", "evaluate"]
@@ -232,11 +233,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def innermost_line() -> str:
-    """file:line of the innermost call outside torch and this package, the file as module path below its package."""
+    """file:line of the innermost call outside torch, this package and the arena, the file as module path below its
+    package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_TORCH, _HERE, "<")) and "contextlib" not in name:
+        if not name.startswith((_TORCH, _HERE, arena.__file__, "<")) and "contextlib" not in name:
             return f"{_short(name)}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"
