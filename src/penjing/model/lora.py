@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from penjing.base.errors import UserError, suggest
+from penjing.model import arena
 from penjing.model.float8 import linear_float8
 from penjing.model.linear import Linear
 from penjing.model.moe import Mixture, mixtures
@@ -224,7 +225,8 @@ class AdaptedLinear(Linear):
 
     def _base(self) -> tuple[Tensor, Tensor | None]:
         dtype = self.compute_dtype or self.weight.dtype
-        return self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
+        weight_OI = arena.cast(self.weight, dtype) if arena.serves(self.weight) else self.weight.to(dtype)
+        return weight_OI, None if self.bias is None else self.bias.to(dtype)
 
     def _each_row(self, x: Tensor, by_row: ByRow) -> Tensor:
         """Every row with its own adapter: the base's product is shared, the rows of one adapter go together."""
@@ -260,7 +262,8 @@ class _Product(torch.autograd.Function):
         seen_NI = x_NI if mask_NI is None else (x_NI * mask_NI).mul_(kept)
         small_RI, small_OR = a_RI.to(x.dtype), b_OR.to(x.dtype)
         inner_NR = seen_NI @ small_RI.T
-        out_NO = functional.linear(x_NI, weight_OI, bias_O)
+        by_hand = bias_O is None and arena.serves(x)
+        out_NO = arena.product(x_NI, weight_OI.T) if by_hand else functional.linear(x_NI, weight_OI, bias_O)
         out_NO.addmm_(inner_NR, small_OR.T, alpha=scale)
         ctx.save_for_backward(seen_NI, inner_NR, weight_OI, small_RI, small_OR, mask_NI)
         ctx.scale, ctx.kept, ctx.shape, ctx.dtypes = scale, kept, x.shape, (a_RI.dtype, b_OR.dtype)
@@ -277,7 +280,7 @@ class _Product(torch.autograd.Function):
         grad_b_OR = (slope_NO.T @ inner_NR).to(b_dtype).mul_(ctx.scale) if ctx.needs_input_grad[4] else None
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_NI = slope_NO @ weight_OI
+            grad_NI = arena.product(slope_NO, weight_OI) if arena.serves(slope_NO) else slope_NO @ weight_OI
             if mask_NI is None:
                 grad_NI.addmm_(slope_NR, small_RI)
             else:

@@ -17,6 +17,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from penjing.model import arena
 from penjing.model.config import ModelConfig
 from penjing.model.linear import Linear
 from penjing.model.mlp import MLP
@@ -169,7 +170,7 @@ class _ByExpert(torch.autograd.Function):
     ) -> Tensor:
         size, width = gate_EFD.shape[1:]
         num_rows = len(groups.token_R)
-        both_RG, y_RD = x_ND.new_empty(num_rows, 2 * size), x_ND.new_empty(num_rows, width)
+        both_RG, y_RD = (arena.empty(x_ND, (num_rows, each), x_ND.dtype) for each in (2 * size, width))
 
         def work(parts: Iterator[tuple[int, slice]]) -> None:
             both_GD, down_DF = x_ND.new_empty(2 * size, width), x_ND.new_empty(width, size)
@@ -194,8 +195,8 @@ class _ByExpert(torch.autograd.Function):
         learns, (size, width) = ctx.needs_input_grad[2], gate_EFD.shape[1:]
         rise_ND = upstream[0].to(x_ND.dtype)
         weight_R = _by_row(weight_Nk, groups)
-        grad_weight_R, grad_x_RD = torch.empty_like(weight_R), x_ND.new_empty(len(weight_R), width)
-        grads = [torch.empty_like(matrix) for matrix in (gate_EFD, up_EFD, down_EDF)] if learns else []
+        grad_weight_R, grad_x_RD = torch.empty_like(weight_R), arena.empty(x_ND, (len(weight_R), width), x_ND.dtype)
+        grads = [arena.empty_like(matrix) for matrix in (gate_EFD, up_EFD, down_EDF)] if learns else []
 
         def work(parts: Iterator[tuple[int, slice]]) -> None:
             both_GD, down_DF = x_ND.new_empty(2 * size, width), x_ND.new_empty(width, size)
