@@ -75,7 +75,7 @@ class _Products(torch.autograd.Function):
                 if grad_BN is None:
                     grad_BN = arena.product(upstream_BO, matrix_ON)
                 else:
-                    grad_BN.addmm_(upstream_BO, matrix_ON)
+                    torch.addmm(grad_BN, upstream_BO, matrix_ON, out=grad_BN)  # a counter of FLOPs knows no `addmm_`
             if ctx.needs_input_grad[2 + number]:
                 grads_ON[number] = arena.cast(arena.product(upstream_BO.T, x_BN), weight_ON.dtype)
         grad_x = None if grad_BN is None else arena.cast(grad_BN, ctx.dtype).view(ctx.shape)
