@@ -36,6 +36,32 @@ def test_blocks_are_not_asked_for_again():
     assert faults("kept") < 100
 
 
+GIVE_BACK = """
+import resource
+from pathlib import Path
+from penjing.base.heap import give_back_freed_memory, keep_freed_memory
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+assert keep_freed_memory()
+blocks = [bytearray(b"x" * (1 << 16)) for _ in range(4000)]
+kept = blocks[::2]
+del blocks
+before = resident_bytes()
+give_back_freed_memory()
+print(before - resident_bytes(), sum(map(sum, kept[:3])))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's heap")
+def test_gaps_between_blocks_are_given_back_and_blocks_are_not():
+    if not keep_freed_memory():
+        pytest.skip("another C library")
+    done = subprocess.run([sys.executable, "-c", GIVE_BACK], capture_output=True, text=True, check=True)
+    given, total = map(int, done.stdout.split())
+    assert given > 100 << 20  # of 125 MiB
+    assert total == 3 * ord("x") << 16
+
+
 def test_what_was_there_is_frozen_and_what_comes_is_collected():
     class Knot:
         pass

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "speed.md"
 PLACE = "<!-- table {} -->\n"
 END = "<!-- end -->"
-TABLES = (*KINDS, "packed", "recipe")
+TABLES = (*KINDS, "packed", "memory path", "memory step", "recipe")
 
 
 def newest(name):
@@ -39,6 +39,9 @@ def rendered(kind):
     if kind == "packed":  # the hardest peer alone
         result = newest("bench_train_packed")
         return markdown(result, "path") + "\n" if result else ""
+    if kind.startswith("memory "):  # after the arena, five minutes beside the hardest peer
+        result = newest("bench_train_memory")
+        return markdown(result, kind.removeprefix("memory ")) + "\n" if result else ""
     result = newest("bench_train_pretrain")
     return markdown(result, kind) + "\n" if result else ""
 

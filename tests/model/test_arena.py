@@ -198,6 +198,7 @@ def test_a_sum_keeps_the_wider_dtype():
     total.square().sum().backward()
     torch.testing.assert_close(x.grad, 2 * total)
     torch.testing.assert_close(y.grad, (2 * total).bfloat16())
+    assert added(y, x).dtype == torch.float32
 
 
 @pytest.mark.parametrize("num_tokens", [8, 8192])

@@ -30,10 +30,11 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """Return to the system what is free in the heap now (glibc), such as what a start-up leaves: 28 MiB at 26M."""
+    """Return to the system what is free in the heap now (glibc on Linux), such as what a start-up leaves."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+    if sys.platform.startswith("linux"):
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager

@@ -41,33 +41,34 @@ class Block(nn.Module):
     ) -> tuple[Tensor, RouterMeans | None]:
         x_BTD, normal_BTD = self.input_norm.beside(x_BTD)
         x_BTD = added(x_BTD, self.attention(normal_BTD, rotary, seen, cache, position_BT))
-        if isinstance(self.mlp, Mixture):
-            out_BTD, router = self.mlp(self.mlp_norm(x_BTD), document_BT)
-            return x_BTD + out_BTD, router
-        if self.recompute_mlp and torch.is_grad_enabled():
+        if self.recompute_mlp and torch.is_grad_enabled() and not isinstance(self.mlp, Mixture):
             return x_BTD + checkpoint(
                 lambda x: self.mlp(self.mlp_norm(x)), x_BTD, use_reentrant=False, preserve_rng_state=False
             ), None
         x_BTD, normal_BTD = self.mlp_norm.beside(x_BTD)
+        if isinstance(self.mlp, Mixture):
+            out_BTD, router = self.mlp(normal_BTD, document_BT)
+            return added(x_BTD, out_BTD), router
         return added(x_BTD, self.mlp(normal_BTD)), None
 
 
 def added(x: Tensor, y: Tensor) -> Tensor:
-    """x + y, where x has the wider dtype or both the same."""
+    """x + y."""
     if arena.serves(x):
         return _Added.apply(x, y)  # type: ignore[no-any-return,no-untyped-call]
     return x + y
 
 
 class _Added(torch.autograd.Function):
-    """The same without a copy of y in x's dtype."""
+    """The same without a copy of one in the other's dtype."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        ctx.dtype = y.dtype
-        return arena.empty_like(x).copy_(y).add_(x)
+        ctx.dtypes = x.dtype, y.dtype
+        return arena.empty(x, x.shape, torch.promote_types(x.dtype, y.dtype)).copy_(y).add_(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor]:
-        return upstream[0], arena.cast(upstream[0], ctx.dtype)
+        x_dtype, y_dtype = ctx.dtypes
+        return arena.cast(upstream[0], x_dtype), arena.cast(upstream[0], y_dtype)

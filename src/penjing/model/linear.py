@@ -40,9 +40,10 @@ class Linear(nn.Linear):
 def linears(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
     """Each layer's output for the same input."""
     plain = [layer for layer in layers if type(layer) is Linear and not layer.float8]
-    if len(plain) < len(layers) or not arena.serves(x):
+    dtypes = {layer.compute_dtype or layer.weight.dtype for layer in plain}
+    if len(plain) < len(layers) or len(dtypes) > 1 or not arena.serves(x):
         return tuple(layer(x) for layer in layers)
-    dtype = plain[0].compute_dtype or plain[0].weight.dtype
+    (dtype,) = dtypes
     outs = _Products.apply(x, dtype, *(layer.weight for layer in plain))  # type: ignore[no-untyped-call]
     return tuple(
         out if layer.bias is None else out + layer.bias.to(dtype) for layer, out in zip(plain, outs, strict=True)
@@ -51,7 +52,7 @@ def linears(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
 
 class _Products(torch.autograd.Function):
     """x W^T for several W on a CPU. Gradients of x are summed where they are made, and the weights' casts are not kept
-    but made again: of a 26M model 45 MB less for 1 % of the time."""
+    but made again: of a 26M model 45 MB less, for up to 4 % of the time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype, *weights_ON: Tensor) -> tuple[Tensor, ...]:

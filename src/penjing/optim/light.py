@@ -42,9 +42,10 @@ class FusedAdamW(LightOptimizer, torch.optim.AdamW):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step from the gradients that are there; a closure is not taken."""
         for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
-            if parameter.grad is not None and not self.state[parameter]:  # torch would make it elsewhere
+            if parameter.device.type == "cpu" and parameter.grad is not None and not self.state[parameter]:
+                # As torch makes it, but where a step's other large tensors are.
                 self.state[parameter] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "step": torch.zeros((), dtype=torch.float32),
                     "exp_avg": arena.empty_like(parameter).zero_(),
                     "exp_avg_sq": arena.empty_like(parameter).zero_(),
                 }
