@@ -132,7 +132,7 @@ def drawn(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_layers_with_one_input(bias):
-    layers, x = [Linear(64, size, bias=bias) for size in (96, 32, 32)], drawn(3, 200, 64)
+    layers, x = [Linear(64, size, bias=bias) for size in (96, 32, 32)], drawn(3, 3000, 64)
     weights = [each for layer in layers for each in layer.parameters()]
     agree(
         lambda: linears(x, *layers),
@@ -143,7 +143,7 @@ def test_layers_with_one_input(bias):
 
 
 def test_layers_that_stay_as_they_are_get_no_gradient():
-    layers, x = [Linear(64, 96), Linear(64, 32)], drawn(3, 200, 64)
+    layers, x = [Linear(64, 96), Linear(64, 32)], drawn(3, 3000, 64)
     layers[0].weight.requires_grad_(False)
     sum(out.sum() for out in linears(x, *layers)).backward()
     assert layers[0].weight.grad is None
@@ -158,7 +158,7 @@ class Doubled(Linear):
 
 
 def test_a_layer_of_another_kind_is_asked_itself():
-    x, plain, other = drawn(3, 200, 64), Linear(64, 32), Doubled(64, 96)
+    x, plain, other = drawn(3, 3000, 64), Linear(64, 32), Doubled(64, 96)
     agree(lambda: linears(x, plain, other), lambda: (x @ plain.weight.T, 2 * x @ other.weight.T), [x, other.weight])
 
 
@@ -166,7 +166,7 @@ def test_a_layer_of_another_kind_is_asked_itself():
 def test_the_mlp_is_its_formula(needs):
     torch.manual_seed(2)
     config = ModelConfig(vocabulary_size=64, hidden_size=48, num_layers=1, num_heads=2, num_kv_heads=1, mlp_size=112)
-    mlp, x = MLP(config), drawn(2, 300, config.hidden_size)
+    mlp, x = MLP(config), drawn(2, 6000, config.hidden_size)
     gate, up, down = (layer.weight for layer in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
     if needs == "weight":
         gate.requires_grad_(False)
@@ -191,7 +191,7 @@ def test_a_norm_beside_its_input(used):
 
 
 def test_a_sum_keeps_the_wider_dtype():
-    x, y = drawn(300, 400), drawn(400, 300).detach().T.bfloat16().requires_grad_()
+    x, y = drawn(600, 900), drawn(900, 600).detach().T.bfloat16().requires_grad_()
     total = added(x, y)
     assert total.dtype == torch.float32
     torch.testing.assert_close(total, x + y, rtol=0, atol=0)
@@ -206,5 +206,5 @@ def test_without_gradients_small_and_large_are_the_same(num_tokens):
     norm, layer, x = RMSNorm(64, 1e-5), Linear(64, 96), drawn(1, num_tokens, 64)
     with_gradients = layer(norm(x))
     with torch.no_grad():
-        assert arena.serves(x) == (num_tokens == 8192)
+        assert arena.by_hand(x) == arena.serves(x) == (num_tokens == 8192)
         torch.testing.assert_close(layer(norm(x)), with_gradients)

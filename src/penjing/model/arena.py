@@ -25,7 +25,7 @@ from torch import Tensor
 LINE = 64  # bytes: a cache line, and the widest load of a vector unit
 SMALLEST = 1 << 16  # bytes; what is smaller is left to torch
 SLAB = 1 << 27  # bytes asked for at a time; those that are never touched take no memory
-LEAST_VALUES = 1 << 18  # of a tensor, for what is made of it without gradients to go here too
+LEAST_VALUES = 1 << 19  # of a tensor that counts as large
 
 
 class _Block(weakref.ref):  # type: ignore[type-arg]
@@ -134,12 +134,17 @@ def set_aside() -> Iterator[None]:
         _is_aside.reset(token)
 
 
-def serves(x: Tensor) -> bool:
-    """Whether what is made of x goes through functions that keep large tensors here: on a CPU, without a compiler, in
-    training or where x is large."""
+def by_hand(x: Tensor) -> bool:
+    """Whether what is made of x goes through gradients that are written out: on a CPU, without a compiler, in training
+    or where x is large."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return torch.is_grad_enabled() or x.numel() >= LEAST_VALUES
+
+
+def serves(x: Tensor) -> bool:
+    """Whether it is worth it to save memory: the same where x is large. Small steps would take a tenth longer."""
+    return x.numel() >= LEAST_VALUES and by_hand(x)
 
 
 def empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -28,6 +28,7 @@ from penjing.model import arena
 TILE = 64  # positions
 # Matrices of one batched product: each size of product is compiled when it first comes up, and takes 0.5 MiB then on.
 RUNS = (8, 2, 1)
+LEAST_VALUES = 1 << 14  # of a matrix, for runs: with smaller ones calls would take longer than what they call
 # Tiles with up to this many keys keep their probabilities for the backward pass (2 x H x keys bytes a token in
 # bfloat16); those of others are made again: a third more time in attention, and memory in proportion to the tokens.
 KEPT_KEYS = 256
@@ -153,9 +154,12 @@ def _add_keys(into_NGTK: Tensor, lot: Lot, value: Tensor) -> None:
     into_NGTK.flatten(0, 1).index_add_(0, lot.places(num_groups), arena.cast(value, into_NGTK.dtype).view(-1, *tile))
 
 
-def _runs(count: int) -> Iterator[slice]:
-    """Of so many matrices, those that one product takes."""
-    start = 0
+def _runs(matrices: Tensor) -> Iterator[slice]:
+    """Those that one product takes."""
+    count, start = len(matrices), 0
+    if matrices[:1].numel() < LEAST_VALUES:
+        yield slice(0, count)
+        return
     for size in RUNS:
         while count - start >= size:
             yield slice(start, start + size)
@@ -165,7 +169,7 @@ def _runs(count: int) -> Iterator[slice]:
 def _batched(left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
     """left @ right * scale, matrix by matrix."""
     out = arena.empty(left, (*left.shape[:2], right.shape[2]), left.dtype)
-    for run in _runs(len(left)):
+    for run in _runs(left):
         if scale == 1.0:
             torch.bmm(left[run], right[run], out=out[run])
         else:

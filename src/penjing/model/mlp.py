@@ -36,7 +36,7 @@ class MLP(nn.Module):
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
-    if arena.serves(gate):
+    if arena.by_hand(gate):
         return _Gated.apply(gate, up)  # type: ignore[no-any-return,no-untyped-call]
     return functional.silu(gate) * up
 

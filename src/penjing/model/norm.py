@@ -29,13 +29,13 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = self.compute_dtype or x.dtype
-        if arena.serves(x):
+        if arena.by_hand(x):
             return self.beside(x)[1]
         return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.epsilon).to(dtype)
 
     def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x and its norm, for a residual stream: on a CPU both gradients of x are added where they are made."""
-        if not arena.serves(x):
+        if not arena.by_hand(x):
             return x, self(x)
         found: tuple[Tensor, Tensor] = _Normalised.apply(  # type: ignore[no-untyped-call]
             x, self.weight, self.epsilon, self.compute_dtype or x.dtype

@@ -83,7 +83,7 @@ def rotate(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 def _turn(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     size = 2 * cosine.shape[-1]
-    if not arena.serves(x_BTHK):
+    if not arena.by_hand(x_BTHK):
         out = _turned(x_BTHK[..., :size].float(), torch.cat((cosine, cosine), dim=-1), sine).to(x_BTHK.dtype)
         return torch.cat((out, x_BTHK[..., size:]), dim=-1) if size < x_BTHK.shape[-1] else out
     out_BTHK = arena.empty_like(x_BTHK)
