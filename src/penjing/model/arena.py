@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 LINE = 64  # bytes: a cache line, and the widest load of a vector unit
-SMALLEST = 1 << 16  # bytes; what is smaller is left to torch
+SMALLEST = 1 << 19  # bytes; what is smaller is left to torch
 SLAB = 1 << 27  # bytes asked for at a time; those that are never touched take no memory
 LEAST_VALUES = 1 << 19  # of a tensor that counts as large
 
