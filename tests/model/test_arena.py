@@ -132,7 +132,7 @@ def drawn(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_layers_with_one_input(bias):
-    layers, x = [Linear(64, size, bias=bias) for size in (96, 32, 32)], drawn(3, 3000, 64)
+    layers, x = [Linear(512, size, bias=bias) for size in (96, 32, 32)], drawn(3, 300, 512)
     weights = [each for layer in layers for each in layer.parameters()]
     agree(
         lambda: linears(x, *layers),
@@ -143,7 +143,7 @@ def test_layers_with_one_input(bias):
 
 
 def test_layers_that_stay_as_they_are_get_no_gradient():
-    layers, x = [Linear(64, 96), Linear(64, 32)], drawn(3, 3000, 64)
+    layers, x = [Linear(512, 96), Linear(512, 32)], drawn(3, 300, 512)
     layers[0].weight.requires_grad_(False)
     sum(out.sum() for out in linears(x, *layers)).backward()
     assert layers[0].weight.grad is None
@@ -158,15 +158,15 @@ class Doubled(Linear):
 
 
 def test_a_layer_of_another_kind_is_asked_itself():
-    x, plain, other = drawn(3, 3000, 64), Linear(64, 32), Doubled(64, 96)
+    x, plain, other = drawn(3, 300, 512), Linear(512, 32), Doubled(512, 96)
     agree(lambda: linears(x, plain, other), lambda: (x @ plain.weight.T, 2 * x @ other.weight.T), [x, other.weight])
 
 
 @pytest.mark.parametrize("needs", ["all", "input", "weight"])
 def test_the_mlp_is_its_formula(needs):
     torch.manual_seed(2)
-    config = ModelConfig(vocabulary_size=64, hidden_size=48, num_layers=1, num_heads=2, num_kv_heads=1, mlp_size=112)
-    mlp, x = MLP(config), drawn(2, 6000, config.hidden_size)
+    config = ModelConfig(vocabulary_size=64, hidden_size=512, num_layers=1, num_heads=2, num_kv_heads=1, mlp_size=640)
+    mlp, x = MLP(config), drawn(2, 300, config.hidden_size)
     gate, up, down = (layer.weight for layer in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
     if needs == "weight":
         gate.requires_grad_(False)
@@ -203,7 +203,7 @@ def test_a_sum_keeps_the_wider_dtype():
 
 @pytest.mark.parametrize("num_tokens", [8, 8192])
 def test_without_gradients_small_and_large_are_the_same(num_tokens):
-    norm, layer, x = RMSNorm(64, 1e-5), Linear(64, 96), drawn(1, num_tokens, 64)
+    norm, layer, x = RMSNorm(512, 1e-5), Linear(512, 96), drawn(1, num_tokens, 512)
     with_gradients = layer(norm(x))
     with torch.no_grad():
         assert arena.by_hand(x) == arena.serves(x) == (num_tokens == 8192)

@@ -26,6 +26,7 @@ LINE = 64  # bytes: a cache line, and the widest load of a vector unit
 SMALLEST = 1 << 19  # bytes; what is smaller is left to torch
 SLAB = 1 << 27  # bytes asked for at a time; those that are never touched take no memory
 LEAST_VALUES = 1 << 19  # of a tensor that counts as large
+LEAST_WIDTH = 512  # of one that counts as wide
 
 
 class _Block(weakref.ref):  # type: ignore[type-arg]
@@ -143,8 +144,11 @@ def by_hand(x: Tensor) -> bool:
 
 
 def serves(x: Tensor) -> bool:
-    """Whether it is worth it to save memory: the same where x is large. Small steps would take a tenth longer."""
-    return x.numel() >= LEAST_VALUES and by_hand(x)
+    """Whether it is worth it to save memory: the same where x is wide. Narrow models' steps would take a tenth longer.
+
+    By its width alone in training, for the planner to find few rows made as many are.
+    """
+    return x.shape[-1] >= LEAST_WIDTH and by_hand(x)
 
 
 def empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
