@@ -153,9 +153,11 @@ def serves(x: Tensor) -> bool:
 
 def empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A contiguous tensor of any values on the device of `like`."""
-    if like.device.type == "cpu" and type(like) in (Tensor, torch.nn.Parameter) and not _is_aside.get():
-        return _arena.empty(shape, dtype)
-    return like.new_empty(shape, dtype=dtype)
+    if like.device.type != "cpu" or torch.compiler.is_compiling():
+        return like.new_empty(shape, dtype=dtype)
+    if type(like) not in (Tensor, torch.nn.Parameter) or _is_aside.get():  # stand-ins without memory
+        return like.new_empty(shape, dtype=dtype)
+    return _arena.empty(shape, dtype)
 
 
 def empty_like(x: Tensor) -> Tensor:
@@ -165,9 +167,13 @@ def empty_like(x: Tensor) -> Tensor:
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x in `dtype`: itself where it is, else a copy."""
-    return x if x.dtype == dtype else empty(x, x.shape, dtype).copy_(x)
+    if x.dtype == dtype or torch.compiler.is_compiling():
+        return x.to(dtype)
+    return empty(x, x.shape, dtype).copy_(x)
 
 
 def product(left_MK: Tensor, right_KN: Tensor) -> Tensor:
     """left @ right."""
+    if torch.compiler.is_compiling():
+        return left_MK @ right_KN
     return torch.mm(left_MK, right_KN, out=empty(left_MK, (len(left_MK), right_KN.shape[1]), left_MK.dtype))

@@ -28,7 +28,7 @@ from penjing.model import arena
 TILE = 64  # positions
 # Matrices of one batched product: each size of product is compiled when it first comes up, and takes 0.5 MiB then on.
 RUNS = (8, 2, 1)
-LEAST_VALUES = 1 << 14  # of a matrix, for runs: with smaller ones calls would take longer than what they call
+LEAST_MATRIX = 1 << 14  # values, for runs: with smaller ones calls would take longer than what they call
 # Tiles with up to this many keys keep their probabilities for the backward pass (2 x H x keys bytes a token in
 # bfloat16); those of others are made again: a third more time in attention, and memory in proportion to the tokens.
 KEPT_KEYS = 256
@@ -157,7 +157,7 @@ def _add_keys(into_NGTK: Tensor, lot: Lot, value: Tensor) -> None:
 def _runs(matrices: Tensor) -> Iterator[slice]:
     """Those that one product takes."""
     count, start = len(matrices), 0
-    if matrices[:1].numel() < LEAST_VALUES:
+    if matrices[:1].numel() < LEAST_MATRIX:
         yield slice(0, count)
         return
     for size in RUNS:

@@ -13,9 +13,9 @@ from torch.autograd.function import once_differentiable
 from penjing.model import arena
 from penjing.model.pieces import row_pieces
 
-# Products are taken of a block of positions at a time: 2^22 logits are 8 MB in bfloat16. On a GPU, where every block
+# Products are taken of a block of positions at a time: 2^23 logits are 16 MB in bfloat16. On a GPU, where every block
 # is a launch of its own and memory is faster, 2^26.
-BLOCK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}
+BLOCK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 26}
 # Within a block the softmax goes chunk by chunk on a CPU: 4 MB in float32 stay in cache, several times 32 do not.
 CHUNK_LOGITS = 1 << 20
 ROW_LOT = 32  # on a CPU, scored positions are rounded up to this many
@@ -52,13 +52,16 @@ class _SummedNats(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         saved = list(ctx.saved_tensors)
-        grad_hidden_ND = saved.pop(0).mul_(upstream[0]) if ctx.needs_input_grad[0] else None
-        grad_weight_VD = saved.pop(0).mul_(upstream[0]) if ctx.needs_input_grad[1] else None
+        grad_hidden_ND = saved.pop(0) * upstream[0] if ctx.needs_input_grad[0] else None
+        grad_weight_VD = saved.pop(0) * upstream[0] if ctx.needs_input_grad[1] else None
         return grad_hidden_ND, grad_weight_VD, None, None, None
 
 
 def _add(into_VD: Tensor, more_VD: Tensor) -> None:
-    """Without a copy of all that is added in the sum's dtype."""
+    """On a CPU without a copy of all that is added in the sum's dtype."""
+    if not arena.by_hand(into_VD):
+        into_VD += more_VD
+        return
     for into_CD, more_CD in row_pieces(into_VD, more_VD):
         into_CD += arena.cast(more_CD, into_CD.dtype)
 

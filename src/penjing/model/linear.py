@@ -39,9 +39,11 @@ class Linear(nn.Linear):
 
 def linears(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
     """Each layer's output for the same input."""
+    if not arena.serves(x):
+        return tuple(layer(x) for layer in layers)
     plain = [layer for layer in layers if type(layer) is Linear and not layer.float8]
     dtypes = {layer.compute_dtype or layer.weight.dtype for layer in plain}
-    if len(plain) < len(layers) or len(dtypes) > 1 or not arena.serves(x):
+    if len(plain) < len(layers) or len(dtypes) > 1:
         return tuple(layer(x) for layer in layers)
     (dtype,) = dtypes
     outs = _Products.apply(x, dtype, *(layer.weight for layer in plain))  # type: ignore[no-untyped-call]

@@ -262,8 +262,8 @@ class _Product(torch.autograd.Function):
         seen_NI = x_NI if mask_NI is None else (x_NI * mask_NI).mul_(kept)
         small_RI, small_OR = a_RI.to(x.dtype), b_OR.to(x.dtype)
         inner_NR = seen_NI @ small_RI.T
-        by_hand = bias_O is None and arena.serves(x)
-        out_NO = arena.product(x_NI, weight_OI.T) if by_hand else functional.linear(x_NI, weight_OI, bias_O)
+        in_arena = bias_O is None and arena.serves(x)
+        out_NO = arena.product(x_NI, weight_OI.T) if in_arena else functional.linear(x_NI, weight_OI, bias_O)
         out_NO.addmm_(inner_NR, small_OR.T, alpha=scale)
         ctx.save_for_backward(seen_NI, inner_NR, weight_OI, small_RI, small_OR, mask_NI)
         ctx.scale, ctx.kept, ctx.shape, ctx.dtypes = scale, kept, x.shape, (a_RI.dtype, b_OR.dtype)
