@@ -38,7 +38,7 @@ class Linear(nn.Linear):
 
 
 def linears(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
-    """Each layer's output for the same input."""
+    """Each layer's output for the same x, [..., N] -> [..., O] each, in its `compute_dtype`."""
     if not arena.serves(x):
         return tuple(layer(x) for layer in layers)
     plain = [layer for layer in layers if type(layer) is Linear and not layer.float8]
