@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class Case:
     rows: int  # of one forward pass
     passes: int = 1  # of one step
     optimizer: str = "muon"
+    state: str = "float32"  # of the optimizer
     compile: str = "blocks"
     dtype: str = "auto"
     lora: int = 0
@@ -70,18 +72,23 @@ def cases() -> list[Case]:
     ]  # fmt: skip
     for how in ("off", "whole", "graphs"):
         found.append(Case(name=f"26M compile={how}", model=m26, row_tokens=1024, rows=128, compile=how))
+    found.append(Case(name="124M GPT-2 compile=whole", model=m124, row_tokens=1024, rows=64, passes=8, compile="whole"))
     found.append(Case(name="26M graphs 8 rows", model=m26, row_tokens=1024, rows=8, compile="graphs"))
     found.append(Case(name="26M blocks 8 rows", model=m26, row_tokens=1024, rows=8))
     found.append(Case(name="64M adamw", model=m64, row_tokens=1024, rows=128, optimizer="adamw"))
     found.append(Case(name="64M float16", model=m64, row_tokens=1024, rows=128, dtype="float16"))
     found.append(Case(name="1B recomputed", model=shape(2048, 18, 16, 8, 6144, 32768), row_tokens=2048, rows=16,
                       passes=4, recompute="block"))  # fmt: skip
-    for experts, chosen in ((4, 1), (32, 4)):
-        mixture = {**m64, "architecture": "qwen3_moe", "experts": experts, "experts_per_token": chosen}
-        mixture["expert_size"] = 2432 // chosen
-        name = f"64M active {chosen} of {experts} experts"
-        found.append(Case(name=name, model=mixture, row_tokens=1024, rows=64, passes=2, compile="off"))
-    found.append(Case(name="64M dense eager", model=m64, row_tokens=1024, rows=64, passes=2, compile="off"))
+    half = {"row_tokens": 1024, "rows": 64, "passes": 2}
+    for how, said in (("blocks", ""), ("off", " eager")):
+        for experts, chosen in ((4, 1), (32, 4)):
+            mixture = {**m64, "architecture": "qwen3_moe", "experts": experts, "experts_per_token": chosen}
+            mixture["expert_size"] = 2432 // chosen
+            name = f"64M active {chosen} of {experts} experts{said}"
+            found.append(Case(name=name, model=mixture, compile=how, **half))
+        found.append(Case(name=f"64M dense{said}", model=m64, compile=how, **half))
+    found.append(Case(name="1B on 24 GB", model=found[5].model, row_tokens=2048, rows=4, passes=16, optimizer="adamw",
+                      state="int8", recompute="block"))  # fmt: skip
     found.append(Case(name="350M LoRA rank 16", model=found[4].model, row_tokens=2048, rows=32, optimizer="adamw",
                       lora=16, compile="off"))  # fmt: skip
     found.append(Case(name="350M full eager", model=found[4].model, row_tokens=2048, rows=32, optimizer="adamw",
@@ -110,11 +117,31 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=5, help="steps before (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=240, help="after which a case is given up")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write, after every case anew")
+    parser.add_argument("--profile", type=int, default=0, metavar="N", help="print the N longest kernels instead")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
-def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
+@dataclass
+class Ready:
+    """A case built: `step` takes one step, and what it needs to be judged."""
+
+    step: Callable[[int], None]
+    device: Any
+    dtype: Any
+    config: Any
+    lengths: list[int]  # of the documents
+    total: Any  # of all losses so far
+    flash: str
+
+    def wait(self) -> None:
+        import torch
+
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def prepare(case: Case, asked: argparse.Namespace) -> Ready:
     import torch
 
     from penjing.feed.batch import Batch
@@ -128,12 +155,11 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     from penjing.optim.balance import RouterBalance
     from penjing.optim.muon import Muon
     from penjing.parallel.base import local_device
-    from penjing.parallel.compile import compile_model, compiled_seconds
+    from penjing.parallel.compile import compile_model, compile_optimizers
     from penjing.parallel.flash import activate_flash
     from penjing.parallel.scaler import LossScaler
     from penjing.parallel.single import Single
     from penjing.plan import hardware
-    from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
 
     device = local_device(asked.device)
     dtype = hardware.compute_dtype(case.dtype, device)
@@ -150,13 +176,14 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     if dtype == torch.float16:
         engine.scaler = LossScaler(device)
     engine.wrap(model)
-    made = Muon() if case.optimizer == "muon" else AdamW()
+    made = (Muon if case.optimizer == "muon" else AdamW)(state=case.state)  # type: ignore[arg-type]
     optimizers: list[Any] = list(made.build(model))
     if config.is_mixture:
         optimizers.append(RouterBalance(model, 0.0, lambda value: value))
     flash = activate_flash(model, device, dtype)
     if case.compile != "off":
         compile_model(model, case.compile)  # type: ignore[arg-type]
+        compile_optimizers(optimizers, device)
     generator = torch.Generator().manual_seed(1)
     tokens = case.rows * case.row_tokens
 
@@ -190,10 +217,21 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+    return Ready(step, device, dtype, config, lengths, total, flash)
 
+
+def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    from penjing.model.documents import has_varlen
+    from penjing.parallel.compile import compiled_seconds
+    from penjing.plan import hardware
+    from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
+
+    ready = prepare(case, asked)
+    step, wait, device, dtype, config = ready.step, ready.wait, ready.device, ready.dtype, ready.config
+    tokens = case.rows * case.row_tokens
     began = time.perf_counter()
     step(0)
     wait()
@@ -208,9 +246,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
             step(lot * asked.lot + number)
         wait()
         rates.append(asked.lot * tokens * case.passes / (time.perf_counter() - began))
-    import numpy as np
-
-    keys = mean_keys(np.array(lengths), case.row_tokens)
+    keys = mean_keys(np.array(ready.lengths), case.row_tokens)
     causal = training_flops_per_token(config, keys)
     square = training_flops_per_token(config, case.row_tokens)
     peak = hardware.peak(device, dtype).flops_per_second
@@ -226,19 +262,45 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
         "first_step_seconds": first,
         "compile_seconds": compiled_seconds() if case.compile != "off" else 0.0,
         "peak_memory_bytes": hardware.peak_memory_bytes(device),
-        "last_loss": float(total),
+        "summed_loss": float(ready.total),
         "dtype": str(dtype).removeprefix("torch."),
-        "variable_length_kernel": _kernel(device, dtype, config.head_size),
-        "flash": flash,
+        "variable_length_kernel": has_varlen(device, dtype, config.head_size),
+        "flash": ready.flash,
         "machine": hardware.describe(device, dtype),
         "torch": torch.__version__,
     }
 
 
-def _kernel(device: Any, dtype: Any, head_size: int) -> bool:
-    from penjing.model.documents import has_varlen
+def profile(case: Case, asked: argparse.Namespace) -> None:
+    """Print where the device's time of one step goes, kernel by kernel."""
+    import torch
+    from torch.profiler import ProfilerActivity
 
-    return has_varlen(device, dtype, head_size)
+    ready = prepare(case, asked)
+    for number in range(asked.warmup):
+        ready.step(number)
+    ready.wait()
+    began = time.perf_counter()
+    for number in range(asked.steps):
+        ready.step(number)
+    ready.wait()
+    seconds = (time.perf_counter() - began) / asked.steps
+    kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if ready.device.type == "cuda" else [])
+    steps = min(3, asked.steps)
+    with torch.profiler.profile(activities=kinds) as seen:
+        for number in range(steps):
+            ready.step(number)
+        ready.wait()
+    kernels = [
+        (event.self_device_time_total / steps / 1e3, event.count / steps, event.key)
+        for event in seen.key_averages()
+        if str(event.device_type).endswith("CUDA")
+    ]
+    busy = sum(each[0] for each in kernels)
+    launches = sum(each[1] for each in kernels)
+    print(f"{case.name}: {seconds * 1e3:.1f} ms a step, kernels {busy:.1f} ms in {launches:.0f} launches")
+    for milliseconds, count, name in sorted(kernels, reverse=True)[: asked.profile]:
+        print(f"{milliseconds:9.2f} ms {count:7.0f} x  {name[:110]}")
 
 
 def main() -> None:
@@ -247,12 +309,19 @@ def main() -> None:
     every = [case for case in cases() if not chosen or case.name in chosen]
     if asked.one:
         [case] = [case for case in cases() if case.name == asked.one]
-        print(json.dumps(measure(tiny(case) if asked.tiny else case, asked)))
+        case = tiny(case) if asked.tiny else case
+        if asked.profile:
+            profile(case, asked)
+        else:
+            print(json.dumps(measure(case, asked)))
         return
     found: dict[str, Any] = {}
     for case in every:
         words = ["--device", asked.device, "--steps", asked.steps, "--lot", asked.lot, "--warmup", asked.warmup]
         command = [sys.executable, __file__, *map(str, words), *(["--tiny"] if asked.tiny else []), "--one", case.name]
+        if asked.profile:
+            subprocess.run([*command, "--profile", str(asked.profile)], timeout=asked.seconds)
+            continue
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=asked.seconds)
         except subprocess.TimeoutExpired:

@@ -26,7 +26,7 @@ def reference(q_BTHK, k_BTGK, v_BTGK, mask_B1TS):
 
 
 def same(run, wanted, tensors, **tolerance):
-    upstream = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(2)).to(tensors[0].dtype)
+    upstream = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(2)).to(tensors[0])
     got, expected = run(), wanted()
     torch.testing.assert_close(got, expected, **tolerance)
     for one, other in zip(

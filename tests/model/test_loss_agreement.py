@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
+from penjing.feed.batch import document_edges
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
@@ -32,7 +33,7 @@ class Way:
     packing: bool = False
     padding: bool = False
     fused_head: bool = False
-    compiled: bool = False
+    compiled: str = ""  # as `compile_model` takes it
     dtype: torch.dtype | None = None
 
 
@@ -41,10 +42,17 @@ WAYS = {
     "fused head": Way(2e-6, 2e-5, fused_head=True),
     "packing": Way(2e-6, 2e-5, packing=True, fused_head=True),
     "masking": Way(2e-6, 2e-5, padding=True, fused_head=True),
-    "compiled": Way(2e-6, 2e-5, packing=True, fused_head=True, compiled=True),
+    "compiled": Way(2e-6, 2e-5, packing=True, fused_head=True, compiled="blocks"),
     "bfloat16": Way(5e-3, 3e-2, packing=True, fused_head=True, dtype=torch.bfloat16),
     "float16": Way(1e-3, 5e-3, packing=True, fused_head=True, dtype=torch.float16),
-    "all of it": Way(5e-3, 3e-2, packing=True, fused_head=True, compiled=True, dtype=torch.bfloat16),
+    "all of it": Way(5e-3, 3e-2, packing=True, fused_head=True, compiled="blocks", dtype=torch.bfloat16),
+}
+# On a GPU, half precision goes through the variable-length kernel, and experts' products through the grouped one.
+GPU_WAYS = WAYS | {
+    "whole": Way(2e-6, 2e-5, packing=True, fused_head=True, compiled="whole"),
+    "whole in bfloat16": Way(5e-3, 3e-2, packing=True, fused_head=True, compiled="whole", dtype=torch.bfloat16),
+    "graphs": Way(5e-3, 3e-2, packing=True, fused_head=True, compiled="graphs", dtype=torch.bfloat16),
+    "float16 compiled": Way(1e-3, 5e-3, packing=True, fused_head=True, compiled="blocks", dtype=torch.float16),
 }
 
 
@@ -102,24 +110,40 @@ def reference():
     "name", [pytest.param(n, marks=pytest.mark.slow) if w.compiled else n for n, w in WAYS.items()]
 )
 def test_it_is_the_loss_of_the_plain_way(name, reference):
-    way = WAYS[name]
-    if way.compiled and missing_compiler(CPU):
+    check(WAYS[name], reference, CPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", GPU_WAYS)
+def test_it_is_the_loss_of_the_plain_way_on_a_gpu(name, reference):
+    check(GPU_WAYS[name], reference, torch.device("cuda"))
+
+
+def check(way, reference, device):
+    if way.compiled and missing_compiler(device):
         pytest.skip("no compiler")
-    model = a_model(way.dtype)
+    model = a_model(way.dtype).to(device)
     if way.compiled:
         torch._dynamo.reset()
-        compile_model(model, "blocks")
+        compile_model(model, way.compiled)
     ids_BT, document_BT, target_BT = rows(way)
     if way.fused_head and not way.padding and not way.packing:
-        total = sum(model(ids[None, :-1], target_N=ids[1:], weight_N=torch.ones(len(ids) - 1)) for ids in documents())
+        total = sum(
+            model(ids[None, :-1].to(device), target_N=ids[1:].to(device), weight_N=torch.ones(len(ids) - 1).to(device))
+            for ids in documents()
+        )
     else:
         scored_N = (target_BT >= 0).flatten().nonzero()[:, 0]
         target_N = target_BT.flatten()[scored_N]
-        scored = None if len(scored_N) == target_BT.numel() else scored_N
-        total = model(ids_BT, document_BT, scored_N=scored, target_N=target_N, weight_N=torch.ones(len(target_N)))
+        scored = None if len(scored_N) == target_BT.numel() else scored_N.to(device)
+        more = {} if device == CPU else {"edge_S": document_edges(document_BT).to(device)}
+        weight_N = torch.ones(len(target_N)).to(device)
+        ids_BT, document_BT, target_N = (x.to(device) for x in (ids_BT, document_BT, target_N))
+        total = model(ids_BT, document_BT, scored_N=scored, target_N=target_N, weight_N=weight_N, **more)
     loss = total / sum(LENGTHS)
     scale = 1024.0 if way.dtype == torch.float16 else 1.0
     (loss * scale).backward()
-    gradient, wanted = flat(model) / scale, reference[1]
+    gradient, wanted = flat(model).cpu() / scale, reference[1]
     assert abs(loss.item() - reference[0]) <= way.loss
     assert float((gradient - wanted).norm() / wanted.norm()) <= way.gradient

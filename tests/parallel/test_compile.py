@@ -8,6 +8,7 @@ import torch
 from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
+from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
 from penjing.parallel import compile as compiling
 from penjing.parallel.compile import compile_model, decide, missing_compiler
@@ -49,9 +50,17 @@ def test_graphs_need_cuda(monkeypatch):
         decide("graphs", CPU, small(), 1e9)
 
 
-def test_mixtures_are_not_compiled():
-    mixture = small(architecture="qwen3_moe", experts=4, experts_per_token=2, expert_size=32)
+def test_mixtures_are_compiled_where_all_experts_go_through_one_product(monkeypatch):
+    monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
+    mixture, cuda = (
+        small(architecture="qwen3_moe", experts=4, experts_per_token=2, expert_size=32),
+        torch.device("cuda"),
+    )
+    set_compute_dtype(mixture, torch.bfloat16)
     assert decide("auto", CPU, mixture, 1e9).how == "off"
+    assert decide("auto", cuda, mixture, 1e9).how == "blocks"
+    set_compute_dtype(mixture, torch.float16)
+    assert decide("auto", cuda, mixture, 1e9).how == "off"
 
 
 @pytest.mark.slow

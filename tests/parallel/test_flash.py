@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from penjing.model import gpu
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.parallel import flash
@@ -19,6 +20,7 @@ def card(monkeypatch):
     """A Hopper card with both implementations; what was activated and put back."""
     seen = []
     monkeypatch.setattr(flash, "has_varlen", lambda *_: True)
+    monkeypatch.setattr(gpu, "has_kernels", lambda device: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", seen.append, raising=False)
     monkeypatch.setattr(

@@ -135,6 +135,10 @@ def set_aside() -> Iterator[None]:
         _is_aside.reset(token)
 
 
+def is_set_aside() -> bool:
+    return _is_aside.get()
+
+
 def by_hand(x: Tensor) -> bool:
     """Whether what is made of x goes through gradients that are written out: on a CPU, without a compiler, in training
     or where x is large."""

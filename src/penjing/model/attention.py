@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from penjing.model import gpu
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
 from penjing.model.documents import Lot, find_lots, has_varlen, tiled_attention, varlen_attention
-from penjing.model.linear import Linear, linears
+from penjing.model.linear import Linear, joined, linears
 from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotate
 
@@ -64,6 +65,7 @@ class Sight:
     mask_B1TS: Tensor | None = None  # for the plain kernel, and for documents that branch
     document_BT: Tensor | None = None  # for `tiled_attention`
     lots: list[Lot] | None = None
+    edges: tuple[Tensor, Tensor] | None = None  # for `gpu.heads_and_attention`
     edge_S: Tensor | None = None  # for `varlen_attention`
     window: int = 0
 
@@ -85,6 +87,8 @@ def sight(
     if document_BT is None:
         cut = 0 < window < num_tokens
         return Sight(mask_B1TS=window_mask(num_tokens, window, device) if cut else None)
+    if branch_BT is None and gpu.serves_attention(device, dtype, head_size) and not torch.compiler.is_exporting():
+        return Sight(edges=gpu.document_edges(document_BT, window))
     if branch_BT is None and edge_S is not None and has_varlen(device, dtype, head_size, window):
         return Sight(edge_S=edge_S, window=window)
     on_cpu = device.type == "cpu" and not torch.compiler.is_exporting()  # other programs have no tiles
@@ -156,6 +160,8 @@ class Attention(nn.Module):
         With a cache, keys run over all its positions and `position_BT` says where these T tokens are written.
         """
         rows, num_tokens, _ = x_BTD.shape
+        if seen.edges is not None:
+            return self._on_gpu(x_BTD, rotary, seen.edges)
         q_BTHK, k_BTGK, v_BTGK = (
             each.view(rows, num_tokens, -1, self.head_size)
             for each in linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
@@ -169,4 +175,15 @@ class Attention(nn.Module):
             k_BGSK, v_BGSK = cache.write(self.layer, position_BT, k_BTGK, v_BTGK)
             mixed_BTHK = plain_attention(q_BTHK, k_BGSK.to(q_BTHK.dtype), v_BGSK.to(q_BTHK.dtype), seen.mask_B1TS)
         out_BTD: Tensor = self.o_proj(mixed_BTHK.reshape(rows, num_tokens, -1))
+        return out_BTD
+
+    def _on_gpu(self, x_BTD: Tensor, rotary: tuple[Tensor, Tensor], edges: tuple[Tensor, Tensor]) -> Tensor:
+        gains, epsilon = None, 0.0
+        if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+            gains, epsilon = (self.q_norm.weight, self.k_norm.weight), self.q_norm.epsilon
+        joined_BTJ = joined(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        mixed_BTHK = gpu.heads_and_attention(
+            joined_BTJ, gains, epsilon, rotary, edges, self.num_heads, self.num_kv_heads
+        )
+        out_BTD: Tensor = self.o_proj(mixed_BTHK.flatten(2))
         return out_BTD

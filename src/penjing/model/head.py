@@ -10,12 +10,12 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena
+from penjing.model import arena, gpu
 from penjing.model.pieces import row_pieces
 
 # Products are taken of a block of positions at a time: 2^23 logits are 16 MB in bfloat16. On a GPU, where every block
-# is a launch of its own and memory is faster, 2^26.
-BLOCK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 26}
+# is a launch of its own and memory is faster, 2^27.
+BLOCK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
 # Within a block the softmax goes chunk by chunk on a CPU: 4 MB in float32 stay in cache, several times 32 do not.
 CHUNK_LOGITS = 1 << 20
 ROW_LOT = 32  # on a CPU, scored positions are rounded up to this many
@@ -36,15 +36,18 @@ class _SummedNats(torch.autograd.Function):
         for block in _blocks(hidden_ND, weight_VD.shape[0]):
             hidden_CD, target_C, weight_C = hidden_ND[block].to(dtype), target_N[block], weight_N[block].float()
             logits_CV = arena.product(hidden_CD, matrix_VD.T)
-            for part in _parts(logits_CV):
+            by_kernel = gpu.serves(hidden_ND.device, dtype)
+            if by_kernel:
+                total = total + gpu.nats_in_place(logits_CV, target_C, weight_C, needs_hidden or needs_weight).sum()
+            for part in () if by_kernel else _parts(logits_CV):
                 nats, slope_CV = _nats(logits_CV[part], target_C[part, None], weight_C[part, None])
-                total += nats
+                total = total + nats  # in place, torch 2.11 would compile a loss without gradients
                 if needs_hidden or needs_weight:
                     logits_CV[part] = slope_CV  # in place of the logits: never more than one block
             if grad_hidden_ND is not None:
                 grad_hidden_ND[block] = (logits_CV @ matrix_VD).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:
-                _add(grad_weight_VD, arena.product(logits_CV.T, hidden_CD))
+                _add_product(grad_weight_VD, logits_CV.T, hidden_CD)
         ctx.save_for_backward(*(grad for grad in (grad_hidden_ND, grad_weight_VD) if grad is not None))
         return total
 
@@ -57,8 +60,13 @@ class _SummedNats(torch.autograd.Function):
         return grad_hidden_ND, grad_weight_VD, None, None, None
 
 
-def _add(into_VD: Tensor, more_VD: Tensor) -> None:
-    """On a CPU without a copy of all that is added in the sum's dtype."""
+def _add_product(into_VD: Tensor, left_VC: Tensor, right_CD: Tensor) -> None:
+    """into += left @ right, into a wider dtype: on a GPU in the product itself, on a CPU without a copy of all that is
+    added in the sum's dtype."""
+    if gpu.serves(into_VD.device, left_VC.dtype):
+        gpu.add_product(into_VD, left_VC, right_CD)
+        return
+    more_VD = arena.product(left_VC, right_CD)
     if not arena.by_hand(into_VD):
         into_VD += more_VD
         return

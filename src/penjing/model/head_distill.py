@@ -185,7 +185,8 @@ class _Distilled(torch.autograd.Function):
             agreement_C = (logits_CV[:, :num_ids].argmax(dim=-1) == likeliest_C).float()
             nats, divergence = (nats_C * given_C).sum(), (divergence_C * weight_C).sum()
             total = scale * divergence + share * nats
-            sums_5 += torch.stack((total, nats, (kl_C * weight_C).sum(), divergence, (agreement_C * weight_C).sum()))
+            here = (total, nats, (kl_C * weight_C).sum(), divergence, (agreement_C * weight_C).sum())
+            sums_5 = sums_5 + torch.stack(here)  # in place, torch 2.11 would compile a loss without gradients
             if grad_hidden_ND is None and grad_weight_VD is None:
                 continue
             slope_CV.mul_(weight_C[:, None] * (scale / temperature))

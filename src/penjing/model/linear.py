@@ -41,15 +41,30 @@ def linears(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
     """Each layer's output for the same x, [..., N] -> [..., O] each, in its `compute_dtype`."""
     if not arena.serves(x):
         return tuple(layer(x) for layer in layers)
-    plain = [layer for layer in layers if type(layer) is Linear and not layer.float8]
-    dtypes = {layer.compute_dtype or layer.weight.dtype for layer in plain}
-    if len(plain) < len(layers) or len(dtypes) > 1:
+    plain, dtype = _alike(*layers)
+    if dtype is None:
         return tuple(layer(x) for layer in layers)
-    (dtype,) = dtypes
     outs = _Products.apply(x, dtype, *(layer.weight for layer in plain))  # type: ignore[no-untyped-call]
     return tuple(
         out if layer.bias is None else out + layer.bias.to(dtype) for layer, out in zip(plain, outs, strict=True)
     )
+
+
+def joined(x: Tensor, *layers: nn.Module) -> Tensor:
+    """The layers' outputs one after another in each row, [..., N] -> [..., sum of O]: one product where it can be."""
+    plain, dtype = _alike(*layers)
+    biases: list[Tensor] = [layer.bias for layer in plain if layer.bias is not None]
+    if dtype is None or 0 < len(biases) < len(plain):
+        return torch.cat([layer(x) for layer in layers], dim=-1)
+    weight = torch.cat([layer.weight.to(dtype) for layer in plain])
+    return functional.linear(x.to(dtype), weight, torch.cat(biases).to(dtype) if biases else None)
+
+
+def _alike(*layers: nn.Module) -> tuple[list[Linear], torch.dtype | None]:
+    """The layers and the dtype of their products, where all are plain ones of one dtype; else None."""
+    plain = [layer for layer in layers if type(layer) is Linear and not layer.float8]
+    dtypes = {layer.compute_dtype or layer.weight.dtype for layer in plain}
+    return plain, dtypes.pop() if len(plain) == len(layers) and len(dtypes) == 1 else None
 
 
 class _Products(torch.autograd.Function):

@@ -9,9 +9,9 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena
+from penjing.model import arena, gpu
 from penjing.model.config import ModelConfig
-from penjing.model.linear import Linear, linears
+from penjing.model.linear import Linear, joined, linears
 from penjing.model.pieces import PIECE, pieces
 
 
@@ -27,6 +27,9 @@ class MLP(nn.Module):
         self.down_proj = Linear(size, config.hidden_size)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        if gpu.serves(x_BTD.device, self.down_proj.compute_dtype):
+            y_BTD: Tensor = self.down_proj(gpu.gated(joined(x_BTD, self.gate_proj, self.up_proj)))
+            return y_BTD
         (gate, up), down = linears(x_BTD, self.gate_proj, self.up_proj), self.down_proj
         if type(down) is Linear and not down.float8 and arena.serves(gate):  # there is no bias
             return _GatedDown.apply(gate, up, down.weight)  # type: ignore[no-any-return,no-untyped-call]

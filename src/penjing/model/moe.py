@@ -17,7 +17,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena
+from penjing.model import arena, gpu
 from penjing.model.config import ModelConfig
 from penjing.model.linear import Linear
 from penjing.model.mlp import MLP
@@ -185,7 +185,7 @@ class _ByExpert(torch.autograd.Function):
         side_by_side(work, groups.parts())
         ctx.save_for_backward(x_ND, weight_Nk, both_RG, gate_EFD, up_EFD, down_EDF)
         ctx.groups = groups
-        return _mix(y_RD, groups, weight_Nk.to(dtype))
+        return _mix(y_RD, groups.row_Nk, weight_Nk)
 
     @staticmethod
     @once_differentiable
@@ -194,7 +194,7 @@ class _ByExpert(torch.autograd.Function):
         groups: Groups = ctx.groups
         learns, (size, width) = ctx.needs_input_grad[2], gate_EFD.shape[1:]
         rise_ND = upstream[0].to(x_ND.dtype)
-        weight_R = _by_row(weight_Nk, groups)
+        weight_R = _by_row(weight_Nk, groups.token_R, groups.row_Nk)
         grad_weight_R, grad_x_RD = torch.empty_like(weight_R), arena.empty(x_ND, (len(weight_R), width), x_ND.dtype)
         grads = [arena.empty_like(matrix) for matrix in (gate_EFD, up_EFD, down_EDF)] if learns else []
 
@@ -221,7 +221,7 @@ class _ByExpert(torch.autograd.Function):
                     grads[0][expert], grads[1][expert], grads[2][expert] = block_GD[:size], block_GD[size:], block_DF
 
         side_by_side(work, groups.parts())
-        grad_x_ND = _mix(grad_x_RD, groups, None).to(upstream[0].dtype)
+        grad_x_ND = _mix(grad_x_RD, groups.row_Nk, None).to(upstream[0].dtype)
         return grad_x_ND, grad_weight_R[groups.row_Nk], *(grads or (None, None, None)), None, None
 
 
@@ -236,39 +236,48 @@ class _Grouped(torch.autograd.Function):
         gate_EFD: Tensor,
         up_EFD: Tensor,
         down_EDF: Tensor,
-        groups: Groups,
+        token_R: Tensor,
+        row_Nk: Tensor,
+        end_E: Tensor,
         dtype: torch.dtype,
     ) -> Tensor:
-        both_EGD, down = torch.cat((gate_EFD, up_EFD), dim=1).to(dtype), down_EDF.to(dtype)
-        x_RD = x_ND.index_select(0, groups.token_R)
-        both_RG = functional.grouped_mm(x_RD, both_EGD.transpose(1, 2), offs=groups.end_E)
-        gate_RF, up_RF = both_RG.chunk(2, dim=-1)
-        inner_RF = functional.silu(gate_RF) * up_RF
-        y_RD = functional.grouped_mm(inner_RF, down.transpose(1, 2), offs=groups.end_E)
-        ctx.save_for_backward(x_RD, weight_Nk, both_RG, both_EGD, down)
-        ctx.groups = groups
-        return _mix(y_RD, groups, weight_Nk.to(dtype))
+        both_EGD, down = torch.cat((gate_EFD.to(dtype), up_EFD.to(dtype)), dim=1), down_EDF.to(dtype)
+        x_RD = x_ND.index_select(0, token_R)
+        both_RG = functional.grouped_mm(x_RD, both_EGD.transpose(1, 2), offs=end_E)
+        if gpu.serves(x_ND.device, dtype):
+            inner_RF = gpu.gated(both_RG)
+        else:
+            gate_RF, up_RF = both_RG.chunk(2, dim=-1)
+            inner_RF = functional.silu(gate_RF) * up_RF
+        y_RD = functional.grouped_mm(inner_RF, down.transpose(1, 2), offs=end_E)
+        ctx.save_for_backward(x_RD, weight_Nk, both_RG, both_EGD, down, token_R, row_Nk, end_E)
+        return _mix(y_RD, row_Nk, weight_Nk)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        x_RD, weight_Nk, both_RG, both_EGD, down = ctx.saved_tensors
-        groups: Groups = ctx.groups
-        rise_RD = upstream[0].to(x_RD.dtype).index_select(0, groups.token_R)
-        weight_R1 = _by_row(weight_Nk, groups)[:, None].to(x_RD.dtype)
-        gate_RF, up_RF = both_RG.chunk(2, dim=-1)
-        silu_RF = functional.silu(gate_RF)
-        inner_RF = silu_RF * up_RF
-        slope_RF = functional.grouped_mm(rise_RD, down, offs=groups.end_E)
-        grad_weight_Nk = (slope_RF * inner_RF).sum(dim=-1, dtype=weight_Nk.dtype)[groups.row_Nk]
-        grad_both_RG = _swiglu_slope(slope_RF.mul_(weight_R1), gate_RF, up_RF, silu_RF)
+        x_RD, weight_Nk, both_RG, both_EGD, down, token_R, row_Nk, end_E = ctx.saved_tensors
+        rise_RD = upstream[0].to(x_RD.dtype).index_select(0, token_R)
+        weight_R = _by_row(weight_Nk, token_R, row_Nk)
+        slope_RF = functional.grouped_mm(rise_RD, down, offs=end_E)  # gradient of inner, were every weight 1
+        if gpu.serves(x_RD.device, x_RD.dtype):
+            grad_both_RG, inner_RF, grad_weight_R = gpu.gated_slopes(slope_RF, both_RG, weight_R)
+        else:
+            weight_R1 = weight_R[:, None].to(x_RD.dtype)
+            gate_RF, up_RF = both_RG.chunk(2, dim=-1)
+            silu_RF = functional.silu(gate_RF)
+            inner_RF = silu_RF * up_RF
+            grad_weight_R = (slope_RF * inner_RF).sum(dim=-1, dtype=weight_Nk.dtype)
+            slope_RF, inner_RF = slope_RF * weight_R1, inner_RF * weight_R1
+            grad_gate_RF = torch.ops.aten.silu_backward(slope_RF * up_RF, gate_RF)
+            grad_both_RG = torch.cat((grad_gate_RF, slope_RF * silu_RF), dim=-1)
         grads: tuple[Tensor | None, ...] = (None, None, None)
         if ctx.needs_input_grad[2]:
-            grad_both_EGD = functional.grouped_mm(grad_both_RG.T, x_RD, offs=groups.end_E)
-            grad_down = functional.grouped_mm((rise_RD * weight_R1).T, inner_RF, offs=groups.end_E)
+            grad_both_EGD = functional.grouped_mm(grad_both_RG.T, x_RD, offs=end_E)
+            grad_down = functional.grouped_mm(rise_RD.T, inner_RF, offs=end_E)
             grads = (*(part.float() for part in grad_both_EGD.chunk(2, dim=1)), grad_down.float())
-        grad_x_RD = functional.grouped_mm(grad_both_RG, both_EGD, offs=groups.end_E)
-        return _mix(grad_x_RD, groups, None).to(upstream[0].dtype), grad_weight_Nk, *grads, None, None
+        grad_x_ND = _mix(functional.grouped_mm(grad_both_RG, both_EGD, offs=end_E), row_Nk, None)
+        return grad_x_ND.to(upstream[0].dtype), grad_weight_R[row_Nk], *grads, None, None, None, None
 
 
 def _swiglu_slope(slope_RF: Tensor, gate_RF: Tensor, up_RF: Tensor, silu_RF: Tensor) -> Tensor:
@@ -280,15 +289,19 @@ def _swiglu_slope(slope_RF: Tensor, gate_RF: Tensor, up_RF: Tensor, silu_RF: Ten
     return both_RG
 
 
-def _by_row(weight_Nk: Tensor, groups: Groups) -> Tensor:
+def _by_row(weight_Nk: Tensor, token_R: Tensor, row_Nk: Tensor) -> Tensor:
     """Each pair's weight on the pair's row; rows of no pair get 0."""
-    weight_R = weight_Nk.new_zeros(len(groups.token_R))
-    return weight_R.index_copy_(0, groups.row_Nk.flatten(), weight_Nk.flatten())
+    weight_R = weight_Nk.new_zeros(len(token_R))
+    return weight_R.index_copy_(0, row_Nk.flatten(), weight_Nk.flatten())
 
 
-def _mix(y_RD: Tensor, groups: Groups, weight_Nk: Tensor | None) -> Tensor:
+def _mix(y_RD: Tensor, row_Nk: Tensor, weight_Nk: Tensor | None) -> Tensor:
     """Sum each token's pairs, in the order of its choices: the same sum every time, unlike an atomic add."""
-    return functional.embedding_bag(groups.row_Nk, y_RD, mode="sum", per_sample_weights=weight_Nk)
+    if gpu.serves(y_RD.device, y_RD.dtype):
+        mixed_ND: Tensor = gpu.mixed_rows(y_RD, row_Nk, weight_Nk)
+        return mixed_ND
+    rounded_Nk = None if weight_Nk is None else weight_Nk.to(y_RD.dtype)
+    return functional.embedding_bag(row_Nk, y_RD, mode="sum", per_sample_weights=rounded_Nk)
 
 
 def every_expert(
@@ -337,10 +350,12 @@ class Mixture(nn.Module):
             out_ND = every_expert(x_ND, routed, *matrices, dtype)
         else:
             groups = group(routed.expert_Nk, self.num_experts, on_host=x_BTD.device.type != "cuda")
-            kind = _Grouped if groups.ends is None else _ByExpert
-            out_ND = kind.apply(  # type: ignore[no-untyped-call]
-                x_ND.to(dtype), routed.weight_Nk, *matrices, groups, dtype
-            )
+            given = (x_ND.to(dtype), routed.weight_Nk, *matrices)
+            if groups.ends is None:
+                sorted_by = (groups.token_R, groups.row_Nk, groups.end_E)
+                out_ND = _Grouped.apply(*given, *sorted_by, dtype)  # type: ignore[no-untyped-call]
+            else:
+                out_ND = _ByExpert.apply(*given, groups, dtype)  # type: ignore[no-untyped-call]
         out_BTD = out_ND.view(x_BTD.shape).to(dtype)
         if self.shared is not None:
             shared_BTD = self.shared(x_BTD)

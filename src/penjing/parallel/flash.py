@@ -1,14 +1,20 @@
-"""FlashAttention 4 or 3 behind torch's attention where it is installed and computes what it should on this card."""
+"""Which kernels a run uses: our own, or FlashAttention 4 or 3 behind torch's attention, where they compute what they
+should on this card."""
 
 from __future__ import annotations
 
 import warnings
 
 import torch
-from torch import nn
+import torch.nn.functional as functional
+from torch import Tensor, nn
 
+from penjing.model import gpu
 from penjing.model.attention import document_mask, plain_attention
+from penjing.model.config import ModelConfig
 from penjing.model.documents import has_varlen, varlen_attention
+from penjing.model.norm import RMSNorm
+from penjing.model.rope import rotary_table, rotate
 
 NEWEST_FIRST = ("FA4", "FA3")
 LARGEST_DIFFERENCE = 0.05  # in bfloat16, of values and gradients of size 1
@@ -22,7 +28,9 @@ def activate_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -
     """
     activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)
     config = getattr(model, "config", None)
-    if config is None or activate is None or device.type != "cuda" or not has_varlen(device, dtype, config.head_size):
+    if config is None or gpu.serves_attention(device, dtype, config.head_size):
+        return ""
+    if activate is None or device.type != "cuda" or not has_varlen(device, dtype, config.head_size):
         return ""
     if torch.cuda.get_device_capability(device) < (9, 0):
         return ""
@@ -44,6 +52,71 @@ def activate_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -
         warnings.warn(f"{name} is installed but not used: {said}", stacklevel=2)
         torch.nn.attention.restore_flash_attention_impl()
     return ""
+
+
+def check_kernels(model: nn.Module, device: torch.device, dtype: torch.dtype) -> str:
+    """Try kernels of our own (model/gpu.py) on a small case of the model's heads. Where they fail on this card or are
+    wrong they are switched off, with a warning. What they are used for; empty: not used."""
+    config = getattr(model, "config", None)
+    if config is None or not gpu.serves(device, dtype):
+        return ""
+    try:
+        wrong = max(_wrong_attention(config, device, dtype), _wrong_head(config.vocabulary_size, device, dtype))
+    except Exception as error:  # whatever a compiler or a card has against them
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+    else:
+        if wrong <= LARGEST_DIFFERENCE:
+            attends = gpu.serves_attention(device, dtype, config.head_size)
+            return "attention, SwiGLU and the head's softmax" if attends else "SwiGLU and the head's softmax"
+        said = f"off by {wrong:.2g}"
+    warnings.warn(f"kernels of our own are not used, torch's are: {said}", stacklevel=2)
+    gpu.switch_off()
+    return ""
+
+
+def _wrong_attention(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> float:
+    """The largest difference of values and gradients from the plain parts in float32, by the largest value."""
+    if not gpu.serves_attention(device, dtype, config.head_size):
+        return 0.0
+    generator = torch.Generator().manual_seed(1)
+    document_BT = (torch.rand(2, 200, generator=generator) < 0.02).long().cumsum(1).to(device)
+    heads, groups, size = config.num_heads, config.num_kv_heads, config.head_size
+    joined_BTJ = torch.randn(2, 200, (heads + 2 * groups) * size, generator=generator).to(device, dtype)
+    upstream_BTHK = torch.randn(2, 200, heads, size, generator=generator).to(device, dtype)
+    rotary = rotary_table(torch.arange(200, device=device)[None], config)
+
+    def run(kind: torch.dtype, kernel: bool) -> list[Tensor]:
+        given_BTJ, gains = joined_BTJ.to(kind).requires_grad_(), None
+        norms = [RMSNorm(size, config.norm_epsilon).to(device) for _ in range(2)]
+        if config.normalises_heads:
+            gains = norms[0].weight, norms[1].weight
+        if kernel:
+            edges = gpu.document_edges(document_BT)
+            out = gpu.heads_and_attention(given_BTJ, gains, config.norm_epsilon, rotary, edges, heads, groups)
+        else:
+            parts = torch.split(given_BTJ, [heads * size, groups * size, groups * size], dim=-1)
+            q, k, v = (x.view(*x.shape[:2], -1, size) for x in parts)
+            if gains:
+                q, k = norms[0](q), norms[1](k)
+            q, k = rotate(q, *rotary), rotate(k, *rotary)
+            out = plain_attention(q, k.transpose(1, 2), v.transpose(1, 2), document_mask(document_BT))
+        return [out.detach(), *torch.autograd.grad(out, (given_BTJ, *(gains or ())), upstream_BTHK.to(kind))]
+
+    pairs = zip(run(dtype, True), run(torch.float32, False), strict=True)
+    return max(float((one.float() - other).abs().max() / other.abs().max()) for one, other in pairs)
+
+
+def _wrong_head(vocabulary: int, device: torch.device, dtype: torch.dtype) -> float:
+    """The same of the softmax's losses and slopes."""
+    generator = torch.Generator().manual_seed(1)
+    logits_CV = (4 * torch.randn(16, vocabulary, generator=generator)).to(device, dtype)
+    target_C = torch.randint(vocabulary, (16,), generator=generator).to(device)
+    wide_CV = logits_CV.float().requires_grad_()
+    wanted_C = functional.cross_entropy(wide_CV, target_C, reduction="none")
+    (slope_CV,) = torch.autograd.grad(wanted_C.sum(), wide_CV)
+    got_C = gpu.nats_in_place(logits_CV, target_C, torch.ones(16, device=device), True)
+    pairs = ((got_C, wanted_C.detach()), (logits_CV.float(), slope_CV))
+    return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
 
 
 def largest_difference(

@@ -29,7 +29,7 @@ from penjing.model.transformer import Transformer, recompute_activations
 from penjing.optim.balance import RouterBalance
 from penjing.parallel.base import Engine, allow_tf32
 from penjing.parallel.compile import EAGER_SHARE, compile_model, compile_optimizers, compiled_seconds, decide
-from penjing.parallel.flash import activate_flash
+from penjing.parallel.flash import activate_flash, check_kernels
 from penjing.parallel.scaler import LossScaler
 from penjing.plan import hardware
 from penjing.plan.bill import Bill
@@ -192,9 +192,11 @@ def assemble(
     )
     eager_seconds = steps * run.batch.rows * size.tokens_per_unit * meter.flops_per_token / engine.world
     eager_seconds /= EAGER_SHARE.get(engine.device.type, 0.4) * (meter.peak_flops_per_second or math.inf)
+    kernels = check_kernels(model, engine.device, dtype)
     flash = activate_flash(model, engine.device, dtype)
     if run.compute.float8 != "off":
         notes += doubts(engine.device.type, sum(parameter.numel() for parameter in model.parameters()))
+    notes += [f"kernels of our own for {kernels}"] if kernels else []
     notes += [f"attention by {flash}"] if flash else []
     notes += run.optimizer.doubts()
     compiling = decide(run.compute.compile, engine.device, trained, eager_seconds)

@@ -33,6 +33,11 @@ _LIBRARY = [
     "native_dropout",
     "multinomial",
     "_fused",
+    "heads_and_attention",  # ours, of model/gpu.py
+    "document_attention",
+    "gated",
+    "mixed_rows",
+    "nats_in_place",
 ]
 _REDUCTION = [
     "sum",

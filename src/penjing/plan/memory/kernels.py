@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from penjing.model.gpu import POSITIONS
+
 WORKSPACE = -1  # stands for the bytes of a workspace of the matrix library, which depend on the device
 
 _PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_grouped_mm", "aten::addmm_")
@@ -40,6 +42,14 @@ def temporaries(name: str, args: tuple[Any, ...], out: Any) -> Iterator[int]:
         yield rows * heads * tokens * 4  # delta, the row sums of out * grad out
         if query_BHTK.element_size() < 4:
             yield rows * heads * tokens * width * 4  # the query's gradient is summed in float32
+    elif name == "penjing::heads_and_attention_backward":
+        joined_BTJ, q_BTHK, k_BTGK, norm_BHT = args[1], args[9], args[10], args[11]
+        yield norm_BHT.numel() * 4  # delta
+        for value in (q_BTHK, k_BTGK, k_BTGK):  # gradients that are then put side by side
+            yield value.numel() * value.element_size()
+        yield -(-joined_BTJ.shape[0] * joined_BTJ.shape[1] // POSITIONS) * joined_BTJ.shape[-1] * 4  # gains' sums
+    elif name == "penjing::document_attention_backward":
+        yield args[5].numel() * 4  # delta
     elif name == "aten::embedding_dense_backward":
         indices = args[1]
         if indices.numel() > 3072:  # fewer are not sorted
