@@ -303,6 +303,23 @@ def profile(case: Case, asked: argparse.Namespace) -> None:
         print(f"{milliseconds:9.2f} ms {count:7.0f} x  {name[:110]}")
 
 
+def markdown(result: dict[str, Any]) -> str:
+    """The table of docs/speed.md."""
+    lines = ["| | tokens/s, median (range) | MFU | of the goal | GiB |", "|---|---:|---:|---:|---:|"]
+    for name, one in result["cases"].items():
+        if "failed" in one:
+            lines.append(f"| {name} | {one['failed']} | | | |")
+            continue
+        rate, goal = one["tokens_per_second"], one["case"]["goal_tokens_per_second"]
+        mfu = f"{one['mfu_causal']:.1%}" if one["mfu_causal"] else ""
+        said = f"{rate['median'] / goal:.2f}" if goal else ""
+        lines.append(
+            f"| {name} | {rate['median']:,.0f} ({rate['low']:,.0f}-{rate['high']:,.0f}) | {mfu} | {said} "
+            f"| {one['peak_memory_bytes'] / 2**30:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     asked = parse()
     chosen = [name.strip() for name in asked.cases.split(",") if name.strip()]

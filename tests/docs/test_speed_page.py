@@ -6,6 +6,7 @@
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "speed.md"
 PLACE = "<!-- table {} -->\n"
 END = "<!-- end -->"
-TABLES = (*KINDS, "packed", "memory path", "memory step", "recipe")
+TABLES = (*KINDS, "packed", "memory path", "memory step", "recipe", "gpu")
 
 
 def newest(name):
@@ -25,8 +26,9 @@ def newest(name):
 
 
 def module_at(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"page_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses ask for it
     spec.loader.exec_module(module)
     return module
 
@@ -36,6 +38,9 @@ def rendered(kind):
     if kind == "recipe":
         result = newest("recipe")
         return module_at(ROOT / "benchmarks" / "recipe.py").markdown(result) if result else ""
+    if kind == "gpu":
+        result = newest("speed_gpu")
+        return module_at(ROOT / "benchmarks" / "speed_gpu.py").markdown(result) if result else ""
     if kind == "packed":  # the hardest peer alone
         result = newest("bench_train_packed")
         return markdown(result, "path") + "\n" if result else ""
@@ -53,6 +58,13 @@ def shown(page, kind):
 @pytest.mark.parametrize("kind", TABLES)
 def test_tables_are_those_of_the_newest_result(kind):
     assert shown(PAGE.read_text(encoding="utf-8"), kind) == rendered(kind)
+
+
+def test_the_plan_of_a_gpu_beside_what_it_did():
+    place, result = PLACE.format("plan gpu"), newest("plan_gpu")
+    page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
+    shown_there = page.split(place, 1)[1].split(END, 1)[0]
+    assert shown_there == module_at(ROOT / "benchmarks" / "plan_gpu.py").markdown(result)
 
 
 def test_bounds_are_those_that_are_tested():

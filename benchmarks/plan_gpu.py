@@ -1,0 +1,70 @@
+"""The plan beside what benchmarks/speed_gpu.py measured: tokens a second from the card's data sheet, memory traced.
+
+Run: python benchmarks/plan_gpu.py results/speed_gpu_H200_DATE.json --gpu H200 --out results/plan_gpu_H200_DATE.json
+
+Needs no GPU. Each case of the record is planned as its user would ask: `penjing plan run pretrain ... --gpu ... --json`.
+Planned documents are as long as a row, measured ones 300 tokens on average. Memory is compared without the context.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+def planned(case: dict[str, Any], gpu: str) -> dict[str, Any]:
+    words = [f"model.{name}={value}" for name, value in case["model"].items()]
+    words += [f"data.row_tokens={case['row_tokens']}", f"batch.rows={case['rows'] * case['passes']}"]
+    words += [f"batch.micro_rows={case['rows']}", f"compute.compile={case['compile']}", "steps=250"]
+    words += [f"compute.recompute={case['recompute']}", f"compute.dtype={case['dtype']}"]
+    command = [sys.executable, "-m", "penjing", "plan", "run", "pretrain", *words, "--gpu", gpu, "--json"]
+    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return found
+
+
+def compare(record: dict[str, Any], gpu: str) -> dict[str, Any]:
+    cases = {}
+    for name, one in record["cases"].items():
+        if "failed" in one or one["case"]["optimizer"] != "muon" or one["case"]["lora"]:
+            continue
+        plan = planned(one["case"], gpu)
+        cases[name] = {
+            "tokens_per_second": one["tokens_per_second"]["median"],
+            "planned_tokens_per_second": plan["tokens_per_second"],
+            "memory_bytes": one["peak_memory_bytes"],
+            "planned_memory_bytes": plan["peak_memory_bytes"] - plan["waterfall"]["context"],
+        }
+        print(name, cases[name], flush=True)
+    return {"gpu": gpu, "cases": cases}
+
+
+def markdown(result: dict[str, Any]) -> str:
+    lines = ["| | GiB, planned | held | | tokens/s, planned | measured | |", "|---|---:|---:|---:|---:|---:|---:|"]
+    for name, one in result["cases"].items():
+        memory, speed = (
+            [one[f"planned_{what}"], one[what], one[f"planned_{what}"] / one[what] - 1]
+            for what in ("memory_bytes", "tokens_per_second")
+        )
+        lines.append(
+            f"| {name} | {memory[0] / 2**30:.2f} | {memory[1] / 2**30:.2f} | {memory[2]:+.1%} "
+            f"| {speed[0]:,.0f} | {speed[1]:,.0f} | {speed[2]:+.0%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--gpu", default="H200", help="as `penjing plan --gpu` has it (default: %(default)s)")
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    result = {"record": asked.record.name, **compare(json.loads(asked.record.read_text(encoding="utf-8")), asked.gpu)}
+    asked.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(markdown(result))
+
+
+if __name__ == "__main__":
+    main()
