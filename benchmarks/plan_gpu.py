@@ -2,7 +2,7 @@
 
 Run: python benchmarks/plan_gpu.py results/speed_gpu_H200_DATE.json --gpu H200 --out results/plan_gpu_H200_DATE.json
 
-Needs no GPU. Each case of the record is planned as its user would ask: `penjing plan run pretrain ... --gpu ... --json`.
+Needs no GPU. Each case of the record is planned as its user would ask: `penjing plan run pretrain ... --json`.
 Planned documents are as long as a row, measured ones 300 tokens on average. Memory is compared without the context.
 """
 
@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
 
 def planned(case: dict[str, Any], gpu: str) -> dict[str, Any]:
     words = [f"model.{name}={value}" for name, value in case["model"].items()]
