@@ -13,7 +13,7 @@ from penjing.model.attention import document_mask, plain_attention
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
-from penjing.model.transformer import Transformer
+from penjing.model.transformer import Transformer, recompute_activations
 from penjing.parallel import flash
 
 if importlib.util.find_spec("triton") is None:
@@ -218,7 +218,7 @@ class Way:
         self.config = ModelConfig(architecture=architecture, **sizes, **heads, **more)
         self.monkeypatch = monkeypatch
 
-    def __call__(self, kernels, dtype, how="off"):
+    def __call__(self, kernels, dtype, how="off", recompute="none"):
         self.monkeypatch.setattr(gpu, "has_kernels", lambda device: kernels)
         plain_group = GROUP
         self.monkeypatch.setattr(
@@ -231,6 +231,7 @@ class Way:
         with torch.no_grad():
             for parameter in model.parameters():  # residual outputs begin at zero, and would hide what is before them
                 parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+        recompute_activations(model, recompute)
         model.to(DEVICE)
         set_compute_dtype(model, None if dtype == torch.float32 else dtype)
         if how == "blocks":
@@ -260,6 +261,14 @@ def test_a_model_of_kernels_is_the_plain_one(architecture, how, monkeypatch):
     bound = 8 if dtype == torch.bfloat16 else 1  # that many times as wide are its steps
     assert abs(got[0] - wanted[0]) <= 2e-3 * bound
     assert share(got[1], wanted[1]) <= 1e-2 * bound
+
+
+@pytest.mark.parametrize("what", ["mlp", "block"])
+def test_activations_are_made_again_by_kernels(what, monkeypatch):
+    way = Way("qwen3", monkeypatch)
+    (loss, gradient), (again, its) = way(True, torch.float16), way(True, torch.float16, recompute=what)
+    assert loss == again
+    assert torch.equal(gradient, its)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])

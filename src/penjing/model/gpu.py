@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -110,6 +111,12 @@ def _shared_bytes(device: torch.device) -> int:
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
+def _launch(kernel: Any, programs: tuple[int, ...], first: Tensor, *given: Any, **shape: Any) -> None:
+    """Run as many programs of a kernel on the device where `first` is, be it the current one or not."""
+    with torch.cuda.device(first.device) if first.device.type == "cuda" else nullcontext():
+        kernel[programs](first, *given, **shape)
+
+
 def _strides(*tensors: Tensor) -> list[int]:
     return [x.stride(axis) for x in tensors for axis in (0, 1)]
 
@@ -129,7 +136,8 @@ def _attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, first_BT: Tensor,
     rows, num_tokens, num_heads, size = q_BTHK.shape
     mixed_BTHK, norm_BHT = _outputs(q_BTHK)
     tile = tiles(size, _shared_bytes(q_BTHK.device)).forward
-    kernels.attention_forward[-(-num_tokens // tile.queries), num_heads, rows](
+    _launch(
+        *(kernels.attention_forward, (-(-num_tokens // tile.queries), num_heads, rows)),
         *(q_BTHK, k_BTGK, v_BTGK, mixed_BTHK, norm_BHT, first_BT),
         *_strides(q_BTHK, k_BTGK, v_BTGK),
         *(num_tokens, num_heads, size**-0.5),
@@ -182,13 +190,15 @@ def _attention_backward(
     delta_BHT = torch.empty_like(norm_BHT)
     cut = tiles(size, _shared_bytes(q_BTHK.device))
     strides = _strides(q_BTHK, k_BTGK, v_BTGK, upstream_BTHK)
-    kernels.attention_queries[-(-num_tokens // cut.queries.queries), num_heads, rows](
+    _launch(
+        *(kernels.attention_queries, (-(-num_tokens // cut.queries.queries), num_heads, rows)),
         *(q_BTHK, k_BTGK, v_BTGK, mixed_BTHK, upstream_BTHK, norm_BHT, delta_BHT, grads[0], first_BT),
         *strides,
         *(num_tokens, num_heads, size**-0.5),
         **_shape(num_heads // num_groups, size, cut.queries),
     )
-    kernels.attention_keys[-(-num_tokens // cut.keys.keys), num_groups, rows](
+    _launch(
+        *(kernels.attention_keys, (-(-num_tokens // cut.keys.keys), num_groups, rows)),
         *(q_BTHK, k_BTGK, v_BTGK, upstream_BTHK, norm_BHT, delta_BHT, *grads[1:], first_BT, last_BT),
         *strides,
         *(num_tokens, num_heads, size**-0.5),
@@ -287,7 +297,8 @@ def _whole(
     q_BTHK, k_BTGK = _heads_of(joined_BTJ, num_heads, num_groups, size)
     shape = _heads_shape(joined_BTJ, cosine_BR, num_heads, num_groups, q_gain is not None)
     none = cosine_BR  # stands for gains that there are not
-    kernels.heads_forward[-(-shape["total"] // POSITIONS), num_heads + num_groups](
+    _launch(
+        *(kernels.heads_forward, (-(-shape["total"] // POSITIONS), num_heads + num_groups)),
         *(joined_BTJ, q_BTHK, k_BTGK, none if q_gain is None else q_gain, none if k_gain is None else k_gain),
         *(cosine_BR.contiguous(), sine_BR.contiguous()),
         epsilon=epsilon,
@@ -342,7 +353,8 @@ def _whole_backward(
     grad_BTJ, none, programs = torch.empty_like(joined_BTJ), cosine_BR, -(-shape["total"] // POSITIONS)
     found = [] if q_gain is None else [programs, num_heads + num_groups, size]
     grad_gain = torch.empty(found or [0], dtype=torch.float32, device=joined_BTJ.device)
-    kernels.heads_backward[programs, num_heads + 2 * num_groups](
+    _launch(
+        *(kernels.heads_backward, (programs, num_heads + 2 * num_groups)),
         *(joined_BTJ, *grads, grad_BTJ, grad_gain),
         *(none if q_gain is None else q_gain, none if k_gain is None else k_gain),
         *(cosine_BR.contiguous(), sine_BR.contiguous()),
@@ -390,8 +402,12 @@ def gated(joined_NG: Tensor) -> Tensor:
     size = inner_NF.shape[-1]
     if inner_NF.numel():
         chunk = chunk_for(size)
-        kernels.gated_forward[inner_NF.numel() // size,](
-            joined_NG, inner_NF, size=size, chunk=chunk, num_warps=chunk // 256
+        _launch(
+            *(kernels.gated_forward, (inner_NF.numel() // size,)),
+            *(joined_NG, inner_NF),
+            size=size,
+            chunk=chunk,
+            num_warps=chunk // 256,
         )
     return inner_NF
 
@@ -417,7 +433,8 @@ def gated_slopes(upstream_NF: Tensor, joined_NG: Tensor, weight_R: Tensor | None
     found = _slopes_like(upstream_NF, joined_NG, weight_R)
     grad_NG, inner_NF, grad_R = found if weight_R is not None else (*found, upstream_NF, upstream_NF)
     if rows:
-        kernels.gated_backward[rows,](
+        _launch(
+            *(kernels.gated_backward, (rows,)),
             *(upstream_NF, joined_NG, grad_R if weight_R is None else weight_R, grad_NG, inner_NF, grad_R),
             size=size,
             weighted=weight_R is not None,
@@ -449,7 +466,8 @@ def mixed_rows(y_RD: Tensor, row_Nk: Tensor, weight_Nk: Tensor | None) -> Tensor
     y_RD, (count, chosen), width = y_RD.contiguous(), row_Nk.shape, y_RD.shape[1]
     out_ND, chunk = y_RD.new_empty(count, width), chunk_for(width)
     if count:
-        kernels.mix_rows[count,](
+        _launch(
+            *(kernels.mix_rows, (count,)),
             *(y_RD, row_Nk.contiguous(), y_RD if weight_Nk is None else weight_Nk.contiguous(), out_ND, width),
             chosen=chosen,
             weighted=weight_Nk is not None,
@@ -475,7 +493,8 @@ def nats_in_place(logits_CV: Tensor, target_C: Tensor, weight_C: Tensor, slope: 
     nats_C = logits_CV.new_empty(rows, dtype=torch.float32)
     chunk = next(chunk for most, chunk in CHUNKS.items() if vocabulary <= most)
     if rows:
-        kernels.nats_of_row[rows,](
+        _launch(
+            *(kernels.nats_of_row, (rows,)),
             *(logits_CV, target_C, weight_C, nats_C, logits_CV.stride(0), vocabulary),
             slope=slope,
             chunk=chunk,

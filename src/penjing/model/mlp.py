@@ -27,7 +27,8 @@ class MLP(nn.Module):
         self.down_proj = Linear(size, config.hidden_size)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        if gpu.serves(x_BTD.device, self.down_proj.compute_dtype):
+        # Writing answers, where passes are of few tokens, matrices are not put together anew for each.
+        if torch.is_grad_enabled() and gpu.serves(x_BTD.device, self.down_proj.compute_dtype):
             y_BTD: Tensor = self.down_proj(gpu.gated(joined(x_BTD, self.gate_proj, self.up_proj)))
             return y_BTD
         (gate, up), down = linears(x_BTD, self.gate_proj, self.up_proj), self.down_proj
