@@ -286,6 +286,7 @@ def workload_of(
         dtype=dtype,
         optimizer=run.optimizer.kind,
         fused_optimizer=True,
+        own_kernels=machine.kind == "cuda" and dtype == "bfloat16",  # cards that have it have the kernels
         recompute=run.compute.recompute,
         ranks=asked.gpus,
         sharding=SHARDINGS[engine],  # type: ignore[arg-type]  # from the table
@@ -298,7 +299,7 @@ def workload_of(
 def _compiled(run: Run, machine: Machine, eager_seconds: float) -> bool:
     """Whether the run would be compiled, as parallel/compile.py decides; on a CPU only if asked for."""
     setting = run.compute.compile
-    if setting in ("off",) or run.model.is_mixture:
+    if setting == "off" or (run.model.is_mixture and machine.kind != "cuda"):
         return False
     if setting != "auto":
         return True
