@@ -22,8 +22,8 @@ MASTER_FACTOR = 1.5  # with float32 masters beside half products: the residual s
 # their gradients. Dropout adds some; half products beside float32 masters take the softmax in float32.
 MAP_VALUES, MAP_DROPOUT_VALUES, MAP_MASTER_FACTOR = 18, 5, 1.25
 LOGIT_BYTES = 40  # of each logit: product, float32 copy, softmax, gradient
-# With kernels of our own (model/gpu.py), on an H200: 43 ms for 26 G logits and half of that for adding gradients up; the
-# eager step of 26M took 13 ms more than the compiled one.
+# With kernels of our own (model/gpu.py), on an H200: 43 ms for 26 G logits and half of that for adding up gradients; an
+# eager step of 26M took 13 ms more than a compiled one.
 KERNEL_LOGIT_BYTES, KERNEL_SHARE = 10, 0.85
 BLOCK_KERNELS, STEP_KERNELS = 100, 60  # launched forward and backward for one block; and once
 MASTER_KERNELS = 1.5
