@@ -11,6 +11,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # tests/model/test_gpu.py; Triton reads it when anything first imports it
 os.environ.setdefault("PENJING_HOME", tempfile.mkdtemp(prefix="penjing-home-"))  # no test writes the user's ledger
 
 

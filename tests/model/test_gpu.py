@@ -2,7 +2,6 @@
 cross-entropy, values and gradients."""
 
 import importlib.util
-import os
 
 import pytest
 import torch
@@ -20,8 +19,6 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("needs Triton", allow_module_level=True)
 GROUP = moe.group
 HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="Triton's interpreter multiplies no bfloat16")
 
