@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import subprocess
 import sys
@@ -122,7 +123,8 @@ def import_alone(light: list[str], others: list[str]) -> subprocess.CompletedPro
 
 
 def test_every_module_can_be_imported_alone() -> None:
-    names = [name for name in modules() if not name.endswith("__main__")]
+    absent = () if importlib.util.find_spec("triton") else ("penjing.model.triton_kernels",)  # there is one for Linux only
+    names = [name for name in modules() if not name.endswith("__main__") and name not in absent]
     light = [name for name in names if package_of(name) in WITHOUT_TORCH]
     done = import_alone(light, [name for name in names if name not in light])
     assert done.returncode == 0, done.stderr[-3000:]
