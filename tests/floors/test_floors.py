@@ -123,7 +123,8 @@ def import_alone(light: list[str], others: list[str]) -> subprocess.CompletedPro
 
 
 def test_every_module_can_be_imported_alone() -> None:
-    absent = () if importlib.util.find_spec("triton") else ("penjing.model.triton_kernels",)  # there is one for Linux only
+    # There is a Triton for Linux only.
+    absent = () if importlib.util.find_spec("triton") else ("penjing.model.triton_kernels",)
     names = [name for name in modules() if not name.endswith("__main__") and name not in absent]
     light = [name for name in names if package_of(name) in WITHOUT_TORCH]
     done = import_alone(light, [name for name in names if name not in light])
