@@ -4,8 +4,8 @@ take as it is.
 Attention over packed documents (the algorithm of arXiv:2307.08691): a tile of queries begins with the first key that
 its first query may look at, so that what lies in other documents is not computed. Key heads that several query heads
 share are read in place, their gradients summed where they are made; no sum is left to chance, so equal steps give
-equal gradients. torch's variable-length kernel took 2.7 to 5.7 times as long with documents of 300 tokens on average, 1.7
-to 2.1 times with rows of one document (docs/speed.md).
+equal gradients. torch's variable-length kernel took 2.7 to 5.7 times as long with documents of 300 tokens on average,
+1.7 to 2.1 times with rows of one document (docs/speed.md).
 
 The head's softmax: the loss of each position, and the gradient in the place of its logits, in one launch.
 """
