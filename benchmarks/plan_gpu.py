@@ -62,6 +62,8 @@ def main() -> None:
     parser.add_argument("--gpu", default="H200", help="as `penjing plan --gpu` has it (default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
+    if not asked.record.is_file():
+        parser.error(f"no such record: {asked.record}")
     result = {"record": asked.record.name, **compare(json.loads(asked.record.read_text(encoding="utf-8")), asked.gpu)}
     asked.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(markdown(result))

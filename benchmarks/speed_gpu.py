@@ -323,6 +323,10 @@ def markdown(result: dict[str, Any]) -> str:
 def main() -> None:
     asked = parse()
     chosen = [name.strip() for name in asked.cases.split(",") if name.strip()]
+    names = [case.name for case in cases()]
+    if unknown := [name for name in chosen if name not in names]:
+        print(f"speed_gpu: no such case: {', '.join(unknown)}; there are: {', '.join(names)}", file=sys.stderr)
+        sys.exit(2)
     every = [case for case in cases() if not chosen or case.name in chosen]
     if asked.one:
         [case] = [case for case in cases() if case.name == asked.one]

@@ -47,7 +47,7 @@ WAYS = {
     "float16": Way(1e-3, 5e-3, packing=True, fused_head=True, dtype=torch.float16),
     "all of it": Way(5e-3, 3e-2, packing=True, fused_head=True, compiled="blocks", dtype=torch.bfloat16),
 }
-# On a GPU, half precision goes through the variable-length kernel, and experts' products through the grouped one.
+# On a GPU, half precision goes through kernels of our own (model/gpu.py), float32 through torch's operations.
 GPU_WAYS = WAYS | {
     "whole": Way(2e-6, 2e-5, packing=True, fused_head=True, compiled="whole"),
     "whole in bfloat16": Way(5e-3, 3e-2, packing=True, fused_head=True, compiled="whole", dtype=torch.bfloat16),

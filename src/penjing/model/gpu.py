@@ -388,6 +388,11 @@ def _whole_gradients(ctx: Any, upstream: list[Tensor]) -> tuple[Tensor | None, .
 _whole.register_autograd(_whole_gradients, setup_context=_keep_whole)
 
 
+def _lanes(chunk: int) -> dict[str, Any]:
+    """Of a kernel that holds so many values at once: 8 of them in each lane."""
+    return {"chunk": chunk, "num_warps": chunk // 256}
+
+
 def chunk_for(size: int) -> int:
     """Values of a row that are held at once: few lanes past its end, then few rounds."""
     return min((2048, 1024, 512, 256), key=lambda chunk: -(-size // chunk) * chunk)
@@ -407,8 +412,7 @@ def gated(joined_NG: Tensor) -> Tensor:
             *(kernels.gated_forward, (inner_NF.numel() // size,)),
             *(joined_NG, inner_NF),
             size=size,
-            chunk=chunk,
-            num_warps=chunk // 256,
+            **_lanes(chunk),
         )
     return inner_NF
 
@@ -439,8 +443,7 @@ def gated_slopes(upstream_NF: Tensor, joined_NG: Tensor, weight_R: Tensor | None
             *(upstream_NF, joined_NG, grad_R if weight_R is None else weight_R, grad_NG, inner_NF, grad_R),
             size=size,
             weighted=weight_R is not None,
-            chunk=chunk,
-            num_warps=chunk // 256,
+            **_lanes(chunk),
         )
     return found
 
@@ -472,8 +475,7 @@ def mixed_rows(y_RD: Tensor, row_Nk: Tensor, weight_Nk: Tensor | None) -> Tensor
             *(y_RD, row_Nk.contiguous(), y_RD if weight_Nk is None else weight_Nk.contiguous(), out_ND, width),
             chosen=chosen,
             weighted=weight_Nk is not None,
-            chunk=chunk,
-            num_warps=chunk // 256,
+            **_lanes(chunk),
         )
     return out_ND
 
@@ -498,8 +500,7 @@ def nats_in_place(logits_CV: Tensor, target_C: Tensor, weight_C: Tensor, slope: 
             *(kernels.nats_of_row, (rows,)),
             *(logits_CV, target_C, weight_C, nats_C, logits_CV.stride(0), vocabulary),
             slope=slope,
-            chunk=chunk,
-            num_warps=chunk // 256,
+            **_lanes(chunk),
         )
     return nats_C
 
