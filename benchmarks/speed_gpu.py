@@ -327,7 +327,10 @@ def main() -> None:
     if unknown := [name for name in chosen if name not in names]:
         print(f"speed_gpu: no such case: {', '.join(unknown)}; there are: {', '.join(names)}", file=sys.stderr)
         sys.exit(2)
-    every = [case for case in cases() if not chosen or case.name in chosen]
+    every = sorted(
+        (case for case in cases() if not chosen or case.name in chosen),
+        key=lambda case: chosen.index(case.name) if chosen else 0,
+    )
     if asked.one:
         [case] = [case for case in cases() if case.name == asked.one]
         case = tiny(case) if asked.tiny else case

@@ -37,9 +37,9 @@ def litgpt():
 
 def race_spec(**more):
     paths = dict.fromkeys(("text", "tokenizer", "run", "held_out", "rows", "out"), "unread")
-    numbers = {"threads": 1, "batch": 2, "row_tokens": 64, "seconds": 1.0, "looks": 1, "steps": 3}
+    numbers = {"threads": 1, "batch": 2, "row_tokens": 64, "seconds": 1.0, "looks": 1, "steps": 3, "warmup": 1}
     optimizer = {"learning_rate": 1e-3, "clip_norm": 1.0, "betas": (0.9, 0.95), "weight_decay": 0.1}
-    return RaceSpec(kind="path", **{**paths, "shape": {}, **numbers, **optimizer, **more})
+    return RaceSpec(kind="path", **{**paths, "shape": {}, **numbers, **optimizer, "device": "cpu", **more})
 
 
 def test_it_is_left_out_when_a_part_of_it_is_missing(tmp_path, monkeypatch):

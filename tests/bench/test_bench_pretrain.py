@@ -40,6 +40,8 @@ def spec():
         seconds=10.0,
         looks=2,
         steps=3,
+        warmup=1,
+        device="cpu",
         learning_rate=1e-3,
         clip_norm=1.0,
         betas=(0.9, 0.95),

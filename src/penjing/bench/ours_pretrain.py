@@ -26,6 +26,7 @@ from penjing.train.assemble import assemble
 from penjing.train.folder import set_threads
 from penjing.train.loop import step
 from penjing.train.run import Run
+from penjing.train.stage import OnDevice
 from penjing.train.tokens import NextTokenStage
 
 
@@ -73,8 +74,9 @@ def main() -> None:
     if "adamw" in sys.argv[2:]:
         rate, (beta1, beta2), decay = spec.learning_rate, spec.betas, spec.weight_decay
         run = replace(run, optimizer=AdamW(learning_rate=rate, beta1=beta1, beta2=beta2, weight_decay=decay))
-    assembled = assemble(run, make_engine("cpu"), NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None)
+    assembled = assemble(run, make_engine(spec.device), NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None)
     parts, model, objective = assembled.parts, assembled.model, NextToken()
+    device = parts.engine.device
 
     @torch.no_grad()
     def nats(ids_BT: Any, target_BT: Any) -> float:
@@ -89,10 +91,10 @@ def main() -> None:
             weight_N=torch.ones(len(scored_N)),
             num_tokens=len(scored_N),
         )
-        return float(objective(model, batch).total)
+        return float(objective(model, batch.to(device)).total)
 
     if spec.kind == "step":
-        parts = replace(parts, source=GivenRows(spec, spec.batch // parts.accumulate))
+        parts = replace(parts, source=OnDevice(GivenRows(spec, spec.batch // parts.accumulate), device))
     race.ready()
     number = 0
     while race.step(step(parts, number).tokens):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from penjing.base.process import peak_resident_bytes, process_age_seconds
 
@@ -40,6 +41,8 @@ class RaceSpec:
     seconds: float  # path: how long it trains after its first step
     looks: int  # path: how often it looks at held-out text on the way
     steps: int  # step: how many it takes
+    warmup: int  # steps that no rate counts
+    device: str
     learning_rate: float
     clip_norm: float
     betas: tuple[float, float]
@@ -74,7 +77,8 @@ class Race:
     """A contender calls `step` after each optimizer step, with the tokens it learned from; it goes on while it may.
 
     Tokens are positions that hold a token of text and have a target; padding is never one. Seconds count from the
-    start of the process, libraries and tokenizing included; looks at held-out text do not count.
+    start of the process, libraries and tokenizing included; looks at held-out text do not count. A device with a queue
+    is waited for where a count begins or ends, and nowhere between.
     """
 
     spec: RaceSpec
@@ -94,33 +98,60 @@ class Race:
     _last_cpu: float = 0.0
 
     def imported(self) -> None:
-        self.imported_bytes = peak_resident_bytes()
+        self.imported_bytes = self._peak_bytes()
 
     def ready(self) -> None:
         """Called right before the first step."""
+        self._wait()
         self._ready = self.age()
         if self.spec.kind == "path":
             self._note(self._ready)
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         self._last, self._last_cpu = self.age() - self._looked, self.cpu_clock()
 
+    @property
+    def _on_gpu(self) -> bool:
+        return self.spec.device.startswith("cuda")
+
+    def _wait(self) -> None:
+        if self._on_gpu:
+            torch.cuda.synchronize()
+
+    def _peak_bytes(self) -> int:
+        """Of the device that computes: what torch has taken of a GPU's memory, what a process has resident."""
+        return torch.cuda.max_memory_reserved() if self._on_gpu else peak_resident_bytes()
+
     def step(self, tokens: int) -> bool:
-        now, cpu = self.age() - self._looked, self.cpu_clock()
+        now = self.age() - self._looked
+        if edge := self._is_edge(now):
+            self._wait()
+            now = self.age() - self._looked
+        cpu = self.cpu_clock()
         self.laps.append(now - self._last)
         self.cpu_laps.append(cpu - self._last_cpu)
         self.lap_tokens.append(tokens)
         self._first = self._first or now
         over = now - self._first >= self.spec.seconds if self.spec.kind == "path" else len(self.laps) >= self.spec.steps
-        if self.spec.kind == "path" and (over or now - self._first >= self._next_look()):
+        if edge and self.spec.kind == "path" and (over or now - self._first >= self._next_look()):
             self._note(now)
         self._last, self._last_cpu = self.age() - self._looked, self.cpu_clock()
-        return not over
+        return not (over and edge)
+
+    def _is_edge(self, now: float) -> bool:
+        """Whether a count begins or ends with this step, or held-out text is looked at."""
+        done = len(self.laps) + 1
+        if done in (1, self.spec.warmup) or (self.spec.kind == "step" and done >= self.spec.steps):
+            return True
+        return self.spec.kind == "path" and now - self._first >= min(self._next_look(), self.spec.seconds)
 
     def _next_look(self) -> float:
         return self.spec.seconds * len(self.curve) / self.spec.looks
 
     def _note(self, now: float) -> None:
         if len(self.curve) == 1:  # what looking takes is not training's: the first look after some steps ends the count
-            self.trained_bytes = peak_resident_bytes()
+            self.trained_bytes = self._peak_bytes()
         began = self.age()
         bits = self.look()
         self._looked += self.age() - began
@@ -135,7 +166,7 @@ class Race:
             "step_cpu_seconds": self.cpu_laps,
             "step_tokens": self.lap_tokens,
             "curve": self.curve,
-            "peak_bytes": self.trained_bytes or peak_resident_bytes(),
+            "peak_bytes": self.trained_bytes or self._peak_bytes(),
             "peak_bytes_after_imports": self.imported_bytes,
             **more,
         }

@@ -83,7 +83,13 @@ def trial(module: str, spec: Any, folder: Path) -> dict[str, Any]:
         [sys.executable, "-m", name, str(file), *more],
         capture_output=True,
         text=True,
-        env={**os.environ, **threads, **quiet, "TORCHINDUCTOR_CACHE_DIR": str(compiled)},
+        env={
+            **os.environ,
+            **threads,
+            **quiet,
+            "TORCHINDUCTOR_CACHE_DIR": str(compiled),
+            "TRITON_CACHE_DIR": str(compiled / "triton"),
+        },
     )
     seconds = time.perf_counter() - began
     if done.returncode:

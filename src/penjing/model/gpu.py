@@ -49,9 +49,10 @@ class Tiles(NamedTuple):
 # By the widest head that they are for; the best of those tried on an H200. Cards with less shared memory get SMALL.
 TILES = {
     64: Tiles(Tile(64, 64, 4, 2), Tile(64, 32, 4, 3), Tile(64, 64, 4, 1)),
+    96: Tiles(Tile(64, 32, 4, 3), Tile(64, 32, 4, 3), Tile(64, 64, 4, 1)),
     128: Tiles(Tile(64, 64, 4, 3), Tile(64, 32, 4, 2), Tile(32, 64, 4, 3)),
 }
-SMALL = Tiles(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
+SMALL = Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2))
 ROOMY = 160 << 10  # bytes of shared memory that a block of an A100, H100 and later may have
 
 
@@ -148,16 +149,26 @@ def _attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, first_BT: Tensor,
 
 
 def _shape(repeats: int, size: int, tile: Tile) -> dict[str, Any]:
-    wide = max(16, 1 << (size - 1).bit_length())
+    wide, rest = in_parts(size)
     return {
         "repeats": repeats,
         "size": size,
         "wide": wide,
+        "rest": rest,
         "queries": tile.queries,
         "keys": tile.keys,
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
+
+
+def in_parts(size: int) -> tuple[int, int]:
+    """A head's dimensions as one power of two, or as two where they then hold fewer that there are not: 96 = 64 + 32,
+    as Triton knows no other sizes. The second is 0 where there is one."""
+    whole = max(16, _power_of_2(size))
+    wide = whole // 2
+    rest = max(16, _power_of_2(size - wide)) if size > wide >= 16 else whole
+    return (wide, rest) if wide + rest < whole else (whole, 0)
 
 
 def _outputs(q_BTHK: Tensor) -> tuple[Tensor, Tensor]:
@@ -270,6 +281,7 @@ def _heads_shape(joined_BTJ: Tensor, cosine_BR: Tensor, heads: int, groups: int,
         "wide": _power_of_2(turned // 2),
         "rest_wide": _power_of_2(size - turned),
         "positions": POSITIONS,
+        "num_warps": 2 if size > 64 else 4,
     }
 
 

@@ -13,24 +13,60 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _rows(base, first, count, stride, total, size: tl.constexpr, wide: tl.constexpr):
-    """[count, wide] values of positions from `first` on; 0 where there is no position or no dimension."""
+def _rows(base, first, count, stride, total, size: tl.constexpr, wide: tl.constexpr, rest: tl.constexpr):
+    """[count, wide] values of positions from `first` on, and the dimensions past `wide`, [count, rest]; 0 where there
+    is no position or no dimension. With no rest the first part twice."""
+    low = _part(base, first, count, stride, total, size, wide)
+    high = low
+    if rest > 0:
+        high = _part(base + wide, first, count, stride, total, size - wide, rest)
+    return low, high
+
+
+@triton.jit
+def _part(base, first, count, stride, total, size: tl.constexpr, wide: tl.constexpr):
     offset_N = first + tl.arange(0, count)
     offset_K = tl.arange(0, wide)
     mask = offset_N[:, None] < total
-    if wide != size:
+    if wide > size:
         mask = mask & (offset_K[None, :] < size)
     return tl.load(base + offset_N[:, None] * stride + offset_K[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
-def _put(base, value, first, count, stride, total, size: tl.constexpr, wide: tl.constexpr):
+def _put(base, low, high, first, count, stride, total, size: tl.constexpr, wide: tl.constexpr, rest: tl.constexpr):
+    _put_part(base, low, first, count, stride, total, size, wide)
+    if rest > 0:
+        _put_part(base + wide, high, first, count, stride, total, size - wide, rest)
+
+
+@triton.jit
+def _put_part(base, value, first, count, stride, total, size: tl.constexpr, wide: tl.constexpr):
     offset_N = first + tl.arange(0, count)
     offset_K = tl.arange(0, wide)
     mask = offset_N[:, None] < total
-    if wide != size:
+    if wide > size:
         mask = mask & (offset_K[None, :] < size)
     tl.store(base + offset_N[:, None] * stride + offset_K[None, :], value.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _products(low_MK, high_MR, low_NK, high_NR, rest: tl.constexpr):
+    """[M, N] products of rows with rows."""
+    product_MN = tl.dot(low_MK, tl.trans(low_NK))
+    if rest > 0:
+        product_MN = tl.dot(high_MR, tl.trans(high_NR), product_MN)
+    return product_MN
+
+
+@triton.jit
+def _add_mixed(weight_MN, low_NK, high_NR, sum_MK, sum_MR, rest: tl.constexpr):
+    """Sums of rows, weighted, added to what there is."""
+    weight_MN = weight_MN.to(low_NK.dtype)
+    sum_MK = tl.dot(weight_MN, low_NK, sum_MK)
+    if rest > 0:
+        sum_MR = tl.dot(weight_MN, high_NR, sum_MR)
+    return sum_MK, sum_MR
 
 
 @triton.jit
@@ -38,7 +74,7 @@ def attention_forward(
     q, k, v, out, norm, first,
     q_row, q_token, k_row, k_token, v_row, v_token,
     num_tokens, num_heads, scale,
-    repeats: tl.constexpr, size: tl.constexpr, wide: tl.constexpr,
+    repeats: tl.constexpr, size: tl.constexpr, wide: tl.constexpr, rest: tl.constexpr,
     queries: tl.constexpr, keys: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries of one head. out [B, T, H, K] contiguous; norm [B, H, T]: log2 of the softmax's sum."""
@@ -53,16 +89,17 @@ def attention_forward(
     first += row_long * num_tokens
     offset_M = place + tl.arange(0, queries)
     first_M = tl.load(first + offset_M, mask=offset_M < num_tokens, other=num_tokens)
-    q_MK = _rows(q, place, queries, q_token, num_tokens, size, wide)
+    q_MK, q_MR = _rows(q, place, queries, q_token, num_tokens, size, wide, rest)
     start = tl.load(first + place) // keys * keys
     stop = tl.minimum(place + queries, num_tokens)
     top_M = tl.full([queries], float("-inf"), tl.float32)
     sum_M = tl.zeros([queries], tl.float32)
     mixed_MK = tl.zeros([queries, wide], tl.float32)
+    mixed_MR = tl.zeros([queries, rest if rest > 0 else 16], tl.float32)
     factor = scale * LOG2_E
     for key in range(start, stop, keys):
-        k_NK = _rows(k, key, keys, k_token, num_tokens, size, wide)
-        score_MN = tl.dot(q_MK, tl.trans(k_NK)) * factor
+        k_NK, k_NR = _rows(k, key, keys, k_token, num_tokens, size, wide, rest)
+        score_MN = _products(q_MK, q_MR, k_NK, k_NR, rest) * factor
         offset_N = key + tl.arange(0, keys)
         seen_MN = (offset_N[None, :] <= offset_M[:, None]) & (offset_N[None, :] >= first_M[:, None])
         score_MN = tl.where(seen_MN, score_MN, float("-inf"))
@@ -71,13 +108,15 @@ def attention_forward(
         odds_MN = tl.exp2(score_MN - safe_M[:, None])
         shrink_M = tl.exp2(top_M - safe_M)
         sum_M = sum_M * shrink_M + tl.sum(odds_MN, 1)
-        v_NK = _rows(v, key, keys, v_token, num_tokens, size, wide)
-        mixed_MK = tl.dot(odds_MN.to(v_NK.dtype), v_NK, mixed_MK * shrink_M[:, None])
+        v_NK, v_NR = _rows(v, key, keys, v_token, num_tokens, size, wide, rest)
+        mixed_MK, mixed_MR = _add_mixed(
+            odds_MN, v_NK, v_NR, mixed_MK * shrink_M[:, None], mixed_MR * shrink_M[:, None], rest
+        )
         top_M = higher_M
     sum_M = tl.where(sum_M == 0.0, 1.0, sum_M)  # positions past the row's end
-    mixed_MK = mixed_MK / sum_M[:, None]
-    _put(out + (row_long * num_tokens * num_heads + head) * size, mixed_MK, place, queries, num_heads * size,
-         num_tokens, size, wide)  # fmt: skip
+    out += (row_long * num_tokens * num_heads + head) * size
+    mixed_MK, mixed_MR = mixed_MK / sum_M[:, None], mixed_MR / sum_M[:, None]
+    _put(out, mixed_MK, mixed_MR, place, queries, num_heads * size, num_tokens, size, wide, rest)
     tl.store(
         norm + (row_long * num_heads + head) * num_tokens + offset_M, top_M + tl.log2(sum_M), mask=offset_M < num_tokens
     )
@@ -88,7 +127,7 @@ def attention_queries(
     q, k, v, out, upstream, norm, delta, grad_q, first,
     q_row, q_token, k_row, k_token, v_row, v_token, up_row, up_token,
     num_tokens, num_heads, scale,
-    repeats: tl.constexpr, size: tl.constexpr, wide: tl.constexpr,
+    repeats: tl.constexpr, size: tl.constexpr, wide: tl.constexpr, rest: tl.constexpr,
     queries: tl.constexpr, keys: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one tile of queries, [B, T, H, K], and delta [B, H, T] = sum of out * upstream."""
@@ -107,26 +146,30 @@ def attention_queries(
     offset_M = place + tl.arange(0, queries)
     inside_M = offset_M < num_tokens
     first_M = tl.load(first + offset_M, mask=inside_M, other=num_tokens)
-    q_MK = _rows(q, place, queries, q_token, num_tokens, size, wide)
-    up_MK = _rows(upstream, place, queries, up_token, num_tokens, size, wide)
-    out_MK = _rows(out + at, place, queries, num_heads * size, num_tokens, size, wide)
+    q_MK, q_MR = _rows(q, place, queries, q_token, num_tokens, size, wide, rest)
+    up_MK, up_MR = _rows(upstream, place, queries, up_token, num_tokens, size, wide, rest)
+    out_MK, out_MR = _rows(out + at, place, queries, num_heads * size, num_tokens, size, wide, rest)
     delta_M = tl.sum(out_MK.to(tl.float32) * up_MK.to(tl.float32), 1)
+    if rest > 0:
+        delta_M += tl.sum(out_MR.to(tl.float32) * up_MR.to(tl.float32), 1)
     tl.store(delta + beside + offset_M, delta_M, mask=inside_M)
     norm_M = tl.load(norm + beside + offset_M, mask=inside_M, other=0.0)
     start = tl.load(first + place) // keys * keys
     stop = tl.minimum(place + queries, num_tokens)
     grad_MK = tl.zeros([queries, wide], tl.float32)
+    grad_MR = tl.zeros([queries, rest if rest > 0 else 16], tl.float32)
     factor = scale * LOG2_E
     for key in range(start, stop, keys):
-        k_NK = _rows(k, key, keys, k_token, num_tokens, size, wide)
-        v_NK = _rows(v, key, keys, v_token, num_tokens, size, wide)
+        k_NK, k_NR = _rows(k, key, keys, k_token, num_tokens, size, wide, rest)
+        v_NK, v_NR = _rows(v, key, keys, v_token, num_tokens, size, wide, rest)
         offset_N = key + tl.arange(0, keys)
         seen_MN = (offset_N[None, :] <= offset_M[:, None]) & (offset_N[None, :] >= first_M[:, None])
-        odds_MN = tl.exp2(tl.dot(q_MK, tl.trans(k_NK)) * factor - norm_M[:, None])
+        odds_MN = tl.exp2(_products(q_MK, q_MR, k_NK, k_NR, rest) * factor - norm_M[:, None])
         odds_MN = tl.where(seen_MN, odds_MN, 0.0)
-        slope_MN = odds_MN * (tl.dot(up_MK, tl.trans(v_NK)) - delta_M[:, None])
-        grad_MK = tl.dot(slope_MN.to(k_NK.dtype), k_NK, grad_MK)
-    _put(grad_q + at, grad_MK * scale, place, queries, num_heads * size, num_tokens, size, wide)
+        slope_MN = odds_MN * (_products(up_MK, up_MR, v_NK, v_NR, rest) - delta_M[:, None])
+        grad_MK, grad_MR = _add_mixed(slope_MN, k_NK, k_NR, grad_MK, grad_MR, rest)
+    grad_q += at
+    _put(grad_q, grad_MK * scale, grad_MR * scale, place, queries, num_heads * size, num_tokens, size, wide, rest)
 
 
 @triton.jit
@@ -134,7 +177,7 @@ def attention_keys(
     q, k, v, upstream, norm, delta, grad_k, grad_v, first, last,
     q_row, q_token, k_row, k_token, v_row, v_token, up_row, up_token,
     num_tokens, num_heads, scale,
-    repeats: tl.constexpr, size: tl.constexpr, wide: tl.constexpr,
+    repeats: tl.constexpr, size: tl.constexpr, wide: tl.constexpr, rest: tl.constexpr,
     queries: tl.constexpr, keys: tl.constexpr,
 ):  # fmt: skip
     """The gradients of one tile of keys and values, [B, T, G, K], summed over the query heads that look at them."""
@@ -146,13 +189,15 @@ def attention_keys(
     v += row_long * v_row + group * size
     first += row_long * num_tokens
     last += row_long * num_tokens
-    k_NK = _rows(k, place, keys, k_token, num_tokens, size, wide)
-    v_NK = _rows(v, place, keys, v_token, num_tokens, size, wide)
+    k_NK, k_NR = _rows(k, place, keys, k_token, num_tokens, size, wide, rest)
+    v_NK, v_NR = _rows(v, place, keys, v_token, num_tokens, size, wide, rest)
     offset_N = place + tl.arange(0, keys)
     start = place // queries * queries
     stop = tl.load(last + tl.minimum(place + keys, num_tokens) - 1)  # one past the last query that looks here
     grad_k_NK = tl.zeros([keys, wide], tl.float32)
     grad_v_NK = tl.zeros([keys, wide], tl.float32)
+    grad_k_NR = tl.zeros([keys, rest if rest > 0 else 16], tl.float32)
+    grad_v_NR = tl.zeros([keys, rest if rest > 0 else 16], tl.float32)
     factor = scale * LOG2_E
     for repeat in range(repeats):
         head = group * repeats + repeat
@@ -162,20 +207,21 @@ def attention_keys(
         for query in range(start, stop, queries):
             offset_M = query + tl.arange(0, queries)
             inside_M = offset_M < num_tokens
-            q_MK = _rows(q_head, query, queries, q_token, num_tokens, size, wide)
-            up_MK = _rows(up_head, query, queries, up_token, num_tokens, size, wide)
+            q_MK, q_MR = _rows(q_head, query, queries, q_token, num_tokens, size, wide, rest)
+            up_MK, up_MR = _rows(up_head, query, queries, up_token, num_tokens, size, wide, rest)
             first_M = tl.load(first + offset_M, mask=inside_M, other=num_tokens)
             norm_M = tl.load(norm + beside + offset_M, mask=inside_M, other=0.0)
             delta_M = tl.load(delta + beside + offset_M, mask=inside_M, other=0.0)
             seen_NM = (offset_N[:, None] <= offset_M[None, :]) & (offset_N[:, None] >= first_M[None, :])
-            odds_NM = tl.exp2(tl.dot(k_NK, tl.trans(q_MK)) * factor - norm_M[None, :])
+            odds_NM = tl.exp2(_products(k_NK, k_NR, q_MK, q_MR, rest) * factor - norm_M[None, :])
             odds_NM = tl.where(seen_NM, odds_NM, 0.0)
-            grad_v_NK = tl.dot(odds_NM.to(up_MK.dtype), up_MK, grad_v_NK)
-            slope_NM = odds_NM * (tl.dot(v_NK, tl.trans(up_MK)) - delta_M[None, :])
-            grad_k_NK = tl.dot(slope_NM.to(q_MK.dtype), q_MK, grad_k_NK)
+            grad_v_NK, grad_v_NR = _add_mixed(odds_NM, up_MK, up_MR, grad_v_NK, grad_v_NR, rest)
+            slope_NM = odds_NM * (_products(v_NK, v_NR, up_MK, up_MR, rest) - delta_M[None, :])
+            grad_k_NK, grad_k_NR = _add_mixed(slope_NM, q_MK, q_MR, grad_k_NK, grad_k_NR, rest)
     at = (row_long * num_tokens * num_groups + group) * size
-    _put(grad_k + at, grad_k_NK * scale, place, keys, num_groups * size, num_tokens, size, wide)
-    _put(grad_v + at, grad_v_NK, place, keys, num_groups * size, num_tokens, size, wide)
+    token = num_groups * size
+    _put(grad_k + at, grad_k_NK * scale, grad_k_NR * scale, place, keys, token, num_tokens, size, wide, rest)
+    _put(grad_v + at, grad_v_NK, grad_v_NR, place, keys, token, num_tokens, size, wide, rest)
 
 
 @triton.jit

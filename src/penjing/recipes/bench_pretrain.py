@@ -6,7 +6,7 @@ import ast
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from penjing.bench.pretrain import Asked, compare
 from penjing.bench.race import IGNORED, RaceSpec
 from penjing.convert.hf import hf_config
 from penjing.optim.adamw import AdamW
+from penjing.parallel.base import local_device
 from penjing.plan import hardware
 from penjing.plan.flops import parameters, training_flops_per_token
 from penjing.recipes.execute import resolve_run
@@ -28,7 +29,7 @@ from penjing.text import catalogue, records
 from penjing.text.tokenizer import Tokenizer, train_tokenizer
 from penjing.train.run import Run
 
-USUAL_SHARE = 0.5  # of the CPU's matrix-product rate, to say how many steps the given seconds are about
+USUAL_SHARE = 0.5  # of the device's matrix-product rate, to say how many steps the given seconds are about
 # What the peers learn with. A usual rate, not searched for: benchmarks/recipe.py compares with AdamW at its best.
 PEERS_ADAMW = AdamW(learning_rate=1e-3, weight_decay=0.1)
 
@@ -57,6 +58,9 @@ QUICK = Size(
     batch=8,
     held_out=96,
 )
+# What keeps a GPU busy: 131,072 tokens a step.
+ON_GPU = replace(FULL, row_tokens=1024, batch=128)
+QUICK_ON_GPU = replace(FULL, batch=64)
 
 
 def bench_pretrain(data: Path | None, asked: Asked, size: Size, console: Console, *settings: str) -> dict[str, Any]:
@@ -64,8 +68,11 @@ def bench_pretrain(data: Path | None, asked: Asked, size: Size, console: Console
     `settings` go over ours alone.
 
     data: documents; None: functions and classes of Python's standard library, real text of mixed lengths that is on
-    every machine.
+    every machine. On a GPU where there is one, unless compute.device says otherwise.
     """
+    device = _device(settings)
+    if device.type != "cpu":
+        size = ON_GPU if size is FULL else QUICK_ON_GPU if size is QUICK else size
     threads = asked.threads or hardware.physical_cores()
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as place:
@@ -77,11 +84,12 @@ def bench_pretrain(data: Path | None, asked: Asked, size: Size, console: Console
         held_out, learned = ([texts[i] for i in part] for part in (order[: size.held_out], order[size.held_out :]))
         tokenizer = train_tokenizer(iter(learned), size.model["vocabulary_size"])
         tokenizer.save(work / "tokenizer")
+        run = _run(work, size, asked, threads, device, settings)
+        size = replace(size, row_tokens=run.data.row_tokens, batch=run.batch.rows)
         lines = (json.dumps({"text": text}, ensure_ascii=False) for text in learned)
         write_text(work / "text.jsonl", "\n".join(lines) + "\n")
         _write_held_out(work / "held_out.npz", held_out, tokenizer, size.row_tokens)
         _write_rows(work / "rows.npz", learned, tokenizer, size, asked.steps)
-        run = _run(work, size, asked, threads, settings)
         write_text(work / "run.toml", config.to_toml(run))
         spec = RaceSpec(
             kind="path",
@@ -98,6 +106,8 @@ def bench_pretrain(data: Path | None, asked: Asked, size: Size, console: Console
             seconds=asked.seconds,
             looks=asked.looks,
             steps=asked.steps,
+            warmup=asked.warmup,
+            device=device.type,
             learning_rate=PEERS_ADAMW.learning_rate,
             clip_norm=run.clip_norm,
             betas=(PEERS_ADAMW.beta1, PEERS_ADAMW.beta2),
@@ -105,23 +115,31 @@ def bench_pretrain(data: Path | None, asked: Asked, size: Size, console: Console
             seed=run.seed,
         )
         count = parameters(run.model).total
-        dtype = hardware.compute_dtype(run.compute.dtype, torch.device("cpu"))
-        rate = hardware.peak(torch.device("cpu"), dtype).flops_per_second or 0.0
+        dtype = hardware.compute_dtype(run.compute.dtype, device)
+        rate = hardware.peak(device, dtype).flops_per_second or 0.0
         lengths = [len(tokenizer.encode(text)) for text in learned[:500]]
+        where = f"{threads} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
         console.print(
-            f"pretrain: {count:,} parameters, {spec.batch} rows of {spec.row_tokens} tokens a step, {threads} threads; "
+            f"pretrain: {count:,} parameters, {spec.batch} rows of {spec.row_tokens} tokens a step, {where}; "
             f"{len(learned):,} documents, {np.median(lengths):.0f} tokens long in the middle",
             highlight=False,
         )
         flops = training_flops_per_token(run.model, (spec.row_tokens + 1) / 2)
         machine = {
-            **hardware.describe(torch.device("cpu"), dtype),
+            **hardware.describe(device, dtype),
             "threads": threads,
             "product_flops_per_second": rate,
             "limit_tokens_per_second": rate / flops,
         }
         about = {"parameters": count, "machine": machine, "documents": len(learned), "text": _name(data)}
         return {**about, **compare(asked, spec, work / "trials", console)}
+
+
+def _device(settings: tuple[str, ...]) -> torch.device:
+    """The first GPU where there is one and none other is asked for, else the CPU."""
+    asked = config.parse_overrides(settings).get("compute", {})
+    device = local_device(asked.get("device", "auto") if isinstance(asked, dict) else "auto")
+    return device if device.type == "cuda" else torch.device("cpu")
 
 
 def _name(data: Path | None) -> str:
@@ -145,14 +163,14 @@ def _standard_library(work: Path) -> Iterator[str]:
                 yield "".join(lines[node.lineno - 1 : node.end_lineno])
 
 
-def _run(work: Path, size: Size, asked: Asked, threads: int, settings: tuple[str, ...]) -> Run:
+def _run(work: Path, size: Size, asked: Asked, threads: int, device: torch.device, settings: tuple[str, ...]) -> Run:
     layer: dict[str, Any] = {
         "model": {"architecture": "qwen3", **size.model},  # the peers' stock class
         "data": {"train": [str(work / "text.jsonl")], "row_tokens": size.row_tokens},
         "tokenizer": {"folder": str(work / "tokenizer")},
         "batch": {"rows": size.batch},
         "schedule": {"kind": "constant"},
-        "compute": {"device": "cpu", "threads": threads},
+        "compute": {"device": device.type, "threads": threads},
         "validate": {"rows": 1, "every": 0},
         "save": {"every": 10**9},
         "track": {"every": 10**9},
@@ -160,8 +178,8 @@ def _run(work: Path, size: Size, asked: Asked, threads: int, settings: tuple[str
     }
     run = resolve_run("pretrain", layer, config.parse_overrides(list(settings)))
     # As many steps as the seconds allow, about: the rule that decides on compiling and the probe ask for the number.
-    dtype = hardware.compute_dtype(run.compute.dtype, torch.device("cpu"))
-    rate = USUAL_SHARE * (hardware.peak(torch.device("cpu"), dtype).flops_per_second or 1e11)
+    dtype = hardware.compute_dtype(run.compute.dtype, device)
+    rate = USUAL_SHARE * (hardware.peak(device, dtype).flops_per_second or 1e11)
     flops = training_flops_per_token(run.model, (run.data.row_tokens + 1) / 2) * run.batch.rows * run.data.row_tokens
     return resolve_run(
         "pretrain",

@@ -12,11 +12,11 @@ from penjing.bench.race import IGNORED, HeldOut, RaceSpec
 
 
 def stock_model(spec: RaceSpec) -> Any:
-    """Qwen3 in float32, newly initialised."""
+    """Qwen3 in float32, newly initialised, on the race's device."""
     import transformers
 
     torch.manual_seed(spec.seed)
-    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**spec.shape))
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**spec.shape)).to(spec.device)
 
 
 def stock_tokenizer(spec: RaceSpec) -> Any:
@@ -38,8 +38,8 @@ def bits_per_byte(spec: RaceSpec, model: Any) -> float:
 
     @torch.no_grad()
     def nats(ids_BT: Any, target_BT: Any) -> float:
-        logits_BTV = model(input_ids=torch.from_numpy(ids_BT)).logits
-        target_N = torch.from_numpy(target_BT).flatten()
+        logits_BTV = model(input_ids=torch.from_numpy(ids_BT).to(spec.device)).logits
+        target_N = torch.from_numpy(target_BT).flatten().to(spec.device)
         logits_NV = logits_BTV.flatten(0, 1).float()
         return float(functional.cross_entropy(logits_NV, target_N, ignore_index=IGNORED, reduction="sum"))
 

@@ -1,8 +1,9 @@
 """A trial of transformers' Trainer: `python -m penjing.bench.peers.hf_trainer SPEC.json [packed]`.
 
-Plain: its defaults (float32, no compiling), a document a row, cut at the row's length and padded to the longest of its
-batch by transformers' own collator. `packed`: documents end to end, cut into full rows as transformers' own example of
-language modelling does it, with bf16 and torch.compile. Texts are tokenized before the first step by either.
+Plain: its defaults (float32, eager, pinned copies to a GPU), a document a row, cut at the row's length and padded
+to the longest of its batch by transformers' own collator. `packed`: documents end to end, cut into full rows as
+transformers' own example of language modelling does it, with bf16 and torch.compile. Texts are tokenized before the
+first step by either.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def main() -> None:
     rows = Rows(make_rows(spec, tokenizer, packed=packed))
     settings = transformers.TrainingArguments(
         output_dir=spec.out,
-        use_cpu=True,
+        use_cpu=spec.device == "cpu",
         per_device_train_batch_size=spec.batch,
         max_steps=spec.steps if spec.kind == "step" else 10**6,
         learning_rate=spec.learning_rate,
@@ -67,7 +68,7 @@ def main() -> None:
         max_grad_norm=spec.clip_norm,
         bf16=packed,
         torch_compile=packed,
-        dataloader_pin_memory=False,
+        dataloader_pin_memory=spec.device != "cpu",
         report_to="none",
         save_strategy="no",
         disable_tqdm=True,

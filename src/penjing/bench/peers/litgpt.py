@@ -131,7 +131,7 @@ def main() -> None:
     race.imported()
     precision = get_default_supported_precision(training=True)
     logger = choose_logger("csv", out, name="race", log_interval=1)
-    fabric = Watched(devices=1, accelerator="cpu", precision=precision, loggers=[logger])
+    fabric = Watched(devices=1, accelerator=spec.device, precision=precision, loggers=[logger])
     fabric.launch()
     data = GivenRows() if spec.kind == "step" else Texts(_as_files(spec, out / "text"), seed=spec.seed)
     adamw = {"lr": spec.learning_rate, "betas": spec.betas, "weight_decay": spec.weight_decay}
