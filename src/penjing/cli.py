@@ -714,11 +714,13 @@ def bench_train_verb(
 ) -> None:
     """Train the same model on the same data with ours and with other trainers, and compare speed and memory.
 
+    Pretraining is compared on the GPU where there is one (compute.device=cpu: not), DPO and GRPO on the CPU.
+
     [bold]Examples[/]
 
     penjing bench train --quick
 
-    penjing bench train --peer trainer --seconds 600 --out results/bench.json
+    penjing bench train --peer trainer --seconds 600 --data corpus.jsonl --out results/bench.json
 
     penjing bench train runs/quickstart --data runs/quickstart/data/dpo.jsonl
 

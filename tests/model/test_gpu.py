@@ -12,6 +12,7 @@ from penjing.model.attention import document_mask, plain_attention
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
+from penjing.model.lora import DEFAULT, Lora, adapt, adapted
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.parallel import flash
 
@@ -47,6 +48,7 @@ CASES = [
     (130, 60, 33, 4, 1, 16),
     (70, 5, 4, 1, 1, 128),
     (65, 40, 0, 3, 3, 24),
+    (90, 30, 20, 2, 1, 72),
 ]
 
 
@@ -116,7 +118,16 @@ def test_nats(vocabulary, dtype):
 
 def test_small_cards_get_small_tiles():
     assert gpu.tiles(64, 100 << 10) is gpu.SMALL
-    assert gpu.tiles(65, 227 << 10) is gpu.TILES[128]
+    assert gpu.tiles(65, 227 << 10) is gpu.TILES[96]
+    assert gpu.tiles(97, 227 << 10) is gpu.TILES[128]
+
+
+def test_heads_are_held_in_as_few_dimensions_as_can_be():
+    found = {size: gpu.in_parts(size) for size in range(16, 129, 8)}
+    assert all(size <= sum(parts) and (parts[1] == 0 or parts[0] < size) for size, parts in found.items())
+    assert {16: (16, 0), 24: (32, 0), 40: (32, 16), 64: (64, 0), 80: (64, 16), 96: (64, 32), 104: (128, 0)}.items() <= (
+        found.items()
+    )
 
 
 def test_nothing_of_it_on_a_cpu():
@@ -215,7 +226,7 @@ class Way:
         self.config = ModelConfig(architecture=architecture, **sizes, **heads, **more)
         self.monkeypatch = monkeypatch
 
-    def __call__(self, kernels, dtype, how="off", recompute="none"):
+    def __call__(self, kernels, dtype, how="off", recompute="none", rank=0):
         self.monkeypatch.setattr(gpu, "has_kernels", lambda device: kernels)
         plain_group = GROUP
         self.monkeypatch.setattr(
@@ -228,6 +239,10 @@ class Way:
         with torch.no_grad():
             for parameter in model.parameters():  # residual outputs begin at zero, and would hide what is before them
                 parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+        if rank:
+            adapt(model, Lora(rank=rank), seed=3)
+            for layer in adapted(model).values():  # B, too, begins at zero
+                layer.adapters[DEFAULT].B.data.normal_(0, 0.1, generator=generator)
         recompute_activations(model, recompute)
         model.to(DEVICE)
         set_compute_dtype(model, None if dtype == torch.float32 else dtype)
@@ -243,7 +258,7 @@ class Way:
         )
         loss = (found[0] if isinstance(found, tuple) else found) / 128
         (loss * 1024).backward()
-        return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()]) / 1024
+        return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]) / 1024
 
 
 @pytest.mark.parametrize("how", ["off", "blocks", "whole"])
@@ -258,6 +273,14 @@ def test_a_model_of_kernels_is_the_plain_one(architecture, how, monkeypatch):
     bound = 8 if dtype == torch.bfloat16 else 1  # that many times as wide are its steps
     assert abs(got[0] - wanted[0]) <= 2e-3 * bound
     assert share(got[1], wanted[1]) <= 1e-2 * bound
+
+
+@pytest.mark.parametrize("how", ["off", "blocks"])
+def test_adapters_beside_kernels(how, monkeypatch):
+    way = Way("qwen3", monkeypatch)
+    wanted, got = way(False, torch.float32, rank=4), way(True, torch.float16, how, rank=4)
+    assert abs(got[0] - wanted[0]) <= 2e-3
+    assert share(got[1], wanted[1]) <= 1e-2
 
 
 @pytest.mark.parametrize("what", ["mlp", "block"])

@@ -9,7 +9,7 @@ from penjing.base.errors import UserError
 from penjing.infer.engine import generate
 from penjing.model import lora
 from penjing.model.freeze import freeze
-from penjing.model.linear import set_compute_dtype
+from penjing.model.linear import joined, set_compute_dtype
 from penjing.model.lora import Lora, adapt, attach, merge, strip, unmerge, use
 
 KINDS = [
@@ -385,3 +385,46 @@ def test_freezing_nothing_or_everything_is_refused(make_model):
         freeze(make_model(), ("embed.wieght",))
     with pytest.raises(UserError, match="nothing is left"):
         freeze(make_model(), ("*",))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("names", [("q_proj", "k_proj", "v_proj"), ("k_proj", "v_proj")])
+def test_layers_side_by_side_equal_each_alone(make_model, dtype, names):
+    model = make_model()
+    adapt(model, Lora(rank=4))
+    teach(model, lora.DEFAULT)
+    set_compute_dtype(model, dtype)
+    layers = [getattr(model.blocks[0].attention, name) for name in names]
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(2, 5, layers[0].in_features, generator=generator).to(dtype or torch.float32).requires_grad_()
+    got, wanted = joined(x, *layers), torch.cat([layer(x) for layer in layers], dim=-1)
+    bound = 2e-2 if dtype else 1e-5
+    torch.testing.assert_close(got, wanted, rtol=bound, atol=bound)
+    learned = [x, *(part for layer in layers for part in (layer.adapters["default"].A, layer.adapters["default"].B))]
+    upstream = torch.randn(got.shape, generator=generator).to(got.dtype)
+    slopes = [torch.autograd.grad(out, learned, upstream) for out in (got, wanted)]
+    for mine, its in zip(*slopes, strict=True):
+        assert mine.dtype == its.dtype
+        assert (mine - its).norm() < bound * its.norm()
+
+
+def test_side_by_side_without_adapters_the_base_speaks(make_model):
+    model = make_model()
+    adapt(model, Lora(rank=4))
+    teach(model, lora.DEFAULT)
+    layers = (model.blocks[0].mlp.gate_proj, model.blocks[0].mlp.up_proj)
+    x = torch.randn(3, layers[0].in_features)
+    use(model, None)
+    torch.testing.assert_close(joined(x, *layers), torch.cat([layer.plain()(x) for layer in layers], dim=-1))
+
+
+@pytest.mark.parametrize("settings", [Lora(rank=4, kind="dora"), Lora(rank=4, dropout=0.5)], ids=["dora", "dropout"])
+def test_side_by_side_what_has_its_own_way_keeps_it(make_model, settings):
+    model = make_model()
+    adapt(model, settings)
+    teach(model, lora.DEFAULT)
+    attention = model.blocks[0].attention
+    layers, x = (attention.k_proj, attention.v_proj), torch.randn(3, attention.k_proj.in_features)
+    assert lora.AdaptedLinear.join(x, *layers) is None
+    assert joined(x, *layers).shape == (3, 2 * attention.k_proj.out_features)
+    assert lora.AdaptedLinear.join(x, attention.k_proj, layers[1].plain()) is None

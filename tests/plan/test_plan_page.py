@@ -247,7 +247,9 @@ def test_matmul_is_a_table(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "TRY_SECONDS", 1e-4)
     found = tables.run_matmul((16, 32), ("float32",), 5.0, tmp_path / "matmul.json", Console(quiet=True))
     assert [row["size"] for row in json.loads((tmp_path / "matmul.json").read_text())["rows"]] == [16, 32]
-    assert all(row["spread"] >= 0 and row["share_of_peak"] is None for row in found["rows"])
+    assert all(row["spread"] >= 0 for row in found["rows"])
+    if not torch.cuda.is_available():  # whose data sheet is known
+        assert all(row["share_of_peak"] is None for row in found["rows"])
     with pytest.raises(UserError, match="--dtypes"):
         tables.run_matmul((16,), ("float7",), 5.0, None, Console(quiet=True))
 

@@ -176,8 +176,7 @@ def rows_of(result: Mapping[str, Any], kind: str) -> tuple[list[str], list[list[
     for figure, (label, show) in SHOWN.items():
         each = [medians[name].get(figure) for name in names]
         if None not in each:
-            cells = [f"{show(one['median'])} ({show(one['low'])}-{show(one['high'])})" for one in each]
-            rows.append([label, *cells])
+            rows.append([label, *[_with_range(one, show) for one in each]])
     speed = {name: medians[name]["tokens_per_second"]["median"] for name in names}
     for place, ours in enumerate((OURS, OURS_ADAMW)):
         ratios = ["" if name in (OURS, OURS_ADAMW) else f"{speed[ours] / one:.2f} x" for name, one in speed.items()]
@@ -191,6 +190,13 @@ def rows_of(result: Mapping[str, Any], kind: str) -> tuple[list[str], list[list[
     return ["", *names], rows
 
 
+def _with_range(one: Mapping[str, float], show: Callable[[float], str]) -> str:
+    """The median; behind it the range, if there was more than one trial."""
+    if one["low"] == one["high"]:
+        return show(one["median"])
+    return f"{show(one['median'])} ({show(one['low'])}-{show(one['high'])})"
+
+
 def _middle(values: Sequence[float | None], form: str) -> str:
     known = [value for value in values if value is not None]
     return form.format(statistics.median(known)) if len(known) == len(values) else "not reached"
@@ -198,7 +204,7 @@ def _middle(values: Sequence[float | None], form: str) -> str:
 
 def table(result: Mapping[str, Any], kind: str) -> Table:
     titles = {"path": "own path from text to loss", "step": "one step on identical rows"}
-    made = Table(box=None, pad_edge=False, title=f"{titles[kind]}, median (range)", title_justify="left")
+    made = Table(box=None, pad_edge=False, title=f"{titles[kind]}, median (range over trials)", title_justify="left")
     headings, rows = rows_of(result, kind)
     for number, heading in enumerate(headings):
         made.add_column(heading, justify="right" if number else "left")

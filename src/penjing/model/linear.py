@@ -55,7 +55,9 @@ def joined(x: Tensor, *layers: nn.Module) -> Tensor:
     plain, dtype = _alike(*layers)
     biases: list[Tensor] = [layer.bias for layer in plain if layer.bias is not None]
     if dtype is None or 0 < len(biases) < len(plain):
-        return torch.cat([layer(x) for layer in layers], dim=-1)
+        join = getattr(layers[0], "join", lambda *_: None)  # layers with adapters know how
+        out: Tensor | None = join(x, *layers)
+        return torch.cat([layer(x) for layer in layers], dim=-1) if out is None else out
     weight = torch.cat([layer.weight.to(dtype) for layer in plain])
     return functional.linear(x.to(dtype), weight, torch.cat(biases).to(dtype) if biases else None)
 

@@ -142,6 +142,11 @@ class Adapter(nn.Module):
         inner_OR = (2 * scale) * cross_OR + scale**2 * (b_OR @ (a_RI @ a_RI.T))
         return (self._square[1] + (inner_OR * b_OR).sum(dim=1)).sqrt()
 
+    @property
+    def has_own_way(self) -> bool:
+        """Whether more than B A x is to be added now."""
+        return self.magnitude is not None or bool(self.size.dropout and self.training and torch.is_grad_enabled())
+
     def change(self, x: Tensor, base: Tensor, weight_OI: Tensor) -> Tensor:
         """The layer's output with this adapter, written plainly. x: cast inputs; base: W x without bias."""
         mask = self.mask(x)
@@ -223,6 +228,26 @@ class AdaptedLinear(Linear):
             out = out if bias_O is None else out + bias_O
         return out
 
+    @staticmethod
+    def join(x: Tensor, *layers: nn.Module) -> Tensor | None:
+        """The layers' outputs one after another in each row, from one product of all base weights; None where a layer
+        has a way of its own: a bias, float8, DoRA, dropout, an adapter for each row."""
+        mine = [layer for layer in layers if isinstance(layer, AdaptedLinear)]
+        if len(mine) < len(layers) or any(each.by_row is not None for each in mine):
+            return None
+        if any(each.float8 or each.bias is not None for each in mine):
+            return None
+        adapters = [each.adapter(each.active) for each in mine if each.active is not None]
+        if 0 < len(adapters) < len(mine) or any(each.has_own_way for each in adapters):
+            return None
+        weight_JI = torch.cat([each._base()[0] for each in mine])
+        x = x.to(weight_JI.dtype)
+        if not adapters:
+            return functional.linear(x, weight_JI)
+        factors = [factor for each in adapters for factor in (each.A, each.B)]
+        scales = tuple(each.size.scale for each in adapters)
+        return _JoinedProduct.apply(x, weight_JI, scales, *factors)  # type: ignore[no-any-return,no-untyped-call]
+
     def _base(self) -> tuple[Tensor, Tensor | None]:
         dtype = self.compute_dtype or self.weight.dtype
         weight_OI = arena.cast(self.weight, dtype) if arena.serves(self.weight) else self.weight.to(dtype)
@@ -287,6 +312,47 @@ class _Product(torch.autograd.Function):
                 grad_NI += (slope_NR @ small_RI).mul_(mask_NI).mul_(ctx.kept)
             grad_x = grad_NI.view(ctx.shape)
         return grad_x, None, None, grad_a_RI, grad_b_OR, None, None, None
+
+
+class _JoinedProduct(torch.autograd.Function):
+    """The same for layers of one input side by side, without bias and dropout: x is read once for all of them, and the
+    gradient of x made in one sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_JI: Tensor, scales: Sequence[float], *factors: Tensor) -> Tensor:
+        x_NI = x.reshape(-1, x.shape[-1])
+        small_RI = torch.cat([a_RI.to(x.dtype) for a_RI in factors[::2]])
+        smalls_OR = [b_OR.to(x.dtype) for b_OR in factors[1::2]]
+        inner_NR = x_NI @ small_RI.T
+        out_NJ = functional.linear(x_NI, weight_JI)
+        outs_NO, parts_NR = _apart(out_NJ, inner_NR, smalls_OR)
+        for out_NO, part_NR, small_OR, scale in zip(outs_NO, parts_NR, smalls_OR, scales, strict=True):
+            out_NO.addmm_(part_NR, small_OR.T, alpha=scale)
+        ctx.save_for_backward(x_NI, inner_NR, weight_JI, small_RI, *smalls_OR)
+        ctx.scales, ctx.shape, ctx.dtype = scales, x.shape, factors[0].dtype
+        return out_NJ.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x_NI, inner_NR, weight_JI, small_RI, *smalls_OR = ctx.saved_tensors
+        slope_NJ = upstream[0].reshape(-1, weight_JI.shape[0])
+        slopes_NO, inners_NR = _apart(slope_NJ, inner_NR, smalls_OR)
+        parts = list(zip(slopes_NO, inners_NR, smalls_OR, ctx.scales, strict=True))
+        slope_NR = torch.cat([(slope_NO @ small_OR).mul_(scale) for slope_NO, _, small_OR, scale in parts], dim=1)
+        ranks = [small_OR.shape[1] for small_OR in smalls_OR]
+        grads_a = torch.split((slope_NR.T @ x_NI).to(ctx.dtype), ranks)
+        grads_b = [(slope_NO.T @ part_NR).to(ctx.dtype).mul_(scale) for slope_NO, part_NR, _, scale in parts]
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = (slope_NJ @ weight_JI).addmm_(slope_NR, small_RI).view(ctx.shape)
+        return grad_x, None, None, *(grad for pair in zip(grads_a, grads_b, strict=True) for grad in pair)
+
+
+def _apart(wide_NJ: Tensor, inner_NR: Tensor, smalls_OR: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Each layer's columns of both."""
+    outputs, ranks = ([small_OR.shape[axis] for small_OR in smalls_OR] for axis in (0, 1))
+    return torch.split(wide_NJ, outputs, dim=1), torch.split(inner_NR, ranks, dim=1)
 
 
 # --- surgery ---------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from penjing.text import catalogue, records
 from penjing.text.tokenizer import Tokenizer, train_tokenizer
 from penjing.train.run import Run
 
+MOST_EPOCHS = 4  # through a text that are about as good as fresh text (arXiv:2305.16264)
 USUAL_SHARE = 0.5  # of the device's matrix-product rate, to say how many steps the given seconds are about
 # What the peers learn with. A usual rate, not searched for: benchmarks/recipe.py compares with AdamW at its best.
 PEERS_ADAMW = AdamW(learning_rate=1e-3, weight_decay=0.1)
@@ -124,6 +125,13 @@ def bench_pretrain(data: Path | None, asked: Asked, size: Size, console: Console
             f"{len(learned):,} documents, {np.median(lengths):.0f} tokens long in the middle",
             highlight=False,
         )
+        read = run.steps * spec.batch * spec.row_tokens / (np.mean(lengths) * len(learned))
+        if read > MOST_EPOCHS:
+            console.print(
+                f"  note: whoever is fast reads this text up to some {read:.0f} times and then learns it by heart; "
+                "`--data` takes more of it",
+                highlight=False,
+            )
         flops = training_flops_per_token(run.model, (spec.row_tokens + 1) / 2)
         machine = {
             **hardware.describe(device, dtype),

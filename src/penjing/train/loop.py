@@ -114,8 +114,9 @@ class Step:
 
 
 def add_sums(into: dict[str, Tensor], more: dict[str, Tensor]) -> None:
+    """What is kept is a copy: a pass's figures may stand where a CUDA graph's next replay writes its own."""
     for name, value in more.items():
-        into[name] = into[name] + value if name in into else value
+        into[name] = into[name] + value if name in into else value.clone()
 
 
 def step(parts: Parts, index: int) -> Step:
