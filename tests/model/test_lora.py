@@ -399,6 +399,11 @@ def test_layers_side_by_side_equal_each_alone(make_model, dtype, names):
     x = torch.randn(2, 5, layers[0].in_features, generator=generator).to(dtype or torch.float32).requires_grad_()
     got, wanted = joined(x, *layers), torch.cat([layer(x) for layer in layers], dim=-1)
     bound = 2e-2 if dtype else 1e-5
+    if dtype is None:  # as in runs, whose base is in the products' dtype: no copy of it is kept
+        kept = [each.data_ptr() for each in got.grad_fn.saved_tensors]
+        assert {layer.weight.data_ptr() for layer in layers} <= set(kept)
+        largest = max(each.numel() for each in got.grad_fn.saved_tensors)
+        assert largest == max(layer.weight.numel() for layer in layers)
     torch.testing.assert_close(got, wanted, rtol=bound, atol=bound)
     learned = [x, *(part for layer in layers for part in (layer.adapters["default"].A, layer.adapters["default"].B))]
     upstream = torch.randn(got.shape, generator=generator).to(got.dtype)

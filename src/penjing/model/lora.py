@@ -240,13 +240,13 @@ class AdaptedLinear(Linear):
         adapters = [each.adapter(each.active) for each in mine if each.active is not None]
         if 0 < len(adapters) < len(mine) or any(each.has_own_way for each in adapters):
             return None
-        weight_JI = torch.cat([each._base()[0] for each in mine])
-        x = x.to(weight_JI.dtype)
+        weights_OI = [each._base()[0] for each in mine]
+        x = x.to(weights_OI[0].dtype)
         if not adapters:
-            return functional.linear(x, weight_JI)
-        factors = [factor for each in adapters for factor in (each.A, each.B)]
-        scales = tuple(each.size.scale for each in adapters)
-        return _JoinedProduct.apply(x, weight_JI, scales, *factors)  # type: ignore[no-any-return,no-untyped-call]
+            return functional.linear(x, torch.cat(weights_OI))
+        scales, factors = [each.size.scale for each in adapters], [each.A for each in adapters]
+        factors += [each.B for each in adapters]
+        return _JoinedProduct.apply(x, scales, *weights_OI, *factors)  # type: ignore[no-any-return,no-untyped-call]
 
     def _base(self) -> tuple[Tensor, Tensor | None]:
         dtype = self.compute_dtype or self.weight.dtype
@@ -316,27 +316,31 @@ class _Product(torch.autograd.Function):
 
 class _JoinedProduct(torch.autograd.Function):
     """The same for layers of one input side by side, without bias and dropout: x is read once for all of them, and the
-    gradient of x made in one sum."""
+    gradient of x made in one sum. The weights are put together where they are used, and kept as they are."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_JI: Tensor, scales: Sequence[float], *factors: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scales: Sequence[float], *given: Tensor) -> Tensor:
+        """given: the weights of all layers, then each A, then each B."""
+        count = len(scales)
+        weights_OI, factors = given[:count], given[count:]
         x_NI = x.reshape(-1, x.shape[-1])
-        small_RI = torch.cat([a_RI.to(x.dtype) for a_RI in factors[::2]])
-        smalls_OR = [b_OR.to(x.dtype) for b_OR in factors[1::2]]
+        small_RI = torch.cat([a_RI.to(x.dtype) for a_RI in factors[:count]])
+        smalls_OR = [b_OR.to(x.dtype) for b_OR in factors[count:]]
         inner_NR = x_NI @ small_RI.T
-        out_NJ = functional.linear(x_NI, weight_JI)
+        out_NJ = functional.linear(x_NI, torch.cat(weights_OI))
         outs_NO, parts_NR = _apart(out_NJ, inner_NR, smalls_OR)
         for out_NO, part_NR, small_OR, scale in zip(outs_NO, parts_NR, smalls_OR, scales, strict=True):
             out_NO.addmm_(part_NR, small_OR.T, alpha=scale)
-        ctx.save_for_backward(x_NI, inner_NR, weight_JI, small_RI, *smalls_OR)
+        ctx.save_for_backward(x_NI, inner_NR, small_RI, *weights_OI, *smalls_OR)
         ctx.scales, ctx.shape, ctx.dtype = scales, x.shape, factors[0].dtype
         return out_NJ.view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        x_NI, inner_NR, weight_JI, small_RI, *smalls_OR = ctx.saved_tensors
-        slope_NJ = upstream[0].reshape(-1, weight_JI.shape[0])
+        x_NI, inner_NR, small_RI, *rest = ctx.saved_tensors
+        weights_OI, smalls_OR = rest[: len(ctx.scales)], rest[len(ctx.scales) :]
+        slope_NJ = upstream[0].flatten(0, -2)
         slopes_NO, inners_NR = _apart(slope_NJ, inner_NR, smalls_OR)
         parts = list(zip(slopes_NO, inners_NR, smalls_OR, ctx.scales, strict=True))
         slope_NR = torch.cat([(slope_NO @ small_OR).mul_(scale) for slope_NO, _, small_OR, scale in parts], dim=1)
@@ -345,8 +349,8 @@ class _JoinedProduct(torch.autograd.Function):
         grads_b = [(slope_NO.T @ part_NR).to(ctx.dtype).mul_(scale) for slope_NO, part_NR, _, scale in parts]
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = (slope_NJ @ weight_JI).addmm_(slope_NR, small_RI).view(ctx.shape)
-        return grad_x, None, None, *(grad for pair in zip(grads_a, grads_b, strict=True) for grad in pair)
+            grad_x = (slope_NJ @ torch.cat(weights_OI)).addmm_(slope_NR, small_RI).view(ctx.shape)
+        return grad_x, None, *(None for _ in weights_OI), *grads_a, *grads_b
 
 
 def _apart(wide_NJ: Tensor, inner_NR: Tensor, smalls_OR: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
