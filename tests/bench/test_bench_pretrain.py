@@ -80,6 +80,32 @@ def test_looking_is_nobodys_time(spec):
     assert result["first_step_seconds"] == 4.0
 
 
+@pytest.mark.parametrize(("kind", "waits"), [("path", [0, 1, 2, 4, 6]), ("step", [0, 1, 2, 8])])
+def test_a_gpus_queue_is_waited_for_where_a_count_begins_or_ends(spec, kind, waits, monkeypatch):
+    """0: before the first step. The path is looked at 2.5 s after its first step and ends after 5."""
+    clock, done, seen = Clock(), [0], []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(done[0]))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 1000 + done[0])
+    spec = replace(spec, kind=kind, device="cuda", warmup=2, seconds=5.0, looks=2, steps=8)
+    race = Race(spec, lambda: 1.0, age=clock, cpu_clock=clock)
+    race.ready()
+    going = True
+    while going:
+        done[0] += 1
+        clock.now += 1.0
+        going = race.step(5)
+    assert seen == waits
+    assert race.result()["peak_bytes"] == 1000 + (4 if kind == "path" else 8)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one here")
+def test_a_gpu_that_is_not_there_is_said(toy):
+    with pytest.raises(UserError, match="cannot use CUDA"):
+        bench_pretrain(toy / "pretrain.jsonl", Asked(peers=()), QUICK, quiet(), "compute.device=cuda")
+
+
 def test_steps_of_the_other_kind_are_counted(spec):
     race = Race(replace(spec, kind="step"), lambda: 1 / 0)
     race.ready()
