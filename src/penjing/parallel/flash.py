@@ -17,6 +17,7 @@ from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotary_table, rotate
 
 NEWEST_FIRST = ("FA4", "FA3")
+TRIED_TOKENS = 200  # of each of two rows, to see whether kernels of our own work
 LARGEST_DIFFERENCE = 0.05  # in bfloat16, of values and gradients of size 1
 
 
@@ -79,11 +80,12 @@ def _wrong_attention(config: ModelConfig, device: torch.device, dtype: torch.dty
     if not gpu.serves_attention(device, dtype, config.head_size):
         return 0.0
     generator = torch.Generator().manual_seed(1)
-    document_BT = (torch.rand(2, 200, generator=generator) < 0.02).long().cumsum(1).to(device)
+    shape = (2, TRIED_TOKENS)
+    document_BT = (torch.rand(shape, generator=generator) < 0.02).long().cumsum(1).to(device)
     heads, groups, size = config.num_heads, config.num_kv_heads, config.head_size
-    joined_BTJ = torch.randn(2, 200, (heads + 2 * groups) * size, generator=generator).to(device, dtype)
-    upstream_BTHK = torch.randn(2, 200, heads, size, generator=generator).to(device, dtype)
-    rotary = rotary_table(torch.arange(200, device=device)[None], config)
+    joined_BTJ = torch.randn(*shape, (heads + 2 * groups) * size, generator=generator).to(device, dtype)
+    upstream_BTHK = torch.randn(*shape, heads, size, generator=generator).to(device, dtype)
+    rotary = rotary_table(torch.arange(TRIED_TOKENS, device=device)[None], config)
 
     def run(kind: torch.dtype, kernel: bool) -> list[Tensor]:
         given_BTJ, gains = joined_BTJ.to(kind).requires_grad_(), None
