@@ -730,7 +730,7 @@ def bench_train_verb(
 
     result = bench(
         console,
-        method=method or ("pretrain" if run is None else "dpo"),
+        method=method,
         run=run,
         data=data,
         peer=peer,

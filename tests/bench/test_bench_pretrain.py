@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,6 +99,13 @@ def test_a_gpus_queue_is_waited_for_where_a_count_begins_or_ends(spec, kind, wai
         going = race.step(5)
     assert seen == waits
     assert race.result()["peak_bytes"] == 1000 + (4 if kind == "path" else 8)
+
+
+@pytest.mark.parametrize("method", ["", "pretrain"])
+def test_a_setting_alone_is_no_model(toy, method):
+    words = dict(data=toy / "pretrain.jsonl", peer="none", quick=True, trials=1, seconds=1.0, steps=3, threads=1)
+    with pytest.raises(UserError, match="rowz"):
+        asked_for(quiet(), method=method, run=Path("batch.rowz=3"), settings=(), checkpointing=True, **words)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one here")

@@ -127,18 +127,21 @@ def bench(
     checkpointing: bool,
     settings: tuple[str, ...],
 ) -> dict[str, Any]:
-    """What `penjing bench train` was asked for. Raises UserError for words that say nothing to the method."""
+    """What `penjing bench train` was asked for. method: empty for pretrain, with a run dpo. Raises UserError for words
+    that say nothing to the method."""
+    if run is not None and "=" in str(run) and not run.exists():  # with no RUN the first setting stands in its place
+        run, settings = None, (str(run), *settings)
+    method = method or ("pretrain" if run is None else "dpo")
     if method == "pretrain":
         from penjing.bench import peers, pretrain
         from penjing.recipes.bench_pretrain import FULL, QUICK, bench_pretrain
 
-        if run is not None and "=" not in str(run):
+        if run is not None:
             raise UserError("pretraining begins with nothing", where="RUN", got=run, next_step="Leave it out.")
         named = {"all": tuple(peers.PRETRAIN), "none": ()}.get(peer, tuple(peer.split(",")))
         how = pretrain.Asked(peers=named, trials=trials, seconds=seconds, steps=steps, threads=threads)
         how = replace(how, looks=5) if quick else how
-        first = () if run is None else (str(run),)  # with no RUN the first setting stands in its place
-        return bench_pretrain(data, how, QUICK if quick else FULL, console, *first, *settings)
+        return bench_pretrain(data, how, QUICK if quick else FULL, console, *settings)
     if run is None or data is None:
         raise UserError("a model and its data are needed", where=f"--method {method}", wanted="RUN and --data FILE")
     asked = Asked(
