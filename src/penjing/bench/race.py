@@ -125,7 +125,7 @@ class Race:
 
     def step(self, tokens: int) -> bool:
         now = self.age() - self._looked
-        if edge := self._is_edge(now):
+        if self._is_edge(now):
             self._wait()
             now = self.age() - self._looked
         cpu = self.cpu_clock()
@@ -134,10 +134,10 @@ class Race:
         self.lap_tokens.append(tokens)
         self._first = self._first or now
         over = now - self._first >= self.spec.seconds if self.spec.kind == "path" else len(self.laps) >= self.spec.steps
-        if edge and self.spec.kind == "path" and (over or now - self._first >= self._next_look()):
+        if self.spec.kind == "path" and (over or now - self._first >= self._next_look()):
             self._note(now)
         self._last, self._last_cpu = self.age() - self._looked, self.cpu_clock()
-        return not (over and edge)
+        return not over
 
     def _is_edge(self, now: float) -> bool:
         """Whether a count begins or ends with this step, or held-out text is looked at."""
