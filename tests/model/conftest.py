@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from penjing.model import cpu
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
@@ -38,3 +39,9 @@ def make_model() -> Callable[..., Transformer]:
         return model
 
     return make
+
+
+@pytest.fixture
+def without_cpu_kernels(monkeypatch) -> Callable[[], None]:
+    """Switches kernels of our own on the CPU off for the rest of a test."""
+    return lambda: monkeypatch.setattr(cpu, "kernels", lambda: None)

@@ -172,7 +172,8 @@ def test_activations_made_again_give_the_same_gradients(what):
 
 
 @pytest.mark.parametrize("tokens", [64, 56])  # of one row: the second is no multiple of 16
-def test_one_graph_and_nothing_compiled_again(tokens):
+def test_one_graph_and_nothing_compiled_again(tokens, without_cpu_kernels):
+    without_cpu_kernels()  # which round elsewhere than what is compiled, and float8 makes much of it
     torch._dynamo.reset()
     counters.clear()
     model, text_BT = make(), ids(rows=1, tokens=tokens)

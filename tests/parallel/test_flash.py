@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from penjing.model import gpu
+from penjing.model import cpu, gpu
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.parallel import flash
@@ -66,3 +66,29 @@ def test_the_difference_is_that_of_the_kernel(monkeypatch):
     for wrong in (0.0, 0.1):
         found = largest_difference(4, 2, 16, 0, torch.device("cpu"), torch.float32)
         assert found == pytest.approx(wrong, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_on_a_cpu_are_tried(dtype, monkeypatch):
+    model, device = Transformer(SHAPE), torch.device("cpu")
+    if cpu.why_not():
+        assert cpu.why_not() in flash.check_kernels(model, device, dtype)
+        return
+    said = flash.check_kernels(model, device, dtype)
+    assert "norms, SwiGLU and the head's softmax" in said
+    assert ("attention" in said) == cpu.serves_attention(dtype, 16, 99)
+    assert flash.check_kernels(model, device, torch.float16) == ""  # which they do not take
+    right, switched = cpu._run, []
+
+    def wrong(name, tensors, *given):
+        right(name, tensors, *given)
+        if name == broken:
+            written = {"nats": -1, "norm": 2, "gated": 2, "turn": 1}[name]
+            tensors[written].mul_(1.2)
+
+    monkeypatch.setattr(cpu, "_run", wrong)
+    monkeypatch.setattr(cpu, "switch_off", lambda: switched.append(broken))
+    for broken in ("nats", "norm", "gated", *(["turn"] if "attention" in said else [])):
+        with pytest.warns(UserWarning, match="kernels of our own are not used, torch's are: off by 0"):
+            assert flash.check_kernels(model, device, dtype) == ""
+    assert switched[:3] == ["nats", "norm", "gated"]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from penjing.model import gpu
+from penjing.model import cpu, gpu
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
 from penjing.model.documents import Lot, find_lots, has_varlen, tiled_attention, varlen_attention
@@ -65,6 +65,7 @@ class Sight:
     mask_B1TS: Tensor | None = None  # for the plain kernel, and for documents that branch
     document_BT: Tensor | None = None  # for `tiled_attention`
     lots: list[Lot] | None = None
+    first_BT: Tensor | None = None  # for our own kernel on a CPU
     edges: tuple[Tensor, Tensor] | None = None  # for `gpu.heads_and_attention`
     edge_S: Tensor | None = None  # for `varlen_attention`
     window: int = 0
@@ -77,10 +78,11 @@ def sight(
     edge_S: Tensor | None,
     cache: Cache | None,
     window: int,
-    head_size: int,
+    config: ModelConfig,
     dtype: torch.dtype,
 ) -> Sight:
     """What the layers with this window see. dtype: of queries and keys; see `Transformer.hidden` for the rest."""
+    head_size = config.head_size
     num_tokens, device = position_BT.shape[1], position_BT.device
     if cache is not None:
         return Sight(mask_B1TS=cache_mask(position_BT, cache.max_tokens, window))
@@ -99,6 +101,8 @@ def sight(
         mask_B1TS = document_mask(document_BT, window)
     if not on_cpu:
         return Sight(mask_B1TS=mask_B1TS)
+    if mask_B1TS is None and cpu.serves_attention(dtype, head_size, len(document_BT) * config.num_kv_heads):
+        return Sight(document_BT=document_BT, first_BT=cpu.first_keys(document_BT, window), window=window)
     lots = None if torch.compiler.is_compiling() else find_lots(document_BT, mask_B1TS, window, dtype)
     return Sight(mask_B1TS=mask_B1TS, document_BT=document_BT, lots=lots, window=window)
 
@@ -116,12 +120,14 @@ def plain_attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: T
     return mixed_BHTK.transpose(1, 2)
 
 
-def attend(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, seen: Sight) -> Tensor:
-    """mixed_BTHK = softmax(q k^T / sqrt(K)) v over what is seen."""
+def attend(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, rotary: tuple[Tensor, Tensor], seen: Sight) -> Tensor:
+    """mixed_BTHK = softmax(q k^T / sqrt(K)) v over what is seen, with q and k turned by `rotary` first."""
+    if seen.document_BT is not None:
+        given = (seen.document_BT, seen.mask_B1TS, seen.window, seen.lots, rotary, seen.first_BT)
+        return tiled_attention(q_BTHK, k_BTGK, v_BTGK, *given)
+    q_BTHK, k_BTGK = rotate(q_BTHK, *rotary), rotate(k_BTGK, *rotary)
     if seen.edge_S is not None:
         return varlen_attention(q_BTHK, k_BTGK, v_BTGK, seen.edge_S, q_BTHK.shape[1], seen.window)
-    if seen.document_BT is not None:
-        return tiled_attention(q_BTHK, k_BTGK, v_BTGK, seen.document_BT, seen.mask_B1TS, seen.window, seen.lots)
     return plain_attention(q_BTHK, k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), seen.mask_B1TS)
 
 
@@ -166,12 +172,12 @@ class Attention(nn.Module):
             each.view(rows, num_tokens, -1, self.head_size)
             for each in linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
         )
-        q_BTHK = rotate(self.q_norm(q_BTHK), *rotary)
-        k_BTGK = rotate(self.k_norm(k_BTGK), *rotary)
+        q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
         if cache is None:
-            mixed_BTHK = attend(q_BTHK, k_BTGK, v_BTGK, seen)
+            mixed_BTHK = attend(q_BTHK, k_BTGK, v_BTGK, rotary, seen)
         else:
             assert position_BT is not None
+            q_BTHK, k_BTGK = rotate(q_BTHK, *rotary), rotate(k_BTGK, *rotary)
             k_BGSK, v_BGSK = cache.write(self.layer, position_BT, k_BTGK, v_BTGK)
             mixed_BTHK = plain_attention(q_BTHK, k_BGSK.to(q_BTHK.dtype), v_BGSK.to(q_BTHK.dtype), seen.mask_B1TS)
         out_BTD: Tensor = self.o_proj(mixed_BTHK.reshape(rows, num_tokens, -1))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from penjing.model import arena
+from penjing.model import arena, cpu
 from penjing.model.attention import Attention, Sight
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
@@ -65,6 +65,8 @@ class _Added(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
         ctx.dtypes = x.dtype, y.dtype
+        if x.dtype == torch.float32 and cpu.serves(x, y):
+            return cpu.add(x, y, arena.empty_like(x))
         return arena.empty(x, x.shape, torch.promote_types(x.dtype, y.dtype)).copy_(y).add_(x)
 
     @staticmethod

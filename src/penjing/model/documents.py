@@ -23,7 +23,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena
+from penjing.model import arena, cpu
+from penjing.model.rope import rotate
 
 TILE = 64  # positions
 # Matrices of one batched product: each size of product is compiled when it first comes up, and takes 0.5 MiB then on.
@@ -98,8 +99,17 @@ def tiled_attention(
     mask_B1TS: Tensor | None = None,
     window: int = 0,
     lots: list[Lot] | None = None,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    first_BT: Tensor | None = None,
 ) -> Tensor:
-    """mixed_BTHK on a CPU: softmax(q k^T / sqrt(K)) v. lots: `find_lots` of the three before it, where known."""
+    """mixed_BTHK on a CPU: softmax(q k^T / sqrt(K)) v. lots: `find_lots` of the three before it, where known; rotary:
+    `rotary_table` of the positions where q and k are still to be turned; first_BT: `cpu.first_keys` of the documents
+    where our own kernel is to be asked."""
+    by_kernels = cpu.serves(q_BTHK, k_BTGK, v_BTGK, *(rotary or ()))
+    if by_kernels and first_BT is not None:
+        return _ByKernel.apply(q_BTHK, k_BTGK, v_BTGK, first_BT, rotary)  # type: ignore[no-any-return,no-untyped-call]
+    if rotary is not None and not by_kernels:
+        q_BTHK, k_BTGK, rotary = rotate(q_BTHK, *rotary), rotate(k_BTGK, *rotary), None
     if torch.compiler.is_compiling():
         num_groups = k_BTGK.shape[2]
         q_NGQK, k_NGTK, v_NGTK = (_tiles(x, num_groups) for x in (q_BTHK, k_BTGK, v_BTGK))
@@ -108,11 +118,15 @@ def tiled_attention(
         return _rows(mixed_NGQK, q_BTHK.shape[1], q_BTHK.dtype)
     if lots is None:
         lots = find_lots(document_BT, mask_B1TS, window, q_BTHK.dtype)
-    return _Tiled.apply(q_BTHK, k_BTGK, v_BTGK, lots)  # type: ignore[no-any-return,no-untyped-call]
+    return _Tiled.apply(q_BTHK, k_BTGK, v_BTGK, lots, rotary)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _tiles(x_BTHK: Tensor, num_groups: int) -> Tensor:
-    """[tiles of all rows, G, H / G x tile, K]; rows are filled up to whole tiles with zeros."""
+def _tiles(x_BTHK: Tensor, num_groups: int, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """[tiles of all rows, G, H / G x tile, K]; rows are filled up to whole tiles with zeros. rotary: to be turned by,
+    where kernels serve."""
+    if cpu.serves(x_BTHK):
+        x_NHTK = cpu.tiles_of(x_BTHK, rotary)
+        return x_NHTK.view(len(x_NHTK), num_groups, -1, x_BTHK.shape[-1])
     missing = -x_BTHK.shape[1] % TILE
     x_BTHK = functional.pad(x_BTHK, (0, 0, 0, 0, 0, missing)) if missing else x_BTHK
     num_heads, size = x_BTHK.shape[2:]
@@ -126,9 +140,13 @@ def _copied(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).contiguous() if torch.compiler.is_compiling() else arena.empty(x, x.shape, dtype).copy_(x)
 
 
-def _rows(tile_NGQK: Tensor, num_tokens: int, dtype: torch.dtype) -> Tensor:
+def _rows(
+    tile_NGQK: Tensor, num_tokens: int, dtype: torch.dtype, rotary: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
     """The way back of `_tiles`: rows of so many positions."""
     _, num_groups, num_queries, size = tile_NGQK.shape
+    if dtype in cpu.TYPES and cpu.serves(tile_NGQK):
+        return cpu.rows_of(tile_NGQK.view(len(tile_NGQK), -1, TILE, size), num_tokens, dtype, rotary)
     heads, rows = num_groups * num_queries // TILE, len(tile_NGQK) // -(-num_tokens // TILE)
     x_NGRTK = tile_NGQK.view(len(tile_NGQK), tile_NGQK.shape[1], -1, TILE, size)
     return _copied(x_NGRTK.permute(0, 3, 1, 2, 4), dtype).view(rows, -1, heads, size)[:, :num_tokens]
@@ -151,6 +169,9 @@ def _keys(tile_NGTK: Tensor, lot: Lot) -> Tensor:
 def _add_keys(into_NGTK: Tensor, lot: Lot, value: Tensor) -> None:
     """The way back of `_keys`; a tile of keys may be needed by several of queries."""
     num_groups, *tile = into_NGTK.shape[1:]
+    if into_NGTK.dtype == torch.float32 and cpu.serves(into_NGTK, value):
+        cpu.add_tiles(into_NGTK.flatten(0, 1), lot.places(num_groups), value)
+        return
     into_NGTK.flatten(0, 1).index_add_(0, lot.places(num_groups), arena.cast(value, into_NGTK.dtype).view(-1, *tile))
 
 
@@ -180,6 +201,8 @@ def _batched(left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
 def _probabilities(q: Tensor, k: Tensor, lot: Lot, out: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(K)), [N x G, H / G x tile, S], written to `out` if it is given."""
     scores = _batched(q, k.mT, 1 / math.sqrt(q.shape[-1]))
+    if cpu.serves(scores, lot.bias_NTS) and lot.bias_NTS.dtype == scores.dtype:
+        return cpu.softmax(scores, lot.bias_NTS, scores if out is None else out)
     num_tiles, *each = lot.bias_NTS.shape
     scores.view(num_tiles, -1, *each).add_(lot.bias_NTS[:, None])
     return torch.softmax(scores, dim=-1, out=arena.empty_like(scores) if out is None else out)
@@ -242,12 +265,51 @@ def _backward(
     return grad_q_NGQK, grad_k_NGTK, grad_v_NGTK
 
 
+class _ByKernel(torch.autograd.Function):
+    """Attention that keeps no probabilities: scores are made again, tile by tile (model/cpu_attention.c)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BTHK: Tensor,
+        k_BTGK: Tensor,
+        v_BTGK: Tensor,
+        first_BT: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        turns = zip((q_BTHK, k_BTGK, v_BTGK), (rotary, rotary, None), strict=True)
+        q_NHTK, k_NGTK, v_NGTK = (cpu.tiles_of(x, turn) for x, turn in turns)
+        mixed_NHTK, norm_NHT = cpu.attention(q_NHTK, k_NGTK, v_NGTK, first_BT)
+        mixed_BTHK = cpu.rows_of(mixed_NHTK, q_BTHK.shape[1], q_BTHK.dtype, None)
+        ctx.rotary = rotary
+        ctx.save_for_backward(q_NHTK, k_NGTK, v_NGTK, mixed_BTHK, norm_NHT, first_BT)
+        return mixed_BTHK
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        q_NHTK, k_NGTK, v_NGTK, mixed_BTHK, norm_NHT, first_BT = ctx.saved_tensors
+        num_tokens, dtype = mixed_BTHK.shape[1], mixed_BTHK.dtype
+        above_NHTK, mixed_NHTK = (cpu.tiles_of(x, None) for x in (upstream[0].contiguous(), mixed_BTHK))
+        found = cpu.attention_slopes(above_NHTK, q_NHTK, k_NGTK, v_NGTK, mixed_NHTK, norm_NHT, first_BT)
+        turns = zip(found, (ctx.rotary, ctx.rotary, None), strict=True)
+        return (*(cpu.rows_of(each, num_tokens, dtype, turn) for each, turn in turns), None, None)
+
+
 class _Tiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, lots: list[Lot]) -> Tensor:
-        q_NGQK, k_NGTK, v_NGTK = (_tiles(x, k_BTGK.shape[2]) for x in (q_BTHK, k_BTGK, v_BTGK))
+    def forward(
+        ctx: Any,
+        q_BTHK: Tensor,
+        k_BTGK: Tensor,
+        v_BTGK: Tensor,
+        lots: list[Lot],
+        rotary: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        turns = zip((q_BTHK, k_BTGK, v_BTGK), (rotary, rotary, None), strict=True)
+        q_NGQK, k_NGTK, v_NGTK = (_tiles(x, k_BTGK.shape[2], turn) for x, turn in turns)
         room_P = _room(q_NGQK, lots if any(ctx.needs_input_grad) else [])
-        ctx.lots = lots
+        ctx.lots, ctx.rotary = lots, rotary
         ctx.save_for_backward(q_NGQK, k_NGTK, v_NGTK, room_P)
         return _rows(_forward(q_NGQK, k_NGTK, v_NGTK, lots, room_P), q_BTHK.shape[1], q_BTHK.dtype)
 
@@ -255,9 +317,10 @@ class _Tiled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         q_NGQK, k_NGTK, v_NGTK, room_P = ctx.saved_tensors
-        upstream_NGQK = _tiles(upstream[0], k_NGTK.shape[1])
+        upstream_NGQK = _tiles(upstream[0].contiguous(), k_NGTK.shape[1])
         found = _backward(upstream_NGQK, q_NGQK, k_NGTK, v_NGTK, ctx.lots, room_P)
-        return (*(_rows(each, upstream[0].shape[1], q_NGQK.dtype) for each in found), None)
+        turns = zip(found, (ctx.rotary, ctx.rotary, None), strict=True)
+        return (*(_rows(each, upstream[0].shape[1], q_NGQK.dtype, turn) for each, turn in turns), None, None)
 
 
 class _Found:

@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena, gpu
+from penjing.model import arena, cpu, gpu
 from penjing.model.pieces import row_pieces
 
 # Products are taken of a block of positions at a time: 2^23 logits are 16 MB in bfloat16. On a GPU, where every block
@@ -36,9 +36,11 @@ class _SummedNats(torch.autograd.Function):
         for block in _blocks(hidden_ND, weight_VD.shape[0]):
             hidden_CD, target_C, weight_C = hidden_ND[block].to(dtype), target_N[block], weight_N[block].float()
             logits_CV = arena.product(hidden_CD, matrix_VD.T)
-            by_kernel = gpu.serves(hidden_ND.device, dtype)
+            by_gpu = gpu.serves(hidden_ND.device, dtype)
+            by_kernel = by_gpu or cpu.serves(logits_CV)
             if by_kernel:
-                total = total + gpu.nats_in_place(logits_CV, target_C, weight_C, needs_hidden or needs_weight).sum()
+                nats_in_place = gpu.nats_in_place if by_gpu else cpu.nats_in_place
+                total = total + nats_in_place(logits_CV, target_C, weight_C, needs_hidden or needs_weight).sum()
             for part in () if by_kernel else _parts(logits_CV):
                 nats, slope_CV = _nats(logits_CV[part], target_C[part, None], weight_C[part, None])
                 total = total + nats  # in place, torch 2.11 would compile a loss without gradients
@@ -47,7 +49,7 @@ class _SummedNats(torch.autograd.Function):
             if grad_hidden_ND is not None:
                 grad_hidden_ND[block] = (logits_CV @ matrix_VD).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:
-                _add_product(grad_weight_VD, logits_CV.T, hidden_CD)
+                _add_product(grad_weight_VD, logits_CV, hidden_CD)
         ctx.save_for_backward(*(grad for grad in (grad_hidden_ND, grad_weight_VD) if grad is not None))
         return total
 
@@ -60,15 +62,18 @@ class _SummedNats(torch.autograd.Function):
         return grad_hidden_ND, grad_weight_VD, None, None, None
 
 
-def _add_product(into_VD: Tensor, left_VC: Tensor, right_CD: Tensor) -> None:
-    """into += left @ right, into a wider dtype: on a GPU in the product itself, on a CPU without a copy of all that is
-    added in the sum's dtype."""
-    if gpu.serves(into_VD.device, left_VC.dtype):
-        gpu.add_product(into_VD, left_VC, right_CD)
+def _add_product(into_VD: Tensor, left_CV: Tensor, right_CD: Tensor) -> None:
+    """into += left^T @ right, into a wider dtype: on a GPU in the product itself, on a CPU without a copy in the sum's
+    dtype of all that is added."""
+    if gpu.serves(into_VD.device, left_CV.dtype):
+        gpu.add_product(into_VD, left_CV.T, right_CD)
         return
-    more_VD = arena.product(left_VC, right_CD)
+    more_VD = cpu.outer(left_CV, right_CD)
     if not arena.by_hand(into_VD):
         into_VD += more_VD
+        return
+    if into_VD.dtype == torch.float32 and cpu.serves(into_VD, more_VD):
+        cpu.add(into_VD, more_VD, into_VD)
         return
     for into_CD, more_CD in row_pieces(into_VD, more_VD):
         into_CD += arena.cast(more_CD, into_CD.dtype)

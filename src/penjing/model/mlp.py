@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena, gpu
+from penjing.model import arena, cpu, gpu
 from penjing.model.config import ModelConfig
 from penjing.model.linear import Linear, joined, linears
 from penjing.model.pieces import PIECE, pieces
@@ -74,9 +74,15 @@ class _GatedDown(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (gate, up, weight_DF), grad_gate, grad_up, grad_weight_DF = ctx.saved_tensors, None, None, None
         upstream_BD = upstream[0].flatten(0, -2)
+        if all(ctx.needs_input_grad) and cpu.serves(gate, up, upstream_BD):
+            above = arena.product(upstream_BD, arena.cast(weight_DF, gate.dtype)).view(gate.shape)
+            grad_gate, grad_up, inner = cpu.gated_slopes(above, gate, up, remade=True)
+            assert inner is not None
+            grad_weight_DF = arena.cast(cpu.outer(upstream_BD, inner.flatten(0, -2)), weight_DF.dtype)
+            return grad_gate, grad_up, grad_weight_DF
         if ctx.needs_input_grad[2]:
             inner_BF = _inner(gate, up).flatten(0, -2)
-            grad_weight_DF = arena.cast(arena.product(upstream_BD.T, inner_BF), weight_DF.dtype)
+            grad_weight_DF = arena.cast(cpu.outer(upstream_BD, inner_BF), weight_DF.dtype)
             del inner_BF
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             grad_inner_BF = arena.product(upstream_BD, arena.cast(weight_DF, gate.dtype))
@@ -85,6 +91,8 @@ class _GatedDown(torch.autograd.Function):
 
 
 def _inner(gate: Tensor, up: Tensor) -> Tensor:
+    if cpu.serves(gate, up):
+        return cpu.gated(gate, up)
     inner = arena.empty_like(gate)
     for inner_C, gate_C, up_C in pieces(inner, gate, up):
         torch.ops.aten.silu.out(gate_C, out=inner_C).mul_(up_C)
@@ -93,6 +101,8 @@ def _inner(gate: Tensor, up: Tensor) -> Tensor:
 
 def _slopes(upstream: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of gate and up."""
+    if cpu.serves(upstream, gate, up):
+        return cpu.gated_slopes(upstream, gate, up)[:2]
     grad_gate, grad_up = arena.empty_like(gate), arena.empty_like(up)
     room_C = arena.empty(gate, (min(PIECE, gate.numel()),), gate.dtype)
     for grad_gate_C, grad_up_C, upstream_C, gate_C, up_C in pieces(grad_gate, grad_up, upstream, gate, up):

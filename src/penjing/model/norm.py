@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena
+from penjing.model import arena, cpu
 from penjing.model.pieces import row_pieces
 
 
@@ -53,6 +53,11 @@ class _Normalised(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         x_ND, wide = x.reshape(-1, x.shape[-1]), torch.promote_types(x.dtype, torch.float32)
+        ctx.set_materialize_grads(False)
+        if dtype in cpu.TYPES and cpu.serves(x_ND, gain):
+            out_ND, scale_N1 = cpu.norm(x_ND, gain, epsilon, dtype)
+            ctx.save_for_backward(x_ND, scale_N1, gain)
+            return x, out_ND.view(x.shape)
         out_ND = arena.empty(x, x_ND.shape, dtype)
         scale_N1 = torch.empty(len(x_ND), 1, dtype=wide)
         parts = list(row_pieces(out_ND, scale_N1, x_ND))
@@ -63,7 +68,6 @@ class _Normalised(torch.autograd.Function):
             torch.rsqrt(norm_C1.square_().div_(x.shape[-1]).add_(epsilon), out=scale_C1)
             out_CD.copy_(wide_CD.mul_(scale_C1).mul_(gain))
         ctx.save_for_backward(x_ND, scale_N1, gain)
-        ctx.set_materialize_grads(False)
         return x, out_ND.view(x.shape)
 
     @staticmethod
@@ -75,6 +79,10 @@ class _Normalised(torch.autograd.Function):
             return beside, None, None, None
         upstream_ND = above.reshape(x_ND.shape)
         beside_ND = x_ND if beside is None else beside.reshape(x_ND.shape)
+        if cpu.serves(x_ND, upstream_ND, beside_ND, gain) and beside_ND.dtype == x_ND.dtype:
+            given_ND = None if beside is None else beside_ND
+            grad_ND, grad_gain = cpu.norm_slopes(x_ND, scale_N1, gain, upstream_ND, given_ND)
+            return grad_ND.view(above.shape), grad_gain if ctx.needs_input_grad[1] else None, None, None
         grad_ND, grad_gain = arena.empty_like(x_ND), torch.zeros_like(gain)
         parts = list(row_pieces(grad_ND, x_ND, scale_N1, upstream_ND, beside_ND))
         rooms = arena.empty(x_ND, (3, *parts[0][0].shape), scale_N1.dtype) if parts else x_ND

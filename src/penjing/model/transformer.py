@@ -82,9 +82,10 @@ class Transformer(nn.Module):
                 torch.arange(num_tokens, device=ids_BT.device)[None] if cache is None else cache.positions(num_tokens)
             )
         windows = sorted({self.config.window(layer) for layer in range(self.config.num_layers)})
-        size, dtype = self.config.head_size, self.compute_dtype or self.embed.weight.dtype
+        dtype, config = self.compute_dtype or self.embed.weight.dtype, self.config
         sights = {
-            window: sight(position_BT, document_BT, branch_BT, edge_S, cache, window, size, dtype) for window in windows
+            window: sight(position_BT, document_BT, branch_BT, edge_S, cache, window, config, dtype)
+            for window in windows
         }
         rotary = rotary_table(position_BT, self.config)
         x_BTD = self.embed(ids_BT)

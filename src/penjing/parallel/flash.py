@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from penjing.model import gpu
+from penjing.model import cpu, gpu
 from penjing.model.attention import document_mask, plain_attention
 from penjing.model.config import ModelConfig
-from penjing.model.documents import has_varlen, varlen_attention
+from penjing.model.documents import has_varlen, tiled_attention, varlen_attention
+from penjing.model.mlp import gated
 from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotary_table, rotate
 
@@ -56,28 +57,47 @@ def activate_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -
 
 
 def check_kernels(model: nn.Module, device: torch.device, dtype: torch.dtype) -> str:
-    """Try kernels of our own (model/gpu.py) on a small case of the model's heads. Where they fail on this card or are
-    wrong they are switched off, with a warning. What they are used for; empty: not used."""
+    """Try kernels of our own (model/gpu.py, model/cpu.py) on a small case of the model's heads. Where they fail on this
+    machine or are wrong they are switched off, with a warning. A line that says what they are used for, or on a CPU why
+    they are not; empty: nothing to say."""
     config = getattr(model, "config", None)
-    if config is None or not gpu.serves(device, dtype):
+    if config is None:
         return ""
+    on_cpu = _on_cpu(device, dtype)
+    if not (dtype in cpu.TYPES if on_cpu else gpu.serves(device, dtype)):
+        return ""
+    if on_cpu and (why := cpu.why_not()):
+        return f"steps take longer than they could: kernels of our own for this CPU are missing, {why}"
     try:
         wrong = max(_wrong_attention(config, device, dtype), _wrong_head(config.vocabulary_size, device, dtype))
+        if on_cpu:
+            wrong = max(wrong, _wrong_layers(dtype))
     except Exception as error:  # whatever a compiler or a card has against them
         said = f"{type(error).__name__}: {error}".splitlines()[0]
     else:
         if wrong <= LARGEST_DIFFERENCE:
-            attends = gpu.serves_attention(device, dtype, config.head_size)
-            return "attention, SwiGLU and the head's softmax" if attends else "SwiGLU and the head's softmax"
+            used = ["attention"] if _attends(config, device, dtype) else []
+            used += ["norms"] if on_cpu else []
+            return f"kernels of our own for {', '.join([*used, 'SwiGLU'])} and the head's softmax"
         said = f"off by {wrong:.2g}"
     warnings.warn(f"kernels of our own are not used, torch's are: {said}", stacklevel=2)
-    gpu.switch_off()
+    (cpu if on_cpu else gpu).switch_off()
     return ""
+
+
+def _on_cpu(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cpu" and not gpu.serves(device, dtype)  # as it does where Triton interprets
+
+
+def _attends(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    if _on_cpu(device, dtype):
+        return cpu.serves_attention(dtype, config.head_size, torch.get_num_threads())
+    return gpu.serves_attention(device, dtype, config.head_size)
 
 
 def _wrong_attention(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> float:
     """The largest difference of values and gradients from the plain parts in float32, by the largest value."""
-    if not gpu.serves_attention(device, dtype, config.head_size):
+    if not _attends(config, device, dtype):
         return 0.0
     generator = torch.Generator().manual_seed(1)
     shape = (2, TRIED_TOKENS)
@@ -92,14 +112,22 @@ def _wrong_attention(config: ModelConfig, device: torch.device, dtype: torch.dty
         norms = [RMSNorm(size, config.norm_epsilon).to(device) for _ in range(2)]
         if config.normalises_heads:
             gains = norms[0].weight, norms[1].weight
-        if kernel:
+            norms[0].compute_dtype = norms[1].compute_dtype = kind
+        parts = torch.split(given_BTJ, [heads * size, groups * size, groups * size], dim=-1)
+        q, k, v = (x.reshape(*x.shape[:2], -1, size) for x in parts)
+        if kernel and _on_cpu(device, dtype):
+            q, k = (norms[0](q), norms[1](k)) if gains else (q, k)
+            first_BT = cpu.first_keys(document_BT, 0)
+            out = tiled_attention(q, k, v, document_BT, rotary=rotary, first_BT=first_BT)
+        elif kernel:
             edges = gpu.document_edges(document_BT)
             out = gpu.heads_and_attention(given_BTJ, gains, config.norm_epsilon, rotary, edges, heads, groups)
         else:
-            parts = torch.split(given_BTJ, [heads * size, groups * size, groups * size], dim=-1)
-            q, k, v = (x.view(*x.shape[:2], -1, size) for x in parts)
             if gains:
-                q, k = norms[0](q), norms[1](k)
+                q, k = (
+                    functional.rms_norm(x, (size,), gain, config.norm_epsilon)
+                    for x, gain in zip((q, k), gains, strict=True)
+                )
             q, k = rotate(q, *rotary), rotate(k, *rotary)
             out = plain_attention(q, k.transpose(1, 2), v.transpose(1, 2), document_mask(document_BT))
         return [out.detach(), *torch.autograd.grad(out, (given_BTJ, *(gains or ())), upstream_BTHK.to(kind))]
@@ -113,11 +141,32 @@ def _wrong_head(vocabulary: int, device: torch.device, dtype: torch.dtype) -> fl
     generator = torch.Generator().manual_seed(1)
     logits_CV = (4 * torch.randn(16, vocabulary, generator=generator)).to(device, dtype)
     target_C = torch.randint(vocabulary, (16,), generator=generator).to(device)
-    wide_CV = logits_CV.float().requires_grad_()
+    wide_CV = logits_CV.to(torch.float32, copy=True).requires_grad_()
     wanted_C = functional.cross_entropy(wide_CV, target_C, reduction="none")
     (slope_CV,) = torch.autograd.grad(wanted_C.sum(), wide_CV)
-    got_C = gpu.nats_in_place(logits_CV, target_C, torch.ones(16, device=device), True)
+    nats_in_place = cpu.nats_in_place if _on_cpu(device, dtype) else gpu.nats_in_place
+    got_C = nats_in_place(logits_CV, target_C, torch.ones(16, device=device), True)
     pairs = ((got_C, wanted_C.detach()), (logits_CV.float(), slope_CV))
+    return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
+
+
+def _wrong_layers(dtype: torch.dtype) -> float:
+    """The same of a norm and a gated product on a CPU."""
+    generator = torch.Generator().manual_seed(1)
+    x_ND, upstream_ND = torch.randn(2, 40, 96, generator=generator)
+
+    def run(plain: bool) -> list[Tensor]:
+        x, norm = x_ND.clone().requires_grad_(), RMSNorm(96, 1e-6)
+        norm.compute_dtype = dtype
+        if plain:
+            y = functional.rms_norm(x, (96,), norm.weight, 1e-6)
+            out = functional.silu(y) * y
+        else:
+            y = norm(x)
+            out = gated(y, y).float()
+        return [out.detach(), *torch.autograd.grad(out, (x, norm.weight), upstream_ND)]
+
+    pairs = zip(run(False), run(True), strict=True)
     return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
 
 

@@ -196,7 +196,7 @@ def assemble(
     flash = activate_flash(model, engine.device, dtype)
     if run.compute.float8 != "off":
         notes += doubts(engine.device.type, sum(parameter.numel() for parameter in model.parameters()))
-    notes += [f"kernels of our own for {kernels}"] if kernels else []
+    notes += [kernels] if kernels else []
     notes += [f"attention by {flash}"] if flash else []
     notes += run.optimizer.doubts()
     compiling = decide(run.compute.compile, engine.device, trained, eager_seconds)

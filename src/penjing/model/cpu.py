@@ -1,0 +1,390 @@
+"""What runs on a CPU as kernels of our own (model/cpu_kernels.c): everything of a step that is no matrix product.
+
+An eager program makes a pass over memory for each operation; a norm is five of them, its gradient ten. In C each is
+one, in float32 inside, whatever is read and written. The file is built when it is first needed, by the machine's own C
+compiler and for its processor, which takes two seconds once; without a compiler torch's operations do, and a run says
+so. The kernels share torch's threads: they are linked with the OpenMP library that torch has loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from ctypes import c_float, c_int, c_long, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from penjing.model import arena
+
+SWITCH = "PENJING_KERNELS"  # environment; off: torch's own operations, to find out what is to blame
+_is_off = f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else ""
+SOURCES = tuple(Path(__file__).with_name(f"cpu_{name}") for name in ("kernels.c", "attention.c", "types.h"))
+FLAGS = (
+    *("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+)
+WIDEST = ("-mprefer-vector-width=512",)  # on x86; compilers take half of it of themselves
+BUILD_SECONDS = 120  # after which a compiler is taken to hang
+LOTS = 32  # of rows, over which a gain's gradient is summed one by one, whatever the number of threads
+SMALL = 1 << 14  # values; what is smaller is not worth a second thread
+TILE = 64  # positions, as in documents.py
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_SIGNATURES = {
+    "norm": (c_void_p,) * 4 + (c_long,) * 2 + (c_float,) + (c_int,) * 3,
+    "norm_slopes": (c_void_p,) * 7 + (c_long,) * 3 + (c_int,) * 3,
+    "add": (c_void_p,) * 3 + (c_long,) + (c_int,) * 2,
+    "gated": (c_void_p,) * 3 + (c_long,) + (c_int,) * 2,
+    "gated_slopes": (c_void_p,) * 6 + (c_long,) + (c_int,) * 2,
+    "turn": (c_void_p,) * 4 + (c_long, c_float) + (c_long,) * 5 + (c_int,) * 5,
+    "softmax": (c_void_p,) * 3 + (c_long,) * 4 + (c_int,) * 2,
+    "add_tiles": (c_void_p,) * 3 + (c_long,) * 2 + (c_int,) * 2,
+    "attention_types": (c_int,),
+    "attention": (c_void_p,) * 6 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
+    "attention_slopes": (c_void_p,) * 10 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
+    "transpose": (c_void_p,) * 2 + (c_long,) * 2 + (c_int,),
+    "nats": (c_void_p,) * 4 + (c_long,) * 2 + (c_int,) * 3,
+}
+
+
+class _Kernels:
+    """The functions of the built library."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        for name, types in _SIGNATURES.items():
+            function = getattr(library, f"penjing_{name}")
+            function.argtypes, function.restype = types, c_int if name.startswith("attention") else None
+            setattr(self, name, function)
+        self.types = self.attention_types(True)
+
+    def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:  # for type checkers
+        raise AttributeError(name)
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether kernels take these: on a CPU, in float32 or bfloat16, one value after another."""
+    for x in tensors:
+        if x.device.type != "cpu" or x.dtype not in TYPES or not x.is_contiguous():
+            return False
+        if type(x) not in (Tensor, torch.nn.Parameter):
+            return False
+    return not torch.compiler.is_compiling() and kernels() is not None
+
+
+@cache
+def kernels() -> _Kernels | None:
+    """The built library; None where there is none, see `why_not`."""
+    if _is_off:
+        return None
+    found = _build()
+    return found if isinstance(found, _Kernels) else None
+
+
+def why_not() -> str:
+    """Why torch's operations do on this CPU; empty where kernels are there."""
+    if _is_off:
+        return _is_off
+    found = _build()
+    return found if isinstance(found, str) else ""
+
+
+def switch_off() -> None:
+    """From here on torch's own operations, in this process."""
+    global _is_off
+    _is_off = "they were switched off"
+    kernels.cache_clear()
+
+
+@cache
+def _build() -> _Kernels | str:
+    """The kernels, or why there are none."""
+    if sys.platform != "linux":
+        return f"they are built on Linux only, not on {sys.platform}"
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))), None)
+    if compiler is None:
+        return "there is no C compiler (cc, gcc or clang)"
+    openmp = _openmp()
+    if openmp is None:
+        return "torch has loaded no OpenMP library whose threads they could share"
+    path = _folder() / f"cpu_kernels-{_key(compiler, openmp)}.so"
+    try:
+        if not path.exists():
+            _compile(compiler, openmp, path)
+        found = _Kernels(path)
+    except (OSError, subprocess.SubprocessError, AttributeError) as error:
+        return f"{compiler} could not build them: {_last_line(error)}"
+    return found
+
+
+def _openmp() -> str | None:
+    """The file of the OpenMP library in this process. A second one would have threads of its own beside torch's."""
+    try:
+        loaded = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    files = {line.split(maxsplit=5)[-1] for line in loaded.splitlines() if "/" in line}
+    return next((file for file in sorted(files) if Path(file).name.startswith(("libgomp", "libiomp", "libomp"))), None)
+
+
+def _folder() -> Path:
+    """Where built kernels are kept; a folder for this process alone where nothing can be written."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(base) / "penjing"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="penjing-"))
+
+
+def _key(compiler: str, openmp: str) -> str:
+    """Tells builds apart: by source, flags, compiler, processor and OpenMP library, as machines may share a home."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=BUILD_SECONDS).stdout
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    processor = [line for line in lines if line.split(":")[0].strip() in ("flags", "Features", "model name")][:2]
+    known = [
+        *(source.read_bytes() for source in SOURCES),
+        repr((FLAGS, WIDEST, openmp, platform.machine(), processor)).encode(),
+        version,
+    ]
+    return hashlib.sha256(b"\0".join(known)).hexdigest()[:20]
+
+
+def _compile(compiler: str, openmp: str, path: Path) -> None:
+    """Build to `path`, which other processes may be doing too. Raises OSError and SubprocessError."""
+    handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".so")
+    os.close(handle)
+    widest = WIDEST if platform.machine() in ("x86_64", "AMD64") else ()
+    try:
+        for more in dict.fromkeys((widest, ())):
+            done = subprocess.run(
+                [compiler, *FLAGS, *more, "-o", draft, *map(str, SOURCES[:2]), openmp, "-lm"],
+                capture_output=True,
+                text=True,
+                timeout=BUILD_SECONDS,
+            )
+            if done.returncode == 0:
+                os.replace(draft, path)
+                return
+        raise OSError(done.stderr.strip() or f"exit status {done.returncode}")
+    finally:
+        Path(draft).unlink(missing_ok=True)
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
+
+
+def _threads(values: int) -> int:
+    return 1 if values < SMALL else torch.get_num_threads()
+
+
+def _run(name: str, tensors: Sequence[Tensor | None], *given: float) -> None:
+    """Call a kernel with where the tensors are, and numbers. Raises MemoryError where it found no room."""
+    if arena.is_set_aside():
+        return  # stand-ins without memory
+    found = kernels()
+    assert found is not None, "ask serves first"
+    if getattr(found, name)(*(None if x is None else x.data_ptr() for x in tensors), *given):
+        raise MemoryError(f"no room for a thread's part of {name}")
+
+
+def norm(x_ND: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The RMSNorm of x in `dtype`, and 1 / its root mean square, scale_N1, in float32."""
+    rows, width = x_ND.shape
+    out_ND, scale_N1 = arena.empty(x_ND, x_ND.shape, dtype), torch.empty(rows, 1)
+    types = TYPES[x_ND.dtype], TYPES[dtype]
+    _run("norm", (x_ND, gain, out_ND, scale_N1), rows, width, epsilon, *types, _threads(x_ND.numel()))
+    return out_ND, scale_N1
+
+
+def norm_slopes(
+    x_ND: Tensor, scale_N1: Tensor, gain: Tensor, above_ND: Tensor, beside_ND: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x, in its dtype and with `beside` added, which is of that dtype too, and of the gain."""
+    rows, width = x_ND.shape
+    grad_ND, sums_LD = arena.empty_like(x_ND), torch.zeros(LOTS, width)
+    given, types = (x_ND, scale_N1, gain, above_ND, beside_ND, grad_ND, sums_LD), (x_ND.dtype, above_ND.dtype)
+    _run("norm_slopes", given, LOTS, rows, width, *map(TYPES.__getitem__, types), _threads(x_ND.numel()))
+    return grad_ND, sums_LD.sum(dim=0)
+
+
+def add(x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    """out = x + y, of x and out in float32; out may be x."""
+    _run("add", (x, y, out), x.numel(), TYPES[y.dtype], _threads(x.numel()))
+    return out
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    inner = arena.empty_like(gate)
+    _run("gated", (gate, up, inner), gate.numel(), TYPES[gate.dtype], _threads(gate.numel()))
+    return inner
+
+
+def gated_slopes(
+    above: Tensor, gate: Tensor, up: Tensor, *, remade: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients of gate and up. remade: silu(gate) * up once more too; up's gradient then takes the place of
+    `above`."""
+    grad_gate, inner = arena.empty_like(gate), arena.empty_like(gate) if remade else None
+    grad_up = above if remade else arena.empty_like(up)
+    given = (above, gate, up, inner, grad_gate, grad_up)
+    _run("gated_slopes", given, gate.numel(), TYPES[gate.dtype], _threads(gate.numel()))
+    return grad_gate, grad_up, inner
+
+
+def tiles_of(x_BTHK: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    """[tiles of all rows, H, tile, K]: heads turned by `rotary` (rope.py) and cut into tiles, which are filled up with
+    zeros."""
+    rows, num_tokens, num_heads, size = x_BTHK.shape
+    out = arena.empty(x_BTHK, (rows * -(-num_tokens // TILE), num_heads, TILE, size), x_BTHK.dtype)
+    _turn(x_BTHK, out, rotary, 1.0, (rows, num_tokens, num_heads, size), (0, 1))
+    return out
+
+
+def rows_of(x_NHTK: Tensor, num_tokens: int, dtype: torch.dtype, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    """The way back of `tiles_of`, and so its gradient: x_BTHK in `dtype`, turned back."""
+    num_tiles, num_heads, _, size = x_NHTK.shape
+    rows = num_tiles // -(-num_tokens // TILE)
+    out_BTHK = arena.empty(x_NHTK, (rows, num_tokens, num_heads, size), dtype)
+    _turn(x_NHTK, out_BTHK, rotary, -1.0, out_BTHK.shape, (1, 0))
+    return out_BTHK
+
+
+def _turn(
+    x: Tensor,
+    out: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    sign: float,
+    shape: Sequence[int],
+    tiled: tuple[int, int],
+) -> None:
+    cosine, sine = rotary or (None, None)
+    pairs = 0 if cosine is None else cosine.shape[-1]
+    table_step = 0 if cosine is None or len(cosine) == 1 else cosine[0].numel()
+    types = TYPES[x.dtype], TYPES[out.dtype]
+    _run("turn", (x, out, cosine, sine), table_step, sign, pairs, *shape, *tiled, *types, _threads(x.numel()))
+
+
+def serves_attention(dtype: torch.dtype, head_size: int, num_units: int) -> bool:
+    """Whether `attention` takes queries of this kind: heads of 16, 32, ... dimensions, in float32 or, where the
+    processor has products for it, bfloat16. num_units: key heads of all rows; each is one thread's in the backward
+    pass."""
+    found = None if torch.compiler.is_compiling() else kernels()
+    if found is None or dtype not in TYPES or head_size % 16 or num_units < torch.get_num_threads():
+        return False
+    return bool(found.types & 1 << TYPES[dtype])
+
+
+def first_keys(document_BT: Tensor, window: int) -> Tensor:
+    """first_BT, int32: the first key that each position may look at, which is in its document and window. Equal
+    neighbours in document_BT are one document; rows are filled up to whole tiles with positions that look at
+    themselves."""
+    num_tokens = document_BT.shape[1]
+    document_BT = functional.pad(document_BT, (0, -num_tokens % TILE))
+    place_T = torch.arange(document_BT.shape[1])
+    new_BT = document_BT[:, 1:] != document_BT[:, :-1]
+    first_BT = functional.pad(new_BT * place_T[1:], (1, 0)).cummax(dim=1).values
+    if window:
+        first_BT = first_BT.maximum(place_T + 1 - window)
+    return torch.where(place_T < num_tokens, first_BT, place_T).int()
+
+
+def attention(q_NHTK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, first_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """softmax(q k^T / sqrt(K)) v of tiles, and norm_NHT, the logarithm of each softmax's sum, in float32."""
+    mixed_NHTK, norm_NHT = arena.empty_like(q_NHTK), torch.empty(q_NHTK.shape[:3])
+    given = (q_NHTK, k_NGTK, v_NGTK, first_BT, mixed_NHTK, norm_NHT)
+    _run("attention", given, *_attended(q_NHTK, k_NGTK, first_BT))
+    return mixed_NHTK, norm_NHT
+
+
+def attention_slopes(
+    above_NHTK: Tensor,
+    q_NHTK: Tensor,
+    k_NGTK: Tensor,
+    v_NGTK: Tensor,
+    mixed_NHTK: Tensor,
+    norm_NHT: Tensor,
+    first_BT: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, and in float32 of k and v."""
+    grad_q_NHTK = arena.empty_like(q_NHTK)
+    grad_k_NGTK, grad_v_NGTK = (arena.empty(k_NGTK, k_NGTK.shape, torch.float32) for _ in range(2))
+    given = (above_NHTK, q_NHTK, k_NGTK, v_NGTK, mixed_NHTK, norm_NHT, first_BT, grad_q_NHTK, grad_k_NGTK, grad_v_NGTK)
+    _run("attention_slopes", given, *_attended(q_NHTK, k_NGTK, first_BT))
+    return grad_q_NHTK, grad_k_NGTK, grad_v_NGTK
+
+
+def _attended(q_NHTK: Tensor, k_NGTK: Tensor, first_BT: Tensor) -> tuple[float, ...]:
+    (num_tiles, num_heads, _, size), rows = q_NHTK.shape, len(first_BT)
+    shape = (rows, num_tiles // rows, num_heads, k_NGTK.shape[1], size)
+    return (*shape, size**-0.5, TYPES[q_NHTK.dtype], _threads(q_NHTK.numel()))
+
+
+def softmax(scores_NQS: Tensor, bias_LTS: Tensor, out_NQS: Tensor) -> Tensor:
+    """softmax(scores + bias) over the last dimension. Each tile's bias serves N / L key heads, and of each the query
+    heads that share it, Q / T."""
+    count, queries, width = scores_NQS.shape
+    shape = len(bias_LTS), count // len(bias_LTS), queries, width
+    _run("softmax", (scores_NQS, bias_LTS, out_NQS), *shape, TYPES[scores_NQS.dtype], _threads(scores_NQS.numel()))
+    return out_NQS
+
+
+def add_tiles(into_ME: Tensor, place_N: Tensor, value_NE: Tensor) -> None:
+    """into[place] += value, in the order of N. into in float32; E values are a tile."""
+    shape = len(place_N), into_ME[0].numel()
+    _run("add_tiles", (into_ME, place_N, value_NE), *shape, TYPES[value_NE.dtype], _threads(value_NE.numel()))
+
+
+def outer(left_BM: Tensor, right_BN: Tensor) -> Tensor:
+    """left^T @ right, a weight's gradient.
+
+    Where the processor has matrix units (AMX), oneDNN takes twice as long for a matrix that stands the other way round
+    as for one that does not: there it is turned first, which takes a tenth of that.
+    """
+    if left_BM.dtype == torch.bfloat16 and has_matrix_units() and serves(left_BM):
+        return arena.product(transposed(left_BM), right_BN)
+    return arena.product(left_BM.T, right_BN)
+
+
+@cache
+def has_matrix_units() -> bool:
+    """Whether this is an x86 processor with tiles for bfloat16."""
+    try:
+        return "amx_bf16" in Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return False
+
+
+def transposed(x_MN: Tensor) -> Tensor:
+    """x^T, its values one after another, of a matrix in bfloat16."""
+    out_NM = arena.empty(x_MN, x_MN.shape[::-1], x_MN.dtype)
+    _run("transpose", (x_MN, out_NM), *x_MN.shape, _threads(x_MN.numel()))
+    return out_NM
+
+
+def nats_in_place(logits_CV: Tensor, target_C: Tensor, weight_C: Tensor, slope: bool) -> Tensor:
+    """weight * -log softmax(logits)[target] of each position, in float32. With `slope` its gradient for the logits,
+    (softmax - one_hot) * weight, takes their place."""
+    rows, width = logits_CV.shape
+    nats_C, target_C, weight_C = torch.empty(rows), target_C.contiguous(), weight_C.contiguous()
+    given = logits_CV, target_C, weight_C, nats_C
+    _run("nats", given, rows, width, slope, TYPES[logits_CV.dtype], _threads(logits_CV.numel()))
+    return nats_C
