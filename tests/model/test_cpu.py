@@ -201,16 +201,6 @@ def test_tiles_are_added_where_they_belong(dtype, threads):
     torch.testing.assert_close(into, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (31, 70), (64, 96), (200, 37)])
-def test_transposed(shape, threads):
-    x = drawn(*shape, dtype=BF16)
-    assert torch.equal(cpu.transposed(x), x.T)
-    for matrix_units in (False, True):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cpu, "has_matrix_units", lambda: matrix_units)  # noqa: B023
-            torch.testing.assert_close(cpu.outer(x, x).float(), x.float().T @ x.float(), rtol=1e-2, atol=1e-2)
-
-
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("shape", [(1, 5), (40, 333), (9, 70001)])
 def test_nats(shape, dtype, threads):
@@ -224,6 +214,24 @@ def test_nats(shape, dtype, threads):
     assert torch.equal(logits, before)
     torch.testing.assert_close(cpu.nats_in_place(logits, target, weight, True), expected.float(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits, slope.to(dtype), **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("shape", [(1, 5), (40, 333)])
+def test_log_probabilities(shape, dtype, threads):
+    logits, slope = drawn(*shape, dtype=dtype) * 3, drawn(shape[0], seed=1)
+    logits[0, 3] = -math.inf
+    target = torch.zeros(shape[0], dtype=torch.long)
+    wide = logits.double().requires_grad_()
+    every = wide.log_softmax(dim=-1)
+    (wanted,) = torch.autograd.grad((every[:, 0] * slope).sum(), wide)
+    logp, entropy, norm = torch.empty(3, shape[0])
+    cpu.log_probs(logits, target, logp, entropy, norm)
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(logp, every[:, 0].float(), **close)
+    torch.testing.assert_close(entropy, -(every.exp() * every).nansum(dim=-1).float(), **close)
+    torch.testing.assert_close(norm, wide.logsumexp(dim=-1).float(), **close)
+    torch.testing.assert_close(cpu.log_prob_slopes(logits, target, norm, slope), wanted.to(dtype), **CLOSE[dtype])
 
 
 def test_what_is_no_number_stays_none():

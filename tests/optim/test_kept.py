@@ -137,18 +137,17 @@ def test_pieces_and_stacks_change_nothing(monkeypatch, kind):
     model, twin = make_model(), make_model()
     take_steps(model, SETTINGS[kind](state="int8").build(model), [1, 2, 3])
     monkeypatch.setattr(kept, "PIECE", BLOCK * 5)
-    monkeypatch.setattr(muon, "STACK", 64 * 64)
+    monkeypatch.setitem(muon.STACK, "cpu", 64 * 64)
     take_steps(twin, SETTINGS[kind](state="int8").build(twin), [1, 2, 3])
     for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_stacks_are_of_one_height(monkeypatch):
-    monkeypatch.setattr(muon, "STACK", 1000)
-    assert stack_height(36, 200) == 4  # not 5: the last stack would be another shape
-    assert stack_height(3, 200) == 3
-    assert stack_height(7, 300) == 1
-    assert stack_height(7, 5000) == 1
+def test_stacks_are_of_one_height():
+    assert stack_height(36, 200, 1000) == 4  # not 5: the last stack would be another shape
+    assert stack_height(3, 200, 1000) == 3
+    assert stack_height(7, 300, 1000) == 1
+    assert stack_height(7, 5000, 1000) == 1
 
 
 @pytest.mark.parametrize("state", ["float32", *SMALL])

@@ -88,7 +88,7 @@ def test_kernels_on_a_cpu_are_tried(dtype, monkeypatch):
 
     monkeypatch.setattr(cpu, "_run", wrong)
     monkeypatch.setattr(cpu, "switch_off", lambda: switched.append(broken))
-    for broken in ("nats", "norm", "gated", *(["turn"] if "attention" in said else [])):
+    for broken in ("nats", "norm", "gated", *(["turn"] if "attention" in said else [])):  # noqa: B007 (read by `wrong`)
         with pytest.warns(UserWarning, match="kernels of our own are not used, torch's are: off by 0"):
             assert flash.check_kernels(model, device, dtype) == ""
     assert switched[:3] == ["nats", "norm", "gated"]

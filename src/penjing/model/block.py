@@ -54,7 +54,7 @@ class Block(nn.Module):
 
 def added(x: Tensor, y: Tensor) -> Tensor:
     """x + y."""
-    if arena.serves(x):
+    if arena.serves(x) or (x.dtype == torch.float32 and arena.by_hand(x) and cpu.serves(x, y)):
         return _Added.apply(x, y)  # type: ignore[no-any-return,no-untyped-call]
     return x + y
 

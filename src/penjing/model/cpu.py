@@ -52,7 +52,8 @@ _SIGNATURES = {
     "attention_types": (c_int,),
     "attention": (c_void_p,) * 6 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
     "attention_slopes": (c_void_p,) * 10 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
-    "transpose": (c_void_p,) * 2 + (c_long,) * 2 + (c_int,),
+    "log_probs": (c_void_p,) * 5 + (c_long,) * 2 + (c_int,) * 2,
+    "log_prob_slopes": (c_void_p,) * 4 + (c_long,) * 2 + (c_int,) * 2,
     "nats": (c_void_p,) * 4 + (c_long,) * 2 + (c_int,) * 3,
 }
 
@@ -353,33 +354,6 @@ def add_tiles(into_ME: Tensor, place_N: Tensor, value_NE: Tensor) -> None:
     _run("add_tiles", (into_ME, place_N, value_NE), *shape, TYPES[value_NE.dtype], _threads(value_NE.numel()))
 
 
-def outer(left_BM: Tensor, right_BN: Tensor) -> Tensor:
-    """left^T @ right, a weight's gradient.
-
-    Where the processor has matrix units (AMX), oneDNN takes twice as long for a matrix that stands the other way round
-    as for one that does not: there it is turned first, which takes a tenth of that.
-    """
-    if left_BM.dtype == torch.bfloat16 and has_matrix_units() and serves(left_BM):
-        return arena.product(transposed(left_BM), right_BN)
-    return arena.product(left_BM.T, right_BN)
-
-
-@cache
-def has_matrix_units() -> bool:
-    """Whether this is an x86 processor with tiles for bfloat16."""
-    try:
-        return "amx_bf16" in Path("/proc/cpuinfo").read_text().split()
-    except OSError:
-        return False
-
-
-def transposed(x_MN: Tensor) -> Tensor:
-    """x^T, its values one after another, of a matrix in bfloat16."""
-    out_NM = arena.empty(x_MN, x_MN.shape[::-1], x_MN.dtype)
-    _run("transpose", (x_MN, out_NM), *x_MN.shape, _threads(x_MN.numel()))
-    return out_NM
-
-
 def nats_in_place(logits_CV: Tensor, target_C: Tensor, weight_C: Tensor, slope: bool) -> Tensor:
     """weight * -log softmax(logits)[target] of each position, in float32. With `slope` its gradient for the logits,
     (softmax - one_hot) * weight, takes their place."""
@@ -388,3 +362,16 @@ def nats_in_place(logits_CV: Tensor, target_C: Tensor, weight_C: Tensor, slope: 
     given = logits_CV, target_C, weight_C, nats_C
     _run("nats", given, rows, width, slope, TYPES[logits_CV.dtype], _threads(logits_CV.numel()))
     return nats_C
+
+
+def log_probs(logits_CV: Tensor, target_C: Tensor, logp_C: Tensor, entropy_C: Tensor, norm_C: Tensor) -> None:
+    """Write, in float32, log softmax(logits)[target], the entropy in nats and the logarithm of the softmax's sum."""
+    given = (logits_CV, target_C.contiguous(), logp_C, entropy_C, norm_C)
+    _run("log_probs", given, *logits_CV.shape, TYPES[logits_CV.dtype], _threads(logits_CV.numel()))
+
+
+def log_prob_slopes(logits_CV: Tensor, target_C: Tensor, norm_C: Tensor, slope_C: Tensor) -> Tensor:
+    """(one_hot - softmax(logits)) * slope, in the logits' place. norm_C: of `log_probs`."""
+    given = (logits_CV, target_C.contiguous(), norm_C, slope_C.contiguous())
+    _run("log_prob_slopes", given, *logits_CV.shape, TYPES[logits_CV.dtype], _threads(logits_CV.numel()))
+    return logits_CV

@@ -189,29 +189,6 @@ void penjing_add_tiles(float *into, const int64_t *places, const void *value, lo
     }
 }
 
-/* --- transposing --------------------------------------------------------------------------------------------------- */
-
-enum { BLOCK = 32 }; /* of rows and columns: a cache line of each */
-
-/* out[c, r] = x[r, c], of values of two bytes. */
-void penjing_transpose(const uint16_t *x, uint16_t *out, long rows, long columns, int threads) {
-    ROWS(threads) for (long row = 0; row < rows; row += BLOCK)
-        for (long first = 0; first < columns; first += BLOCK) {
-            long down = rows - row < BLOCK ? rows - row : BLOCK;
-            long across = columns - first < BLOCK ? columns - first : BLOCK;
-            const uint16_t *from = x + row * columns + first;
-            uint16_t *to = out + first * rows + row;
-            if (down == BLOCK && across == BLOCK) {
-                for (long c = 0; c < BLOCK; c += 8)
-                    for (long r = 0; r < BLOCK; r += 8)
-                        turn_16(from + r * columns + c, columns, to + c * rows + r, rows);
-                continue;
-            }
-            for (long c = 0; c < across; c++)
-                for (long r = 0; r < down; r++) to[c * rows + r] = from[r * columns + c];
-        }
-}
-
 /* --- the head ----------------------------------------------------------------------------------------------------- */
 
 INLINE void nats_row(void *logits, int64_t target, float weight, float *nats, long width, int with_slope, int type) {
@@ -232,4 +209,42 @@ void penjing_nats(void *logits, const int64_t *target, const float *weight, floa
                   int with_slope, int type, int threads) {
     ROWS(threads) for (long n = 0; n < rows; n++)
         WITH_TYPE(nats_row, type, room_of(logits, n * width, type), target[n], weight[n], nats + n, width, with_slope);
+}
+
+INLINE void log_probs_row(const void *logits, int64_t target, float *logp, float *entropy, float *norm, long width,
+                          int type) {
+    float top = -INFINITY, sum = 0.0f, mean = 0.0f;
+    _Pragma("omp simd reduction(max : top)")
+    for (long i = 0; i < width; i++) { float v = get(logits, i, type); top = v > top ? v : top; }
+    _Pragma("omp simd reduction(+ : sum, mean)")
+    for (long i = 0; i < width; i++) {
+        float below = get(logits, i, type) - top, odds = exponential(below);
+        sum += odds;
+        mean += odds > 0.0f ? odds * below : 0.0f; /* of a logit of -infinity */
+    }
+    float log_sum = logf(sum);
+    *norm = top + log_sum;
+    *logp = get(logits, target, type) - *norm;
+    *entropy = log_sum - mean / sum;
+}
+
+/* Of each row log softmax(logits)[target], the entropy in nats, and the logarithm of the softmax's sum. */
+void penjing_log_probs(const void *logits, const int64_t *target, float *logp, float *entropy, float *norm, long rows,
+                       long width, int type, int threads) {
+    ROWS(threads) for (long n = 0; n < rows; n++)
+        WITH_TYPE(log_probs_row, type, row_of(logits, n * width, type), target[n], logp + n, entropy + n, norm + n,
+                  width);
+}
+
+INLINE void log_prob_slopes_row(void *logits, int64_t target, float norm, float slope, long width, int type) {
+    float said = exponential(get(logits, target, type) - norm);
+    SIMD for (long i = 0; i < width; i++) put(logits, i, exponential(get(logits, i, type) - norm) * -slope, type);
+    put(logits, target, (1.0f - said) * slope, type);
+}
+
+/* logits <- (one_hot - softmax(logits)) * slope, the gradient of log softmax(logits)[target] * slope. */
+void penjing_log_prob_slopes(void *logits, const int64_t *target, const float *norm, const float *slope, long rows,
+                             long width, int type, int threads) {
+    ROWS(threads) for (long n = 0; n < rows; n++)
+        WITH_TYPE(log_prob_slopes_row, type, room_of(logits, n * width, type), target[n], norm[n], slope[n], width);
 }

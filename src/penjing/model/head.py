@@ -49,7 +49,7 @@ class _SummedNats(torch.autograd.Function):
             if grad_hidden_ND is not None:
                 grad_hidden_ND[block] = (logits_CV @ matrix_VD).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:
-                _add_product(grad_weight_VD, logits_CV, hidden_CD)
+                _add_product(grad_weight_VD, logits_CV.T, hidden_CD)
         ctx.save_for_backward(*(grad for grad in (grad_hidden_ND, grad_weight_VD) if grad is not None))
         return total
 
@@ -62,13 +62,13 @@ class _SummedNats(torch.autograd.Function):
         return grad_hidden_ND, grad_weight_VD, None, None, None
 
 
-def _add_product(into_VD: Tensor, left_CV: Tensor, right_CD: Tensor) -> None:
-    """into += left^T @ right, into a wider dtype: on a GPU in the product itself, on a CPU without a copy in the sum's
+def _add_product(into_VD: Tensor, left_VC: Tensor, right_CD: Tensor) -> None:
+    """into += left @ right, into a wider dtype: on a GPU in the product itself, on a CPU without a copy in the sum's
     dtype of all that is added."""
-    if gpu.serves(into_VD.device, left_CV.dtype):
-        gpu.add_product(into_VD, left_CV.T, right_CD)
+    if gpu.serves(into_VD.device, left_VC.dtype):
+        gpu.add_product(into_VD, left_VC, right_CD)
         return
-    more_VD = cpu.outer(left_CV, right_CD)
+    more_VD = arena.product(left_VC, right_CD)
     if not arena.by_hand(into_VD):
         into_VD += more_VD
         return
@@ -123,7 +123,11 @@ class _LogProbs(torch.autograd.Function):
         logp_2N = torch.empty(2, hidden_ND.shape[0], dtype=torch.float32, device=hidden_ND.device)
         norm_N = torch.empty_like(logp_2N[0])
         for part in _blocks(hidden_ND, weight_VD.shape[0], CHUNK_LOGITS):
-            logits_CV = (hidden_ND[part].to(dtype) @ matrix_VD.T).float()
+            logits_CV = hidden_ND[part].to(dtype) @ matrix_VD.T
+            if cpu.serves(logits_CV):
+                cpu.log_probs(logits_CV, target_N[part], logp_2N[0, part], logp_2N[1, part], norm_N[part])
+                continue
+            logits_CV = logits_CV.float()
             norm_N[part] = logits_CV.logsumexp(dim=-1)
             logp_2N[0, part] = logits_CV.gather(1, target_N[part, None])[:, 0] - norm_N[part]
             # H = logsumexp - sum_v p_v logit_v
@@ -142,9 +146,13 @@ class _LogProbs(torch.autograd.Function):
         for part in _blocks(hidden_ND, weight_VD.shape[0], CHUNK_LOGITS):
             hidden_CD = hidden_ND[part].to(dtype)
             # d logp / d logits = one_hot - softmax
-            slope_CV = (hidden_CD @ matrix_VD.T).float().sub_(norm_N[part, None]).exp_()
-            slope_CV.mul_(-slope_N[part, None]).scatter_add_(1, target_N[part, None], slope_N[part, None])
-            rounded_CV = slope_CV.to(dtype)
+            logits_CV = hidden_CD @ matrix_VD.T
+            if cpu.serves(logits_CV):
+                rounded_CV = cpu.log_prob_slopes(logits_CV, target_N[part], norm_N[part], slope_N[part])
+            else:
+                slope_CV = logits_CV.float().sub_(norm_N[part, None]).exp_()
+                slope_CV.mul_(-slope_N[part, None]).scatter_add_(1, target_N[part, None], slope_N[part, None])
+                rounded_CV = slope_CV.to(dtype)
             if grad_hidden_ND is not None:
                 grad_hidden_ND[part] = (rounded_CV @ matrix_VD).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:

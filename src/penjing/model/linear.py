@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena, cpu
+from penjing.model import arena
 from penjing.model.float8 import fits_float8, linear_float8
 
 
@@ -97,7 +97,7 @@ class _Products(torch.autograd.Function):
                 else:
                     torch.addmm(grad_BN, upstream_BO, matrix_ON, out=grad_BN)  # a counter of FLOPs knows no `addmm_`
             if ctx.needs_input_grad[2 + number]:
-                grads_ON[number] = arena.cast(cpu.outer(upstream_BO, x_BN), weight_ON.dtype)
+                grads_ON[number] = arena.cast(arena.product(upstream_BO.T, x_BN), weight_ON.dtype)
         grad_x = None if grad_BN is None else arena.cast(grad_BN, ctx.dtype).view(ctx.shape)
         return grad_x, None, *grads_ON
 

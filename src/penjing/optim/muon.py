@@ -24,7 +24,9 @@ from penjing.optim.kept import BYTES, KeepingOptimizer, StateDtype, pieces
 # wider for rounding: after the last they are within 0.70..1.30 (after arXiv:2505.16932).
 ROUNDS = ((8.0934, -23.6204, 17.4462), (3.5907, -2.5909, 0.4913), (2.6839, -1.9422, 0.4267))
 ABOVE_NORM = 1.02  # room between the largest singular value and 1, where the first polynomial is steep
-STACK = 1 << 25  # elements worked on at once, 128 MiB in float32, of which there are about four at a time
+# Elements worked on at once, of which there are about four copies in float32 at a time: 128 MiB each on a GPU, 8 on a
+# CPU, whose caches hold what is small: 26M in 195 ms instead of 280, two threads, and 100 MiB less.
+STACK = {"cpu": 1 << 21, "cuda": 1 << 25}
 LOWEST_RATE = 2e-3  # at and below which a rate is taken to be meant for AdamW
 COMPILED_SHAPES = 8  # stacks of further shapes stay eager: torch compiles one function no more often
 
@@ -97,7 +99,8 @@ class _MuonOptimizer(KeepingOptimizer):
                     by_shape.setdefault(parameter.shape, []).append(parameter)
             # Matrices of one shape are worked on as one stack: 28 small products become 5 batched ones.
             for shape, parameters in by_shape.items():
-                height = stack_height(len(parameters), shape.numel())
+                kind = parameters[0].device.type
+                height = stack_height(len(parameters), shape.numel(), STACK.get(kind, STACK["cuda"]))
                 for first in range(0, len(parameters), height):
                     self._step_stack(part, parameters[first : first + height])
 
@@ -137,10 +140,10 @@ class _MuonOptimizer(KeepingOptimizer):
         return self._compiled(stack_EMN, self.dtype)
 
 
-def stack_height(count: int, numel: int) -> int:
-    """How many of `count` matrices of one shape are worked on at once: as many as there is room for, the same each
+def stack_height(count: int, numel: int, room: int) -> int:
+    """How many of `count` matrices of one shape are worked on at once: as many as `room` elements hold, the same each
     time, so that there is one shape of stack to compile."""
-    most = max(1, STACK // numel)
+    most = max(1, room // numel)
     return next(height for height in range(min(count, most), 0, -1) if count % height == 0)
 
 
