@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -306,6 +305,19 @@ def test_the_heads_gradient(without):
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
+def test_a_target_that_is_no_token():
+    """As torch's own operations raise it, instead of reading what is not there."""
+    logits, ones, room = drawn(2, 5), torch.ones(2), torch.empty(3, 2)
+    for bad in (-100, 5):
+        target = torch.tensor([0, bad])
+        with pytest.raises(IndexError, match="out of range"):
+            cpu.nats_in_place(logits, target, ones, True)
+        with pytest.raises(IndexError, match="out of range"):
+            cpu.log_probs(logits, target, *room)
+        with pytest.raises(IndexError, match="out of range"):
+            cpu.log_prob_slopes(logits, target, ones, ones)
+
+
 def test_what_they_do_not_take():
     x = drawn(4, 8)
     assert cpu.serves(x, x.bfloat16(), torch.nn.Parameter(x))
@@ -339,6 +351,9 @@ def test_they_are_built_once_and_by_several_at_once(tmp_path):
     stamp = built.stat().st_mtime_ns
     assert child(ASK, XDG_CACHE_HOME=str(tmp_path)) == "True"
     assert built.stat().st_mtime_ns == stamp
+    built.write_bytes(built.read_bytes()[:100])  # as a crash leaves it
+    assert child(ASK, XDG_CACHE_HOME=str(tmp_path)) == "True"
+    assert [each.name for each in (tmp_path / "penjing").iterdir()] == [built.name]
 
 
 def test_without_a_compiler_torch_does_and_says_why(tmp_path):
@@ -347,10 +362,12 @@ def test_without_a_compiler_torch_does_and_says_why(tmp_path):
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\necho 'cc: internal error' >&2\nexit 1\n")
     broken.chmod(0o755)
-    said = child(ASK, **nothing, PATH=f"{tmp_path}:/usr/bin:/bin")
-    assert said.startswith("False") and said.endswith("could not build them: cc: internal error")
+    assert child(ASK, **nothing, PATH=str(tmp_path)).endswith("could not build them: cc: internal error")
+    assert child(ASK, **nothing, PATH=f"{tmp_path}:{os.environ['PATH']}") == "True"  # the next compiler can
     assert child(ASK, PENJING_KERNELS="off") == "False PENJING_KERNELS=off"
     folder = tmp_path / "file"
     folder.write_text("")  # a cache that cannot be written
-    assert child(ASK, XDG_CACHE_HOME=str(folder / "below")) == "True"
-    assert not Path(folder / "below").exists()
+    left = tmp_path / "left"
+    left.mkdir()
+    assert child(ASK, XDG_CACHE_HOME=str(folder / "below"), TMPDIR=str(left)) == "True"
+    assert not list(left.glob("penjing-*"))

@@ -56,6 +56,8 @@ _SIGNATURES = {
     "log_prob_slopes": (c_void_p,) * 4 + (c_long,) * 2 + (c_int,) * 2,
     "nats": (c_void_p,) * 4 + (c_long,) * 2 + (c_int,) * 3,
 }
+OUT_OF_RANGE = 2  # what a kernel returns; 1: no memory
+_FAILING = ("attention_types", "attention", "attention_slopes", "nats", "log_probs", "log_prob_slopes")
 
 
 class _Kernels:
@@ -65,7 +67,7 @@ class _Kernels:
         library = ctypes.CDLL(str(path))
         for name, types in _SIGNATURES.items():
             function = getattr(library, f"penjing_{name}")
-            function.argtypes, function.restype = types, c_int if name.startswith("attention") else None
+            function.argtypes, function.restype = types, c_int if name in _FAILING else None
             setattr(self, name, function)
         self.types = self.attention_types(True)
 
@@ -112,43 +114,56 @@ def _build() -> _Kernels | str:
     """The kernels, or why there are none."""
     if sys.platform != "linux":
         return f"they are built on Linux only, not on {sys.platform}"
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))), None)
-    if compiler is None:
-        return "there is no C compiler (cc, gcc or clang)"
-    openmp = _openmp()
+    compilers = list(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))))
+    openmp, said = _openmp(), "there is no C compiler (cc, gcc or clang)"
     if openmp is None:
         return "torch has loaded no OpenMP library whose threads they could share"
-    path = _folder() / f"cpu_kernels-{_key(compiler, openmp)}.so"
+    folder, is_kept = _folder()
     try:
-        if not path.exists():
-            _compile(compiler, openmp, path)
-        found = _Kernels(path)
-    except (OSError, subprocess.SubprocessError, AttributeError) as error:
-        return f"{compiler} could not build them: {_last_line(error)}"
-    return found
+        for compiler in dict.fromkeys(compilers):
+            try:
+                return _loaded(compiler, openmp, folder)
+            except (OSError, subprocess.SubprocessError, AttributeError) as error:
+                said = f"{compiler} could not build them: {_last_line(error)}"
+    finally:
+        if not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)  # what is loaded stays
+    return said
+
+
+def _loaded(compiler: str, openmp: str, folder: Path) -> _Kernels:
+    """From the folder, or built there first. Raises OSError, SubprocessError and AttributeError."""
+    path = folder / f"cpu_kernels-{_key(compiler, openmp)}.so"
+    if path.exists():
+        try:
+            return _Kernels(path)
+        except OSError:
+            pass  # cut short by a crash: once more
+    _compile(compiler, openmp, path)
+    return _Kernels(path)
 
 
 def _openmp() -> str | None:
-    """The file of the OpenMP library in this process. A second one would have threads of its own beside torch's."""
+    """The file of torch's OpenMP library in this process. A second one would have threads of its own beside torch's."""
     try:
         loaded = Path("/proc/self/maps").read_text()
     except OSError:
         return None
     files = {line.split(maxsplit=5)[-1] for line in loaded.splitlines() if "/" in line}
-    return next((file for file in sorted(files) if Path(file).name.startswith(("libgomp", "libiomp", "libomp"))), None)
+    found = sorted(file for file in files if Path(file).name.startswith(("libgomp", "libiomp", "libomp")))
+    return next((file for file in found if "torch" in file), found[0] if found else None)
 
 
-def _folder() -> Path:
-    """Where built kernels are kept; a folder for this process alone where nothing can be written."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(base) / "penjing"
+def _folder() -> tuple[Path, bool]:
+    """Where built kernels are kept, and True; a folder for this process alone where nothing can be, and False."""
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penjing"
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
+            return folder, True
+    except (OSError, RuntimeError):  # no room, no right, or nobody's home
         pass
-    return Path(tempfile.mkdtemp(prefix="penjing-"))
+    return Path(tempfile.mkdtemp(prefix="penjing-")), False
 
 
 def _key(compiler: str, openmp: str) -> str:
@@ -159,11 +174,8 @@ def _key(compiler: str, openmp: str) -> str:
     except OSError:
         lines = []
     processor = [line for line in lines if line.split(":")[0].strip() in ("flags", "Features", "model name")][:2]
-    known = [
-        *(source.read_bytes() for source in SOURCES),
-        repr((FLAGS, WIDEST, openmp, platform.machine(), processor)).encode(),
-        version,
-    ]
+    about = repr((FLAGS, WIDEST, openmp, platform.machine(), processor)).encode()
+    known = [*(source.read_bytes() for source in SOURCES), about, version]
     return hashlib.sha256(b"\0".join(known)).hexdigest()[:20]
 
 
@@ -197,13 +209,15 @@ def _threads(values: int) -> int:
 
 
 def _run(name: str, tensors: Sequence[Tensor | None], *given: float) -> None:
-    """Call a kernel with where the tensors are, and numbers. Raises MemoryError where it found no room."""
+    """Call a kernel with where the tensors are, and numbers. Raises MemoryError where it found no room, and IndexError
+    where a target is none of the logits."""
     if arena.is_set_aside():
         return  # stand-ins without memory
     found = kernels()
     assert found is not None, "ask serves first"
-    if getattr(found, name)(*(None if x is None else x.data_ptr() for x in tensors), *given):
-        raise MemoryError(f"no room for a thread's part of {name}")
+    failed = getattr(found, name)(*(None if x is None else x.data_ptr() for x in tensors), *given)
+    if failed:
+        raise IndexError("a target is out of range") if failed == OUT_OF_RANGE else MemoryError(f"no room for {name}")
 
 
 def norm(x_ND: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

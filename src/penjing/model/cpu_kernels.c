@@ -191,6 +191,14 @@ void penjing_add_tiles(float *into, const int64_t *places, const void *value, lo
 
 /* --- the head ----------------------------------------------------------------------------------------------------- */
 
+enum { OUT_OF_RANGE = 2 };
+
+static int is_out_of_range(const int64_t *target, long rows, long width) {
+    for (long n = 0; n < rows; n++)
+        if (target[n] < 0 || target[n] >= width) return 1;
+    return 0;
+}
+
 INLINE void nats_row(void *logits, int64_t target, float weight, float *nats, long width, int with_slope, int type) {
     float top = -INFINITY, sum = 0.0f, said = get(logits, target, type), odds[width];
     _Pragma("omp simd reduction(max : top)")
@@ -205,10 +213,12 @@ INLINE void nats_row(void *logits, int64_t target, float weight, float *nats, lo
 }
 
 /* weight * -log softmax(logits)[target]; with_slope: its gradient, (softmax - one_hot) * weight, in the logits' place. */
-void penjing_nats(void *logits, const int64_t *target, const float *weight, float *nats, long rows, long width,
-                  int with_slope, int type, int threads) {
+int penjing_nats(void *logits, const int64_t *target, const float *weight, float *nats, long rows, long width,
+                 int with_slope, int type, int threads) {
+    if (is_out_of_range(target, rows, width)) return OUT_OF_RANGE;
     ROWS(threads) for (long n = 0; n < rows; n++)
         WITH_TYPE(nats_row, type, room_of(logits, n * width, type), target[n], weight[n], nats + n, width, with_slope);
+    return 0;
 }
 
 INLINE void log_probs_row(const void *logits, int64_t target, float *logp, float *entropy, float *norm, long width,
@@ -229,11 +239,13 @@ INLINE void log_probs_row(const void *logits, int64_t target, float *logp, float
 }
 
 /* Of each row log softmax(logits)[target], the entropy in nats, and the logarithm of the softmax's sum. */
-void penjing_log_probs(const void *logits, const int64_t *target, float *logp, float *entropy, float *norm, long rows,
-                       long width, int type, int threads) {
+int penjing_log_probs(const void *logits, const int64_t *target, float *logp, float *entropy, float *norm, long rows,
+                      long width, int type, int threads) {
+    if (is_out_of_range(target, rows, width)) return OUT_OF_RANGE;
     ROWS(threads) for (long n = 0; n < rows; n++)
         WITH_TYPE(log_probs_row, type, row_of(logits, n * width, type), target[n], logp + n, entropy + n, norm + n,
                   width);
+    return 0;
 }
 
 INLINE void log_prob_slopes_row(void *logits, int64_t target, float norm, float slope, long width, int type) {
@@ -243,8 +255,10 @@ INLINE void log_prob_slopes_row(void *logits, int64_t target, float norm, float 
 }
 
 /* logits <- (one_hot - softmax(logits)) * slope, the gradient of log softmax(logits)[target] * slope. */
-void penjing_log_prob_slopes(void *logits, const int64_t *target, const float *norm, const float *slope, long rows,
-                             long width, int type, int threads) {
+int penjing_log_prob_slopes(void *logits, const int64_t *target, const float *norm, const float *slope, long rows,
+                            long width, int type, int threads) {
+    if (is_out_of_range(target, rows, width)) return OUT_OF_RANGE;
     ROWS(threads) for (long n = 0; n < rows; n++)
         WITH_TYPE(log_prob_slopes_row, type, room_of(logits, n * width, type), target[n], norm[n], slope[n], width);
+    return 0;
 }

@@ -18,6 +18,7 @@ import torch.distributed as distributed
 import torch.multiprocessing as multiprocessing
 import torch.nn.functional as functional
 
+from penjing.model import cpu
 from penjing.model.documents import find_lots, tiled_attention
 from penjing.plan import hardware
 from penjing.plan.profile import Key, Profile
@@ -160,7 +161,7 @@ def squares(
 def attention_rate(dtype: str, device: torch.device) -> float:
     """FLOPs per second of causal attention, forward and backward, counted as done: 7 products of T x T / 2 x width.
 
-    On a CPU of our own way of doing it (model/documents.py), a document to a row.
+    On a CPU of our own way of doing it, a document to a row: the kernel that a run would use there, or tiles.
     """
     on_gpu = device.type == "cuda"
     rows, heads, tokens, size = (4, 8, 1024, 64) if on_gpu else (4, 4, 256, 64)
@@ -169,13 +170,17 @@ def attention_rate(dtype: str, device: torch.device) -> float:
     q, k, v = (torch.randn(shape, device=device, dtype=kind, requires_grad=True) for _ in range(3))
     slope = torch.ones(shape, device=device, dtype=kind)
     document_BT = torch.zeros(rows, tokens, dtype=torch.int64)
-    lots = [] if on_gpu else find_lots(document_BT, None, 0, kind)  # which a model finds once for all its layers
+    first_BT, lots = None, None  # which a model finds once for all its layers
+    if cpu.serves_attention(kind, size, rows * heads) and not on_gpu:
+        first_BT = cpu.first_keys(document_BT, 0)
+    elif not on_gpu:
+        lots = find_lots(document_BT, None, 0, kind)
 
     def work() -> None:
         if on_gpu:
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            mixed = tiled_attention(q, k, v, document_BT, lots=lots)
+            mixed = tiled_attention(q, k, v, document_BT, lots=lots, first_BT=first_BT)
         mixed.backward(slope)  # type: ignore[no-untyped-call]
         q.grad = k.grad = v.grad = None
 
