@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from penjing.base.errors import UserError
+from penjing.infer import engine
 from penjing.infer.engine import generate, stream
 from penjing.infer.sample import Sampling
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
-from penjing.model.linear import set_compute_dtype
-from penjing.model.transformer import Transformer
+from penjing.model.linear import Linear, set_compute_dtype
+from penjing.model.transformer import Transformer, keep_casts
 
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5], [8], [9, 7, 9, 3, 2], [3, 1, 4]]
 GREEDY = Sampling()
@@ -157,3 +160,25 @@ def test_bfloat16_products_write_too(model):
     set_compute_dtype(model, torch.bfloat16)
     written = generate(model, PROMPTS, max_new_tokens=5, stop=())
     assert [len(text) for text in written] == [5] * len(PROMPTS)
+
+
+def test_weights_are_cast_once_to_what_every_product_would_cast_them(model, monkeypatch):
+    set_compute_dtype(model, torch.bfloat16)
+    options = {"max_new_tokens": 15, "stop": ()}
+    written = generate(model, PROMPTS, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "keep_casts", lambda model: nullcontext())
+        assert generate(model, PROMPTS, **options) == written
+    ids_BT, layers = torch.tensor([PROMPTS[1]]), [layer for layer in model.modules() if type(layer) is Linear]
+    before = model(ids_BT).detach()
+    with keep_casts(model), keep_casts(model):  # the second finds nothing to do, and takes nothing away
+        pass
+    with keep_casts(model):
+        assert model.head_cast is not None and sum(layer.cast is not None for layer in layers) == len(layers) - 1
+        with torch.no_grad():
+            assert torch.equal(model(ids_BT), before)
+            for layer in layers:
+                layer.weight.zero_()
+            assert torch.equal(model(ids_BT), before)
+        assert not model(ids_BT).any()  # with gradients the weights themselves are asked
+    assert model.head_cast is None and not any(layer.cast is not None for layer in layers)

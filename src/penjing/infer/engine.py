@@ -11,7 +11,7 @@ from penjing.base.errors import UserError
 from penjing.infer.sample import Sampling, pick
 from penjing.model.cache import Cache
 from penjing.model.lora import using
-from penjing.model.transformer import Transformer
+from penjing.model.transformer import Transformer, keep_casts
 
 
 @torch.no_grad()
@@ -93,17 +93,18 @@ def generate(
     """
     written: list[list[int]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    for first in range(0, len(order), rows):
-        part = order[first : first + rows]
-        for pairs in stream(
-            model,
-            [prompts[index] for index in part],
-            max_new_tokens=max_new_tokens,
-            stop=stop,
-            sampling=sampling,
-            seed=seed + first,
-            adapters=None if adapters is None else [adapters[index] for index in part],
-        ):
-            for row, index in pairs:
-                written[part[row]].append(index)
+    with keep_casts(model):
+        for first in range(0, len(order), rows):
+            part = order[first : first + rows]
+            for pairs in stream(
+                model,
+                [prompts[index] for index in part],
+                max_new_tokens=max_new_tokens,
+                stop=stop,
+                sampling=sampling,
+                seed=seed + first,
+                adapters=None if adapters is None else [adapters[index] for index in part],
+            ):
+                for row, index in pairs:
+                    written[part[row]].append(index)
     return written

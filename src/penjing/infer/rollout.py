@@ -25,7 +25,7 @@ from torch import Tensor
 from penjing.base.errors import UserError
 from penjing.infer.sample import Sampling, shape
 from penjing.model.cache import Cache
-from penjing.model.transformer import Transformer
+from penjing.model.transformer import Transformer, keep_casts
 
 SPAN_MULTIPLE = 32  # keys that attention goes over, rounded up: few different shapes
 # Positions of prompts read in one pass, padding included, and sequences written at once. On a CPU small passes pad less
@@ -170,11 +170,12 @@ def rollout(
 
 @contextmanager
 def _writing(model: Transformer) -> Iterator[None]:
-    """No dropout and no counting of experts while it writes."""
+    """No dropout and no counting of experts while it writes, and weights cast once."""
     before = model.training
     model.eval()
     try:
-        yield
+        with keep_casts(model):
+            yield
     finally:
         model.train(before)
 

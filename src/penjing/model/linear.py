@@ -21,6 +21,7 @@ class Linear(nn.Linear):
 
     compute_dtype: torch.dtype | None = None
     float8: bool = False  # whether products that gradients are taken of run in float8 (see `use_float8`)
+    cast: Tensor | None = None  # the weight in `compute_dtype`, for products without gradients (transformer.keep_casts)
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -28,6 +29,8 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         dtype = self.compute_dtype or self.weight.dtype
         bias = None if self.bias is None else self.bias.to(dtype)
+        if self.cast is not None and not torch.is_grad_enabled():
+            return functional.linear(x.to(dtype), self.cast, bias)
         if self.float8 and torch.is_grad_enabled():
             out = linear_float8(x.to(dtype), self.weight)
             return out if bias is None else out + bias
@@ -39,7 +42,7 @@ class Linear(nn.Linear):
 
 def linears(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
     """Each layer's output for the same x, [..., N] -> [..., O] each, in its `compute_dtype`."""
-    if not arena.serves(x):
+    if not arena.serves(x) or not torch.is_grad_enabled():
         return tuple(layer(x) for layer in layers)
     plain, dtype = _alike(*layers)
     if dtype is None:

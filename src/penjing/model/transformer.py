@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -32,6 +33,7 @@ class Transformer(nn.Module):
 
     compute_dtype: torch.dtype | None = None
     recompute: Recompute = "none"  # see `recompute_activations`
+    head_cast: Tensor | None = None  # the head's weight in its products' dtype (see `keep_casts`)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -106,7 +108,8 @@ class Transformer(nn.Module):
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """logits_BTV in float32, for any leading shape."""
-        return head.logits(hidden_BTD, self.head_weight_VD, self._head_dtype)
+        kept = None if torch.is_grad_enabled() else self.head_cast
+        return head.logits(hidden_BTD, self.head_weight_VD if kept is None else kept, self._head_dtype)
 
     @property
     def _head_dtype(self) -> torch.dtype:
@@ -160,6 +163,29 @@ class Transformer(nn.Module):
         else:
             scores = head.summed_nats(hidden_ND, self.head_weight_VD, target_N, weight_N, self._head_dtype)
         return scores if routers is None else (scores, routers)
+
+
+@contextmanager
+def keep_casts(model: Transformer) -> Iterator[None]:
+    """Inside, weights on a CPU are cast to `compute_dtype` once, not for every product without gradients: a token that
+    is written takes little longer than its weights to be read. They must not change meanwhile."""
+    layers = [layer for layer in model.modules() if type(layer) is Linear and layer is not model.head]
+    mine = [layer for layer in layers if layer.cast is None and _is_cast(layer.weight, layer.compute_dtype)]
+    has_head = model.head_cast is None and _is_cast(model.head_weight_VD, model.compute_dtype)
+    for layer in mine:
+        layer.cast = layer.weight.detach().to(layer.compute_dtype)
+    if has_head:
+        model.head_cast = model.head_weight_VD.detach().to(model.compute_dtype)
+    try:
+        yield
+    finally:
+        for layer in mine:
+            layer.cast = None
+        model.head_cast = None if has_head else model.head_cast
+
+
+def _is_cast(weight: Tensor, dtype: torch.dtype | None) -> bool:
+    return type(weight) is nn.Parameter and weight.device.type == "cpu" and dtype not in (None, weight.dtype)
 
 
 def recompute_activations(model: Transformer, what: Recompute) -> None:
