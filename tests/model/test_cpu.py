@@ -91,6 +91,19 @@ def test_sums_of_two_types(dtype, threads):
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
+def test_what_an_optimizer_adds(dtype, threads):
+    x, y = drawn(3, 10001), drawn(3, 10001, dtype=dtype, seed=1)
+    expected = 0.99 * x - 0.02 * y.float()
+    cpu.add_scaled(x, y, 0.99, -0.02)
+    torch.testing.assert_close(x, expected, rtol=1e-6, atol=1e-6)
+    gradient, mean, out = drawn(3, 10001, seed=2), drawn(3, 10001, seed=3), torch.empty(3, 10001)
+    wanted = torch.lerp(mean, gradient, 0.05)
+    cpu.lead(gradient, mean, out, 0.95)
+    torch.testing.assert_close(mean, wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(out, torch.lerp(gradient, wanted, 0.95), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("num_tokens", [TILE, 70, 200])
 @pytest.mark.parametrize(("size", "turned"), [(16, 16), (16, 8), (6, 6)])
 def test_heads_become_tiles_and_rows_again(num_tokens, size, turned, dtype, threads):

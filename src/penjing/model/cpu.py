@@ -44,6 +44,8 @@ _SIGNATURES = {
     "norm": (c_void_p,) * 4 + (c_long,) * 2 + (c_float,) + (c_int,) * 3,
     "norm_slopes": (c_void_p,) * 7 + (c_long,) * 3 + (c_int,) * 3,
     "add": (c_void_p,) * 3 + (c_long,) + (c_int,) * 2,
+    "add_scaled": (c_void_p,) * 2 + (c_float,) * 2 + (c_long,) + (c_int,) * 2,
+    "lead": (c_void_p,) * 3 + (c_float, c_long, c_int),
     "gated": (c_void_p,) * 3 + (c_long,) + (c_int,) * 2,
     "gated_slopes": (c_void_p,) * 6 + (c_long,) + (c_int,) * 2,
     "turn": (c_void_p,) * 4 + (c_long, c_float) + (c_long,) * 5 + (c_int,) * 5,
@@ -244,6 +246,17 @@ def add(x: Tensor, y: Tensor, out: Tensor) -> Tensor:
     """out = x + y, of x and out in float32; out may be x."""
     _run("add", (x, y, out), x.numel(), TYPES[y.dtype], _threads(x.numel()))
     return out
+
+
+def add_scaled(x: Tensor, y: Tensor, keep: float, scale: float) -> None:
+    """x <- keep x + scale y, of x in float32."""
+    _run("add_scaled", (x, y), keep, scale, x.numel(), TYPES[y.dtype], _threads(x.numel()))
+
+
+def lead(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float) -> None:
+    """mean <- mean + (1 - momentum) (gradient - mean), and Nesterov's out = gradient + momentum (mean - gradient), all
+    in float32."""
+    _run("lead", (gradient, mean, out), momentum, gradient.numel(), _threads(gradient.numel()))
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:

@@ -72,6 +72,28 @@ void penjing_add(const float *x, const void *y, float *out, long count, int type
                   count - start < RUN ? count - start : RUN);
 }
 
+INLINE void add_scaled_run(float *x, const void *y, float keep, float scale, long count, int type) {
+    SIMD for (long i = 0; i < count; i++) x[i] = x[i] * keep + get(y, i, type) * scale;
+}
+
+void penjing_add_scaled(float *x, const void *y, float keep, float scale, long count, int type, int threads) {
+    ROWS(threads) for (long start = 0; start < count; start += RUN)
+        WITH_TYPE(add_scaled_run, type, x + start, row_of(y, start, type), keep, scale,
+                  count - start < RUN ? count - start : RUN);
+}
+
+/* A momentum's mean, and Nesterov's step ahead of it. */
+void penjing_lead(const float *gradient, float *mean, float *out, float momentum, long count, int threads) {
+    ROWS(threads) for (long start = 0; start < count; start += RUN) {
+        long end = start + RUN < count ? start + RUN : count;
+        SIMD for (long i = start; i < end; i++) {
+            float g = gradient[i], m = mean[i] + (1.0f - momentum) * (g - mean[i]);
+            mean[i] = m;
+            out[i] = g + momentum * (m - g);
+        }
+    }
+}
+
 /* --- SwiGLU ------------------------------------------------------------------------------------------------------- */
 
 INLINE void gated_run(const void *gate, const void *up, void *inner, long count, int type) {

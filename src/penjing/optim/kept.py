@@ -98,8 +98,10 @@ class KeepingOptimizer(LightOptimizer):
 
     @property
     def bad(self) -> Tensor | None:
-        """1 on the device where this step must change nothing; None: nobody asks."""
+        """1 on the device where this step must change nothing; None: nobody asks, or it is known that it need not."""
         found: Tensor | None = getattr(self, "found_inf", None)
+        if found is not None and found.device.type == "cpu" and not bool(found > 0):  # no device to wait for
+            return None
         return found
 
     def begin(self, parameter: Tensor, *moments: str) -> torch.Generator | None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from penjing.base.seeds import derive
+from penjing.model import cpu
 from penjing.optim.adamw import adamw, check_settings, split
 from penjing.optim.groups import embeddings, group
 from penjing.optim.kept import BYTES, KeepingOptimizer, StateDtype, pieces
@@ -41,17 +42,23 @@ def orthogonalise(matrix_EMN: Tensor, dtype: torch.dtype | None = None) -> Tenso
     dtype: of the products. bfloat16 is accurate enough and took 6 ms instead of 32 (median of 12; of five rounds) for
     the quickstart's matrices on two cores.
     """
+    return _orthogonal(matrix_EMN, dtype).to(matrix_EMN.dtype)
+
+
+def _orthogonal(matrix_EMN: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The same in the products' dtype. Of a tall matrix X^T X is taken, and X is multiplied from the right."""
     tall = matrix_EMN.shape[-2] > matrix_EMN.shape[-1]
-    x: Tensor = matrix_EMN.mT if tall else matrix_EMN
     # Of this size neither x nor (X X^T)^2 is too large or too small for float16.
-    size = x.shape[-2] ** 0.25
-    x = (x * (size / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + 1e-7))).to(dtype or x.dtype)
+    size = min(matrix_EMN.shape[-2:]) ** 0.25
+    norm = torch.linalg.vector_norm(matrix_EMN, dim=(-2, -1), keepdim=True)
+    x: Tensor = (matrix_EMN * (size / (norm + 1e-7))).to(dtype or matrix_EMN.dtype)
     shape = x.shape
     x = x.reshape(-1, *shape[-2:])
     for number, (a, b, c) in enumerate(ROUNDS):
-        square = torch.bmm(x, x.mT)
+        square = torch.bmm(x.mT, x) if tall else torch.bmm(x, x.mT)
         if number:
-            x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+            sum_EMM = torch.baddbmm(square, square, square, beta=b, alpha=c)
+            x = torch.baddbmm(x, x, sum_EMM, beta=a) if tall else torch.baddbmm(x, sum_EMM, x, beta=a)
             continue
         # a (X / most) + (b S / most^2 + c S^2 / most^4) (X / most), in the products' dtype and in place: `most` is
         # rounded so that the ratio of the two terms needs no rounding.
@@ -60,9 +67,9 @@ def orthogonalise(matrix_EMN: Tensor, dtype: torch.dtype | None = None) -> Tenso
         ratio = (b / c * most.clamp_min(0.25) ** 2).to(x.dtype)  # below M^(-1/8) only of zeros
         most = (ratio.float() * (c / b)).sqrt()
         fourth.addcmul_(square, ratio)
-        x = torch.baddbmm(x * (1 / most).to(x.dtype), fourth, x * (c / most**5).to(x.dtype), beta=a)
-    x = x.view(shape)
-    return (x.mT if tall else x).to(matrix_EMN.dtype)
+        plain, other = x * (1 / most).to(x.dtype), x * (c / most**5).to(x.dtype)
+        x = torch.baddbmm(plain, other, fourth, beta=a) if tall else torch.baddbmm(plain, fourth, other, beta=a)
+    return x.view(shape)
 
 
 class _MuonOptimizer(KeepingOptimizer):
@@ -111,7 +118,14 @@ class _MuonOptimizer(KeepingOptimizer):
         for parameter, direction_MN in zip(parameters, stack_EMN, strict=True):
             self._direction(part["momentum"], parameter, direction_MN)
             parameter.grad = None
-        update_EMN = self._orthogonal(stack_EMN) * max(1.0, like.shape[-2] / like.shape[-1]) ** 0.5
+        scale = max(1.0, like.shape[-2] / like.shape[-1]) ** 0.5
+        if bad is None and cpu.serves(stack_EMN, *parameters) and like.dtype == torch.float32:
+            found_EMN = _orthogonal(stack_EMN, self.dtype)
+            if cpu.serves(found_EMN):
+                for parameter, found_MN in zip(parameters, found_EMN, strict=True):
+                    cpu.add_scaled(parameter, found_MN, float(decay), -part["lr"] * scale)
+                return
+        update_EMN = self._orthogonal(stack_EMN) * scale
         if bad is not None:
             update_EMN = torch.where(bad > 0, torch.zeros_like(update_EMN), update_EMN)
             decay = torch.where(bad > 0, 1.0, decay)
@@ -123,6 +137,11 @@ class _MuonOptimizer(KeepingOptimizer):
         assert parameter.grad is not None
         chance, bad = self.begin(parameter, "momentum"), self.bad
         gradient_N, into_N = parameter.grad.reshape(-1), into.view(-1)
+        if self.how == "float32" and bad is None and gradient_N.dtype == torch.float32:
+            mean_N = self.state[parameter]["momentum"].view(-1)
+            if cpu.serves(gradient_N, mean_N, into_N):
+                cpu.lead(gradient_N, mean_N, into_N, momentum)
+                return
         for piece in pieces(parameter.numel()):
             mean = self.recall(parameter, "momentum", piece, signed=True)
             gradient = gradient_N[piece].float()
