@@ -260,6 +260,24 @@ def test_what_is_no_number_stays_none():
         assert cpu.nats_in_place(x, torch.zeros(2, dtype=torch.long), torch.ones(2), True).isnan().all()
 
 
+def test_what_is_kept_in_bfloat16_is_read_as_such():
+    """A model whose weights are in bfloat16 has gains that kernels do not take; other defaults change nothing."""
+    norm, x = RMSNorm(24, 1e-6), drawn(5, 24, dtype=BF16)
+    norm.weight.data = 1 + 0.1 * drawn(24, seed=1)
+    expected = functional.rms_norm(x.float(), (24,), norm.weight.bfloat16().float(), 1e-6).to(BF16)
+    for grad in (False, True):
+        torch.set_default_dtype(torch.float64)
+        try:
+            with torch.set_grad_enabled(grad):
+                before = norm(x)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(RMSNorm.forward(norm.bfloat16(), x), expected, **CLOSE[BF16])
+            torch.testing.assert_close(before, expected, rtol=2e-2, atol=2e-2)
+        norm.float()
+
+
 def test_the_number_of_threads_changes_no_bit():
     """Norms' gains are summed in lots whose number is fixed; everything else is row by row."""
     before, found = torch.get_num_threads(), []
@@ -343,6 +361,7 @@ def test_what_they_do_not_take():
     assert not cpu.serves(x.half())
     assert not cpu.serves(x.T)
     assert not cpu.serves(x.to("meta"))
+    assert cpu.serves(x.bfloat16(), wide=[x]) and not cpu.serves(x, wide=[x.bfloat16()])
     before = x.clone()
     with arena.set_aside():  # stand-ins without memory: what is made has its shape, and nothing is called
         assert cpu.add(x, x, x) is x

@@ -77,13 +77,15 @@ class _Kernels:
         raise AttributeError(name)
 
 
-def serves(*tensors: Tensor) -> bool:
-    """Whether kernels take these: on a CPU, in float32 or bfloat16, one value after another."""
-    for x in tensors:
+def serves(*tensors: Tensor, wide: Sequence[Tensor] = ()) -> bool:
+    """Whether kernels take these: on a CPU, in float32 or bfloat16, one value after another. wide: in float32 only."""
+    for x in (*tensors, *wide):
         if x.device.type != "cpu" or x.dtype not in TYPES or not x.is_contiguous():
             return False
         if type(x) not in (Tensor, torch.nn.Parameter):
             return False
+    if any(x.dtype != torch.float32 for x in wide):
+        return False
     return not torch.compiler.is_compiling() and kernels() is not None
 
 
@@ -222,10 +224,14 @@ def _run(name: str, tensors: Sequence[Tensor | None], *given: float) -> None:
         raise IndexError("a target is out of range") if failed == OUT_OF_RANGE else MemoryError(f"no room for {name}")
 
 
+def _wide(like: Tensor, *shape: int) -> Tensor:
+    return like.new_empty(shape, dtype=torch.float32)
+
+
 def norm(x_ND: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The RMSNorm of x in `dtype`, and 1 / its root mean square, scale_N1, in float32."""
     rows, width = x_ND.shape
-    out_ND, scale_N1 = arena.empty(x_ND, x_ND.shape, dtype), torch.empty(rows, 1)
+    out_ND, scale_N1 = arena.empty(x_ND, x_ND.shape, dtype), _wide(x_ND, rows, 1)
     types = TYPES[x_ND.dtype], TYPES[dtype]
     _run("norm", (x_ND, gain, out_ND, scale_N1), rows, width, epsilon, *types, _threads(x_ND.numel()))
     return out_ND, scale_N1
@@ -236,7 +242,7 @@ def norm_slopes(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of x, in its dtype and with `beside` added, which is of that dtype too, and of the gain."""
     rows, width = x_ND.shape
-    grad_ND, sums_LD = arena.empty_like(x_ND), torch.zeros(LOTS, width)
+    grad_ND, sums_LD = arena.empty_like(x_ND), _wide(x_ND, LOTS, width).zero_()
     given, types = (x_ND, scale_N1, gain, above_ND, beside_ND, grad_ND, sums_LD), (x_ND.dtype, above_ND.dtype)
     _run("norm_slopes", given, LOTS, rows, width, *map(TYPES.__getitem__, types), _threads(x_ND.numel()))
     return grad_ND, sums_LD.sum(dim=0)
@@ -344,7 +350,7 @@ def first_keys(document_BT: Tensor, window: int) -> Tensor:
 
 def attention(q_NHTK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, first_BT: Tensor) -> tuple[Tensor, Tensor]:
     """softmax(q k^T / sqrt(K)) v of tiles, and norm_NHT, the logarithm of each softmax's sum, in float32."""
-    mixed_NHTK, norm_NHT = arena.empty_like(q_NHTK), torch.empty(q_NHTK.shape[:3])
+    mixed_NHTK, norm_NHT = arena.empty_like(q_NHTK), _wide(q_NHTK, *q_NHTK.shape[:3])
     given = (q_NHTK, k_NGTK, v_NGTK, first_BT, mixed_NHTK, norm_NHT)
     _run("attention", given, *_attended(q_NHTK, k_NGTK, first_BT))
     return mixed_NHTK, norm_NHT
@@ -392,7 +398,7 @@ def nats_in_place(logits_CV: Tensor, target_C: Tensor, weight_C: Tensor, slope: 
     """weight * -log softmax(logits)[target] of each position, in float32. With `slope` its gradient for the logits,
     (softmax - one_hot) * weight, takes their place."""
     rows, width = logits_CV.shape
-    nats_C, target_C, weight_C = torch.empty(rows), target_C.contiguous(), weight_C.contiguous()
+    nats_C, target_C, weight_C = _wide(logits_CV, rows), target_C.contiguous(), weight_C.contiguous()
     given = logits_CV, target_C, weight_C, nats_C
     _run("nats", given, rows, width, slope, TYPES[logits_CV.dtype], _threads(logits_CV.numel()))
     return nats_C

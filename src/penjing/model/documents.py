@@ -105,8 +105,8 @@ def tiled_attention(
     """mixed_BTHK on a CPU: softmax(q k^T / sqrt(K)) v. lots: `find_lots` of the three before it, where known; rotary:
     `rotary_table` of the positions where q and k are still to be turned; first_BT: `cpu.first_keys` of the documents
     where our own kernel is to be asked."""
-    by_kernels = cpu.serves(q_BTHK, k_BTGK, v_BTGK, *(rotary or ()))
-    if by_kernels and first_BT is not None:
+    by_kernels = cpu.serves(q_BTHK, k_BTGK, v_BTGK, wide=rotary or ())
+    if by_kernels and first_BT is not None and q_BTHK.dtype == k_BTGK.dtype == v_BTGK.dtype:
         return _ByKernel.apply(q_BTHK, k_BTGK, v_BTGK, first_BT, rotary)  # type: ignore[no-any-return,no-untyped-call]
     if rotary is not None and not by_kernels:
         q_BTHK, k_BTGK, rotary = rotate(q_BTHK, *rotary), rotate(k_BTGK, *rotary), None
@@ -169,7 +169,7 @@ def _keys(tile_NGTK: Tensor, lot: Lot) -> Tensor:
 def _add_keys(into_NGTK: Tensor, lot: Lot, value: Tensor) -> None:
     """The way back of `_keys`; a tile of keys may be needed by several of queries."""
     num_groups, *tile = into_NGTK.shape[1:]
-    if into_NGTK.dtype == torch.float32 and cpu.serves(into_NGTK, value):
+    if cpu.serves(value, wide=[into_NGTK]):
         cpu.add_tiles(into_NGTK.flatten(0, 1), lot.places(num_groups), value)
         return
     into_NGTK.flatten(0, 1).index_add_(0, lot.places(num_groups), arena.cast(value, into_NGTK.dtype).view(-1, *tile))

@@ -72,7 +72,7 @@ def _add_product(into_VD: Tensor, left_VC: Tensor, right_CD: Tensor) -> None:
     if not arena.by_hand(into_VD):
         into_VD += more_VD
         return
-    if into_VD.dtype == torch.float32 and cpu.serves(into_VD, more_VD):
+    if cpu.serves(more_VD, wide=[into_VD]):
         cpu.add(into_VD, more_VD, into_VD)
         return
     for into_CD, more_CD in row_pieces(into_VD, more_VD):

@@ -42,7 +42,7 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
     if arena.by_hand(gate):
         return _Gated.apply(gate, up)  # type: ignore[no-any-return,no-untyped-call]
-    if cpu.serves(gate, up):  # few values, without gradients
+    if cpu.serves(gate, up) and gate.dtype == up.dtype:  # few values, without gradients
         return cpu.gated(gate, up)
     return functional.silu(gate) * up
 
@@ -93,7 +93,7 @@ class _GatedDown(torch.autograd.Function):
 
 
 def _inner(gate: Tensor, up: Tensor) -> Tensor:
-    if cpu.serves(gate, up):
+    if cpu.serves(gate, up) and gate.dtype == up.dtype:
         return cpu.gated(gate, up)
     inner = arena.empty_like(gate)
     for inner_C, gate_C, up_C in pieces(inner, gate, up):
@@ -103,7 +103,7 @@ def _inner(gate: Tensor, up: Tensor) -> Tensor:
 
 def _slopes(upstream: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of gate and up."""
-    if cpu.serves(upstream, gate, up):
+    if cpu.serves(upstream, gate, up) and upstream.dtype == gate.dtype == up.dtype:
         return cpu.gated_slopes(upstream, gate, up)[:2]
     grad_gate, grad_up = arena.empty_like(gate), arena.empty_like(up)
     room_C = arena.empty(gate, (min(PIECE, gate.numel()),), gate.dtype)

@@ -31,7 +31,7 @@ class RMSNorm(nn.Module):
         dtype = self.compute_dtype or x.dtype
         if arena.by_hand(x):
             return self.beside(x)[1]
-        if dtype in cpu.TYPES and cpu.serves(x, self.weight):  # few values, without gradients
+        if dtype in cpu.TYPES and cpu.serves(x, wide=[self.weight]):  # few values, without gradients
             return cpu.norm(x.view(-1, x.shape[-1]), self.weight, self.epsilon, dtype)[0].view(x.shape)
         return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.epsilon).to(dtype)
 
@@ -56,7 +56,7 @@ class _Normalised(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         x_ND, wide = x.reshape(-1, x.shape[-1]), torch.promote_types(x.dtype, torch.float32)
         ctx.set_materialize_grads(False)
-        if dtype in cpu.TYPES and cpu.serves(x_ND, gain):
+        if dtype in cpu.TYPES and cpu.serves(x_ND, wide=[gain]):
             out_ND, scale_N1 = cpu.norm(x_ND, gain, epsilon, dtype)
             ctx.save_for_backward(x_ND, scale_N1, gain)
             return x, out_ND.view(x.shape)
@@ -81,7 +81,7 @@ class _Normalised(torch.autograd.Function):
             return beside, None, None, None
         upstream_ND = above.reshape(x_ND.shape)
         beside_ND = x_ND if beside is None else beside.reshape(x_ND.shape)
-        if cpu.serves(x_ND, upstream_ND, beside_ND, gain) and beside_ND.dtype == x_ND.dtype:
+        if cpu.serves(x_ND, upstream_ND, beside_ND, wide=[gain, scale_N1]) and beside_ND.dtype == x_ND.dtype:
             given_ND = None if beside is None else beside_ND
             grad_ND, grad_gain = cpu.norm_slopes(x_ND, scale_N1, gain, upstream_ND, given_ND)
             return grad_ND.view(above.shape), grad_gain if ctx.needs_input_grad[1] else None, None, None

@@ -83,7 +83,7 @@ def rotate(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 def _turn(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     size = 2 * cosine.shape[-1]
-    if cpu.serves(x_BTHK, cosine, sine):
+    if cpu.serves(x_BTHK, wide=[cosine, sine]):
         return cpu.turned(x_BTHK, cosine, sine)
     if not arena.by_hand(x_BTHK):
         out = _turned(x_BTHK[..., :size].float(), torch.cat((cosine, cosine), dim=-1), sine).to(x_BTHK.dtype)

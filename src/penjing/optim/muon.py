@@ -119,7 +119,7 @@ class _MuonOptimizer(KeepingOptimizer):
             self._direction(part["momentum"], parameter, direction_MN)
             parameter.grad = None
         scale = max(1.0, like.shape[-2] / like.shape[-1]) ** 0.5
-        if bad is None and cpu.serves(stack_EMN, *parameters) and like.dtype == torch.float32:
+        if bad is None and cpu.serves(wide=[stack_EMN, *parameters]):
             found_EMN = _orthogonal(stack_EMN, self.dtype)
             if cpu.serves(found_EMN):
                 for parameter, found_MN in zip(parameters, found_EMN, strict=True):
@@ -137,9 +137,9 @@ class _MuonOptimizer(KeepingOptimizer):
         assert parameter.grad is not None
         chance, bad = self.begin(parameter, "momentum"), self.bad
         gradient_N, into_N = parameter.grad.reshape(-1), into.view(-1)
-        if self.how == "float32" and bad is None and gradient_N.dtype == torch.float32:
+        if self.how == "float32" and bad is None:
             mean_N = self.state[parameter]["momentum"].view(-1)
-            if cpu.serves(gradient_N, mean_N, into_N):
+            if cpu.serves(wide=[gradient_N, mean_N, into_N]):
                 cpu.lead(gradient_N, mean_N, into_N, momentum)
                 return
         for piece in pieces(parameter.numel()):
