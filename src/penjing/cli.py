@@ -709,7 +709,7 @@ def bench_train_verb(
     peer_checkpointing: Annotated[
         bool, typer.Option(help="Whether the peer computes activations twice to save memory, as it does by itself.")
     ] = True,
-    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write; pretrain: after every trial anew.")] = None,
     settings: Settings = None,
 ) -> None:
     """Train the same model on the same data with ours and with other trainers, and compare speed and memory.
@@ -741,6 +741,7 @@ def bench_train_verb(
         threads=threads,
         checkpointing=peer_checkpointing,
         settings=tuple(settings or ()),
+        save=lambda part: None if out is None else write(part, out, sys.argv[1:]),
     )
     if out is not None:
         write(result, out, sys.argv[1:])

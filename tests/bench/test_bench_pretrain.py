@@ -213,6 +213,24 @@ def test_a_model_is_not_taken_for_pretraining(tmp_path):
         asked_for(quiet(), method="dpo", run=None, settings=(), **words)
 
 
+def test_trials_that_ended_are_kept_when_the_next_is_stopped(spec, tmp_path):
+    kept, done = [], []
+
+    def pretend(module, *_):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(module)
+        return printed(100, 100)
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(Asked(peers=(), trials=2), spec, tmp_path, quiet(), pretend, kept.append)
+    assert [each["finished"] for each in kept] == [False] * 3
+    assert {name: len(each) for name, each in kept[-1]["path"]["trials"].items()} == {"penjing": 1, "penjing-adamw": 2}
+    assert kept[-1]["asked"]["trials"] == 2
+    whole = compare(Asked(peers=(), trials=1), spec, tmp_path, quiet(), lambda *_: printed(100, 100), kept.append)
+    assert whole["finished"] and len(kept) == 3 + 4
+
+
 def test_a_record_says_the_command_and_the_versions(spec, tmp_path):
     result = compare(Asked(peers=(), trials=1), spec, tmp_path, quiet(), lambda *_: printed(100, 100))
     write(result, tmp_path / "record.json", ["bench", "train", "--data", "my text.jsonl"])

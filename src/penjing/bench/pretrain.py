@@ -52,9 +52,17 @@ class Asked:
 
 
 def compare(
-    asked: Asked, spec: RaceSpec, folder: Path, console: Console, run_trial: Callable[..., dict[str, Any]] = trial
+    asked: Asked,
+    spec: RaceSpec,
+    folder: Path,
+    console: Console,
+    run_trial: Callable[..., dict[str, Any]] = trial,
+    save: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """All trials of both kinds, in turn; prints the tables and returns them as data."""
+    """All trials of both kinds, in turn; prints the tables and returns them as data.
+
+    save: called after every trial with what there is, for hours of trials not to be lost by the last one.
+    """
     left_out = {}
     modules = {OURS: "penjing.bench.ours_pretrain", OURS_ADAMW: "penjing.bench.ours_pretrain adamw"}
     for peer in asked.peers:
@@ -85,6 +93,7 @@ def compare(
                     f"{row['peak_bytes'] / MEBIBYTE:.0f} MiB, {one['process_seconds']:.0f} s from start to end",
                     highlight=False,
                 )
+                save({**result, kind: {"trials": trials}, "finished": False})
         result[kind] = {"medians": summary(trials, asked.warmup), "trials": trials}
         if kind == "path":
             result[kind]["equal"] = [
@@ -93,7 +102,7 @@ def compare(
         console.print(table(result, kind))
     for line in verdicts(result):
         console.print(f"  {line}", highlight=False)
-    return result
+    return {**result, "finished": True}
 
 
 _PATHS = ("text", "tokenizer", "run", "held_out", "rows", "out", "kind")

@@ -327,9 +327,9 @@ def _turn(
 def serves_attention(dtype: torch.dtype, head_size: int, num_units: int) -> bool:
     """Whether `attention` takes queries of this kind: heads of 16, 32, ... dimensions, in float32 or, where the
     processor has products for it, bfloat16. num_units: key heads of all rows; each is one thread's in the backward
-    pass."""
+    pass, where at most half of the threads may be without one."""
     found = None if torch.compiler.is_compiling() else kernels()
-    if found is None or dtype not in TYPES or head_size % 16 or num_units < torch.get_num_threads():
+    if found is None or dtype not in TYPES or head_size % 16 or 2 * num_units < torch.get_num_threads():
         return False
     return bool(found.types & 1 << TYPES[dtype])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,9 +126,10 @@ def bench(
     threads: int,
     checkpointing: bool,
     settings: tuple[str, ...],
+    save: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """What `penjing bench train` was asked for. method: empty for pretrain, with a run dpo. Raises UserError for words
-    that say nothing to the method."""
+    """What `penjing bench train` was asked for. method: empty for pretrain, with a run dpo. save: is handed what there
+    is after every trial of pretraining. Raises UserError for words that say nothing to the method."""
     if run is not None and "=" in str(run) and not run.exists():  # with no RUN the first setting stands in its place
         run, settings = None, (str(run), *settings)
     method = method or ("pretrain" if run is None else "dpo")
@@ -141,7 +142,7 @@ def bench(
         named = {"all": tuple(peers.PRETRAIN), "none": ()}.get(peer, tuple(peer.split(",")))
         how = pretrain.Asked(peers=named, trials=trials, seconds=seconds, steps=steps, threads=threads)
         how = replace(how, looks=5) if quick else how
-        return bench_pretrain(data, how, QUICK if quick else FULL, console, *settings)
+        return bench_pretrain(data, how, QUICK if quick else FULL, console, *settings, save=save)
     if run is None or data is None:
         raise UserError("a model and its data are needed", where=f"--method {method}", wanted="RUN and --data FILE")
     asked = Asked(

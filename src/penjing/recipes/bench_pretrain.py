@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,16 @@ ON_GPU = replace(FULL, row_tokens=1024, batch=128)
 QUICK_ON_GPU = replace(FULL, batch=64)
 
 
-def bench_pretrain(data: Path | None, asked: Asked, size: Size, console: Console, *settings: str) -> dict[str, Any]:
+def bench_pretrain(
+    data: Path | None,
+    asked: Asked,
+    size: Size,
+    console: Console,
+    *settings: str,
+    save: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> dict[str, Any]:
     """Compare at a constant rate: the peers at PEERS_ADAMW, ours at its recipe's optimizer and at that one too;
-    `settings` go over ours alone.
+    `settings` go over ours alone. save: is handed what there is after every trial.
 
     data: documents; None: functions and classes of Python's standard library, real text of mixed lengths that is on
     every machine. On a GPU where there is one, unless compute.device says otherwise.
@@ -140,7 +147,10 @@ def bench_pretrain(data: Path | None, asked: Asked, size: Size, console: Console
             "limit_tokens_per_second": rate / flops,
         }
         about = {"parameters": count, "machine": machine, "documents": len(learned), "text": _name(data)}
-        return {**about, **compare(asked, spec, work / "trials", console)}
+        return {
+            **about,
+            **compare(asked, spec, work / "trials", console, save=lambda part: save({**about, **part})),
+        }
 
 
 def _device(settings: tuple[str, ...]) -> torch.device:
