@@ -220,7 +220,7 @@ def test_tiles_are_added_where_they_belong(dtype, threads):
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("shape", [(1, 5), (40, 333), (9, 70001)])
+@pytest.mark.parametrize("shape", [(1, 5), (40, 333), (9, 70001), (2, (1 << 17) + 3)])  # the last is not kept
 def test_nats(shape, dtype, threads):
     logits, weight = drawn(*shape, dtype=dtype) * 3, drawn(shape[0], seed=1).abs()
     target = torch.randint(shape[1], shape[:1], generator=torch.Generator().manual_seed(2))

@@ -265,7 +265,10 @@ int penjing_attention(const void *q, const void *k, const void *v, const int32_t
                              type);
                     for (long t = 0; t < TILE; t++) {
                         long low = starts[t] - j * TILE, high = (at - j) * TILE + t, place = r * TILE + t;
-                        if (low >= TILE) { memset(room_of(odds, t * TILE, type), 0, (size_t)bytes(TILE, type)); continue; }
+                        if (low >= TILE) { /* another document's */
+                            memset(room_of(odds, t * TILE, type), 0, (size_t)bytes(TILE, type));
+                            continue;
+                        }
                         WITH_TYPE(odds_row, type, scores + t * TILE, room_of(odds, t * TILE, type), top + place,
                                   sum + place, sums + place * size, size, scale, low, high);
                     }

@@ -214,6 +214,7 @@ void penjing_add_tiles(float *into, const int64_t *places, const void *value, lo
 /* --- the head ----------------------------------------------------------------------------------------------------- */
 
 enum { OUT_OF_RANGE = 2 };
+enum { KEPT = 1 << 17 }; /* odds of a row that are kept between two passes; those of wider rows are made again */
 
 static int is_out_of_range(const int64_t *target, long rows, long width) {
     for (long n = 0; n < rows; n++)
@@ -222,19 +223,27 @@ static int is_out_of_range(const int64_t *target, long rows, long width) {
 }
 
 INLINE void nats_row(void *logits, int64_t target, float weight, float *nats, long width, int with_slope, int type) {
-    float top = -INFINITY, sum = 0.0f, said = get(logits, target, type), odds[width];
+    float top = -INFINITY, sum = 0.0f, said = get(logits, target, type), odds[width <= KEPT ? width : 1];
     _Pragma("omp simd reduction(max : top)")
     for (long i = 0; i < width; i++) { float v = get(logits, i, type); top = v > top ? v : top; }
     _Pragma("omp simd reduction(+ : sum)")
-    for (long i = 0; i < width; i++) sum += odds[i] = exponential(get(logits, i, type) - top);
+    for (long i = 0; i < width; i++) {
+        float each = exponential(get(logits, i, type) - top);
+        if (width <= KEPT) odds[i] = each;
+        sum += each;
+    }
     *nats = (logf(sum) + top - said) * weight;
     if (!with_slope) return;
     float share = weight / sum;
-    SIMD for (long i = 0; i < width; i++) put(logits, i, odds[i] * share, type);
-    put(logits, target, odds[target] * share - weight, type);
+    if (width <= KEPT)
+        SIMD for (long i = 0; i < width; i++) put(logits, i, odds[i] * share, type);
+    else
+        SIMD for (long i = 0; i < width; i++) put(logits, i, exponential(get(logits, i, type) - top) * share, type);
+    put(logits, target, exponential(said - top) * share - weight, type);
 }
 
-/* weight * -log softmax(logits)[target]; with_slope: its gradient, (softmax - one_hot) * weight, in the logits' place. */
+/* weight * -log softmax(logits)[target]; with_slope: its gradient, (softmax - one_hot) * weight, takes the logits'
+   place. */
 int penjing_nats(void *logits, const int64_t *target, const float *weight, float *nats, long rows, long width,
                  int with_slope, int type, int threads) {
     if (is_out_of_range(target, rows, width)) return OUT_OF_RANGE;
