@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "speed.md"
 PLACE = "<!-- table {} -->\n"
 END = "<!-- end -->"
-TABLES = (*KINDS, "packed", "memory path", "memory step", "litgpt path", "litgpt step", "recipe", "gpu", "gpu step")
+TABLES = (*KINDS, "packed", "litgpt path", "litgpt step", "recipe", "gpu", "gpu step")
 
 
 def newest(name):
@@ -44,13 +44,12 @@ def rendered(kind):
     if kind == "gpu step":
         result = newest("bench_train_gpu")
         return markdown(result, "step") + "\n" if result else ""
-    if kind == "packed":  # the hardest peer alone
+    if kind == "packed":  # the hardest peer alone, ten minutes
         result = newest("bench_train_packed")
         return markdown(result, "path") + "\n" if result else ""
-    beside, _, half = kind.partition(" ")  # memory: after the arena, five minutes beside the hardest peer
-    if beside in ("memory", "litgpt"):
-        result = newest(f"bench_train_{beside}")
-        return markdown(result, half) + "\n" if result else ""
+    if kind.startswith("litgpt "):
+        result = newest("bench_train_litgpt")
+        return markdown(result, kind.removeprefix("litgpt ")) + "\n" if result else ""
     result = newest("bench_train_pretrain")
     return markdown(result, kind) + "\n" if result else ""
 
