@@ -302,13 +302,6 @@ def rows_of(x_NHTK: Tensor, num_tokens: int, dtype: torch.dtype, rotary: tuple[T
     return out_BTHK
 
 
-def turned(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Heads turned by a table of positions (rope.py)."""
-    out_BTHK = arena.empty_like(x_BTHK)
-    _turn(x_BTHK, out_BTHK, (cosine, sine), 1.0, x_BTHK.shape, (0, 0))
-    return out_BTHK
-
-
 def _turn(
     x: Tensor,
     out: Tensor,

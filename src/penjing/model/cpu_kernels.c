@@ -223,15 +223,22 @@ static int is_out_of_range(const int64_t *target, long rows, long width) {
 }
 
 INLINE void nats_row(void *logits, int64_t target, float weight, float *nats, long width, int with_slope, int type) {
-    float top = -INFINITY, sum = 0.0f, said = get(logits, target, type), odds[width <= KEPT ? width : 1];
+    float top = -INFINITY, said = get(logits, target, type), odds[width <= KEPT ? width : 1];
+    double all = 0.0; /* a sum of all in float32 would be off by 1e-5 of it in wide rows */
     _Pragma("omp simd reduction(max : top)")
     for (long i = 0; i < width; i++) { float v = get(logits, i, type); top = v > top ? v : top; }
-    _Pragma("omp simd reduction(+ : sum)")
-    for (long i = 0; i < width; i++) {
-        float each = exponential(get(logits, i, type) - top);
-        if (width <= KEPT) odds[i] = each;
-        sum += each;
+    for (long start = 0; start < width; start += RUN) {
+        long end = start + RUN < width ? start + RUN : width;
+        float part = 0.0f;
+        _Pragma("omp simd reduction(+ : part)")
+        for (long i = start; i < end; i++) {
+            float each = exponential(get(logits, i, type) - top);
+            if (width <= KEPT) odds[i] = each;
+            part += each;
+        }
+        all += part;
     }
+    float sum = (float)all;
     *nats = (logf(sum) + top - said) * weight;
     if (!with_slope) return;
     float share = weight / sum;

@@ -42,8 +42,6 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
     if arena.by_hand(gate):
         return _Gated.apply(gate, up)  # type: ignore[no-any-return,no-untyped-call]
-    if cpu.serves(gate, up) and gate.dtype == up.dtype:  # few values, without gradients
-        return cpu.gated(gate, up)
     return functional.silu(gate) * up
 
 

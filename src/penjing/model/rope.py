@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena, cpu
+from penjing.model import arena
 from penjing.model.config import ModelConfig
 from penjing.model.pieces import row_pieces
 
@@ -83,8 +83,6 @@ def rotate(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 def _turn(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     size = 2 * cosine.shape[-1]
-    if cpu.serves(x_BTHK, wide=[cosine, sine]):
-        return cpu.turned(x_BTHK, cosine, sine)
     if not arena.by_hand(x_BTHK):
         out = _turned(x_BTHK[..., :size].float(), torch.cat((cosine, cosine), dim=-1), sine).to(x_BTHK.dtype)
         return torch.cat((out, x_BTHK[..., size:]), dim=-1) if size < x_BTHK.shape[-1] else out
