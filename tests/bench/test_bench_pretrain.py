@@ -224,11 +224,11 @@ def test_trials_that_ended_are_kept_when_the_next_is_stopped(spec, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         compare(Asked(peers=(), trials=2), spec, tmp_path, quiet(), pretend, kept.append)
-    assert [each["finished"] for each in kept] == [False] * 3
+    assert [each["finished"] for each in kept] == [False] * 4 and "path" not in kept[0]
     assert {name: len(each) for name, each in kept[-1]["path"]["trials"].items()} == {"penjing": 1, "penjing-adamw": 2}
     assert kept[-1]["asked"]["trials"] == 2
     whole = compare(Asked(peers=(), trials=1), spec, tmp_path, quiet(), lambda *_: printed(100, 100), kept.append)
-    assert whole["finished"] and len(kept) == 3 + 4
+    assert whole["finished"] and len(kept) == 4 + 5
 
 
 def test_a_record_says_the_command_and_the_versions(spec, tmp_path):

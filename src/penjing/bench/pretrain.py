@@ -61,7 +61,7 @@ def compare(
 ) -> dict[str, Any]:
     """All trials of both kinds, in turn; prints the tables and returns them as data.
 
-    save: called after every trial with what there is, for hours of trials not to be lost by the last one.
+    save: called before the first trial and after each with what there is, for hours of them not to be lost by the last.
     """
     left_out = {}
     modules = {OURS: "penjing.bench.ours_pretrain", OURS_ADAMW: "penjing.bench.ours_pretrain adamw"}
@@ -81,6 +81,7 @@ def compare(
         "left_out": left_out,
         "goals": GOALS,
     }
+    save({**result, "finished": False})  # a place that cannot be written to is found out now
     for kind in KINDS:
         trials: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for number in range(asked.trials):

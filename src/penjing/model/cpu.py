@@ -1,9 +1,10 @@
-"""What runs on a CPU as kernels of our own (model/cpu_kernels.c): everything of a step that is no matrix product.
+"""What runs on a CPU as kernels of our own: everything of a step that is no matrix product (model/cpu_kernels.c), and
+attention (model/cpu_attention.c).
 
 An eager program makes a pass over memory for each operation; a norm is five of them, its gradient ten. In C each is
-one, in float32 inside, whatever is read and written. The file is built when it is first needed, by the machine's own C
+one, in float32 inside, whatever is read and written. They are built when they are first needed, by the machine's own C
 compiler and for its processor, which takes two seconds once; without a compiler torch's operations do, and a run says
-so. The kernels share torch's threads: they are linked with the OpenMP library that torch has loaded.
+so. They share torch's threads: they are linked with the OpenMP library that torch has loaded.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from penjing.model import arena
+from penjing.model.gpu import SWITCH, document_edges
 
-SWITCH = "PENJING_KERNELS"  # environment; off: torch's own operations, to find out what is to blame
 _is_off = f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else ""
 SOURCES = tuple(Path(__file__).with_name(f"cpu_{name}") for name in ("kernels.c", "attention.c", "types.h"))
 FLAGS = (
@@ -38,7 +39,7 @@ WIDEST = ("-mprefer-vector-width=512",)  # on x86; compilers take half of it of 
 BUILD_SECONDS = 120  # after which a compiler is taken to hang
 LOTS = 32  # of rows, over which a gain's gradient is summed one by one, whatever the number of threads
 SMALL = 1 << 14  # values; what is smaller is not worth a second thread
-TILE = 64  # positions, as in documents.py
+TILE = 64  # positions of queries and keys that are worked on together
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _SIGNATURES = {
     "norm": (c_void_p,) * 4 + (c_long,) * 2 + (c_float,) + (c_int,) * 3,
@@ -92,17 +93,13 @@ def serves(*tensors: Tensor, wide: Sequence[Tensor] = ()) -> bool:
 @cache
 def kernels() -> _Kernels | None:
     """The built library; None where there is none, see `why_not`."""
-    if _is_off:
-        return None
-    found = _build()
+    found = _is_off or _build()
     return found if isinstance(found, _Kernels) else None
 
 
 def why_not() -> str:
     """Why torch's operations do on this CPU; empty where kernels are there."""
-    if _is_off:
-        return _is_off
-    found = _build()
+    found = _is_off or _build()
     return found if isinstance(found, str) else ""
 
 
@@ -328,17 +325,12 @@ def serves_attention(dtype: torch.dtype, head_size: int, num_units: int) -> bool
 
 
 def first_keys(document_BT: Tensor, window: int) -> Tensor:
-    """first_BT, int32: the first key that each position may look at, which is in its document and window. Equal
-    neighbours in document_BT are one document; rows are filled up to whole tiles with positions that look at
-    themselves."""
+    """first_BT, int32: the first key that each position may look at, as `gpu.document_edges` has it; rows are filled up
+    to whole tiles with positions that look at themselves."""
     num_tokens = document_BT.shape[1]
-    document_BT = functional.pad(document_BT, (0, -num_tokens % TILE))
-    place_T = torch.arange(document_BT.shape[1])
-    new_BT = document_BT[:, 1:] != document_BT[:, :-1]
-    first_BT = functional.pad(new_BT * place_T[1:], (1, 0)).cummax(dim=1).values
-    if window:
-        first_BT = first_BT.maximum(place_T + 1 - window)
-    return torch.where(place_T < num_tokens, first_BT, place_T).int()
+    first_BT, _ = document_edges(functional.pad(document_BT, (0, -num_tokens % TILE)), window)
+    place_T = torch.arange(first_BT.shape[1], dtype=torch.int32)
+    return torch.where(place_T < num_tokens, first_BT, place_T)
 
 
 def attention(q_NHTK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, first_BT: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,8 @@
 Two ways for two kinds of device, both equal to masked `scaled_dot_product_attention`, the plain reference that tests
 compare with: `tiled_attention` on CPUs, `varlen_attention` on CUDA.
 
-On a CPU queries are taken in tiles of 64 positions. A tile needs the keys from where its first query's document
+On a CPU with kernels of our own both are one (model/cpu_attention.c), which keeps no scores. Where they do not serve,
+queries are taken in tiles of 64 positions. A tile needs the keys from where its first query's document
 begins to its own end, in whole tiles too; tiles that need equally many go through one batched product. Scores are
 rounded to the products' dtype before the softmax, as in an eager `transformers` model.
 """
@@ -24,9 +25,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from penjing.model import arena, cpu
+from penjing.model.cpu import TILE
 from penjing.model.rope import rotate
 
-TILE = 64  # positions
 # Matrices of one batched product: each size of product is compiled when it first comes up, and takes 0.5 MiB then on.
 RUNS = (8, 2, 1)
 LEAST_MATRIX = 1 << 14  # values, for runs: with smaller ones calls would take longer than what they call

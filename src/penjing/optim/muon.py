@@ -119,12 +119,10 @@ class _MuonOptimizer(KeepingOptimizer):
             self._direction(part["momentum"], parameter, direction_MN)
             parameter.grad = None
         scale = max(1.0, like.shape[-2] / like.shape[-1]) ** 0.5
-        if bad is None and cpu.serves(wide=[stack_EMN, *parameters]):
-            found_EMN = _orthogonal(stack_EMN, self.dtype)
-            if cpu.serves(found_EMN):
-                for parameter, found_MN in zip(parameters, found_EMN, strict=True):
-                    cpu.add_scaled(parameter, found_MN, float(decay), -part["lr"] * scale)
-                return
+        if bad is None and (self.dtype or stack_EMN.dtype) in cpu.TYPES and cpu.serves(wide=[stack_EMN, *parameters]):
+            for parameter, found_MN in zip(parameters, _orthogonal(stack_EMN, self.dtype), strict=True):
+                cpu.add_scaled(parameter, found_MN, float(decay), -part["lr"] * scale)
+            return
         update_EMN = self._orthogonal(stack_EMN) * scale
         if bad is not None:
             update_EMN = torch.where(bad > 0, torch.zeros_like(update_EMN), update_EMN)
