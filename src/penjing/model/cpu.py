@@ -30,7 +30,7 @@ from penjing.model import arena
 from penjing.model.gpu import SWITCH, document_edges
 
 _is_off = f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else ""
-SOURCES = tuple(Path(__file__).with_name(f"cpu_{name}") for name in ("kernels.c", "attention.c", "types.h"))
+SOURCES = tuple(Path(__file__).with_name(f"cpu_{name}") for name in ("kernels.c", "attention.c", "weights.c", "types.h"))
 FLAGS = (
     *("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
@@ -39,6 +39,7 @@ WIDEST = ("-mprefer-vector-width=512",)  # on x86; compilers take half of it of 
 BUILD_SECONDS = 120  # after which a compiler is taken to hang
 LOTS = 32  # of rows, over which a gain's gradient is summed one by one, whatever the number of threads
 SMALL = 1 << 14  # values; what is smaller is not worth a second thread
+LEAST_PRODUCT = 1 << 20  # multiplications; fewer are done before their factors are turned and paired
 TILE = 64  # positions of queries and keys that are worked on together
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _SIGNATURES = {
@@ -53,6 +54,8 @@ _SIGNATURES = {
     "softmax": (c_void_p,) * 3 + (c_long,) * 4 + (c_int,) * 2,
     "add_tiles": (c_void_p,) * 3 + (c_long,) * 2 + (c_int,) * 2,
     "attention_types": (c_int,),
+    "has_weight_slopes": (),
+    "weight_slopes": (c_void_p,) * 3 + (c_long,) * 3 + (c_int,) * 2,
     "attention": (c_void_p,) * 6 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
     "attention_slopes": (c_void_p,) * 10 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
     "log_probs": (c_void_p,) * 5 + (c_long,) * 2 + (c_int,) * 2,
@@ -60,7 +63,8 @@ _SIGNATURES = {
     "nats": (c_void_p,) * 4 + (c_long,) * 2 + (c_int,) * 3,
 }
 OUT_OF_RANGE = 2  # what a kernel returns; 1: no memory
-_FAILING = ("attention_types", "attention", "attention_slopes", "nats", "log_probs", "log_prob_slopes")
+_FAILING = {"attention", "attention_slopes", "weight_slopes", "nats", "log_probs", "log_prob_slopes"}
+_ANSWERING = _FAILING | {"attention_types", "has_weight_slopes"}
 
 
 class _Kernels:
@@ -70,9 +74,10 @@ class _Kernels:
         library = ctypes.CDLL(str(path))
         for name, types in _SIGNATURES.items():
             function = getattr(library, f"penjing_{name}")
-            function.argtypes, function.restype = types, c_int if name in _FAILING else None
+            function.argtypes, function.restype = types, c_int if name in _ANSWERING else None
             setattr(self, name, function)
-        self.types = self.attention_types(True)
+        self.types = self.attention_types(True)  # tells whether matrix units may be used, so first
+        self.takes_weights = bool(self.has_weight_slopes())
 
     def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:  # for type checkers
         raise AttributeError(name)
@@ -188,7 +193,7 @@ def _compile(compiler: str, openmp: str, path: Path) -> None:
     try:
         for more in dict.fromkeys((widest, ())):
             done = subprocess.run(
-                [compiler, *FLAGS, *more, "-o", draft, *map(str, SOURCES[:2]), openmp, "-lm"],
+                [compiler, *FLAGS, *more, "-o", draft, *map(str, SOURCES[:-1]), openmp, "-lm"],
                 capture_output=True,
                 text=True,
                 timeout=BUILD_SECONDS,
@@ -254,6 +259,23 @@ def add(x: Tensor, y: Tensor, out: Tensor) -> Tensor:
 def add_scaled(x: Tensor, y: Tensor, keep: float, scale: float) -> None:
     """x <- keep x + scale y, of x in float32."""
     _run("add_scaled", (x, y), keep, scale, x.numel(), TYPES[y.dtype], _threads(x.numel()))
+
+
+def serves_weights(above_BO: Tensor, x_BN: Tensor) -> bool:
+    """Whether `weight_slopes` takes these: in bfloat16, on a processor with matrix units."""
+    if above_BO.dtype != torch.bfloat16 or x_BN.dtype != torch.bfloat16 or not serves(above_BO, x_BN):
+        return False
+    found = kernels()
+    return found is not None and found.takes_weights and above_BO.numel() * x_BN.shape[1] >= LEAST_PRODUCT
+
+
+def weight_slopes(above_BO: Tensor, x_BN: Tensor, into_ON: Tensor | None = None) -> Tensor:
+    """above^T x, the gradient of a weight, in float32; added to `into` where one is given."""
+    tokens, outputs = above_BO.shape
+    out_ON = arena.empty(x_BN, (outputs, x_BN.shape[1]), torch.float32) if into_ON is None else into_ON
+    shape = tokens, outputs, x_BN.shape[1]
+    _run("weight_slopes", (above_BO, x_BN, out_ON), *shape, into_ON is not None, torch.get_num_threads())
+    return out_ON
 
 
 def lead(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float) -> None:

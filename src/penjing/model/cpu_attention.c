@@ -11,11 +11,7 @@
 
 #include "cpu_types.h"
 
-#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
-#include <immintrin.h>
-#endif
-#if defined(__AMX_BF16__) && defined(__linux__)
-#define HAS_TILES
+#ifdef HAS_TILES
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -29,35 +25,24 @@ enum { WIDTH = 4, VECTORS = 4 };
 #endif
 typedef float Vector __attribute__((vector_size(WIDTH * 4), aligned(4)));
 
-static int uses_tiles = 0;
-
-#ifdef HAS_TILES
-/* Eight tiles of 16 rows of 64 bytes. */
-static const struct {
-    uint8_t palette, start, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} LAYOUT = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
-#endif
+int penjing_tiles = 0;
 
 /* Which types attention is taken in: 1 for float32, 2 for bfloat16, or their sum. tiles: whether matrix units may be
    used, which the system has to allow. */
 int penjing_attention_types(int tiles) {
-    uses_tiles = 0;
+    penjing_tiles = 0;
 #ifdef HAS_TILES
     enum { ASK = 0x1023, TILE_DATA = 18 }; /* arch_prctl: ARCH_REQ_XCOMP_PERM */
-    if (tiles) uses_tiles = syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+    if (tiles) penjing_tiles = syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
 #else
     (void)tiles;
 #endif
 #if defined(__AVX512BF16__) && !defined(HAS_TILES) /* where both are, the former is slower than float32 */
     return 3;
 #else
-    return uses_tiles ? 3 : 1;
+    return penjing_tiles ? 3 : 1;
 #endif
 }
-
-int penjing_uses_tiles(void) { return uses_tiles; }
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
@@ -141,7 +126,7 @@ INLINE void multiply_type(float *c, const void *a, const void *b, long columns, 
 static void multiply(float *c, const void *a, const void *b, long columns, long inner, int adds, int type) {
     if (type == FLOAT32) { multiply_type(c, a, b, columns, inner, adds, FLOAT32); return; }
 #ifdef HAS_TILES
-    if (uses_tiles && inner % 32 == 0) { multiply_tiles(c, a, b, columns, inner, adds); return; }
+    if (penjing_tiles && inner % 32 == 0) { multiply_tiles(c, a, b, columns, inner, adds); return; }
 #endif
 #ifdef __AVX512BF16__
     multiply_type(c, a, b, columns, inner / 2, adds, BFLOAT16);
@@ -173,6 +158,12 @@ static void pack(const void *x, void *out, long size, int type) {
 /* x[TILE, TILE] turned, as the left side of a product. */
 static void turn_square(const void *x, void *out, int type) {
     if (type == FLOAT32) { turn_fours(x, out, TILE, TILE); return; }
+#ifdef HAS_TILES
+    for (long row = 0; row < TILE; row += STRIP)
+        for (long column = 0; column < TILE; column += STRIP)
+            pack_strip(x, TILE, TILE, row, column, (char *)out + (column * TILE + row) * 2, TILE * 2, 1);
+    return;
+#endif
     for (long row = 0; row < TILE; row += 8)
         for (long column = 0; column < TILE; column += 8)
             turn_16((const uint16_t *)x + row * TILE + column, TILE, (uint16_t *)out + column * TILE + row, TILE);
@@ -186,43 +177,54 @@ INLINE char *taken(char **room, long count) {
     return start;
 }
 
-static void begin_thread(void *before) {
-#ifdef HAS_TILES
-    if (uses_tiles) { _tile_storeconfig(before); _tile_loadconfig(&LAYOUT); }
-#else
-    (void)before;
-#endif
-}
-
-/* As another library may have left it. */
-static void end_thread(const void *before) {
-#ifdef HAS_TILES
-    if (uses_tiles) _tile_loadconfig(before);
-#else
-    (void)before;
-#endif
-}
-
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* Scores of one query against a tile of keys, of which it sees `low` to `high`, become odds beside the highest so far;
-   what was summed up by then is scaled to suit. */
-INLINE void odds_row(const float *scores, void *odds, float *top, float *sum, float *mixed, long size, float scale,
-                     long low, long high, int type) {
-    float value[TILE], found = -INFINITY, more = 0.0f;
-    _Pragma("omp simd reduction(max : found)")
-    for (int s = 0; s < TILE; s++) {
-        float v = value[s] = (s < low) | (s > high) ? -INFINITY : scores[s] * scale;
-        found = v > found ? v : found;
+/* Of each row of x[TILE, LANES] the sum or the highest. Row by row they would be found one value after another. */
+INLINE void fold(const float *x, float *out, int sums) {
+    float turned[LANES * TILE];
+    turn_fours((const uint32_t *)x, (uint32_t *)turned, TILE, LANES);
+    for (int t = 0; t < TILE; t++) out[t] = turned[t];
+    for (int i = 1; i < LANES; i++)
+        SIMD for (int t = 0; t < TILE; t++) {
+            float other = turned[i * TILE + t];
+            out[t] = sums ? out[t] + other : other > out[t] ? other : out[t];
+        }
+}
+
+/* Scores of a tile of queries against one of keys become odds beside each query's highest so far; what was summed up by
+   then, in sum[TILE] and mixed[TILE, size], is scaled to suit. Query t sees keys low[t] - before to after + t. */
+INLINE void odds_tile(float *scores, void *odds, float *top, float *sum, float *mixed, long size, float scale,
+                      const int32_t *low, long before, long after, int type) {
+    float part[TILE * LANES], found[TILE], less[TILE], base[TILE];
+    for (int t = 0; t < TILE; t++) {
+        float *row = scores + t * TILE, *best = part + t * LANES;
+        int from = (int)(low[t] - before), to = (int)(after + t);
+        for (int i = 0; i < LANES; i++) best[i] = -INFINITY;
+        for (int s = 0; s < TILE; s += LANES)
+            SIMD for (int i = 0; i < LANES; i++) {
+                float value = row[s + i] = (s + i < from) | (s + i > to) ? -INFINITY : row[s + i] * scale;
+                best[i] = value > best[i] ? value : best[i];
+            }
     }
-    float highest = found > *top ? found : *top, less = exponential(*top - highest);
-    _Pragma("omp simd reduction(+ : more)")
-    for (int s = 0; s < TILE; s++) more += value[s] = exponential(value[s] - highest);
-    SIMD for (int s = 0; s < TILE; s++) put(odds, s, value[s], type);
-    if (less != 1.0f)
-        SIMD for (long i = 0; i < size; i++) mixed[i] *= less;
-    *sum = *sum * less + more;
-    *top = highest;
+    fold(part, found, 0);
+    SIMD for (int t = 0; t < TILE; t++) {
+        float highest = found[t] > top[t] ? found[t] : top[t];
+        less[t] = highest == top[t] ? 1.0f : exponential(top[t] - highest);
+        base[t] = highest == -INFINITY ? 0.0f : highest; /* a query that has seen no key yet */
+        top[t] = highest;
+    }
+    for (int t = 0; t < TILE; t++) {
+        float *row = scores + t * TILE, *more = part + t * LANES;
+        SIMD for (int s = 0; s < TILE; s++) row[s] = exponential(row[s] - base[t]);
+        SIMD for (int s = 0; s < TILE; s++) put(odds, t * TILE + s, row[s], type);
+        SIMD for (int i = 0; i < LANES; i++) more[i] = row[i];
+        for (int s = LANES; s < TILE; s += LANES)
+            SIMD for (int i = 0; i < LANES; i++) more[i] += row[s + i];
+        if (less[t] != 1.0f)
+            SIMD for (long i = 0; i < size; i++) mixed[t * size + i] *= less[t];
+    }
+    fold(part, found, 1);
+    SIMD for (int t = 0; t < TILE; t++) sum[t] = sum[t] * less[t] + found[t];
 }
 
 INLINE void finish_row(const float *mixed, void *out, float share, long size, int type) {
@@ -263,15 +265,8 @@ int penjing_attention(const void *q, const void *k, const void *v, const int32_t
                 for (long r = 0; r < repeats; r++) {
                     multiply(scores, row_of(q, (n * heads + group * repeats + r) * tile, type), turned, TILE, size, 0,
                              type);
-                    for (long t = 0; t < TILE; t++) {
-                        long low = starts[t] - j * TILE, high = (at - j) * TILE + t, place = r * TILE + t;
-                        if (low >= TILE) { /* another document's */
-                            memset(room_of(odds, t * TILE, type), 0, (size_t)bytes(TILE, type));
-                            continue;
-                        }
-                        WITH_TYPE(odds_row, type, scores + t * TILE, room_of(odds, t * TILE, type), top + place,
-                                  sum + place, sums + place * size, size, scale, low, high);
-                    }
+                    WITH_TYPE(odds_tile, type, scores, odds, top + r * TILE, sum + r * TILE, sums + r * tile, size, scale,
+                              starts, j * TILE, (at - j) * TILE);
                     multiply(sums + r * tile, odds, packed, size, TILE, 1, type);
                 }
             }
@@ -289,31 +284,40 @@ int penjing_attention(const void *q, const void *k, const void *v, const int32_t
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* A row of P = exp(scale scores - norm) and of its scores' gradient, scale P (slopes - share). */
-INLINE void slopes_row(const float *scores, const float *slopes, void *odds, void *grads, float scale, float norm,
-                       float share, long low, long high, int type) {
-    SIMD for (int s = 0; s < TILE; s++) {
-        float p = (s < low) | (s > high) ? 0.0f : exponential(scores[s] * scale - norm);
-        put(odds, s, p, type);
-        put(grads, s, p * (slopes[s] - share) * scale, type);
-    }
+/* With queries along the rows: P^T = exp(scale scores - norm) and its scores' gradient, scale P (slopes - share). Query t
+   sees keys low[t] - before to after + t. */
+INLINE void slopes_tile(const float *scores, const float *slopes, void *odds, void *grads, float scale,
+                        const float *norm, const float *share, const int32_t *low, int before, int after, int type) {
+    for (int s = 0; s < TILE; s++)
+        SIMD for (int t = 0; t < TILE; t++) {
+            int place = s * TILE + t, hidden = (s + before < low[t]) | (s > after + t);
+            float p = hidden ? 0.0f : exponential(scores[place] * scale - norm[t]);
+            put(odds, place, p, type);
+            put(grads, place, p * (slopes[place] - share[t]) * scale, type);
+        }
 }
 
-INLINE void share_row(const void *above, const void *mixed, float *share, long size, int type) {
-    float sum = 0.0f;
-    _Pragma("omp simd reduction(+ : sum)")
-    for (long i = 0; i < size; i++) sum += get(above, i, type) * get(mixed, i, type);
-    *share = sum;
+/* sum(above mixed) of each of TILE rows. */
+INLINE void share_tile(const void *above, const void *mixed, float *share, long size, int type) {
+    float part[TILE * LANES];
+    for (int t = 0; t < TILE; t++) {
+        float *sum = part + t * LANES;
+        for (int i = 0; i < LANES; i++) sum[i] = 0.0f;
+        for (long d = t * size; d < (t + 1) * size; d += LANES)
+            SIMD for (int i = 0; i < LANES; i++) sum[i] += get(above, d + i, type) * get(mixed, d + i, type);
+    }
+    fold(part, share, 1);
 }
 
 /* The gradients of q, in its type, and of k and v in float32. With P the probabilities and U = above: dv = P^T U,
-   dS = P (U v^T - sum(U mixed)), dq = scale dS k, dk = scale dS^T q. A key head of a row is one thread's. */
+   dS = P (U v^T - sum(U mixed)), dq = scale dS k, dk = scale dS^T q. Scores are made with queries along their rows, as
+   two of the three products want P and dS turned. A key head of a row is one thread's. */
 int penjing_attention_slopes(const void *above, const void *q, const void *k, const void *v, const void *mixed,
                              const float *norm, const int32_t *first, void *grad_q, float *grad_k, float *grad_v,
                              long rows, long tiles, long heads, long groups, long size, float scale, int type,
                              int threads) {
     long repeats = heads / groups, tile = TILE * size, each = bytes(tile, type), square = bytes(TILE * TILE, type);
-    long need = (3 * tiles + 2 * repeats) * each + 4 * square + 8 * TILE * TILE + repeats * (tile * 4 + TILE * 4);
+    long need = (tiles + 4 * repeats) * each + 3 * square + 8 * TILE * TILE + repeats * (tile * 4 + TILE * 4);
     int failed = 0;
     _Pragma("omp parallel num_threads(threads) if (threads > 1)")
     {
@@ -324,10 +328,10 @@ int penjing_attention_slopes(const void *above, const void *q, const void *k, co
             failed = 1;
         }
         begin_thread(before);
-        char *keys_turned = taken(&room, tiles * each), *values_turned = taken(&room, tiles * each);
         char *keys = taken(&room, tiles * each), *queries = taken(&room, repeats * each);
-        char *upstream = taken(&room, repeats * each), *odds = taken(&room, square), *grads = taken(&room, square);
-        char *odds_turned = taken(&room, square), *grads_turned = taken(&room, square);
+        char *upstream = taken(&room, repeats * each), *queries_turned = taken(&room, repeats * each);
+        char *upstream_turned = taken(&room, repeats * each), *odds = taken(&room, square);
+        char *grads = taken(&room, square), *grads_turned = taken(&room, square);
         float *scores = (float *)taken(&room, 4 * TILE * TILE), *slopes = (float *)taken(&room, 4 * TILE * TILE);
         float *sums = (float *)taken(&room, repeats * tile * 4), *share = (float *)taken(&room, repeats * TILE * 4);
         _Pragma("omp for schedule(dynamic)")
@@ -336,8 +340,6 @@ int penjing_attention_slopes(const void *above, const void *q, const void *k, co
             if (!memory) continue;
             for (long j = 0; j < tiles; j++) {
                 long place = ((b * tiles + j) * groups + group) * tile;
-                pack_turned(row_of(k, place, type), keys_turned + j * each, size, type);
-                pack_turned(row_of(v, place, type), values_turned + j * each, size, type);
                 pack(row_of(k, place, type), keys + j * each, size, type);
                 memset(grad_k + place, 0, (size_t)tile * 4);
                 memset(grad_v + place, 0, (size_t)tile * 4);
@@ -348,28 +350,25 @@ int penjing_attention_slopes(const void *above, const void *q, const void *k, co
                 const void *q_here = row_of(q, head * tile, type), *above_here = row_of(above, head * tile, type);
                 memset(sums, 0, (size_t)(repeats * tile * 4));
                 for (long r = 0; r < repeats; r++) {
-                    pack(row_of(q_here, r * tile, type), queries + r * each, size, type);
-                    pack(row_of(above_here, r * tile, type), upstream + r * each, size, type);
+                    const void *query = row_of(q_here, r * tile, type), *slope = row_of(above_here, r * tile, type);
+                    pack(query, queries + r * each, size, type);
+                    pack(slope, upstream + r * each, size, type);
+                    pack_turned(query, queries_turned + r * each, size, type);
+                    pack_turned(slope, upstream_turned + r * each, size, type);
+                    WITH_TYPE(share_tile, type, slope, row_of(mixed, (head + r) * tile, type), share + r * TILE, size);
                 }
-                for (long i = 0; i < repeats * TILE; i++)
-                    WITH_TYPE(share_row, type, row_of(above_here, i * size, type),
-                              row_of(mixed, (head * TILE + i) * size, type), share + i, size);
                 for (long j = starts[0] / TILE; j <= at; j++) {
                     long place = ((b * tiles + j) * groups + group) * tile;
+                    const void *key = row_of(k, place, type), *value = row_of(v, place, type);
                     for (long r = 0; r < repeats; r++) {
-                        multiply(scores, row_of(q_here, r * tile, type), keys_turned + j * each, TILE, size, 0, type);
-                        multiply(slopes, row_of(above_here, r * tile, type), values_turned + j * each, TILE, size, 0,
-                                 type);
-                        for (long t = 0; t < TILE; t++)
-                            WITH_TYPE(slopes_row, type, scores + t * TILE, slopes + t * TILE,
-                                      room_of(odds, t * TILE, type), room_of(grads, t * TILE, type), scale,
-                                      norm[(head + r) * TILE + t], share[r * TILE + t], starts[t] - j * TILE,
-                                      (at - j) * TILE + t);
-                        turn_square(odds, odds_turned, type);
+                        multiply(scores, key, queries_turned + r * each, TILE, size, 0, type);
+                        multiply(slopes, value, upstream_turned + r * each, TILE, size, 0, type);
+                        WITH_TYPE(slopes_tile, type, scores, slopes, odds, grads, scale, norm + (head + r) * TILE,
+                                  share + r * TILE, starts, (int)(j * TILE), (int)((at - j) * TILE));
                         turn_square(grads, grads_turned, type);
-                        multiply(grad_v + place, odds_turned, upstream + r * each, size, TILE, 1, type);
-                        multiply(grad_k + place, grads_turned, queries + r * each, size, TILE, 1, type);
-                        multiply(sums + r * tile, grads, keys + j * each, size, TILE, 1, type);
+                        multiply(grad_v + place, odds, upstream + r * each, size, TILE, 1, type);
+                        multiply(grad_k + place, grads, queries + r * each, size, TILE, 1, type);
+                        multiply(sums + r * tile, grads_turned, keys + j * each, size, TILE, 1, type);
                     }
                 }
                 for (long i = 0; i < repeats * TILE; i++)

@@ -7,6 +7,13 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
+#include <immintrin.h>
+#endif
+#if defined(__AMX_BF16__) && defined(__AVX512BW__) && defined(__linux__)
+#define HAS_TILES
+#endif
+
 enum { FLOAT32, BFLOAT16 };
 enum { TILE = 64 };  /* positions, as in documents.py */
 enum { LANES = 16 }; /* values that a vector holds at most; what does not fill one is done one by one */
@@ -57,6 +64,85 @@ INLINE float exponential(float x) {
         + r * (8.33333333e-3f + r * 1.38888889e-3f)))));
     float power = from_bits((bits(shifted) - 0x4B400000u + 127u) << 23);
     return x < -87.0f ? 0.0f : series * power;
+}
+
+/* Whether matrix units are used: they are there, and the system allows it. */
+extern int penjing_tiles;
+
+#ifdef HAS_TILES
+enum { STRIP = 32 }; /* columns, and tokens, of two tiles one above another */
+
+/* Eight tiles of 16 rows of 64 bytes. */
+static const struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} LAYOUT = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+
+/* 16 x 16 values of four bytes, turned. */
+INLINE void turn_rows(__m512i *x) {
+    __m512i y[16];
+    for (int i = 0; i < 16; i += 2) {
+        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            x[i + 2 * j] = _mm512_unpacklo_epi64(y[i + j], y[i + j + 2]);
+            x[i + 2 * j + 1] = _mm512_unpackhi_epi64(y[i + j], y[i + j + 2]);
+        }
+    for (int i = 0; i < 16; i += 8)
+        for (int j = 0; j < 4; j++) {
+            y[i + j] = _mm512_shuffle_i32x4(x[i + j], x[i + j + 4], 0x88);
+            y[i + j + 4] = _mm512_shuffle_i32x4(x[i + j], x[i + j + 4], 0xdd);
+        }
+    for (int i = 0; i < 8; i++) {
+        x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
+        x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
+    }
+}
+
+/* A strip of x[tokens, width] from `column`, of STRIP tokens from `token`, as two tiles of 16 columns; zeros beyond
+   its ends. turned: the columns become rows, else pairs of tokens are. step: bytes from one row to the next. */
+INLINE void pack_strip(const uint16_t *x, long tokens, long width, long token, long column, char *out,
+                       long step, int turned) {
+    __m512i low, high, tile[2][16];
+    uint16_t order[32];
+    for (int i = 0; i < 32; i++) order[i] = (uint16_t)(i / 2 + i % 2 * 32); /* 0, 32, 1, 33, ... */
+    low = _mm512_loadu_si512(order);
+    high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    long columns = width - column < STRIP ? width - column : STRIP;
+    __mmask32 here = ~(uint32_t)0 >> (32 - columns);
+    for (int i = 0; i < 16; i++, token += 2) {
+        const uint16_t *from = x + token * width + column;
+        __m512i even = _mm512_maskz_loadu_epi16(token < tokens ? here : 0, from);
+        __m512i odd = _mm512_maskz_loadu_epi16(token + 1 < tokens ? here : 0, from + width);
+        tile[0][i] = _mm512_permutex2var_epi16(even, low, odd);
+        tile[1][i] = _mm512_permutex2var_epi16(even, high, odd);
+    }
+    for (int half = 0; half < 2; half++) {
+        if (turned) turn_rows(tile[half]);
+        for (int i = 0; i < 16; i++) _mm512_store_si512(out + (half * 16 + i) * step, tile[half][i]);
+    }
+}
+#endif
+
+/* Before a thread's first tile. */
+INLINE void begin_thread(void *before) {
+#ifdef HAS_TILES
+    if (penjing_tiles) { _tile_storeconfig(before); _tile_loadconfig(&LAYOUT); }
+#else
+    (void)before;
+#endif
+}
+
+/* As another library may have left it. */
+INLINE void end_thread(const void *before) {
+#ifdef HAS_TILES
+    if (penjing_tiles) _tile_loadconfig(before);
+#else
+    (void)before;
+#endif
 }
 
 #ifndef __has_builtin

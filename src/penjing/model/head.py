@@ -49,7 +49,7 @@ class _SummedNats(torch.autograd.Function):
             if grad_hidden_ND is not None:
                 grad_hidden_ND[block] = (logits_CV @ matrix_VD).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:
-                _add_product(grad_weight_VD, logits_CV.T, hidden_CD)
+                _add_product(grad_weight_VD, logits_CV, hidden_CD)
         ctx.save_for_backward(*(grad for grad in (grad_hidden_ND, grad_weight_VD) if grad is not None))
         return total
 
@@ -62,13 +62,16 @@ class _SummedNats(torch.autograd.Function):
         return grad_hidden_ND, grad_weight_VD, None, None, None
 
 
-def _add_product(into_VD: Tensor, left_VC: Tensor, right_CD: Tensor) -> None:
-    """into += left @ right, into a wider dtype: on a GPU in the product itself, on a CPU without a copy in the sum's
-    dtype of all that is added."""
-    if gpu.serves(into_VD.device, left_VC.dtype):
-        gpu.add_product(into_VD, left_VC, right_CD)
+def _add_product(into_VD: Tensor, slope_CV: Tensor, hidden_CD: Tensor) -> None:
+    """into += slope^T hidden, into a wider dtype: by kernels in the product itself, else on a CPU without a copy in the
+    sum's dtype of all that is added."""
+    if gpu.serves(into_VD.device, slope_CV.dtype):
+        gpu.add_product(into_VD, slope_CV.T, hidden_CD)
         return
-    more_VD = arena.product(left_VC, right_CD)
+    if cpu.serves_weights(slope_CV, hidden_CD) and cpu.serves(wide=[into_VD]):
+        cpu.weight_slopes(slope_CV, hidden_CD, into_VD)
+        return
+    more_VD = arena.product(slope_CV.T, hidden_CD)
     if not arena.by_hand(into_VD):
         into_VD += more_VD
         return

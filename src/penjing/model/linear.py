@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena
+from penjing.model import arena, cpu
 from penjing.model.float8 import fits_float8, linear_float8
 
 
@@ -100,9 +100,16 @@ class _Products(torch.autograd.Function):
                 else:
                     torch.addmm(grad_BN, upstream_BO, matrix_ON, out=grad_BN)  # a counter of FLOPs knows no `addmm_`
             if ctx.needs_input_grad[2 + number]:
-                grads_ON[number] = arena.cast(arena.product(upstream_BO.T, x_BN), weight_ON.dtype)
+                grads_ON[number] = weight_slopes(upstream_BO, x_BN, weight_ON.dtype)
         grad_x = None if grad_BN is None else arena.cast(grad_BN, ctx.dtype).view(ctx.shape)
         return grad_x, None, *grads_ON
+
+
+def weight_slopes(above_BO: Tensor, x_BN: Tensor, dtype: torch.dtype) -> Tensor:
+    """above^T x in `dtype`: the gradient of a weight whose products are x W^T, above that of the products."""
+    if dtype == torch.float32 and cpu.serves_weights(above_BO, x_BN):
+        return cpu.weight_slopes(above_BO, x_BN)
+    return arena.cast(arena.product(above_BO.T, x_BN), dtype)
 
 
 def set_compute_dtype(model: nn.Module, dtype: torch.dtype | None) -> None:

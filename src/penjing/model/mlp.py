@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from penjing.model import arena, cpu, gpu
 from penjing.model.config import ModelConfig
-from penjing.model.linear import Linear, joined, linears
+from penjing.model.linear import Linear, joined, linears, weight_slopes
 from penjing.model.pieces import PIECE, pieces
 
 
@@ -78,11 +78,11 @@ class _GatedDown(torch.autograd.Function):
             above = arena.product(upstream_BD, arena.cast(weight_DF, gate.dtype)).view(gate.shape)
             grad_gate, grad_up, inner = cpu.gated_slopes(above, gate, up, remade=True)
             assert inner is not None
-            grad_weight_DF = arena.cast(arena.product(upstream_BD.T, inner.flatten(0, -2)), weight_DF.dtype)
+            grad_weight_DF = weight_slopes(upstream_BD, inner.flatten(0, -2), weight_DF.dtype)
             return grad_gate, grad_up, grad_weight_DF
         if ctx.needs_input_grad[2]:
             inner_BF = _inner(gate, up).flatten(0, -2)
-            grad_weight_DF = arena.cast(arena.product(upstream_BD.T, inner_BF), weight_DF.dtype)
+            grad_weight_DF = weight_slopes(upstream_BD, inner_BF, weight_DF.dtype)
             del inner_BF
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             grad_inner_BF = arena.product(upstream_BD, arena.cast(weight_DF, gate.dtype))
