@@ -82,6 +82,57 @@ def test_gated_product(shape, dtype, threads):
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 33), (40, 513)])
+def test_gated_product_of_rows_with_weights(shape, dtype, threads):
+    """As experts have it: gate and up side by side in one matrix, and a weight for each row."""
+    rows, width = shape
+    both, slope = drawn(rows, 2 * width, dtype=dtype), drawn(*shape, dtype=dtype, seed=1)
+    weight, grad_weight = drawn(rows, seed=2), torch.empty(rows)
+    gate, up = both.chunk(2, dim=-1)
+    assert torch.equal(cpu.gated(gate, up), cpu.gated(gate.contiguous(), up.contiguous()))
+    grad_both, inner = cpu.weighted_gated_slopes(slope, both, weight, grad_weight)
+    wide, wide_weight = both.double().requires_grad_(), weight.double().requires_grad_()
+    wide_gate, wide_up = wide.chunk(2, dim=-1)
+    expected = functional.silu(wide_gate) * wide_up * wide_weight[:, None]
+    wanted, wanted_weight = torch.autograd.grad(expected, (wide, wide_weight), slope.double())
+    torch.testing.assert_close(inner, expected.to(dtype), **CLOSE[dtype])
+    torch.testing.assert_close(grad_both, wanted.to(dtype), **CLOSE[dtype])
+    torch.testing.assert_close(grad_weight, wanted_weight.float(), rtol=1e-5, atol=1e-6 * width)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "inputs"),
+    [(1, 1, 1), (33, 70, 50), (97, 333, 65), (1310, 64, 33), (2100, 31, 700), (70, 600, 1200), (1500, 1100, 530)],
+)
+def test_weights_gradients(tokens, outputs, inputs, threads):
+    """Ends of tiles, strips, blocks of tokens and parts of columns, whichever side is the narrower."""
+    if not cpu.takes_weights(BF16):
+        pytest.skip("no matrix units here")
+    wider, x = drawn(tokens, outputs + 5, dtype=BF16), drawn(tokens, inputs, dtype=BF16, seed=1)
+    above = wider[:, 3 : outputs + 3]
+    expected = above.double().T @ x.double()
+    close = {"rtol": 1e-5, "atol": 1e-6 * tokens**0.5}
+    out = torch.full((outputs, inputs), math.nan)
+    got = cpu.weight_slopes(above, x, out)
+    assert got is out
+    torch.testing.assert_close(got, expected.float(), **close)
+    assert torch.equal(cpu.weight_slopes(above.contiguous(), x), got)
+    cpu.weight_slopes(above, x, out, adds=True)
+    torch.testing.assert_close(out, 2 * expected.float(), rtol=2e-5, atol=2e-6 * tokens**0.5)
+
+
+def test_which_weights_gradients():
+    above, x = drawn(256, 128, dtype=BF16), drawn(256, 64, dtype=BF16)
+    assert cpu.serves_weights(above, x) == cpu.takes_weights(BF16)
+    assert cpu.serves_weights(above[:, :64], x) == cpu.takes_weights(BF16)
+    assert not cpu.serves_weights(above[:4], x[:4])  # little work
+    assert not cpu.serves_weights(above.float(), x.float())
+    assert not cpu.serves_weights(above, x.T.contiguous().T)
+    assert not cpu.serves_weights(above[:, ::2], x)
+    assert not cpu.takes_weights(F32)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
 def test_sums_of_two_types(dtype, threads):
     x, y = drawn(3, 10001), drawn(3, 10001, dtype=dtype, seed=1)
     expected = x + y
@@ -292,6 +343,9 @@ def test_the_number_of_threads_changes_no_bit():
             )
             mixed = tiled_attention(q, k, v, document_BT, first_BT=cpu.first_keys(document_BT, 0))
             found.append(torch.autograd.grad((norm(x).sum(), mixed.square().sum()), (x, norm.weight, q, k, v)))
+            if cpu.takes_weights(BF16):
+                above, x = drawn(1000, 200, dtype=BF16), drawn(1000, 300, dtype=BF16, seed=1)
+                found[-1] = (*found[-1], cpu.weight_slopes(above, x))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))

@@ -30,7 +30,7 @@ from penjing.model import arena
 from penjing.model.gpu import SWITCH, document_edges
 
 _is_off = f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else ""
-SOURCES = tuple(Path(__file__).with_name(f"cpu_{name}") for name in ("kernels.c", "attention.c", "weights.c", "types.h"))
+SOURCES = tuple(Path(__file__).with_name(f"cpu_{it}") for it in ("kernels.c", "attention.c", "weights.c", "types.h"))
 FLAGS = (
     *("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
@@ -48,14 +48,14 @@ _SIGNATURES = {
     "add": (c_void_p,) * 3 + (c_long,) + (c_int,) * 2,
     "add_scaled": (c_void_p,) * 2 + (c_float,) * 2 + (c_long,) + (c_int,) * 2,
     "lead": (c_void_p,) * 3 + (c_float, c_long, c_int),
-    "gated": (c_void_p,) * 3 + (c_long,) + (c_int,) * 2,
-    "gated_slopes": (c_void_p,) * 6 + (c_long,) + (c_int,) * 2,
+    "gated": (c_void_p,) * 3 + (c_long,) * 3 + (c_int,) * 2,
+    "gated_slopes": (c_void_p,) * 8 + (c_long,) * 4 + (c_int,) * 2,
     "turn": (c_void_p,) * 4 + (c_long, c_float) + (c_long,) * 5 + (c_int,) * 5,
     "softmax": (c_void_p,) * 3 + (c_long,) * 4 + (c_int,) * 2,
     "add_tiles": (c_void_p,) * 3 + (c_long,) * 2 + (c_int,) * 2,
     "attention_types": (c_int,),
     "has_weight_slopes": (),
-    "weight_slopes": (c_void_p,) * 3 + (c_long,) * 3 + (c_int,) * 2,
+    "weight_slopes": (c_void_p,) * 3 + (c_long,) * 4 + (c_int,) * 2,
     "attention": (c_void_p,) * 6 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
     "attention_slopes": (c_void_p,) * 10 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
     "log_probs": (c_void_p,) * 5 + (c_long,) * 2 + (c_int,) * 2,
@@ -261,20 +261,25 @@ def add_scaled(x: Tensor, y: Tensor, keep: float, scale: float) -> None:
     _run("add_scaled", (x, y), keep, scale, x.numel(), TYPES[y.dtype], _threads(x.numel()))
 
 
-def serves_weights(above_BO: Tensor, x_BN: Tensor) -> bool:
-    """Whether `weight_slopes` takes these: in bfloat16, on a processor with matrix units."""
-    if above_BO.dtype != torch.bfloat16 or x_BN.dtype != torch.bfloat16 or not serves(above_BO, x_BN):
-        return False
+def takes_weights(dtype: torch.dtype) -> bool:
+    """Whether there is a `weight_slopes` for products in `dtype`: in bfloat16, on a processor with matrix units."""
     found = kernels()
-    return found is not None and found.takes_weights and above_BO.numel() * x_BN.shape[1] >= LEAST_PRODUCT
+    return dtype == torch.bfloat16 and found is not None and found.takes_weights
 
 
-def weight_slopes(above_BO: Tensor, x_BN: Tensor, into_ON: Tensor | None = None) -> Tensor:
-    """above^T x, the gradient of a weight, in float32; added to `into` where one is given."""
-    tokens, outputs = above_BO.shape
-    out_ON = arena.empty(x_BN, (outputs, x_BN.shape[1]), torch.float32) if into_ON is None else into_ON
-    shape = tokens, outputs, x_BN.shape[1]
-    _run("weight_slopes", (above_BO, x_BN, out_ON), *shape, into_ON is not None, torch.get_num_threads())
+def serves_weights(above_BO: Tensor, x_BN: Tensor) -> bool:
+    """Whether `weight_slopes` takes these. above_BO may be some columns of a wider matrix."""
+    if above_BO.dtype != x_BN.dtype or above_BO.stride(1) != 1 or not serves(above_BO[:1], x_BN):
+        return False
+    return takes_weights(x_BN.dtype) and above_BO.numel() * x_BN.shape[1] >= LEAST_PRODUCT
+
+
+def weight_slopes(above_BO: Tensor, x_BN: Tensor, out_ON: Tensor | None = None, *, adds: bool = False) -> Tensor:
+    """above^T x, the gradient of a weight, in float32; added to what `out` holds if asked for."""
+    (tokens, outputs), inputs = above_BO.shape, x_BN.shape[1]
+    out_ON = arena.empty(x_BN, (outputs, inputs), torch.float32) if out_ON is None else out_ON
+    given = tokens, outputs, inputs, above_BO.stride(0), adds, torch.get_num_threads()
+    _run("weight_slopes", (above_BO, x_BN, out_ON), *given)
     return out_ON
 
 
@@ -285,9 +290,10 @@ def lead(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float) -> None:
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up."""
+    """silu(gate) * up. Both may be some columns of a wider matrix."""
     inner = arena.empty_like(gate)
-    _run("gated", (gate, up, inner), gate.numel(), TYPES[gate.dtype], _threads(gate.numel()))
+    shape = gate.numel() // gate.shape[-1], gate.shape[-1], _row_step(gate)
+    _run("gated", (gate, up, inner), *shape, TYPES[gate.dtype], _threads(gate.numel()))
     return inner
 
 
@@ -298,9 +304,28 @@ def gated_slopes(
     `above`."""
     grad_gate, inner = arena.empty_like(gate), arena.empty_like(gate) if remade else None
     grad_up = above if remade else arena.empty_like(up)
-    given = (above, gate, up, inner, grad_gate, grad_up)
-    _run("gated_slopes", given, gate.numel(), TYPES[gate.dtype], _threads(gate.numel()))
+    given = (above, gate, up, inner, grad_gate, grad_up, None, None)
+    width = gate.shape[-1]
+    shape = gate.numel() // width, width, width, width
+    _run("gated_slopes", given, *shape, TYPES[gate.dtype], _threads(gate.numel()))
     return grad_gate, grad_up, inner
+
+
+def weighted_gated_slopes(
+    slope_RF: Tensor, both_RG: Tensor, weight_R: Tensor, grad_weight_R: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of gate and up side by side, as they stand in both_RG, and weight * silu(gate) * up, where each row
+    counts as its weight says and `slope` is what its gradient would be were that 1. Writes the weights' gradient."""
+    (rows, width), grad_both_RG = slope_RF.shape, arena.empty_like(both_RG)
+    (gate, up), (grad_gate, grad_up) = both_RG.chunk(2, dim=-1), grad_both_RG.chunk(2, dim=-1)
+    inner_RF = arena.empty_like(slope_RF)
+    given = (slope_RF, gate, up, inner_RF, grad_gate, grad_up, weight_R, grad_weight_R)
+    _run("gated_slopes", given, rows, width, 2 * width, 2 * width, TYPES[gate.dtype], _threads(slope_RF.numel()))
+    return grad_both_RG, inner_RF
+
+
+def _row_step(x: Tensor) -> int:
+    return x.shape[-1] if x.is_contiguous() else x.stride(-2)
 
 
 def tiles_of(x_BTHK: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:

@@ -161,7 +161,7 @@ static void turn_square(const void *x, void *out, int type) {
 #ifdef HAS_TILES
     for (long row = 0; row < TILE; row += STRIP)
         for (long column = 0; column < TILE; column += STRIP)
-            pack_strip(x, TILE, TILE, row, column, (char *)out + (column * TILE + row) * 2, TILE * 2, 1);
+            pack_strip(x, TILE, TILE, TILE, row, column, (char *)out + (column * TILE + row) * 2, TILE * 2, 1);
     return;
 #endif
     for (long row = 0; row < TILE; row += 8)

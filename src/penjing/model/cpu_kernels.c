@@ -96,44 +96,64 @@ void penjing_lead(const float *gradient, float *mean, float *out, float momentum
 
 /* --- SwiGLU ------------------------------------------------------------------------------------------------------- */
 
-INLINE void gated_run(const void *gate, const void *up, void *inner, long count, int type) {
-    SIMD for (long i = 0; i < count; i++) {
+INLINE void gated_row(const void *gate, const void *up, void *inner, long width, int type) {
+    SIMD for (long i = 0; i < width; i++) {
         float g = get(gate, i, type);
         put(inner, i, g * logistic(g) * get(up, i, type), type);
     }
 }
 
-void penjing_gated(const void *gate, const void *up, void *inner, long count, int type, int threads) {
-    ROWS(threads) for (long start = 0; start < count; start += RUN)
-        WITH_TYPE(gated_run, type, row_of(gate, start, type), row_of(up, start, type), room_of(inner, start, type),
-                  count - start < RUN ? count - start : RUN);
+/* inner[rows, width] = silu(gate) up. step: values from one row of gate, and of up, to the next. */
+void penjing_gated(const void *gate, const void *up, void *inner, long rows, long width, long step, int type,
+                   int threads) {
+    ROWS(threads) for (long n = 0; n < rows; n++)
+        WITH_TYPE(gated_row, type, row_of(gate, n * step, type), row_of(up, n * step, type),
+                  room_of(inner, n * width, type), width);
 }
 
-/* inner may be missing; grad_up may be `above`. */
-INLINE void gated_slopes_run(const void *above, const void *gate, const void *up, void *inner, void *grad_gate,
-                             void *grad_up, long count, int type) {
-    if (inner) {
-        SIMD for (long i = 0; i < count; i++) {
-            float a = get(above, i, type), g = get(gate, i, type), u = get(up, i, type), s = logistic(g);
-            put(inner, i, g * s * u, type);
-            put(grad_gate, i, a * u * s * (1.0f + g * (1.0f - s)), type);
-            put(grad_up, i, a * g * s, type);
+INLINE void gated_slopes_row(const void *above, const void *gate, const void *up, void *inner, void *grad_gate,
+                             void *grad_up, float weight, float *share, long width, int type) {
+    if (share) {
+        float sum[LANES] = {0};
+        long i = 0;
+        for (; i + LANES <= width; i += LANES)
+            SIMD for (int j = 0; j < LANES; j++) {
+                float g = get(gate, i + j, type);
+                sum[j] += get(above, i + j, type) * (g * logistic(g) * get(up, i + j, type));
+            }
+        for (; i < width; i++) {
+            float g = get(gate, i, type);
+            sum[0] += get(above, i, type) * (g * logistic(g) * get(up, i, type));
         }
-    } else {
-        SIMD for (long i = 0; i < count; i++) {
-            float a = get(above, i, type), g = get(gate, i, type), u = get(up, i, type), s = logistic(g);
-            put(grad_gate, i, a * u * s * (1.0f + g * (1.0f - s)), type);
-            put(grad_up, i, a * g * s, type);
-        }
+        *share = 0.0f;
+        for (int j = 0; j < LANES; j++) *share += sum[j];
     }
+    if (inner)
+        SIMD for (long i = 0; i < width; i++) {
+            float a = get(above, i, type) * weight, g = get(gate, i, type), u = get(up, i, type), s = logistic(g);
+            put(inner, i, g * s * u * weight, type);
+            put(grad_gate, i, a * u * s * (1.0f + g * (1.0f - s)), type);
+            put(grad_up, i, a * g * s, type);
+        }
+    else
+        SIMD for (long i = 0; i < width; i++) {
+            float a = get(above, i, type) * weight, g = get(gate, i, type), u = get(up, i, type), s = logistic(g);
+            put(grad_gate, i, a * u * s * (1.0f + g * (1.0f - s)), type);
+            put(grad_up, i, a * g * s, type);
+        }
 }
 
+/* The gradients of gate and up, and silu(gate) up in `inner` if it is there. Rows may have weights: `above` is what it
+   would be were each 1, `inner` comes with them, and share[rows] is their gradient. grad_up may be `above`. step: of
+   gate and up, grad_step: of their gradients. */
 void penjing_gated_slopes(const void *above, const void *gate, const void *up, void *inner, void *grad_gate,
-                          void *grad_up, long count, int type, int threads) {
-    ROWS(threads) for (long start = 0; start < count; start += RUN)
-        WITH_TYPE(gated_slopes_run, type, row_of(above, start, type), row_of(gate, start, type),
-                  row_of(up, start, type), inner ? room_of(inner, start, type) : 0, room_of(grad_gate, start, type),
-                  room_of(grad_up, start, type), count - start < RUN ? count - start : RUN);
+                          void *grad_up, const float *weight, float *share, long rows, long width, long step,
+                          long grad_step, int type, int threads) {
+    ROWS(threads) for (long n = 0; n < rows; n++)
+        WITH_TYPE(gated_slopes_row, type, row_of(above, n * width, type), row_of(gate, n * step, type),
+                  row_of(up, n * step, type), inner ? room_of(inner, n * width, type) : 0,
+                  room_of(grad_gate, n * grad_step, type), room_of(grad_up, n * grad_step, type),
+                  weight ? weight[n] : 1.0f, share ? share + n : 0, width);
 }
 
 /* --- attention: rotation, tiles, softmax -------------------------------------------------------------------------- */

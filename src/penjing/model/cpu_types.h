@@ -103,9 +103,10 @@ INLINE void turn_rows(__m512i *x) {
 }
 
 /* A strip of x[tokens, width] from `column`, of STRIP tokens from `token`, as two tiles of 16 columns; zeros beyond
-   its ends. turned: the columns become rows, else pairs of tokens are. step: bytes from one row to the next. */
-INLINE void pack_strip(const uint16_t *x, long tokens, long width, long token, long column, char *out,
-                       long step, int turned) {
+   its ends. turned: the columns become rows, else pairs of tokens are. step: values from one token to the next; row:
+   bytes from one row of a tile to the next. */
+INLINE void pack_strip(const uint16_t *x, long tokens, long width, long step, long token, long column, char *out,
+                       long row, int turned) {
     __m512i low, high, tile[2][16];
     uint16_t order[32];
     for (int i = 0; i < 32; i++) order[i] = (uint16_t)(i / 2 + i % 2 * 32); /* 0, 32, 1, 33, ... */
@@ -114,15 +115,15 @@ INLINE void pack_strip(const uint16_t *x, long tokens, long width, long token, l
     long columns = width - column < STRIP ? width - column : STRIP;
     __mmask32 here = ~(uint32_t)0 >> (32 - columns);
     for (int i = 0; i < 16; i++, token += 2) {
-        const uint16_t *from = x + token * width + column;
+        const uint16_t *from = x + token * step + column;
         __m512i even = _mm512_maskz_loadu_epi16(token < tokens ? here : 0, from);
-        __m512i odd = _mm512_maskz_loadu_epi16(token + 1 < tokens ? here : 0, from + width);
+        __m512i odd = _mm512_maskz_loadu_epi16(token + 1 < tokens ? here : 0, from + step);
         tile[0][i] = _mm512_permutex2var_epi16(even, low, odd);
         tile[1][i] = _mm512_permutex2var_epi16(even, high, odd);
     }
     for (int half = 0; half < 2; half++) {
         if (turned) turn_rows(tile[half]);
-        for (int i = 0; i < 16; i++) _mm512_store_si512(out + (half * 16 + i) * step, tile[half][i]);
+        for (int i = 0; i < 16; i++) _mm512_store_si512(out + (half * 16 + i) * row, tile[half][i]);
     }
 }
 #endif

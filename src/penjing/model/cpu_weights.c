@@ -16,13 +16,13 @@ enum { STRIPS = 16, DEEPEST = 64 }; /* strips that stay, and tiles of tokens, at
 enum { STAYS = 1 << 19, PASSES = 3 << 17, MOST = 8 }; /* bytes that stay; that pass by, and strips of them, at most */
 
 /* Strips `from` to `to`, tiles of tokens `first` to `last` of `depth` that begin with `token`, one strip after another. */
-static void pack_strips(const uint16_t *x, long tokens, long width, long from, long to, long token, long first,
+static void pack_strips(const uint16_t *x, long tokens, long width, long step, long from, long to, long token, long first,
                         long last, long depth, char *out, int turned) {
     for (long t = first; t < last; t++)
         for (long s = from; s < to; s++) {
             char *place = out + ((s - from) * depth + t) * PAIR;
-            if (turned) pack_strip(x, tokens, width, token + t * STRIP, s * STRIP, place, 64, 1);
-            else pack_strip(x, tokens, width, token + t * STRIP, s * STRIP, place, 64, 0);
+            if (turned) pack_strip(x, tokens, width, step, token + t * STRIP, s * STRIP, place, 64, 1);
+            else pack_strip(x, tokens, width, step, token + t * STRIP, s * STRIP, place, 64, 0);
         }
 }
 
@@ -58,12 +58,14 @@ static void multiply_strips(float *out, long step, long rows, long columns, cons
         }
 }
 
-/* out[O, N] (+)= above[tokens, O]^T x[tokens, N]. Returns 1 where there is no memory for it. */
+/* out[O, N] (+)= above[tokens, O]^T x[tokens, N]. step: values from one row of `above` to the next. Returns 1 where
+   there is no memory for it. */
 int penjing_weight_slopes(const void *above, const void *x, float *out, long tokens, long outputs, long inputs,
-                          int adds, int threads) {
+                          long step, int adds, int threads) {
     int by_rows = outputs < inputs; /* above is what stays: the narrower of the two */
     const uint16_t *still = by_rows ? above : x, *moving = by_rows ? x : above;
     long near = by_rows ? outputs : inputs, far = by_rows ? inputs : outputs;
+    long near_step = by_rows ? step : inputs, far_step = by_rows ? inputs : step;
     long strips = (near + STRIP - 1) / STRIP, others = (far + STRIP - 1) / STRIP;
     long parts = (strips + STRIPS - 1) / STRIPS, part = (strips + parts - 1) / parts;
     long tiles = (tokens + STRIP - 1) / STRIP, deepest = STAYS / PAIR / part;
@@ -88,12 +90,12 @@ int penjing_weight_slopes(const void *above, const void *x, float *out, long tok
                 long depth = tiles - at < block ? tiles - at : block, end = first + part < strips ? first + part : strips;
                 _Pragma("omp for schedule(static)")
                 for (long t = 0; t < depth; t++)
-                    pack_strips(still, tokens, near, first, end, at * STRIP, t, t + 1, depth, stays, by_rows);
+                    pack_strips(still, tokens, near, near_step, first, end, at * STRIP, t, t + 1, depth, stays, by_rows);
                 _Pragma("omp for schedule(static)")
                 for (long from = 0; from < others; from += group) {
                     long to = from + group < others ? from + group : others, count = to - from;
                     if (!passes) continue;
-                    pack_strips(moving, tokens, far, from, to, at * STRIP, 0, depth, depth, passes, !by_rows);
+                    pack_strips(moving, tokens, far, far_step, from, to, at * STRIP, 0, depth, depth, passes, !by_rows);
                     for (long i = 0; i < count * (end - first); i++) { /* row by row of `out` */
                         long s = by_rows ? i / count : i % (end - first), m = by_rows ? i % count : i / (end - first);
                         const char *held = stays + s * depth * PAIR, *come = passes + m * depth * PAIR;
@@ -113,8 +115,8 @@ int penjing_weight_slopes(const void *above, const void *x, float *out, long tok
 int penjing_has_weight_slopes(void) { return 0; }
 
 int penjing_weight_slopes(const void *above, const void *x, float *out, long tokens, long outputs, long inputs,
-                          int adds, int threads) {
-    (void)above, (void)x, (void)out, (void)tokens, (void)outputs, (void)inputs, (void)adds, (void)threads;
+                          long step, int adds, int threads) {
+    (void)above, (void)x, (void)out, (void)tokens, (void)outputs, (void)inputs, (void)step, (void)adds, (void)threads;
     return 1;
 }
 #endif

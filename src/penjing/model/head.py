@@ -69,7 +69,7 @@ def _add_product(into_VD: Tensor, slope_CV: Tensor, hidden_CD: Tensor) -> None:
         gpu.add_product(into_VD, slope_CV.T, hidden_CD)
         return
     if cpu.serves_weights(slope_CV, hidden_CD) and cpu.serves(wide=[into_VD]):
-        cpu.weight_slopes(slope_CV, hidden_CD, into_VD)
+        cpu.weight_slopes(slope_CV, hidden_CD, into_VD, adds=True)
         return
     more_VD = arena.product(slope_CV.T, hidden_CD)
     if not arena.by_hand(into_VD):

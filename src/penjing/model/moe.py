@@ -17,7 +17,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena, gpu
+from penjing.model import arena, cpu, gpu
 from penjing.model.config import ModelConfig
 from penjing.model.linear import Linear
 from penjing.model.mlp import MLP
@@ -171,6 +171,7 @@ class _ByExpert(torch.autograd.Function):
         size, width = gate_EFD.shape[1:]
         num_rows = len(groups.token_R)
         both_RG, y_RD = (arena.empty(x_ND, (num_rows, each), x_ND.dtype) for each in (2 * size, width))
+        by_kernel = cpu.serves(both_RG)
 
         def work(parts: Iterator[tuple[int, slice]]) -> None:
             both_GD, down_DF = x_ND.new_empty(2 * size, width), x_ND.new_empty(width, size)
@@ -180,7 +181,8 @@ class _ByExpert(torch.autograd.Function):
                 both_GD[:size], both_GD[size:], down_DF[:] = gate_EFD[expert], up_EFD[expert], down_EDF[expert]
                 torch.mm(x_ND.index_select(0, groups.token_R[rows]), both_GD.T, out=both_RG[rows])
                 gate_RF, up_RF = both_RG[rows].chunk(2, dim=-1)
-                torch.mm(functional.silu(gate_RF).mul_(up_RF), down_DF.T, out=y_RD[rows])
+                inner_RF = cpu.gated(gate_RF, up_RF) if by_kernel else functional.silu(gate_RF).mul_(up_RF)
+                torch.mm(inner_RF, down_DF.T, out=y_RD[rows])
 
         side_by_side(work, groups.parts())
         ctx.save_for_backward(x_ND, weight_Nk, both_RG, gate_EFD, up_EFD, down_EDF)
@@ -197,6 +199,8 @@ class _ByExpert(torch.autograd.Function):
         weight_R = _by_row(weight_Nk, groups.token_R, groups.row_Nk)
         grad_weight_R, grad_x_RD = torch.empty_like(weight_R), arena.empty(x_ND, (len(weight_R), width), x_ND.dtype)
         grads = [arena.empty_like(matrix) for matrix in (gate_EFD, up_EFD, down_EDF)] if learns else []
+        by_kernel = cpu.serves(both_RG, rise_ND, wide=[weight_R])
+        slopes = cpu.weighted_gated_slopes if by_kernel else _weighted_gated_slopes
 
         def work(parts: Iterator[tuple[int, slice]]) -> None:
             both_GD, down_DF = x_ND.new_empty(2 * size, width), x_ND.new_empty(width, size)
@@ -207,18 +211,23 @@ class _ByExpert(torch.autograd.Function):
                         gradient[expert].zero_()
                     continue
                 both_GD[:size], both_GD[size:], down_DF[:] = gate_EFD[expert], up_EFD[expert], down_EDF[expert]
-                rise_RD, weight_R1 = rise_ND.index_select(0, groups.token_R[rows]), weight_R[rows, None].to(x_ND.dtype)
-                gate_RF, up_RF = both_RG[rows].chunk(2, dim=-1)
-                silu_RF = functional.silu(gate_RF)
-                inner_RF = silu_RF * up_RF
+                rise_RD = rise_ND.index_select(0, groups.token_R[rows])
                 slope_RF = rise_RD @ down_DF  # gradient of inner, were every weight 1
-                grad_weight_R[rows] = (slope_RF * inner_RF).sum(dim=-1, dtype=weight_R.dtype)
-                grad_both_RG = _swiglu_slope(slope_RF.mul_(weight_R1), gate_RF, up_RF, silu_RF)
+                given = slope_RF, both_RG[rows], weight_R[rows], grad_weight_R[rows]
+                grad_both_RG, inner_RF = slopes(*given)
                 torch.mm(grad_both_RG, both_GD, out=grad_x_RD[rows])
-                if learns:
-                    torch.mm(rise_RD.T, inner_RF.mul_(weight_R1), out=block_DF)
-                    torch.mm(grad_both_RG.T, x_ND.index_select(0, groups.token_R[rows]), out=block_GD)
-                    grads[0][expert], grads[1][expert], grads[2][expert] = block_GD[:size], block_GD[size:], block_DF
+                if not learns:
+                    continue
+                x_RD = x_ND.index_select(0, groups.token_R[rows])
+                gate, up, down = (gradient[expert] for gradient in grads)
+                if cpu.serves_weights(rise_RD, inner_RF) and cpu.serves(wide=[gate, up, down]):
+                    cpu.weight_slopes(grad_both_RG[:, :size], x_RD, gate)
+                    cpu.weight_slopes(grad_both_RG[:, size:], x_RD, up)
+                    cpu.weight_slopes(rise_RD, inner_RF, down)
+                    continue
+                torch.mm(rise_RD.T, inner_RF, out=block_DF)
+                torch.mm(grad_both_RG.T, x_RD, out=block_GD)
+                gate[:], up[:], down[:] = block_GD[:size], block_GD[size:], block_DF
 
         side_by_side(work, groups.parts())
         grad_x_ND = _mix(grad_x_RD, groups.row_Nk, None).to(upstream[0].dtype)
@@ -280,13 +289,19 @@ class _Grouped(torch.autograd.Function):
         return grad_x_ND.to(upstream[0].dtype), grad_weight_R[row_Nk], *grads, None, None, None, None
 
 
-def _swiglu_slope(slope_RF: Tensor, gate_RF: Tensor, up_RF: Tensor, silu_RF: Tensor) -> Tensor:
-    """Gradients of gate and up side by side, [M, 2F], from that of silu(gate) * up, which is used up."""
-    both_RG = slope_RF.new_empty(slope_RF.shape[0], 2 * slope_RF.shape[1])
-    grad_gate_RF, grad_up_RF = both_RG.chunk(2, dim=-1)
-    torch.mul(slope_RF, silu_RF, out=grad_up_RF)
+def _weighted_gated_slopes(
+    slope_RF: Tensor, both_RG: Tensor, weight_R: Tensor, grad_weight_R: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `cpu.weighted_gated_slopes`, by torch's operations; `slope` is used up."""
+    (gate_RF, up_RF), weight_R1 = both_RG.chunk(2, dim=-1), weight_R[:, None].to(both_RG.dtype)
+    silu_RF = functional.silu(gate_RF)
+    inner_RF = silu_RF * up_RF
+    grad_weight_R[:] = (slope_RF * inner_RF).sum(dim=-1, dtype=weight_R.dtype)
+    grad_both_RG = torch.empty_like(both_RG)
+    grad_gate_RF, grad_up_RF = grad_both_RG.chunk(2, dim=-1)
+    torch.mul(slope_RF.mul_(weight_R1), silu_RF, out=grad_up_RF)
     grad_gate_RF.copy_(torch.ops.aten.silu_backward(slope_RF.mul_(up_RF), gate_RF))
-    return both_RG
+    return grad_both_RG, inner_RF.mul_(weight_R1)
 
 
 def _by_row(weight_Nk: Tensor, token_R: Tensor, row_Nk: Tensor) -> Tensor:

@@ -78,6 +78,7 @@ def check_kernels(model: nn.Module, device: torch.device, dtype: torch.dtype) ->
         if wrong <= LARGEST_DIFFERENCE:
             used = ["attention"] if _attends(config, device, dtype) else []
             used += ["norms"] if on_cpu else []
+            used += ["weights' gradients"] if on_cpu and cpu.takes_weights(dtype) else []
             return f"kernels of our own for {', '.join([*used, 'SwiGLU'])} and the head's softmax"
         said = f"off by {wrong:.2g}"
     warnings.warn(f"kernels of our own are not used, torch's are: {said}", stacklevel=2)
@@ -151,7 +152,7 @@ def _wrong_head(vocabulary: int, device: torch.device, dtype: torch.dtype) -> fl
 
 
 def _wrong_layers(dtype: torch.dtype) -> float:
-    """The same of a norm and a gated product on a CPU."""
+    """The same of a norm, a gated product and a weight's gradient on a CPU."""
     generator = torch.Generator().manual_seed(1)
     x_ND, upstream_ND = torch.randn(2, 40, 96, generator=generator)
 
@@ -166,7 +167,10 @@ def _wrong_layers(dtype: torch.dtype) -> float:
             out = gated(y, y).float()
         return [out.detach(), *torch.autograd.grad(out, (x, norm.weight), upstream_ND)]
 
-    pairs = zip(run(False), run(True), strict=True)
+    pairs = [*zip(run(False), run(True), strict=True)]
+    above_BO, x_BN = torch.randn(2, 200, 96, generator=generator).to(dtype)
+    if cpu.serves_weights(above_BO, x_BN):
+        pairs.append((cpu.weight_slopes(above_BO, x_BN), above_BO.float().T @ x_BN.float()))
     return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
 
 
