@@ -1,0 +1,143 @@
+"""Training steps on a CPU with kernels of our own (model/cpu.py), with torch's operations instead, and compiled.
+
+Run: python benchmarks/cpu_kernels.py --out results/cpu_kernels.json
+Try: python benchmarks/cpu_kernels.py --tiny
+
+Each measurement is a process of its own, as the switch is read once; the ways alternate. A step is what training does:
+forward and backward passes over packed rows, clipping, AdamW. Printed and written: the median of the rounds' median
+steps and their range, and how many times as fast as torch's operations each way is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# width, layers, heads, key heads, MLP; vocabulary; tokens of a row, rows of a pass, passes of a step
+SHAPES: dict[str, tuple[tuple[int, ...], int, tuple[int, int, int]]] = {
+    "26M": ((512, 8, 8, 2, 1408), 6400, (512, 4, 2)),
+    "3.5M": ((256, 4, 4, 2, 704), 6400, (256, 4, 2)),
+    "tiny": ((128, 4, 1, 1, 352), 1536, (256, 4, 1)),
+}
+WAYS = {"kernels": ("on", "off"), "torch": ("off", "off"), "compiled": ("on", "blocks")}  # the switch; compile
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each way (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=12, help="timed steps of each (default: %(default)s)")
+    parser.add_argument("--warmup", type=int, default=5, help="steps before (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 = physical cores")
+    parser.add_argument("--dtypes", default="bfloat16,float32", help="with commas (default: %(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="the smallest shape, one round: shows that everything runs")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file to write, after every round anew")
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    return parser.parse_args(words)
+
+
+def measure(asked: argparse.Namespace) -> None:
+    """One way of one shape, in this process; prints JSON."""
+    name, dtype, way = asked.one.split(",")
+    from penjing.train.folder import set_threads
+
+    set_threads(asked.threads, 1)
+    import speed_gpu
+    import torch
+
+    from penjing.model import cpu
+    from penjing.plan import hardware
+
+    (width, layers, heads, groups, mlp), vocabulary, (row_tokens, rows, passes) = SHAPES[name]
+    case = speed_gpu.Case(
+        name=name,
+        model=speed_gpu.shape(width, layers, heads, groups, mlp, vocabulary),
+        row_tokens=row_tokens,
+        rows=rows,
+        passes=passes,
+        optimizer="adamw",
+        dtype=dtype,
+        compile=WAYS[way][1],
+    )
+    ready = speed_gpu.prepare(case, argparse.Namespace(device="cpu"))
+    seconds = []
+    for number in range(asked.warmup + asked.steps):
+        began = time.perf_counter()
+        ready.step(number)
+        seconds.append(time.perf_counter() - began)
+    found = {
+        "seconds": seconds[asked.warmup :],
+        "first_step_seconds": seconds[0],
+        "tokens": row_tokens * rows * passes,
+        "summed_loss": float(ready.total),
+        "without_kernels": cpu.why_not(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "machine": hardware.describe(ready.device, ready.dtype),
+    }
+    print(json.dumps(found))
+
+
+def child(asked: argparse.Namespace, name: str, dtype: str, way: str) -> dict[str, Any]:
+    words = ["--one", f"{name},{dtype},{way}", "--threads", str(asked.threads)]
+    words += ["--steps", str(asked.steps), "--warmup", str(asked.warmup)]
+    environment = {**os.environ, "PENJING_KERNELS": WAYS[way][0]}
+    done = subprocess.run(
+        [sys.executable, __file__, *words], env=environment, capture_output=True, text=True, timeout=900
+    )
+    if done.returncode:
+        raise SystemExit(f"cpu_kernels: {name} {dtype} {way} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table of docs/speed_gpu.md."""
+    lines = ["| shape, dtype | torch, ms | kernels, ms | compiled with them, ms | kernels are faster by |"]
+    lines.append("|---|---:|---:|---:|---:|")
+    for name, ways in result["cases"].items():
+        steps = {way: [1e3 * statistics.median(one["seconds"]) for one in rounds] for way, rounds in ways.items()}
+        cells = []
+        for way in ("torch", "kernels", "compiled"):
+            mine = steps.get(way, [])
+            span = f" ({min(mine):,.0f}-{max(mine):,.0f})" if len(mine) > 1 else ""
+            cells.append(f"{statistics.median(mine):,.0f}{span}" if mine else "")
+        gain = statistics.median(steps["torch"]) / statistics.median(steps["kernels"])
+        lines.append(f"| {name} | {' | '.join(cells)} | {gain:.2f} x |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    asked = parse()
+    if asked.one:
+        measure(asked)
+        return
+    names = ["tiny"] if asked.tiny else list(SHAPES)
+    rounds = 1 if asked.tiny else asked.rounds
+    result: dict[str, Any] = {"command": " ".join(["python benchmarks/cpu_kernels.py", *sys.argv[1:]]), "cases": {}}
+    for name in names:
+        for dtype in asked.dtypes.split(","):
+            ways: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+            result["cases"][f"{name}, {dtype}"] = ways
+            for number in range(rounds):
+                for way in list(WAYS)[:: 1 if number % 2 == 0 else -1]:
+                    if way == "compiled" and number:
+                        continue  # once: it takes half a minute to compile
+                    found = child(asked, name, dtype, way)
+                    result |= {each: found.pop(each) for each in ("threads", "torch", "machine")}
+                    ways[way].append(found)
+                    rate = found["tokens"] / statistics.median(found["seconds"])
+                    print(f"{name:5} {dtype:9} {way:9} {rate:9,.0f} tokens/s", flush=True)
+                if asked.out:
+                    asked.out.write_text(json.dumps(result, indent=1) + "\n")
+    print("\n" + markdown(result))
+
+
+if __name__ == "__main__":
+    main()
