@@ -27,6 +27,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--micro-rows", type=int, default=8, help="rows of a forward pass (default: %(default)s)")
     parser.add_argument("--row-tokens", type=int, default=512, help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="timed steps of each model (default: %(default)s)")
+    parser.add_argument("--warmup", type=int, default=20, help="steps before: each size of product is compiled once")
     parser.add_argument("--experts", default="4:1,32:4", help="E:k of each mixture, with commas (default: %(default)s)")
     parser.add_argument("--device", default="auto", help="as compute.device (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="as compute.dtype")
@@ -115,14 +116,14 @@ def main() -> None:
         ).to(device)
 
     seconds: dict[str, list[float]] = {subject.name: [] for subject in subjects}
-    for number in range(asked.rounds + 2):
+    for number in range(asked.rounds + asked.warmup):
         batches = [batch() for _ in range(max(1, asked.rows // asked.micro_rows))]
         for subject in subjects if number % 2 == 0 else subjects[::-1]:
             began = time.perf_counter()
             subject.step(batches)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            if number >= 2:
+            if number >= asked.warmup:
                 seconds[subject.name].append(time.perf_counter() - began)
     dense = seconds["dense"]
     result: dict[str, Any] = {

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from penjing import __version__
 from penjing.base import config, units
-from penjing.base.errors import EXIT_USER_ERROR, UserError, suggest
+from penjing.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, suggest
 from penjing.base.process import first_of_launch
 
 app = typer.Typer(
@@ -728,21 +728,33 @@ def bench_train_verb(
     """
     from penjing.recipes.bench import bench, write
 
-    result = bench(
-        console,
-        method=method,
-        run=run,
-        data=data,
-        peer=peer,
-        quick=quick,
-        trials=trials or (1 if quick else 3),
-        seconds=seconds or (30.0 if quick else 600.0),
-        steps=steps,
-        threads=threads,
-        checkpointing=peer_checkpointing,
-        settings=tuple(settings or ()),
-        save=lambda part: None if out is None else write(part, out, sys.argv[1:]),
-    )
+    kept = []
+
+    def save(part: dict[str, Any]) -> None:
+        if out is not None:
+            write(part, out, sys.argv[1:])
+            kept.append(out)
+
+    try:
+        result = bench(
+            console,
+            method=method,
+            run=run,
+            data=data,
+            peer=peer,
+            quick=quick,
+            trials=trials or (1 if quick else 3),
+            seconds=seconds or (30.0 if quick else 600.0),
+            steps=steps,
+            threads=threads,
+            checkpointing=peer_checkpointing,
+            settings=tuple(settings or ()),
+            save=save,
+        )
+    except KeyboardInterrupt:
+        if kept:
+            _say(f"{out}: the figures of trials that ended")
+        raise
     if out is not None:
         write(result, out, sys.argv[1:])
         _say(f"{out}: every trial's figures")
@@ -956,11 +968,14 @@ def main() -> None:
         print(f"penjing {__version__}")
         return
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code == EXIT_INTERRUPTED:  # newer versions of typer return it, older ones raise
+            raise KeyboardInterrupt
+        sys.exit(code)
     except UserError as error:
         _fail(f"penjing: {error.line()}", EXIT_USER_ERROR)
     except KeyboardInterrupt:
-        _fail("penjing: interrupted", 130)
+        _fail("penjing: interrupted", EXIT_INTERRUPTED)
     except Exception as error:
         from penjing.train.signals import Stopped
 
@@ -977,7 +992,7 @@ def _fail_on_usage(error: Exception) -> None:
     """
     if not hasattr(error, "format_message") or not hasattr(error, "ctx"):
         if type(error).__name__ == "Abort":
-            _fail("penjing: interrupted", 130)
+            _fail("penjing: interrupted", EXIT_INTERRUPTED)
         return
     name = type(error).__name__
     if name == "NoArgsIsHelpError":

@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.main import get_command
 
-from penjing.cli import app
+from penjing.cli import app, main
 
 
 def commands(command, path=()):
@@ -183,3 +183,22 @@ def test_a_full_disk_is_one_line_and_loses_nothing(mistake, tmp_path, toy):
 )
 def test_a_wrong_command_line_is_one_line(mistake, words, expected):
     assert expected in mistake(*words)
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys, tmp_path):
+    """Where no signal handler of training stands, and what had been measured by then is named."""
+    out = tmp_path / "bench.json"
+
+    def interrupted(*_, save, **__):
+        save({"finished": False, "parameters": 1})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penjing.recipes.bench.bench", interrupted)
+    monkeypatch.setattr("penjing.cli.sys.argv", ["penjing", "bench", "train", "--out", str(out)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    said = capsys.readouterr()
+    assert stopped.value.code == 130
+    assert said.err == "penjing: interrupted\n"
+    assert said.out.replace("\n", "").endswith("bench.json: the figures of trials that ended")
+    assert '"finished": false' in out.read_text()

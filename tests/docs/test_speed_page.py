@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "speed.md"
 PLACE = "<!-- table {} -->\n"
 END = "<!-- end -->"
-TABLES = (*KINDS, "packed", "litgpt path", "litgpt step", "recipe", "gpu", "gpu step")
+TABLES = (*KINDS, "packed", "litgpt path", "litgpt step", "recipe", "gpu", "gpu step", "cpu kernels")
 
 
 def newest(name):
@@ -41,6 +41,9 @@ def rendered(kind):
     if kind == "gpu":
         result = newest("speed_gpu")
         return module_at(ROOT / "benchmarks" / "speed_gpu.py").markdown(result) if result else ""
+    if kind == "cpu kernels":
+        result = newest("cpu_kernels")
+        return module_at(ROOT / "benchmarks" / "cpu_kernels.py").markdown(result) if result else ""
     if kind == "gpu step":
         result = newest("bench_train_gpu")
         return markdown(result, "step") + "\n" if result else ""

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 
 
 class UserError(Exception):

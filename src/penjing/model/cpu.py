@@ -33,7 +33,7 @@ _is_off = f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else ""
 SOURCES = tuple(Path(__file__).with_name(f"cpu_{it}") for it in ("kernels.c", "attention.c", "weights.c", "types.h"))
 FLAGS = (
     *("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
-    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-ffp-contract=fast"),
 )
 WIDEST = ("-mprefer-vector-width=512",)  # on x86; compilers take half of it of themselves
 BUILD_SECONDS = 120  # after which a compiler is taken to hang
