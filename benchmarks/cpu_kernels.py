@@ -36,6 +36,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=5, help="steps before (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 = physical cores")
     parser.add_argument("--dtypes", default="bfloat16,float32", help="with commas (default: %(default)s)")
+    parser.add_argument("--ways", default=",".join(WAYS), help="with commas (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="the smallest shape, one round: shows that everything runs")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write, after every round anew")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
@@ -98,13 +99,15 @@ def child(asked: argparse.Namespace, name: str, dtype: str, way: str) -> dict[st
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of docs/speed_gpu.md."""
-    lines = ["| shape, dtype | torch, ms | kernels, ms | compiled with them, ms | kernels are faster by |"]
-    lines.append("|---|---:|---:|---:|---:|")
+    """The table of docs/speed.md."""
+    said = {"torch": "torch, ms", "kernels": "kernels, ms", "compiled": "compiled with them, ms"}
+    named = [way for way in said if any(ways.get(way) for ways in result["cases"].values())]
+    lines = [f"| shape, dtype | {' | '.join(said[way] for way in named)} | kernels are faster by |"]
+    lines.append("|---|" + "---:|" * (len(named) + 1))
     for name, ways in result["cases"].items():
         steps = {way: [1e3 * statistics.median(one["seconds"]) for one in rounds] for way, rounds in ways.items()}
         cells = []
-        for way in ("torch", "kernels", "compiled"):
+        for way in named:
             mine = steps.get(way, [])
             span = f" ({min(mine):,.0f}-{max(mine):,.0f})" if len(mine) > 1 else ""
             cells.append(f"{statistics.median(mine):,.0f}{span}" if mine else "")
@@ -123,10 +126,10 @@ def main() -> None:
     result: dict[str, Any] = {"command": " ".join(["python benchmarks/cpu_kernels.py", *sys.argv[1:]]), "cases": {}}
     for name in names:
         for dtype in asked.dtypes.split(","):
-            ways: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+            ways: dict[str, list[dict[str, Any]]] = {way: [] for way in asked.ways.split(",")}
             result["cases"][f"{name}, {dtype}"] = ways
             for number in range(rounds):
-                for way in list(WAYS)[:: 1 if number % 2 == 0 else -1]:
+                for way in list(ways)[:: 1 if number % 2 == 0 else -1]:
                     if way == "compiled" and number:
                         continue  # once: it takes half a minute to compile
                     found = child(asked, name, dtype, way)
