@@ -726,14 +726,13 @@ def bench_train_verb(
 
     penjing bench train runs/quickstart --method grpo --data runs/quickstart/data/rl.jsonl --threads 1
     """
-    from penjing.recipes.bench import bench, write
+    from penjing.recipes.bench import bench, keep, write
 
-    kept = []
+    has_trials = False
 
     def save(part: dict[str, Any]) -> None:
-        if out is not None:
-            write(part, out, sys.argv[1:])
-            kept.append(out)
+        nonlocal has_trials
+        has_trials = out is not None and keep(part, out, sys.argv[1:])
 
     try:
         result = bench(
@@ -752,7 +751,7 @@ def bench_train_verb(
             save=save,
         )
     except KeyboardInterrupt:
-        if kept:
+        if has_trials:
             _say(f"{out}: the figures of trials that ended")
         raise
     if out is not None:

@@ -190,7 +190,10 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys, tmp_path):
     out = tmp_path / "bench.json"
 
     def interrupted(*_, save, **__):
+        out.write_text("of another day")
         save({"finished": False, "parameters": 1})
+        assert out.read_text() == "of another day"  # until there is a trial
+        save({"finished": False, "parameters": 1, "path": {"trials": {}}})
         raise KeyboardInterrupt
 
     monkeypatch.setattr("penjing.recipes.bench.bench", interrupted)

@@ -1,5 +1,5 @@
-"""What runs on a CPU as kernels of our own: everything of a step that is no matrix product (model/cpu_kernels.c), and
-attention (model/cpu_attention.c).
+"""What runs on a CPU as kernels of our own: everything of a step that is no matrix product (model/cpu_kernels.c),
+attention (model/cpu_attention.c), and weights' gradients where there are matrix units (model/cpu_weights.c).
 
 An eager program makes a pass over memory for each operation; a norm is five of them, its gradient ten. In C each is
 one, in float32 inside, whatever is read and written. They are built when they are first needed, by the machine's own C
@@ -290,7 +290,7 @@ def lead(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float) -> None:
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up. Both may be some columns of a wider matrix."""
+    """silu(gate) * up. Both may be columns of one wider matrix, whose rows are equally far apart."""
     inner = arena.empty_like(gate)
     shape = gate.numel() // gate.shape[-1], gate.shape[-1], _row_step(gate)
     _run("gated", (gate, up, inner), *shape, TYPES[gate.dtype], _threads(gate.numel()))

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.base.files import write_json, write_text
+from penjing.base.files import atomic_write, write_json, write_text
 from penjing.base.seeds import derive
 from penjing.bench.meter import Spec
 from penjing.bench.train import Asked, compare
@@ -159,6 +159,21 @@ def bench(
 def write(result: dict[str, Any], out: Path, command: Sequence[str]) -> None:
     """The figures as data, with the arguments of `penjing` that made them."""
     write_json(out, {"command": shlex.join(["penjing", *command]), **result})
+
+
+def keep(part: dict[str, Any], out: Path, command: Sequence[str]) -> bool:
+    """Write what there is so far, and say whether there is a trial in it. Until then what stands at `out` stays: it is
+    only shown that the place can be written to. Raises DiskError."""
+    from penjing.bench.pretrain import KINDS
+
+    has_trials = any(kind in part for kind in KINDS)
+    if has_trials or not out.exists():
+        write(part, out, command)
+    else:
+        before = out.read_bytes()
+        with atomic_write(out) as file:
+            file.write(before)
+    return has_trials
 
 
 def _check(run: Run) -> None:
