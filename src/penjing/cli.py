@@ -710,6 +710,9 @@ def bench_train_verb(
         bool, typer.Option(help="Whether the peer computes activations twice to save memory, as it does by itself.")
     ] = True,
     out: Annotated[Path | None, typer.Option(help="JSON file to write; pretrain: after every trial anew.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="pretrain: go on with the trials in --out, or add to them.")
+    ] = False,
     settings: Settings = None,
 ) -> None:
     """Train the same model on the same data with ours and with other trainers, and compare speed and memory.
@@ -722,12 +725,16 @@ def bench_train_verb(
 
     penjing bench train --peer trainer --seconds 600 --data corpus.jsonl --out results/bench.json
 
+    penjing bench train --trials 3 --out results/bench.json --resume
+
     penjing bench train runs/quickstart --data runs/quickstart/data/dpo.jsonl
 
     penjing bench train runs/quickstart --method grpo --data runs/quickstart/data/rl.jsonl --threads 1
     """
     from penjing.recipes.bench import bench, keep, write
 
+    if resume and out is None:
+        raise UserError("with no file there is nothing to go on with", where="--resume", wanted="--out FILE")
     has_trials = False
 
     def save(part: dict[str, Any]) -> None:
@@ -749,10 +756,11 @@ def bench_train_verb(
             checkpointing=peer_checkpointing,
             settings=tuple(settings or ()),
             save=save,
+            earlier=out if resume else None,
         )
     except KeyboardInterrupt:
         if has_trials:
-            _say(f"{out}: the figures of trials that ended")
+            _say(f"{out}: the figures of trials that ended; `--resume` goes on with them")
         raise
     if out is not None:
         write(result, out, sys.argv[1:])

@@ -214,21 +214,64 @@ def test_a_model_is_not_taken_for_pretraining(tmp_path):
 
 
 def test_trials_that_ended_are_kept_when_the_next_is_stopped(spec, tmp_path):
-    kept, done = [], []
+    kept, done, about = [], [], {"machine": {"cpu": "one", "product_flops_per_second": 1.0}}
 
-    def pretend(module, *_):
-        if len(done) == 3:
+    def pretend(module, given, _):
+        if len(done) == 5:
             raise KeyboardInterrupt
-        done.append(module)
-        return printed(100, 100)
+        done.append((given.kind, module.split()[-1]))
+        return printed(100 + len(done), 100)
+
+    def keep(part):
+        kept.append(json.loads(json.dumps(part)))
 
     with pytest.raises(KeyboardInterrupt):
-        compare(Asked(peers=(), trials=2), spec, tmp_path, quiet(), pretend, kept.append)
-    assert [each["finished"] for each in kept] == [False] * 4 and "path" not in kept[0]
-    assert {name: len(each) for name, each in kept[-1]["path"]["trials"].items()} == {"penjing": 1, "penjing-adamw": 2}
+        compare(Asked(peers=(), trials=2), spec, tmp_path, quiet(), pretend, keep, about)
+    assert [each["finished"] for each in kept] == [False] * 6 and "path" not in kept[0]
+    assert "medians" not in kept[1]["path"] and "step" not in kept[2]
+    assert kept[2]["path"]["medians"]["penjing"]["tokens_per_second"]["median"] == 101
+    path = kept[-1]["path"]
+    assert {name: len(each) for name, each in path["trials"].items()} == {"penjing": 1, "penjing-adamw": 2}
+    assert path["medians"]["penjing-adamw"]["tokens_per_second"]["high"] == 102  # of whole rounds alone
     assert kept[-1]["asked"]["trials"] == 2
-    whole = compare(Asked(peers=(), trials=1), spec, tmp_path, quiet(), lambda *_: printed(100, 100), kept.append)
-    assert whole["finished"] and len(kept) == 4 + 5
+
+    del done[:3]
+    console, anew = quiet(), {"machine": {"cpu": "one", "product_flops_per_second": 2.0}}
+    with pytest.raises(KeyboardInterrupt):  # three trials are left
+        compare(Asked(peers=(), trials=3), spec, tmp_path, console, pretend, keep, anew, kept[-1])
+    assert "5 trials are there, 7 are left" in console.file.getvalue()
+    assert [kind for kind, _ in done[2:]] == ["path", "step", "step"]
+    done.clear()
+    whole = compare(Asked(peers=(), trials=2), spec, tmp_path, quiet(), pretend, keep, anew, kept[-1])
+    assert whole["finished"] and not done
+    assert [len(each) for kind in ("path", "step") for each in whole[kind]["trials"].values()] == [2] * 4
+    assert len(whole["path"]["equal"]) == 2
+
+
+def test_trials_of_another_comparison_are_not_added_to(spec, tmp_path):
+    about = {"machine": {"cpu": "one"}, "documents": 7}
+    asked, run = Asked(peers=(), trials=1), lambda *_: printed(100, 100)
+    before = json.loads(json.dumps(compare(asked, spec, tmp_path, quiet(), run, about=about)))
+    for where, other in (
+        ("documents", dict(asked=asked, spec=spec, about=about | {"documents": 8})),
+        ("machine.cpu", dict(asked=asked, spec=spec, about=about | {"machine": {"cpu": "two"}})),
+        ("asked.seconds", dict(asked=replace(asked, seconds=5.0), spec=spec, about=about)),
+        ("spec.batch", dict(asked=asked, spec=replace(spec, batch=spec.batch + 1), about=about)),
+    ):
+        saved = []
+        with pytest.raises(UserError, match=where):
+            compare(**other, folder=tmp_path, console=quiet(), run_trial=run, save=saved.append, earlier=before)
+        assert not saved
+
+
+def test_what_cannot_be_gone_on_with_is_one_line(tmp_path):
+    words = dict(data=None, peer="none", quick=True, trials=1, seconds=1.0, steps=3, threads=1, checkpointing=True)
+    file = tmp_path / "bench.json"
+    for text in ("{", "[]", '{"method": "dpo"}'):
+        file.write_text(text)
+        with pytest.raises(UserError, match=r"bench\.json"):
+            asked_for(quiet(), method="pretrain", run=None, settings=(), earlier=file, **words)
+        assert file.read_text() == text
 
 
 def test_a_record_says_the_command_and_the_versions(spec, tmp_path):

@@ -203,5 +203,5 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys, tmp_path):
     said = capsys.readouterr()
     assert stopped.value.code == 130
     assert said.err == "penjing: interrupted\n"
-    assert said.out.replace("\n", "").endswith("bench.json: the figures of trials that ended")
+    assert said.out.replace("\n", "").endswith("the figures of trials that ended; `--resume` goes on with them")
     assert '"finished": false' in out.read_text()

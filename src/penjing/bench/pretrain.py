@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +20,7 @@ from penjing.bench.race import RaceSpec
 from penjing.bench.train import MEBIBYTE, OURS, spread, trial, versions
 
 KINDS = ("path", "step")
+Trials = dict[str, dict[str, list[dict[str, Any]]]]  # by kind and name
 OURS_ADAMW = "penjing-adamw"  # ours with the peers' optimizer, for what the step alone does
 # What ours is to reach beside each: so many times its useful tokens a second and at most this share of its memory, with
 # the same optimizer; and with its own recipe, at most this share of the time it takes to its last bits per byte.
@@ -58,10 +60,14 @@ def compare(
     console: Console,
     run_trial: Callable[..., dict[str, Any]] = trial,
     save: Callable[[dict[str, Any]], None] = lambda result: None,
+    about: Mapping[str, Any] | None = None,
+    earlier: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """All trials of both kinds, in turn; prints the tables and returns them as data.
 
     save: called before the first trial and after each with what there is, for hours of them not to be lost by the last.
+    about: what else the result is to say. earlier: such a result whose trials count; raises UserError if it is not of
+    the same comparison.
     """
     left_out = {}
     modules = {OURS: "penjing.bench.ours_pretrain", OURS_ADAMW: "penjing.bench.ours_pretrain adamw"}
@@ -72,8 +78,8 @@ def compare(
             continue
         left_out[peer] = f"needs {' and '.join(missing)}, which is not installed"
         console.print(f"  {peer} {left_out[peer]}: left out", highlight=False)
-    names = list(modules)
     result: dict[str, Any] = {
+        **(about or {}),
         "method": "pretrain",
         "asked": asdict(asked),
         "spec": {key: value for key, value in asdict(spec).items() if key not in _PATHS},
@@ -81,31 +87,72 @@ def compare(
         "left_out": left_out,
         "goals": GOALS,
     }
-    save({**result, "finished": False})  # a place that cannot be written to is found out now
+    trials: Trials = {kind: {name: [] for name in modules} for kind in KINDS}
+    if earlier is not None:
+        _take_over(trials, result, earlier)
+    wanted = [
+        (number, kind, name)
+        for number in range(asked.trials)
+        for kind in KINDS
+        for name in (list(modules) if number % 2 == 0 else list(modules)[::-1])
+        if number >= len(trials[kind][name])
+    ]
+    if earlier is not None:
+        there = sum(len(done) for each in trials.values() for done in each.values())
+        console.print(f"  {there} trials are there, {len(wanted)} are left", highlight=False)
+    save({**_summed(result, trials), "finished": False})  # a place that cannot be written to is found out now
+    for number, kind, name in wanted:
+        one = run_trial(modules[name], replace(spec, kind=kind), folder / f"{kind}-{name}-{number}")
+        trials[kind][name].append(one)
+        row = figures(one, asked.warmup)
+        console.print(
+            f"  {kind} {number + 1} {name}: {row['tokens_per_second']:,.0f} tokens/s, "
+            f"{row['peak_bytes'] / MEBIBYTE:.0f} MiB, {one['process_seconds']:.0f} s from start to end",
+            highlight=False,
+        )
+        save({**_summed(result, trials), "finished": False})
+    result = _summed(result, trials)
     for kind in KINDS:
-        trials: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-        for number in range(asked.trials):
-            for name in names if number % 2 == 0 else names[::-1]:
-                one = run_trial(modules[name], replace(spec, kind=kind), folder / f"{kind}-{name}-{number}")
-                trials[name].append(one)
-                row = figures(one, asked.warmup)
-                console.print(
-                    f"  {kind} {number + 1} {name}: {row['tokens_per_second']:,.0f} tokens/s, "
-                    f"{row['peak_bytes'] / MEBIBYTE:.0f} MiB, {one['process_seconds']:.0f} s from start to end",
-                    highlight=False,
-                )
-                save({**result, kind: {"trials": trials}, "finished": False})
-        result[kind] = {"medians": summary(trials, asked.warmup), "trials": trials}
-        if kind == "path":
-            result[kind]["equal"] = [
-                equal([trials[name][number] for name in names], names) for number in range(asked.trials)
-            ]
         console.print(table(result, kind))
     for line in verdicts(result):
         console.print(f"  {line}", highlight=False)
     return {**result, "finished": True}
 
 
+def _take_over(trials: Trials, result: Mapping[str, Any], earlier: Mapping[str, Any]) -> None:
+    """The trials of `earlier`; raises UserError naming what it was that is not so in `result`."""
+    now = json.loads(json.dumps(result))  # as what was read is
+    for key, value in now.items():
+        then = earlier.get(key)
+        pairs = [(key, then, value)]
+        if isinstance(value, dict) and isinstance(then, dict):
+            pairs = [(f"{key}.{name}", then.get(name), one) for name, one in value.items()]
+            pairs += [(f"{key}.{name}", one, None) for name, one in then.items() if name not in value]
+        for where, before, here in pairs:
+            if before != here and where not in _MAY_DIFFER:
+                said = f"the trials there are of another comparison: {where}"
+                raise UserError(said, where="--resume", got=here, wanted=before, next_step="Name another --out.")
+    for kind, each in trials.items():
+        for name, done in each.items():
+            done += earlier.get(kind, {}).get("trials", {}).get(name, [])
+
+
+def _summed(result: Mapping[str, Any], trials: Trials) -> dict[str, Any]:
+    """With the trials so far, and medians over as many as everyone has."""
+    found = dict(result)
+    for kind, each in trials.items():
+        if any(each.values()):
+            found[kind] = {"trials": each}
+        if rounds := min(map(len, each.values())):
+            whole = {name: done[:rounds] for name, done in each.items()}
+            found[kind]["medians"] = summary(whole, result["asked"]["warmup"])
+            if kind == "path":
+                found[kind]["equal"] = [equal(one, list(whole)) for one in zip(*whole.values(), strict=True)]
+    return found
+
+
+# What may be another when trials are added: how many are wanted, and what is measured anew each time.
+_MAY_DIFFER = ("asked.trials", "machine.product_flops_per_second", "machine.limit_tokens_per_second")
 _PATHS = ("text", "tokenizer", "run", "held_out", "rows", "out", "kind")
 
 

@@ -127,9 +127,11 @@ def bench(
     checkpointing: bool,
     settings: tuple[str, ...],
     save: Callable[[dict[str, Any]], None] = lambda result: None,
+    earlier: Path | None = None,
 ) -> dict[str, Any]:
     """What `penjing bench train` was asked for. method: empty for pretrain, with a run dpo. save: is handed what there
-    is after every trial of pretraining. Raises UserError for words that say nothing to the method."""
+    is after every trial of pretraining. earlier: a file of it to go on with, if it is there. Raises UserError for words
+    that say nothing to the method."""
     if run is not None and "=" in str(run) and not run.exists():  # with no RUN the first setting stands in its place
         run, settings = None, (str(run), *settings)
     method = method or ("pretrain" if run is None else "dpo")
@@ -142,7 +144,11 @@ def bench(
         named = {"all": tuple(peers.PRETRAIN), "none": ()}.get(peer, tuple(peer.split(",")))
         how = pretrain.Asked(peers=named, trials=trials, seconds=seconds, steps=steps, threads=threads)
         how = replace(how, looks=5) if quick else how
-        return bench_pretrain(data, how, QUICK if quick else FULL, console, *settings, save=save)
+        return bench_pretrain(
+            data, how, QUICK if quick else FULL, console, *settings, save=save, earlier=_earlier(earlier)
+        )
+    if earlier is not None:
+        raise UserError("only pretraining's trials can be gone on with", where="--resume", got=method)
     if run is None or data is None:
         raise UserError("a model and its data are needed", where=f"--method {method}", wanted="RUN and --data FILE")
     asked = Asked(
@@ -154,6 +160,19 @@ def bench(
         checkpointing=checkpointing,
     )
     return bench_train(run, data, asked, console, *settings)
+
+
+def _earlier(file: Path | None) -> dict[str, Any] | None:
+    """What was written there, and None while there is nothing. Raises UserError if it is something else."""
+    if file is None or not file.exists():
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError("cannot be read", where=file, got=str(error), wanted="what `bench train --out` wrote") from None
+    if not isinstance(found, dict) or found.get("method") != "pretrain":
+        raise UserError("holds no trials of pretraining", where=file, wanted="what `bench train --out` wrote")
+    return found
 
 
 def write(result: dict[str, Any], out: Path, command: Sequence[str]) -> None:

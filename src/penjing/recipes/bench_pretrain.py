@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,10 @@ def bench_pretrain(
     console: Console,
     *settings: str,
     save: Callable[[dict[str, Any]], None] = lambda result: None,
+    earlier: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Compare at a constant rate: the peers at PEERS_ADAMW, ours at its recipe's optimizer and at that one too;
-    `settings` go over ours alone. save: is handed what there is after every trial.
+    `settings` go over ours alone. save: is handed what there is after every trial. earlier: a result to go on with.
 
     data: documents; None: functions and classes of Python's standard library, real text of mixed lengths that is on
     every machine. On a GPU where there is one, unless compute.device says otherwise.
@@ -147,10 +148,7 @@ def bench_pretrain(
             "limit_tokens_per_second": rate / flops,
         }
         about = {"parameters": count, "machine": machine, "documents": len(learned), "text": _name(data)}
-        return {
-            **about,
-            **compare(asked, spec, work / "trials", console, save=lambda part: save({**about, **part})),
-        }
+        return compare(asked, spec, work / "trials", console, save=save, about=about, earlier=earlier)
 
 
 def _device(settings: tuple[str, ...]) -> torch.device:
