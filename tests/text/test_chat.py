@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penjing.text.chat import after_calls, render
-from penjing.text.records import Message
+from penjing.text.records import Message, read_chats
 from penjing.text.template import CHAT_TEMPLATE
 from penjing.text.tokenizer import CONTROL_TOKENS, Tokenizer
 
@@ -176,6 +176,19 @@ def test_the_switch_writes_an_empty_thought_where_nothing_was_thought(tokenizer:
     off = render(tokenizer, [user("hi")], ask=True, thinking=False)
     assert tokenizer.decode(off.ids, hide=False).endswith("<|im_start|>assistant\n<think></think>\n\n")
     assert not any(off.weights)
+
+
+@pytest.mark.parametrize("thinking", [None, False])
+def test_a_thought_spelled_in_a_file_is_written_once_and_that_of_a_user_is_words(
+    tokenizer: Tokenizer, tmp_path: Path, thinking: bool | None
+) -> None:
+    spelled = "<think>\nadd\n</think>\n\n2"
+    turns = [{"role": "user", "content": spelled}, {"role": "assistant", "content": spelled}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": turns}))
+    (chat,) = read_chats([tmp_path / "a.jsonl"])
+    ids = render(tokenizer, chat.messages, thinking=thinking).ids
+    assert ids == render(tokenizer, [user(spelled), assistant("2", "add")], thinking=thinking).ids
+    assert [ids.count(tokenizer.control(token)) for token in ("<think>", "</think>")] == [1, 1]
 
 
 def test_a_thought_that_is_asked_for_does_not_begin_like_an_empty_one(tokenizer: Tokenizer) -> None:

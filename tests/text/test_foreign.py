@@ -334,6 +334,14 @@ def test_thoughts_are_taught_where_they_stand(tmp_path: Path) -> None:
     ]
 
 
+def test_thoughts_are_taught_as_words_where_a_template_leaves_them_out(tmp_path: Path) -> None:
+    talk = [user("?"), said("2", "one and one"), user("?"), said("3")]
+    tokenizer = Tokenizer.load(write("llama3", tmp_path))
+    assert taught(tokenizer, talk) == ["<think>\none and one\n</think>\n\n2<|eot_id|>", "3<|eot_id|>"]
+    # Qwen's does so of answers before the last question, and knows what it does.
+    assert taught(Tokenizer.load(write("qwen", tmp_path)), talk)[0] == "2<|im_end|>"
+
+
 def test_calls_are_taught(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write("qwen", tmp_path))
     (first, _) = taught(tokenizer, RICH["calls"])

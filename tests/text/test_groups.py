@@ -54,6 +54,13 @@ PAIR = {"chosen": [user("who?"), assistant("me")], "rejected": [user("who?"), as
             "chosen": [{"from": "human", "value": "who?"}, {"from": "gpt", "value": "me"}],
             "rejected": [{"from": "human", "value": "who?"}, {"from": "gpt", "value": "you"}],
         },
+        {  # LLaMA-Factory's two
+            "conversations": [{"from": "human", "value": "who?"}],
+            "chosen": {"from": "gpt", "value": "me"},
+            "rejected": {"from": "gpt", "value": "you"},
+        },
+        {"instruction": "who?", "input": "", "chosen": "me", "rejected": "you"},
+        {"messages": [user("who?")], "chosen": "me", "rejected": [assistant("you")]},
     ],
 )
 def test_every_shape_of_a_pair_is_the_same_pair(tmp_path, record):
@@ -73,6 +80,22 @@ def test_a_system_turn_and_a_margin_are_kept(tmp_path):
     assert pair.margin == 2
 
 
+def test_what_a_pair_is_asked_after_may_have_a_past(tmp_path):
+    system, past = {"system": "be kind"}, [user("where?"), assistant("<think>\nhm\n</think>\n\nhere")]
+    answers = {"chosen": assistant("me"), "rejected": "<think>\nhm\n</think>\n\nyou"}
+    history = [[turn["content"] for turn in past]]
+    (first, second) = read(
+        tmp_path,
+        {**system, "conversations": [*past, user("who?")], **answers},
+        {**system, "instruction": "who?", "history": history, **answers},
+    )
+    assert [chat.messages for chat in first.chats] == [chat.messages for chat in second.chats]
+    chosen, rejected = first.chats
+    assert [message.role for message in chosen.messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert chosen.messages[2] == Message(role="assistant", content="here", reasoning_content="hm")
+    assert rejected.messages[-1] == Message(role="assistant", content="you", reasoning_content="hm")
+
+
 @pytest.mark.parametrize(
     "record",
     [
@@ -80,6 +103,8 @@ def test_a_system_turn_and_a_margin_are_kept(tmp_path):
         {"prompt": [user("who?")], "completion": [assistant("me")], "label": False},
         {"conversations": [user("who?"), assistant("me")], "label": False},
         {"messages": [user("who?"), assistant("me")], "label": 0},
+        {"instruction": "who?", "output": "me", "label": False},
+        {"instruction": "who?", "input": "", "output": "me", "kto_tag": False},
     ],
 )
 def test_every_shape_of_a_judged_answer_is_the_same(tmp_path, record):

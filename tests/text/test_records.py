@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,20 @@ import pytest
 
 from penjing.base.errors import UserError
 from penjing.text import records
-from penjing.text.records import Chat, Message, files, json_values, list_files, read_chats, read_documents, sniff
+from penjing.text.records import (
+    Chat,
+    Message,
+    Quarantine,
+    files,
+    json_values,
+    list_files,
+    read_chats,
+    read_documents,
+    read_preferences,
+    read_prompts,
+    sniff,
+)
+from penjing.text.records.rows import rows_of
 
 DATA = Path(__file__).parents[2] / "../shared/data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the real files of ../shared/data are not here")
@@ -138,6 +152,28 @@ def test_tables(tmp_path: Path, name: str, delimiter: str) -> None:
     assert [(d.text, d.line) for d in read_documents([path])] == [('a "b",\tc', 2), ("two\nlines", 3), (long, 5)]
 
 
+def test_a_quotation_mark_in_a_tsv_is_a_character(tmp_path: Path) -> None:
+    rows = ['"外部性"是问题', '"open', 'says "x"', '"whole"', 'end"', '"two\n\nlines ""x"""', '"', '"a"b"', "last"]
+    path = write(tmp_path / "a.tsv", "id\ttext\n" + "".join(f"{i}\t{row}\n" for i, row in enumerate(rows)))
+    wanted = ['"外部性"是问题', '"open', 'says "x"', "whole", 'end"', 'two\n\nlines "x"', '"', '"a"b"', "last"]
+    found = list(read_documents([path]))
+    assert [document.text for document in found] == wanted
+    assert [document.line for document in found] == [2, 3, 4, 5, 6, 7, 10, 11, 12]
+    assert texts(write(tmp_path / "b.tsv", 'text\n"open\nb\n')) == ['"open', "b"]
+    assert texts(write(tmp_path / "c.tsv", '"text"\tid\n"a\tb"\t1\n"c\nd"\t2\n')) == ["a\tb", "c\nd"]
+    assert ":3: a row of another width" in error_of(write(tmp_path / "d.tsv", 'text\tid\na\t1\n"b\nc\t2\n')).line()
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_a_bad_byte_inside_a_quoted_field_costs_its_row(tmp_path: Path, name: str) -> None:
+    raw = b'id,text\n1,"one\ncaf\xe9\n2,not a row"\n3,caf\xe9\n4,b\n'
+    tabs = raw.replace(b"2,not", b"2 not").replace(b",", b"\t")  # a line with all fields would be a row of its own
+    path = write(tmp_path / name, tabs if name == "a.tsv" else raw)
+    quarantine = Quarantine(max_bad=0.9)
+    assert [document.text for document in read_documents([path], quarantine=quarantine)] == ["b"]
+    assert (quarantine.good, quarantine.bad) == (1, 2)
+
+
 def test_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -184,7 +220,8 @@ def test_list_files(tmp_path: Path) -> None:
     for name in ("b.jsonl", "a.txt", "deep/c.csv", "README.md", "LICENSE.txt", "SOURCE.json", "x.bin", ".hid/d.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write(tmp_path / name, "x")
-    assert list_files([tmp_path]) == [tmp_path / name for name in ("a.txt", "b.jsonl", "deep/c.csv")]
+    with pytest.warns(UserWarning, match=r"not read: \.bin \(1\)$"):
+        assert list_files([tmp_path]) == [tmp_path / name for name in ("a.txt", "b.jsonl", "deep/c.csv")]
     assert list_files([tmp_path / "README.md"]) == [tmp_path / "README.md"]  # named outright, it is meant
     (tmp_path / "empty").mkdir()
     for path, words in [("gone", "no such file"), ("empty", "no data file"), ("x.bin", "unknown file format")]:
@@ -192,6 +229,14 @@ def test_list_files(tmp_path: Path) -> None:
             list_files([tmp_path / path])
     with pytest.raises(UserError, match="no data is named"):
         list_files([])
+
+
+def test_what_a_folder_holds_beside_data_is_told_by_its_endings(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl.zst", "c.jsonl.zst", "d.parquet.gz", "e.text", "sums", ".f.zst", "README.rst"):
+        write(tmp_path / name, "{}")
+    told = f"{tmp_path}: files of unknown formats are not read: .jsonl.zst (2), .parquet.gz (1), .text (1), no suffix"
+    with pytest.warns(UserWarning, match=re.escape(told)):
+        assert list_files([tmp_path]) == [tmp_path / "a.jsonl"]
 
 
 def test_files_that_give_nothing(tmp_path: Path) -> None:
@@ -215,6 +260,50 @@ def test_truncated_gzip(tmp_path: Path) -> None:
     packed = gzip.compress(os.urandom(5000).hex().encode() + b"\n")
     assert "broken gzip" in error_of(write(tmp_path / "a.txt.gz", packed[:2000])).line()
     assert "broken gzip" in error_of(write(tmp_path / "b.txt.gz", b"plain text")).line()
+
+
+def damaged(path: Path) -> Path:
+    """Three records, or fewer, then damage, then many more."""
+    rows = [json.dumps({"text": os.urandom(40).hex()}) for _ in range(400)]
+    if path.name == "a.json":
+        return write(path, "[" + ",\n".join([*rows[:3], "{broken", *rows[3:]]) + "]")
+    if path.name == "a.jsonl.gz":
+        return write(path, gzip.compress("\n".join(rows).encode())[:10_000])
+    if path.name == "a.txt.gz":  # a line that is not text stands before the damage, in one document with it
+        return write(path, gzip.compress(b"caf\xe9\n" + os.urandom(900).hex().encode())[:700])
+    if path.name == "a.csv":
+        return write(path, 'text\none\ntwo\nthree\n"open\n' + "more\n" * 400)
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": rows}), path)
+    return write(path, path.read_bytes()[:-20])
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl.gz", "a.txt.gz", "a.csv", "a.parquet", "b.jsonl.gz"])
+def test_a_file_that_breaks_off_stops_the_reading_unless_all_may_be_broken(tmp_path: Path, name: str) -> None:
+    good = jsonl(tmp_path / "good.jsonl", *[{"text": "a"}] * 5000)
+    path = write(tmp_path / name, "no archive") if name == "b.jsonl.gz" else damaged(tmp_path / name)
+    for max_bad in (0.01, 0.99):
+        quarantine = Quarantine(max_bad, tmp_path / "quarantine.jsonl")
+        with pytest.raises(UserError) as caught:
+            list(read_documents([good, path], quarantine=quarantine))
+        line = caught.value.line()
+        assert line.startswith(str(path)) and "nothing after it in the file can be read" in line
+        assert "data.max_bad=1." in line
+        assert "what follows in the file is not read" in (tmp_path / "quarantine.jsonl").read_text()
+    quarantine = Quarantine(max_bad=1.0)
+    num_read = sum(1 for _ in read_documents([good, path], quarantine=quarantine))
+    assert (quarantine.good, quarantine.bad) == (num_read, 1)
+    assert num_read - 5000 == {"a.json": 3, "a.csv": 3}.get(name, num_read - 5000) < 400
+    (place,) = quarantine.unread
+    assert place.startswith(f"{path}:")
+    assert quarantine.note().endswith(f"; not read to the end: {place}")
+
+
+def test_plain_text_among_conversations_is_one_broken_record(tmp_path: Path) -> None:
+    good = jsonl(tmp_path / "good.jsonl", *[turns(("user", "a"), ("assistant", "b"))] * 200)
+    quarantine = Quarantine()
+    assert len(list(read_chats([good, write(tmp_path / "a.txt", "hi")], quarantine=quarantine))) == 200
+    assert quarantine.bad == 1 and not quarantine.unread and "not read" not in quarantine.note()
 
 
 # --------------------------------------------------------------------------------------------------------------- errors
@@ -293,6 +382,35 @@ def test_encodings(tmp_path: Path) -> None:
         assert f"{path}:{number}: not valid UTF-8; got byte 0xe9 at offset {offset}" in error_of(path).line()
         assert "It reads as" not in error_of(path).line()
     assert "binary" in error_of(write(tmp_path / "z.txt", "one\ntwo\0\n")).line()
+
+
+@pytest.mark.parametrize(("name", "encoding"), [("a.jsonl", "gbk"), ("a.jsonl.gz", "gbk"), ("a.txt", "utf-16-le")])
+def test_the_encoding_of_a_file_is_guessed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, encoding: str
+) -> None:
+    heads = []
+    guess = files.guess_encoding
+
+    def counted(head: bytes) -> str | None:
+        heads.append(len(head))
+        return guess(head)
+
+    monkeypatch.setattr(files, "guess_encoding", counted)
+    line = '{"text": "话说天下大势，这是我们的国家，他来了。"}\n' if encoding == "gbk" else "a line\n"
+    raw = (line * 50).encode(encoding)
+    path = write(tmp_path / name, gzip.compress(raw) if name.endswith(".gz") else raw)
+    with pytest.raises(UserError, match=r"records are broken") as caught:
+        list(read_documents([path], quarantine=Quarantine()))
+    assert len(heads) == 1
+    commands = {
+        "a.jsonl": "iconv -f GB18030 -t UTF-8 a.jsonl > utf8-a.jsonl",
+        "a.jsonl.gz": "zcat a.jsonl.gz | iconv -f GB18030 -t UTF-8 | gzip > utf8-a.jsonl.gz",
+        "a.txt": "iconv -f UTF-16LE -t UTF-8 a.txt > utf8-a.txt",
+    }
+    assert f"convert it with {commands[name]}" in caught.value.line()
+    write(path, "caf\xe9\n".encode("latin-1"))  # another file of that name
+    if name == "a.jsonl":
+        assert "It reads as" not in error_of(path).line()
 
 
 # ---------------------------------------------------------------------------------------------------------------- chats
@@ -380,6 +498,36 @@ def test_other_shapes(tmp_path: Path, record: dict[str, Any], wanted: list[tuple
     assert sniff(tmp_path / "one.jsonl") == "chats"
 
 
+R1 = "<think>\nadd\n</think>\n\n2"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": R1}]},
+        {"conversations": [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": R1}]},
+        {"conversation": [{"human": "1+1?", "assistant": R1}]},
+        {"instruction": "1+1?", "output": R1},
+        {"prompt": "1+1?", "response": f"\n{R1}"},
+    ],
+)
+def test_a_thought_that_an_answer_begins_with_is_a_thought(tmp_path: Path, record: dict[str, Any]) -> None:
+    answer = Message(role="assistant", content="2", reasoning_content="add")
+    assert one_chat(tmp_path, record).messages == (Message(role="user", content="1+1?"), answer)
+
+
+def test_other_words_about_thoughts_stay_words(tmp_path: Path) -> None:
+    words = ["Say <think>x</think>", "<think>no end", "</think>", f"  {R1.replace('<', '&')}"]
+    for said in words:
+        chat = one_chat(tmp_path, turns(("user", R1), ("assistant", said)))
+        assert chat.messages == (Message(role="user", content=R1), Message(role="assistant", content=said))
+    own = {"role": "assistant", "content": R1, "reasoning_content": "hm"}
+    chat = one_chat(tmp_path, {"messages": [{"role": "system", "content": R1}, {"role": "user", "content": "?"}, own]})
+    assert chat.messages[0].content == chat.messages[2].content == R1
+    chat = one_chat(tmp_path, turns(("user", "?"), ("assistant", "<think>\n\n</think>\n\n2")))
+    assert chat.messages[1] == Message(role="assistant", content="2")
+
+
 def test_parallel_alpaca_is_two_chats(tmp_path: Path) -> None:
     record = {
         f"{side}_{name}": f"{side} {name}" for side in ("en", "zh") for name in ("instruction", "input", "output")
@@ -416,6 +564,10 @@ BAD_CHATS: dict[str, tuple[Any, str]] = {
     "not a message": ({"messages": ["hi"]}, ":1: messages[0] is not a message; got text"),
     "preference": ({"prompt": "a", "chosen": "b", "rejected": "c"}, ":1: preference data, not chats"),
     "label": ({**turns(("user", "a"), ("assistant", "b")), "label": False}, ":1: preference data, not chats"),
+    "judged": ({"prompt": "a", "completion": "bad", "label": False}, ":1: preference data, not chats"),
+    "judged Alpaca": ({"instruction": "a", "output": "bad", "label": False}, ":1: preference data, not chats"),
+    "KTO tag": ({"instruction": "a", "output": "bad", "kto_tag": False}, ":1: preference data, not chats"),
+    "history a number": ({"instruction": "a", "output": "b", "history": 3}, "field history is not a list; got a num"),
     "tools": ({**turns(("user", "a"), ("assistant", "b")), "tools": "[{"}, ":1: tools is not JSON"),
     "tool name": ({**turns(("user", "a"), ("assistant", "b")), "tools": [{"x": 1}]}, ":1: tools is not a function"),
     "call": ({"messages": [{"role": "assistant", "content": "", "tool_calls": "run()"}]}, "the tool call is not JSON"),
@@ -461,11 +613,49 @@ def test_empty_answers_are_left_out_and_counted(tmp_path: Path) -> None:
         ({"prompt": "a"}, "prompts"),
         ({"chosen": [], "rejected": []}, "preferences"),
         ({**turns(("user", "a"), ("assistant", "b")), "label": True}, "preferences"),
+        ({"prompt": "a", "completion": "b", "label": True}, "preferences"),
+        ({"instruction": "a", "input": "", "output": "b", "kto_tag": False}, "preferences"),
+        ({"text": "a", "label": True}, "documents"),
+        ({"text": "a", "answer": "b", "label": True}, "documents"),
+        ({"question": "a", "answer": "b", "label": 1}, "chats"),
+        (turns(("user", "a"), ("assistant", "无")), "chats"),
+        ({"question": "a", "answer": "b"}, "chats"),
     ],
 )
 def test_sniff(tmp_path: Path, record: dict[str, Any], kind: str) -> None:
     assert sniff(jsonl(tmp_path / "a.jsonl", record, {"x": 1})) == kind
     assert sniff(tmp_path) == kind
+
+
+@pytest.mark.parametrize(
+    ("record", "wanted"),
+    [
+        (turns(("user", "a"), ("assistant", "")), [("user", "a")]),
+        (turns(("user", "a"), ("assistant", "无")), [("user", "a")]),  # MiniMind's, in the place of an answer
+        ({"prompt": "a"}, [("user", "a")]),
+        ({"prompt": "a", "system": "s"}, [("system", "s"), ("user", "a")]),
+        ({"prompt": [{"role": "user", "content": "a"}], "system": "s"}, [("system", "s"), ("user", "a")]),
+        ({"question": "a", "answer": "b"}, [("user", "a")]),
+        ({"instruction": "a", "input": "b", "output": "c"}, [("user", "a\nb")]),
+    ],
+)
+def test_prompts(tmp_path: Path, record: dict[str, Any], wanted: list[tuple[str, str]]) -> None:
+    ((chat, given),) = read_prompts([jsonl(tmp_path / "a.jsonl", record)])
+    assert roles_and_words(chat) == wanted
+    assert given == record
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"text": "a"}, "no conversation; got the fields text; wanted conversations, messages, conversation, prompt"),
+        ({"prompt": " "}, "the last turn asks nothing; got no message at all"),
+        (turns(("user", "a"), ("assistant", "b"), ("assistant", "c")), "the last turn asks nothing; got assistant"),
+        ({"prompt": 3}, "field prompt is not text; got a number"),
+    ],
+)
+def test_bad_prompts(tmp_path: Path, record: dict[str, Any], words: str) -> None:
+    assert f":1: {words}" in error_of(jsonl(tmp_path / "a.jsonl", record), read_prompts).line()
 
 
 def test_sniff_of_text_and_of_nothing(tmp_path: Path) -> None:
@@ -564,3 +754,29 @@ def test_preference_files_are_known(tmp_path: Path) -> None:
     for path in [*real("pref"), DATA / "dirty/schema/kto_en_demo_wrong_stage.json"]:
         assert sniff(path) == "preferences"
         assert "preference data" in error_of(path, read_chats).line()
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "num_read"),
+    [("dpo_en_demo_200", 200), ("dpo_zh_demo_200", 200), ("kto_en_demo", 300), ("firefly_dummy_dpo", 16)],
+)
+def test_every_preference_file_reads(name: str, num_read: int) -> None:
+    (path,) = real("pref", f"{name}.*")
+    quarantine = Quarantine(max_bad=0)
+    assert len(list(read_preferences([path], quarantine=quarantine))) == num_read
+    assert quarantine.bad == 0
+
+
+@needs_data
+def test_a_real_tsv_without_quoting_keeps_every_row() -> None:
+    path = DATA / "pretrain_zh/csl_ts_dev.tsv"
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [list(record.values()) for _, record in rows_of(path) if isinstance(record, dict)] == rows[1:]
+
+
+@needs_data
+def test_every_problem_of_gsm8k_is_a_prompt() -> None:
+    found = list(read_prompts([DATA / "math/gsm8k_test.jsonl"]))
+    assert len(found) == 1319
+    assert all([m.role for m in chat.messages] == ["user"] and "####" in record["answer"] for chat, record in found)

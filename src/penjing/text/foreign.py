@@ -216,12 +216,15 @@ def cut(
 
     control: finds the tokenizer's control tokens in a text. message_end: the one that closes an answer. Learned is
     what stands between the prompt for an answer and the end of its turn, that token included.
-    thinking: these templates have two positions, and None is on where somebody thought before, else off.
+    thinking: these templates have two positions, and None is on where somebody thought before, else off. Thoughts that
+    a template leaves out are said as words, <think> and all, since nothing else would be taught of them.
     Raises UserError if the template cannot be followed.
     """
     if thinking is None or not ask:
         thinking = thinking or any(message.reasoning_content for message in messages)
     switch = thinking
+    if any(message.reasoning_content for message in messages) and not _shows_thoughts(source, tuple(names.items())):
+        messages = [_thought_in_words(message) for message in messages]
 
     def write(said: Sequence[Message], offered: Sequence[dict[str, Any]], ask: bool) -> str:
         return run_template(source, said, offered, names, ask=ask, thinking=switch)
@@ -238,6 +241,27 @@ def cut(
             spans = list(_answers(pieces, said, marks, header, message_end))
             return _with_spans(pieces, spans)
     return _by_prefix(real, messages, tools, write, control, message_end)
+
+
+@lru_cache(maxsize=64)
+def _shows_thoughts(source: str, names: tuple[tuple[str, str], ...]) -> bool:
+    """Whether a template writes the thought of an answer. One that cannot be asked is taken to."""
+    talk = [
+        Message(role="user", content="\ue020"),
+        Message(role="assistant", content="\ue021", reasoning_content="\ue022"),
+    ]
+    try:
+        return "\ue022" in run_template(source, talk, (), dict(names), ask=False, thinking=True)
+    except UserError:
+        return True
+
+
+def _thought_in_words(message: Message) -> Message:
+    """The message with its thought at the head of its content."""
+    if not message.reasoning_content:
+        return message
+    parts = (f"<think>\n{message.reasoning_content}\n</think>", message.content.lstrip("\n"))
+    return replace(message, reasoning_content="", content="\n\n".join(part for part in parts if part))
 
 
 def _split_thoughts(messages: Sequence[Message]) -> list[Message]:

@@ -84,13 +84,15 @@ def parts(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = N
     return _parts(_pieces(tokenizer, ids), thinking)
 
 
-def without_thought(tokenizer: Tokenizer, ids: Sequence[int], thinking: bool | None = None) -> Sequence[int]:
-    """The ids behind the thought at the beginning of a turn; none if it never ended. thinking: as for `parse`."""
+def without_thought(tokenizer: Tokenizer, ids: Sequence[int], thinking: bool | None = None) -> str:
+    """The text behind the thought at the beginning of a turn; none if it never ended. thinking: as for `parse`."""
     found = parts(tokenizer, ids, thinking=thinking)
-    if not found or found[0].kind != "thought" or not tokenizer.has(tokens.END_THINK):
-        return ids
+    if not found or found[0].kind != "thought":
+        return tokenizer.decode(ids)
+    if not tokenizer.has(tokens.END_THINK):  # it is spelled as text
+        return tokenizer.decode(ids).partition(tokens.END_THINK)[2]
     end = tokenizer.control(tokens.END_THINK)
-    return ids[list(ids).index(end) + 1 :] if end in ids else ()
+    return tokenizer.decode(ids[list(ids).index(end) + 1 :]) if end in ids else ""
 
 
 def parse_text(text: str, *, thinking: bool | None = None) -> Said:

@@ -7,9 +7,9 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.text.records.kinds import ANSWER_FIELDS, CHAT_FIELDS, QUESTION_FIELDS, Chat, Message
-from penjing.text.records.place import Place, either, names_of, present, text_of, type_name
+from penjing.text.records.place import Place, either, names_of, present, text_of
 from penjing.text.records.rows import kind_of, unknown_record
-from penjing.text.records.turns import conversation, says_nothing, system_of, turns_of
+from penjing.text.records.turns import alpaca_question, asked_of, assistant_turn, conversation, system_of, turns_of
 
 
 def chats_of(record: Mapping[str, Any], place: Place) -> Iterator[Chat]:
@@ -45,16 +45,8 @@ def _chat(messages: list[Message], tools: tuple[dict[str, Any], ...], place: Pla
 def _from_alpaca(record: Mapping[str, Any], prefix: str, place: Place) -> Chat:
     if prefix + "output" not in record:
         raise UserError(f"no field {prefix}output", where=place, got=names_of(list(record)))
-    messages = system_of(record, place)
-    for pair in record.get("history") or []:
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            got = type_name(pair)
-            raise UserError("field history is not pairs", where=place, got=got, wanted="[question, answer]")
-        messages.append(Message(role="user", content=text_of(pair[0], "history", place)))
-        messages.append(Message(role="assistant", content=text_of(pair[1], "history", place)))
-    asked = [text_of(record.get(prefix + name), prefix + name, place) for name in ("instruction", "input")]
-    messages.append(Message(role="user", content="\n".join(part for part in asked if part.strip())))
-    messages.append(Message(role="assistant", content=text_of(record[prefix + "output"], prefix + "output", place)))
+    messages = [*system_of(record, place), *alpaca_question(record, prefix, place)]
+    messages.append(assistant_turn(text_of(record[prefix + "output"], prefix + "output", place)))
     return _chat(messages, (), place)
 
 
@@ -67,16 +59,23 @@ def _from_pair(record: Mapping[str, Any], place: Place) -> Chat:
         raise UserError("a question without an answer", where=place, got=got, wanted=either(ANSWER_FIELDS))
     messages = system_of(record, place)
     messages.append(Message(role="user", content=text_of(record[question], question, place)))
-    messages.append(Message(role="assistant", content=text_of(record[answer], answer, place)))
+    messages.append(assistant_turn(text_of(record[answer], answer, place)))
     return _chat(messages, (), place)
 
 
 def prompt_of(record: Mapping[str, Any], place: Place) -> Chat:
-    """A conversation that waits for an answer; an empty assistant turn at its end is dropped. Raises UserError."""
-    if not present(record, CHAT_FIELDS):
-        raise UserError("no conversation", where=place, got=names_of(list(record)), wanted=either(CHAT_FIELDS))
-    messages, tools = turns_of(record, place)
-    if messages and messages[-1].role == "assistant" and says_nothing(messages[-1]):
+    """A conversation that waits for an answer. An assistant's turn at its end is dropped, whatever it says: a file may
+    hold an answer there, or a word in the place of one (MiniMind's). Raises UserError.
+    """
+    if present(record, CHAT_FIELDS):
+        messages, tools = turns_of(record, place)
+    elif present(record, (*QUESTION_FIELDS, "instruction")):
+        messages, tools = asked_of(record, place)
+        messages = [*system_of(record, place), *messages]
+    else:
+        wanted = either((*CHAT_FIELDS, *QUESTION_FIELDS))
+        raise UserError("no conversation", where=place, got=names_of(list(record)), wanted=wanted)
+    if messages and messages[-1].role == "assistant":
         messages.pop()
     if not messages or messages[-1].role not in ("user", "tool"):
         got = messages[-1].role if messages else "no message at all"

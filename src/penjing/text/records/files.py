@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import re
+import warnings
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE, getincrementaldecoder
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
@@ -15,7 +18,7 @@ from typing import IO, cast
 from penjing.base.errors import UserError
 from penjing.base.files import open_regular
 from penjing.text.records.kinds import FORMATS
-from penjing.text.records.place import RestLost
+from penjing.text.records.place import NotText, rest_lost
 
 BLOCK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 16
@@ -24,6 +27,7 @@ LARGEST_LINE_BYTES = 1 << 26  # 64 MiB; a longer line is no record but a mistake
 LARGEST_RATIO = 200
 _DAMAGE = (gzip.BadGzipFile, EOFError, zlib.error)
 _UNSUSPECTED_BYTES = 1 << 26  # unpacked, before the ratio counts
+_ENDINGS_SHOWN = 6
 _NOT_DATA = re.compile(r"(readme|licen[cs]e|copying|notice)\b.*|source\.json|dataset_infos?\.json", re.IGNORECASE)
 
 
@@ -31,8 +35,8 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
     """The files behind `paths`: a file is itself, a folder is its data files at any depth, sorted by path.
 
     In a folder hidden names, README, LICENSE and the catalogue's SOURCE.json are not data, nor is what is not an
-    ordinary file. Raises `UserError` for a missing path, a pipe or device, a folder without data files and a file of an
-    unknown format.
+    ordinary file; files of unknown formats are counted in a warning. Raises `UserError` for a missing path, a pipe or
+    device, a folder without data files and a file of an unknown format.
     """
     if isinstance(paths, (str, Path)):
         paths = [Path(paths)]
@@ -71,6 +75,7 @@ def wanted_formats() -> str:
 
 def _files_in(folder: Path) -> list[Path]:
     found = []
+    unknown: Counter[str] = Counter()
     for path in sorted(folder.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if hidden or _NOT_DATA.fullmatch(path.name) or not path.is_file():
@@ -78,9 +83,20 @@ def _files_in(folder: Path) -> list[Path]:
         try:
             format_of(path)
         except UserError:
+            unknown[_ending(path)] += 1
             continue
         found.append(path)
+    if unknown and found:  # a folder with nothing else in it is an error of its own
+        listed = ", ".join(f"{ending} ({count:,})" for ending, count in unknown.most_common(_ENDINGS_SHOWN))
+        more = ", ..." if len(unknown) > _ENDINGS_SHOWN else ""
+        warnings.warn(f"{folder}: files of unknown formats are not read: {listed}{more}", stacklevel=3)
     return found
+
+
+def _ending(path: Path) -> str:
+    """The end of a name that says what is in the file: `.bin`, but `.jsonl.zst`."""
+    before = Path(path.stem).suffix
+    return (before if before[1:].lower() in FORMATS else "") + path.suffix or "no suffix"
 
 
 class Opened:
@@ -170,16 +186,17 @@ def lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
             if raw is None:
                 yield number, UserError(f"a line of more than {LARGEST_LINE_BYTES >> 20} MiB", where=f"{path}:{number}")
                 continue
+            wrong = -1
             try:
                 text = raw.decode("utf-8")
             except UnicodeDecodeError as error:
-                yield number, encoding_error(path, number, offset + error.start, raw[error.start])
-                continue
+                wrong, text = error.start, raw.decode("utf-8", errors="replace")
             if number == 1:
                 text = text.removeprefix("\ufeff")
-            yield number, text.rstrip("\r\n")
+            text = text.rstrip("\r\n")
+            yield number, text if wrong < 0 else encoding_error(path, number, offset + wrong, raw[wrong], text)
     except UserError as error:
-        yield number + 1, RestLost(error.what, where=error.where, got=error.got, next_step=error.next_step)
+        yield number + 1, rest_lost(error, f"{path}:{number + 1}" if number else None)
 
 
 def blocks(path: Path) -> Iterator[str]:
@@ -212,14 +229,33 @@ def head(path: Path) -> bytes:
         return stream.read(HEAD_BYTES)
 
 
-def encoding_error(path: Path, line: int, offset: int, byte: int) -> UserError:
-    guess = guess_encoding(head(path))
-    hint = None
-    if guess is not None:
-        hint = f"It reads as {guess}: convert it with  iconv -f {guess} -t UTF-8 {path.name} > utf8-{path.name}"
-    return UserError(
-        "not valid UTF-8", where=f"{path}:{line}", got=f"byte 0x{byte:02x} at offset {offset}", next_step=hint
-    )
+def encoding_error(path: Path, line: int, offset: int, byte: int, readable: str = "") -> NotText:
+    """readable: the line as far as it can be read."""
+    got = f"byte 0x{byte:02x} at offset {offset}"
+    error = NotText("not valid UTF-8", where=f"{path}:{line}", got=got, next_step=encoding_hint(path))
+    error.readable = readable
+    return error
+
+
+def encoding_hint(path: Path) -> str | None:
+    """How to convert a file that is not UTF-8; None where nothing is likely."""
+    try:
+        facts = path.stat()
+    except OSError:  # gone in the meantime
+        return None
+    guess = _guess_once(path, facts.st_size, facts.st_mtime_ns)
+    if guess is None:
+        return None
+    convert = f"iconv -f {guess} -t UTF-8"
+    packed = path.suffix.lower() == ".gz"
+    command = f"zcat {path.name} | {convert} | gzip >" if packed else f"{convert} {path.name} >"
+    return f"It reads as {guess}: convert it with  {command} utf8-{path.name}"
+
+
+@lru_cache(maxsize=64)
+def _guess_once(path: Path, size: int, changed_ns: int) -> str | None:
+    """The guess of a file as it is now: every line of one in GBK is wrong, and a guess takes some milliseconds."""
+    return guess_encoding(head(path))
 
 
 def nothing_in(path: Path) -> UserError:

@@ -11,7 +11,7 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.text.records.files import blocks, format_of, head, lines
-from penjing.text.records.place import RestLost, type_name
+from penjing.text.records.place import rest_lost, type_name
 
 LARGEST_RECORD_CHARACTERS = 1 << 26
 _JSON_SPACE = re.compile(r"[ \t\r\n]*")
@@ -73,10 +73,7 @@ def _stream_values(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         yield from stream.values()
     except UserError as error:
-        yield (
-            stream.line,
-            RestLost(error.what, where=error.where, got=error.got, wanted=error.wanted, next_step=error.next_step),
-        )
+        yield stream.line, rest_lost(error)
 
 
 class JsonStream:

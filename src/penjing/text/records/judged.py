@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from penjing.base.errors import UserError
-from penjing.text.records.kinds import ANSWER_FIELDS, CHAT_FIELDS, QUESTION_FIELDS, Chat, Judged, Message
+from penjing.text.records.kinds import ANSWER_FIELDS, CHAT_FIELDS, LABEL_FIELDS, Chat, Judged, Message
 from penjing.text.records.place import Place, names_of, present, text_of, type_name
-from penjing.text.records.turns import conversation, system_of, tools_of, turns_of
+from penjing.text.records.turns import asked_of, assistant_turn, conversation, system_of, turns_of
 
 
 def judged_of(record: Mapping[str, Any], place: Place) -> Judged:
@@ -21,49 +21,45 @@ def judged_of(record: Mapping[str, Any], place: Place) -> Judged:
         if not _is_finite(margin):
             raise UserError("field margin is not a number", where=place, got=str(margin)[:40], wanted="a finite number")
         return Judged(chats=chats, wanted=(True, False), margin=float(margin))
-    label = record.get("label")
-    if label is None:
+    name = present(record, LABEL_FIELDS)
+    if name is None:
         raise UserError(
             "not a preference",
             where=place,
             got=names_of(list(record)),
             wanted="chosen and rejected, or an answer and label",
         )
+    label = record[name]
     if label not in (True, False):
-        raise UserError("field label is not a judgement", where=place, got=repr(label)[:40], wanted="true or false")
+        raise UserError(f"field {name} is not a judgement", where=place, got=repr(label)[:40], wanted="true or false")
     if present(record, CHAT_FIELDS):
         chat = _ending_in_answer(*turns_of(record, place), present(record, CHAT_FIELDS) or "", place)
     else:
-        chat = _answered(record, next((name for name in ANSWER_FIELDS if name in record), "completion"), place)
+        answer = next((name for name in (*ANSWER_FIELDS, "output") if name in record), "completion")
+        chat = _answered(record, answer, place)
     return Judged(chats=(chat,), wanted=(bool(label),))
 
 
 def _answered(record: Mapping[str, Any], name: str, place: Place) -> Chat:
-    """The conversation that ends with the answer in field `name`: text, messages after the prompt, or all messages."""
+    """The conversation that ends with the answer in field `name`: text, a message or messages after the prompt, or all
+    messages.
+    """
     answer = record.get(name)
     if answer is None:
         raise UserError(f"no field {name}", where=place, got=names_of(list(record)), wanted=name)
-    asked, tools = _asked(record, place)
+    asked, tools = asked_of(record, place)
+    answer = [answer] if isinstance(answer, dict) else answer
     if isinstance(answer, list):
         messages, more = turns_of({CHAT_FIELDS[0]: answer}, place, called=name)
         tools = more or tools
         if messages and messages[0].role not in ("assistant", "tool"):
             return _ending_in_answer(system_of(record, place) + messages, tools, name, place)
     else:
-        messages = [Message(role="assistant", content=text_of(answer, name, place))]
+        messages = [assistant_turn(text_of(answer, name, place))]
     if not asked:
         got = names_of(list(record))
         raise UserError(f"field {name} is an answer without a prompt", where=place, got=got, wanted="prompt")
     return _ending_in_answer(system_of(record, place) + asked + messages, tools, name, place)
-
-
-def _asked(record: Mapping[str, Any], place: Place) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
-    name = present(record, QUESTION_FIELDS)
-    if name is None or not isinstance(record[name], list):
-        text = text_of(record[name], name, place) if name else ""
-        return [Message(role="user", content=text)] if text.strip() else [], tools_of(record.get("tools"), place)
-    messages, tools = turns_of({CHAT_FIELDS[0]: record[name], "tools": record.get("tools")}, place, called=name)
-    return messages, tools
 
 
 def _ending_in_answer(messages: list[Message], tools: tuple[dict[str, Any], ...], name: str, place: Place) -> Chat:

@@ -15,6 +15,7 @@ TEXT_FIELDS = ("text", "content", "raw_content")
 CHAT_FIELDS = ("conversations", "messages", "conversation")
 QUESTION_FIELDS = ("prompt", "question")
 ANSWER_FIELDS = ("response", "answer", "completion", "std_answer")
+LABEL_FIELDS = ("label", "kto_tag")  # the latter is LLaMA-Factory's
 PLAIN_FORMATS = ("txt", "md", "py")
 FORMATS = (*PLAIN_FORMATS, "jsonl", "json", "csv", "tsv", "parquet")
 ROLES = {

@@ -25,6 +25,19 @@ class RestLost(UserError):
     """Damage after which nobody can say where the next record begins: the rest of the file is not read."""
 
 
+class NotText(UserError):
+    """A line that is not UTF-8. readable: the same with its bad bytes replaced, for a parser that has to go on."""
+
+    readable = ""
+
+
+def rest_lost(error: UserError, where: object = None) -> RestLost:
+    """The error as one that ends its file. where: a closer place, if there is one."""
+    return RestLost(
+        error.what, where=where or error.where, got=error.got, wanted=error.wanted, next_step=error.next_step
+    )
+
+
 def present(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """The first of `names` that a record has, and not as null."""
     return next((name for name in names if record.get(name) is not None), None)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penjing.base.errors import UserError
-from penjing.text.records.files import format_of, guess_encoding, head, lines, raw_lines
+from penjing.text.records.files import encoding_hint, format_of, lines, raw_lines
 from penjing.text.records.kinds import SEPARATOR
+from penjing.text.records.place import RestLost
 
 _INDENT = re.compile(r"[ \t\u3000]*\u3000[ \t\u3000]*|[ \t]+(?=[\u3001-\u303f\u3400-\u9fff\uff01-\uff60‘’“”—…])")
 
@@ -50,8 +51,7 @@ def _clean_lines(path: Path, *, prose: bool = True) -> Iterator[Line]:
 
 
 def _zero_byte(path: Path, line: int) -> UserError:
-    guess = guess_encoding(head(path))
-    hint = f"It reads as {guess}: convert it with  iconv -f {guess} -t UTF-8." if guess else "This is a binary file."
+    hint = encoding_hint(path) or "This is a binary file."
     return UserError("a zero byte in a text file", where=f"{path}:{line}", next_step=hint)
 
 
@@ -73,7 +73,7 @@ class _Gathered:
 
     def add(self, line: str | UserError) -> None:
         if isinstance(line, UserError):
-            self.error = self.error or line
+            self.error = line if isinstance(line, RestLost) else self.error or line
         else:
             self.lines.append(line)
             self.num_characters += len(line) + 1

@@ -21,7 +21,8 @@ class Quarantine:
 
     bad: broken ones. left_out: whole ones with nothing to learn from, such as an empty text; they are listed too, and
     are no reason to stop. What follows in a file after damage that hides where records begin (a cut archive, broken
-    JSON inside an array) is one bad record, whose reason says so.
+    JSON inside an array) is one bad record, whose reason says so. Nobody knows how much that is, so it is an error at
+    once, unless all records may be broken (max_bad=1): a share of what was read says nothing about what was not.
     """
 
     def __init__(self, max_bad: float = DEFAULT_MAX_BAD, path: Path | None = None) -> None:
@@ -29,6 +30,7 @@ class Quarantine:
         self.max_bad, self.path = max_bad, path
         self.good = self.bad = self.left_out = 0
         self.first: list[str] = []
+        self.unread: list[str] = []  # file:line from which the rest of a file was not read
         self._stream: IO[str] | None = None
 
     @property
@@ -36,7 +38,7 @@ class Quarantine:
         return self.good + self.bad + self.left_out
 
     def add(self, error: UserError, file: Path, line: int) -> None:
-        """One broken record."""
+        """One broken record. Raises UserError if the rest of its file is lost with it, and not all of it may be."""
         self.bad += 1
         if len(self.first) < _SHOWN:
             self.first.append(error.line())
@@ -44,6 +46,11 @@ class Quarantine:
         if isinstance(error, RestLost):
             reason += "; what follows in the file is not read"
         self._list(str(file), line, "bad", " ".join(reason.split())[:500])
+        if isinstance(error, RestLost):
+            self.unread.append(f"{file}:{line}")
+            if self.max_bad < 1:
+                self._close()
+                raise _no_rest(error)
 
     def leave_out(self, file: Path, line: int, reason: str) -> None:
         """One whole record with nothing to learn from."""
@@ -57,10 +64,7 @@ class Quarantine:
 
     def check(self) -> None:
         """At the end of a reading. Raises UserError if too many records were broken, or none was good."""
-        if self._stream is not None:
-            with suppress(OSError):
-                self._stream.close()
-            self._stream = None
+        self._close()
         about = "; ".join(self.first)
         if self.bad > self.max_bad * self.records:
             raise UserError(
@@ -81,7 +85,17 @@ class Quarantine:
         if not self.bad and not self.left_out:
             return ""
         where = f", listed in {self.path}" if self.path else ""
-        return f"of {self.records:,} records {self.bad:,} are broken and {self.left_out:,} have nothing to learn{where}"
+        note = f"of {self.records:,} records {self.bad:,} are broken and {self.left_out:,} have nothing to learn{where}"
+        if self.unread:
+            more = f" and {len(self.unread) - _SHOWN:,} more" if len(self.unread) > _SHOWN else ""
+            note += f"; not read to the end: {', '.join(self.unread[:_SHOWN])}{more}"
+        return note
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            with suppress(OSError):
+                self._stream.close()
+            self._stream = None
 
     def _list(self, file: str, line: int, kind: str, reason: str) -> None:
         if self.path is None or self.bad + self.left_out > MOST_LISTED:
@@ -97,3 +111,14 @@ class Quarantine:
 def _enough(share: float) -> float:
     """The share, rounded up to two places in a thousand."""
     return min(1.0, math.ceil(share * 1000) / 1000)
+
+
+def _no_rest(error: RestLost) -> UserError:
+    mend = "Mend the file, or go on without what cannot be read: data.max_bad=1."
+    return UserError(
+        f"{error.what}; nothing after it in the file can be read",
+        where=error.where,
+        got=error.got,
+        wanted=error.wanted,
+        next_step=f"{mend} {error.next_step}" if error.next_step else mend,
+    )

@@ -11,7 +11,7 @@ from penjing.text.records.chats import chats_of, prompt_of
 from penjing.text.records.files import format_of, list_files, nothing_in
 from penjing.text.records.judged import judged_of
 from penjing.text.records.kinds import PLAIN_FORMATS, Chat, Document, Judged, Kind, OnSkip
-from penjing.text.records.place import Place
+from penjing.text.records.place import Place, rest_lost
 from penjing.text.records.plain import plain_documents
 from penjing.text.records.quarantine import Quarantine
 from penjing.text.records.rows import kind_of, record_text, rows_of, unknown_record
@@ -75,28 +75,34 @@ def _read(
     """What `make` makes of each row. It raises UserError for a broken one and _Empty for one with nothing in it."""
     for path in list_files(paths):
         tally = _Tally(path, on_skip, quarantine)
-        line = 0
-        try:
-            for line, value in rows(path):
-                if isinstance(value, UserError):
-                    tally.bad(line, value)
-                    continue
-                try:
-                    made = make(value, Place(path, line))
-                except _Empty as reason:
-                    tally.skip(line, str(reason))
-                except UserError as error:
-                    tally.bad(line, error)
-                else:
-                    tally.keep()
-                    yield from made
-            tally.check()
-        except UserError as error:  # the file cannot be opened, or read on
-            if quarantine is None:
-                raise
-            tally.bad(line + 1, error)
+        for line, value in _to_the_end(rows, path):
+            if isinstance(value, UserError):
+                tally.bad(line, value)
+                continue
+            try:
+                made = make(value, Place(path, line))
+            except _Empty as reason:
+                tally.skip(line, str(reason))
+            except UserError as error:
+                tally.bad(line, error)
+            else:
+                tally.keep()
+                yield from made
+        tally.check()
     if quarantine is not None:
         quarantine.check()
+
+
+def _to_the_end(
+    rows: Callable[[Path], Iterator[tuple[int, Value | UserError]]], path: Path
+) -> Iterator[tuple[int, Value | UserError]]:
+    """The rows of a file; that it cannot be opened, or read on, is an error as the last one."""
+    line = 0
+    try:
+        for line, value in rows(path):
+            yield line, value
+    except UserError as error:
+        yield line + 1, rest_lost(error)
 
 
 def read_documents(
@@ -162,8 +168,8 @@ def read_prompts(
 ) -> Iterator[tuple[Chat, Mapping[str, Any]]]:
     """Conversations that wait for an answer, each with its whole record (reference answers stand in further fields).
 
-    The chat ends with a user or tool turn: an empty assistant turn at its end is dropped. A broken record is set aside
-    in `quarantine`; without one it raises `UserError`.
+    The chat ends with a user or tool turn: an assistant's turn at its end is dropped, whatever it says. A broken record
+    is set aside in `quarantine`; without one it raises `UserError`.
     """
 
     def make(record: Mapping[str, Any], place: Place) -> Sequence[tuple[Chat, Mapping[str, Any]]]:
@@ -196,7 +202,8 @@ def read_preferences(
 def _rows_of_records(holds: str) -> Callable[[Path], Iterator[tuple[int, Any]]]:
     def rows(path: Path) -> Iterator[tuple[int, Any]]:
         if format_of(path) in PLAIN_FORMATS:
-            raise UserError(f"plain text holds {holds}", where=path, wanted="jsonl, json, csv or parquet")
+            wanted = "jsonl, json, csv or parquet"
+            return iter([(1, UserError(f"plain text holds {holds}", where=path, wanted=wanted))])
         return rows_of(path)
 
     return rows

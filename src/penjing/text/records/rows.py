@@ -9,9 +9,17 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.text.records.files import format_of
 from penjing.text.records.json_values import json_records
-from penjing.text.records.kinds import ANSWER_FIELDS, CHAT_FIELDS, QUESTION_FIELDS, ROLES, TEXT_FIELDS, Kind
+from penjing.text.records.kinds import (
+    ANSWER_FIELDS,
+    CHAT_FIELDS,
+    LABEL_FIELDS,
+    QUESTION_FIELDS,
+    ROLES,
+    TEXT_FIELDS,
+    Kind,
+)
 from penjing.text.records.place import Place, names_of, present, text_of
-from penjing.text.records.tables import csv_records, parquet_records
+from penjing.text.records.tables import csv_records, parquet_records, tsv_records
 
 
 def rows_of(path: Path, text_only: bool = False) -> Iterator[tuple[int, dict[str, Any] | UserError]]:
@@ -21,9 +29,9 @@ def rows_of(path: Path, text_only: bool = False) -> Iterator[tuple[int, dict[str
     """
     match format_of(path):
         case "csv":
-            return csv_records(path, ",")
+            return csv_records(path)
         case "tsv":
-            return csv_records(path, "\t")
+            return tsv_records(path)
         case "parquet":
             return parquet_records(path, text_only)
         case _:
@@ -45,7 +53,7 @@ def kind_of(record: Mapping[str, Any]) -> Kind | None:
     """What kind of data a record is, as far as it shows."""
     has_text = any(isinstance(record.get(name), str) for name in TEXT_FIELDS)
     turns = record.get(present(record, CHAT_FIELDS) or "")
-    if ("chosen" in record and "rejected" in record) or (turns and isinstance(record.get("label"), bool)):
+    if ("chosen" in record and "rejected" in record) or _is_judged(record, has_text):
         return "preferences"
     if isinstance(turns, list) and turns:
         return "prompts" if "gt" in record or _ends_unanswered(turns[-1]) else "chats"
@@ -55,6 +63,16 @@ def kind_of(record: Mapping[str, Any]) -> Kind | None:
         answered = present(record, ANSWER_FIELDS) is not None
         return "chats" if answered else "documents" if has_text else "prompts"
     return "documents" if has_text else None
+
+
+def _is_judged(record: Mapping[str, Any], has_text: bool) -> bool:
+    """Whether an answer stands beside a judgement: taught as it is, it would be learned where it is the bad one."""
+    if not any(isinstance(record.get(name), bool) for name in LABEL_FIELDS):
+        return False
+    if record.get(present(record, CHAT_FIELDS) or ""):
+        return True
+    asked = present(record, (*QUESTION_FIELDS, "instruction"))
+    return present(record, (*ANSWER_FIELDS, "output")) is not None and (asked is not None or not has_text)
 
 
 def _ends_unanswered(last: object) -> bool:

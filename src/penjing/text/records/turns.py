@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penjing.base.errors import UserError
-from penjing.text.records.kinds import CHAT_FIELDS, ROLES, Chat, Message
+from penjing.text.records.kinds import CHAT_FIELDS, QUESTION_FIELDS, ROLES, Chat, Message
 from penjing.text.records.place import Place, names_of, present, text_of, type_name
+
+_THINK, _END_THINK = "<think>", "</think>"  # text/tokenizer.py's, which imports this package
 
 
 def says_nothing(message: Message) -> bool:
@@ -18,6 +20,55 @@ def says_nothing(message: Message) -> bool:
 def system_of(record: Mapping[str, Any], place: Place) -> list[Message]:
     text = text_of(record.get("system"), "system", place)
     return [Message(role="system", content=text)] if text.strip() else []
+
+
+def assistant_turn(content: str, reasoning: str = "", calls: tuple[dict[str, Any], ...] = ()) -> Message:
+    """What an assistant says. A thought that its words begin with, as <think>...</think>, is taken out of them.
+
+    Words are never control tokens: as a part of them a thought would be learned spelled out, which is not how it is
+    asked for and read where the model is used. Whatever stands further on stays as it was written.
+    """
+    opened = content.lstrip()
+    if not reasoning.strip() and opened.startswith(_THINK) and _END_THINK in opened:
+        thought, _, rest = opened.removeprefix(_THINK).partition(_END_THINK)
+        reasoning, content = thought.strip(), rest.lstrip("\r\n")
+    return Message(role="assistant", content=content, reasoning_content=reasoning, tool_calls=calls)
+
+
+def alpaca_question(record: Mapping[str, Any], prefix: str, place: Place) -> list[Message]:
+    """Alpaca's earlier turns and its question. prefix: of the names of its fields."""
+    messages = []
+    history = record.get("history") or []
+    if not isinstance(history, (list, tuple)):
+        raise UserError("field history is not a list", where=place, got=type_name(history), wanted="a list of pairs")
+    for pair in history:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            got = type_name(pair)
+            raise UserError("field history is not pairs", where=place, got=got, wanted="[question, answer]")
+        messages.append(Message(role="user", content=text_of(pair[0], "history", place)))
+        messages.append(assistant_turn(text_of(pair[1], "history", place)))
+    asked = [text_of(record.get(prefix + name), prefix + name, place) for name in ("instruction", "input")]
+    messages.append(Message(role="user", content="\n".join(part for part in asked if part.strip())))
+    return messages
+
+
+def asked_of(record: Mapping[str, Any], place: Place) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
+    """What a record asks, without its system message, and the tools on offer: a text, messages or Alpaca's fields.
+
+    Nothing where no such field is, or where it is blank.
+    """
+    name = present(record, (*QUESTION_FIELDS, *CHAT_FIELDS))
+    if name is not None and (name in CHAT_FIELDS or isinstance(record[name], list)):
+        return turns_of({CHAT_FIELDS[0]: record[name], "tools": record.get("tools")}, place, called=name)
+    if name is not None:
+        messages = [Message(role="user", content=text_of(record[name], name, place))]
+    elif present(record, ("instruction",)):
+        messages = alpaca_question(record, "", place)
+    else:
+        messages = []
+    if messages and not messages[-1].content.strip():
+        messages = []
+    return messages, tools_of(record.get("tools"), place)
 
 
 def turns_of(
@@ -37,7 +88,7 @@ def turns_of(
             raise UserError(f"{field}[{index}] is not a message", where=place, got=type_name(turn), wanted="an object")
         if "human" in turn and "assistant" in turn:  # Firefly: both sides in one object
             messages.append(Message(role="user", content=text_of(turn["human"], "human", place)))
-            messages.append(Message(role="assistant", content=text_of(turn["assistant"], "assistant", place)))
+            messages.append(assistant_turn(text_of(turn["assistant"], "assistant", place)))
             continue
         tools = tools_of(turn.get("tools"), place) or tools
         message = _message(turn, f"{field}[{index}]", place)
@@ -58,12 +109,11 @@ def _message(turn: Mapping[str, Any], name: str, place: Place) -> Message:
         raise UserError(f"{name} has no content", where=place, got=names_of(list(turn)), wanted="content")
     if isinstance(said, str) and said.lower() == "function_call":
         return Message(role=role, content="", tool_calls=_tool_calls(turn.get(field), name, place))
-    return Message(
-        role=role,
-        content=_content(turn.get(field), f"{name}.{field}", place),
-        reasoning_content=text_of(turn.get("reasoning_content"), f"{name}.reasoning_content", place),
-        tool_calls=calls,
-    )
+    content = _content(turn.get(field), f"{name}.{field}", place)
+    reasoning = text_of(turn.get("reasoning_content"), f"{name}.reasoning_content", place)
+    if role == "assistant":
+        return assistant_turn(content, reasoning, calls)
+    return Message(role=role, content=content, reasoning_content=reasoning, tool_calls=calls)
 
 
 def _content(value: object, name: str, place: Place) -> str:
