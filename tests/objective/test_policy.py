@@ -9,7 +9,7 @@ import torch
 from policy_batches import make_batch, make_groups, make_model
 
 from penjing.base.errors import UserError
-from penjing.feed.answers import Group, pack
+from penjing.feed.answers import Answer, Group, pack
 from penjing.objective.policy import Policy, PolicyObjective, Rollout, divergence
 from penjing.objective.router import RouterSettings
 from penjing.objective.value import advantages, value_loss, whitened
@@ -30,19 +30,20 @@ def plain_loss(how, logp_N, batch):
         places = [n for n in range(len(batch.answer_N)) if batch.answer_N[n] == answer and batch.weight_N[n]]
         if not places:
             continue
-        advantage = batch.figures["advantage"][answer]
+        judged = batch.figures["advantage"][answer]
         logs = [logp_N[n] - batch.values["behaviour"][n] for n in places]
         whole = (sum(logs) / len(logs)).exp()
         losses = []
         for n, log in zip(places, logs, strict=True):
+            apart = batch.values["reference"][n] - logp_N[n]
+            advantage = judged + how.kl_weight * apart.item() if how.kl_estimator == "k1" else judged
             ratio = whole if how.loss == "gspo" else log.exp()
             if how.loss == "cispo":
                 gain = min(ratio.item(), 1 + high) * advantage * logp_N[n]
             else:
                 bounded = min(max(ratio, torch.tensor(1 - low)), torch.tensor(1 + high))
                 gain = min(ratio * advantage, bounded * advantage)
-            apart = batch.values["reference"][n] - logp_N[n]
-            kl = {"k1": -apart, "k2": apart**2 / 2, "k3": apart.exp() - apart - 1}[how.kl_estimator]
+            kl = {"k1": 0, "k2": apart**2 / 2, "k3": apart.exp() - apart - 1}[how.kl_estimator]
             losses.append(-gain + how.kl_weight * kl)
         answers.append(sum(losses) / (LONGEST if how.loss == "dr_grpo" else len(losses)))
         tokens += losses
@@ -179,6 +180,27 @@ def test_estimators_agree_with_the_divergence_on_average():
     for estimator in ("k1", "k3"):
         assert float(divergence(policy[drawn], reference[drawn], estimator).mean()) == pytest.approx(exact, rel=0.02)
     assert (divergence(policy[drawn], reference[drawn], "k3") >= 0).all()
+
+
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss != "dr_grpo"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_divergence_pulls_towards_the_reference(estimator, loss):
+    """Over all tokens that the policy may draw: with k1 and k2 the gradient is that of the divergence itself."""
+    generator = torch.Generator().manual_seed(0)
+    reference_V = torch.randn(8, generator=generator).log_softmax(-1)
+    answers = [Answer(ids=[token], values={"reference": [float(logp)]}) for token, logp in enumerate(reference_V)]
+    batch = pack([Group(prompt=[1], answers=answers, figures={"advantage": [0.0] * 8})], 64)
+    assert batch.target_N.tolist() == list(range(8))
+    logits_V = torch.randn(8, generator=generator, requires_grad=True)
+    logp_V = logits_V.log_softmax(-1)
+    total, parts = PolicyObjective(settings(loss, kl_estimator=estimator)).of_log_probs(logp_V, logp_V, batch)
+    (each_V,) = torch.autograd.grad(total, logp_V, retain_graph=True)
+    (found,) = torch.autograd.grad(logp_V, logits_V, logp_V.exp() * each_V, retain_graph=True)
+    (exact,) = torch.autograd.grad(0.1 * (logp_V.exp() * (logp_V - reference_V)).sum(), logits_V)
+    assert float(torch.cosine_similarity(found, exact, dim=0)) > (0.5 if estimator == "k3" else 0.9999)
+    if estimator != "k3":
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(parts["kl_nats"], divergence(logp_V, reference_V, "k3").sum())
 
 
 def test_generalised_advantages_equal_the_sum_of_the_paper():

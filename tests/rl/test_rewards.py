@@ -61,6 +61,17 @@ def test_every_reward_can_be_looked_up():
         ("故事里没有说。", ("故事里没有说",), 1),
         ("<think>\n41?\n</think>\n\n42", ("42",), 1),
         ("a dog", ("a cat", "a dog"), 1),
+        ("10²", ("10^2",), 1),
+        ("10²", ("102",), 0),
+        ("1½", ("11/2",), 0),
+        ("1½", ("1 1/2",), 1),
+        (".5", ("5",), 0),
+        ("'.5.'", (".5",), 1),
+        ("。", ("。",), 1),
+        ("，", ("。",), 0),
+        ("", ("。",), 0),
+        ("", ("",), 0),
+        ("<think>42", ("<think>42",), 0),
         ("it is 42", ("42",), 0),
         ("", ("42",), 0),
     ],
@@ -72,6 +83,7 @@ def test_exact(text, truths, expected):
 def test_exact_after_a_mark_and_cut_off():
     assert score("exact", answer("so #### 41 #### 42", "42"), answer("42", "42"), answer_after="####") == [1, 0]
     assert score("exact", answer("42", "42", cut_off=True)) == [0]
+    assert score("exact", answer("<think>#### 42", "42"), answer_after="####") == [0]
 
 
 def test_rewards_that_compare_need_a_reference():
@@ -90,6 +102,18 @@ def test_rewards_that_compare_need_a_reference():
         ("3/4", 0.75),
         ("12 %", 0.12),
         ("2e5", 2e5),
+        ("3×10⁵", 3e5),
+        ("1,000 x 10^-2", 10),
+        ("10²", 100),
+        ("2^10 = 1024", 1024),
+        ("9^99999", None),
+        ("42 m²", 42),
+        ("42 m⁻²", 42),
+        ("x^2 = 4", 4),
+        ("1½", 1.5),
+        ("-2⅓ %", -7 / 300),
+        ("½", 0.5),
+        ("42¹", 42),
         ("５０ 元", 50),
         ("答案是42。", 42),
         ("1/0", None),
@@ -103,10 +127,18 @@ def test_numbers_in_texts(text, number):
 def test_numeric():
     answers = [answer(text, "42.0") for text in ("6 x 7 = 42", "42.00001", "42.1", "forty-two")]
     assert score("numeric", *answers) == [1, 1, 0, 0]
+    assert score("numeric", answer("0", "6.674e-11"), answer("6.674e-11", "6.674e-11"), answer("0.0", "0")) == [0, 1, 1]
+    assert score("numeric", answer("The answer is 1", "1", cut_off=True)) == [0]
+    assert score("numeric", answer("<think>6 x 7 = 42", "42")) == [0]
+    assert score("numeric", answer("<think>6</think><think>42", "42")) == [0]
 
 
 def test_regex_and_format():
     assert score("regex", answer("ab\nc"), answer("abx"), pattern=r"a.*c") == [1, 0]
+    assert score("regex", answer("<think>b</think>ab", cut_off=True), answer("<think>b</think>ab"), pattern="ab") == [
+        0,
+        1,
+    ]
     with pytest.raises(UserError, match=r"objective.reward.pattern: not a regular expression"):
         score("regex", pattern="(")
     with pytest.raises(UserError, match="needs a pattern"):
@@ -162,6 +194,15 @@ def test_repetition():
     assert repeated_fraction("好好好好好好", 3) == pytest.approx(0.75)
     assert repeated_fraction("", 3) == 0
     assert score("repetition", answer("la " * 50), answer("one two three four")) == pytest.approx([-47 / 48, 0])
+    assert score("repetition", answer(f"<think>{'la ' * 50}</think>42"))[0] < -0.9
+
+
+LEAVES = """import os
+for f in range(3, 1024):
+    try: os.write(f, b'"done"\\n')
+    except OSError: pass
+os._exit(0)
+"""
 
 
 def test_code_runs_tests():
@@ -174,12 +215,13 @@ def test_code_runs_tests():
             answer(good, **tests),
             answer("```python\ndef double(x):\n    return 8\n```", **tests),
             answer("raise SystemExit(0)", **tests),
+            answer(LEAVES, **tests),
             answer("```python\nprint(int(input()) * 2)\n```", record={"cases": [{"stdin": "4", "stdout": "8"}]}),
             answer("print(8)", record={"cases": [{"stdin": s, "stdout": o} for s, o in (("4", "8"), ("5", "10"))]}),
         )
     except UserError as error:
         pytest.skip(str(error))
-    assert found == [1, 0, 0, 1, 0]
+    assert found == [1, 0, 0, 0, 1, 0]
     with pytest.raises(UserError, match=r"prompts.jsonl:3: the reward code needs tests"):
         score("code", answer("x = 1"))
 
@@ -231,6 +273,14 @@ def test_the_judge_is_asked_and_its_grade_read(server, monkeypatch):
     assert "{truth}" in server["asked"][2][2]["messages"][0]["content"]
 
 
+def test_thoughts_are_not_graded(server):
+    server["replies"] += [said("Grade: 10"), said("Grade: 0")]
+    ask(server, answer("<think>hm, 42?</think>41"), answer("<think>hm, 42?"))
+    for _, _, body in server["asked"]:
+        assert "hm, 42?" not in body["messages"][0]["content"]
+    assert "Answer to grade:\n41\n" in server["asked"][0][2]["messages"][0]["content"]
+
+
 def test_the_judge_is_asked_again_then_the_run_stops(server, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server["replies"] += [(503, ""), said("no idea"), said("Grade: 4")]
@@ -270,8 +320,9 @@ def test_a_model_from_outside_judges(tmp_path):
     )  # fmt: skip
     torch.manual_seed(0)
     transformers.Qwen3ForSequenceClassification(shape).save_pretrained(tmp_path)
-    one, other, again = score("model", answer("42"), answer("41"), answer("42"), model=str(tmp_path))
-    assert one == pytest.approx(again)
+    thought = answer("<think>41?</think>42")
+    one, other, again, same = score("model", answer("42"), answer("41"), answer("42"), thought, model=str(tmp_path))
+    assert [again, same] == pytest.approx([one, one])
     assert one != other
     with pytest.raises(UserError, match=r"objective.reward.model"):
         score("model")

@@ -30,10 +30,10 @@ def test_two_ranks_equal_one(penjing, small_run, toy, tmp_path, recipe, tools):
         "batch.rows=4",
         "steps=1",
         "validate.every=1",
-        "objective.rollout.max_tokens=8",
+        "objective.rollout.max_tokens=24",
         "objective.rollout.answers=3",
-        "objective.rewards=regex",
-        "objective.reward.pattern=.*[aei].*",
+        "objective.rewards=repetition",
+        "objective.reward.repeated_words=1",
         "optimizer.learning_rate=1e-4",
         *tools,
     ]

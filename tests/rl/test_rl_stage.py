@@ -8,6 +8,7 @@ import json
 import shutil
 import threading
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,8 +28,10 @@ from penjing.objective.policy import Policy, PolicyObjective, Rollout, Value
 from penjing.parallel.single import Single
 from penjing.recipes.execute import execute, resolve_run
 from penjing.rl.prompts import Order, Prompt, read
+from penjing.rl.rewards.base import Judged
 from penjing.rl.rounds import Round, joined, packed, picked, split
 from penjing.rl.source import RolloutSource, Sampler, log_probs
+from penjing.rl.stage import PolicyStage
 from penjing.text.records import Message
 from penjing.text.said import Call, Said
 from penjing.tools.box import Result
@@ -416,6 +419,31 @@ def test_each_epoch_has_an_order_of_its_own():
     assert [Order(7, seed=3)[place] for place in (15, 2)] == [epochs[2][1], epochs[0][2]]
 
 
+def test_only_answers_that_were_ended_count_as_right():
+    """As their reward is 0 otherwise: half of `120` is not 1."""
+
+    class Says:
+        style = None
+
+        def answer(self, prompts, seeds, sampling):
+            return [[None]] * len(prompts)
+
+        def judged(self, prompt, written):
+            cut_off = prompt.kind == "cut off"
+            return Judged(
+                messages=prompt.messages, text="1", num_tokens=1, cut_off=cut_off, truths=prompt.truths, where=""
+            )
+
+    stage = object.__new__(PolicyStage)
+    stage.engine, stage.settings, stage.run = Single(CPU), policy(), SimpleNamespace(seed=1)
+    stage.sampler, stage.scorer = Says(), EvenTokens()
+    stage.held_out = [replace(prompt, kind=kind) for prompt in make_prompts(2) for kind in ("ended", "cut off")]
+    figures = stage.validate()
+    assert figures["validation_exact_match"] == 0.5
+    assert figures["validation_exact_match_drawn"] == 0.5
+    assert (figures["validation_exact_match_ended"], figures["validation_exact_match_cut off"]) == (1, 0)
+
+
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 
@@ -496,10 +524,28 @@ def test_a_run_is_taken_up_exactly(whole, words, tmp_path, step):
     assert outcome_of(folder)["weights_sha256"] == outcome_of(whole)["weights_sha256"]
 
 
-def test_adapters_learn_beside_their_reference(words, tmp_path):
+@pytest.mark.parametrize("reference", ["auto", "copy"])
+def test_adapters_learn_beside_their_reference(words, tmp_path, reference):
+    """Which is the model without them, also where the run goes on with adapters that have learned."""
     folder = tmp_path / "run"
-    train("grpo", *words, "lora.rank=4", f"out={folder}")
-    assert outcome_of(folder)["weights_sha256"]
+    adapters = [*words, "lora.rank=4", f"objective.reference={reference}"]
+    train("grpo", *adapters, f"out={folder}")
+    expected, divergence = outcome_of(folder)["weights_sha256"], divergences(folder)
+    assert divergence[0] == pytest.approx(0, abs=1e-6)
+    assert divergence[4] > 1e-6
+    for checkpoint in (folder / "checkpoints").iterdir():
+        if int(checkpoint.name.rpartition("-")[2]) > 4:
+            shutil.rmtree(checkpoint)
+    (folder / "outcome.json").unlink()
+    train("grpo", *adapters, f"out={folder}")
+    assert divergences(folder)[-2:] == divergence[-2:]
+    assert outcome_of(folder)["weights_sha256"] == expected
+
+
+def divergences(folder):
+    """kl_nats of each step, as they were logged."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["kl_nats"] for line in lines if "kl_nats" in line]
 
 
 def test_ppo_learns_a_value_and_is_taken_up_exactly(words, tmp_path):

@@ -102,6 +102,59 @@ def test_leaving_early_is_not_finishing(code):
     assert not run(code).finished
 
 
+FORGERIES = {
+    "writing to whatever is open": r"""
+import os
+for f in range(3, 1024):
+    try: os.write(f, b'"done"\n')
+    except OSError: pass
+os._exit(0)
+""",
+    "what it was started with": r"""
+import os, sys
+for word in [*sys.argv, *sys.orig_argv]:
+    if word.isdigit() and int(word) > 2:
+        os.write(int(word), b'"done"\n')
+        os._exit(0)
+1 / 0
+""",
+    "what its caller knows": r"""
+import gc, os, re, sys
+found, frame = [], sys._getframe()
+while frame:
+    found += [*frame.f_locals.values(), *frame.f_globals.values(), *gc.get_referents(frame)]
+    frame = frame.f_back
+for each in gc.get_objects():
+    found += gc.get_referents(each)
+words = [each.decode("latin-1") if isinstance(each, bytes) else each for each in found]
+print("found", [word for word in words if isinstance(word, str) and re.fullmatch("[0-9a-f]{32}", word)], flush=True)
+os._exit(0)
+""",
+    "teaching runpy to swallow the exit": r"""
+import runpy
+runpy._ModifiedArgv0.__exit__.__code__ = (lambda self, *error: True).__code__
+raise SystemExit
+""",
+}
+
+
+@pytest.mark.parametrize("code", FORGERIES.values(), ids=FORGERIES.keys())
+def test_finishing_is_not_forged(code):
+    ran = run(code)
+    assert not ran.finished
+    assert ran.output in ("", "found []\n")
+
+
+def test_it_may_not_fill_the_disk():
+    """Each file is short, and a program that makes very many is ended; the run goes on whatever it left."""
+    ran = run("import time\nfor n in range(300):\n    open(str(n), 'w').close()\ntime.sleep(60)")
+    assert not ran.finished
+    assert not ran.timed_out
+    assert ran.errors.endswith("more than 256 files\n")
+    assert run("for n in range(100):\n    open(str(n), 'w').close()").finished
+    assert "PermissionError" in run("import os\nos.mkdir('x')").errors
+
+
 def test_nothing_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
     run("open('x', 'w').write('1')")

@@ -16,7 +16,9 @@ ppo      (arXiv:1707.06347, eq. 7): the g of grpo with an advantage of each toke
          tokens.
 
 The divergence from a reference model is estimated from the sampled token alone. With d = log reference(y_t) -
-log pi(y_t) (J. Schulman, "Approximating KL Divergence", 2020): k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1.
+log pi(y_t) (J. Schulman, "Approximating KL Divergence", 2020): k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1. k2 and k3
+are the KL_t of the sum above. k1 would not do there, as its gradient does not know the reference and is 0 on average;
+as a number, kl_weight * k1 is taken off each token's A instead, which gives the divergence's own (arXiv:2510.01555).
 """
 
 from __future__ import annotations
@@ -109,8 +111,8 @@ class RewardSettings:
     """What the rewards need to know. Each reads only its own settings (rl/rewards/)."""
 
     answer_after: str = ""  # text that the final answer follows, such as `####`; empty: the whole answer counts
-    pattern: str = ""  # regex: the whole answer must match it
-    format_pattern: str = ""  # format: the same, as a reward of its own; empty: an answer in <think>...</think> form
+    pattern: str = ""  # regex: the whole answer without its thoughts must match it
+    format_pattern: str = ""  # format: the same, thoughts included; empty: an answer in <think>...</think> form
     soft_length: int = 0  # length: tokens up to which nothing is taken off; 0 = three quarters of the longest
     repeated_words: int = 3  # repetition: length of the runs of words that should not come twice
     most_calls: int = 4  # tools: calls in one answer that cost nothing; each one more takes 1/4 off
@@ -130,6 +132,9 @@ class RewardSettings:
         for name in ("code_seconds", "judge_seconds"):
             if not getattr(self, name) > 0:
                 raise UserError("too small", where=f"objective.reward.{name}", got=getattr(self, name), wanted="> 0")
+        if self.soft_length < 0:
+            where = "objective.reward.soft_length"
+            raise UserError("negative", where=where, got=self.soft_length, wanted="0 (three quarters) or more")
         for name in ("repeated_words", "code_mebibytes", "code_workers", "judge_workers", "judge_tries", "most_calls"):
             if getattr(self, name) < 1:
                 raise UserError(
@@ -166,7 +171,7 @@ class Policy:
     clip_low: float = 0.0  # how far below 1 a ratio still counts; 0 = the paper's own
     clip_high: float = 0.0  # how far above 1; 0 = the paper's own
     kl_weight: float = 0.0  # of the divergence from the reference, nats; 0 = no reference is kept
-    kl_estimator: KLEstimator = "k3"
+    kl_estimator: KLEstimator = "k3"  # k2, k3: added to the loss; k1: taken off each token's advantage
     # The model at the start of the run, as a copy or as the base under its adapters; auto: that where there are some.
     reference: Literal["auto", "copy", "adapter_off"] = "auto"
     # Of the answers to one prompt: reward minus mean, over the spread; without the division; or minus the others' mean.
@@ -320,6 +325,9 @@ class PolicyObjective:
         advantage_N = batch.values.get(ADVANTAGE)
         if advantage_N is None:
             advantage_N = batch.figures[ADVANTAGE][batch.answer_N]
+        judged_N, reference_N = advantage_N, batch.values.get("reference")
+        if reference_N is not None and settings.kl_estimator == "k1":
+            advantage_N = judged_N - settings.kl_weight * divergence(logp_N.detach(), reference_N, "k1")
         log_ratio_N = (logp_N - behaviour_N).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
         if settings.loss == "gspo":
             mean_A = batch.sum_A(log_ratio_N) / batch.length_A().clamp(min=1)
@@ -332,10 +340,10 @@ class PolicyObjective:
             gain_N = torch.minimum(ratio_N * advantage_N, ratio_N.clamp(1 - low, 1 + high) * advantage_N)
         loss_N = -gain_N
         parts = {"policy_loss": loss_N}
-        reference_N = batch.values.get("reference")
         if reference_N is not None:
-            kl_N = divergence(logp_N, reference_N, settings.kl_estimator)
-            loss_N = loss_N + settings.kl_weight * kl_N
+            if settings.kl_estimator != "k1":
+                kl_N = divergence(logp_N, reference_N, settings.kl_estimator)
+                loss_N = loss_N + settings.kl_weight * kl_N
             parts["kl_nats"] = divergence(logp_N, reference_N, "k3")
         if settings.loss == "dr_grpo":
             counted_N = (units_N > 0).to(loss_N.dtype) * batch.weight_N
@@ -350,7 +358,7 @@ class PolicyObjective:
             "clipped_high_fraction": cut_high_N.float(),
             "entropy_nats": entropy_N,
             "kl_behaviour_nats": divergence(behaviour_N, logp_N, "k3"),
-            "advantage_square": advantage_N**2,
+            "advantage_square": judged_N**2,
         }
         sums = {name: (units_N * value_N.detach()).sum() for name, value_N in parts.items()}
         units_A = self._units_A(batch)

@@ -15,14 +15,14 @@ from penjing.feed.answers import AnswerBatch
 from penjing.infer.sample import Sampling
 from penjing.infer.turns import ToolTurns
 from penjing.model.linear import Linear
-from penjing.model.lora import adapted, using
+from penjing.model.lora import adapted, strip, using
 from penjing.model.scalar import ScalarHead
 from penjing.model.transformer import Transformer
 from penjing.objective.policy import Policy, PolicyObjective
 from penjing.parallel.base import Engine
 from penjing.rl import prompts as prompt_files
-from penjing.rl.rewards.base import Setting, final_answer
-from penjing.rl.rewards.exact import is_match
+from penjing.rl.rewards.base import Setting
+from penjing.rl.rewards.exact import is_right
 from penjing.rl.score import Scorer
 from penjing.rl.source import LogProbs, RolloutSource, Sampler, log_probs
 from penjing.text.chat import switched
@@ -153,7 +153,9 @@ class PolicyStage:
                     return log_probs(model, batch, temperature)
 
             return without_adapters
-        frozen = copy.deepcopy(model).requires_grad_(False).eval()
+        frozen = copy.deepcopy(model)
+        strip(frozen)  # `start` without this run's adapter, which has learned where the run goes on from a checkpoint
+        frozen.requires_grad_(False).eval()
         if frozen.compute_dtype is not None:  # its products are taken in this dtype anyway
             for module in frozen.modules():
                 if isinstance(module, Linear):
@@ -179,7 +181,7 @@ class PolicyStage:
 
         Also the exact match of one answer each, drawn as in training, from the same random numbers every time.
         """
-        engine = self.engine
+        engine, after = self.engine, self.settings.reward.answer_after
         kinds = sorted({prompt.kind for prompt in self.held_out if prompt.truths and prompt.kind})
         mine = self.held_out[engine.rank :: engine.world]
         answers = self.sampler.answer(mine, [[0]] * len(mine), Sampling())
@@ -189,7 +191,7 @@ class PolicyStage:
         sums["answers"], sums["tokens"] = len(judged), sum(answer.num_tokens for answer in judged)
         for prompt, answer in zip(mine, judged, strict=True):
             if prompt.truths:
-                right = is_match(final_answer(answer, self.settings.reward.answer_after), prompt.truths)
+                right = is_right(answer, after)
                 for kind in ("", prompt.kind):
                     sums[f"asked {kind}"] += 1
                     sums[f"right {kind}"] += right
@@ -199,8 +201,7 @@ class PolicyStage:
         seeds = [[derive(self.run.seed, "validation", place)] for place in range(len(self.held_out))]
         drawn = self.sampler.answer(mine, seeds[engine.rank :: engine.world], self.sampler.style)
         for prompt, one in zip(mine, drawn, strict=True):
-            final = final_answer(self.sampler.judged(prompt, one[0]), self.settings.reward.answer_after)
-            sums["drawn"] += bool(prompt.truths) and is_match(final, prompt.truths)
+            sums["drawn"] += is_right(self.sampler.judged(prompt, one[0]), after)
         counters = [f"{what} {kind}" for kind in ["", *kinds] for what in ("asked", "right")]
         names = ["reward", "drawn", "answers", "tokens", *counters]
         dtype = torch.float32 if engine.device.type == "mps" else torch.float64

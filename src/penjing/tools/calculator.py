@@ -6,8 +6,9 @@
     power   = atom ("**" signed)?
     atom    = number | "(" sum ")"
 
-`^` is read as `**`, and × ÷ − and full-width signs as what they stand for. An expression has at most 200 characters
-and 40 brackets inside one another; numbers are fractions of at most 2048 bits, exponents whole and at most 1024.
+`^` and raised digits are read as `**`, and × ÷ − and full-width signs as what they stand for. An expression has at most
+200 characters and 40 brackets inside one another; numbers are fractions of at most 2048 bits, exponents whole and at
+most 1024.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fractions import Fraction
 from typing import Any
 
 from penjing.tools.base import BadArgumentsError, function, text
-from penjing.tools.numbers import LARGEST_BITS, bounded, read_number, show
+from penjing.tools.numbers import LARGEST_BITS, bounded, lower_exponents, read_number, show
 
 LONGEST_CHARACTERS = 200
 DEEPEST = 40
@@ -53,7 +54,8 @@ Token = Fraction | str
 
 
 def _tokens(expression: str) -> list[Token]:
-    written = unicodedata.normalize("NFKC", expression.translate(_MEANS)).translate(_MEANS)
+    written = lower_exponents(expression.translate(_MEANS), "**({})")
+    written = unicodedata.normalize("NFKC", written).translate(_MEANS)
     found: list[Token] = []
     place = 0
     while place < len(written):

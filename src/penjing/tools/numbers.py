@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from decimal import Context, Decimal
 from fractions import Fraction
 
@@ -12,6 +13,16 @@ LARGEST_BITS = 2048  # of a number's top and bottom: about 600 digits
 _SHOWN_DIGITS = 12
 _LONGEST_WHOLE = 40  # digits of a whole number that is written out
 _NUMBER = re.compile(r"(\d{1,40})(?:\.(\d{1,40}))?|\.(\d{1,40})", re.ASCII)
+_RAISED = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+
+
+def lower_exponents(text: str, form: str) -> str:
+    """Raised digits in a form that has {} for the exponent: with `^{}` 10² is 10^2. NFKC alone would make it 102."""
+
+    def lowered(found: re.Match[str]) -> str:
+        return form.format(unicodedata.normalize("NFKC", found[0]).replace("\u2212", "-"))
+
+    return _RAISED.sub(lowered, text)
 
 
 def bounded(value: Fraction) -> Fraction:

@@ -5,23 +5,33 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from penjing.base.errors import UserError
 
 OUTPUT_BYTES = 1 << 20  # of what it prints, and of each file it writes
+MOST_FILES = 256  # in its folder; one that makes more is ended, as it would fill the disk
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _WALL = 3.0  # the clock may run this many times as long as the CPU, for a busy machine; a sleeping program ends too
+_LOOK_SECONDS = 0.1  # between looks into its folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """How a program went. finished: it came to its end by itself, without an error and without an exit on the way."""
+    """How a program went. finished: it came to its end by itself, without an error and without an exit on the way.
+
+    `finished` is reported by the process that ran the program. One that leaves early cannot say it by accident, nor by
+    writing to whatever is open; one that takes its own interpreter apart still can. What cannot be forged is output
+    that is compared with what the program has never seen.
+    """
 
     finished: bool
     output: str
@@ -45,8 +55,10 @@ def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibyte
         os.chmod(folder, 0o777)  # the program may run as nobody
         (folder / "answer.py").write_text(code, encoding="utf-8")
         (Path(outer) / "stdin").write_text(stdin, encoding="utf-8")
+        word = secrets.token_hex(16)  # that says the program is through
         limits = (max(1, round(cpu_seconds + 0.5)), memory_mebibytes << 20, OUTPUT_BYTES)
         reading, writing = os.pipe()
+        secret = _pipe_with(word)
         try:
             with (
                 open(Path(outer) / "stdin", "rb") as given,
@@ -54,23 +66,21 @@ def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibyte
                 open(Path(outer) / "stderr", "wb") as err,
             ):
                 process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-X", "utf8", str(_CHILD), str(folder), "answer.py", str(writing)]
-                    + [str(each) for each in limits],
+                    [sys.executable, "-I", "-S", "-X", "utf8", str(_CHILD), str(folder), "answer.py"]
+                    + [str(each) for each in (writing, secret, *limits)],
                     stdin=given,
                     stdout=out,
                     stderr=err,
                     cwd=folder,
                     env={},
-                    pass_fds=(writing,),
+                    pass_fds=(writing, secret),
                     start_new_session=True,
                 )
             os.close(writing)
             writing = -1
+            stopped = ""
             try:
-                code_of_exit = process.wait(_WALL * cpu_seconds)
-                timed_out = code_of_exit in (-signal.SIGXCPU, -signal.SIGKILL)
-            except subprocess.TimeoutExpired:
-                timed_out = True
+                stopped = _wait(process, _WALL * cpu_seconds, folder)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -79,7 +89,7 @@ def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibyte
                 reading = -1
                 said = pipe.read(4096).decode(errors="replace").splitlines()
         finally:
-            for end in (reading, writing):
+            for end in (reading, writing, secret):
                 if end >= 0:
                     os.close(end)
         output, errors = (
@@ -89,12 +99,41 @@ def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibyte
     if said and not shut:
         raise _cannot("this kernel")
     return Ran(
-        finished=said[1:] == ['"done"'] and process.returncode == 0 and not timed_out,
+        finished=said[1:] == [word] and process.returncode == 0 and not stopped,
         output=output,
-        errors=errors,
-        timed_out=timed_out,
+        errors=errors + (f"more than {MOST_FILES} files\n" if stopped == "files" else ""),
+        timed_out=stopped == "time",
         shut=shut,
     )
+
+
+def _pipe_with(text: str) -> int:
+    """The end of a pipe at which `text` can be read."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w", encoding="utf-8") as pipe:
+        pipe.write(text)
+    return reading
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float, folder: Path) -> Literal["", "time", "files"]:
+    """Wait for its end; why it has to be stopped, or was, if it did not come by itself."""
+    ends = time.monotonic() + seconds
+    while True:
+        try:
+            code_of_exit = process.wait(max(0.0, min(_LOOK_SECONDS, ends - time.monotonic())))
+            return "time" if code_of_exit in (-signal.SIGXCPU, -signal.SIGKILL) else ""
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= ends:
+                return "time"
+            if _holds_too_much(folder):
+                return "files"
+
+
+def _holds_too_much(folder: Path) -> bool:
+    try:
+        return len(os.listdir(folder)) > MOST_FILES
+    except OSError:  # it shut its own folder
+        return True
 
 
 def _cannot(where: str) -> UserError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,8 +13,10 @@ import torch
 from penjing.base.errors import UserError
 from penjing.infer.turns import Exchange
 from penjing.text.records import Message
+from penjing.tools.numbers import lower_exponents
 
-END_OF_THOUGHT = "</think>"
+THOUGHT, END_OF_THOUGHT = "<think>", "</think>"
+_FRACTION_BEHIND_DIGIT = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞↉])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +41,8 @@ class Judged:
         """The answer without the thoughts before it; empty if the thoughts never ended."""
         if self.turns:
             return self.turns[-1].said.content.strip()
-        return self.text.rpartition(END_OF_THOUGHT)[2].strip()
+        behind = self.text.rpartition(END_OF_THOUGHT)[2].strip()
+        return "" if behind.startswith(THOUGHT) else behind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +74,9 @@ def need_truth(answer: Judged, name: str) -> tuple[str, ...]:
             wanted='a field gt, such as "gt": ["42"]',
         )
     return answer.truths
+
+
+def unfolded(text: str) -> str:
+    """NFKC without its false friends: 10² is 10^2 and not 102, 1½ is 1 1/2 and not 11/2."""
+    text = _FRACTION_BEHIND_DIGIT.sub(" ", lower_exponents(text, "^{}"))
+    return unicodedata.normalize("NFKC", text).replace("\u2044", "/")

@@ -1,8 +1,13 @@
 """1 if the answer's program passes its tests in the sandbox (tools/sandbox.py), else 0.
 
-The program is the last fenced block of code, or the whole answer without one. The prompt's record has `tests`, Python
-that is run after it in the same process and raises if something is wrong, or `cases`, a list of {"stdin", "stdout"} of
-which each is a run of its own. A program that leaves before the tests are through has not passed.
+The program is the last fenced block of code, or the whole answer without one. The prompt's record has `cases`, a list
+of {"stdin", "stdout"} of which each is a run of its own, or `tests`, Python that is run after the program in the same
+process and raises if something is wrong. A program that leaves before the tests are through has not passed.
+
+Output is compared out here, with what the program has never seen: `cases` cannot be forged. `tests` can, by whoever
+sets out to: they share an interpreter with the program, which can read them, return objects that equal everything, or
+replace what they call. A policy that is rewarded for long enough may find such ways; where there is a choice, take
+`cases`, and read what is rewarded.
 """
 
 from __future__ import annotations

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import unicodedata
+import re
 from collections.abc import Sequence
 
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Judged, Setting, final_answer, need_truth
+from penjing.rl.rewards.base import Judged, Setting, final_answer, need_truth, unfolded
 
 _ENDS = " .。!！?？,，;；:：\"'“”‘’"
+_BEGINS = re.compile(rf"(?:(?!\.\d)[{re.escape(_ENDS)}])*")  # the dot of .5 is not punctuation
 
 
 def normalised(text: str) -> str:
-    """NFKC, one case, single spaces, no punctuation at either end."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).strip(_ENDS)
+    """NFKC, one case, single spaces, no punctuation at either end unless there is nothing else."""
+    folded = " ".join(unfolded(text).casefold().split())
+    return _BEGINS.sub("", folded, count=1).rstrip(_ENDS) or folded
 
 
 def is_match(said: str, truths: Sequence[str]) -> bool:
-    return normalised(said) in {normalised(truth) for truth in truths}
+    """Whether something was said, and is one of these."""
+    found = normalised(said)
+    return bool(found) and found in {normalised(truth) for truth in truths}
+
+
+def is_right(answer: Judged, after: str) -> bool:
+    """Whether the model ended the answer, and it comes to one of its references."""
+    return not answer.cut_off and is_match(final_answer(answer, after), answer.truths)
 
 
 class Exact:
@@ -25,7 +34,6 @@ class Exact:
         self.after = settings.answer_after
 
     def __call__(self, answers: Sequence[Judged]) -> list[float]:
-        return [
-            float(is_match(final_answer(answer, self.after), need_truth(answer, "exact")) and not answer.cut_off)
-            for answer in answers
-        ]
+        for answer in answers:
+            need_truth(answer, "exact")
+        return [float(is_right(answer, self.after)) for answer in answers]

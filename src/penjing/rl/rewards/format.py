@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import END_OF_THOUGHT, Judged, Setting
+from penjing.rl.rewards.base import END_OF_THOUGHT, THOUGHT, Judged, Setting
 from penjing.rl.rewards.regex import compiled
-
-_THOUGHT = "<think>"
 
 
 def thinks_then_answers(text: str) -> bool:
     """One thought that is not empty, at the beginning, then an answer. The opening tag may stand in the prompt."""
-    thought, closed, answer = text.strip().removeprefix(_THOUGHT).partition(END_OF_THOUGHT)
-    tags = thought.count(_THOUGHT) + answer.count(_THOUGHT) + answer.count(END_OF_THOUGHT)
+    thought, closed, answer = text.strip().removeprefix(THOUGHT).partition(END_OF_THOUGHT)
+    tags = thought.count(THOUGHT) + answer.count(THOUGHT) + answer.count(END_OF_THOUGHT)
     return bool(closed and thought.strip() and answer.strip()) and tags == 0
 
 

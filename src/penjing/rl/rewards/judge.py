@@ -1,4 +1,4 @@
-"""A grade from 0 to 1 by another model, asked over HTTP as OpenAI's chat completions are.
+"""A grade from 0 to 1 by another model, asked over HTTP as OpenAI's chat completions are; thoughts are not shown to it.
 
 The judge is asked for a number from 0 to 10, and what it says last in `Grade: 7` counts. A reply without a grade is
 asked for again, and so is a request that failed, after a pause that doubles; then the run stops with a UserError: a
@@ -66,7 +66,7 @@ class Judge:
     def _one(self, answer: Judged) -> float:
         question = "\n".join(f"{message.role}: {message.content}" for message in answer.messages)
         asked = self.prompt
-        for name, text in (("question", question), ("truth", " | ".join(answer.truths)), ("answer", answer.text)):
+        for name, text in (("question", question), ("truth", " | ".join(answer.truths)), ("answer", answer.said)):
             asked = asked.replace("{" + name + "}", text)
         failed = ""
         for attempt in range(self.settings.judge_tries):

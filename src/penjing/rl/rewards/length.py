@@ -16,7 +16,7 @@ class Length:
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
         self.longest = setting.max_tokens
         self.soft = settings.soft_length or self.longest * 3 // 4
-        if not 0 <= self.soft < self.longest:
+        if self.soft >= self.longest:
             raise UserError(
                 "leaves nothing to be punished",
                 where="objective.reward.soft_length",

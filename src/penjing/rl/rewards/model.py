@@ -1,4 +1,4 @@
-"""The number that a reward model gives to the conversation with the answer in it.
+"""The number that a reward model gives to the conversation with the answer in it, without thoughts.
 
 Either a run of `penjing train reward`, or a Hugging Face directory or hub name of a sequence classifier with one
 output, whose own tokenizer and chat template are used.
@@ -32,7 +32,7 @@ class ModelReward:
             self.score = Classifier(settings.model, setting.device).rewards
 
     def __call__(self, answers: Sequence[Judged]) -> list[float]:
-        return self.score([(*answer.messages, Message(role="assistant", content=answer.text)) for answer in answers])
+        return self.score([(*answer.messages, Message(role="assistant", content=answer.said)) for answer in answers])
 
 
 class Classifier:

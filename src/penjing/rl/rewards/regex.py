@@ -1,4 +1,4 @@
-"""1 if the whole answer matches a pattern, else 0."""
+"""1 if the whole answer, without thoughts, matches a pattern, else 0, also if it was cut off."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ class Regex:
         self.pattern = compiled(settings.pattern, "objective.reward.pattern")
 
     def __call__(self, answers: Sequence[Judged]) -> list[float]:
-        return [float(self.pattern.fullmatch(answer.text.strip()) is not None) for answer in answers]
+        return [float(not answer.cut_off and self.pattern.fullmatch(answer.said) is not None) for answer in answers]

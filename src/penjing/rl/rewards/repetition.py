@@ -1,6 +1,7 @@
 """Minus the share of runs of n words that were said before in the same answer: 0 for fresh text, near -1 for a loop.
 
-A Chinese character counts as a word. The measure is 1 - (different n-grams) / (n-grams).
+Of several turns the last counts, thoughts included: they are where models loop. A Chinese character counts as a word.
+The measure is 1 - (different n-grams) / (n-grams).
 """
 
 from __future__ import annotations
