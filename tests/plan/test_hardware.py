@@ -43,6 +43,27 @@ def test_data_sheet_peaks(name, tflops):
     assert ("data sheet" in found.source) == (tflops is not None)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "in_tf32", "tflops"),
+    [
+        (torch.bfloat16, False, 989),
+        (torch.float16, True, 989),
+        (torch.float32, False, 67),
+        (torch.float32, True, 494.5),
+        (torch.float64, False, None),
+    ],
+)
+def test_the_peak_of_a_gpu_is_that_of_the_units_in_use(dtype, in_tf32, tflops, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H100 80GB HBM3")
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = in_tf32
+    try:
+        found = hardware.peak(torch.device("cuda"), dtype).flops_per_second
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert found == (None if tflops is None else pytest.approx(tflops * 1e12))
+
+
 def test_the_helpers_work_on_a_cpu():
     assert hardware.compute_dtype("float32", CPU) == torch.float32
     assert hardware.compute_dtype("bfloat16", CPU) == torch.bfloat16

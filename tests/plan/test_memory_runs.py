@@ -16,11 +16,12 @@ from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
 from penjing.parallel.single import Single
+from penjing.plan.hardware import compute_dtype
 from penjing.plan.memory import Target, Tracer, plan_from
 from penjing.recipes.execute import resolve_run
 from penjing.train.loop import Parts, step
 from penjing.train.run import Run
-from penjing.train.trace import Shape, largest_micro_rows, predict_memory, shape_of, trace_run
+from penjing.train.trace import Shape, largest_micro_rows, predict_memory, shape_of, target_dtype, trace_run
 from penjing.train.trace_stand_ins import NoMeter
 
 MIB = 1 << 20
@@ -126,6 +127,28 @@ def test_what_is_trained_is_what_costs() -> None:
     assert adamw.waterfall["master weights"] == pytest.approx(4 * numel, rel=0.02)
     lora = predict_memory(run_of("lora", lora={"rank": 4}), CARD)
     assert lora.waterfall["optimizer state"] < 0.2 * adamw.waterfall["optimizer state"]
+
+
+@pytest.mark.parametrize("preset", ["tiny", "tiny-moe"])
+def test_a_card_without_bfloat16_is_traced_in_what_it_computes_in(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    card, model = Target(name="T4", capability=(7, 5), memory_bytes=14 << 30), {"preset": preset}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: card.capability)
+    auto, half = run_of("pretrain", model=model), run_of("pretrain", model=model, compute={"dtype": "float16"})
+    assert target_dtype(auto, card) == compute_dtype("auto", torch.device("cuda")) == torch.float16
+    plan = predict_memory(auto, card)
+    assert plan == predict_memory(half, card)
+    assert "master weights" in plan.waterfall
+
+
+def test_the_products_of_experts_are_traced_in_any_dtype() -> None:
+    """torch describes those in bfloat16 alone; in float16, of the same size, the same must come out."""
+    half, ours = (
+        predict_memory(run_of("pretrain", model={"preset": "tiny-moe"}, compute={"dtype": dtype}), CARD)
+        for dtype in ("float16", "bfloat16")
+    )
+    assert half.waterfall == ours.waterfall
+    wide = predict_memory(run_of("pretrain", model={"preset": "tiny-moe"}, compute={"dtype": "float32"}), CARD)
+    assert wide.peak_allocated_bytes > half.peak_allocated_bytes
 
 
 def test_a_reference_costs_weights() -> None:

@@ -13,7 +13,7 @@ from penjing.model import block, moe
 from penjing.model.config import ModelConfig
 from penjing.model.lora import Lora, adapt
 from penjing.model.transformer import Transformer
-from penjing.plan.flops import components, mean_keys, parameters, training_flops_per_token
+from penjing.plan.flops import components, mean_keys, parameters, training_flops_per_token, windowed_keys
 from penjing.plan.shape import shape_of
 from penjing.plan.work import Workload
 
@@ -143,6 +143,30 @@ def test_mean_keys_with_a_window_counts_every_query(window):
     seen = [position % row_tokens + 1 for length in lengths for position in range(length)]
     seen = [min(keys, window or keys) for keys in seen]
     assert mean_keys(np.array(lengths), row_tokens, window) == pytest.approx(sum(seen) / len(seen))
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 16, 31, 100])
+@pytest.mark.parametrize("length", [1, 5, 16, 32])
+def test_windowed_keys_of_documents_of_one_length_are_exact(length, window):
+    lengths = np.array([length] * 3)
+    assert windowed_keys(mean_keys(lengths, 32), window) == pytest.approx(mean_keys(lengths, 32, window))
+
+
+@pytest.mark.parametrize("window", [2, 8, 16])
+def test_windowed_keys_of_other_documents_are_an_upper_bound(window):
+    lengths = np.array([3, 40, 16, 1, 17])
+    plain = mean_keys(lengths, 64)
+    assert mean_keys(lengths, 64, window) < windowed_keys(plain, window) < min(plain, window)
+
+
+def test_a_window_is_counted_in_the_layers_that_have_it():
+    config = ModelConfig(**{**BASE, **TWENTY["window in one layer"]})
+    row = np.array([TOKENS])
+    whole, inside = mean_keys(row, TOKENS), mean_keys(row, TOKENS, config.sliding_window)
+    work = Workload(shape=shape_of(config), tokens=TOKENS, row_tokens=TOKENS, keys=whole)
+    assert work.layer_keys() == pytest.approx([whole, inside, whole])
+    assert training_flops_per_token(config, whole) == training_flops_per_token(config, whole, window_keys=inside)
+    assert inside < config.sliding_window < whole
 
 
 def test_both_conventions_on_a_known_model():

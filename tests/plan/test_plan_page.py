@@ -15,16 +15,21 @@ from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.bench import sweep as sweeping
 from penjing.bench.sweep import Grid, Point
+from penjing.model.config import ModelConfig
 from penjing.plan.cards import find_card
 from penjing.plan.flops import parameters
 from penjing.plan.machine import machine_of_card
 from penjing.plan.memory import Target, is_tight, safe_bytes
+from penjing.plan.shape import shape_of
+from penjing.plan.time import step_time
 from penjing.recipes import plan as planning
 from penjing.recipes import plan_tools, verify
 from penjing.recipes import sweep as tables
 from penjing.recipes.execute import execute, resolve_run
 from penjing.recipes.plan import Asked, make_page, read_foreign
 from penjing.recipes.plan_print import print_page, verdict_of
+from penjing.recipes.scale import family
+from penjing.train import trace
 from penjing.train.assemble import assemble
 from penjing.train.probe import still_to_grow
 
@@ -81,11 +86,64 @@ def test_rows_are_found_that_fit_a_budget_of_memory():
     assert less.fits and not less.tight and not less.over_budget and 64 % less.micro_rows == 0
 
 
+GIB = 1 << 30
+
+
+def let_memory_be(monkeypatch, total_bytes) -> list[int]:
+    """Pages are made with a total of memory by rows; returns the numbers of rows that are asked for."""
+    run, asked = resolve_run("pretrain", settings()), []
+    plan = trace.predict_memory(run, Target(name="RTX 3090", capability=(8, 6), memory_bytes=24 * GIB))
+
+    def predict(run, target, *, micro_rows, **how):
+        asked.append(micro_rows)
+        return replace(plan, total_bytes=total_bytes(micro_rows))
+
+    monkeypatch.setattr(trace, "predict_memory", predict)
+    return asked
+
+
+def test_the_largest_pass_is_one_that_fits_though_the_optimizer_needs_the_most_of_smaller_ones(monkeypatch):
+    """Up to 100 rows the peak stays, beyond them it grows: two traces of fewer rows say nothing of where room ends."""
+
+    def total(rows: int) -> int:
+        return max(4 * GIB, GIB + rows * GIB * 3 // 100)
+
+    traced = let_memory_be(monkeypatch, total)
+    page = make_page("pretrain", resolve_run("pretrain", settings("batch.rows=64")), Asked(gpu="RTX 3090", tokens="1M"))
+    assert 0.9 * page.memory_bytes < total(page.largest_micro_rows) <= safe_bytes(page.memory_bytes)
+    assert len(traced) == 3
+
+
+def test_more_rows_are_only_said_to_fit_where_they_do(monkeypatch):
+    let_memory_be(monkeypatch, lambda rows: max(4 * GIB, rows * GIB // 2))
+    run = resolve_run("pretrain", settings("batch.rows=64", "batch.micro_rows=8"))
+    page = make_page("pretrain", run, Asked(gpu="RTX 3090", tokens="1M"))
+    said = [line for line in page.alternatives if "and fits" in line]
+    assert len(said) == 1 and said[0].startswith("batch.micro_rows=32:")
+
+
+def test_fewer_rows_are_proposed_where_they_divide_a_devices_share():
+    run = resolve_run("pretrain", settings("batch.rows=9", "data.row_tokens=256"))
+    page = make_page("pretrain", run, Asked(gpu="H100", tokens="1M"))
+    said = [line for line in page.alternatives if "less memory" in line]
+    assert len(said) == 1 and said[0].startswith("batch.micro_rows=3:")
+
+
+@pytest.mark.parametrize(("words", "gpus"), [((), 3), (("batch.micro_rows=3",), 1), (("batch.micro_rows=8",), 2)])
+def test_what_training_would_refuse_is_not_planned(words, gpus):
+    run, asked = resolve_run("pretrain", settings(*words)), Asked(gpu="RTX 3090", gpus=gpus)
+    with pytest.raises(UserError, match="do not divide evenly"):
+        make_page("pretrain", run, asked)
+    if not words:  # a search looks for rows of a pass itself
+        with pytest.raises(UserError, match="do not divide evenly"):
+            plan_tools.search(run, asked, "", (), Console(quiet=True))
+
+
 def test_what_fits_by_a_hair_is_called_tight():
     room = 16 << 30
     safe = safe_bytes(room)
     assert [is_tight(each, room) for each in (safe, safe + 1, room, room + 1)] == [False, True, True, False]
-    assert [verdict_of(True, False), verdict_of(False, False)] == ["fits", "[red]does not fit[/]"]
+    assert [str(verdict_of(fits, False)) for fits in (True, False)] == ["fits", "does not fit"]
     run = resolve_run("pretrain", settings("batch.micro_rows=4"))
     need = make_page("pretrain", run, Asked(gpu="RTX 3090", tokens="1M")).peak_memory_bytes
     budget = f"{1.01 * need / (1 << 20):.0f}MiB"
@@ -154,6 +212,56 @@ def test_a_hugging_face_config_is_read(tmp_path):
     assert foreign is None and run.model.hidden_size == 64
 
 
+@pytest.mark.parametrize(("engine", "held"), [("ddp", 16), ("zero1", 10), ("zero2", 7), ("zero3", 4), ("fsdp", 4)])
+def test_devices_that_share_the_states_of_a_foreign_model_hold_a_part(tmp_path, engine, held):
+    """Bytes of a parameter on each of four devices."""
+    gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(gpt2))
+    run, foreign = read_foreign(tmp_path, {})
+    alone = make_page("gpt2", run, Asked(gpu="A100", gpus=4), foreign)
+    shared = make_page("gpt2", run, Asked(gpu="A100", gpus=4, engine=engine), foreign)
+    assert alone.peak_memory_bytes - shared.peak_memory_bytes == pytest.approx((16 - held) * 124_439_808, abs=1)
+
+
+def test_several_devices_are_searched_as_training_shares_them():
+    run, asked = resolve_run("pretrain", settings("batch.rows=4")), Asked(gpu="RTX 3060", gpus=2)
+    shown = text_of(lambda console: plan_tools.search(run, asked, "", (), console, every=True))
+    assert "ddp over 2 devices" in shown
+    assert not any(word in shown for word in ("zero1", "fsdp", "other programs"))
+    sharded = replace(asked, engine="fsdp")
+    shown = text_of(lambda console: plan_tools.search(run, sharded, "", (), console, every=True))
+    assert "fsdp over 2 devices" in shown and "fsdp is for other programs" in shown
+    assert any("fsdp is for other programs" in line for line in make_page("pretrain", run, sharded).warnings)
+
+
+def test_a_search_over_adapters_times_adapters():
+    run = resolve_run("lora", settings("lora.rank=4"))
+    found = plan_tools._candidate(run, CARD, Asked(), "single", 4, 0)
+    work = work_on_card(run, planning.adapters_of(run))
+    assert work.frozen and found.seconds == step_time(work, CARD).seconds
+    assert found.seconds < step_time(replace(work, adapters=0), CARD).seconds
+
+
+@pytest.mark.parametrize(
+    ("windowed", "where"),
+    [((), "everywhere"), ((0, 2, 4, 6), "alternating"), ((4, 5, 6, 7), "above"), ((0, 1, 2), "below")],
+)
+def test_the_small_runs_of_a_forecast_have_windows_where_the_planned_model_has_them(windowed, where):
+    shape = {"preset": "26m", "architecture": "qwen3", "num_layers": 8, "sliding_window": 128}
+    run = resolve_run("pretrain", {"model": {**shape, "windowed_layers": windowed}})
+    for small in family(run):
+        model = config.resolve(ModelConfig, small)
+        layers = model.num_layers
+        found = [layer for layer in range(layers) if model.window(layer)]
+        assert len(found) == pytest.approx(len(windowed or range(8)) / 8 * layers, abs=0.5)
+        if where == "alternating":
+            assert not any(layer + 1 in found for layer in found)
+        elif where == "above":
+            assert found == list(range(layers - len(found), layers))
+        else:
+            assert found == list(range(len(found)))
+
+
 def test_memory_search_tokens_and_estimate_say_what_they_should():
     run = resolve_run("pretrain", settings("batch.rows=4"))
     asked = Asked(gpu="RTX 3060")
@@ -179,6 +287,12 @@ CARD = machine_of_card(find_card("RTX 3090"))
 ROOM = Target(kind="cpu", name="cpu", memory_bytes=1 << 40)
 
 
+def work_on_card(run, adapters: int = 0):
+    """What the page times, in passes of four rows."""
+    lengths = planning.lengths_of(run)
+    return planning.workload_of(run, shape_of(run.model), lengths, CARD, micro_rows=4, asked=Asked(), adapters=adapters)
+
+
 def test_a_sweep_over_what_is_computed_again(monkeypatch):
     run, told = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_layers=1")), []
     real = sweeping.recompute_activations
@@ -188,6 +302,14 @@ def test_a_sweep_over_what_is_computed_again(monkeypatch):
     assert told == ["none", "mlp", "block"] and all(row.ended == "done" for row in rows)
     rates = [row.predicted_steps_per_second for row in rows]
     assert rates == sorted(rates, reverse=True) and len(set(rates)) == 3
+
+
+def test_a_sweep_predicts_what_the_page_does(monkeypatch):
+    monkeypatch.setattr(sweeping, "_timed", lambda *given: ([], 0, None))
+    run = resolve_run("pretrain", settings("compute.dtype=bfloat16", "batch.micro_rows=4"))
+    (row,) = sweeping.sweep(run, Grid(), CARD, ROOM, device=CPU)
+    work = work_on_card(run)
+    assert work.own_kernels and row.predicted_steps_per_second == pytest.approx(1 / step_time(work, CARD).seconds)
 
 
 def test_a_sweep_measures_and_predicts_and_is_written(tmp_path):
@@ -203,13 +325,13 @@ def test_a_sweep_measures_and_predicts_and_is_written(tmp_path):
         assert row.tokens_per_second == pytest.approx(row.steps_per_second * tokens)
         assert row.model_tflops_causal < row.model_tflops_full_square
         assert row.predicted_steps_per_second > 0 and row.peak_memory_bytes > 50 << 20
-    tables.write(rows, tmp_path / "sweep", {"machine": {}})
-    known = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    tables.write(rows, tmp_path / "qwen3-0.6b", {"machine": {}})
+    known = json.loads((tmp_path / "qwen3-0.6b.json").read_text())["rows"]
     assert known[3]["micro_rows"] == 2 and known[3]["predicted_memory_bytes"] == 1 << 30
-    assert len(list(csv.DictReader((tmp_path / "sweep.csv").open()))) == 4
-    table = (tmp_path / "sweep.md").read_text().splitlines()
+    assert len(list(csv.DictReader((tmp_path / "qwen3-0.6b.csv").open()))) == 4
+    table = (tmp_path / "qwen3-0.6b.md").read_text().splitlines()
     assert len(table) == 6 and "predicted" in table[0]
-    drawn = ElementTree.parse(tmp_path / "sweep.svg").getroot()
+    drawn = ElementTree.parse(tmp_path / "qwen3-0.6b.svg").getroot()
     assert drawn.tag.endswith("svg") and len(list(drawn.iter())) > 10
 
 

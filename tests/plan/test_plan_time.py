@@ -16,7 +16,14 @@ from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
 from penjing.optim.muon import Muon
 from penjing.plan.cards import CARDS, card_called, find_card
-from penjing.plan.machine import Machine, Product, machine_of_card, nearest_product
+from penjing.plan.machine import (
+    NVLINK_BYTES_PER_SECOND,
+    PCIE_BYTES_PER_SECOND,
+    Machine,
+    Product,
+    machine_of_card,
+    nearest_product,
+)
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
 from penjing.plan.time import Decode, decode_time, interval, quantile, step_time, two_points
 from penjing.plan.work import Workload
@@ -78,6 +85,13 @@ def test_the_table_of_cards_is_consistent():
     assert CARDS["RTX 3090"].half == pytest.approx(82 * 1.695 * 512 / 1e3, rel=0.01)
     assert CARDS["RTX 4090"].half == pytest.approx(128 * 2.52 * 512 / 1e3, rel=0.01)
     assert CARDS["RTX 5090"].half == pytest.approx(170 * 2.407 * 512 / 1e3, rel=0.01)
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_only_cards_with_a_link_of_their_own_have_its_rate(name):
+    linked = name in ("A100", "A100 40GB", "V100", "V100 16GB", "H100", "H100 NVL", "H200", "GH200", "B200", "GB200")
+    rate = NVLINK_BYTES_PER_SECOND if linked else PCIE_BYTES_PER_SECOND
+    assert machine_of_card(CARDS[name]).bus_bytes_per_second == rate
 
 
 def test_a_step_by_hand():
@@ -195,6 +209,20 @@ def test_writing_answers_is_bound_by_weights_or_launches():
     assert decode_time(decode, work, PLAIN) == pytest.approx(prefill + 100 * max(moved / 1e9, products))
     host = replace(PLAIN, launch_seconds=1.0)
     assert decode_time(decode, work, host) == pytest.approx(prefill + 100 * work.kernels() / 3)
+
+
+def test_writing_answers_reads_every_expert_that_one_of_them_goes_through():
+    shape = shape_of(ModelConfig(**MIXTURE))  # two of four experts in each of two layers
+    slow = replace(PLAIN, bytes_per_second=1.0)
+
+    def values_read(answers: int) -> float:
+        decode = Decode(answers=answers, prompt_tokens=0.0, answer_tokens=0.0, longest=1, slots=1000)
+        return decode_time(decode, replace(WORK, shape=shape), slow) / 4
+
+    expert = 3 * 32 * 24
+    assert values_read(1) == pytest.approx(shape.matrices)
+    assert values_read(2) == pytest.approx(shape.matrices + 2 * expert)  # three of four on average
+    assert values_read(1000) == pytest.approx(shape.matrices + 2 * 2 * expert)
 
 
 def test_quantiles_and_intervals():

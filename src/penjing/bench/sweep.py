@@ -191,6 +191,7 @@ def _at(
         dtype=name,
         optimizer=here.optimizer.kind,
         fused_optimizer=True,
+        own_kernels=machine.kind == "cuda" and name == "bfloat16",  # as recipes/plan.py
         recompute=here.compute.recompute,
     )
     planned = step_time(work, machine).seconds

@@ -97,6 +97,16 @@ def _pairs(length: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.float64
     return pairs
 
 
+def windowed_keys(num_keys: float, window: int) -> float:
+    """Keys a query sees on average in a layer with this window (0: none), where without one it sees `num_keys`.
+
+    What `mean_keys` says of documents that are all of one length, which is then 2 num_keys - 1, as of rows that are one
+    document each. Of others it is the most there can be: the mean rises ever more slowly with the length.
+    """
+    length = 2 * num_keys - 1
+    return num_keys if not window or length <= window else window - window * (window - 1) / (2 * length)
+
+
 def training_flops_per_token(
     config: ModelConfig,
     num_keys: float,
@@ -109,18 +119,17 @@ def training_flops_per_token(
 ) -> float:
     """Model FLOPs of one token's forward and backward pass; `num_keys` as given by `mean_keys`.
 
-    num_keys = T gives the full-square convention. window_keys: the mean in windowed layers, where it is known.
+    num_keys = T gives the full-square convention. window_keys: the mean in windowed layers, where it is known; else as
+    `windowed_keys` says.
 
     frozen: the base of adapters, `adapters` parameters in all, whose matrices get no gradient: two passes' worth of
     work instead of three. extra_forwards: forward passes of other models of this shape (a reference). recomputed: the
     blocks' forward pass is done twice (activation checkpointing): work of the device, not of the model; no MFU has it.
     """
-    # A window can only take keys away. Without `window_keys` all of the mean are counted up to its size, which is too
-    # many where documents are about as long as the window.
     keys = 0.0
     for layer in range(config.num_layers):
         window = config.window(layer)
-        keys += num_keys if not window else min(num_keys, window) if window_keys is None else window_keys
+        keys += window_keys if window and window_keys is not None else windowed_keys(num_keys, window)
     attention = 2 * 2 * config.num_heads * config.head_size * keys
     products = 2 * parameters(config).matrices
     own = 2 * products + 3 * attention + 3 * 2 * adapters if frozen else 3 * (products + attention)

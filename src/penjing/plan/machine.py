@@ -46,6 +46,7 @@ BANDWIDTH_SHARE = 0.80  # of the sheet's memory bandwidth that elementwise kerne
 LAUNCH_SECONDS = 25e-6  # host time of one eager operation under Python, forward and backward
 NVLINK_BYTES_PER_SECOND = 230e9  # bus rate of an all-reduce within a node of data-centre cards
 PCIE_BYTES_PER_SECOND = 12e9  # the same of cards without a link of their own
+UNLINKED = ("A10", "A30", "A40")  # data-centre cards without one, or with a bridge between two that is bought apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,7 @@ def machine_of_card(card: Card) -> Machine:
     share = PRODUCT_SHARE[card.generation]
     dtypes = ("bfloat16", "float16", "tf32", "float32")
     linked = card.generation in ("volta", "ampere", "hopper", "blackwell") and "PCIe" not in card.name
+    linked = linked and card.name not in UNLINKED
     # float32 units without tensor cores run close to their sheet on every generation.
     rates = {dtype: card.peak_flops(dtype) * (0.9 if dtype == "float32" else share) for dtype in dtypes}
     return Machine(

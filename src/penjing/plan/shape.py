@@ -50,6 +50,15 @@ class Shape:
         """The same with the output head."""
         return self.block_matrices + self.width * self.vocabulary
 
+    def matrices_read(self, tokens: int) -> float:
+        """The same of all experts that one of `tokens` tokens goes through, where every choice is as likely:
+        E (1 - (1 - k / E)^N) of them on average."""
+        if not self.experts:
+            return self.matrices
+        chosen = self.experts * (1 - (1 - self.experts_per_token / self.experts) ** tokens)
+        others = (chosen - self.experts_per_token) * 3 * self.width * self.expert_size
+        return self.matrices + (self.layers - self.num_dense) * others
+
 
 def shape_of(config: ModelConfig) -> Shape:
     """The shape of a model of ours."""

@@ -117,13 +117,14 @@ class Decode:
 def decode_time(decode: Decode, work: Workload, machine: Machine, *, weight_bytes: int = 0) -> float:
     """Seconds of a round of answers: prompts read at the products' rate, then one step for each token of the slots.
 
-    A step takes the longest of reading weights and keys, its products, and its launches (a third of a training pass's).
+    A step takes the longest of reading weights (of a mixture those of all experts that a slot chooses) and keys, its
+    products, and its launches (a third of a training pass's).
     """
     shape = work.shape
-    weights = shape.matrices * (weight_bytes or VALUE_BYTES[work.dtype])
+    together = min(decode.slots, decode.answers)
+    weights = shape.matrices_read(together) * (weight_bytes or VALUE_BYTES[work.dtype])
     rate = machine.rate(work.dtype)
     prefill = 2.0 * shape.matrices * decode.answers * decode.prompt_tokens / rate
-    together = min(decode.slots, decode.answers)
     keys = decode.prompt_tokens + decode.answer_tokens / 2
     cache = 2 * together * shape.layers * shape.key_size * keys * VALUE_BYTES[work.dtype]
     step = max(

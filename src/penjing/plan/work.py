@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penjing.model.transformer import Recompute
+from penjing.plan.flops import windowed_keys
 from penjing.plan.shape import Shape
 
 VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4}
@@ -64,7 +65,7 @@ class Workload:
     def layer_keys(self) -> list[float]:
         """Keys that a query sees on average, layer by layer."""
         windows = self.shape.windows or (0,) * self.shape.layers
-        return [min(self.keys, window) if window else self.keys for window in windows]
+        return [windowed_keys(self.keys, window) for window in windows]
 
     def products(self) -> Iterator[tuple[int, int, int, float]]:
         """(rows, inner, outputs, how often) of one pass, forward and backward, all blocks and the head."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +20,11 @@ from penjing.objective.distill import Distill
 from penjing.objective.policy import Policy
 from penjing.objective.preference import WITHOUT_REFERENCE, Preference
 from penjing.optim.muon import Muon
+from penjing.parallel import ENGINES
 from penjing.parallel.compile import COST_SECONDS, GAIN, WORTH
 from penjing.plan import cost, hardware, tokens
 from penjing.plan.cards import Card, card_called, find_card
-from penjing.plan.flops import components, parameters, training_flops_per_token
+from penjing.plan.flops import components, parameters, training_flops_per_token, windowed_keys
 from penjing.plan.machine import LEVELS, MARGINS, Machine, machine_of_card
 from penjing.plan.measure import attention_rate, copy_rate, key_of, launch_seconds, product
 from penjing.plan.memory import MemoryPlan, Target, is_tight, safe_bytes
@@ -34,11 +35,13 @@ from penjing.plan.work import Workload
 from penjing.recipes.pretrain import pretrain
 from penjing.train.folder import set_threads
 from penjing.train.run import Run
+from penjing.train.stage import micro_units
 
 EXIT_DOES_NOT_FIT = 3
 START_SECONDS = 20.0  # imports, reading data and the probe, before step 1: an estimate
 WRITE_RATE = 300e6  # bytes per second of a checkpoint
 STEPS_UNSAID = 1000  # of a stage whose examples are not known
+MOST_LOGITS = 1 << 36  # of the largest pass that is looked for: 512 of the head's blocks, a second of tracing
 CAPABILITY = {
     "pascal": (6, 0),
     "volta": (7, 0),
@@ -48,6 +51,7 @@ CAPABILITY = {
     "blackwell": (10, 0),
 }
 SHARDINGS = {"single": "none", "ddp": "ddp", "zero1": "zero1", "zero2": "zero2", "zero3": "fsdp", "fsdp": "fsdp"}
+WHOLE_BYTES = {"zero1": 8.0, "zero2": 4.0, "fsdp": 0.0}  # of a parameter's 16 that every device holds; else all
 Engine = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 
 
@@ -66,6 +70,25 @@ class Asked:
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise UserError("not above zero", where="--gpus", got=self.gpus, wanted="1 or more")
+
+
+def not_run(engine: Engine) -> str:
+    """What to say of a way to share work that training here does not have; empty: it has it."""
+    known = " and ".join(ENGINES)
+    return "" if engine in ENGINES else f"{engine} is for other programs: training here knows {known} only"
+
+
+@dataclass(frozen=True, slots=True)
+class _Devices:
+    """Of an engine what `micro_units` asks for."""
+
+    world: int
+    device: torch.device
+
+
+def pass_rows(run: Run, kind: str, gpus: int) -> int:
+    """Rows (pairs, prompts) of a pass on each device, as training takes them. Raises UserError where it does."""
+    return micro_units(run, _Devices(gpus, torch.device(kind)))  # type: ignore[arg-type]  # no more of an engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,12 +351,9 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
     shape = foreign or shape_of(run.model)
     lengths = lengths_of(run)
     amount = amount_of(run, asked, lengths, shape)
-    share = max(1, run.batch.rows // asked.gpus)
-    if machine.kind == "cpu" and asked.gpus == 1 and run.batch.rows % 2 == 0 and not run.batch.micro_rows:
-        share //= 2  # as train/stage.py cuts a step on one CPU
-    adapters = _adapters(run) if run.lora.rank else 0
-    fitted = None if foreign is not None else _memory(run, target, asked, share)
-    micro = fitted.micro_rows if fitted else run.batch.micro_rows or share
+    wanted, adapters = pass_rows(run, machine.kind, asked.gpus), adapters_of(run)
+    fitted = None if foreign is not None else _memory(run, target, asked, wanted)
+    micro = fitted.micro_rows if fitted else wanted
     memory = fitted.plan if fitted else None
     work = workload_of(
         run, shape, lengths, machine, micro_rows=micro, asked=asked, adapters=adapters, steps=amount.steps
@@ -352,6 +372,7 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
     fits = (total_bytes <= room) if room else None
     if fitted:
         warnings += fitted.notes
+        warnings += [said] if asked.engine and (said := not_run(asked.engine)) else []
     if run.compute.float8 != "off":
         warnings.append("time is that of bfloat16: what float8 gains is not predicted")
     if lengths.note:
@@ -416,8 +437,8 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
     return page
 
 
-def _adapters(run: Run) -> int:
-    """Parameters of the adapters, of every matrix of the blocks: an estimate for other targets."""
+def adapters_of(run: Run) -> int:
+    """Parameters of the adapters, of every matrix of the blocks: an estimate for other targets. 0: there are none."""
     model = run.model
     queries, keys = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
     sides = 2 * (model.hidden_size + queries) + 2 * (model.hidden_size + keys)
@@ -428,8 +449,9 @@ def _adapters(run: Run) -> int:
 def _flops(run: Run, shape: Shape, lengths: Lengths, adapters: int, foreign: Shape | None) -> tuple[float, float]:
     """Per token, causal and full square."""
     if foreign is not None:
-        per_key = 12.0 * shape.layers * shape.query_size
-        return 6.0 * shape.matrices + per_key * lengths.keys, 6.0 * shape.matrices + per_key * run.data.row_tokens
+        per_key, windows = 12.0 * shape.query_size, shape.windows or (0,) * shape.layers
+        keys, square = sum(windowed_keys(lengths.keys, each) for each in windows), shape.layers * run.data.row_tokens
+        return 6.0 * shape.matrices + per_key * keys, 6.0 * shape.matrices + per_key * square
     how: dict[str, Any] = {"adapters": adapters, "extra_forwards": lengths.extra_forwards, "frozen": adapters > 0}
     square = run.data.row_tokens
     return (
@@ -474,44 +496,72 @@ class Fitted:
 
     plan: MemoryPlan
     micro_rows: int
-    largest: int
-    slope: float  # bytes for each further row
+    largest: int  # about; 0 = not known
+    slope: float  # bytes of each row, up to the rows that were wanted
     notes: list[str]
+    fits: Callable[[int], bool]  # whether a pass of so many rows does, traced
 
 
-def _memory(run: Run, target: Target, asked: Asked, share: int) -> Fitted:
-    """Trace the step as the settings have it; if it does not fit and they leave it open, with as many rows as do.
-
-    Memory grows by the row: two traces give the line, a third confirms what it says.
-    """
+def _memory(run: Run, target: Target, asked: Asked, wanted: int) -> Fitted:
+    """Trace the step as the settings have it; if it does not fit and they leave it open, with as many rows as do."""
     from penjing.train.trace import predict_memory  # slow to import, and not every page traces
 
     engine: Engine = asked.engine or ("ddp" if asked.gpus > 1 else "single")
-    wanted = run.batch.micro_rows or share
+    known: dict[int, MemoryPlan] = {}
 
     def at(rows: int) -> MemoryPlan:
-        return predict_memory(run, target, micro_rows=rows, ranks=asked.gpus, engine=engine)
+        if rows not in known:
+            known[rows] = predict_memory(run, target, micro_rows=rows, ranks=asked.gpus, engine=engine)
+        return known[rows]
 
-    plan = at(wanted)
-    less = max(1, wanted // 2)
-    lower = at(less) if less < wanted else plan
-    slope = max(1.0, (plan.total_bytes - lower.total_bytes) / max(1, wanted - less))
+    plan, share, rows = at(wanted), run.batch.rows // asked.gpus, wanted
+    less = next((each for each in _divisors(share) if each < wanted), 0)
+    slope = (plan.total_bytes - at(less).total_bytes) / (wanted - less) if less else 0.0
     notes = [note for note in plan.notes if "every position" not in note]
     room = safe_bytes(target.memory_bytes)
-    largest = max(0, wanted + math.floor((room - plan.total_bytes) / slope)) if room and less < wanted else 0
     if room and plan.total_bytes > room and not run.batch.micro_rows:
-        rows = next((each for each in _divisors(share) if each <= largest), 1)
-        fitting = at(rows)
-        while fitting.total_bytes > room and rows > 1:
-            rows = next(each for each in _divisors(share) if each < rows)
-            fitting = at(rows)
-        if fitting.total_bytes <= target.memory_bytes:
+        line = wanted - (plan.total_bytes - room) / max(1.0, slope)
+        rows = next((each for each in _divisors(wanted) if each <= line), 1)
+        while at(rows).total_bytes > room and rows > 1:
+            rows = next(each for each in _divisors(wanted) if each < rows)
+        if at(rows).total_bytes > target.memory_bytes:
+            rows = wanted
+        elif rows < wanted:
             notes.append(
                 f"{wanted} rows in one pass take {units.gibibytes(plan.total_bytes)}; "
                 f"planned with batch.micro_rows={rows}, the same learning in {share // rows} passes"
             )
-            return Fitted(plan=fitting, micro_rows=rows, largest=largest, slope=slope, notes=notes)
-    return Fitted(plan=plan, micro_rows=wanted, largest=largest, slope=slope, notes=notes)
+    most = MOST_LOGITS // (run.data.row_tokens * run.model.vocabulary_size)
+    return Fitted(
+        plan=at(rows),
+        micro_rows=rows,
+        largest=_largest(known, at, slope, room, most) if room and less else 0,
+        slope=slope,
+        notes=notes,
+        fits=lambda each: at(each).total_bytes <= room,
+    )
+
+
+def _largest(
+    known: Mapping[int, MemoryPlan], at: Callable[[int], MemoryPlan], slope: float, room: int, most: int
+) -> int:
+    """About how many rows fit in one pass, at most `most`; 0 if none of those that were traced do.
+
+    Memory is the highest of several lines in the rows: the optimizer's peak stays, that of activations grows. Between
+    two traced numbers it is at most on the line through them; beyond them it may be far above. So where that line
+    leaves the room is traced too.
+    """
+    good = max((rows for rows, plan in known.items() if plan.total_bytes <= room), default=0)
+    if not good:
+        return 0
+    if good == max(known):
+        further = (room - known[good].total_bytes) / max(1.0, slope)
+        beyond = min(good + math.floor(further), max(good, most))
+        if at(beyond).total_bytes <= room:
+            return beyond
+    bad = min(rows for rows in known if rows > good)
+    share = (room - known[good].total_bytes) / (known[bad].total_bytes - known[good].total_bytes)
+    return good + math.floor((bad - good) * share)
 
 
 def _divisors(number: int) -> list[int]:
@@ -520,9 +570,12 @@ def _divisors(number: int) -> list[int]:
 
 
 def _foreign_memory(shape: Shape, work: Workload) -> float:
-    """A formula: states of 16 bytes a parameter, activations by width, whole logits, and a context."""
+    """A formula: states of 16 bytes a parameter, of which devices that share them hold a part each, activations by
+    width, whole logits, and a context."""
+    whole = WHOLE_BYTES.get(work.sharding, 16.0)
+    states = (whole + (16.0 - whole) / work.ranks) * shape.parameters
     layers = shape.layers * work.tokens * (34 * shape.width + 4 * shape.mlp_size)
-    return 16.0 * shape.parameters + layers + 12.0 * work.tokens * shape.vocabulary + 0.5 * 2**30
+    return states + layers + 12.0 * work.tokens * shape.vocabulary + 0.5 * 2**30
 
 
 def _advice(run: Run, shape: Shape, amount: Amount) -> list[str]:
@@ -576,19 +629,20 @@ def _alternatives(
 ) -> list[str]:
     """Three changes that would help most, each with what it would give at the same rates."""
     found: list[tuple[float, str]] = []
-    if fitted and run.batch.rows % asked.gpus == 0:
+    if fitted:
         share = run.batch.rows // asked.gpus
         for rows in _divisors(share):
-            if fitted.micro_rows < rows <= fitted.largest:
-                other = replace(work, tokens=round(rows * lengths.tokens), passes=share // rows)
-                gain = 1 - step_time(other, machine).seconds / step_time(work, machine).seconds
-                if gain > 0.005:
-                    found.append((gain, f"batch.micro_rows={rows}: {gain:.0%} faster, and fits"))
+            if not fitted.micro_rows < rows <= fitted.largest:
+                continue
+            other = replace(work, tokens=round(rows * lengths.tokens), passes=share // rows)
+            gain = 1 - step_time(other, machine).seconds / step_time(work, machine).seconds
+            if gain > 0.005 and fitted.fits(rows):
+                found.append((gain, f"batch.micro_rows={rows}: {gain:.0%} faster, and fits"))
                 break
-        if fitted.micro_rows > 1:
-            rows = fitted.micro_rows // 2
+        rows = next((each for each in _divisors(share) if each < fitted.micro_rows), 0)
+        if rows and fitted.slope > 0:
             saved = fitted.slope * (fitted.micro_rows - rows)
-            other = replace(work, tokens=round(rows * lengths.tokens), passes=work.passes * 2)
+            other = replace(work, tokens=round(rows * lengths.tokens), passes=share // rows)
             slower = step_time(other, machine).seconds / step_time(work, machine).seconds - 1
             say = f"batch.micro_rows={rows}: {units.gibibytes(saved)} less memory, {slower:.1%} slower"
             found.append((0.02 if fitted.plan.fits is not False else 1.0, say))
@@ -607,8 +661,8 @@ def _alternatives(
                 found.append((gain / 4, f"--gpu {name!r}: {units.duration(seconds * (1 - gain))}{money} (L0)"))
                 break
     more = 2 * asked.gpus
-    if machine.kind == "cuda" and run.batch.rows % more == 0:
-        halved = work.passes % 2 == 0
+    halved = work.passes % 2 == 0
+    if machine.kind == "cuda" and run.batch.rows % more == 0 and (halved or not run.batch.micro_rows):
         shared = replace(
             work,
             ranks=more,
@@ -638,7 +692,7 @@ def _formulas(
     n = work.passes
     return [
         f"M = {shape.matrices:,} parameters in matrices, the head among them (N = {shape.parameters:,})",
-        f"FLOPs a token, causal: 6 M + 12 L H K x {work.keys:g} keys = {causal:.4g}; "
+        f"FLOPs a token, causal: 6 M + 12 L H K x {sum(work.layer_keys()) / shape.layers:g} keys = {causal:.4g}; "
         f"full square: 6 M + 12 L H K x {work.row_tokens} = {full:.4g}",
         f"tokens = {amount.tokens:,} ({amount.reason}); steps = tokens / {work.tokens * n * work.ranks:,} a step",
         f"products: {n} x {work.product_flops():.4g} FLOPs / {rate / 1e12:.4g} TFLOPS = {step.products:.4g} s",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from penjing.base import units
+from penjing.base.marked import marked
 from penjing.plan.machine import LEVELS
 from penjing.plan.memory.target import MEMORY_MARGIN
 from penjing.recipes.plan import Page
 
 SHOWN_PARTS = 4
+STYLES = {"note": "yellow", "over budget": "red"}
 
 
 def print_page(page: Page, console: Console, *, explain: bool = False) -> None:
@@ -24,11 +27,11 @@ def print_page(page: Page, console: Console, *, explain: bool = False) -> None:
     for heading, lines in (
         ("advice", page.advice),
         ("better", page.alternatives),
-        ("[yellow]note[/]", page.warnings),
-        ("[red]over budget[/]", page.over_budget),
+        ("note", page.warnings),
+        ("over budget", page.over_budget),
     ):
         for line in lines:
-            console.print(f"  {heading}: {line}", highlight=False, soft_wrap=True)
+            console.print(marked(heading, line, style=STYLES.get(heading, "")), soft_wrap=True)
     if explain:
         console.print("  how it was reckoned:", highlight=False)
         for line in page.formulas:
@@ -83,23 +86,24 @@ def _time(page: Page, level: str) -> list[tuple[str, str]]:
     ]
 
 
-def verdict_of(fits: bool | None, tight: bool) -> str:
+def verdict_of(fits: bool | None, tight: bool) -> Text:
     """Whether it fits, in words."""
     if tight:
-        return f"[yellow]tight[/], by less than the {MEMORY_MARGIN:.1%} that this figure may be off"
-    return {True: "fits", False: "[red]does not fit[/]", None: "the device's memory is not known"}[fits]
+        return Text.assemble(("tight", "yellow"), f", by less than the {MEMORY_MARGIN:.1%} that this figure may be off")
+    if fits is None:
+        return Text("the device's memory is not known")
+    return Text("fits") if fits else Text("does not fit", style="red")
 
 
-def _memory(page: Page) -> list[tuple[str, str]]:
+def _memory(page: Page) -> list[tuple[str, str | Text]]:
     room = f" of {units.gibibytes(page.memory_bytes)}" if page.memory_bytes else ""
     verdict = verdict_of(page.fits, page.tight)
     spare = page.memory_bytes - page.peak_memory_bytes
     left = f", {units.gibibytes(spare)} to spare" if page.fits and page.memory_bytes else ""
     how = "traced" if page.waterfall else "formula, +-30 %"
     parts = sorted(page.waterfall.items(), key=lambda pair: -pair[1])[:6]
-    lines = [
-        ("peak memory", f"{units.gibibytes(page.peak_memory_bytes)}{room}: {verdict}{left} ({how}; a device)"),
-    ]
+    peak = Text.assemble(f"{units.gibibytes(page.peak_memory_bytes)}{room}: ", verdict, f"{left} ({how}; a device)")
+    lines: list[tuple[str, str | Text]] = [("peak memory", peak)]
     if parts:
         lines.append(("made of", ", ".join(f"{name} {units.gibibytes(size)}" for name, size in parts)))
     if page.largest_micro_rows:

@@ -7,9 +7,11 @@ from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from penjing.base import units
 from penjing.base.errors import UserError
+from penjing.base.marked import marked
 from penjing.model.transformer import Recompute
 from penjing.plan import cost, textbook, tokens
 from penjing.plan.cards import find_card
@@ -20,7 +22,17 @@ from penjing.plan.search import Candidate, divisors, fitting, pareto
 from penjing.plan.shape import Shape, shape_of
 from penjing.plan.time import interval, step_time
 from penjing.plan.work import Workload
-from penjing.recipes.plan import Asked, Engine, find_machine, lengths_of, model_of, workload_of
+from penjing.recipes.plan import (
+    Asked,
+    Engine,
+    adapters_of,
+    find_machine,
+    lengths_of,
+    model_of,
+    not_run,
+    pass_rows,
+    workload_of,
+)
 from penjing.recipes.plan_print import verdict_of
 from penjing.train.run import Run
 
@@ -39,7 +51,7 @@ def print_memory(run: Run, asked: Asked, console: Console, *, waterfall: bool = 
     fits = None if not target.memory_bytes else plan.total_bytes <= target.memory_bytes
     verdict = verdict_of(fits, is_tight(plan.total_bytes, target.memory_bytes))
     kind = "allocated and reserved by torch" if target.kind == "cuda" else "of tensors"
-    console.print(f"{units.gibibytes(plan.total_bytes)}{room} on {target.name}: {verdict}", highlight=False)
+    console.print(Text(f"{units.gibibytes(plan.total_bytes)}{room} on {target.name}: ") + verdict)
     console.print(
         f"  {kind}: {units.gibibytes(plan.peak_allocated_bytes)}, {units.gibibytes(plan.peak_reserved_bytes)}; "
         f"the peak is made by {plan.peak_at} at {plan.peak_line}, {plan.peak_phase}",
@@ -51,12 +63,16 @@ def print_memory(run: Run, asked: Asked, console: Console, *, waterfall: bool = 
             bar = "#" * round(BAR * size / most)
             console.print(f"  {name:<16} {units.gibibytes(size):>10}  {bar}", highlight=False, markup=False)
     for note in plan.notes:
-        console.print(f"  [yellow]note[/]: {note}", highlight=False)
+        console.print(marked("note", note))
     return fits
 
 
 def search(run: Run, asked: Asked, fit: str, lengths: tuple[int, ...], console: Console, *, every: bool = False) -> int:
-    """Print the Pareto table of traced ways to take a step; returns how many fit. Raises UserError for a bad size."""
+    """Print the Pareto table of traced ways to take a step; returns how many fit.
+
+    Several devices share it as training does, or as `asked.engine` says. Raises UserError for a bad size of memory, and
+    for rows that do not divide among the devices.
+    """
     from penjing.train.trace import predict_memory
 
     budget = cost.read_budget(fit, "--fit") if fit else cost.Budget()
@@ -64,17 +80,22 @@ def search(run: Run, asked: Asked, fit: str, lengths: tuple[int, ...], console: 
         raise UserError("not a size of memory", where="--fit", got=repr(fit), wanted="such as 24GB or 8GiB")
     machine, target, notes = find_machine(asked, run)
     room = budget.memory_bytes or target.memory_bytes
+    pass_rows(replace(run, batch=replace(run.batch, micro_rows=0)), machine.kind, asked.gpus)
+    engine: Engine = asked.engine or ("ddp" if asked.gpus > 1 else "single")
+    ways = [
+        (variant, rows)
+        for row_tokens in lengths or (run.data.row_tokens,)
+        for variant in _recomputing(replace(run, data=replace(run.data, row_tokens=row_tokens)))
+        for rows in reversed(divisors(run.batch.rows // asked.gpus))
+    ]
+    if len(ways) > MOST_TRACED:
+        notes.append(f"only the first {MOST_TRACED} of {len(ways)} configurations were traced")
     found: list[Candidate] = []
-    layouts: list[Engine] = ["ddp", "zero1", "fsdp"] if asked.gpus > 1 else ["single"]
-    for row_tokens in lengths or (run.data.row_tokens,):
-        for variant in _recomputing(replace(run, data=replace(run.data, row_tokens=row_tokens))):
-            for engine in layouts:
-                for rows in reversed(divisors(max(1, run.batch.rows // asked.gpus))):
-                    if len(found) >= MOST_TRACED:
-                        notes.append(f"only the first {MOST_TRACED} configurations were traced")
-                        break
-                    plan = predict_memory(variant, target, micro_rows=rows, ranks=asked.gpus, engine=engine)
-                    found.append(_candidate(variant, machine, asked, engine, rows, plan.total_bytes))
+    for variant, rows in ways[:MOST_TRACED]:
+        plan = predict_memory(variant, target, micro_rows=rows, ranks=asked.gpus, engine=engine)
+        found.append(_candidate(variant, machine, asked, engine, rows, plan.total_bytes))
+    if said := not_run(engine):
+        notes.append(said)
     fit_now = fitting(found, safe_bytes(room)) if room else sorted(found, key=lambda each: -each.tokens_per_second)
     shown = found if every else pareto(fit_now)
     table = Table(box=None, pad_edge=False, title=f"{run.stage} on {asked.gpus} x {machine.name}, {machine.level}")
@@ -98,13 +119,14 @@ def search(run: Run, asked: Asked, fit: str, lengths: tuple[int, ...], console: 
     console.print(f"{len(fit_now)} of {len(found)} traced configurations fit {limit}{kept_free}", highlight=False)
     if fit_now:
         best = fit_now[0]
+        shared = f", {best.sharding} over {asked.gpus} devices" if asked.gpus > 1 else ""
         console.print(
             f"fastest: batch.micro_rows={best.micro_rows} data.row_tokens={best.row_tokens} "
-            f"compute.recompute={best.recompute}",
+            f"compute.recompute={best.recompute}{shared}",
             highlight=False,
         )
     for note in notes:
-        console.print(f"[yellow]note[/]: {note}", highlight=False)
+        console.print(marked("note", note, indent=""))
     return len(fit_now)
 
 
@@ -118,7 +140,8 @@ def _recomputing(run: Run) -> list[Run]:
 def _candidate(run: Run, machine: Machine, asked: Asked, engine: Engine, rows: int, peak: int) -> Candidate:
     lengths = lengths_of(run)
     asked = replace(asked, engine=engine)
-    work = workload_of(run, shape_of(run.model), lengths, machine, micro_rows=rows, asked=asked, adapters=0)
+    shape, adapters = shape_of(run.model), adapters_of(run)
+    work = workload_of(run, shape, lengths, machine, micro_rows=rows, asked=asked, adapters=adapters)
     seconds = step_time(work, machine).seconds
     return Candidate(
         micro_rows=rows,
@@ -190,7 +213,7 @@ def print_tokens(size: str, unique: str, hours: str, asked: Asked, console: Cons
             f"  compute-optimal for so many tokens: {units.count(round(best_size))} parameters", highlight=False
         )
         for note in notes:
-            console.print(f"  [yellow]note[/]: {note}", highlight=False)
+            console.print(marked("note", note))
 
 
 def _half(machine: Machine) -> str:

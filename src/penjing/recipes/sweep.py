@@ -16,6 +16,7 @@ from rich.table import Table
 from penjing.base import units
 from penjing.base.errors import UserError
 from penjing.base.files import write_json, write_text
+from penjing.base.marked import marked
 from penjing.bench.matmul import matmul
 from penjing.bench.sweep import Grid, Measured, sweep
 from penjing.plan import hardware
@@ -88,8 +89,9 @@ def run_sweep(
         table.add_row(*cells(row))
     console.print(table)
     for note in notes:
-        console.print(f"  [yellow]note[/]: {note}", highlight=False)
+        console.print(marked("note", note))
     if out is not None:
+        out = out.with_suffix("") if out.suffix in (".json", ".csv", ".md", ".svg") else out
         machine_facts = {**asdict(key_of(device)), "cores": hardware.physical_cores(), "level": machine.level}
         write(rows, out, {"machine": machine_facts, "model": run.model.preset, "steps": steps})
         console.print(f"{out}.json, .csv, .md, .svg: the same as data, table and plot", highlight=False)
@@ -123,17 +125,21 @@ def cells(row: Measured) -> list[str]:
 
 def write(rows: Sequence[Measured], out: Path, facts: dict[str, Any]) -> None:
     """OUT.json with everything, OUT.csv and OUT.md with the table, OUT.svg with the plot."""
+
+    def named(suffix: str) -> Path:
+        return out.with_name(out.name + suffix)
+
     flat = [row.to_dict() for row in rows]
-    write_json(out.with_suffix(".json"), {**facts, "rows": flat})
+    write_json(named(".json"), {**facts, "rows": flat})
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(flat[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
-    write_text(out.with_suffix(".csv"), text.getvalue())
+    write_text(named(".csv"), text.getvalue())
     lines = ["| " + " | ".join(heading for _, heading in COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
-    write_text(out.with_suffix(".md"), "\n".join(lines) + "\n")
-    write_text(out.with_suffix(".svg"), plot(rows))
+    write_text(named(".md"), "\n".join(lines) + "\n")
+    write_text(named(".svg"), plot(rows))
 
 
 def plot(rows: Sequence[Measured]) -> str:

@@ -48,6 +48,7 @@ def _zeros(shape: Any) -> Any:
 
 
 _MAKERS = _device_constructors()  # functions that make a tensor on the current device
+_GROUPED = getattr(torch, "_grouped_mm", None)  # behind `functional.grouped_mm`
 
 
 class _HostGenerator(torch.Generator):
@@ -138,6 +139,8 @@ class Disguise(TorchFunctionMode):
                 return _dropout(*args, **kwargs)
             if func in (functional.rms_norm, torch.rms_norm):
                 return _rms_norm(*args, **kwargs)
+            if func is _GROUPED and args[0].dtype != torch.bfloat16:
+                return _grouped(*args, **kwargs)
         elif func is functional.scaled_dot_product_attention:
             return cpu_attention(*args, **kwargs)
         return func(*args, **kwargs)
@@ -267,6 +270,12 @@ def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None
         return functional.rms_norm(input, normalized_shape, weight, eps)
     out: Tensor = _FusedRMSNorm.apply(input, weight)  # type: ignore[no-untyped-call]
     return out
+
+
+def _grouped(left: Tensor, right: Tensor, offs: Tensor, **rest: None) -> Tensor:
+    """Grouped products are taken in every dtype, but torch describes those in bfloat16 alone."""
+    rows, outputs = left.shape[0], right.shape[-1]
+    return left.new_empty((rows, outputs) if right.ndim == 3 else (len(offs), rows, outputs))
 
 
 class _FusedRMSNorm(torch.autograd.Function):
