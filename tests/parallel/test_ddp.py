@@ -23,7 +23,7 @@ def test_loss_curve_of_two_ranks_equals_one(tmp_path, one, penjing, small_run, l
     assert abs(outcome(folder)[name] - outcome(one)[name]) < 1e-5
 
 
-def test_ragged_chats_on_two_ranks_equal_one(tmp_path, one, toy, penjing, small_run, losses):
+def test_ragged_chats_on_two_ranks_equal_one(tmp_path, one, toy, penjing, small_run, losses, outcome):
     chats = [f"start={one}", f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=6", "batch.micro_rows=2"]
     words = [word for word in small_run if not word.startswith(("model", "data.row_tokens", "data.train", "steps"))]
     penjing("train", "sft", *words, *chats, f"out={tmp_path / 'single'}")
@@ -31,6 +31,7 @@ def test_ragged_chats_on_two_ranks_equal_one(tmp_path, one, toy, penjing, small_
     expected, got = losses(tmp_path / "single"), losses(tmp_path / "double")
     assert got.keys() == expected.keys()
     assert max(abs(got[step] - expected[step]) for step in expected) < 1e-5
+    assert outcome(tmp_path / "double")["tokens"] == outcome(tmp_path / "single")["tokens"]
 
 
 def test_two_ranks_learn_the_same_bits_in_bfloat16(tmp_path, toy, penjing, small_run, losses, outcome):

@@ -34,6 +34,8 @@ class Prefetch:
 
     def _work(self, ready: queue.Queue[Any], stop: threading.Event) -> None:
         item: Any
+        if self.device.type == "cuda" and self.device.index is not None:
+            torch.cuda.set_device(self.device)  # every thread has its own current device, at first card 0
         while not stop.is_set():
             try:
                 batch = next(self.source).to(self.device)

@@ -42,7 +42,7 @@ class Engine(Protocol):
         ...
 
     def add(self, value: Tensor) -> Tensor:
-        """`value` summed over ranks."""
+        """`value` summed over ranks, wherever it lies."""
         ...
 
     def any(self, flag: bool) -> bool:
@@ -50,7 +50,7 @@ class Engine(Protocol):
         ...
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's `value`, on every rank."""
+        """Rank 0's `value`, on every rank. Before `wrap` the others wait as long as it takes, here and in `any`."""
         ...
 
     def close(self) -> None: ...

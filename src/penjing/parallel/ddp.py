@@ -17,6 +17,8 @@ from penjing.parallel.scaler import LossScaler
 
 # A rank that waits longer than this for the others ends with an error instead of hanging (torch's own is 10-30 min).
 TIMEOUT = timedelta(minutes=5)
+# Until there is a model: rank 0 may tokenize a large text for hours meanwhile. train/watchdog.py sees whether it lives.
+PATIENCE = timedelta(days=30)
 
 
 class DataParallel:
@@ -30,9 +32,11 @@ class DataParallel:
             torch.cuda.set_device(device)
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
-        self._control = distributed.new_group(backend="gloo", timeout=TIMEOUT)
+        # Over gloo, whatever the gradients use: for what lies on the host no GPU is made to wait.
+        self._control = distributed.new_group(backend="gloo", timeout=PATIENCE)
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
+        self._control = distributed.new_group(backend="gloo", timeout=TIMEOUT)
         ids = [self.device.index] if self.device.type == "cuda" else None
         # Buffers (the routers' loads and biases) are kept equal by who changes them; a broadcast would lose the loads.
         self._model = DistributedDataParallel(
@@ -53,18 +57,18 @@ class DataParallel:
 
     def add(self, value: Tensor) -> Tensor:
         value = value.clone()
-        distributed.all_reduce(value)
+        on_device = value.device.type == self.device.type
+        distributed.all_reduce(value, group=None if on_device else self._control)  # NCCL takes no tensor of a CPU
         return value
 
     def any(self, flag: bool) -> bool:
-        # Over gloo, whatever the gradients use: a GPU is not made to wait for a flag.
         value = torch.tensor([int(flag)])
         distributed.all_reduce(value, group=self._control)
         return bool(value.item())
 
     def broadcast(self, value: Any) -> Any:
         box = [value]
-        distributed.broadcast_object_list(box, src=0, device=self.device)
+        distributed.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
 
     def close(self) -> None:

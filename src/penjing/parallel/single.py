@@ -22,6 +22,8 @@ class Single:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # what names no device, such as an event, means the current one
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         self._model = model

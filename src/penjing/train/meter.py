@@ -35,7 +35,8 @@ class Refit:
 class Meter:
     """Counts tokens and seconds. Tokens are positions that hold a token; padding is never counted.
 
-    flops_per_token, peak: for MFU = tokens/s x flops_per_token / peak; None peak gives no MFU.
+    flops_per_token, peak: for MFU = tokens/s x flops_per_token / (peak x ranks); None peak gives no MFU. The peak
+    is one device's, the tokens are all ranks'. sum_ranks: adds a count up over ranks, which all ask together.
     peak_memory_bytes: asked at each logged step, where given. flops_per_token counts the keys really seen; the same
     with T keys for every query, as PaLM and nanoGPT count, is flops_per_token_full_square (0: not known).
     expected: the plan, which the figures of each interval are set beside.
@@ -47,11 +48,15 @@ class Meter:
     peak_memory_bytes: Callable[[], int] | None = None
     flops_per_token_full_square: float = 0.0
     expected: Expected | None = None
-    tokens: int = 0
+    sum_ranks: Callable[[int], int] = lambda count: count
+    tokens: int = 0  # of all ranks, when they were last summed
     steps: int = 0
+    slowest_seconds: float = 0.0  # of the run's steps so far
     refit: Refit | None = None
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SHARES, 0.0))
     data_wait_seconds: float = 0.0
+    _own_tokens: int = 0  # of this rank, since then
+    _world: int = 0  # ranks of the last step; 0: this process has not taken one
     _interval_tokens: int = 0
     _interval_seconds: float = 0.0
     _interval_steps: int = 0
@@ -82,13 +87,30 @@ class Meter:
         counted = StepCount()
         with self.share("training"):
             yield counted
-        tokens = counted.tokens * world
-        self.tokens += tokens
-        self._interval_tokens += tokens
-        self._interval_seconds += self.clock() - start
+        seconds = self.clock() - start
+        self._own_tokens += counted.tokens
+        self._world = world
+        self._interval_seconds += seconds
         self._interval_steps += 1
         self.steps += 1
+        self.slowest_seconds = max(self.slowest_seconds, seconds)
         self._fit_again()
+
+    @property
+    def longest_seconds(self) -> float:
+        """What a step took at most so far, or takes by plan; 0 in a process that has yet to take, and compile, one.
+
+        By plan too: a GPU's host is soon done with the first steps of an interval, before the GPU is.
+        """
+        planned = self.expected.step_seconds if self.expected else 0.0
+        return max(self.slowest_seconds, planned) if self._world else 0.0
+
+    def all_tokens(self) -> int:
+        """Tokens of all ranks so far; they ask together, as they do for `interval` and `state`."""
+        more, self._own_tokens = self.sum_ranks(self._own_tokens), 0
+        self.tokens += more
+        self._interval_tokens += more
+        return self.tokens
 
     def _fit_again(self) -> None:
         """Once, early in the run: what all of it will take, from the steps so far and the plan of the rest."""
@@ -101,9 +123,10 @@ class Meter:
         """Speed figures since the last call."""
         if not self._interval_seconds or not self._interval_steps:
             return {}
+        tokens = self.all_tokens()
         rate = self._interval_tokens / self._interval_seconds
         figures = {
-            "tokens": self.tokens,
+            "tokens": tokens,
             "seconds": self.total_seconds,
             "tokens_per_second": rate,
             "seconds_left": steps_left * self._interval_seconds / self._interval_steps,
@@ -111,10 +134,11 @@ class Meter:
         if self.peak_memory_bytes:
             figures["memory_bytes"] = self.peak_memory_bytes()
         if self.peak_flops_per_second:
-            figures["mfu"] = rate * self.flops_per_token / self.peak_flops_per_second
+            peak = self.peak_flops_per_second * self._world
+            figures["mfu"] = rate * self.flops_per_token / peak
             if self.flops_per_token_full_square:
                 full = self.flops_per_token_full_square
-                figures["mfu_full_square"] = rate * full / self.peak_flops_per_second
+                figures["mfu_full_square"] = rate * full / peak
         if self.expected is not None and self.expected.step_seconds:
             step, wait = self._interval_seconds, self.data_wait_seconds - self._interval_wait_start
             planned = self._interval_steps * self.expected.step_seconds
@@ -131,12 +155,13 @@ class Meter:
         return sum(self.seconds.values())
 
     def totals(self) -> dict[str, float | None]:
-        """Figures of the whole run so far."""
-        training = self.seconds["training"]
-        rate = self.tokens / training if training else 0.0
-        mfu = rate * self.flops_per_token / self.peak_flops_per_second if self.peak_flops_per_second else None
+        """Figures of the whole run so far; tokens that were not summed yet are taken for as many on every rank."""
+        training, world = self.seconds["training"], max(1, self._world)
+        tokens = self.tokens + self._own_tokens * world
+        rate, peak = tokens / training if training else 0.0, self.peak_flops_per_second
+        mfu = rate * self.flops_per_token / (peak * world) if peak else None
         return {
-            "tokens": self.tokens,
+            "tokens": tokens,
             **{f"{name}_seconds": seconds for name, seconds in self.seconds.items()},
             "data_wait_seconds": self.data_wait_seconds,
             "tokens_per_second": rate,
@@ -151,10 +176,11 @@ class Meter:
     def state(self) -> dict[str, Any]:
         refit = [self.refit.step, self.refit.seconds] if self.refit else None
         return {
-            "tokens": self.tokens,
+            "tokens": self.all_tokens(),
             "seconds": self.seconds,
             "data_wait_seconds": self.data_wait_seconds,
             "steps": self.steps,
+            "slowest_seconds": self.slowest_seconds,
             "refit": refit,
         }
 
@@ -163,6 +189,7 @@ class Meter:
         self.seconds = dict(state["seconds"])
         self.data_wait_seconds = self._interval_wait_start = state["data_wait_seconds"]
         self.steps = state.get("steps", 0)
+        self.slowest_seconds = state.get("slowest_seconds", 0.0)
         self.refit = Refit(*state["refit"]) if state.get("refit") else None
 
 

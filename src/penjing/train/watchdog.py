@@ -20,19 +20,21 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from penjing.base.errors import UserError
 from penjing.parallel.base import Engine
 from penjing.train.signals import Stopped
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 20.0  # a rank of which nothing is heard for so long is dead or stopped
-STUCK_SECONDS = 45.0  # a run that takes no step for so long is stuck, if no step took a fifth of it before
+STUCK_SECONDS = 45.0  # a run whose step takes so long is stuck, if none took a fifth of it before
 SLOWEST_TIMES = 5.0  # times the slowest step so far, that the next may take
 LINGER_SECONDS = 3.0  # a rank that fails waits so long, so that the others can read why
-_FAILED = "failed"
+LEAVE_SECONDS = 0.05  # between two looks at whether all ranks are done
+_FAILED, _DONE = "failed", "done "
 
 
 class Watchdog:
-    """Told of every step by `edge`. `fail` is for the last words of a rank that ends with an error."""
+    """Told by `edge` where the run is. `fail` is for the last words of a rank that ends with an error."""
 
     def __init__(
         self,
@@ -44,30 +46,41 @@ class Watchdog:
         """Begins to watch. All ranks call it together."""
         self.rank, self.world = engine.rank, engine.world
         self.silent_seconds, self.stuck_seconds = silent_seconds, stuck_seconds
-        self._step, self._edge, self._slowest = -1, time.monotonic(), 0.0  # -1: before the first step
+        self._step, self._longest_seconds = 0, 0.0
+        self._edge = self._unlimited = time.monotonic()
         self._stop = threading.Event()
         self._store = _make_store(engine)
         self._store.set(str(self.rank), "")
         engine.any(False)  # every rank has said something: nobody asks for what is not there
+        self._heard = {rank: (b"", time.monotonic()) for rank in range(self.world) if rank != self.rank}
+        self._beat = 0
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
-    def edge(self, step: int) -> None:
-        """A step is done."""
-        now = time.monotonic()
-        if self._step >= 0:
-            self._slowest = max(self._slowest, now - self._edge)
-        self._step, self._edge = step, now
+    def edge(self, step: int, longest_seconds: float) -> None:
+        """So many steps are done, and what comes next takes at most about so long; 0 seconds: nobody knows how long."""
+        self._edge = time.monotonic()
+        self._step, self._longest_seconds = step, longest_seconds
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one ends, and why; the first to do so is the one that counts."""
-        said = "".join(traceback.format_exception(error))[-4000:]
+        bug = not isinstance(error, UserError)
+        said = "\n" + "".join(traceback.format_exception(error))[-4000:] if bug else f" {error}"
         try:
-            about = json.dumps({"rank": self.rank, "step": self._step, "why": said})
+            about = json.dumps({"rank": self.rank, "step": self._step, "why": said, "bug": bug})
             first = self._store.compare_set(_FAILED, "", about)
             if json.loads(first)["rank"] == self.rank:
                 time.sleep(LINGER_SECONDS)
         except Exception:  # the store went with rank 0
+            pass
+
+    def leave(self) -> None:
+        """Wait until all ranks are done: rank 0, which hashes and writes, would soon take one that left for dead."""
+        try:
+            self._store.set(f"{_DONE}{self.rank}", "")
+            while not self._store.check([f"{_DONE}{rank}" for rank in range(self.world)]):
+                time.sleep(LEAVE_SECONDS)
+        except Exception:  # the store went with rank 0, which saw all of them done
             pass
 
     def close(self) -> None:
@@ -75,43 +88,59 @@ class Watchdog:
         self._thread.join(2 * BEAT_SECONDS)
 
     def _watch(self) -> None:
-        heard = {rank: (b"", time.monotonic()) for rank in range(self.world) if rank != self.rank}
-        beat = 0
         while not self._stop.wait(BEAT_SECONDS):
-            beat += 1
-            try:
-                told = json.dumps({"beat": beat, "step": self._step})
-                self._store.set(str(self.rank), told)
-                failed = self._store.get(_FAILED) if self._store.check([_FAILED]) else b""
-                for rank, (before, since) in heard.items():
-                    now_told = self._store.get(str(rank))
-                    heard[rank] = (now_told, time.monotonic() if now_told != before else since)
-            except Exception as error:
-                if self._stop.wait(BEAT_SECONDS):
-                    return
-                self._end(f"rank 0 does not answer ({' '.join(str(error).split())[:200]}): it is dead or stopped", 0)
-            if failed and json.loads(failed)["rank"] != self.rank:
-                about = json.loads(failed)
-                self._end(f"rank {about['rank']} failed after step {about['step']}:\n{about['why']}", about["rank"])
-            for rank, (told_last, since) in heard.items():
-                if time.monotonic() - since > self.silent_seconds:
-                    step = json.loads(told_last)["step"] if told_last else "?"
-                    self._end(f"rank {rank} is silent since {self.silent_seconds:g} s, after step {step}", rank)
-            allowed = max(self.stuck_seconds, SLOWEST_TIMES * self._slowest)
-            if self._step >= 0 and time.monotonic() - self._edge > allowed:
-                steps = {rank: json.loads(told)["step"] for rank, (told, _) in heard.items() if told}
-                self._end(f"no step since {allowed:.0f} s; the others are after step {steps}", None)
+            self._look()
 
-    def _end(self, why: str, blamed: int | None) -> None:
-        """End this process with what is known: why, this rank's step, and what every thread was doing."""
+    def _look(self) -> None:
+        """Tell the others how far this rank is, and look at what they tell; end the process if something is wrong."""
+        self._beat += 1
+        try:
+            told = {"beat": self._beat, "step": self._step, "limited": self._longest_seconds > 0}
+            self._store.set(str(self.rank), json.dumps(told))
+            failed = self._store.get(_FAILED) if self._store.check([_FAILED]) else b""
+            for rank, (before, since) in self._heard.items():
+                now_told = self._store.get(str(rank))
+                self._heard[rank] = (now_told, time.monotonic() if now_told != before else since)
+        except Exception as error:
+            if self._stop.wait(BEAT_SECONDS):
+                return
+            self._end(f"rank 0 does not answer ({' '.join(str(error).split())[:200]}): it is dead or stopped", 0)
+            return
+        if failed and json.loads(failed)["rank"] != self.rank:
+            about = json.loads(failed)
+            why = f"rank {about['rank']} failed {_after(about['step'])}:{about['why']}"
+            self._end(why, about["rank"], stacks=about["bug"])
+        for rank, (told_last, since) in self._heard.items():
+            if time.monotonic() - since > self.silent_seconds:
+                where = _after(json.loads(told_last)["step"]) if told_last else "before it said anything"
+                self._end(f"rank {rank} is silent since {self.silent_seconds:g} s, {where}", rank)
+        others = {rank: json.loads(told_last) for rank, (told_last, _) in self._heard.items() if told_last}
+        # While one rank writes or judges, the others may be waiting for it inside their next step.
+        if len(others) < len(self._heard) or not all(each["limited"] for each in others.values()):
+            self._unlimited = time.monotonic()
+        allowed = max(self.stuck_seconds, SLOWEST_TIMES * self._longest_seconds)
+        if self._longest_seconds and time.monotonic() - max(self._edge, self._unlimited) > allowed:
+            steps = {rank: each["step"] for rank, each in others.items()}
+            self._end(f"no step since {allowed:.0f} s; the others are after step {steps}", None)
+
+    def _end(self, why: str, blamed: int | None, *, stacks: bool = True) -> None:
+        """End this process with what is known: why, this rank's step, and what every thread was doing.
+
+        stacks: not where the user has to change something, which the rank to blame says in one line.
+        """
         if self._stop.is_set():
             return
-        sys.stderr.write(f"\npenjing: rank {self.rank}, after step {self._step}, gives up: {why}\n")
+        sys.stderr.write(f"\npenjing: rank {self.rank}, {_after(self._step)}, gives up: {why}\n")
         sys.stderr.flush()
-        faulthandler.dump_traceback(all_threads=True)
+        if stacks:
+            faulthandler.dump_traceback(all_threads=True)
         # The rank that is to blame ends first, so that the launcher names it, unless it cannot.
         time.sleep(LINGER_SECONDS + 1 if blamed is not None else 0)
         os._exit(1)
+
+
+def _after(step: int) -> str:
+    return f"after step {step}" if step else "before step 1"
 
 
 def _make_store(engine: Engine) -> TCPStore:
@@ -128,7 +157,7 @@ def _make_store(engine: Engine) -> TCPStore:
 class _Alone:
     """One process has nobody to wait for."""
 
-    def edge(self, step: int) -> None:
+    def edge(self, step: int, longest_seconds: float) -> None:
         pass
 
 
@@ -141,7 +170,9 @@ def watched(engine: Engine, **limits: Any) -> Iterator[Watchdog | _Alone]:
     watchdog = Watchdog(engine, **limits)
     try:
         yield watchdog
+        watchdog.leave()
     except Stopped:  # on all ranks alike
+        watchdog.leave()
         raise
     except BaseException as error:
         watchdog.fail(error)
