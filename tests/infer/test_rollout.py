@@ -158,6 +158,17 @@ def test_the_ends_of_the_unit_interval_draw_real_tokens():
     assert draw(logits_BV, uniform_B, DRAWN).id_B.tolist() == [1, 3]
 
 
+@pytest.mark.parametrize("found", [0, 4, 5], ids=["left out before", "left out behind", "none"])
+def test_a_sum_that_is_off_by_a_rounding_error_draws_a_real_token(monkeypatch, found):
+    # As a sum on CUDA may be, whose parts are taken side by side.
+    wrong_B1 = torch.full((1, 1), found)
+    monkeypatch.setattr(rollout_module.torch, "searchsorted", lambda *_, **__: wrong_B1.clone())
+    logits_BV = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0, -math.inf]])
+    drawn = draw(logits_BV, torch.tensor([0.5]), DRAWN)
+    assert drawn.id_B.tolist() == [3]
+    torch.testing.assert_close(drawn.logp_B, logits_BV.log_softmax(-1)[:, 3])
+
+
 def test_prompt_and_answer_together_hold_at_most_max_tokens():
     model = make_model(max_tokens=32)
     requests = [Request(prompt=[20] * length, seeds=[1, 2]) for length in (31, 30, 3)]

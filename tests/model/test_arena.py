@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 
 import pytest
@@ -15,9 +17,11 @@ from penjing.model import arena
 from penjing.model.arena import LINE, SMALLEST, Arena
 from penjing.model.block import added
 from penjing.model.config import ModelConfig
-from penjing.model.linear import Linear, linears
+from penjing.model.init import initialise
+from penjing.model.linear import Linear, linears, set_compute_dtype
 from penjing.model.mlp import MLP
 from penjing.model.norm import RMSNorm
+from penjing.model.transformer import Transformer
 
 SLAB = 64 * SMALLEST
 
@@ -114,6 +118,18 @@ def test_stand_ins_for_tensors_get_stand_ins():
     assert arena._arena.taken_bytes - before == kept.numel() * 4
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_waits_for_nobody():
+    kept = arena.empty(torch.empty(2), (400, 400), torch.float32).fill_(3)
+    with arena._arena._lock:  # as another thread may hold it
+        child = os.fork()
+        if child == 0:  # ends by the signal if it waits
+            signal.alarm(20)
+            made = arena.empty(kept, (400, 400), torch.float32).fill_(4)
+            os._exit(int(bool((kept != 3).any() or (made != 4).any())))
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def agree(run, plain, tensors):
     """Both give the same and the same gradients of `tensors`."""
     got, wanted = run(), plain()
@@ -208,3 +224,48 @@ def test_without_gradients_small_and_large_are_the_same(num_tokens):
     with torch.no_grad():
         assert arena.by_hand(x) == arena.serves(x) == (num_tokens == 8192)
         torch.testing.assert_close(layer(norm(x)), with_gradients)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("experts", [0, 4])
+def test_nothing_is_read_before_it_is_written(dtype, experts, monkeypatch):
+    mixture = {"experts": experts, "experts_per_token": 2, "expert_size": 352} if experts else {}
+    model = Transformer(
+        ModelConfig(
+            architecture="qwen3_moe" if experts else "qwen3",
+            vocabulary_size=1000,
+            hidden_size=512,
+            num_layers=2,
+            num_heads=8,
+            num_kv_heads=2,
+            head_size=64,
+            mlp_size=704,
+            **mixture,
+        )
+    )
+    initialise(model, 1)
+    with torch.no_grad():
+        for parameter in model.parameters():  # residual outputs begin at zero, and would hide what is before them
+            parameter += 0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+    set_compute_dtype(model, dtype)
+    ids_BT = torch.randint(1000, (3, 300), generator=torch.Generator().manual_seed(2))
+    document_BT = torch.arange(300).div(70, rounding_mode="floor").expand(3, -1).contiguous()
+
+    def step():
+        model.zero_grad(set_to_none=True)
+        scored = model(ids_BT, document_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(900))
+        loss = scored[0] if experts else scored
+        loss.backward()
+        return [loss.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+
+    wanted, plain, soiled = step(), Arena.empty, []
+
+    def soil(self, shape, dtype):
+        room = plain(self, shape, dtype)
+        soiled.append(room.numel())
+        return room.fill_(torch.nan) if dtype.is_floating_point else room.fill_(-(2**30))
+
+    monkeypatch.setattr(Arena, "empty", soil)
+    for one, other in zip(step(), wanted, strict=True):
+        assert torch.equal(one, other)
+    assert len(soiled) > 20

@@ -211,12 +211,13 @@ def off(one, other):
 def test_attention(num_tokens, mean_length, window, size, groups, kind, threads):
     dtype = F32 if kind == "float32" else BF16
     built = cpu.kernels()
-    if not built.attention_types("tiles" not in kind) & 1 << cpu.TYPES[dtype] and "tiles" not in kind:
+    if not built.types & 1 << cpu.TYPES[dtype] and "tiles" not in kind:
         pytest.skip("this processor has no products of pairs in bfloat16")
+    built.use_tiles("tiles" not in kind)
     try:
         ours, tiled, exact = attended(num_tokens, mean_length, window, groups, size, dtype)
     finally:
-        built.attention_types(True)
+        built.use_tiles(True)
     for got, other, wanted in zip(ours, tiled, exact, strict=True):
         assert got.dtype == dtype
         assert off(got, wanted) <= (2e-6 if dtype == F32 else 1.05 * off(other, wanted))

@@ -11,6 +11,8 @@ from penjing.model import lora
 from penjing.model.freeze import freeze
 from penjing.model.linear import joined, set_compute_dtype
 from penjing.model.lora import Lora, adapt, attach, merge, strip, unmerge, use
+from penjing.optim.adamw import AdamW
+from penjing.optim.muon import Muon
 
 KINDS = [
     Lora(rank=4),
@@ -351,6 +353,29 @@ def test_doras_norm_follows_its_adapter(make_model):
         merge(model, "default")
         torch.testing.assert_close(model(IDS_BT), changed, rtol=1e-5, atol=1e-5)
     assert (changed - before).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(learning_rate=0.1), Muon(learning_rate=0.1)], ids=["adamw", "muon"])
+def test_doras_norm_follows_a_step(make_model, optimizer):
+    """Also one of kernels that change weights without torch's counting it."""
+    model = make_model()
+    adapt(model, Lora(rank=4, kind="dora"))
+    teach(model, "default")
+    optimizers = optimizer.build(model)
+    model.eval()
+    with torch.no_grad():
+        before = model(IDS_BT)
+    model.train()
+    nats(model).backward()
+    for each in optimizers:
+        each.step()
+    model.eval()
+    with torch.no_grad():
+        after = model(IDS_BT)
+        for layer in lora.adapted(model).values():
+            layer.adapters["default"]._gain = None
+        assert torch.equal(model(IDS_BT), after)
+    assert (after - before).abs().max() > 0.01
 
 
 def test_what_a_run_saves_is_all_but_the_base(make_model):

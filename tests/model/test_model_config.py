@@ -55,6 +55,22 @@ MIXTURE = {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "e
         ({**MIXTURE, "routed_scaling": 2.0}, "has no such factor"),
         ({"rope_factor": 2.0}, "Set model.rope_scaling=yarn"),
         ({"rope_scaling": "yarn", "rope_factor": 2.0}, "model.rope_original_tokens"),
+        ({"rope_scaling": "yarn", "rope_original_tokens": 8, "rope_beta_slow": 0.0}, "model.rope_beta_slow: too small"),
+        (
+            {"rope_scaling": "llama3", "rope_original_tokens": 8, "rope_high_frequency": 1.0},
+            "model.rope_high_frequency: leaves nothing between the borders; got 1.0",
+        ),
+        ({"rope_attention_factor": -1.0}, "model.rope_attention_factor: negative"),
+        (
+            {
+                "architecture": "glm4_moe",
+                "experts": 4,
+                "experts_per_token": 1,
+                "expert_size": 8,
+                "shared_expert_size": -8,
+            },
+            "model.shared_expert_size: negative",
+        ),
         ({"rotary_fraction": 0.3}, "model.rotary_fraction"),
         ({"windowed_layers": (1,)}, "has no effect without model.sliding_window"),
         ({"architecture": "llama", "sliding_window": 8}, "the stock llama class has no sliding window"),

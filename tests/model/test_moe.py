@@ -86,6 +86,25 @@ def test_an_expert_without_tokens_gets_a_zero_gradient(make_model):
     assert grads["blocks.1.mlp.down_proj"][:2].abs().max() > 0
 
 
+@pytest.mark.parametrize("grouped", [False, True], ids=["by-expert", "with-gaps"])
+@pytest.mark.parametrize("frozen", ["gate_proj", "up_proj", "down_proj"])
+def test_one_frozen_matrix_leaves_the_others_their_gradients(make_model, monkeypatch, frozen, grouped):
+    model = make_model(architecture="qwen3_moe", **KINDS["qwen3_moe"])
+    for layer in mixtures(model):
+        layer.down_proj.data.normal_(0, 0.2, generator=torch.Generator().manual_seed(5))
+    wanted = gradients(model)
+    monkeypatch.setattr(moe, "group", lambda expert, num, on_host: group(expert, num, on_host=not grouped))
+    for layer in mixtures(model):
+        getattr(layer, frozen).requires_grad_(False)
+    model.zero_grad(set_to_none=True)
+    model(IDS_BT).square().mean().backward()
+    for layer in mixtures(model):
+        assert getattr(layer, frozen).grad is None
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(parameter.grad, wanted[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
 def test_the_correction_changes_the_choice_and_not_the_weight(make_model):
     router = mixtures(make_model(architecture="glm4_moe", **EXPERTS))[0].router
     x_ND = torch.randn(40, 24, generator=torch.Generator().manual_seed(1))

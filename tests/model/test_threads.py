@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from penjing.model import arena
 from penjing.model.config import ModelConfig
 from penjing.model.moe import Mixture
 from penjing.model.threads import PIECES, side_by_side
@@ -46,6 +47,18 @@ def test_few_pieces_stay_in_the_thread_that_asks(two_threads):
         list(pieces)
 
     side_by_side(work, list(range(2 * PIECES - 1)))
+    assert here == {threading.get_ident()}
+
+
+def test_stand_ins_stay_there_too(two_threads):
+    here: set[int] = set()
+
+    def work(pieces):
+        here.add(threading.get_ident())
+        list(pieces)
+
+    with arena.set_aside():
+        side_by_side(work, list(range(100)))
     assert here == {threading.get_ident()}
 
 

@@ -94,12 +94,16 @@ def draw(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling, score_tempera
         drawn_logp_B = torch.zeros_like(uniform_B)
     else:
         shaped_BV = shape(logits_BV, sampling)
-        top_B1 = shaped_BV.amax(dim=-1, keepdim=True)
+        top_B1, likeliest_B1 = shaped_BV.max(dim=-1, keepdim=True)
         # Left-out tokens add nothing, so the first sum above the target is never theirs; and u x total < total.
+        # Where parts of the sum are taken side by side, as on CUDA, it may go down by a rounding error, and neither is
+        # certain: the likeliest token stands in.
         sums_BV = (shaped_BV - top_B1).exp_().cumsum(dim=-1)
         total_B1 = sums_BV[:, -1:]
-        id_B = torch.searchsorted(sums_BV, uniform_B[:, None] * total_B1, right=True)[:, 0]
-        drawn_logp_B = (shaped_BV.gather(1, id_B[:, None]) - top_B1 - total_B1.log())[:, 0]
+        id_B1 = torch.searchsorted(sums_BV, uniform_B[:, None] * total_B1, right=True).clamp_(max=sums_BV.shape[1] - 1)
+        id_B1 = torch.where(shaped_BV.gather(1, id_B1) > -torch.inf, id_B1, likeliest_B1)
+        id_B = id_B1[:, 0]
+        drawn_logp_B = (shaped_BV.gather(1, id_B1) - top_B1 - total_B1.log())[:, 0]
         whole = sampling.top_p == 1 and sampling.top_k == 0
         if whole and sampling.temperature == score_temperature:
             return Drawn(id_B, drawn_logp_B, drawn_logp_B)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import os
 import threading
 import weakref
 from collections import deque
@@ -122,6 +123,15 @@ class Arena:
 
 
 _arena = Arena()
+
+
+def _begin_anew() -> None:
+    """In a process that was forked: another thread of its parent may have held the lock, or been amid a change."""
+    global _arena
+    _arena = Arena()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 _is_aside: ContextVar[bool] = ContextVar("aside", default=False)
 
 

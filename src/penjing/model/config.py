@@ -19,7 +19,17 @@ _COUNTS = (
     "mlp_size",
     "max_tokens",
 )
-_POSITIVE = ("rope_theta", "norm_epsilon", "rope_factor", "routed_scaling")
+_POSITIVE = (
+    "rope_theta",
+    "norm_epsilon",
+    "rope_factor",
+    "rope_beta_fast",
+    "rope_beta_slow",
+    "rope_low_frequency",
+    "rope_high_frequency",
+    "routed_scaling",
+)
+_NOT_NEGATIVE = ("rope_original_tokens", "rope_attention_factor", "sliding_window", "shared_expert_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +83,9 @@ class ModelConfig:
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise UserError("too small", where=f"model.{name}", got=getattr(self, name), wanted="more than 0")
+        for name in _NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise UserError("negative", where=f"model.{name}", got=getattr(self, name), wanted="0 or more")
         if self.num_heads % self.num_kv_heads:
             raise UserError(
                 "query heads must be a whole multiple of key/value heads",
@@ -105,10 +118,15 @@ class ModelConfig:
                 got=self.rope_original_tokens,
                 wanted="the max_tokens that the model was first trained with",
             )
-        if self.sliding_window < 0:
-            raise UserError("negative", where="model.sliding_window", got=self.sliding_window, wanted="0 or more")
         if self.windowed_layers and not self.sliding_window:
             raise UserError("has no effect without model.sliding_window", where="model.windowed_layers")
+        if self.rope_scaling == "llama3" and self.rope_high_frequency <= self.rope_low_frequency:
+            raise UserError(
+                "leaves nothing between the borders",
+                where="model.rope_high_frequency",
+                got=self.rope_high_frequency,
+                wanted=f"more than model.rope_low_frequency = {self.rope_low_frequency}",
+            )
         if self.sliding_window and self.architecture in ("llama", "glm4_moe"):
             raise UserError(
                 f"the stock {self.architecture} class has no sliding window",

@@ -53,8 +53,8 @@ _SIGNATURES = {
     "turn": (c_void_p,) * 4 + (c_long, c_float) + (c_long,) * 5 + (c_int,) * 5,
     "softmax": (c_void_p,) * 3 + (c_long,) * 4 + (c_int,) * 2,
     "add_tiles": (c_void_p,) * 3 + (c_long,) * 2 + (c_int,) * 2,
-    "attention_types": (c_int,),
-    "has_weight_slopes": (),
+    "use_tiles": (c_int,),
+    "attention_types": (),
     "weight_slopes": (c_void_p,) * 3 + (c_long,) * 4 + (c_int,) * 2,
     "attention": (c_void_p,) * 6 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
     "attention_slopes": (c_void_p,) * 10 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
@@ -64,7 +64,7 @@ _SIGNATURES = {
 }
 OUT_OF_RANGE = 2  # what a kernel returns; 1: no memory
 _FAILING = {"attention", "attention_slopes", "weight_slopes", "nats", "log_probs", "log_prob_slopes"}
-_ANSWERING = _FAILING | {"attention_types", "has_weight_slopes"}
+_ANSWERING = _FAILING | {"use_tiles", "attention_types"}
 
 
 class _Kernels:
@@ -76,8 +76,8 @@ class _Kernels:
             function = getattr(library, f"penjing_{name}")
             function.argtypes, function.restype = types, c_int if name in _ANSWERING else None
             setattr(self, name, function)
-        self.types = self.attention_types(True)  # tells whether matrix units may be used, so first
-        self.takes_weights = bool(self.has_weight_slopes())
+        self.has_tiles = bool(self.use_tiles(True))
+        self.types = self.attention_types()  # those without matrix units are fewer
 
     def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:  # for type checkers
         raise AttributeError(name)
@@ -264,7 +264,7 @@ def add_scaled(x: Tensor, y: Tensor, keep: float, scale: float) -> None:
 def takes_weights(dtype: torch.dtype) -> bool:
     """Whether there is a `weight_slopes` for products in `dtype`: in bfloat16, on a processor with matrix units."""
     found = kernels()
-    return dtype == torch.bfloat16 and found is not None and found.takes_weights
+    return dtype == torch.bfloat16 and found is not None and found.has_tiles
 
 
 def serves_weights(above_BO: Tensor, x_BN: Tensor) -> bool:

@@ -27,16 +27,20 @@ typedef float Vector __attribute__((vector_size(WIDTH * 4), aligned(4)));
 
 int penjing_tiles = 0;
 
-/* Which types attention is taken in: 1 for float32, 2 for bfloat16, or their sum. tiles: whether matrix units may be
-   used, which the system has to allow. */
-int penjing_attention_types(int tiles) {
+/* Whether matrix units are used from here on: wanted, there, and the system allows it. */
+int penjing_use_tiles(int wanted) {
     penjing_tiles = 0;
 #ifdef HAS_TILES
     enum { ASK = 0x1023, TILE_DATA = 18 }; /* arch_prctl: ARCH_REQ_XCOMP_PERM */
-    if (tiles) penjing_tiles = syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+    if (wanted) penjing_tiles = syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
 #else
-    (void)tiles;
+    (void)wanted;
 #endif
+    return penjing_tiles;
+}
+
+/* Which types attention is taken in: 1 for float32, 2 for bfloat16, or their sum. */
+int penjing_attention_types(void) {
 #if defined(__AVX512BF16__) && !defined(HAS_TILES) /* where both are, the former is slower than float32 */
     return 3;
 #else

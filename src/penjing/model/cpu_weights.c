@@ -9,8 +9,6 @@
 #include "cpu_types.h"
 
 #ifdef HAS_TILES
-int penjing_has_weight_slopes(void) { return penjing_tiles; }
-
 enum { PAIR = 2048 };               /* bytes of two tiles */
 enum { STRIPS = 16, DEEPEST = 64 }; /* strips that stay, and tiles of tokens, at most */
 enum { STAYS = 1 << 19, PASSES = 3 << 17, MOST = 8 }; /* bytes that stay; that pass by, and strips of them, at most */
@@ -112,8 +110,6 @@ int penjing_weight_slopes(const void *above, const void *x, float *out, long tok
     return failed;
 }
 #else
-int penjing_has_weight_slopes(void) { return 0; }
-
 int penjing_weight_slopes(const void *above, const void *x, float *out, long tokens, long outputs, long inputs,
                           long step, int adds, int threads) {
     (void)above, (void)x, (void)out, (void)tokens, (void)outputs, (void)inputs, (void)step, (void)adds, (void)threads;

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as functional
@@ -41,7 +41,9 @@ class Lora:
 
     rank: int = 0  # R, inner width of an adapter; 0 = no adapters, every weight learns
     alpha: float = 32.0  # the adapter's output is multiplied by alpha / rank (or alpha / sqrt(rank), see scaling)
-    dropout: float = 0.0  # share of an adapter's inputs that is left out while learning
+    # Share of an adapter's inputs that is left out while learning. Not where two passes of the model are compared
+    # (policies, preferences with a reference): only one of them would have its inputs left out.
+    dropout: float = 0.0
     # Patterns of layers: of their names inside a block (attention.q_proj) or whole (blocks.3.attention.q_proj).
     targets: tuple[str, ...] = ("*_proj",)
     scaling: Literal["standard", "rank_stabilised"] = "standard"  # rank_stabilised: same gradient size at any rank
@@ -110,6 +112,11 @@ class Adapter(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.seed, self.draws = state.tolist()
+
+    def train(self, mode: bool = True) -> Self:
+        """Also forgets what was kept for writing: fused optimizers and kernels of ours change weights unseen."""
+        self._gain = None
+        return super().train(mode)
 
     def mask(self, x: Tensor) -> Tensor | None:
         """Which inputs the adapter sees, as booleans; None: all. Inputs are left out only where gradients are made."""

@@ -194,7 +194,7 @@ class _ByExpert(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         x_ND, weight_Nk, both_RG, gate_EFD, up_EFD, down_EDF = ctx.saved_tensors
         groups: Groups = ctx.groups
-        learns, (size, width) = ctx.needs_input_grad[2], gate_EFD.shape[1:]
+        learns, (size, width) = any(ctx.needs_input_grad[2:5]), gate_EFD.shape[1:]  # autograd drops what is frozen
         rise_ND = upstream[0].to(x_ND.dtype)
         weight_R = _by_row(weight_Nk, groups.token_R, groups.row_Nk)
         grad_weight_R, grad_x_RD = torch.empty_like(weight_R), arena.empty(x_ND, (len(weight_R), width), x_ND.dtype)
@@ -281,7 +281,7 @@ class _Grouped(torch.autograd.Function):
             grad_gate_RF = torch.ops.aten.silu_backward(slope_RF * up_RF, gate_RF)
             grad_both_RG = torch.cat((grad_gate_RF, slope_RF * silu_RF), dim=-1)
         grads: tuple[Tensor | None, ...] = (None, None, None)
-        if ctx.needs_input_grad[2]:
+        if any(ctx.needs_input_grad[2:5]):
             grad_both_EGD = functional.grouped_mm(grad_both_RG.T, x_RD, offs=end_E)
             grad_down = functional.grouped_mm(rise_RD.T, inner_RF, offs=end_E)
             grads = (*(part.float() for part in grad_both_EGD.chunk(2, dim=1)), grad_down.float())

@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import torch
 
+from penjing.model import arena
+
 Piece = TypeVar("Piece")
 PIECES = 4  # for each thread, or it is not worth it
 
@@ -41,11 +43,11 @@ def side_by_side(work: Callable[[Iterator[Piece]], None], pieces: Sequence[Piece
 
     Which thread gets which piece is left to chance, so a piece must come to the same whoever does it. No gradients are
     recorded inside. With one torch thread, or few pieces, this is `work(iter(pieces))`: the last pieces of a few large
-    ones would leave threads without work.
+    ones would leave threads without work. So it is for stand-ins without memory, as other threads know of none.
     """
     shared = iter(pieces)
     num_threads = torch.get_num_threads()
-    if num_threads == 1 or len(pieces) < PIECES * num_threads:
+    if num_threads == 1 or len(pieces) < PIECES * num_threads or arena.is_set_aside():
         with torch.no_grad():
             work(shared)
         return
