@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tokenizers
 import torch
 from safetensors import safe_open
 
 from penjing.base.errors import UserError
-from penjing.export import hf
+from penjing.export import gguf_vocabulary, hf
+from penjing.export import place as where
 from penjing.export.card import model_card
 from penjing.export.hf import export
 from penjing.infer.engine import generate
@@ -204,20 +208,76 @@ def test_models_of_short_sequences_can_be_exported(tmp_path, tokenizer, max_toke
 def test_the_card_states_what_is_known_and_no_more(tmp_path, tokenizer):
     run = Run(stage="pretrain", model=make_model(tokenizer, max_tokens=512).config)
     folder = tmp_path / "kite" / "pretrain"
-    (folder / "checkpoints").mkdir(parents=True)
+    checkpoint = SimpleNamespace(step=40, folder=folder / "checkpoints" / "step-00000040")
+    checkpoint.folder.mkdir(parents=True)
+    (checkpoint.folder / "model.safetensors").write_bytes(b"weights")
     (folder / "run.toml").write_text("")
-    trained = SimpleNamespace(run=run, checkpoint=SimpleNamespace(step=40), tokenizer=tokenizer)
+    trained = SimpleNamespace(run=run, checkpoint=checkpoint, tokenizer=tokenizer)
     text = model_card(trained, folder)
     assert text.startswith("---\nlibrary_name: transformers\n")
     assert "# kite-pretrain" in text
     assert "| step | 40 |" in text
     assert f"| vocabulary | {tokenizer.size} |" in text
     assert "tokens seen" not in text
-    (folder / "outcome.json").write_text(
-        json.dumps({"tokens": 12345, "validation_loss_nats_per_token": 2.34567, "weights_sha256": "abc"})
-    )
+    known = {"tokens": 12345, "weights_sha256": hashlib.sha256(b"weights").hexdigest(), "validation_seconds": 1.0}
+    (folder / "outcome.json").write_text(json.dumps(known | {"validation_loss_nats_per_token": 2.34567}))
     (folder / "plan.json").write_text(json.dumps({"flops": 1.5e12}))
     text = model_card(trained, folder)
     assert "| tokens seen | 12,345 |" in text
     assert "| held-out loss | 2.3457 nats per token |" in text
     assert "| planned compute | 1.50e+12 FLOPs |" in text
+    (folder / "outcome.json").write_text(json.dumps(known | {"validation_exact_match": 0.5, "validation_reward": None}))
+    text = model_card(trained, folder)
+    assert [line for line in text.splitlines() if "held-out" in line] == ["| held-out exact match | 0.5000 |"]
+    checkpoint.folder.joinpath("model.safetensors").write_bytes(b"earlier weights")
+    assert "tokens seen" not in model_card(trained, folder)
+
+
+@pytest.mark.parametrize(
+    ("given", "stage", "name", "expected"),
+    [
+        ("runs/dpo", "dpo", "export", "runs/dpo/export"),
+        ("runs/dpo", "dpo", "dpo-f16.gguf", "runs/dpo/dpo-f16.gguf"),
+        ("runs/dpo/checkpoints/step-00000002", "dpo", "onnx", "runs/dpo/onnx"),
+        ("Qwen/Qwen3-0.6B", "outside", "export", "Qwen3-0.6B-export"),
+        ("Qwen/Qwen3-0.6B", "outside", "Qwen3-0.6B-f16.gguf", "Qwen3-0.6B-f16.gguf"),
+        ("models/full_sft_512.pth", "outside", "onnx", "full_sft_512-onnx"),
+    ],
+)
+def test_where_an_export_goes(tmp_path, monkeypatch, given, stage, name, expected):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "dpo" / "checkpoints" / "step-00000002"
+    chosen = SimpleNamespace(folder=folder)
+    monkeypatch.setattr(where, "whole_checkpoint", lambda path: chosen if path.resolve() == folder else None)
+    trained = SimpleNamespace(run=SimpleNamespace(stage=stage))
+    assert where.place(Path(given), trained, name).resolve() == tmp_path / expected
+
+
+def test_a_file_in_the_place_of_a_folder_is_one_line(tmp_path, tokenizer):
+    gguf = pytest.importorskip("penjing.export.gguf")
+    pytest.importorskip("gguf")
+    (tmp_path / "model.pth").write_bytes(b"theirs")
+    with pytest.raises(UserError, match="cannot write"):
+        gguf.export(
+            make_model(tokenizer), tokenizer, tmp_path / "model.pth" / "a.gguf", kind="f16", about=gguf.About(name="a")
+        )
+    assert (tmp_path / "model.pth").read_bytes() == b"theirs"
+
+
+def test_names_from_another_file_are_exported(tmp_path, tokenizer):
+    transformers = pytest.importorskip("transformers")
+    tokenizer.save(tmp_path / "theirs")
+    full = tokenizers.Tokenizer.from_file(str(tmp_path / "theirs" / "tokenizer.json"))
+    full.add_special_tokens(["<s>", "</s>"])
+    full.save(str(tmp_path / "theirs" / "tokenizer.json"))
+    (tmp_path / "theirs" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (tmp_path / "theirs" / "special_tokens_map.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    (tmp_path / "theirs" / "chat_template.jinja").write_text(template)
+    foreign = Tokenizer.load(tmp_path / "theirs")
+    foreign.save(tmp_path / "ours")
+    stock = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert (stock.bos_token, stock.eos_token) == ("<s>", "</s>")
+    assert stock.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "<s>a</s>"
+    assert Tokenizer.load(tmp_path / "ours").roles == foreign.roles
+    assert gguf_vocabulary.vocabulary_of(foreign, foreign.size).begin == foreign.control("<s>")

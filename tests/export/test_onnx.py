@@ -119,7 +119,8 @@ def test_what_cannot_be_written_is_refused_by_name(tmp_path, tokenizer):
 
 
 def test_the_command_says_what_was_checked(tmp_path, tokenizer, monkeypatch):
-    trained = SimpleNamespace(model=make_model(tokenizer, architecture="qwen2"), tokenizer=tokenizer)
+    run, model = SimpleNamespace(stage="sft"), make_model(tokenizer, architecture="qwen2")
+    trained = SimpleNamespace(model=model, tokenizer=tokenizer, run=run)
     monkeypatch.setattr("penjing.train.folder.load_trained", lambda *args, **options: trained)
     done = CliRunner().invoke(app, ["export", "onnx", str(tmp_path)])
     assert done.exit_code == 0, done.output

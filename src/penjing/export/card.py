@@ -7,9 +7,21 @@ from typing import Any
 
 from penjing import __version__
 from penjing.base import units
-from penjing.base.files import read_json
+from penjing.base.files import read_json, sha256_file
+from penjing.checkpoint.manifest import WEIGHTS
 from penjing.plan.flops import parameters
 from penjing.train.folder import RunFolder, Trained, stage_folder
+
+HELD_OUT, LOSS = "validation_", "validation_loss_nats_per_token"
+
+
+def _held_out(name: str, value: Any) -> str:
+    """A row, if it is a figure of held-out data: each kind of stage has its own."""
+    if not name.startswith(HELD_OUT) or name.endswith("_seconds") or not isinstance(value, int | float):
+        return ""
+    if name == LOSS:
+        return f"| held-out loss | {value:.4f} nats per token |"
+    return f"| held-out {name.removeprefix(HELD_OUT).replace('_', ' ')} | {value:.4f} |"
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -23,6 +35,8 @@ def model_card(trained: Trained, run_path: Path) -> str:
     folder = RunFolder(Path(run.out) if outside else stage_folder(run_path))
     title = folder.path.resolve().name if outside else f"{folder.path.parent.name}-{folder.path.name}"
     outcome, plan = _facts(folder.outcome), _facts(folder.plan)
+    if outcome and outcome["weights_sha256"] != sha256_file(trained.checkpoint.folder / WEIGHTS):
+        outcome = {}  # it speaks of a later checkpoint
     lines = [
         "---",
         "library_name: transformers",
@@ -50,7 +64,7 @@ def model_card(trained: Trained, run_path: Path) -> str:
     ]
     if outcome:
         lines.append(f"| tokens seen | {outcome['tokens']:,} |")
-        lines.append(f"| held-out loss | {outcome['validation_loss_nats_per_token']:.4f} nats per token |")
+        lines += filter(None, (_held_out(name, value) for name, value in outcome.items()))
         lines.append(f"| weights sha256 | {outcome['weights_sha256']} |")
     if plan:
         lines.append(f"| planned compute | {plan['flops']:.2e} FLOPs |")

@@ -9,6 +9,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -339,11 +340,11 @@ def export(
             )
         partial.replace(path)
         write_text(modelfile, modelfile_text(path, model.config, tokenizer))
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise disk_error(error, path) from error
-    except BaseException:
-        partial.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):  # where a file stands in the place of a folder
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise disk_error(error, path) from error
         raise
     return Verified(path, modelfile, read_back, engine, note)
 

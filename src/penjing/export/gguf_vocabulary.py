@@ -18,6 +18,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
+from penjing.export.hf import token_ids
 from penjing.text.tokenizer import QWEN2_SPLIT, Roles, Tokenizer
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # kinds of token, as llama.cpp numbers them
@@ -45,7 +46,7 @@ class Vocabulary:
     kinds: list[int]  # by id: NORMAL, CONTROL, USER_DEFINED or UNUSED
     merges: list[str]  # "left right", in order
     split: str  # tokenizer.ggml.pre
-    begin: int  # opens a document
+    begin: int  # opens a document, and what a template calls bos_token
     end_of_text: int  # closes one
     message_end: int  # closes a turn
     adds_begin: bool  # whether `begin` is put before every prompt
@@ -82,7 +83,7 @@ def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
         kinds=kinds,
         merges=[merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]],
         split=_split_name(facts["pre_tokenizer"], bool(model.get("ignore_merges"))),
-        begin=tokenizer.begin,
+        begin=token_ids(tokenizer)["bos_token_id"],
         end_of_text=tokenizer.end_of_text,
         message_end=tokenizer.message_end,
         adds_begin=stock.encode("a").ids[:1] == [tokenizer.begin],

@@ -25,6 +25,7 @@ from penjing.export.check import (
     row_logits,
     same_greedy,
 )
+from penjing.export.hf import token_ids
 from penjing.model.moe import mixtures
 from penjing.model.transformer import Transformer
 from penjing.text.tokenizer import Tokenizer
@@ -88,7 +89,8 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = 
     with export_folder(path) as folder:
         _write(float_twin(model), folder, kind)
         tokenizer.save(folder)
-        write_json(folder / "config.json", hf_config(model.config, tokenizer))
+        ids = {**token_ids(tokenizer), "eos_token_id": tokenizer.message_end}
+        write_json(folder / "config.json", {**hf_config(model.config, tokenizer), **ids})
         found, note = verify(model, tokenizer, folder, kind)
         write_json(folder / MARK, {"largest_logit_difference": found.largest, "note": note})
     return Verified(path, found, note)
