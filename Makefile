@@ -34,7 +34,8 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("penjing needs Python 3.11 or newer; set PYTHON=")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
+# Not `runs`: what was trained is not made again in a minute.
 clean:
-	rm -rf $(VENV) runs build
+	rm -rf $(VENV) build

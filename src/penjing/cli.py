@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -13,6 +14,7 @@ from rich.table import Table
 from penjing import __version__
 from penjing.base import config, units
 from penjing.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, suggest
+from penjing.base.marked import marked
 from penjing.base.process import first_of_launch
 
 app = typer.Typer(
@@ -50,7 +52,8 @@ app.add_typer(adapter_app, name="adapter")
 app.add_typer(bench_app, name="bench")
 app.add_typer(plan_app, name="plan")
 # A pipe or a file has no width of its own; 80 columns would cut the tables.
-console = Console(width=None if sys.stdout.isatty() else 160)
+# What paths, settings and errors say is never markup.
+console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
 
 Settings = Annotated[
     list[str] | None,
@@ -126,6 +129,8 @@ def train(
     from penjing.recipes.execute import execute
 
     outcome = execute(_resolved(recipe, settings), console, allow_change or ())
+    if os.environ.get("RANK", "0") != "0":
+        return  # the first of several says it for all
     loss = outcome.get("validation_loss_nats_per_token")
     judged = f", held-out loss {loss:.4f} nats per token" if loss is not None else ""
     bits = outcome.get("validation_bits_per_byte")
@@ -185,7 +190,7 @@ def plan_run(
             console.print_json(data=bill.to_dict())
         over = over_budget(asked, bill.predicted_seconds, bill.predicted_peak_memory_bytes, bill.machine)
         for line in over:
-            console.print(f"  [red]over budget[/]: {line}", highlight=False)
+            console.print(marked("over budget", line, style="red"))
         if over:
             sys.exit(EXIT_DOES_NOT_FIT)
         return
@@ -235,10 +240,11 @@ def plan_search(
     fit: Annotated[str, typer.Option(help="Memory to fit into, such as 24GB; empty: the card's.")] = "",
     gpu: Gpu = "",
     gpus: Gpus = 1,
+    engine: Engine = "",
     lengths: Annotated[str, typer.Option(help="Row lengths to look at, such as 512,1024; empty: the run's.")] = "",
     every: Annotated[bool, typer.Option("--all", help="Show all that was traced, not just the best.")] = False,
 ) -> None:
-    """Trace the ways to cut a step - rows in a pass, length, recomputing, sharding - and show the best that fit.
+    """Trace the ways to cut a step - rows in a pass, length, recomputing - and show the best that fit.
 
     [bold]Example[/]
 
@@ -248,7 +254,8 @@ def plan_search(
     from penjing.recipes.plan_tools import search
 
     rows = config.convert(tuple[int, ...], lengths, "--lengths") if lengths else ()
-    if not search(_resolved(recipe, settings), Asked(gpu=gpu, gpus=gpus), fit, rows, console, every=every):
+    asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine))
+    if not search(_resolved(recipe, settings), asked, fit, rows, console, every=every):
         sys.exit(EXIT_DOES_NOT_FIT)
 
 
@@ -357,12 +364,14 @@ def ledger_verb(
 
 
 def _resolved(recipe: str, settings: list[str] | None):  # type: ignore[no-untyped-def]  # Run, imported late
+    from penjing.recipes import RECIPES
     from penjing.recipes.execute import resolve_run
 
     overrides = config.parse_overrides(settings or [])
     if recipe.endswith(".toml") or Path(recipe).is_file():
         layer = config.read_toml(Path(recipe))
-        return resolve_run(str(layer.get("stage", "pretrain")), layer, overrides)
+        stage = str(layer.get("stage", "pretrain"))  # a name of the user's own may stand there too
+        return resolve_run(stage if stage in RECIPES else "pretrain", layer, overrides)
     return resolve_run(recipe, overrides)
 
 
@@ -465,6 +474,8 @@ def generate_answers(
     )
     done = generate_file(run, prompts, out, console, asked)
     _say(f"{out}: {done.written:,} conversations; {done.left_out:,} answers left out (cut off, empty, or no room)")
+    if done.not_asked:
+        _say(f"  {done.not_asked:,} conversations of the prompts have an empty answer and were not asked")
 
 
 @app.command("eval")
@@ -497,7 +508,10 @@ def evaluate(
 @export_app.command("hf")
 def export_hf(
     run: RunPath,
-    out: Annotated[Path | None, typer.Argument(help="Folder to write; by default RUN/export.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Argument(help="Folder to write; by default RUN/export, for a model from outside NAME-export."),
+    ] = None,
 ) -> None:
     """Write a Hugging Face directory that stock `transformers` loads, checked against our own logits and text.
 
@@ -507,13 +521,12 @@ def export_hf(
     """
     from penjing.export.card import model_card
     from penjing.export.hf import export
+    from penjing.export.place import place
     from penjing.train.folder import load_trained
 
     trained = load_trained(run, adapters="merged")
-    # Beside a model from outside, and not inside it: a hub name or a file is no folder to write into.
-    outside = trained.run.stage == "outside"
-    place = out or (Path(f"{run.name.removesuffix('.pth')}-export") if outside else run / "export")
-    done = export(trained.model, trained.tokenizer, place, card=model_card(trained, run))
+    path = out or place(run, trained, "export")
+    done = export(trained.model, trained.tokenizer, path, card=model_card(trained, run))
     _say(f"{done.path}: {done.note}")
 
 
@@ -521,7 +534,11 @@ def export_hf(
 def export_gguf(
     run: RunPath,
     out: Annotated[
-        Path | None, typer.Argument(metavar="[OUT.gguf]", help="File to write; by default RUN/NAME-TYPE.gguf.")
+        Path | None,
+        typer.Argument(
+            metavar="[OUT.gguf]",
+            help="File to write; by default RUN/NAME-TYPE.gguf, for a model from outside NAME-TYPE.gguf.",
+        ),
     ] = None,
     kind: Annotated[
         str, typer.Option("--type", help="f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0: how weights are stored.")
@@ -541,26 +558,29 @@ def export_gguf(
     penjing export gguf runs/quickstart my-model-q8_0.gguf --type q8_0 --licence apache-2.0 --language zh
     """
     from penjing.export.gguf import About, export
+    from penjing.export.place import called, place
     from penjing.train.folder import load_trained
 
     trained = load_trained(run, adapters="merged")
-    called = name or run.resolve().name
+    named = name or called(run)
     about = About(
-        name=called,
+        name=named,
         description=f"made with penjing {__version__}, stage {trained.run.stage}, step {trained.checkpoint.step}",
         licence=licence,
         languages=tuple(language or ()),
     )
-    path = out or run / f"{run.resolve().name}-{kind}.gguf"
+    path = out or place(run, trained, f"{called(run)}-{kind}.gguf")
     done = export(trained.model, trained.tokenizer, path, kind=kind, about=about)
     _say(f"{done.path}: {done.note}")
-    _say(f"{done.modelfile}: for `ollama create {called} -f {done.modelfile}`")
+    _say(f"{done.modelfile}: for `ollama create {named} -f {done.modelfile}`")
 
 
 @export_app.command("onnx")
 def export_onnx(
     run: RunPath,
-    out: Annotated[Path | None, typer.Argument(help="Folder to write; by default RUN/onnx.")] = None,
+    out: Annotated[
+        Path | None, typer.Argument(help="Folder to write; by default RUN/onnx, for a model from outside NAME-onnx.")
+    ] = None,
     kind: Annotated[str, typer.Option("--type", help="f32 or int8: how matrices are stored.")] = "f32",
 ) -> None:
     """Write an ONNX graph, token ids to logits, with its tokenizer, checked with onnxruntime against our own logits.
@@ -570,10 +590,11 @@ def export_onnx(
     penjing export onnx runs/quickstart my-model-onnx
     """
     from penjing.export.onnx import export
+    from penjing.export.place import place
     from penjing.train.folder import load_trained
 
     trained = load_trained(run, adapters="merged")
-    done = export(trained.model, trained.tokenizer, out or run / "onnx", kind=kind)
+    done = export(trained.model, trained.tokenizer, out or place(run, trained, "onnx"), kind=kind)
     _say(f"{done.path}: {done.note}")
 
 
@@ -905,7 +926,7 @@ def data_toyworld(
 
 @data_app.command("report")
 def data_report(
-    files: Annotated[list[Path], typer.Argument(help="Files or folders of text or conversations.")],
+    files: Annotated[list[Path], typer.Argument(help="Files or folders of texts, conversations, pairs or prompts.")],
 ) -> None:
     """Look at a corpus before training on it: sizes, languages, lengths, duplicates, warnings.
 
@@ -934,11 +955,17 @@ def tokenizer_train(
 
     penjing tokenizer train corpus.jsonl --vocabulary 6400 --out tokenizer
     """
-    from penjing.text.records import read_documents
+    from penjing.base.files import make_folder
+    from penjing.text.records import Quarantine, list_files, read_documents
     from penjing.text.tokenizer import train_tokenizer
 
-    tokenizer = train_tokenizer((document.text for document in read_documents(files)), vocabulary, han_run=han_run)
+    paths, quarantine = list_files(files), Quarantine(max_bad=1.0)
+    make_folder(out)
+    texts = (document.text for document in read_documents(paths, quarantine=quarantine))
+    tokenizer = train_tokenizer(texts, vocabulary, han_run=han_run)
     tokenizer.save(out)
+    if quarantine.bad:
+        _say(f"{quarantine.note()}; `penjing data report` names the first")
     _say(f"{out}: {tokenizer.size:,} ids")
 
 
@@ -959,7 +986,7 @@ def tokenizer_show(
 
 
 def _say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _fail(line: str, code: int) -> NoReturn:
@@ -974,6 +1001,8 @@ def main() -> None:
     if "--version" in sys.argv[1:2]:
         print(f"penjing {__version__}")
         return
+    if sys.platform == "win32":
+        _fail("penjing: needs Linux or macOS; on Windows run it in WSL 2", EXIT_USER_ERROR)
     try:
         code = app(standalone_mode=False)
         if code == EXIT_INTERRUPTED:  # newer versions of typer return it, older ones raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -75,6 +76,14 @@ def error_of(*words: str, below: dict[str, Any] | None = None) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------- which wins
+
+
+def test_home_is_written_out(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/mia")
+    got = parse_overrides(["out=~/runs/a", "data.train=~/a.jsonl,b~c,~", "sample.prompts=~7"])
+    assert got == {"out": "/home/mia/runs/a", "data": {"train": "/home/mia/a.jsonl,b~c,/home/mia"}} | {
+        "sample": {"prompts": "~7"}
+    }
 
 
 def test_defaults_then_recipe_then_file_then_command_line(tmp_path: Path) -> None:
@@ -277,7 +286,11 @@ def test_a_wrong_value_names_key_got_and_wanted() -> None:
     assert error_of("data.row_tokens=long") == "data.row_tokens: not a number; got 'long'; wanted a whole number"
 
 
-@pytest.mark.parametrize("content", [b"seed = ", b"\xff\xfe", b"seed = 1\nseed = 2"])
+@pytest.mark.parametrize(
+    "content",
+    [b"seed = ", b"\xff\xfe", b"seed = 1\nseed = 2", b"seed = " + b"9" * 5000, b"seed = " + b"[" * 100_000],
+    ids=["cut", "not UTF-8", "twice", "digits", "nested"],
+)
 def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(content)
@@ -285,6 +298,18 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
         with pytest.raises(UserError, match=str(broken)) as caught:
             read_toml(broken)
         assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.symlink_to(path)
+    with pytest.raises(UserError, match=r"run\.toml: cannot be read: "):
+        read_toml(path)
+
+
+def test_a_text_that_cannot_be_written_down_is_refused() -> None:
+    for name in (os.fsdecode(b"\xd6\xd0.txt"), "\ud800"):
+        assert "data.files: not valid UTF-8; got " in error_of(below={"data": {"files": [name]}})
 
 
 # ---------------------------------------------------------------------------------------------------- written and read

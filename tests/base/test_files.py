@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from penjing.base.errors import UserError
-from penjing.base.files import atomic_write, read_json, sha256_file, sha256_text, write_json, write_text
+from penjing.base.files import (
+    atomic_write,
+    make_folder,
+    printable,
+    read_json,
+    sha256_file,
+    sha256_text,
+    write_json,
+    write_text,
+)
 
 
 @pytest.fixture
@@ -114,3 +123,25 @@ def test_hashes_are_those_of_sha256sum(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes("盆景".encode())
     assert sha256_file(tmp_path / "a") == sha256_text("盆景")
     assert sha256_text("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+def test_a_folder_is_made_once_and_stays(tmp_path: Path) -> None:
+    for _ in range(2):
+        make_folder(tmp_path / "a/b")
+    assert os.listdir(tmp_path / "a") == ["b"]
+
+
+def test_a_folder_that_cannot_be_is_refused(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"a\.txt: a file, not a folder"):
+        make_folder(old)
+    with pytest.raises(UserError, match="Not a directory"):
+        make_folder(old / "b")
+    monkeypatch.setattr("penjing.base.files.os.access", lambda path, mode: not mode & os.W_OK)  # root may do anything
+    with pytest.raises(UserError, match="cannot write: permission denied"):
+        make_folder(old.parent)
+    assert_untouched(old)
+
+
+def test_any_name_can_be_written_down() -> None:
+    assert printable(Path("a/中.txt")) == "a/中.txt"
+    assert printable(Path(os.fsdecode(b"a/\xd6\xd0.txt"))) == r"a/\xd6\xd0.txt"

@@ -144,7 +144,7 @@ def test_nothing_there_is_none(tmp_path):
 
 
 def test_steps_are_ordered_as_numbers(tmp_path):
-    for step in (9, 100, 10, 123_456_784):
+    for step in (9, 10, 100, 123_456_784):
         write(tmp_path, step, keep=9)
     (tmp_path / "step-00000200").write_text("a file, not a folder")
     (tmp_path / "step-abc").mkdir()
@@ -157,6 +157,17 @@ def test_the_newest_few_are_kept(tmp_path):
         write(tmp_path, step, keep=2)
     assert steps(tmp_path) == [11, 10]
     assert leftovers(tmp_path) == []
+
+
+def test_damaged_ones_of_later_steps_go_and_never_the_one_just_written(tmp_path):
+    for step in (500, 900, 1000):
+        write(tmp_path, step)
+    for step in (900, 1000):
+        (tmp_path / folder_name(step) / "model.safetensors").write_text("")
+    assert loaded_step(newest(tmp_path)) == 500
+    write(tmp_path, 700, keep=2)
+    assert steps(tmp_path) == [700, 500]
+    assert loaded_step(newest(tmp_path)) == 700
 
 
 def test_a_step_may_be_written_again(two):

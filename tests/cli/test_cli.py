@@ -150,8 +150,32 @@ def test_chat_with_nothing_there(mistake):
     assert "no such folder" in mistake("chat", "runs/none")
 
 
-def test_quickstart_with_unknown_data(mistake):
+def test_quickstart_with_unknown_data(mistake, tmp_path):
     assert "nosuch" in mistake("quickstart", "--data", "nosuch")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_quickstart_with_a_file_for_a_folder(mistake, tmp_path):
+    (tmp_path / "my.txt").write_text("mine")
+    assert "my.txt: a file, not a folder" in mistake("quickstart", "--out", "my.txt", "--fresh")
+
+
+def test_where_a_tokenizer_goes_is_looked_at_before_the_text(mistake, tmp_path):
+    for name in ("empty.txt", "taken"):
+        (tmp_path / name).write_text("")
+    assert "taken: a file, not a folder" in mistake("tokenizer", "train", "empty.txt", "--out", "taken")
+
+
+def test_a_tokenizer_is_trained_on_what_is_whole(penjing, tmp_path):
+    (tmp_path / "my.jsonl").write_text('{"text": "some words and others"}\n' * 20 + '{"text": "cut\n')
+    done = penjing("tokenizer", "train", "my.jsonl", "--vocabulary", "300", cwd=tmp_path)
+    assert "of 21 records 1 are broken" in done.stdout
+    assert (tmp_path / "tokenizer/tokenizer.json").is_file()
+
+
+def test_settings_that_cannot_be_read(mistake, tmp_path):
+    (tmp_path / "x.toml").symlink_to("x.toml")
+    assert "x.toml: cannot be read" in mistake("train", "x.toml")
 
 
 def test_wrong_option_is_exit_code_2(penjing):
@@ -205,3 +229,11 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys, tmp_path):
     assert said.err == "penjing: interrupted\n"
     assert said.out.replace("\n", "").endswith("the figures of trials that ended; `--resume` goes on with them")
     assert '"finished": false' in out.read_text()
+
+
+def test_another_system_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("penjing.cli.sys.platform", "win32")
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "penjing: needs Linux or macOS; on Windows run it in WSL 2\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -144,6 +145,36 @@ def test_a_character_is_shown_whole():
     assert shown.getvalue() == "a好\nb"
     screen.end()
     assert shown.getvalue() == "a好\nb\n\n"
+
+
+def test_a_line_that_cannot_be_answered_does_not_end_the_talk(tokenizer, monkeypatch):
+    trained = SimpleNamespace(answers=True, tokenizer=tokenizer, model=None, run=SimpleNamespace(out="runs/a"))
+    trained.checkpoint = SimpleNamespace(step=1)
+    broken = UnicodeDecodeError("utf-8", b"\xe4", 0, 1, "unexpected end of data")
+    lines, said = ["one", broken, "\udce4\udcbd", "long " * 9, "two", EOFError()], []
+
+    def reply(trained, asked, *_):
+        said.append([message.content for message in asked])
+        if asked[-1].content.startswith("long"):
+            raise UserError("too long")
+        return [Message(role="assistant", content=f"to {asked[-1].content}")]
+
+    def read(_):
+        line = lines.pop(0)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    shown = Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(shown, "input", read)
+    monkeypatch.setattr(talking, "load_trained", lambda path: trained)
+    monkeypatch.setattr(talking, "attach_adapters", lambda *_: {})
+    monkeypatch.setattr(talking, "names", lambda model: ())
+    monkeypatch.setattr(talking, "_fit", lambda trained, asked, manner: asked)
+    monkeypatch.setattr(talking, "_reply", reply)
+    talking.chat(Path("runs/a"), shown, prompt=None, sampling=Sampling(), max_tokens=9, seed=0)
+    assert said[-1] == ["one", "to one", "two"]
+    assert "too long" in shown.file.getvalue() and "not UTF-8" in shown.file.getvalue()
 
 
 def test_think_switches(tokenizer):

@@ -2,6 +2,7 @@
 
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -12,6 +13,7 @@ from penjing.recipes import generate
 from penjing.recipes.execute import execute, resolve_run
 from penjing.recipes.generate import Asked, generate_file, read_answer, stretches
 from penjing.text.records import Chat, Message, read_chats
+from penjing.text.tokenizer import Tokenizer
 
 DRAWN = Asked(temperature=1.0, max_tokens=12, cut="keep", seed=4)
 
@@ -74,6 +76,28 @@ def test_a_stop_anywhere_loses_nothing(tmp_path, monkeypatch, model, toy, whole)
 def test_finished_it_does_nothing_more(monkeypatch, whole, model, toy):
     monkeypatch.setattr(generate, "_lines", None)
     assert write(model, toy / "rl.jsonl", whole[0]) == whole[1]
+
+
+def test_answers_that_were_removed_are_written_anew(tmp_path, whole, model, toy):
+    out = tmp_path / "answers.jsonl"
+    for name in (out.name, out.name + ".about.json"):
+        (tmp_path / name).write_bytes(whole[0].with_name(name).read_bytes())
+    with open(out, "rb+") as stream:
+        stream.truncate(40)
+    with pytest.raises(UserError, match="something was cut off"):
+        write(model, toy / "rl.jsonl", out)
+    assert out.stat().st_size == 40
+    out.unlink()
+    assert write(model, toy / "rl.jsonl", out) == whole[1]
+    assert out.read_bytes() == whole[0].read_bytes()
+
+
+@pytest.mark.parametrize("text", ["R\n</think>\n\nA", "<think>\nR\n</think>\n\nA", "\n<think>R</think>A"])
+def test_a_thought_is_one_whoever_opens_it(model, text):
+    tokenizer = Tokenizer.load(model / "tokenizer")
+    written = SimpleNamespace(ended="stop", ids=tokenizer.encode(text))
+    message = generate._message(written, tokenizer, Asked(thinking="on"))
+    assert (message.content, message.reasoning_content) == ("A", "R")
 
 
 def test_several_answers_of_each_prompt_differ(tmp_path, model, toy):
@@ -163,3 +187,32 @@ def test_other_settings_or_a_strangers_file_are_refused(tmp_path, whole, model, 
 def test_an_answer_is_taken_apart(text, content, thoughts, calls):
     message = read_answer(text)
     assert (message.content, message.reasoning_content, len(message.tool_calls)) == (content, thoughts, calls)
+
+
+def turns(*contents):
+    return {"messages": [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]}
+
+
+def test_a_conversation_that_waits_is_asked_its_last_question(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (turns("a", "b"), turns("a", "b", "c"))))
+    assert [[message.content for message in chat.messages] for chat in generate.read_questions([path])] == [
+        ["a"],
+        ["a", "b", "c"],
+    ]
+
+
+def test_conversations_with_an_empty_answer_are_counted(tmp_path):
+    path, skipped = tmp_path / "prompts.jsonl", []
+    path.write_text("".join(json.dumps(turns(*each)) + "\n" for each in (("a", "b"), ("a", ""), ("a", "", "c", "d"))))
+    questions = generate.read_questions([path], lambda file, line, reason: skipped.append((line, reason)))
+    assert [chat.messages[-1].content for chat in questions] == ["a"]
+    assert skipped == [(2, "an answer is empty"), (3, "an answer is empty")]
+
+
+def test_a_broken_prompt_is_not_left_out(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    good = json.dumps(turns("a")) + "\n"
+    path.write_text(good * 200 + '{"messages": [\n' + good)
+    with pytest.raises(UserError, match=r"prompts\.jsonl:201: broken JSON"):
+        list(generate.read_questions([path]))

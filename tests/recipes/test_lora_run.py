@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -14,7 +15,7 @@ from penjing.base.errors import UserError
 from penjing.export.hf import export
 from penjing.infer.sample import Sampling
 from penjing.model import lora
-from penjing.recipes.adapter import attach_adapters, export_adapter, merge_adapter
+from penjing.recipes.adapter import _name_and_folder, attach_adapters, export_adapter, merge_adapter
 from penjing.recipes.chat import chat
 from penjing.recipes.execute import execute, resolve_run
 from penjing.train.folder import load_trained
@@ -168,6 +169,29 @@ def test_a_changed_or_missing_base_is_refused(tmp_path, base, words, penjing):
     shutil.rmtree(moved)
     with pytest.raises(UserError, match="is not there"):
         load_trained(tmp_path / "run")
+
+
+def test_a_base_named_from_another_folder_is_found(tmp_path, monkeypatch, base, words):
+    shutil.copytree(base, tmp_path / "here" / "runs" / "base")
+    monkeypatch.chdir(tmp_path / "here")
+    train("lora", *[word for word in words if not word.startswith("start")], "start=runs/base", "out=runs/taught")
+    with_adapter = weights_of(tmp_path / "here" / "runs" / "taught")
+    monkeypatch.chdir(tmp_path)
+    trained = load_trained(tmp_path / "here" / "runs" / "taught")
+    for name, value in with_adapter.items():
+        assert torch.equal(trained.model.state_dict()[name], value)
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("lr=1e-3", "lr_1e-3"), ("微调", "adapter"), ("_one", "one"), ("微a调", "a_"), ("two=lr=1e-3", "two")],
+)
+def test_what_an_adapter_is_called(tmp_path, monkeypatch, word, name):
+    monkeypatch.chdir(tmp_path)
+    folder = word.removeprefix("two=")
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "adapter_config.json").write_text("{}")
+    assert _name_and_folder(word) == (name, Path(folder))
 
 
 def test_adapters_need_something_to_sit_on(small_run, tmp_path):

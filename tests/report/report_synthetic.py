@@ -57,7 +57,7 @@ def quickstart(bad: str) -> dict[str, Any]:
             "bytes": 28_400_000,
             "tokens": 16_400_000,
             "validation_tokens": 164_000,
-            "characters_per_token": 1.62,
+            "bytes_per_token": 2.62,
             "han_fraction": 0.46,
             "warnings": ["3 documents were longer than a row and were cut." + bad],
         },

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penjing.text.records import Chat, Document, Message, read_chats, read_documents
-from penjing.text.survey import Lengths, survey, survey_chats
+from penjing.text.survey import Lengths, file_kind, survey, survey_chats, survey_files
 
 DATA = Path(__file__).parents[2] / "../shared/data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the real files of ../shared/data are not here")
@@ -20,8 +20,8 @@ def documents(*texts: str) -> list[Document]:
 
 
 def test_hand_counted() -> None:
-    found = survey(documents("ab 12", "中文。\n字", "", "ab 12", " \n"), tokens=len)
-    assert (found.num_documents, found.num_empty, found.num_characters, found.num_tokens) == (3, 2, 15, 15)
+    found = survey(documents("ab 12", "中文。\n字", "ab 12"), tokens=len)
+    assert (found.num_documents, found.num_characters, found.num_tokens) == (3, 15, 15)
     assert found.num_bytes == 5 + 13 + 5
     visible = 12  # abab 1212 中文字 。
     assert found.latin_fraction == pytest.approx(4 / visible)
@@ -33,7 +33,7 @@ def test_hand_counted() -> None:
     assert found.lengths_exact
     assert found.num_distinct_characters == 10
     assert found.common_characters[:2] == (("1", 2), ("2", 2))
-    assert [(line.num_characters, line.line) for line in found.longest_lines] == [(5, 4), (5, 1), (3, 2)]
+    assert [(line.num_characters, line.line) for line in found.longest_lines] == [(5, 3), (5, 1), (3, 2)]
     assert json.loads(json.dumps(found.to_dict()))["num_bytes"] == 23
 
 
@@ -74,7 +74,6 @@ def test_quantiles_exact_then_sampled() -> None:
             ["same text, again and again, fifty bytes and more."] * 7 + [f"{i} " * 40 for i in range(93)],
             "6 % of documents are exact duplicates: they will be learned by heart",
         ),
-        ([f"{i} " * 40 for i in range(98)] + ["", " "], "2 % of documents are empty"),
         ([f"{i}" for i in range(100)], "Half of the documents are 2 bytes or less"),
         ([f"{i} " * 40 for i in range(3)], "Only 3 documents: too few to hold some out"),
         ([f"{i} " * 40 for i in range(50)] + ["x y " * 9000], "One document is 87 % of all bytes"),
@@ -106,23 +105,103 @@ def test_chats_hand_counted() -> None:
         chat(("system", "s"), ("user", "a"), ("assistant", "答案"), tools=True),
         chat(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "dd")),
         chat(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "dd")),
-        chat(("assistant", "hello"), ("user", "a")),
+        chat(("user", "a"), ("assistant", "hello"), ("user", "a")),
         Chat(messages=(Message(role="user", content="a"), call), tools=(), source="a", line=1),
     ]
     found = survey_chats(chats, tokens=len)
     assert (found.num_chats, found.num_answers, found.num_answer_bytes, found.num_tokens) == (5, 7, 17, 13)
-    assert found.roles == {"user": 7, "assistant": 7, "system": 1}
-    assert found.turns_per_chat["p50"] == 2 and found.turns_per_chat["max"] == 4
+    assert found.roles == {"user": 8, "assistant": 7, "system": 1}
+    assert found.turns_per_chat["p50"] == 3 and found.turns_per_chat["max"] == 4
     assert (found.num_with_system, found.num_with_tools, found.num_with_reasoning, found.num_tool_calls) == (1, 1, 1, 1)
     assert found.num_duplicates == 1
     assert found.warnings == (
         "20 % of chats are exact duplicates: they will be learned by heart.",
-        "20 % of chats open with the assistant.",
         "20 % of chats end on a turn that is never answered.",
     )
     assert json.loads(json.dumps(found.to_dict()))["num_chats"] == 5
     assert survey_chats([]).warnings == ("There is no chat at all.",)
     assert "one question and one answer" in survey_chats([chat(("user", "a"), ("assistant", "b"))]).warnings[0]
+
+
+def jsonl(path: Path, *rows: object) -> Path:
+    """A file of rows; one of text stands in it as it is."""
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def turns(*contents: str, first: str = "user") -> dict[str, object]:
+    roles = ["user", "assistant"] if first == "user" else ["assistant", "user"]
+    return {"messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]}
+
+
+def test_what_the_reader_sets_aside_is_counted(tmp_path: Path) -> None:
+    texts: list[object] = [{"text": f"{i} " * 40} for i in range(96)]
+    path = jsonl(tmp_path / "a.jsonl", *texts, {"text": ""}, {"text": " \n"}, '{"text": "cut\n', {"text": 3})
+    found = survey_files([path], "documents").to_dict()
+    assert (found["num_documents"], found["num_broken"], found["left_out"]) == (96, 2, {"the text is empty": 2})
+    assert "2 % of documents are left out: the text is empty." in found["warnings"]
+    broken = f"2 of 100 records are broken, too many to train on as they are; the first: {path}:99: broken JSON"
+    assert found["warnings"][-1].startswith(broken)
+    path = jsonl(tmp_path / "c.json", '[{"text": "a"}, {"text": "b"}, {"text": "cut\n')
+    assert (
+        f"Not read to the end, for damage that hides what follows: {path}:1."
+        in survey_files([path], "documents").warnings
+    )
+    path = jsonl(tmp_path / "b.jsonl", turns("a", "b"), turns("a", ""), turns("hello", "a", "b", first="assistant"))
+    found = survey_files([path], "chats").to_dict()
+    assert (found["num_chats"], found["num_broken"], found["left_out"]) == (1, 1, {"an answer is empty": 1})
+    assert "33 % of chats are left out: an answer is empty." in found["warnings"]
+
+
+ENDS = {"prompt": (1, 3), "chosen": (1, 6), "rejected": (1, 2)}
+
+
+def test_preferences_hand_counted(tmp_path: Path) -> None:
+    longer = {"prompt": "a", "chosen": "bb", "rejected": "c"}
+    path = jsonl(
+        tmp_path / "a.jsonl",
+        longer,
+        longer,
+        {"prompt": "aaa", "chosen": "b", "rejected": "cc"},
+        {"prompt": "a", "chosen": "same", "rejected": "same"},
+        {"prompt": "a", "completion": "字字", "label": True},
+        {"prompt": "a"},
+    )
+    found = survey_files([path], "preferences").to_dict()
+    assert (found["num_pairs"], found["num_judged"], found["num_broken"], found["num_duplicates"]) == (3, 1, 1, 1)
+    assert found["left_out"] == {"both answers are the same": 1}
+    assert found["chosen_longer_fraction"] == pytest.approx(2 / 3)
+    ends = {name: (found[f"{name}_bytes"]["min"], found[f"{name}_bytes"]["max"]) for name in ENDS}
+    assert ends == ENDS
+    assert found["warnings"][:2] == (
+        "25 % of records are exact duplicates: they will be learned by heart.",
+        "17 % of records are left out: both answers are the same.",
+    )
+    biased = survey_files([jsonl(tmp_path / "b.jsonl", longer)], "preferences").to_dict()
+    assert "The chosen answer is the longer one in 100 % of pairs: a model may learn to be long." in biased["warnings"]
+
+
+def test_prompts_hand_counted(tmp_path: Path) -> None:
+    asked, again = turns("2+2") | {"answer": "4"}, turns("a", "b", "ccc", "") | {"gt": ["x"]}
+    path = jsonl(tmp_path / "a.jsonl", asked, asked, again, '{"cut\n')
+    found = survey_files([path], "prompts").to_dict()
+    assert (found["num_prompts"], found["num_broken"], found["num_duplicates"]) == (3, 1, 1)
+    assert found["fields"] == {"answer": 2, "gt": 1}
+    assert (found["turns_per_prompt"]["max"], found["prompt_bytes"]["min"], found["prompt_bytes"]["max"]) == (3, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        ([turns("a", "b", "c"), turns("a"), turns("a", "b")], "chats"),
+        ([turns("a", "b", "c"), '{"cut\n', turns("a")], "prompts"),
+        ([turns("a", "") | {"gt": ["x"]}, turns("a", "b", "c", ""), turns("a", "none") | {"gt": ["x"]}], "prompts"),
+        ([{"prompt": "a", "chosen": "b", "rejected": "c"}], "preferences"),
+        ([{"text": "a"}, turns("a", "b")], "documents"),
+    ],
+)
+def test_a_file_of_chats_may_begin_with_one_that_waits(tmp_path: Path, rows: list[object], kind: str) -> None:
+    assert file_kind(jsonl(tmp_path / "a.jsonl", *rows)) == kind
 
 
 @needs_data

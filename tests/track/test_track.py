@@ -206,6 +206,17 @@ def test_a_terminal_gets_a_bar():
     assert "100%" in stream.getvalue()
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_a_name_is_never_markup(live):
+    stream = io.StringIO()
+    console = Console(file=stream, width=120, force_terminal=live, color_system=None)
+    tracker = ConsoleTracker(console, name="my [dim] [/stage]", num_steps=4, start_step=1)
+    tracker.log(4, {"validation_loss_nats_per_token": 2.5})
+    tracker.log(4, {"loss_nats_per_token": 2.5})
+    tracker.close()
+    assert "my [dim] [/stage] step 4/4: validation loss 2.500" in stream.getvalue()
+
+
 def test_what_is_absent_is_left_out():
     assert describe({}) == ""
     assert describe({"mfu": 0.0}) == ""

@@ -147,5 +147,21 @@ def test_what_is_due_happens_at_its_step_and_at_the_end():
     assert figures == {"validation_loss_nats_per_token": 1.0}
 
 
+def test_what_may_take_any_time_is_told_beforehand():
+    told = []
+    made, _, _ = parts([batch(2)], steps=3)
+    made = replace(
+        made,
+        validate_every=2,
+        save_every=3,
+        validate=lambda: told.append("validate") or {},
+        save=lambda state, wait: told.append("save") is None,
+        at_edge=lambda step, longest_seconds: told.append((step, longest_seconds > 0)),
+    )
+    train(made, Progress())
+    first, last = [(0, False), (1, True), (2, False), "validate"], [(3, False), "validate", (3, False), "save"]
+    assert told == [*first, (2, True), *last]
+
+
 def test_the_loop_stays_short():
     assert len(LOOP.read_text(encoding="utf-8").splitlines()) < 250

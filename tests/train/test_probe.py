@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.lora import Lora, adapt
+from penjing.model.transformer import Transformer
 from penjing.train import probe
 
 
@@ -73,3 +77,18 @@ def test_quick_steps_are_taken_twice_and_timed_the_second_time(taken):
 def test_timing_ends(taken, pass_seconds, num_steps):
     spent = 2 * pass_seconds * len(taken(pass_seconds, num_steps))
     assert spent < 20 or len(taken(pass_seconds, num_steps)) == 3
+
+
+def test_masks_that_timing_draws_are_not_counted():
+    """How many steps are timed depends on the clock; a run that begins then must draw the same masks."""
+    shape = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_size": 8, "mlp_size": 24}
+    model = Transformer(ModelConfig(vocabulary_size=20, **shape))
+    initialise(model, 0)
+    adapt(model, Lora(rank=2, dropout=0.5))
+    drawn = "blocks.0.attention.q_proj.adapters.default._extra_state"
+    before = model.state_dict()[drawn].clone()
+    with probe._at_rest(model, SimpleNamespace(optimizers=[], engine=SimpleNamespace())):
+        for _ in range(3):
+            model(torch.arange(5)[None])
+        assert not torch.equal(model.state_dict()[drawn], before)
+    assert torch.equal(model.state_dict()[drawn], before)

@@ -1,5 +1,6 @@
 """A run that is stopped anyhow and continued by the same command ends in the same weights, bit for bit."""
 
+import json
 import os
 import signal
 import subprocess
@@ -127,6 +128,10 @@ def test_an_allowed_change_goes_on(tmp_path, penjing, small_run):
     done = penjing(*words, "--allow-change", "steps")
     assert "allowed to change: steps was 12, is 15" in done.stdout
     assert "step 15/15" in done.stdout
+    assert json.loads((folder / "plan.json").read_text())["steps"] == 15
+    assert penjing(*words, "--allow-change", "steps").returncode == 0
+    done = penjing("doctor", str(folder))
+    assert "continues" not in done.stdout
 
 
 def test_other_data_is_refused(tmp_path, whole, toy, penjing, small_run):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import tomllib
 import types
 import typing
@@ -39,8 +40,14 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
         path = key.split(".")
         if not equals or not all(path):
             raise UserError("not a setting", got=repr(word), wanted="key=value, for example batch.rows=32")
-        _put(layer, path, value)
+        _put(layer, path, _at_home(value))
     return layer
+
+
+def _at_home(value: str) -> str:
+    """Paths from `~` on, which few shells write out behind an equals sign."""
+    parts = value.split(",")
+    return ",".join(os.path.expanduser(part) if part == "~" or part.startswith("~/") else part for part in parts)
 
 
 def _put(layer: dict[str, Any], path: list[str], value: str) -> None:
@@ -66,8 +73,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError("no such file", where=path) from None
     except IsADirectoryError:
         raise UserError("a folder, not a TOML file", where=path) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and numbers of 5,000 digits among them
         raise UserError(f"not valid TOML: {error}", where=path) from None
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror or error}", where=path) from None
 
 
 # --- merging ---------------------------------------------------------------------------------------------------------
@@ -185,10 +194,19 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     if annotation in (int, float):
         return _number(annotation, value, key)
     if annotation is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
-        return str(value)
+        return _utf8(str(value), key)
     raise UserError(
         "not of the right type", where=key, got=repr(value), wanted=getattr(annotation, "__name__", annotation)
     )
+
+
+def _utf8(text: str, key: str) -> str:
+    """`text`, which every setting must be able to be written down as. A file's name may hold other bytes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError("not valid UTF-8", where=key, got=ascii(text), next_step="Rename the file.") from None
+    return text
 
 
 def _number(annotation: Any, value: Any, key: str) -> Any:

@@ -34,6 +34,26 @@ def disk_error(error: OSError, path: Path) -> DiskError:
     return DiskError(f"cannot write: {reason}", where=path, next_step="Nothing that was there before is lost.")
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder that is to be written to, before the work whose result goes there; one that is there stays.
+
+    Raises UserError for a file of that name, DiskError for a folder that cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UserError("a file, not a folder", where=folder, next_step="Choose another folder.") from None
+    except OSError as error:
+        raise disk_error(error, folder) from error
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise disk_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), folder)
+
+
+def printable(path: Path) -> str:
+    r"""A path that can be written as UTF-8: of a name in another encoding the bytes that are none become \xNN."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def check_room(folder: Path, wanted_bytes: int) -> None:
     """Raise DiskError if the disk of `folder` has no room for so many bytes, before any of them is written."""
     try:

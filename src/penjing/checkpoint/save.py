@@ -36,6 +36,9 @@ def save(
 ) -> Path:
     """Write `folder/step-NNNNNNNN` and return it, then remove all but the newest `keep` checkpoints (1 or more).
 
+    Those of later steps go too, whatever `keep` and `milestones` say: they were damaged, and passed over when the run
+    was taken up from an earlier one.
+
     weights: the model's whole state (float32). optimizers: `state_dict()` of each. state: JSON values (position in the
     data, totals). texts: further files by name. milestones: every so many steps one stays for good; 0 = none.
     random_state: torch's, as it is now if not given. fingerprints: of what the run was made with, for the manifest.
@@ -68,14 +71,16 @@ def save(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for old in _superfluous(steps(folder), keep, milestones):
+    for old in _superfluous(steps(folder), step, keep, milestones):
         shutil.rmtree(folder / folder_name(old), ignore_errors=True)
     return final
 
 
-def _superfluous(found: list[int], keep: int, milestones: int) -> list[int]:
-    """Of steps, newest first, those that are neither among the newest nor milestones."""
-    return [step for step in found[keep:] if not (milestones and step % milestones == 0)]
+def _superfluous(found: list[int], written: int, keep: int, milestones: int) -> list[int]:
+    """Of steps, newest first, those after `written`, and of the others what is neither among the newest nor a
+    milestone."""
+    later = [step for step in found if step > written]
+    return later + [step for step in found[len(later) + keep :] if not (milestones and step % milestones == 0)]
 
 
 def _json(value: Any) -> str:

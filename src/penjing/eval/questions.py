@@ -91,7 +91,7 @@ def ask(
         prompts = [render(tokenizer, *each, ask=True, thinking=thinking).ids for each in asked]
         stop = tokenizer.stop
         for index, ids in zip(chosen, generate(model, prompts, max_new_tokens=longest + more, stop=stop), strict=True):
-            said[index] = tokenizer.decode(without_thought(tokenizer, ids, thinking)).strip()
+            said[index] = without_thought(tokenizer, ids, thinking).strip()
     return [Answered(question, said[i], is_right(question, said[i])) for i, question in enumerate(questions)]
 
 

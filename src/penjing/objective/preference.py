@@ -66,8 +66,9 @@ class Preference:
             raise self._wrong("flipped_fraction", "0", "Only cdpo and robust know of it.")
         if self.beta < 0:
             raise self._wrong("beta", "0 (the usual one) or more")
-        if self.nll_weight < 0:
-            raise self._wrong("nll_weight", "0 or more")
+        for name in ("nll_weight", "wanted_weight", "unwanted_weight"):
+            if getattr(self, name) < 0:
+                raise self._wrong(name, "0 or more")
         if self.loss != "simpo" and self.target_margin != 0.5:
             raise self._wrong("target_margin", "it left out", "Only simpo knows of it.")
         if self.kl_groups < 1:

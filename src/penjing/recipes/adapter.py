@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def attach_adapters(trained: Trained, words: Sequence[str]) -> dict[str, PeftAda
 
 
 def _name_and_folder(word: str) -> tuple[str, Path]:
-    name, equals, folder = word.partition("=")
+    name, equals, folder = ("", "", "") if Path(word).exists() else word.partition("=")
     path = Path(folder if equals else word)
     if not (path / CONFIG).is_file() and (path / FOLDER / CONFIG).is_file():
         path = path / FOLDER
@@ -94,7 +95,8 @@ def _name_and_folder(word: str) -> tuple[str, Path]:
         return name, path
     called = path.resolve()
     called = called.parent if called.name == FOLDER else called
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in called.name), path
+    letters = (letter if re.match("[A-Za-z0-9_-]", letter) else "_" for letter in called.name)
+    return "".join(letters).lstrip("-_") or "adapter", path
 
 
 def _check_base(adapter: PeftAdapter, base: str) -> None:

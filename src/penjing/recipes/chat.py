@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from penjing.base import units
 from penjing.base.errors import UserError
@@ -70,6 +71,10 @@ def chat(
     if (toolbox or thinking is not None) and not answers:
         raise UserError("was only pretrained: it neither thinks nor calls tools", where=path)
     if prompt is not None:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise UserError("is not UTF-8", where="--prompt") from None
         _reply(trained, [Message(role="user", content=prompt)], console, answers, manner)
         return
     what = "answers" if answers else "was only pretrained: it continues what you write"
@@ -81,9 +86,13 @@ def chat(
     said: list[Message] = []
     while True:
         try:
-            line = console.input("[bold]> [/]")
+            line = console.input(Text("> ", style="bold"))
+            line.encode()  # half a character, where the system lets one through
         except (EOFError, KeyboardInterrupt):
             return
+        except UnicodeError:
+            console.print("that was not UTF-8; once more", style="yellow", highlight=False)
+            continue
         if not line.strip():
             return
         if line.strip() == "/new":
@@ -95,9 +104,12 @@ def chat(
         if line.split()[0] == "/think":
             manner = _think(manner, line.split()[1:], console)
             continue
-        said = [*said, Message(role="user", content=line)] if answers else [Message(role="user", content=line)]
-        said = _fit(trained, said, manner)
-        said += _reply(trained, said, console, answers, manner)
+        asked = [*said, Message(role="user", content=line)] if answers else [Message(role="user", content=line)]
+        try:
+            asked = _fit(trained, asked, manner)
+            said = asked + _reply(trained, asked, console, answers, manner)
+        except UserError as error:  # such as a line that is too long: what was said before stays
+            console.print(error.line(), style="red", highlight=False, markup=False)
 
 
 def _switch(model: Transformer, words: list[str], console: Console) -> None:
@@ -184,7 +196,7 @@ def _write(trained: Trained, ids: Sequence[int], console: Console, answers: bool
     screen.end()
     if console.is_terminal:
         rate = len(written) / max(1e-9, time.perf_counter() - began)
-        console.print(f"[dim]{len(written)} tokens, {units.count(rate)}/s[/]", highlight=False)
+        console.print(Text(f"{len(written)} tokens, {units.count(rate)}/s", style="dim"))
     return written
 
 

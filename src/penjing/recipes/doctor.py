@@ -17,6 +17,7 @@ from penjing.base import units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
 from penjing.base.lock import is_held, owner
+from penjing.base.marked import marked
 from penjing.checkpoint.manifest import damage, folder_name, steps
 from penjing.text.shards import META, Shards
 from penjing.text.tokenizer import Tokenizer
@@ -52,10 +53,14 @@ def doctor(path: Path, console: Console) -> bool:
     """
     found = [examine(folder) for folder in run_folders(path)]
     for each in found:
-        console.print(f"[bold]{each.folder}[/]: {each.verdict}", highlight=False)
-        for mark, lines in (("[green]sound[/]", each.sound), ("[red]wrong[/]", each.wrong), ("note ", each.notes)):
+        console.print(marked(str(each.folder), each.verdict, style="bold", indent=""))
+        for mark, style, lines in (
+            ("sound", "green", each.sound),
+            ("wrong", "red", each.wrong),
+            ("note ", "", each.notes),
+        ):
             for line in lines:
-                console.print(f"  {mark}  {line}", highlight=False, soft_wrap=True)
+                console.print(marked(mark, line, style=style, between="  "), soft_wrap=True)
     return not any(each.wrong for each in found)
 
 

@@ -1,4 +1,8 @@
-"""Measure a trained model. Run: penjing eval runs/quickstart --questions runs/quickstart/data/eval.jsonl"""
+"""Measure a trained model. Run: penjing eval runs/quickstart --questions runs/quickstart/data/eval.jsonl
+
+Unlike training, which leaves broken records out, measuring stops at the first: a figure of part of a file would stand
+beside figures of the whole one.
+"""
 
 from __future__ import annotations
 

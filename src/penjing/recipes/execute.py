@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from penjing import __version__
 from penjing.base import config, units
@@ -21,6 +21,7 @@ from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, write_json
 from penjing.base.lock import locked
+from penjing.base.marked import marked
 from penjing.base.table import look_up
 from penjing.checkpoint.manifest import folder_name, steps
 from penjing.infer.engine import generate
@@ -42,6 +43,7 @@ from penjing.track import TRACKERS
 from penjing.track.background import BackgroundTracker
 from penjing.track.base import Tracker
 from penjing.track.console import ConsoleTracker
+from penjing.track.jsonl import read_lines
 from penjing.train.assemble import Assembled, assemble
 from penjing.train.folder import RunFolder, set_threads
 from penjing.train.loop import train
@@ -94,7 +96,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
                 lambda model, tokenizer, step: write_samples(
                     run, model, tokenizer, quiet if step >= 0 else unseen(quiet)
                 ),
-                lambda text: quiet.print(f"  {text} ...", highlight=False),
+                lambda text: quiet.print(Text(f"  {text} ...")),
                 allow_change,
                 began,
             )
@@ -120,9 +122,9 @@ def _carry_out(run: Run, assembled: Assembled, console: Console, began: float) -
     if run.lora.rank and engine.rank == 0:
         try:
             made = save_run_adapter(run, assembled.model, assembled.base, assembled.progress.step)
-            console.print(f"  adapter in the format of peft: {made}", highlight=False)
+            console.print(Text(f"  adapter in the format of peft: {made}"))
         except UserError as error:  # the adapter is whole in its checkpoint
-            console.print(f"  [yellow]no adapter in the format of peft[/]: {error}", highlight=False)
+            console.print(marked("no adapter in the format of peft", str(error)))
     outcome = _outcome(assembled, engine, figures, time.time() - began)
     keep_score(assembled, time.time() - began)
     return outcome
@@ -159,7 +161,8 @@ def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tr
 def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
     """What is about to happen, before step 1, in the words people know from other trainers."""
     run, bill, size = assembled.run, assembled.bill, assembled.size
-    table = Table(show_header=False, box=None, pad_edge=False, title=f"{run.stage} -> {run.out}", title_justify="left")
+    title = Text(f"{run.stage} -> {run.out}", style="table.title")
+    table = Table(show_header=False, box=None, pad_edge=False, title=title, title_justify="left")
     named = run.model.preset or run.model.architecture
     precision = str(hardware.compute_dtype(run.compute.dtype, engine.device)).removeprefix("torch.")
     rows = [
@@ -183,12 +186,14 @@ def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
         *money_lines(bill, engine),
     ]
     for name, value in [*rows, *assembled.stage.describe()]:
-        table.add_row(f"  {name}", value)
+        table.add_row(f"  {name}", Text(value))
     console.print(table)
     for note in assembled.stage.notes:
-        console.print(f"  {note}", highlight=False)
+        console.print(Text(f"  {note}"))
     for note in assembled.notes:
-        console.print(f"  [yellow]note[/]: {note}", highlight=False)
+        console.print(marked("note", note))
+    if run.sample.every and not run.sample.prompts:
+        console.print(marked("note", f"sample.every={run.sample.every} writes nothing without sample.prompts"))
     if assembled.resumed_from is not None:
         console.print(f"  continues after step {assembled.resumed_from} of {bill.steps}")
 
@@ -220,7 +225,7 @@ def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: C
         language = "zh" if any("\u4e00" <= character <= "\u9fff" for character in prompt) else "en"
         samples.append({"prompt": prompt, "text": text, "language": language})
         shown = " ".join((prompt + (" -> " if run.data.kind != "documents" else "") + text).split())
-        console.print(f"    [dim]{shown[:160]}[/]", highlight=False)
+        console.print(Text(f"    {shown[:160]}", style="dim"))  # a model may write what would be markup
     return samples
 
 
@@ -256,8 +261,7 @@ def _outcome(assembled: Assembled, engine: Engine, figures: dict[str, float], se
 
 def _before(folder: RunFolder, figures: dict[str, float]) -> dict[str, float]:
     """What the held-out texts, pairs or prompts gave before the first step, of figures that are known now too."""
-    lines = (json.loads(line) for line in folder.metrics.read_text(encoding="utf-8").splitlines())
-    first: dict[str, Any] = next((line for line in lines if line.get("step") == 0), {})
+    first: dict[str, Any] = next((line for line in read_lines(folder.metrics) if line["step"] == 0), {})
     return {name: value for name, value in first.items() if name in figures and name.startswith("validation_")}
 
 

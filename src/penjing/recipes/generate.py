@@ -26,7 +26,7 @@ from penjing.model.lora import fingerprint
 from penjing.parallel.base import local_device
 from penjing.text import records
 from penjing.text.chat import Switch, render, switched
-from penjing.text.records import Chat, Message
+from penjing.text.records import Chat, Message, OnSkip
 from penjing.text.tokenizer import END_THINK, END_TOOL_CALL, THINK, TOOL_CALL, Tokenizer
 from penjing.train.folder import Trained, load_trained, set_threads
 
@@ -54,10 +54,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How many answers were written in all, and how many were left out: cut off, empty, or their prompt too long."""
+    """How many answers were written in all, and how many were left out: cut off, empty, or their prompt too long.
+
+    not_asked: prompts that are conversations with an empty answer.
+    """
 
     written: int
     left_out: int
+    not_asked: int
 
 
 def generate_file(path: Path, prompts: Sequence[Path], out: Path, console: Console, asked: Asked) -> Outcome:
@@ -72,7 +76,8 @@ def generate_file(path: Path, prompts: Sequence[Path], out: Path, console: Conso
     if asked.answers < 1 or asked.max_tokens < 1:
         raise UserError("nothing to write", got=f"--answers {asked.answers} --max-tokens {asked.max_tokens}")
     set_threads(0, 1)
-    chats = list(read_questions(prompts))
+    not_asked: list[str] = []
+    chats = list(read_questions(prompts, lambda file, line, reason: not_asked.append(f"{file}:{line}")))
     trained = load_trained(path, adapters="merged")
     if not trained.answers:
         raise UserError("was only pretrained, and does not answer", where=path, wanted="a model taught conversations")
@@ -87,18 +92,22 @@ def generate_file(path: Path, prompts: Sequence[Path], out: Path, console: Conso
     trained.model.to(local_device("auto"))
     if state["done"] < len(chats):
         _answer(trained, chats, out, state, about, console, asked)
-    return Outcome(state["written"], state["left_out"])
+    return Outcome(state["written"], state["left_out"], len(not_asked))
 
 
-def read_questions(prompts: Sequence[Path]) -> Iterator[Chat]:
-    """Conversations that end with a question, of files of either kind."""
+def read_questions(prompts: Sequence[Path], on_skip: OnSkip | None = None) -> Iterator[Chat]:
+    """Conversations that end with a question, of files of either kind. on_skip: told of those with an empty answer.
+
+    Raises UserError at the first broken record: answers to part of a file would pass for answers to all of it.
+    """
     for path in records.list_files(prompts):
         if records.sniff(path) == "prompts":
             yield from (chat for chat, _ in records.read_prompts([path]))
             continue
-        for chat in records.read_chats([path]):
-            last = max(index for index, message in enumerate(chat.messages) if message.role == "assistant")
-            yield Chat(messages=chat.messages[:last], tools=chat.tools, source=chat.source, line=chat.line)
+        for chat in records.read_chats([path], on_skip=on_skip):
+            answered = chat.messages[-1].role == "assistant"
+            messages = chat.messages[:-1] if answered else chat.messages
+            yield Chat(messages=messages, tools=chat.tools, source=chat.source, line=chat.line)
 
 
 def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
@@ -106,7 +115,7 @@ def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
     notes, state = _notes(out), {"done": 0, "written": 0, "left_out": 0, "bytes": 0}
     if out.exists() and not notes.is_file():
         raise UserError("is there already", where=out, next_step="Choose another --out.")
-    if notes.is_file():
+    if out.exists():  # notes of answers that were removed count no more
         known = read_json(notes)
         for name, value in about.items():
             if known.get(name) != value and name not in ("model", "prompts"):
@@ -118,6 +127,14 @@ def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
                     next_step="Choose another --out, or remove it.",
                 )
         state = known["state"]
+        if out.stat().st_size < state["bytes"]:
+            raise UserError(
+                "something was cut off these answers",
+                where=out,
+                got=f"{out.stat().st_size:,} bytes",
+                wanted=f"at least the {state['bytes']:,} that were written",
+                next_step="Choose another --out, or remove it to begin anew.",
+            )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out, "ab") as stream:
@@ -253,7 +270,8 @@ def _message(written: Written, tokenizer: Tokenizer, asked: Asked) -> Message | 
         return None
     # A model that knows little writes zero bytes too, which no reader of conversations takes for text.
     text = tokenizer.decode(written.ids).replace("\0", "\ufffd")
-    message = read_answer(f"{THINK}\n{text}" if asked.thinking == "on" else text)
+    opened = asked.thinking == "on" and not text.lstrip().startswith(THINK)  # by the prompt; Qwen3 does it itself
+    message = read_answer(f"{THINK}\n{text}" if opened else text.lstrip() if asked.thinking == "on" else text)
     return message if message.content or message.tool_calls else None
 
 

@@ -10,7 +10,7 @@ import json
 import platform
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from penjing import __version__
 from penjing.base import units
-from penjing.base.config import parse_overrides
+from penjing.base.config import convert, parse_overrides
 from penjing.base.errors import UserError
-from penjing.base.files import read_json, sha256_file, sha256_text, write_json
+from penjing.base.files import make_folder, read_json, sha256_file, sha256_text, write_json
 from penjing.base.lock import LOCK, is_held, locked, owner
 from penjing.eval import questions as asking
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
@@ -50,6 +51,7 @@ CHAT_PROMPTS = (
 OPENING_CHARACTERS = 20
 HELD_OUT_OF_REAL_TEXT = 0.05  # a share: real corpora here are small
 EXAMPLES_SHOWN = 24
+FILES_NAMED = 5  # of those not used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,7 @@ class Corpus:
     chats: list[str]
     questions: Path | None
     source: str
-    size: dict[str, int] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)  # files of other kinds, each with its kind
 
 
 @dataclass
@@ -86,9 +88,9 @@ class Journal:
         """Do a stage that is not done yet; `work` returns one sentence on what came of it."""
         entry = next((entry for entry in self.facts["stages"] if entry["name"] == name), None)
         if entry is not None and entry["state"] in ("done", "skipped"):
-            self.console.print(f"[dim]{name}: {entry['note']} (from before)[/]", highlight=False)
+            self.console.print(Text(f"{name}: {entry['note']} (from before)", style="dim"))
             return
-        self.console.print(f"[bold]{name}[/]", highlight=False)
+        self.console.print(Text(name, style="bold"))
         began = time.perf_counter()
         before = entry["seconds"] if entry else 0.0
         note = work()
@@ -97,7 +99,7 @@ class Journal:
         done = {"name": name, "state": state, "seconds": seconds, "note": note}
         self.facts["stages"] = [other for other in self.facts["stages"] if other["name"] != name] + [done]
         write_json(self.path, self.facts)
-        self.console.print(f"  {note} ({units.duration(seconds)})", highlight=False)
+        self.console.print(Text(f"  {note} ({units.duration(seconds)})"))
 
     def tell(self, **facts: Any) -> None:
         self.facts.update(facts)
@@ -107,13 +109,15 @@ class Journal:
 def quickstart(settings: Settings, console: Console) -> None:
     """Data, tokenizer, pretraining, SFT, evaluation, export and report under `settings.out`."""
     set_threads(0, 1)
+    corpus = _corpus(settings)  # a word that cannot be is refused before there is a folder that remembers it
+    _asked(settings)
     journal = _open_journal(settings, console)
     with locked(settings.out):
-        _work_through(settings, journal, console)
+        _work_through(settings, corpus, journal, console)
 
 
-def _work_through(settings: Settings, journal: Journal, console: Console) -> None:
-    out, corpus = settings.out, _corpus(settings)
+def _work_through(settings: Settings, corpus: Corpus, journal: Journal, console: Console) -> None:
+    out = settings.out
     journal.stage("data", lambda: _make_data(settings, corpus, journal))
     corpus = _found(settings, corpus)
     pretraining = _pretraining(settings, corpus)
@@ -130,7 +134,7 @@ def _work_through(settings: Settings, journal: Journal, console: Console) -> Non
     journal.tell(next=f"penjing chat {out}")
     page = write_report(out)
     print_summary(out, console)
-    console.print(f"\nreport: {page}\nnext:   [bold]penjing chat {out}[/]", highlight=False)
+    console.print(Text.assemble(f"\nreport: {page}\nnext:   ", (f"penjing chat {out}", "bold")))
 
 
 # --- beginning -------------------------------------------------------------------------------------------------------
@@ -139,12 +143,17 @@ def _work_through(settings: Settings, journal: Journal, console: Console) -> Non
 def _open_journal(settings: Settings, console: Console) -> Journal:
     """The journal of the folder; another quickstart's is refused unless `fresh`."""
     out, path = settings.out, settings.out / "quickstart.json"
-    if settings.fresh and out.exists():
+    make_folder(out)
+    if settings.fresh:
         if not path.is_file() and any(each.name != LOCK for each in out.iterdir()):
             raise UserError("not a quickstart's folder; it is not removed", where=out, next_step="Choose another OUT.")
         if is_held(out):
             raise UserError("another process is at work in this folder", where=out, got=owner(out))
-        shutil.rmtree(out)
+        try:
+            shutil.rmtree(out)
+        except OSError as error:
+            raise UserError(f"cannot be removed: {error.strerror or error}", where=error.filename or out) from None
+        make_folder(out)
     asked = {"data": settings.data, "short": settings.short, "settings": list(settings.settings)}
     if path.is_file():
         facts = read_json(path)
@@ -170,7 +179,6 @@ def _open_journal(settings: Settings, console: Console) -> Journal:
         "machine": hardware.describe(device, hardware.compute_dtype("auto", device)),
         "stages": [],
     }
-    out.mkdir(parents=True, exist_ok=True)
     write_json(path, facts)
     return Journal(path, facts, console)
 
@@ -181,7 +189,7 @@ def _corpus(settings: Settings) -> Corpus:
     if settings.data == TOYWORLD:
         files = [[str(folder / name)] for name in ("pretrain.jsonl", "sft.jsonl")]
         return Corpus(files[0], files[1], folder / "eval.jsonl", "the toy world, made here")
-    names = [name for name in settings.data.split(",") if name]
+    names = _names(settings)
     if all(name in catalogue.CATALOGUE for name in names):
         return Corpus([], [], None, ", ".join(catalogue.CATALOGUE[name].title for name in names))
     for name in names:
@@ -192,6 +200,16 @@ def _corpus(settings: Settings) -> Corpus:
                 wanted="a file, a folder, toyworld, or one of " + ", ".join(catalogue.CATALOGUE),
             )
     return Corpus([], [], None, ", ".join(Path(name).name for name in names))
+
+
+def _names(settings: Settings) -> tuple[str, ...]:
+    """What `--data` lists. Raises UserError if that is nothing."""
+    names: tuple[str, ...] = convert(tuple[str, ...], settings.data, "--data")
+    if not names:
+        raise UserError(
+            "no data is named", where="--data", got=repr(settings.data), wanted="toyworld, files, folders or names"
+        )
+    return names
 
 
 TOYWORLD_SIZES = {"documents": 16_000, "conversations": 24_000, "preferences": 1_000, "prompts": 6_000}
@@ -205,18 +223,21 @@ def _make_data(settings: Settings, corpus: Corpus, journal: Journal) -> str:
         sizes: dict[str, Any] = {name: size // 50 if settings.short else size for name, size in TOYWORLD_SIZES.items()}
         toyworld.write(folder, seed=TOYWORLD_SEED, questions_per_kind=QUESTIONS_PER_KIND, **sizes)
     else:
-        for name in settings.data.split(","):
+        for name in _names(settings):
             if name in catalogue.CATALOGUE:
                 catalogue.get(name, folder / name)
     found = _found(settings, corpus)
     if not found.documents:
         raise UserError(
-            "there is no text to pretrain on, only conversations",
+            "there is no text to pretrain on",
             where=settings.data,
+            got=_listed([f"{name} (chats)" for name in found.chats] + found.unused),
             next_step="Add a text: --data TEXT.txt,CHATS.jsonl",
         )
     paths = records.list_files([Path(name) for name in found.documents])
-    facts = survey.survey(records.read_documents(paths))
+    aside = survey.Aside(_asked(settings).data.max_bad)
+    documents = records.read_documents(paths, on_skip=aside.skip, quarantine=aside.quarantine)
+    facts = survey.survey(documents, aside=aside)
     journal.tell(
         data={
             "source": corpus.source,
@@ -227,22 +248,32 @@ def _make_data(settings: Settings, corpus: Corpus, journal: Journal) -> str:
             "files_sha256": {path.name: sha256_file(path) for path in paths[:20]},
         }
     )
-    return f"{facts.num_documents:,} texts, {units.megabytes(facts.num_bytes)}, from {corpus.source}"
+    note = f"{facts.num_documents:,} texts, {units.megabytes(facts.num_bytes)}, from {corpus.source}"
+    if aside.quarantine.bad:
+        note += f"; {aside.quarantine.note()}"
+    return note + (f"; not used here: {_listed(found.unused)}" if found.unused else "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - FILES_NAMED} more" if len(names) > FILES_NAMED else ""
+    return ", ".join(names[:FILES_NAMED]) + more
 
 
 def _found(settings: Settings, corpus: Corpus) -> Corpus:
-    """The corpus with its files sorted into texts and conversations."""
+    """The corpus with its files sorted into texts, conversations and what is not used."""
     if settings.data == TOYWORLD:
         return corpus
     found = Corpus([], [], None, corpus.source)
-    for name in settings.data.split(","):
+    for name in _names(settings):
         path = settings.out / "data" / name if name in catalogue.CATALOGUE else Path(name)
         for file in records.list_files([path]):
-            kind = records.sniff(file)
+            kind, named = survey.file_kind(file), convert(str, str(file), "--data")
             if kind == "documents":
-                found.documents.append(str(file))
+                found.documents.append(named)
             elif kind == "chats":
-                found.chats.append(str(file))
+                found.chats.append(named)
+            else:
+                found.unused.append(f"{named} ({kind})")
     return found
 
 
@@ -258,6 +289,11 @@ def _overrides(settings: Settings, stage: str) -> list[str]:
         every = [f"{name}.every=4" for name in ("validate", "sample", "save", "track")]
         mine = [f"steps={SHORT_STEPS[stage]}", *every, *mine]
     return mine
+
+
+def _asked(settings: Settings) -> Run:
+    """The pretraining as far as it is known before the data. Raises UserError for a setting that cannot be."""
+    return resolve_run("tiny", parse_overrides(_overrides(settings, "pretrain")))
 
 
 def _pretraining(settings: Settings, corpus: Corpus) -> Run:
@@ -288,13 +324,19 @@ def _openings(corpus: Corpus) -> list[str]:
     """The first characters of two texts that are held out, to be continued while learning."""
     paths = [Path(name) for name in corpus.documents]
     openings: list[str] = []
-    below = prepare.held_out_below((document.text for document in records.read_documents(paths)), HELD_OUT_OF_REAL_TEXT)
-    for document in records.read_documents(paths):
-        if prepare.is_held_out(document.text, below):
-            openings.append(document.text.strip()[:OPENING_CHARACTERS])
+    below = prepare.held_out_below(_texts(paths), HELD_OUT_OF_REAL_TEXT)
+    for text in _texts(paths):
+        if prepare.is_held_out(text, below):
+            openings.append(text.strip()[:OPENING_CHARACTERS])
         if len(openings) == 2:
             break
     return openings
+
+
+def _texts(paths: Sequence[Path]) -> Iterator[str]:
+    """All whole texts. Broken ones were counted with the data."""
+    documents = records.read_documents(paths, quarantine=records.Quarantine(max_bad=1.0))
+    return (document.text for document in documents)
 
 
 def _train(run: Run, journal: Journal, console: Console) -> str:
@@ -316,7 +358,7 @@ def _tell_tokens(journal: Journal, run: Run) -> None:
     journal.tell(
         data={
             **journal.facts["data"],
-            "tokens": tokens,
+            "tokens": train.num_tokens,
             "validation_tokens": validation.num_tokens,
             "bytes_per_token": num_bytes / tokens,
         },
@@ -395,7 +437,7 @@ def _compare_with_zstd(out: Path, run: Run) -> str:
     trained = load_trained(out / "pretrain")
     paths = [Path(name) for name in run.data.train]
     below = Shards(RunFolder(out / "pretrain").shards / "validation").meta["held_out_below"]
-    texts = [document.text for document in records.read_documents(paths) if prepare.is_held_out(document.text, below)]
+    texts = [text for text in _texts(paths) if prepare.is_held_out(text, below)]
     model_bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, row_tokens=run.data.row_tokens)
     zstd_bits = zstd_bits_per_byte("\n".join(texts))
     verdict = "below" if model_bits < zstd_bits else "above"

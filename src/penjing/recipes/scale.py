@@ -14,6 +14,8 @@ from rich.table import Table
 from penjing.base import config, units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
+from penjing.base.marked import marked
+from penjing.model.config import ModelConfig
 from penjing.plan import cost
 from penjing.plan.flops import parameters, training_flops_per_token
 from penjing.plan.losslaw import Forecast, Point, forecast
@@ -61,16 +63,17 @@ def family(run: Run) -> list[dict[str, Any]]:
         keys = max(1, round(heads * run.model.num_kv_heads / run.model.num_heads))
         heads = keys * max(1, round(heads / keys))
         width = max(16, 16 * round(run.model.hidden_size * width_share / 16))
+        layers = max(1, round(run.model.num_layers * depth_share))
         shape = {
             **whole,
             "preset": "",
             "hidden_size": width,
-            "num_layers": max(1, round(run.model.num_layers * depth_share)),
+            "num_layers": layers,
             "num_heads": heads,
             "num_kv_heads": keys,
             "head_size": head if head <= 2 * width else max(2, 2 * (width // 2)),
             "mlp_size": max(16, 16 * round(run.model.mlp_size * width_share / 16)),
-            "windowed_layers": (),
+            **_windows(run.model, layers),
         }
         if shape not in found:
             found.append(shape)
@@ -84,6 +87,20 @@ def family(run: Run) -> list[dict[str, Any]]:
             wanted=f"at least {round(SMALLEST / SHARES[1]):,}",
         )
     return kept
+
+
+def _windows(model: ModelConfig, layers: int) -> dict[str, Any]:
+    """Which of so many layers have the planned model's window: the same share of them all the way up."""
+    if not model.windowed_layers:  # every layer, or none
+        return {}
+    planned = [layer in model.windowed_layers for layer in range(model.num_layers)]
+    counts = []  # windowed layers among the first ones, to the nearest
+    for layer in range(layers + 1):
+        whole, rest = divmod(layer * model.num_layers, layers)
+        part = rest if rest and planned[whole] else 0
+        counts.append((2 * (sum(planned[:whole]) * layers + part) + model.num_layers) // (2 * model.num_layers))
+    found = tuple(layer for layer in range(layers) if counts[layer + 1] > counts[layer])
+    return {"sliding_window": model.sliding_window if found else 0, "windowed_layers": found}
 
 
 def _count(run: Run, shape: Mapping[str, Any]) -> Any:
@@ -201,9 +218,7 @@ def _foresee(run: Run, points: list[Point], place: Path, first: str, console: Co
     largest = max(point.tokens * training_flops_per_token(run.model, 1.0) for point in points)
     reach = tokens * training_flops_per_token(run.model, 1.0) / largest
     if reach > 100:
-        console.print(
-            f"[yellow]note[/]: {reach:.0f} times the longest of the small runs is far to see", highlight=False
-        )
+        console.print(marked("note", f"{reach:.0f} times the longest of the small runs is far to see", indent=""))
     write_json(
         Path(run.out) / FORECAST,
         {

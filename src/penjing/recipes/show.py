@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from penjing import __version__
 from penjing.base import config, units
 from penjing.base.config import Layer
 from penjing.base.errors import UserError, suggest
+from penjing.base.files import printable
+from penjing.base.marked import marked
 from penjing.model import presets
 from penjing.model.config import ModelConfig
 from penjing.plan import hardware
@@ -24,8 +27,11 @@ from penjing.recipes import RECIPES
 from penjing.recipes.execute import resolve_run
 from penjing.report.summary import print_summary
 from penjing.text import records, survey
+from penjing.text.records import Kind
 from penjing.text.tokenizer import Tokenizer
 from penjing.train.folder import RunFolder, set_threads, stage_folder
+
+FILES_NAMED = 5  # of one kind
 
 
 def show(what: str, overrides: Layer, console: Console) -> None:
@@ -88,29 +94,36 @@ def _models(console: Console) -> None:
 
 
 def corpus_report(files: list[Path], console: Console) -> None:
-    """Print a survey of texts or conversations."""
-    paths = records.list_files(files)
-    facts: dict[str, Any]
-    if records.sniff(paths[0]) == "chats":
-        facts = survey.survey_chats(records.read_chats(paths)).to_dict()
-    else:
-        facts = survey.survey(records.read_documents(paths)).to_dict()
-    _print_facts(facts, console)
+    """Print a survey of each kind of data among the files: texts, conversations, preferences, prompts."""
+    of_kind: dict[Kind, list[Path]] = {}
+    for path in records.list_files(files):
+        of_kind.setdefault(survey.file_kind(path), []).append(path)
+    for kind in sorted(of_kind):
+        names = [printable(path) for path in of_kind[kind]]
+        more = f" and {len(names) - FILES_NAMED} more" if len(names) > FILES_NAMED else ""
+        heading = f"{kind}: {', '.join(names[:FILES_NAMED])}{more}"
+        console.print(Text(heading, style="bold"), soft_wrap=True)
+        _print_facts(survey.survey_files(of_kind[kind], kind).to_dict(), console)
 
 
 def _print_facts(facts: dict[str, Any], console: Console, prefix: str = "") -> None:
     for name, value in facts.items():
-        label = prefix + name.replace("_", " ")
+        label = _plain(prefix + name if prefix else name.replace("_", " "))
         if isinstance(value, dict):
             _print_facts(value, console, label + ": ")
-        elif name == "warnings":
+        elif isinstance(value, tuple) and name == "warnings":
             for warning in value:
-                console.print(f"[yellow]warning[/]: {warning}", highlight=False)
+                console.print(marked("warning", _plain(warning), indent=""))
         else:
             shown = (
                 f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
             )
             console.print(f"{label}: {shown}", highlight=False, markup=False)
+
+
+def _plain(text: str) -> str:
+    """Text that can be printed: what is quoted from a file, or its name, may hold half a character."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def tokens(path: Path, text: str, console: Console) -> None:
@@ -146,6 +159,6 @@ def doctor(console: Console) -> None:
         console.print(f"{name:<20} {value}", highlight=False)
     for package, extra in EXTRAS.items():
         if importlib.util.find_spec(package) is None:
-            console.print(f'{package:<20} not installed; pip install "penjing\\[{extra}]"', highlight=False)
+            console.print(Text(f'{package:<20} not installed; pip install "penjing[{extra}]"'))
         else:
             console.print(f"{package:<20} {importlib.metadata.version(package)}", highlight=False)

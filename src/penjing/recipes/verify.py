@@ -15,6 +15,7 @@ from rich.table import Table
 from penjing.base import units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
+from penjing.base.marked import marked
 from penjing.parallel.base import Engine
 from penjing.plan import cost, hardware, ledger
 from penjing.plan.bill import Bill
@@ -195,4 +196,4 @@ def show_ledger(console: Console, last: int = 20) -> None:
     for machine in sorted({each.machine for each in entries}):
         said = ledger.drift(entries, machine)
         if said:
-            console.print(f"[yellow]drift[/]: {said}", highlight=False)
+            console.print(marked("drift", said, indent=""))

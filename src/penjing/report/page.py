@@ -284,7 +284,7 @@ def data_facts(quick: Quickstart | None) -> Facts:
             ("Size", shown(data.bytes, units.megabytes)),
             ("Training tokens", count(data.tokens)),
             ("Validation tokens", count(data.validation_tokens)),
-            ("Characters per token", shown(data.characters_per_token)),
+            ("Bytes per token", shown(data.bytes_per_token)),
             ("Chinese characters", percent(data.han_fraction)),
         ]
     )

@@ -59,7 +59,7 @@ class Data:
     bytes: float | None
     tokens: int | None
     validation_tokens: int | None
-    characters_per_token: float | None
+    bytes_per_token: float | None
     han_fraction: float | None
     warnings: tuple[str, ...]
 

@@ -222,6 +222,8 @@ class Tokenizer:
                 "clean_up_tokenization_spaces": False,
                 "model_max_length": 1_000_000,
             }
+        else:  # names that stood in another file, as transformers' templates ask for them
+            settings = {**settings, **{n: token for n, token in self.roles.names if not _content(settings.get(n))}}
         write_json(
             folder / "tokenizer_config.json",
             {**settings, **({"chat_template": self.template} if self.template else {})},

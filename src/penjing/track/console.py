@@ -17,10 +17,10 @@ class ConsoleTracker:
         self.console, self.name, self.num_steps = console, name, num_steps
         self._live = console.is_terminal
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             TaskProgressColumn(),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[figures]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=console,
             disable=not self._live,
@@ -31,13 +31,16 @@ class ConsoleTracker:
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         text = describe(figures)
         if any(name.startswith("validation_") for name in figures):
-            self.console.print(f"  {self.name} step {step}/{self.num_steps}: {text}", highlight=False)
+            self._say(f"  {self.name} step {step}/{self.num_steps}: {text}")
             return
         self._progress.update(self._task, completed=step, figures=text)
         if not self._live:
             left = figures.get("seconds_left")
             ending = f", {units.duration(left)} left" if left is not None else ""
-            self.console.print(f"  {self.name} step {step}/{self.num_steps}: {text}{ending}", highlight=False)
+            self._say(f"  {self.name} step {step}/{self.num_steps}: {text}{ending}")
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False)
 
     def close(self) -> None:
         self._progress.stop()

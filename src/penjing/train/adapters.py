@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from penjing.base.errors import UserError
@@ -30,6 +31,8 @@ def build_adapted(
         )
     known = dict(checkpoint.state().get("base", {})) if checkpoint is not None else {}
     where: object = run.start if checkpoint is None else checkpoint.folder
+    if "start" in known and not Path(run.start).exists() and Path(known["start"]).exists():
+        run = replace(run, start=known["start"])  # it was named from another working folder
     try:
         model = load_base(run)
     except UserError as error:
@@ -41,7 +44,8 @@ def build_adapted(
             wanted=known.get("start"),
             next_step="Put it back, or train anew.",
         ) from None
-    base = {"start": str(Path(run.start).resolve()), "sha256": fingerprint(model)}
+    start = Path(run.start)  # or a hub name
+    base = {"start": str(start.resolve()) if start.exists() else run.start, "sha256": fingerprint(model)}
     if known and known["sha256"] != base["sha256"]:
         raise UserError(
             "the base of this adapter has changed since",

@@ -138,6 +138,7 @@ def assemble(
         _flops_per_token(run, size, trained),
         hardware.peak(engine.device, dtype).flops_per_second,
         peak_memory_bytes=lambda: hardware.peak_memory_bytes(engine.device),
+        sum_ranks=lambda count: int(engine.add(torch.tensor(count))),
     )
     start = 0 if checkpoint is None else checkpoint.step
     record = _incidents(engine, folder, start)

@@ -298,8 +298,17 @@ def set_threads(setting: int, world: int) -> int:
 
     0: OMP_NUM_THREADS where it is set (torchrun sets it to 1), else the physical cores shared among local ranks. More
     threads than cores is slower by far: 100 steps took 15 s on two free cores and 143 s on two busy ones.
+    Raises UserError where OMP_NUM_THREADS is no number.
     """
-    count = setting or int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, physical_cores() // world)
+    count = setting or _openmp_threads() or max(1, physical_cores() // world)
     torch.set_num_threads(count)
     keep_freed_memory()
     return count
+
+
+def _openmp_threads() -> int:
+    """The first number of OMP_NUM_THREADS, which may list one for each level of nesting; 0 where it says nothing."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if said and not said.isdecimal():
+        raise UserError("not a number of threads", where="OMP_NUM_THREADS", got=repr(said), wanted="such as 4")
+    return int(said or 0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +53,8 @@ class Parts:
     save: Callable[[dict[str, Any], bool], bool] = lambda state, wait: True
     go_back: Callable[[], dict[str, Any] | None] = lambda: None  # loads the last checkpoint but for the place in data
     guard: Guard = field(default_factory=Guard)
-    at_edge: Callable[[int], None] = lambda step: None  # told of every step that is done
+    # Told how many steps are done, and for how long at most the next may take; 0 s: what comes may take any time.
+    at_edge: Callable[[int, float], None] = lambda step, longest_seconds: None
 
 
 @dataclass
@@ -167,6 +169,7 @@ def train(parts: Parts, progress: Progress) -> dict[str, float]:
     put_off, saved = False, True  # a checkpoint that was due at a bad step; whether the last one is on the disk
     with frozen_collector(), Signals() as signals:
         while progress.step < parts.num_steps:
+            parts.at_edge(progress.step, parts.meter.longest_seconds)
             with parts.meter.step(parts.engine.world) as counted:
                 taken = step(parts, progress.step)
                 counted.tokens = taken.tokens
@@ -183,22 +186,21 @@ def train(parts: Parts, progress: Progress) -> dict[str, float]:
             hurry = alone and signals.received is not None
             if _due(progress.step, parts.validate_every, parts.num_steps) and not hurry:
                 judged = {}
-                with parts.meter.share("validation"), signals.cuts_short(alone):
+                with _between(parts, progress, "validation"), signals.cuts_short(alone):
                     judged = parts.validate()
                 if judged:
                     figures = judged
-                    parts.trackers.log(progress.step, {"tokens": parts.meter.tokens, **figures})
+                    parts.trackers.log(progress.step, {"tokens": parts.meter.all_tokens(), **figures})
             if _due(progress.step, parts.sample_every, parts.num_steps) and not hurry:
-                with parts.meter.share("sample"), signals.cuts_short(alone):
+                with _between(parts, progress, "sample"), signals.cuts_short(alone):
                     parts.sample(progress.step)
             stop = parts.engine.any(signals.received is not None)
             ends = stop or progress.step == parts.num_steps
             if put_off or ends or _due(progress.step, parts.save_every, parts.num_steps):
                 put_off = not (ends or parts.guard.calm)
                 if not put_off:
-                    with parts.meter.share("checkpoint"):
+                    with _between(parts, progress, "checkpoint"):
                         saved = parts.save(progress.state(parts.engine), ends)
-            parts.at_edge(progress.step)
             if stop:
                 raise Stopped(signals.received or signal.SIGTERM, progress.step, saved=saved)
     if not saved:
@@ -210,8 +212,15 @@ def train(parts: Parts, progress: Progress) -> dict[str, float]:
     return figures
 
 
+def _between(parts: Parts, progress: Progress, name: str) -> AbstractContextManager[None]:
+    """Around work between steps, which is timed as `name` and may take any time."""
+    parts.at_edge(progress.step, 0.0)
+    return parts.meter.share(name)
+
+
 def _go_back(parts: Parts, progress: Progress) -> None:
     """To the last checkpoint's weights, with the samples that come next: those in between are skipped."""
+    parts.at_edge(progress.step, 0.0)
     state = parts.go_back()
     parts.guard.rolled_back(progress.step, None if state is None else state["step"])
     assert state is not None

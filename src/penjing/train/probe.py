@@ -75,10 +75,13 @@ def plan(
     begun: bool,
     trials: Trials | None = None,
 ) -> Bill:
-    """Read back if the run was begun before, else made from a probe and written, once."""
+    """Read back if the run was begun before, else made from a probe and written, once for so many steps and rows."""
     folder = RunFolder(Path(run.out))
     if begun and folder.plan.is_file():
-        return Bill.from_dict(read_json(folder.plan))
+        known = Bill.from_dict(read_json(folder.plan))
+        sizes = known.steps, known.rows_per_step, known.rows_per_epoch
+        if sizes == (parts.num_steps, run.batch.rows, size.units_per_epoch):
+            return known
     pace = probe(run, stage, size, engine, model, parts, trials)
     machine = _machine(engine)
     bill = make_bill(
@@ -298,9 +301,15 @@ def _mean(seconds: list[float]) -> float:
 
 @contextmanager
 def _at_rest(model: nn.Module, parts: Parts) -> Iterator[None]:
-    """Whatever a step at rate 0 changes is put back: buffers, the optimizers' state, the random numbers."""
+    """Whatever a step at rate 0 changes is put back: buffers, the optimizers' state, the random numbers.
+
+    So is what modules count for themselves, such as how many masks an adapter has drawn: how many steps are timed
+    depends on the clock, and what a run learns must not.
+    """
     kept = model.state_dict().keys()
     buffers: dict[str, Tensor] = {name: value.clone() for name, value in model.named_buffers() if name in kept}
+    counting = [module for module in model.modules() if type(module).get_extra_state is not nn.Module.get_extra_state]
+    counts = [copy.deepcopy(module.get_extra_state()) for module in counting]
     states = [copy.deepcopy(optimizer.state_dict()) for optimizer in parts.optimizers]  # empty before step 1
     random_state = torch.get_rng_state()
     scaler = getattr(parts.engine, "scaler", None)
@@ -312,6 +321,8 @@ def _at_rest(model: nn.Module, parts: Parts) -> Iterator[None]:
             for name, value in model.named_buffers():
                 if name in buffers:
                     value.copy_(buffers[name])
+        for module, count in zip(counting, counts, strict=True):
+            module.set_extra_state(count)
         for optimizer, state in zip(parts.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
         if scaler is not None:

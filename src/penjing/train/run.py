@@ -45,6 +45,8 @@ class Data:
             raise UserError("too small", where="data.row_tokens", got=self.row_tokens, wanted="at least 8")
         if self.thinking == "switch" and self.kind != "chats":
             raise UserError("has no effect", where="data.thinking", got=f"data.kind={self.kind}", wanted="chats")
+        if self.prefetch < 0:
+            raise UserError("negative", where="data.prefetch", got=self.prefetch, wanted="0 or more")
         if not 0 <= self.max_bad <= 1:
             raise UserError("out of range", where="data.max_bad", got=self.max_bad, wanted="0..1")
         if not 0 < self.validation_fraction < 1:
@@ -96,6 +98,10 @@ class ComputeSettings:
     recompute: Recompute = "none"
     threads: int = 0  # CPU threads of one process; 0 = physical cores / processes
 
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise UserError("negative", where="compute.threads", got=self.threads, wanted="0 or more")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ValidateSettings:
@@ -105,16 +111,26 @@ class ValidateSettings:
     rows: int = 128  # of the held-out rows (pairs, prompts), at most
     before: Literal["no", "yes"] = "no"  # also before the first step, to see what training changed
 
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise UserError("negative", where="validate.every", got=self.every, wanted="0 (never) or more")
+        if self.rows < 1:
+            raise UserError("too small", where="validate.rows", got=self.rows, wanted="at least 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings:
     """What the model writes while it learns."""
 
     every: int = 0  # steps; 0 = never
-    prompts: tuple[
-        str, ...
-    ] = ()  # continued by a base model, answered by a chat model; empty: held-out texts' openings
+    prompts: tuple[str, ...] = ()  # continued by a base model, answered by a chat model; empty: nothing is written
     tokens: int = 64  # longest continuation
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise UserError("negative", where="sample.every", got=self.every, wanted="0 (never) or more")
+        if self.tokens < 1:
+            raise UserError("too small", where="sample.tokens", got=self.tokens, wanted="at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +195,12 @@ class Run:
     track: TrackSettings = field(default_factory=TrackSettings)
 
     def __post_init__(self) -> None:
-        if self.epochs <= 0 and self.steps <= 0:
+        for name in ("epochs", "steps", "clip_norm"):
+            if getattr(self, name) < 0:
+                raise UserError("negative", where=name, got=getattr(self, name), wanted="0 or more")
+        if not -(2**63) <= self.seed < 2**63:
+            raise UserError("out of range", where="seed", got=self.seed, wanted="a whole number of 64 bits")
+        if self.epochs == 0 and self.steps == 0:
             raise UserError("nothing to do", where="epochs", got=self.epochs, wanted="more than 0, or steps=N")
         if not self.model.is_mixture and self.router != RouterSettings():
             raise UserError(
@@ -194,13 +215,21 @@ class Run:
                 got="a mixture of experts" if self.model.is_mixture else "lora.dropout",
                 wanted="none",
             )
+        objective = self.objective
+        compares = isinstance(objective, Policy) or (isinstance(objective, Preference) and objective.needs_reference)
+        if self.lora.dropout and compares:
+            raise UserError(
+                "what is learned compares two passes, of which only one would have its inputs left out",
+                where="lora.dropout",
+                got=f"{self.lora.dropout} with objective.kind={objective.kind}",
+                wanted="0",
+            )
         if self.compute.float8 != "off":
             if self.compute.dtype not in ("auto", "bfloat16"):
                 raise UserError(
                     "goes with bfloat16 only", where="compute.float8", got=f"compute.dtype={self.compute.dtype}"
                 )
-            objective = self.objective
-            if isinstance(objective, Policy) or (isinstance(objective, Preference) and objective.needs_reference):
+            if compares:
                 raise UserError(
                     "what is learned compares two passes, of which only one would be rounded",
                     where="compute.float8",

@@ -153,11 +153,21 @@ class Keeper:
 
 
 def restore_optimizers(optimizers: Sequence[Any], checkpoint: Checkpoint) -> None:
-    """Put optimizers and torch's random numbers back to a checkpoint's. Raises UserError if they do not fit."""
+    """Put optimizers and torch's random numbers back to a checkpoint's. Raises UserError if they do not fit.
+
+    Peak rates, decays and the like stay as they are set now: torch would take the saved ones, also where a change was
+    allowed.
+    """
     states, random_state = checkpoint.optimizers()
     try:
         for optimizer, state in zip(optimizers, states, strict=True):
+            settings = [
+                {name: value for name, value in group.items() if name not in ("params", "lr")}
+                for group in optimizer.param_groups
+            ]
             optimizer.load_state_dict(state)
+            for group, now in zip(optimizer.param_groups, settings, strict=True):
+                group.update(now)
     except (ValueError, KeyError) as error:
         raise UserError(f"the optimizers' state does not fit: {error}", where=checkpoint.folder) from None
     torch.set_rng_state(random_state)

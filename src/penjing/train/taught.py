@@ -121,6 +121,6 @@ def judge(
         for batch in batches:
             parts = objective(cast(Callable[..., Tensor], model), batch).parts
             values = torch.stack([*(parts[name] for name in names), objective.weight(batch)])
-            sums += values.double().cpu()
+            sums += values.cpu().double()  # in this order: Apple's GPUs know no float64
     *totals, weight = engine.add(sums.to(engine.device) if engine.device.type == "cuda" else sums).tolist()
     return {f"validation_{name}": total / max(1.0, weight) for name, total in zip(names, totals, strict=True)}

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from penjing.base.errors import UserError
-from penjing.base.files import read_json, sha256_file, sha256_text, write_json
+from penjing.base.files import printable, read_json, sha256_file, sha256_text, write_json
 from penjing.base.seeds import derive
 from penjing.feed.batch import Batch, collate
 from penjing.feed.source import PackedSource, Source
@@ -103,8 +103,8 @@ class NextTokenStage:
         objective = NextToken()
         sums = torch.zeros(2, dtype=torch.float64)
         for batch in self._validation_batches():
-            sums[0] += objective(self._model, batch).total.double().cpu()
-            sums[1] += objective.weight(batch).double().cpu()
+            sums[0] += objective(self._model, batch).total.cpu().double()  # in this order: Apple's GPUs know no float64
+            sums[1] += objective.weight(batch).cpu().double()
         on_device = sums.to(self.engine.device) if self.engine.device.type == "cuda" else sums
         total, units = self.engine.add(on_device).tolist()
         loss = total / max(1.0, units)
@@ -238,7 +238,7 @@ def made_once(
     row_tokens: what the result depends on of `data.row_tokens`; 0 if it does not. `place/done.json` is written last.
     """
     paths = data_paths(run)
-    files = {str(path): [path.stat().st_size, sha256_file(path)] for path in paths}
+    files = {printable(path): [path.stat().st_size, sha256_file(path)] for path in paths}
     wanted = {
         "source": sha256_text(json.dumps(list(files.values()))),
         "tokenizer": tokenizer.fingerprint,

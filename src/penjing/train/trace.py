@@ -291,7 +291,7 @@ def target_dtype(run: Run, target: Target) -> torch.dtype:
     """The dtype of the products, as `assemble` chooses it; `auto` on a GPU by its architecture."""
     if run.compute.dtype != "auto" or target.kind == "cpu":
         return compute_dtype(run.compute.dtype, torch.device("cpu"))
-    return torch.bfloat16 if target.capability >= (8, 0) else torch.float32
+    return torch.bfloat16 if target.capability >= (8, 0) else torch.float16
 
 
 def build(run: Run, dtype: torch.dtype) -> tuple[Transformer, nn.Module]:

@@ -1,0 +1,90 @@
+"""Settings that cannot be are one line that names them, before anything is built."""
+
+import pytest
+
+from penjing.base import config
+from penjing.base.config import parse_overrides
+from penjing.base.errors import UserError
+from penjing.train import folder
+from penjing.train.run import Run
+
+
+def resolve(*words):
+    return config.resolve(Run, parse_overrides(words))
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "steps=-5",
+        "epochs=-1",
+        "clip_norm=-1",
+        f"seed={2**64}",
+        "data.prefetch=-1",
+        "compute.threads=-1",
+        "validate.every=-1",
+        "validate.rows=0",
+        "validate.rows=-3",
+        "sample.every=-1",
+        "sample.tokens=0",
+    ],
+)
+def test_numbers_out_of_range_are_named(word):
+    name, _, value = word.partition("=")
+    with pytest.raises(UserError) as refused:
+        resolve(word)
+    assert refused.value.where == name
+    assert float(refused.value.got) == float(value)
+
+
+def test_nothing_to_do_is_said():
+    with pytest.raises(UserError, match="nothing to do"):
+        resolve("epochs=0")
+    assert resolve("epochs=0", "steps=3").steps == 3
+
+
+@pytest.mark.parametrize("objective", ["policy", "preference"])
+def test_where_two_passes_are_compared_nothing_is_left_out_of_one(objective):
+    words = ("lora.rank=4", f"objective={objective}")
+    with pytest.raises(UserError, match=r"lora\.dropout: what is learned compares two passes"):
+        resolve(*words, "lora.dropout=0.1")
+    assert resolve(*words).lora.rank == 4
+
+
+@pytest.mark.parametrize(
+    "words", [("objective=preference", "objective.loss=simpo"), ("objective=distill",), ("objective=reward",), ()]
+)
+def test_elsewhere_dropout_is_as_good_as_ever(words):
+    assert resolve(*words, "lora.rank=4", "lora.dropout=0.1").lora.dropout == 0.1
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """How many threads are set, with eight cores, where OMP_NUM_THREADS says this."""
+    asked = []
+    monkeypatch.setattr(folder.torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(folder, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(folder, "physical_cores", lambda: 8)
+
+    def set_by(said, setting=0, world=2):
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+        assert folder.set_threads(setting, world) == asked[-1]
+        return asked[-1]
+
+    return set_by
+
+
+@pytest.mark.parametrize(("said", "count"), [("3", 3), ("4,2", 4), (" 5 , 1", 5), ("", 4), ("0", 4)])
+def test_openmp_s_variable_is_read_as_openmp_reads_it(threads, said, count):
+    assert threads(said) == count
+    assert threads(said, setting=7) == 7
+
+
+@pytest.mark.parametrize("said", ["four", "-2", "2.5", "x,2"])
+def test_what_is_no_number_of_threads_is_one_line(threads, said):
+    with pytest.raises(UserError, match="OMP_NUM_THREADS: not a number of threads"):
+        threads(said)
+    assert threads(said, setting=2) == 2
