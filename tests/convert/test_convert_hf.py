@@ -434,12 +434,17 @@ def test_a_hub_name_without_the_package_or_the_network(tmp_path, monkeypatch):
     monkeypatch.undo()
     hub = pytest.importorskip("huggingface_hub")
 
-    def offline(*args, **options):
-        raise OSError("no route to host")
+    class ProxyError(Exception):
+        """As the hub's transport has them: neither an OSError nor a ValueError."""
 
-    monkeypatch.setattr(hub, "snapshot_download", offline)
-    with pytest.raises(UserError, match="could not be fetched: no route to host"):
-        hf.find_hf("someone/some-model")
+    for kind in (OSError, ProxyError):
+
+        def offline(*args, kind=kind, **options):
+            raise kind("no route to host")
+
+        monkeypatch.setattr(hub, "snapshot_download", offline)
+        with pytest.raises(UserError, match="could not be fetched: no route to host"):
+            hf.find_hf("someone/some-model")
 
 
 def test_a_hub_name_is_fetched_without_code(tiny, monkeypatch):

@@ -184,6 +184,19 @@ def written(pair, tmp_path):
     return model, folder, lambda **more: (folder / "adapter_config.json").write_text(json.dumps({**config, **more}))
 
 
+def test_an_adapter_of_another_program_is_not_replaced(written, tmp_path):
+    model, folder, _ = written
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="holds an adapter of another program"):
+        write_peft(theirs, model, "default", base_name="base")
+    assert [path.name for path in theirs.iterdir()] == ["adapter_config.json"]
+    before = sorted(folder.iterdir())
+    write_peft(folder, model, "default", base_name="base")  # its own may be written anew
+    assert sorted(folder.iterdir()) == before
+
+
 def test_the_bases_hash_is_recorded(written):
     _, folder, _ = written
     adapter = read_peft(folder)

@@ -84,12 +84,15 @@ def test_onnxruntime_computes_the_same_for_any_shape(tmp_path, tokenizer, option
     assert str(onnx.__file__).encode() not in (verified.path / "model.onnx").read_bytes()
 
 
-def test_int8_says_what_it_costs_and_is_smaller(tmp_path, tokenizer):
+@pytest.mark.parametrize("apart", [False, True], ids=["in the graph", "weights in a file of their own"])
+def test_int8_says_what_it_costs_and_is_smaller(tmp_path, tokenizer, monkeypatch, apart):
+    if apart:
+        monkeypatch.setattr(onnx, "LARGEST_MESSAGE_BYTES", 0)
     model = make_model(tokenizer, architecture="llama", hidden_size=64, mlp_size=256)
     verified = onnx.export(model, tokenizer, tmp_path / "out", kind="int8")
     assert 0 < verified.found.divergence < 0.1
     weights = sum(value.numel() for value in model.parameters())
-    assert (verified.path / "model.onnx").stat().st_size < 3 * weights
+    assert sum(file.stat().st_size for file in verified.path.glob("model.onnx*")) < 3 * weights
     assert not list(verified.path.glob("whole*"))
 
 

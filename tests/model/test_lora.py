@@ -239,7 +239,7 @@ def test_a_mixture_learns_through_its_adapters(make_model):
     assert model.blocks[0].mlp.shared.up_proj.adapters["default"].B.grad.abs().max() > 0
 
 
-@pytest.mark.parametrize("name", ["", "a.b", "keys", "-x", "a b"])
+@pytest.mark.parametrize("name", ["", "a.b", "keys", "training", "-x", "a b"])
 def test_names_that_cannot_be(make_model, name):
     with pytest.raises(UserError):
         attach(make_model(), name, {})

@@ -53,6 +53,7 @@ MIXTURE = {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "e
         ({**MIXTURE, "architecture": "glm4_moe", "dense_layers": (1,)}, "the dense layers are the first ones"),
         ({**MIXTURE, "dense_layers": (8,)}, "model.dense_layers: no such layer; got 8; wanted 0..7"),
         ({**MIXTURE, "routed_scaling": 2.0}, "has no such factor"),
+        ({"architecture": "llama", "num_heads": 6}, "model.hidden_size: the stock llama class wants"),
         ({"rope_factor": 2.0}, "Set model.rope_scaling=yarn"),
         ({"rope_scaling": "yarn", "rope_factor": 2.0}, "model.rope_original_tokens"),
         ({"rope_scaling": "yarn", "rope_original_tokens": 8, "rope_beta_slow": 0.0}, "model.rope_beta_slow: too small"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from penjing.base.errors import UserError
 from penjing.model import moe
 from penjing.model.linear import set_compute_dtype
 from penjing.model.moe import Mixture, group, mixtures
@@ -202,3 +203,14 @@ def test_nothing_is_counted_without_gradients(model):
         model(IDS_BT)
     assert all(layer.load_E.sum() == 0 for layer in mixtures(model))
     assert isinstance(model.blocks[0].mlp, Mixture) or isinstance(model.blocks[1].mlp, Mixture)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_whose_rows_no_grouped_product_takes_are_refused_on_cuda(make_model, dtype):
+    odd = make_model(architecture="qwen3_moe", experts=4, experts_per_token=2, expert_size=10)
+    moe.check_widths(odd, torch.device("cpu"), dtype)
+    lot = 16 // dtype.itemsize
+    with pytest.raises(UserError, match=f"model.expert_size: not on CUDA; got 10; wanted a multiple of {lot}"):
+        moe.check_widths(odd, torch.device("cuda"), dtype)
+    even = make_model(architecture="qwen3_moe", experts=4, experts_per_token=2, expert_size=16)
+    moe.check_widths(even, torch.device("cuda"), dtype)

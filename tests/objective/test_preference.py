@@ -266,6 +266,8 @@ def test_log_probabilities_and_values_come_from_one_pass(model):
         ({"beta": -1}, r"objective.beta.*got -1"),
         ({"target_margin": 1.0}, "Only simpo"),
         ({"kl_groups": 4}, "Only kto"),
+        ({"kl_groups": 1}, r"objective.kl_groups.*Only kto"),
+        ({"wanted_weight": 8.0}, r"objective.wanted_weight.*Only kto"),
         ({"wanted_weight": 2.0}, r"objective.wanted_weight.*Only kto"),
         ({"loss": "kto", "nll_weight": 1.0}, r"objective.nll_weight.*kto has none"),
         ({"loss": "orpo", "length": "sum"}, r"objective.length"),

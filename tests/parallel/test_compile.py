@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from penjing.base.errors import UserError
+from penjing.infer.engine import generate
+from penjing.infer.rollout import Request, rollout
+from penjing.infer.sample import Sampling
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
@@ -36,6 +39,14 @@ def test_only_long_runs_are_compiled(monkeypatch):
     decision = decide("auto", CPU, model, 1e9)
     assert decision.how == "off" and "kernels of our own are faster" in decision.why
     assert decide("blocks", CPU, model, 1.0).how == "blocks"
+
+
+def test_passes_that_are_no_static_graph_are_not_compiled(monkeypatch):
+    monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
+    decision = decide("auto", torch.device("cuda"), small(), 1e9, no_static_graph="shapes differ")
+    assert (decision.how, decision.why) == ("off", "shapes differ")
+    with pytest.raises(UserError, match="cannot compile; got shapes differ"):
+        decide("blocks", CPU, small(), 1e9, no_static_graph="shapes differ")
 
 
 def test_without_a_compiler_it_is_off_and_said(monkeypatch):
@@ -90,3 +101,22 @@ def test_compiled_blocks_compute_the_same_and_are_compiled_once(monkeypatch, tmp
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs == 1
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing_compiler(CPU)), reason="no compiler")
+def test_what_is_written_while_a_model_learns_is_not_compiled(monkeypatch, tmp_path):
+    """Every token would be another shape, and dynamo gives up after eight of them."""
+    monkeypatch.setitem(os.environ, "TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    plain, compiled = small(), small()
+    compile_model(compiled, "blocks")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    prompts = [[1], [2, 3], [4, 5, 6], [7] * 20]
+    written = [generate(model, prompts, max_new_tokens=12, stop=(), rows=1) for model in (plain, compiled)]
+    assert written[0] == written[1]
+    request = Request(prompt=[1, 2, 3], seeds=[1, 2])
+    rollout(compiled, [request], max_new_tokens=12, stop=(), sampling=Sampling())
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
+    compiled(torch.zeros(1, 4, dtype=torch.long))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

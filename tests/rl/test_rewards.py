@@ -82,6 +82,8 @@ def test_exact(text, truths, expected):
 
 def test_exact_after_a_mark_and_cut_off():
     assert score("exact", answer("so #### 41 #### 42", "42"), answer("42", "42"), answer_after="####") == [1, 0]
+    solved = "He has 40 and 2 more. #### 42"  # a reference as GSM8K writes it
+    assert score("exact", answer("#### 42", solved), answer("#### 40", solved), answer_after="####") == [1, 0]
     assert score("exact", answer("42", "42", cut_off=True)) == [0]
     assert score("exact", answer("<think>#### 42", "42"), answer_after="####") == [0]
 

@@ -587,3 +587,44 @@ def test_the_switch_of_training_data_is_ours_alone(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write("qwen", tmp_path))
     with pytest.raises(UserError, match="own chat template says how thoughts are written"):
         prepare_chats([], tokenizer, tmp_path, row_tokens=64, validation_fraction=0.1, about={}, thinking=False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_word_added_behind_the_control_tokens_keeps_its_id(tmp_path, family):
+    """The library numbers added tokens anew where others before them are left out."""
+    folder = write(family, tmp_path)
+    full = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    full.add_tokens([tokenizers.AddedToken("风筝", special=False)])
+    full.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.load(folder)
+    ids = tokenizer.encode("风筝")
+    assert full.token_to_id("风筝") in ids
+    assert not tokenizer.added_ids.intersection(ids)
+
+
+@pytest.mark.parametrize("asked", ["truncation", "padding"])
+def test_what_a_tokenizer_was_once_asked_to_cut_or_fill_up_is_forgotten(tmp_path, asked):
+    folder = write("qwen", tmp_path)
+    texts = ["one", "one two three four five six"]
+    wanted = Tokenizer.load(folder)
+    full = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if asked == "truncation":
+        full.enable_truncation(2)
+    else:
+        full.enable_padding()
+    full.save(str(folder / "tokenizer.json"))
+    found = Tokenizer.load(folder)
+    assert found.encode_many(texts) == wanted.encode_many(texts)
+    assert [found.encode(text) for text in texts] == [wanted.encode(text) for text in texts]
+    assert found.fingerprint == wanted.fingerprint
+
+
+def test_a_template_that_is_no_text_is_one_line(tmp_path):
+    folder = write("qwen", tmp_path)
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"chat_template\.jinja: not valid UTF-8"):
+        Tokenizer.load(folder)
+    (folder / "chat_template.jinja").unlink()
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": ["x"]}))
+    assert Tokenizer.load(folder).template.startswith("{")  # ours, for tokens that are ours

@@ -7,11 +7,20 @@ from typing import Any
 import pytest
 import torch
 
+from penjing.base.files import write_json
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.lora import Lora, adapt
 from penjing.model.transformer import Transformer
 from penjing.train import probe
+
+
+def test_a_forecast_is_kept_for_the_run_it_was_made_for(tmp_path):
+    file = tmp_path / probe.FORECAST
+    write_json(file, {"parameters": 10, "tokens": 1000, "predicted_loss_low": 1.0})
+    for parameters, tokens, kept in ((10, 970, True), (10, 900, False), (11, 1000, False)):
+        bill = SimpleNamespace(parameters=parameters, tokens=tokens)
+        assert probe.foreseen_loss(file, bill) == ({"predicted_loss_low": 1.0} if kept else {})
 
 
 class Rows:

@@ -1,5 +1,7 @@
 """Settings that cannot be are one line that names them, before anything is built."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from penjing.base import config
@@ -7,6 +9,7 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.train import folder
 from penjing.train.run import Run
+from penjing.train.tokens import made_once
 
 
 def resolve(*words):
@@ -88,3 +91,47 @@ def test_what_is_no_number_of_threads_is_one_line(threads, said):
     with pytest.raises(UserError, match="OMP_NUM_THREADS: not a number of threads"):
         threads(said)
     assert threads(said, setting=2) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], ""),
+        (["objective=preference", "data.kind=preferences"], "answers make batches of another shape"),
+        (["objective=policy", "data.kind=prompts"], "answers make batches of another shape"),
+        (["objective=distill", "objective.mode=on_policy", "objective.data_weight=0"], "answers make batches"),
+        (["lora.rank=4"], ""),
+        (["lora.rank=4", "lora.dropout=0.1"], "the masks of lora.dropout"),
+        (["lora.rank=4", "lora.kind=dora"], "norms that DoRA keeps"),
+    ],
+)
+def test_which_runs_are_no_static_graph(words, said):
+    found = resolve(*words).no_static_graph
+    assert found.startswith(said) and bool(found) == bool(said)
+
+
+def test_a_graph_of_all_of_a_pass_needs_texts():
+    assert resolve("compute.compile=blocks", "data.kind=chats")
+    with pytest.raises(UserError, match=r"compute\.compile: answers differ in length"):
+        resolve("compute.compile=whole", "data.kind=chats")
+
+
+def test_halves_that_were_half_replaced_are_made_again(tmp_path):
+    """A kill between the two must not leave the old note beside them."""
+    (tmp_path / "a.txt").write_text("text")
+    made = []
+
+    def make(paths, about):
+        made.append(None)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return {"made": len(made)}
+
+    def ask(fraction):
+        run = resolve(f"data.train={tmp_path / 'a.txt'}", f"data.validation_fraction={fraction}")
+        return made_once(run, tmp_path, SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
+
+    assert ask(0.5) == ask(0.5) == {"made": 1}
+    with pytest.raises(KeyboardInterrupt):
+        ask(0.01)
+    assert ask(0.5) == {"made": 3}

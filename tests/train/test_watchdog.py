@@ -157,8 +157,8 @@ def test_a_bug_comes_with_its_traceback_and_all_stacks(ranks, capsys):
 @pytest.mark.parametrize(
     ("error", "order"),
     [
-        (None, ["work", "waits", "closed"]),
-        (Stopped(15, 3), ["work", "waits", "closed"]),
+        (None, ["work", "waits", "closed", "closed"]),
+        (Stopped(15, 3), ["work", "waits", "closed", "closed"]),
         (ZeroDivisionError(), ["work", "closed"]),  # the other one is told, and ends
     ],
 )
@@ -178,6 +178,33 @@ def test_nobody_leaves_before_the_last(ranks, monkeypatch, error, order):
         if error is not None:
             raise error
     assert happened == order
+
+
+def test_rank_0_goes_last_as_the_store_goes_with_it(ranks):
+    looks = []
+
+    def sleep(seconds):
+        looks.append(sorted(ranks.store.told))
+        if len(looks) == 3:
+            ranks.store.set("left 1", "")
+
+    ranks.sleep = sleep
+    ranks.store.set("done 1", "")
+    with watched(SimpleNamespace(rank=0, world=2, any=bool)):
+        pass
+    assert len(looks) == 3
+    assert all("left 0" in told and "left 1" not in told for told in looks)
+
+
+def test_rank_0_does_not_wait_for_ever_for_one_that_died_at_the_end(ranks):
+    def sleep(seconds):
+        ranks.now += 1.0
+
+    ranks.sleep, began = sleep, ranks.now
+    ranks.store.set("done 1", "")
+    with watched(SimpleNamespace(rank=0, world=2, any=bool)):
+        pass
+    assert ranks.now - began == watchdog.SILENT_SECONDS
 
 
 def test_a_store_that_went_with_rank_0_means_that_all_are_done(ranks, monkeypatch):

@@ -27,8 +27,10 @@ def snapshot(value: Any) -> Any:
 def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         source = value.detach()
-        on_cpu = source.device.type == "cpu"
-        return arena.empty_like(source).copy_(source) if on_cpu else source.to("cpu", non_blocking=True)
+        kind = source.device.type
+        if kind == "cpu":
+            return arena.empty_like(source).copy_(source)
+        return source.to("cpu", non_blocking=kind == "cuda")  # of other devices nothing would be awaited
     if isinstance(value, dict):
         return {key: _copy(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -67,8 +67,8 @@ def _fetch(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=WANTED_FILES))
     except HFValidationError as error:
         raise UserError(f"no such folder, and not a name of the hub: {error}", where=name) from None
-    # The library's errors of network, of access and of a missing name share no class of their own below these two.
-    except (OSError, ValueError) as error:
+    # The library's errors of network, of access and of a missing name share no class: some are its transports' own.
+    except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"no such folder, and it could not be fetched: {reason[:200]}",

@@ -64,8 +64,11 @@ def write_peft(
     """Write the adapter `name` of `model` to `folder`.
 
     base_name: the Hugging Face directory or hub name of the base. facts: further JSON values about where it came from.
-    Raises UserError if the disk refuses.
+    Raises UserError if the disk refuses, and for a folder with an adapter that was not written here.
     """
+    folder = Path(folder)
+    if (folder / CONFIG).exists() and not (folder / FACTS).exists():
+        raise UserError("holds an adapter of another program", where=folder, next_step="Choose another folder.")
     layers = {layer: module for layer, module in adapted(model).items() if name in module.adapters}
     assert layers, f"no adapter is called {name}"
     architecture = model.config.architecture
@@ -84,14 +87,17 @@ def write_peft(
             next_step="Use it here, merge it, or train with lora.targets=attention.*_proj.",
         )
     whole = {key: value.detach().float().cpu().contiguous() for key, value in tensors.items()}
-    folder = Path(folder)
+    weights, draft = folder / WEIGHTS, folder / (WEIGHTS + ".part")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        safetensors.torch.save_file(whole, folder / WEIGHTS, metadata={"format": "pt"})
+        safetensors.torch.save_file(whole, draft, metadata={"format": "pt"})
+        draft.replace(weights)
     except OSError as error:
         raise disk_error(error, folder) from error
     except safetensors.SafetensorError as error:
-        raise UserError(f"cannot write: {error}", where=folder / WEIGHTS) from error
+        raise UserError(f"cannot write: {error}", where=weights) from error
+    finally:
+        draft.unlink(missing_ok=True)
     write_json(folder / FACTS, {**facts, "base": base_name, "base_sha256": base_sha256})
     write_json(folder / CONFIG, _config(model, sizes, by_weight, base_name))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ GREEDY_TOKENS = 24
 LONGEST_CHECK = 512  # positions of one checked row
 # Beyond this a protobuf message is near its limit of 2 GiB, and weights go to a file beside the graph.
 LARGEST_MESSAGE_BYTES = 1_500_000_000
+NAME = "model.onnx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +117,16 @@ def _write(model: Transformer, folder: Path, kind: str) -> None:
     for node in program.model.graph.all_nodes():
         node.metadata_props.clear()  # where in our source each came from, with the paths of this machine
     weight_bytes = sum(value.numel() * value.element_size() for value in model.parameters())
-    file = folder / "model.onnx"
-    program.save(file, external_data=weight_bytes > LARGEST_MESSAGE_BYTES)
+    whole = folder / "whole" if kind == "int8" else folder
+    whole.mkdir(exist_ok=True)
+    program.save(whole / NAME, external_data=weight_bytes > LARGEST_MESSAGE_BYTES)
     if kind == "int8":
         from onnxruntime.quantization import quantize_dynamic
 
-        whole = file.rename(folder / "whole.onnx")
+        wide = weight_bytes > 4 * LARGEST_MESSAGE_BYTES
         with _quiet():
-            quantize_dynamic(whole, file, use_external_data_format=weight_bytes > 4 * LARGEST_MESSAGE_BYTES)
-        for left in folder.glob("whole.onnx*"):
-            left.unlink()
+            quantize_dynamic(whole / NAME, folder / NAME, use_external_data_format=wide)
+        shutil.rmtree(whole)
 
 
 @contextmanager
@@ -154,9 +156,7 @@ def verify(model: Transformer, tokenizer: Tokenizer, folder: Path, kind: str) ->
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        folder / "model.onnx", sess_options=options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(folder / NAME, sess_options=options, providers=["CPUExecutionProvider"])
 
     def theirs(rows: list[list[int]]) -> Tensor:
         (logits_BTV,) = session.run(["logits"], {"input_ids": torch.tensor(rows).numpy()})

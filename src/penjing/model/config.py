@@ -92,6 +92,13 @@ class ModelConfig:
                 where="model.num_heads",
                 got=f"{self.num_heads} over {self.num_kv_heads}",
             )
+        if self.architecture == "llama" and self.hidden_size % self.num_heads:
+            raise UserError(
+                "the stock llama class wants a width that its heads divide",
+                where="model.hidden_size",
+                got=self.hidden_size,
+                wanted=f"a multiple of model.num_heads = {self.num_heads}",
+            )
         if self.head_size % 2:
             raise UserError("rotary positions need an even width", where="model.head_size", got=self.head_size)
         self._check_positions()

@@ -399,7 +399,7 @@ def attach(model: nn.Module, name: str, sizes: Mapping[str, Size], *, seed: int 
     A is drawn from `seed` layer by layer, in the model's order; the global random state is left alone. The adapter
     is not used until `use` says so. Raises UserError for a name that cannot be one, or that is taken.
     """
-    if not _ADAPTER_NAME.fullmatch(name) or hasattr(nn.ModuleDict, name):
+    if not _ADAPTER_NAME.fullmatch(name) or hasattr(nn.ModuleDict(), name):
         raise UserError("not a name for an adapter", where=name, wanted="letters, digits, - and _")
     if name in names(model):
         raise UserError("there is already an adapter of this name", where=name)

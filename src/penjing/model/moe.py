@@ -17,6 +17,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from penjing.base.errors import UserError
 from penjing.model import arena, cpu, gpu
 from penjing.model.config import ModelConfig
 from penjing.model.linear import Linear
@@ -287,6 +288,16 @@ class _Grouped(torch.autograd.Function):
             grads = (*(part.float() for part in grad_both_EGD.chunk(2, dim=1)), grad_down.float())
         grad_x_ND = _mix(functional.grouped_mm(grad_both_RG, both_EGD, offs=end_E), row_Nk, None)
         return grad_x_ND.to(upstream[0].dtype), grad_weight_R[row_Nk], *grads, None, None, None, None
+
+
+def check_widths(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise UserError where experts' sizes are none that products by group take: on CUDA rows of whole 16 bytes."""
+    for mixture in mixtures(model) if device.type == "cuda" else ():
+        lot = 16 // dtype.itemsize
+        sizes = {"model.expert_size": mixture.gate_proj.shape[1], "model.hidden_size": mixture.gate_proj.shape[2]}
+        for where, size in sizes.items():
+            if size % lot:
+                raise UserError("not on CUDA", where=where, got=size, wanted=f"a multiple of {lot} in {dtype}")
 
 
 def _weighted_gated_slopes(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Literal
 
 import torch
@@ -167,8 +168,9 @@ class Transformer(nn.Module):
 
 @contextmanager
 def keep_casts(model: Transformer) -> Iterator[None]:
-    """Inside, weights on a CPU are cast to `compute_dtype` once, not for every product without gradients: a token that
-    is written takes little longer than its weights to be read. They must not change meanwhile."""
+    """For writing: weights on a CPU are cast to `compute_dtype` once, not for every product without gradients, so that
+    a token takes little longer than its weights to be read; they must not change meanwhile. And nothing compiled is
+    used, which would be compiled again for every length."""
     layers = [layer for layer in model.modules() if type(layer) is Linear and layer is not model.head]
     mine = [layer for layer in layers if layer.cast is None and _is_cast(layer.weight, layer.compute_dtype)]
     has_head = model.head_cast is None and _is_cast(model.head_weight_VD, model.compute_dtype)
@@ -176,8 +178,11 @@ def keep_casts(model: Transformer) -> Iterator[None]:
         layer.cast = layer.weight.detach().to(layer.compute_dtype)
     if has_head:
         model.head_cast = model.head_weight_VD.detach().to(model.compute_dtype)
+    # What was never loaded has compiled nothing, and takes seconds to load.
+    stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
-        yield
+        with stance:
+            yield
     finally:
         for layer in mine:
             layer.cast = None

@@ -77,11 +77,9 @@ class Preference:
             raise self._wrong("own_answers", "0 (none) or more")
         if self.own_answer_tokens < 1:
             raise self._wrong("own_answer_tokens", "at least 1")
-        if self.loss != "kto" and (self.wanted_weight, self.unwanted_weight, self.kl_groups) != (1.0, 1.0, 8):
-            name = next(
-                n for n in ("wanted_weight", "unwanted_weight", "kl_groups") if getattr(self, n) not in (1.0, 8)
-            )
-            raise self._wrong(name, "it left out", "Only kto knows of it.")
+        for name, usual in (("wanted_weight", 1.0), ("unwanted_weight", 1.0), ("kl_groups", 8)):
+            if self.loss != "kto" and getattr(self, name) != usual:
+                raise self._wrong(name, "it left out", "Only kto knows of it.")
         if self.loss == "kto" and (self.nll_weight or self.length == "mean"):
             raise self._wrong("nll_weight" if self.nll_weight else "length", "it left out", "kto has none of it.")
         if self.loss == "orpo" and self.length == "sum":

@@ -51,10 +51,12 @@ def missing_compiler(device: torch.device) -> str:
     return f"torch.compile is not used on {device.type}"
 
 
-def decide(setting: Setting, device: torch.device, model: nn.Module, eager_seconds: float) -> Decision:
-    """eager_seconds: of the whole run without compiling, predicted. Raises UserError where what was asked for cannot be
-    done."""
-    lacking = missing_compiler(device)
+def decide(
+    setting: Setting, device: torch.device, model: nn.Module, eager_seconds: float, *, no_static_graph: str = ""
+) -> Decision:
+    """eager_seconds: of the whole run without compiling, predicted. no_static_graph: why its passes are no such thing.
+    Raises UserError where what was asked for cannot be done."""
+    lacking = missing_compiler(device) or no_static_graph
     if mixtures(model) and device.type != "cuda":
         lacking = "experts are chosen by the data, which no static graph holds"
     elif mixtures(model) and getattr(model, "compute_dtype", None) != torch.bfloat16:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -39,9 +40,10 @@ class DataParallel:
         self._control = distributed.new_group(backend="gloo", timeout=TIMEOUT)
         ids = [self.device.index] if self.device.type == "cuda" else None
         # Buffers (the routers' loads and biases) are kept equal by who changes them; a broadcast would lose the loads.
-        self._model = DistributedDataParallel(
-            model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
-        )
+        known = inspect.signature(DistributedDataParallel).parameters
+        name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.13
+        more: dict[str, Any] = {name: False}
+        self._model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **more)
         return self._model
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:

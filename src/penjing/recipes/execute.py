@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -238,6 +240,9 @@ def _outcome(assembled: Assembled, engine: Engine, figures: dict[str, float], se
     if not figures:  # never validated on the way, or ended right after the last checkpoint
         with assembled.parts.meter.share("validation"):
             figures = assembled.parts.validate()
+    for name in [name for name, value in figures.items() if not math.isfinite(value)]:
+        warnings.warn(f"{name} is no number after the last step: it is left out of {folder.outcome}", stacklevel=2)
+        figures = {other: value for other, value in figures.items() if other != name}
     totals = assembled.parts.meter.totals()
     spent = sum(value or 0.0 for name, value in totals.items() if name in _SPENT)
     newest = folder.checkpoints / folder_name(steps(folder.checkpoints)[0]) if engine.rank == 0 else None

@@ -7,6 +7,7 @@ was, and a finished one only shows what it found.
 from __future__ import annotations
 
 import json
+import math
 import platform
 import shutil
 import time
@@ -341,7 +342,7 @@ def _texts(paths: Sequence[Path]) -> Iterator[str]:
 
 def _train(run: Run, journal: Journal, console: Console) -> str:
     outcome = execute(run, console)
-    loss = outcome["validation_loss_nats_per_token"]
+    loss = outcome.get("validation_loss_nats_per_token", math.nan)
     text = f"{units.count(outcome['tokens'])} tokens at {units.count(outcome['tokens_per_second'])}/s"
     if "validation_bits_per_byte" in outcome:
         return f"{text}, held-out {outcome['validation_bits_per_byte']:.3f} bits per byte"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from penjing.train.probe import FORECAST
 from penjing.train.run import Run
 
 LOSS = "validation_loss_nats_per_token"
+LADDER = "ladder.json"  # beside the small runs: what was asked, and which of them were chosen for it
 SHARES = (1 / 32, 1 / 16, 1 / 8)  # of the planned model's parameters without embedding
 LENGTHS = (1.0, 2.0, 4.0)  # tokens of the runs of one size, as multiples of the shortest
 SMALLEST = 20_000  # parameters without embedding, below which a model says little of larger ones
@@ -148,16 +150,26 @@ def small_runs(run: Run, budget_seconds: float, machine: Machine) -> list[Small]
 def scale(run: Run, budget: str, console: Console) -> Forecast:
     """Train the small runs, fit a law and foresee the planned run's held-out loss; written to its folder for `verify`.
 
-    Raises UserError for no data, a bad budget, or a model too small to have smaller ones.
+    Raises UserError for no data, a bad budget, a stage whose held-out figure is not that loss, a run that continues
+    another model, or a model too small to have smaller ones.
     """
+    if run.objective.kind not in ("next_token", "distill") or run.data.kind == "prompts":
+        stage = f"{run.objective.kind} on {run.data.kind}"
+        raise UserError("a law is fitted to losses of next tokens only", where=run.stage, got=stage)
+    if run.start:
+        raise UserError(
+            "the small runs begin from nothing, as the planned one must",
+            where="start",
+            got=run.start,
+            next_step="Leave start= out.",
+        )
     if not run.data.train:
         raise UserError("no data", where="data.train", next_step="Give data.train=FILE.")
     given = cost.read_budget(budget)
     if not given.seconds:
         raise UserError("not a time", where="--budget", got=repr(budget), wanted="such as 30min or 2h")
-    machine, _, _ = find_machine(Asked(), run)
     place = Path(run.out) / "scale"
-    runs = small_runs(run, given.seconds, machine)
+    runs = _ladder(run, given.seconds, place / LADDER)
     console.print(
         f"  {len(runs)} small runs, about {units.duration(sum(each.seconds for each in runs))}", highlight=False
     )
@@ -165,23 +177,40 @@ def scale(run: Run, budget: str, console: Console) -> Forecast:
     for each in runs:
         outcome = _train(run, each, place, first, console)
         first = first or str(place / each.name)
+        if LOSS not in outcome:
+            raise UserError("a small run's loss is no number", where=place / each.name, next_step="Lower its rate.")
         points.append(Point(each.parameters, int(outcome["tokens"]), float(outcome[LOSS])))
         console.print(f"  {each.name}: {points[-1].loss:.4f} nats per token", highlight=False)
     return _foresee(run, points, place, first, console)
 
 
+def _ladder(run: Run, budget_seconds: float, file: Path) -> list[Small]:
+    """The small runs, chosen once: how fast a machine is differs from one measurement to the next, and a stopped
+    `scale` goes on with the runs it has. Whatever else is asked, they are chosen anew."""
+    settings = {name: value for name, value in config.to_dict(run).items() if name not in ("out", "steps", "epochs")}
+    asked = json.loads(json.dumps({"budget_seconds": budget_seconds, "settings": settings}))
+    if not file.is_file() or read_json(file).get("asked") != asked:
+        machine, _, _ = find_machine(Asked(), run)
+        runs = [asdict(each) for each in small_runs(run, budget_seconds, machine)]
+        write_json(file, {"asked": asked, "runs": runs})
+    return [Small(**each) for each in read_json(file)["runs"]]
+
+
 def _train(run: Run, small: Small, place: Path, first: str, console: Console) -> dict[str, Any]:
-    """One small run, or what it came to before; all use the first one's tokenizer and shards."""
-    folder = RunFolder(place / small.name)
-    if folder.outcome.is_file():
-        return dict(read_json(folder.outcome))
+    """One small run, all with the first one's tokenizer and shards; one that is finished gives what it came to.
+
+    Raises UserError if it was begun with other settings or data.
+    """
     shared: dict[str, Any] = {}
     if first:
         before = RunFolder(Path(first))
-        shared = {"tokenizer": {"folder": str(before.tokenizer)}, "data": {"train": [str(before.shards)]}}
+        shared = {"tokenizer": {"folder": str(before.tokenizer)}}
+        if before.shards.is_dir():  # else the data were shards already
+            shared["data"] = {"train": [str(before.shards)]}
     settings = {
-        "out": str(folder.path),
+        "out": str(place / small.name),
         "steps": small.steps,
+        "epochs": 1,  # says nothing beside steps
         "model": small.model,
         "validate": {"every": 0},
         "sample": {"every": 0},

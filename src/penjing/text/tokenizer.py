@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import unicodedata
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -85,6 +86,8 @@ class Tokenizer:
         roles: Roles | None = None,
         settings: dict[str, Any] | None = None,
     ) -> None:
+        full.no_truncation()  # what somebody once asked for would cut or fill up every text
+        full.no_padding()
         self._full = full
         self.template = template
         self._json = full.to_str()
@@ -292,24 +295,33 @@ def _without_control(plain: dict[str, Any], control: set[str]) -> tuple[tokenize
     """The twin that cannot produce a control id, and the guard: a token of its own that stands for "not at the start".
 
     Vocabularies that mark the beginning of a text (Metaspace) cut the same word otherwise there than behind a control
-    token; only their twins have a guard. In the twin's vocabulary the control tokens are spelled so that no text
-    matches them: unigram models would find them by their spelling.
+    token; only their twins have a guard. In the twin the control tokens are spelled by chance, so that no text matches
+    them: unigram models would find them by their spelling, and without them the library would number the tokens that
+    were added behind them anew. Raises UserError if it does so all the same.
     """
-    plain["added_tokens"] = [token for token in plain["added_tokens"] if token["content"] not in control]
-    model, spelled = plain["model"], {}
-    for number, content in enumerate(sorted(control)):
-        if content != model.get("unk_token"):
-            spelled[content] = f"\U0010fffd{number}\U0010fffd"
-    vocabulary = model["vocab"]
+    model, secret = plain["model"], secrets.token_hex(16)
+    vocabulary, unknown = model["vocab"], model.get("unk_token")
+    if isinstance(vocabulary, list) and model.get("unk_id") is not None:
+        unknown = vocabulary[model["unk_id"]][0]
+    spelled = {
+        content: f"\U0010fffd{secret}{number}\U0010fffd"
+        for number, content in enumerate(sorted(control))
+        if content != unknown
+    }
+    whole_word = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    plain["added_tokens"] = [
+        {**token, "content": spelled[token["content"]], **whole_word} if token["content"] in control else token
+        for token in plain["added_tokens"]
+        if token["content"] not in control or token["content"] != unknown
+    ]
     if isinstance(vocabulary, list):
-        unknown = model.get("unk_id")
-        model["vocab"] = [
-            [piece if index == unknown else spelled.get(piece, piece), score]
-            for index, (piece, score) in enumerate(vocabulary)
-        ]
+        model["vocab"] = [[spelled.get(piece, piece), score] for piece, score in vocabulary]
     else:
         model["vocab"] = {spelled.get(piece, piece): index for piece, index in vocabulary.items()}
     twin = tokenizers.Tokenizer.from_str(json.dumps(plain))
+    for token in plain["added_tokens"]:
+        if twin.token_to_id(token["content"]) != token["id"]:
+            raise UserError("added tokens whose ids have a gap", where="tokenizer.json", got=token["content"][:40])
     if "Metaspace" not in json.dumps([plain.get("pre_tokenizer"), plain.get("normalizer")]):
         return twin, ""
     guard = "\U0010fffe\U0010fffc\U0010fffe"
@@ -329,11 +341,15 @@ def _template(folder: Path) -> str:
     """The chat template of a folder, from any of the places where it may lie; empty if there is none."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError("not valid UTF-8", where=path, got=f"byte {error.start}") from None
     for name in ("chat_template.json", "tokenizer_config.json"):
         value = _table(folder / name).get("chat_template")
         if isinstance(value, list):  # several, by name
-            value = next((entry.get("template") for entry in value if entry.get("name") == "default"), None)
+            tables = [entry for entry in value if isinstance(entry, dict)]
+            value = next((entry.get("template") for entry in tables if entry.get("name") == "default"), None)
         if isinstance(value, str):
             return value
     return ""

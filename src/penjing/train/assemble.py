@@ -25,6 +25,7 @@ from penjing.model.freeze import freeze
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype, use_float8
 from penjing.model.lora import keep_base_in
+from penjing.model.moe import check_widths
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.optim.balance import RouterBalance
 from penjing.parallel.base import Engine, allow_tf32
@@ -193,6 +194,7 @@ def assemble(
     )
     eager_seconds = steps * run.batch.rows * size.tokens_per_unit * meter.flops_per_token / engine.world
     eager_seconds /= EAGER_SHARE.get(engine.device.type, 0.4) * (meter.peak_flops_per_second or math.inf)
+    check_widths(model, engine.device, dtype)
     kernels = check_kernels(model, engine.device, dtype)
     flash = activate_flash(model, engine.device, dtype)
     if run.compute.float8 != "off":
@@ -200,7 +202,7 @@ def assemble(
     notes += [kernels] if kernels else []
     notes += [f"attention by {flash}"] if flash else []
     notes += run.optimizer.doubts()
-    compiling = decide(run.compute.compile, engine.device, trained, eager_seconds)
+    compiling = decide(run.compute.compile, engine.device, trained, eager_seconds, no_static_graph=run.no_static_graph)
     if compiling.how != "off":
         compile_model(trained, compiling.how)
         compile_optimizers(optimizers, engine.device)
@@ -288,11 +290,19 @@ def _incidents(engine: Engine, folder: RunFolder, start: int) -> Record:
     if engine.rank != 0:
         return lambda incident: None
     lines: list[JsonLines] = []
+    waiting: list[dict[str, Any]] = []
 
     def record(incident: dict[str, Any]) -> None:
+        waiting.append(incident)
         if not lines:
-            lines.append(JsonLines(folder.incidents, resume_step=start))
-        lines[0].log(incident["step"], {name: value for name, value in incident.items() if name != "step"})
+            try:
+                lines.append(JsonLines(folder.incidents, resume_step=start))
+            except (OSError, DiskError) as error:  # what is to be noted may be that the disk refuses
+                warnings.warn(f"{folder.incidents} cannot be written, its lines wait: {error}", stacklevel=2)
+                return
+        while waiting:
+            first = waiting.pop(0)
+            lines[0].log(first["step"], {name: value for name, value in first.items() if name != "step"})
 
     return record
 

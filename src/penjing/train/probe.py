@@ -31,6 +31,7 @@ from penjing.train.run import Run
 from penjing.train.stage import OnDevice, Size, Stage, micro_units
 
 FORECAST = "scale.json"  # in the run's folder: the loss that `penjing scale` foresaw
+FORECAST_TOLERANCE = 0.05  # of the tokens: those of full rows are foreseen, and rows have some padding
 LEAST_STEPS, ALWAYS_ALLOWED = 4, 20  # timed; of slow steps two are the least
 PROBE_SECONDS = 2.0  # of timed steps at least
 MOST_SECONDS = 10.0  # of timed steps at most, once two are there
@@ -104,10 +105,17 @@ def plan(
         versions={"penjing": __version__, "torch": torch.__version__},
     )
     if engine.rank == 0:
-        foreseen = read_json(folder.path / FORECAST) if (folder.path / FORECAST).is_file() else {}
-        loss = {name: value for name, value in foreseen.items() if name.startswith("predicted_loss")}
-        write_json(folder.plan, {**bill.to_dict(), **loss})
+        write_json(folder.plan, {**bill.to_dict(), **foreseen_loss(folder.path / FORECAST, bill)})
     return bill
+
+
+def foreseen_loss(file: Path, bill: Bill) -> dict[str, float]:
+    """The loss that `penjing scale` foresaw, if for so many parameters and about so many tokens."""
+    found = read_json(file) if file.is_file() else {}
+    tokens, planned = found.get("tokens", 0), bill.tokens
+    if found.get("parameters") != bill.parameters or abs(tokens - planned) > FORECAST_TOLERANCE * planned:
+        return {}
+    return {name: value for name, value in found.items() if name.startswith("predicted_loss")}
 
 
 def expected(bill: Bill) -> Expected:

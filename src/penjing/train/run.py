@@ -194,6 +194,17 @@ class Run:
     save: SaveSettings = field(default_factory=SaveSettings)
     track: TrackSettings = field(default_factory=TrackSettings)
 
+    @property
+    def no_static_graph(self) -> str:
+        """Why the passes of this run cannot be compiled, with one graph of fixed shapes for all of them; empty: nothing
+        is in the way."""
+        objective = self.objective
+        if isinstance(objective, (Policy, Preference, RewardModel)) or getattr(objective, "mode", "") == "on_policy":
+            return "answers make batches of another shape in every step"
+        if self.lora.dropout:
+            return "the masks of lora.dropout are drawn outside of any graph"
+        return "norms that DoRA keeps are looked up outside of any graph" if self.lora.kind == "dora" else ""
+
     def __post_init__(self) -> None:
         for name in ("epochs", "steps", "clip_norm"):
             if getattr(self, name) < 0:
@@ -214,6 +225,13 @@ class Run:
                 where="compute.recompute",
                 got="a mixture of experts" if self.model.is_mixture else "lora.dropout",
                 wanted="none",
+            )
+        if self.compute.compile in ("whole", "graphs") and self.data.kind == "chats":
+            raise UserError(
+                "answers differ in length, and each pass would be compiled anew",
+                where="compute.compile",
+                got=f"{self.compute.compile} with data.kind=chats",
+                wanted="blocks, auto or off",
             )
         objective = self.objective
         compares = isinstance(objective, Policy) or (isinstance(objective, Preference) and objective.needs_reference)

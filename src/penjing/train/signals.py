@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ECHO_SECONDS = 1.0
 
 
 class Stopped(Exception):
@@ -28,11 +30,16 @@ class _CutShort(BaseException):
 
 class Signals:
     """Notes the first signal as `received`; a second one ends the process at once, which harms nothing: every file is
-    written beside the one it replaces."""
+    written beside the one it replaces.
+
+    The same one within a second is an echo of the first: a shell passes the end of its terminal on and so does the
+    system, and `timeout` signals a program and its group. A terminal ends but once, so SIGHUP again is always that.
+    """
 
     def __enter__(self) -> Signals:
         self.received: int | None = None
         self._may_cut = False
+        self._at = 0.0
         self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in NUMBERS:
@@ -43,8 +50,10 @@ class Signals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
+            if number == self.received and (number == signal.SIGHUP or time.monotonic() - self._at < ECHO_SECONDS):
+                return
             os._exit(128 + number)
-        self.received = number
+        self.received, self._at = number, time.monotonic()
         if self._may_cut:
             raise _CutShort
 

@@ -251,6 +251,7 @@ def made_once(
     if done.is_file() and read_json(done)["made_from"] == wanted:
         return dict(read_json(done)["counts"])
     report(f"tokenizing {len(paths)} file{'s' if len(paths) > 1 else ''}")
+    done.unlink(missing_ok=True)  # it does not vouch for halves of which one is new and the other old
     counts = make(paths, {"source_files": files, "source": wanted["source"]})
     write_json(done, {"made_from": wanted, "counts": counts})
     return counts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import math
 import os
 import sys
 import threading
@@ -30,7 +31,7 @@ STUCK_SECONDS = 45.0  # a run whose step takes so long is stuck, if none took a 
 SLOWEST_TIMES = 5.0  # times the slowest step so far, that the next may take
 LINGER_SECONDS = 3.0  # a rank that fails waits so long, so that the others can read why
 LEAVE_SECONDS = 0.05  # between two looks at whether all ranks are done
-_FAILED, _DONE = "failed", "done "
+_FAILED, _DONE, _LEFT = "failed", "done ", "left "
 
 
 class Watchdog:
@@ -75,13 +76,22 @@ class Watchdog:
             pass
 
     def leave(self) -> None:
-        """Wait until all ranks are done: rank 0, which hashes and writes, would soon take one that left for dead."""
+        """Wait until all ranks are done: rank 0, which hashes and writes, would soon take one that left for dead. And
+        rank 0 goes last, as the store goes with it."""
         try:
             self._store.set(f"{_DONE}{self.rank}", "")
-            while not self._store.check([f"{_DONE}{rank}" for rank in range(self.world)]):
-                time.sleep(LEAVE_SECONDS)
-        except Exception:  # the store went with rank 0, which saw all of them done
+            self._wait_for_all(_DONE)
+            self.close()  # its thread asks the store too
+            self._store.set(f"{_LEFT}{self.rank}", "")
+            if self.rank == 0:
+                self._wait_for_all(_LEFT, at_most=self.silent_seconds)
+        except Exception:  # a store that is gone has nothing more to say
             pass
+
+    def _wait_for_all(self, said: str, at_most: float = math.inf) -> None:
+        until = time.monotonic() + at_most
+        while not self._store.check([f"{said}{rank}" for rank in range(self.world)]) and time.monotonic() < until:
+            time.sleep(LEAVE_SECONDS)
 
     def close(self) -> None:
         self._stop.set()

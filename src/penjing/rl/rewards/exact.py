@@ -25,8 +25,9 @@ def is_match(said: str, truths: Sequence[str]) -> bool:
 
 
 def is_right(answer: Judged, after: str) -> bool:
-    """Whether the model ended the answer, and it comes to one of its references."""
-    return not answer.cut_off and is_match(final_answer(answer, after), answer.truths)
+    """Whether the model ended the answer, and it comes to one of its references, or to what follows `after` there."""
+    truths = [truth.rpartition(after)[2] if after else truth for truth in answer.truths]
+    return not answer.cut_off and is_match(final_answer(answer, after), truths)
 
 
 class Exact:
