@@ -111,8 +111,9 @@ def markdown(result: dict[str, Any]) -> str:
             mine = steps.get(way, [])
             span = f" ({min(mine):,.0f}-{max(mine):,.0f})" if len(mine) > 1 else ""
             cells.append(f"{statistics.median(mine):,.0f}{span}" if mine else "")
-        gain = statistics.median(steps["torch"]) / statistics.median(steps["kernels"])
-        lines.append(f"| {name} | {' | '.join(cells)} | {gain:.2f} x |")
+        both = steps.get("torch") and steps.get("kernels")
+        gain = f"{statistics.median(steps['torch']) / statistics.median(steps['kernels']):.2f} x" if both else ""
+        lines.append(f"| {name} | {' | '.join(cells)} | {gain} |")
     return "\n".join(lines) + "\n"
 
 

@@ -5,7 +5,7 @@ Run: python benchmarks/methods.py runs/quickstart --out results/methods.json    
 
 dpo, dpo_lora, reward: the quickstart's SFT model on its own pairs. grpo: a weak SFT (700 steps from the pretrained
 model) on the toy world's counting questions. grpo_sft, ppo: the SFT model on 20,000 prompts of all kinds; grpo_few,
-ppo_few: on the quickstart's 1,000.
+ppo_few: on the first 1,000 of the quickstart's.
 distill: the SFT model is the teacher; the student is the same pretrained model after SFT on 300 labelled
 conversations. 3,072 further conversations have questions only, which the teacher answers. As many further steps are
 taken on the student's own labels (the control), on the teacher's answers (sft), on its predictions for them (logits,
@@ -150,11 +150,18 @@ class Bench:
         return self.prompts("ppo", "ppo", seed, self.world())
 
     def grpo_few(self, seed: str) -> dict[str, Any]:
-        """The same on the quickstart's own thousand prompts, which come again and again."""
-        return self.prompts("grpo", "grpo_few", seed, self.data / "rl.jsonl")
+        """The same on a thousand of the quickstart's prompts, which come again and again."""
+        return self.prompts("grpo", "grpo_few", seed, self.few())
 
     def ppo_few(self, seed: str) -> dict[str, Any]:
-        return self.prompts("ppo", "ppo_few", seed, self.data / "rl.jsonl")
+        return self.prompts("ppo", "ppo_few", seed, self.few())
+
+    def few(self) -> Path:
+        """The first thousand of the quickstart's prompts."""
+        file = self.work / "few.jsonl"
+        lines = (self.data / "rl.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        file.write_text("".join(lines[:1_000]), encoding="utf-8")
+        return file
 
     def prompts(self, recipe: str, name: str, seed: str, data: Path) -> dict[str, Any]:
         settings = (f"start={self.quickstart / 'sft'}", f"data.train={data}", "steps=150", "validate.every=50")

@@ -146,6 +146,8 @@ def main() -> None:
     parser.add_argument("--render", action="store_true", help="only the page, from the newest records")
     parser.add_argument("--keep", type=Path, default=None, help="folder for the runs; default: a temporary one")
     asked = parser.parse_args()
+    if asked.only < len(RUNS) and not asked.out and not asked.render:
+        parser.error("--only makes no official record: give --out FILE")
     if asked.render:
         PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), records()), encoding="utf-8")
         return

@@ -182,14 +182,24 @@ def plan_run(
     overrides = config.parse_overrides(settings or [])
     run, foreign = read_foreign(Path(recipe), overrides) if is_foreign(recipe) else (_resolved(recipe, settings), None)
     if run.data.train and not gpu and foreign is None:
+        from penjing.plan import cost
         from penjing.recipes.execute import plan_only
         from penjing.recipes.plan import over_budget
 
+        idle = {"--tokens": tokens, "--unique": unique, "--gpus": gpus > 1, "--engine": engine, "--explain": explain}
+        if ignored := [name for name, given in idle.items() if given]:
+            raise UserError(
+                "has no effect with data.train", where=", ".join(ignored), next_step="Add --gpu NAME, or steps=N."
+            )
         bill = plan_only(run, Console(quiet=True) if as_json else console)
-        if as_json:
-            console.print_json(data=bill.to_dict())
         over = over_budget(asked, bill.predicted_seconds, bill.predicted_peak_memory_bytes, bill.machine)
-        for line in over:
+        if as_json:
+            console.print_json(data={**bill.to_dict(), "over_budget": over})
+        elif price:
+            paid = cost.read_money(price, "--price")
+            spent = cost.Money(paid.amount * bill.predicted_seconds / 3600, paid.currency)
+            _say(f"  cost {spent} at {paid} an hour, as given")
+        for line in [] if as_json else over:
             console.print(marked("over budget", line, style="red"))
         if over:
             sys.exit(EXIT_DOES_NOT_FIT)
@@ -208,6 +218,18 @@ def _engine(name: str) -> Any:
     if name and name not in known:
         raise UserError("unknown way to share work", where="--engine", got=repr(name), next_step=suggest(name, known))
     return name
+
+
+def _planned(recipe: str, settings: list[str] | None) -> Any:
+    """The run of a recipe or of a Hugging Face model. Raises UserError for one whose step cannot be traced."""
+    from penjing.recipes.plan import is_foreign, read_foreign
+
+    if not is_foreign(recipe):
+        return _resolved(recipe, settings)
+    run, foreign = read_foreign(Path(recipe), config.parse_overrides(settings or []))
+    if foreign is not None:
+        raise UserError("not a model that is trained here", where=recipe, next_step=f"Try `penjing plan {recipe}`.")
+    return run
 
 
 @plan_app.command("memory")
@@ -229,7 +251,7 @@ def plan_memory(
     from penjing.recipes.plan_tools import print_memory
 
     asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine))
-    if print_memory(_resolved(recipe, settings), asked, console, waterfall=waterfall) is False:
+    if print_memory(_planned(recipe, settings), asked, console, waterfall=waterfall) is False:
         sys.exit(EXIT_DOES_NOT_FIT)
 
 
@@ -255,7 +277,7 @@ def plan_search(
 
     rows = config.convert(tuple[int, ...], lengths, "--lengths") if lengths else ()
     asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine))
-    if not search(_resolved(recipe, settings), asked, fit, rows, console, every=every):
+    if not search(_planned(recipe, settings), asked, fit, rows, console, every=every):
         sys.exit(EXIT_DOES_NOT_FIT)
 
 

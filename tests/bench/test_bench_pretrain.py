@@ -108,6 +108,11 @@ def test_a_setting_alone_is_no_model(toy, method):
         asked_for(quiet(), method=method, run=Path("batch.rowz=3"), settings=(), checkpointing=True, **words)
 
 
+def test_a_model_that_the_peers_do_not_have_is_refused(toy):
+    with pytest.raises(UserError, match="the peers train another model; got llama"):
+        bench_pretrain(toy / "pretrain.jsonl", Asked(peers=()), QUICK, quiet(), "model.architecture=llama")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one here")
 def test_a_gpu_that_is_not_there_is_said(toy):
     with pytest.raises(UserError, match="cannot use CUDA"):

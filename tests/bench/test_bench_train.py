@@ -93,7 +93,7 @@ def test_without_the_peer_ours_stands_alone_and_that_is_said(spec, tmp_path, mon
     result = compare(asked, spec, tmp_path, console, lambda *_: printed([1.0, 1.0], 300, 0.7))
     assert list(result["medians"]) == ["penjing"]
     assert "ours_over_peer" not in result
-    assert "trl is not installed" in console.file.getvalue()
+    assert "trl is not installed, so ours stands alone: pip install 'penjing[test]'\n" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,53 @@ def test_a_hugging_face_config_is_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(llama))
     run, foreign = read_foreign(tmp_path / "config.json", {})
     assert foreign is None and run.model.hidden_size == 64
+    with pytest.raises(UserError, match=r"data\.row_tokens"):
+        read_foreign(tmp_path, {"data": {"row_tokens": 99999}})
+
+
+def test_a_probed_plan_costs_what_its_one_card_does():
+    over = planning.over_budget(Asked(budget="1USD", gpus=2), 3600.0, 0, "1 x NVIDIA H200")
+    assert over == ["3.00 USD of at most 1.00 USD"]
+
+
+def test_what_a_sweep_cannot_time_is_refused():
+    for recipe, words in (("dpo", ()), ("pretrain", ("lora.rank=4", "start=x"))):
+        run = replace(resolve_run("pretrain", settings()), objective=resolve_run(recipe, settings()).objective)
+        run = replace(run, lora=replace(run.lora, rank=4)) if words else run
+        with pytest.raises(UserError, match="next tokens, of all weights"):
+            tables.run_sweep(run, Grid(), Console(quiet=True), steps=2, seconds=1.0, out=None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it may have such products")
+def test_products_that_a_cpu_has_not_are_refused():
+    with pytest.raises(UserError, match="no such products"):
+        tables.run_matmul((64,), ("tf32",), 1.0, None, Console(quiet=True))
+
+
+def test_memory_of_a_foreign_model_is_refused_in_one_line(tmp_path):
+    from penjing.cli import _planned
+
+    gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(gpt2))
+    with pytest.raises(UserError, match="not a model that is trained here"):
+        _planned(str(tmp_path), [])
+
+
+def test_sizes_beyond_the_ladder_have_its_largest_shape():
+    assert planning.model_of(7_000_000_000) == planning.model_of(3_000_000_000)
+
+
+@pytest.mark.parametrize("option", ["--tokens=1M", "--unique=1M", "--gpus=2", "--engine=ddp", "--explain"])
+def test_what_a_probe_does_not_look_at_is_refused(option):
+    from typer.testing import CliRunner
+
+    from penjing.cli import app
+
+    done = CliRunner().invoke(app, ["plan", "pretrain", "data.train=x.txt", option])
+    assert isinstance(done.exception, UserError)
+    assert done.exception.line() == (
+        f"{option.partition('=')[0]}: has no effect with data.train. Add --gpu NAME, or steps=N."
+    )
 
 
 @pytest.mark.parametrize(("engine", "held"), [("ddp", 16), ("zero1", 10), ("zero2", 7), ("zero3", 4), ("fsdp", 4)])

@@ -56,6 +56,16 @@ def test_a_profile_is_kept_and_found_again():
     assert profile_called("RTX 4090") is None
 
 
+@pytest.mark.parametrize(
+    ("device", "gib", "card"),
+    [("NVIDIA A100-SXM4-80GB", 79, "A100"), ("NVIDIA A100-SXM4-40GB", 39, "A100 40GB"), ("NVIDIA GB200", 184, "GB200")],
+)
+def test_a_profile_serves_the_card_that_it_is_of(device, gib, card):
+    save_profile(replace(PROFILE, key=replace(PROFILE.key, device=device), memory_bytes=gib << 30))
+    assert profile_called(card).key.device == device
+    assert profile_called("A100 PCIe") is None and profile_called("B200") is None
+
+
 def test_a_stale_key_says_what_changed():
     save_profile(PROFILE)
     found = find_profile(replace(KEY, torch="2.14.0", power_limit_watts=280.0))

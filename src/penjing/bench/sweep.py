@@ -23,6 +23,7 @@ from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.objective.next_token import NextToken
+from penjing.parallel.base import allow_tf32
 from penjing.parallel.single import Single
 from penjing.plan import hardware
 from penjing.plan.flops import training_flops_per_token
@@ -242,6 +243,7 @@ def _timed(
     """Seconds of each step, the peak of memory, and what the counters said of one more."""
     release()
     forget_peak(device)
+    allow_tf32(run.compute.dtype, device)
     parts = _parts(run, point, dtype, device)
     taken: list[float] = []
     for index in itertools.count():

@@ -108,7 +108,9 @@ def compare(
     elif asked.peer != "none":
         needed = NEEDS[asked.peer]
         console.print(
-            f"  {needed} is not installed, so ours stands alone: pip install 'penjing\\[test]'", highlight=False
+            f"  {needed} is not installed, so ours stands alone: pip install 'penjing[test]'",
+            highlight=False,
+            markup=False,
         )
     names = list(modules)
     trials: dict[str, list[dict[str, Any]]] = {name: [] for name in names}

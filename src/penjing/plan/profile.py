@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.files import read_json, write_json
+from penjing.plan.cards import card_called
 from penjing.plan.home import home
 from penjing.plan.machine import LAUNCH_SECONDS, PCIE_BYTES_PER_SECOND, Machine, Product
 
@@ -117,11 +118,13 @@ def find_profile(key: Key) -> tuple[Profile, list[str]] | None:
 
 
 def profile_called(card: str) -> Profile | None:
-    """A profile of a device whose name holds `card`, such as one copied from another machine; None if there is none."""
-    wanted = re.sub(r"[^a-z0-9]", "", card.lower())
+    """A profile of the card of this name, such as one copied from another machine; None if there is none."""
     for path in sorted(folder().glob("*.json")):
         known = read_json(path)
-        plain = re.sub(r"[^a-z0-9]", "", str(known.get("key", {}).get("device", "")).lower())
-        if known.get("version") == VERSION and plain.endswith(wanted):
-            return Profile.from_dict(known)
+        if known.get("version") != VERSION:
+            continue
+        profile = Profile.from_dict(known)
+        found = card_called(profile.key.device, profile.memory_bytes)
+        if found is not None and found.name == card:
+            return profile
     return None

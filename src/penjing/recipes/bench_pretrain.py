@@ -94,6 +94,8 @@ def bench_pretrain(
         tokenizer = train_tokenizer(iter(learned), size.model["vocabulary_size"])
         tokenizer.save(work / "tokenizer")
         run = _run(work, size, asked, threads, device, settings)
+        if run.model.architecture != "qwen3":
+            raise UserError("the peers train another model", where="model", got=run.model.architecture, wanted="qwen3")
         size = replace(size, row_tokens=run.data.row_tokens, batch=run.batch.rows)
         lines = (json.dumps({"text": text}, ensure_ascii=False) for text in learned)
         write_text(work / "text.jsonl", "\n".join(lines) + "\n")

@@ -322,7 +322,7 @@ def workload_of(
 def _compiled(run: Run, machine: Machine, eager_seconds: float) -> bool:
     """Whether the run would be compiled, as parallel/compile.py decides; on a CPU only if asked for."""
     setting = run.compute.compile
-    if setting == "off" or (run.model.is_mixture and machine.kind != "cuda"):
+    if setting == "off" or run.no_static_graph or (run.model.is_mixture and machine.kind != "cuda"):
         return False
     if setting != "auto":
         return True
@@ -711,11 +711,12 @@ def _formulas(
 
 
 def over_budget(asked: Asked, seconds: float, memory: int, device: str) -> list[str]:
-    """What a plan takes beyond --budget, for a plan that was made by a probe."""
+    """What a plan takes beyond --budget, for a plan that was made by a probe, on one device."""
     if not asked.budget:
         return []
-    price = cost.price_of(device, asked.price)
-    spent = cost.cost(price, seconds, asked.gpus) if price else None
+    card = card_called(device)
+    price = cost.price_of(card.name if card else device, asked.price)
+    spent = cost.cost(price, seconds, 1) if price else None
     return _over(cost.read_budget(asked.budget), seconds, spent, memory)
 
 
@@ -747,11 +748,10 @@ def read_foreign(path: Path, settings: Mapping[str, Any]) -> tuple[Run, Shape | 
     base = {**pretrain(), "stage": "pretrain"}
     try:
         shape = config.to_dict(config_from_hf(given, file))
-        base["model"] = shape
-        return config.resolve(Run, base, settings), None
     except UserError:
         foreign = shape_from_hf(given, file)
-    return config.resolve(Run, base, {**settings, "model": {"max_tokens": 1 << 20}}), foreign
+        return config.resolve(Run, base, {**settings, "model": {"max_tokens": 1 << 20}}), foreign
+    return config.resolve(Run, {**base, "model": shape}, settings), None
 
 
 def is_foreign(what: str) -> bool:
@@ -766,6 +766,7 @@ def timed_page(what: str, run: Run, asked: Asked) -> tuple[Page, float]:
 
 
 def model_of(count: int) -> ModelConfig:
-    """A model of ours with about so many parameters: the nearest rung of the ladder."""
+    """A model of ours with about so many parameters: the nearest rung of the ladder, which ends at 3B."""
+    count = min(count, 3_000_000_000)
     size = f"{max(1, round(count / 1e6))}m" if count >= 1e6 else f"{max(500, round(count / 1e3))}k"
     return config.resolve(ModelConfig, {"preset": f"ladder-{size}"})

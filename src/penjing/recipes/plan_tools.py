@@ -200,7 +200,7 @@ def print_tokens(size: str, unique: str, hours: str, asked: Asked, console: Cons
         machine, _, notes = find_machine(asked, Run(model=model))
         work = Workload(shape=shape, tokens=16384, row_tokens=512, keys=256.5, dtype=_half(machine))
         rate = work.tokens * asked.gpus / step_time(work, machine).seconds
-        done = rate * budget.seconds
+        done = rate * budget.seconds * shape.parameters / count
         low, high = interval(done, MARGINS[machine.level])
         console.print(
             f"  {units.duration(budget.seconds)} on {asked.gpus} x {machine.name} ({machine.level}, "

@@ -20,7 +20,7 @@ from penjing.base.marked import marked
 from penjing.bench.matmul import matmul
 from penjing.bench.sweep import Grid, Measured, sweep
 from penjing.plan import hardware
-from penjing.plan.measure import key_of
+from penjing.plan.measure import dtypes_of, key_of
 from penjing.recipes.plan import Asked, find_machine
 from penjing.report.charts import Axis, Series, line_chart
 from penjing.train.folder import set_threads
@@ -61,6 +61,9 @@ def run_sweep(
     """Sweep on this machine, print the table, and write it: OUT.json, .csv, .md and .svg."""
     from penjing.train.trace import predict_memory
 
+    if run.lora.rank or run.objective.kind != "next_token":
+        got = f"lora.rank={run.lora.rank}, {run.objective.kind}"
+        raise UserError("steps of next tokens, of all weights, are timed only", where=run.stage, got=got)
     set_threads(run.compute.threads, 1)
     device = torch.device("cuda" if torch.cuda.is_available() and run.compute.device != "cpu" else "cpu")
     machine, target, notes = find_machine(Asked(), run)
@@ -183,7 +186,11 @@ def run_matmul(
         raise UserError("not above zero", where="--sizes", got=min(sizes))
     set_threads(0, 1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if "tf32" in dtypes and "tf32" not in dtypes_of(device):
+        raise UserError("this device has no such products", where="--dtypes", got="tf32")
     found = matmul(device, sizes=sizes, dtypes=dtypes, budget_seconds=seconds)
+    if not found["rows"]:
+        raise UserError("nothing was measured in the time and memory that there is", where="--sizes, --seconds")
     table = Table(box=None, pad_edge=False, title=found["machine"]["device"], title_justify="left")
     for heading in ("size", "dtype", "TFLOPS (median)", "spread", "of the stated peak"):
         table.add_column(heading, justify="right")
