@@ -7,9 +7,11 @@ import pytest
 from penjing.base import config
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
+from penjing.text.tokenizer import Tokenizer, train_tokenizer
 from penjing.train import folder
+from penjing.train.folder import RunFolder
 from penjing.train.run import Run
-from penjing.train.tokens import made_once
+from penjing.train.tokens import made_once, run_tokenizer
 
 
 def resolve(*words):
@@ -135,3 +137,16 @@ def test_halves_that_were_half_replaced_are_made_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         ask(0.01)
     assert ask(0.5) == {"made": 3}
+
+
+def test_a_tokenizer_that_an_abandoned_attempt_left_is_not_taken_for_another_start(tmp_path):
+    left, wanted = (train_tokenizer(["one two three"], size) for size in (300, 310))
+    out = RunFolder(tmp_path / "out")
+    left.save(out.tokenizer)
+    wanted.save(tmp_path / "wanted")
+    run = resolve(f"tokenizer.folder={tmp_path / 'wanted'}", f"out={out.path}")
+    assert run_tokenizer(run, out, print).fingerprint == wanted.fingerprint
+    assert Tokenizer.load(out.tokenizer).fingerprint == wanted.fingerprint
+    left.save(out.tokenizer)
+    (out.checkpoints / "step-00000001").mkdir(parents=True)  # a run that has begun keeps its own
+    assert run_tokenizer(run, out, print).fingerprint == left.fingerprint

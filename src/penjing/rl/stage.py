@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
+from penjing.checkpoint.manifest import steps
 from penjing.feed.answers import AnswerBatch
 from penjing.infer.sample import Sampling
 from penjing.infer.turns import ToolTurns
@@ -89,8 +90,9 @@ class PolicyStage:
             self.notes.append(f"prompts offer tools that nobody runs, so calls of them fail: {', '.join(absent[:8])}")
 
     def _own_tokenizer(self) -> Tokenizer:
-        folder = RunFolder(Path(self.run.out)).tokenizer
-        if self.engine.rank == 0 and not (folder / "tokenizer.json").is_file():
+        whole = RunFolder(Path(self.run.out))
+        folder = whole.tokenizer
+        if self.engine.rank == 0 and not ((folder / "tokenizer.json").is_file() and steps(whole.checkpoints)):
             given = start_tokenizer(self.run)
             if given is None or not given.template:
                 raise UserError(

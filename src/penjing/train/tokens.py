@@ -14,6 +14,7 @@ from torch import nn
 from penjing.base.errors import UserError
 from penjing.base.files import printable, read_json, sha256_file, sha256_text, write_json
 from penjing.base.seeds import derive
+from penjing.checkpoint.manifest import steps
 from penjing.feed.batch import Batch, collate
 from penjing.feed.source import PackedSource, Source
 from penjing.model.transformer import Transformer
@@ -141,10 +142,17 @@ def make_rows(run: Run, shards: Shards, tokenizer: Tokenizer, *, validation: boo
 
 
 def run_tokenizer(run: Run, folder: RunFolder, report: Report) -> Tokenizer:
-    """The run's tokenizer: its own from before, the named one, that of `start`, or a new one trained on the text."""
-    if (folder.tokenizer / "tokenizer.json").is_file():
-        return Tokenizer.load(folder.tokenizer)
+    """The run's tokenizer: its own from before, the named one, that of `start`, or a new one trained on the text.
+
+    One that an attempt without a checkpoint left behind gives way to a named one, or that of `start`: it may have been
+    another's.
+    """
+    kept = Tokenizer.load(folder.tokenizer) if (folder.tokenizer / "tokenizer.json").is_file() else None
+    if kept is not None and steps(folder.checkpoints):
+        return kept
     given = start_tokenizer(run)
+    if given is None and kept is not None and kept.size <= run.model.vocabulary_size:
+        given = kept
     if given is None:
         size = run.tokenizer.vocabulary or run.model.vocabulary_size
         report(f"training a tokenizer of {size:,} ids")
