@@ -6,6 +6,12 @@ Try: python benchmarks/cpu_kernels.py --tiny
 Each measurement is a process of its own, as the switch is read once; the ways alternate. A step is what training does:
 forward and backward passes over packed rows, clipping, AdamW. Printed and written: the median of the rounds' median
 steps and their range, and how many times as fast as torch's operations each way is.
+
+After every timed step the same process times the machine's matrix product as MFU does (plan/hardware.py: 1024 x 512 x
+1024 in the compute dtype, the best of six tries). Divided by the model's FLOPs for a token, attention with the keys
+really seen, that rate is a limit: the tokens a second of a step that is products alone, each as fast as this one. A
+record has the rates (GFLOP/s), FLOPs per token, limit and share of it reached; the table the median rate of all
+processes, the limit it implies, and each way's share. Older records lack them, and so do their tables.
 """
 
 from __future__ import annotations
@@ -49,11 +55,13 @@ def measure(asked: argparse.Namespace) -> None:
     from penjing.train.folder import set_threads
 
     set_threads(asked.threads, 1)
+    import numpy as np
     import speed_gpu
     import torch
 
     from penjing.model import cpu
     from penjing.plan import hardware
+    from penjing.plan.flops import mean_keys, training_flops_per_token
 
     (width, layers, heads, groups, mlp), vocabulary, (row_tokens, rows, passes) = SHAPES[name]
     case = speed_gpu.Case(
@@ -67,13 +75,21 @@ def measure(asked: argparse.Namespace) -> None:
         compile=WAYS[way][1],
     )
     ready = speed_gpu.prepare(case, argparse.Namespace(device="cpu"))
-    seconds = []
+    seconds, products = [], []
     for number in range(asked.warmup + asked.steps):
         began = time.perf_counter()
         ready.step(number)
         seconds.append(time.perf_counter() - began)
+        if number >= asked.warmup:
+            products.append(hardware.cpu_product_rate(ready.dtype) / 1e9)
+    flops = training_flops_per_token(ready.config, mean_keys(np.array(ready.lengths), row_tokens))
+    limit = 1e9 * statistics.median(products) / flops
     found = {
         "seconds": seconds[asked.warmup :],
+        "product_gigaflops_per_second": products,
+        "flops_per_token": flops,
+        "limit_tokens_per_second": limit,
+        "share_of_limit": row_tokens * rows * passes / statistics.median(seconds[asked.warmup :]) / limit,
         "first_step_seconds": seconds[0],
         "tokens": row_tokens * rows * passes,
         "summed_loss": float(ready.total),
@@ -99,11 +115,15 @@ def child(asked: argparse.Namespace, name: str, dtype: str, way: str) -> dict[st
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of docs/speed.md."""
+    """The table of docs/speed.md. Records without product rates have neither a limit nor shares of it."""
     said = {"torch": "torch, ms", "kernels": "kernels, ms", "compiled": "compiled with them, ms"}
     named = [way for way in said if any(ways.get(way) for ways in result["cases"].values())]
-    lines = [f"| shape, dtype | {' | '.join(said[way] for way in named)} | kernels are faster by |"]
-    lines.append("|---|" + "---:|" * (len(named) + 1))
+    heads = [*(said[way] for way in named), "kernels are faster by"]
+    every = [one for ways in result["cases"].values() for rounds in ways.values() for one in rounds]
+    limited = all("product_gigaflops_per_second" in one for one in every)
+    if limited:
+        heads += ["product, GFLOP/s", "limit, tokens/s", *(f"{way}, share of it" for way in named)]
+    lines = [f"| shape, dtype | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     for name, ways in result["cases"].items():
         steps = {way: [1e3 * statistics.median(one["seconds"]) for one in rounds] for way, rounds in ways.items()}
         cells = []
@@ -113,7 +133,14 @@ def markdown(result: dict[str, Any]) -> str:
             cells.append(f"{statistics.median(mine):,.0f}{span}" if mine else "")
         both = steps.get("torch") and steps.get("kernels")
         gain = f"{statistics.median(steps['torch']) / statistics.median(steps['kernels']):.2f} x" if both else ""
-        lines.append(f"| {name} | {' | '.join(cells)} | {gain} |")
+        cells.append(gain)
+        if limited:
+            ran = [one for rounds in ways.values() for one in rounds]
+            product = statistics.median(rate for one in ran for rate in one["product_gigaflops_per_second"])
+            limit = 1e9 * product / ran[0]["flops_per_token"]
+            rates = [1e3 * ran[0]["tokens"] / statistics.median(steps[way]) if steps.get(way) else 0 for way in named]
+            cells += [f"{product:,.0f}", f"{limit:,.0f}", *(f"{rate / limit:.0%}" if rate else "" for rate in rates)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -137,7 +164,8 @@ def main() -> None:
                     result |= {each: found.pop(each) for each in ("threads", "torch", "machine")}
                     ways[way].append(found)
                     rate = found["tokens"] / statistics.median(found["seconds"])
-                    print(f"{name:5} {dtype:9} {way:9} {rate:9,.0f} tokens/s", flush=True)
+                    share = f"{found['share_of_limit']:.0%} of {found['limit_tokens_per_second']:,.0f}"
+                    print(f"{name:5} {dtype:9} {way:9} {rate:9,.0f} tokens/s, {share}", flush=True)
                 if asked.out:
                     asked.out.write_text(json.dumps(result, indent=1) + "\n")
     print("\n" + markdown(result))

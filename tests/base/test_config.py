@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penjing.base.config import parse_overrides, read_toml, resolve, settings, to_dict, to_toml
+from penjing.base.config import convert, parse_overrides, read_toml, resolve, settings, to_dict, to_toml
 from penjing.base.errors import UserError
 from penjing.model.presets import PRESETS
 from penjing.train.run import Run
@@ -202,6 +202,28 @@ def test_lists_and_literals() -> None:
     assert from_words("data.files=", below={"data": {"files": ["a"]}}).data.files == ()
     assert from_words(below={"data": {"files": ["a,b", ""]}}).data.files == ("a,b", "")
     assert from_words("data.order=given").data.order == "given"
+
+
+def test_a_list_in_brackets_keeps_commas(monkeypatch) -> None:
+    monkeypatch.setenv("HOME", "/home/mia")
+    words = 'data.files=["a, b", \'c\', "", "~/d", 5]'
+    assert from_words(words).data.files == ("a, b", "c", "", "/home/mia/d", "5")
+    assert from_words("data.files=[]", below={"data": {"files": ["a"]}}).data.files == ()
+    assert from_words("data.files=a[0],[b]").data.files == ("a[0]", "[b]")
+    assert from_words("name=[a, ~/b]").name == "[a, ~/b]"
+    assert convert(tuple[float, ...], "[1, 0.5]", "weights") == (1.0, 0.5)
+
+
+@pytest.mark.parametrize("value", ["[a, b]", '["a"', '["a"] "b"', '["a"]\nb = 1', "[" * 5000])
+def test_a_list_that_is_none_says_how_to_write_one(value: str) -> None:
+    assert "data.files: not a list" in (error := error_of(f"data.files={value}"))
+    assert """'data.files=["a", "b"]'""" in error
+
+
+def test_elements_of_a_list_have_their_type() -> None:
+    with pytest.raises(UserError, match="weights: not a number; got 'x'"):
+        convert(tuple[float, ...], '["x"]', "weights")
+    assert "data.files" in error_of("data.files=[true]") and "data.files" in error_of("data.files=[[1]]")
 
 
 def test_a_value_may_contain_an_equals_sign() -> None:

@@ -66,6 +66,19 @@ def test_tables_are_those_of_the_newest_result(kind):
     assert shown(PAGE.read_text(encoding="utf-8"), kind) == rendered(kind)
 
 
+def test_kernels_are_held_against_the_machines_products():
+    def ran(seconds, rate):
+        return {"seconds": [seconds], "tokens": 1000, "flops_per_token": 1e8, "product_gigaflops_per_second": [rate]}
+
+    markdown_of = module_at(ROOT / "benchmarks" / "cpu_kernels.py").markdown
+    ways = {"kernels": [ran(1.0, 150.0), ran(1.0, 250.0)], "torch": [ran(2.0, 200.0)]}
+    lines = markdown_of({"cases": {"26M, float32": ways}}).splitlines()
+    assert lines[0].endswith(" | product, GFLOP/s | limit, tokens/s | torch, share of it | kernels, share of it |")
+    assert lines[2].endswith(" | 2.00 x | 200 | 2,000 | 25% | 50% |")
+    del ways["torch"][0]["product_gigaflops_per_second"]  # a record made before there were any
+    assert "GFLOP" not in markdown_of({"cases": {"26M, float32": ways}})
+
+
 def test_the_plan_of_a_gpu_beside_what_it_did():
     place, result = PLACE.format("plan gpu"), newest("plan_gpu")
     page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")

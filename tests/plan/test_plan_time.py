@@ -19,6 +19,7 @@ from penjing.plan.cards import CARDS, card_called, find_card
 from penjing.plan.machine import (
     NVLINK_BYTES_PER_SECOND,
     PCIE_BYTES_PER_SECOND,
+    Attention,
     Machine,
     Product,
     machine_of_card,
@@ -110,12 +111,43 @@ def test_a_step_by_hand():
 
 
 def test_a_step_is_never_quicker_than_its_launches_or_its_data():
-    slow_host = replace(PLAIN, launch_seconds=1.0)
+    slow_host = replace(PLAIN, kind="cuda", launch_seconds=1.0)
     found = step_time(WORK, slow_host)
     assert found.seconds - found.optimizer == pytest.approx(3 * WORK.kernels())
     starved = step_time(WORK, PLAIN, loader_tokens_per_second=100.0)
     assert starved.seconds == pytest.approx(3.0)
     assert starved.bottleneck == "data_wait"
+
+
+def test_a_cpu_calls_its_operations_while_it_does_nothing_else():
+    calling = step_time(WORK, replace(PLAIN, launch_seconds=1e-6))
+    assert calling.launch == pytest.approx(3e-6 * WORK.kernels())
+    assert calling.seconds == pytest.approx(step_time(WORK, PLAIN).seconds + calling.launch)
+
+
+def test_attention_is_as_fast_as_measured_at_its_dtype_and_length():
+    def seconds(keys):  # a query's own cost, and each key's
+        return 4e-9 * keys + 400e-9
+
+    measured = [Attention(dtype="float32", keys=keys, flops_per_second=keys / seconds(keys)) for keys in (128.5, 512.5)]
+    machine = replace(PLAIN, attentions=tuple(measured))
+    for keys in (20.0, 128.5, 300.0, 512.5, 2000.0):
+        assert machine.attention_rate("float32", keys) == pytest.approx(keys / seconds(keys))
+    assert machine.attention_rate("bfloat16", 300.0) == 0.5e9  # not measured: by its share of products
+    flat = replace(PLAIN, attentions=(measured[0],))
+    assert flat.attention_rate("float32", 300.0) == pytest.approx(128.5 / seconds(128.5))
+    assert step_time(WORK, machine).attention == pytest.approx(3 * WORK.attention_flops() * seconds(25.5) / 25.5)
+
+
+@pytest.mark.parametrize("quicker", [1.0, 1.1, 100.0])
+def test_attention_has_a_rate_at_any_length_whatever_was_measured(quicker):
+    measured = (
+        Attention(dtype="float32", keys=100.0, flops_per_second=1e9),
+        Attention(dtype="float32", keys=110.0, flops_per_second=1e9 * quicker),
+    )
+    machine = replace(PLAIN, attentions=measured)
+    rates = [machine.attention_rate("float32", keys) for keys in (1.0, 105.0, 1e3, 1e6)]
+    assert all(0 < rate <= 2e9 * quicker for rate in rates) and rates == sorted(rates)
 
 
 def test_several_devices_exchange_what_computation_does_not_hide():
@@ -206,9 +238,12 @@ def test_writing_answers_is_bound_by_weights_or_launches():
     prefill = 2 * SHAPE.matrices * 64 * 100 / 1e9
     moved = SHAPE.matrices * 4 + 2 * 32 * 2 * 32 * 125 * 4
     products = 32 * (2 * SHAPE.matrices + 4 * 2 * 64 * 125) / 1e9
-    assert decode_time(decode, work, PLAIN) == pytest.approx(prefill + 100 * max(moved / 1e9, products))
-    host = replace(PLAIN, launch_seconds=1.0)
+    busy = prefill + 100 * max(moved / 1e9, products)
+    assert decode_time(decode, work, PLAIN) == pytest.approx(busy)
+    host = replace(PLAIN, kind="cuda", launch_seconds=1.0)
     assert decode_time(decode, work, host) == pytest.approx(prefill + 100 * work.kernels() / 3)
+    cpu = replace(PLAIN, launch_seconds=1e-3)
+    assert decode_time(decode, work, cpu) == pytest.approx(busy + 0.1 * work.kernels() / 3)
 
 
 def test_writing_answers_reads_every_expert_that_one_of_them_goes_through():

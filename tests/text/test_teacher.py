@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from penjing.base.errors import UserError
+from penjing.base.files import DiskError
 from penjing.text.pack import BestFitRows
 from penjing.text.shards import ShardWriter
 from penjing.text.teacher import LOWEST, Key, Slots, Store, Writer, find, in_order, numbered
@@ -125,6 +128,28 @@ def test_a_half_made_store_of_another_size_is_made_anew(tmp_path):
     writer.note(5)
     (writer.partial / "ids.bin").write_bytes(b"short")
     assert Writer(tmp_path, KEY, 20).begin() == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="nothing is reserved here")
+def test_room_for_a_store_is_reserved(tmp_path):
+    writer = Writer(tmp_path, KEY, 1 << 16)
+    writer.begin()
+    for name in ("ids.bin", "logps.bin"):
+        found = (writer.partial / name).stat()
+        assert found.st_blocks * 512 >= found.st_size > 1 << 18
+
+
+@pytest.mark.parametrize("way", ["said before", "while it is reserved"])
+def test_a_full_disk_is_one_line_before_anything_is_mapped(tmp_path, monkeypatch, way):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    if way == "while it is reserved":
+        monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    slots = 20 if way == "while it is reserved" else 1 << 56
+    with pytest.raises(DiskError, match="the disk is full"):
+        Writer(tmp_path, KEY, slots).begin()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize(

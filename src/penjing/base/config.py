@@ -1,9 +1,10 @@
 """Settings: frozen dataclasses, filled from layers. Defaults < recipe < file (TOML) < `a.b=c` on the command line.
 
 A nested dataclass is a table. A union of dataclasses is a choice: the table's `kind` says which member, and only that
-member's settings exist, so a setting that would have no effect is an unknown key. A dataclass with a `named` class
-method has presets: `model=26m`, or `model.preset=26m`, starts from one. Every mistake is a `UserError` that names the
-key, what was got and what was wanted, and the nearest valid key.
+member's settings exist, so a setting that would have no effect is an unknown key. A list is values with commas between
+them or, where values have commas of their own, one as TOML writes it: `["a, b", "c"]`. A dataclass with a `named`
+class method has presets: `model=26m`, or `model.preset=26m`, starts from one. Every mistake is a `UserError` that names
+the key, what was got and what was wanted, and the nearest valid key.
 """
 
 from __future__ import annotations
@@ -46,8 +47,11 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
 
 def _at_home(value: str) -> str:
     """Paths from `~` on, which few shells write out behind an equals sign."""
-    parts = value.split(",")
-    return ",".join(os.path.expanduser(part) if part == "~" or part.startswith("~/") else part for part in parts)
+    return value if value.startswith("[") else ",".join(map(_path_at_home, value.split(",")))
+
+
+def _path_at_home(text: str) -> str:
+    return os.path.expanduser(text) if text == "~" or text.startswith("~/") else text
 
 
 def _put(layer: dict[str, Any], path: list[str], value: str) -> None:
@@ -181,7 +185,7 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         raise UserError("no such choice", where=key, got=repr(value), wanted=" or ".join(options), next_step=hint)
     if origin is tuple:
         if isinstance(value, str):
-            value = [item for item in value.split(",") if item]
+            value = _listed(value, key) if value.startswith("[") else [item for item in value.split(",") if item]
         if not isinstance(value, (list, tuple)):
             raise UserError("not a list", where=key, got=repr(value), wanted="values with commas between them")
         return tuple(convert(options[0], item, key) for item in value)
@@ -198,6 +202,23 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     raise UserError(
         "not of the right type", where=key, got=repr(value), wanted=getattr(annotation, "__name__", annotation)
     )
+
+
+def _listed(text: str, key: str) -> list[Any]:
+    """A list as TOML writes it, for values with commas of their own."""
+    try:
+        found = tomllib.loads(f"list = {text}")
+    except (ValueError, RecursionError):
+        found = {}
+    if list(found) != ["list"]:  # a line of its own behind the list would be another key
+        raise UserError(
+            "not a list",
+            where=key,
+            got=repr(text),
+            wanted='one such as ["a", "b"], or values with commas between them',
+            next_step=f'A shell wants quotes around it: \'{key}=["a", "b"]\'.',
+        )
+    return [_path_at_home(item) if isinstance(item, str) else item for item in found["list"]]
 
 
 def _utf8(text: str, key: str) -> str:

@@ -65,8 +65,7 @@ def data_sheet_peak(name: str, dtype: str = "bfloat16") -> Peak:
     return Peak(card.peak_flops(dtype), f"{card.name} data sheet")
 
 
-@cache
-def _cpu_rate(dtype: torch.dtype) -> float:
+def cpu_product_rate(dtype: torch.dtype) -> float:
     """FLOPs per second of a 1024 x 512 x 1024 product on the threads in use: the best of six tries."""
     left, right = torch.ones(1024, 512, dtype=dtype), torch.ones(512, 1024, dtype=dtype)
     left @ right
@@ -77,6 +76,9 @@ def _cpu_rate(dtype: torch.dtype) -> float:
             left @ right
         best = min(best, time.perf_counter() - start)
     return 4 * 2 * 1024 * 512 * 1024 / best
+
+
+_cpu_rate = cache(cpu_product_rate)  # measured once in a process
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -61,6 +61,15 @@ class Product:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Fused attention as measured, forward and backward, of queries that see so many keys on average."""
+
+    dtype: str
+    keys: float
+    flops_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """One device, and how it talks to others like it."""
 
@@ -78,10 +87,22 @@ class Machine:
     peak_flops: dict[str, float] = field(default_factory=dict)  # the sheet's, for MFU; of a CPU what was measured
     context_bytes: int = 0  # held beside tensors: a CUDA context, or the interpreter
     products: tuple[Product, ...] = ()  # measured one by one
+    attentions: tuple[Attention, ...] = ()  # the same; of a dtype that has none, attention_share tells
 
     def rate(self, dtype: str) -> float:
         """FLOPs per second of large products."""
         return self.product_flops.get(dtype) or max(self.product_flops.values())
+
+    def attention_rate(self, dtype: str, keys: float) -> float:
+        """FLOPs per second of attention whose queries see so many keys: a query costs something, and each key."""
+        mine = sorted((one.keys, 1 / one.flops_per_second) for one in self.attentions if one.dtype == dtype)
+        if not mine:
+            return self.rate(dtype) * self.attention_share
+        (few, slow), (many, quick) = mine[0], mine[-1]
+        if few == many or slow <= quick:
+            return 1 / quick
+        own = (slow - quick) / (1 / few - 1 / many)
+        return 1 / max(quick + own * (1 / keys - 1 / many), quick / 2)
 
     def product_seconds(self, rows: int, inner: int, outputs: int, dtype: str) -> float:
         """Of [rows, inner] @ [inner, outputs]: at the rate of the nearest measured shape, or the general one."""

@@ -19,16 +19,23 @@ import torch.multiprocessing as multiprocessing
 import torch.nn.functional as functional
 
 from penjing.model import cpu
+from penjing.model.config import ModelConfig
 from penjing.model.documents import find_lots, tiled_attention
+from penjing.model.init import initialise
+from penjing.model.linear import set_compute_dtype
+from penjing.model.transformer import Transformer
 from penjing.plan import hardware
 from penjing.plan.profile import Key, Profile
+from penjing.plan.shape import shape_of
 from penjing.plan.time import quantile
+from penjing.plan.work import Workload
 
 SIZES = (1024, 2048, 4096, 8192, 16384)
 TRIES = 7
 TRY_SECONDS = 0.05  # of one try at least: the product is repeated until then
 COPY_BYTES = 256 << 20
 EXCHANGE_BYTES = 64 << 20
+CPU_LENGTHS = 256, 1024  # of documents whose attention is measured
 
 
 def key_of(device: torch.device) -> Key:
@@ -158,13 +165,13 @@ def squares(
     return found
 
 
-def attention_rate(dtype: str, device: torch.device) -> float:
+def attention_rate(dtype: str, device: torch.device, cpu_tokens: int = CPU_LENGTHS[0]) -> float:
     """FLOPs per second of causal attention, forward and backward, counted as done: 7 products of T x T / 2 x width.
 
     On a CPU of our own way of doing it, a document to a row: the kernel that a run would use there, or tiles.
     """
     on_gpu = device.type == "cuda"
-    rows, heads, tokens, size = (4, 8, 1024, 64) if on_gpu else (4, 4, 256, 64)
+    rows, heads, tokens, size = (4, 8, 1024, 64) if on_gpu else (4, 4, cpu_tokens, 64)
     kind = getattr(torch, dtype)
     shape = (rows, heads, tokens, size) if on_gpu else (rows, tokens, heads, size)
     q, k, v = (torch.randn(shape, device=device, dtype=kind, requires_grad=True) for _ in range(3))
@@ -185,7 +192,27 @@ def attention_rate(dtype: str, device: torch.device) -> float:
         q.grad = k.grad = v.grad = None
 
     median, _ = seconds_of(work, device, 5)
-    return 7 * 2.0 * rows * heads * tokens * (tokens + 1) / 2 * size / median
+    return _attention_flops(rows * heads, tokens, size) / median
+
+
+def _attention_flops(units: int, tokens: int, size: int) -> float:
+    return 7 * 2.0 * units * tokens * (tokens + 1) / 2 * size
+
+
+def attentions(device: torch.device, budget_seconds: float) -> list[dict[str, Any]]:
+    """Attention's rate on a CPU in short and in long documents, by dtype; what would outlast the budget is left out."""
+    found: list[dict[str, Any]] = []
+    kinds = dtypes_of(device)
+    for dtype in kinds:
+        rate = 0.0
+        for tokens in CPU_LENGTHS:
+            # As with products: the first call is not known beforehand.
+            expected = TRIES * _attention_flops(16, tokens, 64) / rate if rate else 0.0
+            if expected > budget_seconds / len(kinds):
+                break
+            rate = attention_rate(dtype, device, tokens)
+            found.append({"dtype": dtype, "keys": (tokens + 1) / 2, "flops_per_second": rate})
+    return found
 
 
 def copy_rate(device: torch.device) -> float:
@@ -197,7 +224,9 @@ def copy_rate(device: torch.device) -> float:
 
 
 def launch_seconds(device: torch.device) -> float:
-    """Of one operation on nothing much: what the host takes to start it."""
+    """Of one operation on nothing much: what the host takes to start it. On a CPU as those of a model's blocks do."""
+    if device.type == "cpu":
+        return _call_seconds(device)
     small = torch.ones(8, device=device)
     for _ in range(100):
         small.add_(1.0)
@@ -210,6 +239,36 @@ def launch_seconds(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return took / 2000
+
+
+def _call_seconds(device: torch.device) -> float:
+    """Of one operation, Python, autograd and the threads' start with it: a block on next to nothing, forward and
+    backward, over the number of operations that plans count for it."""
+    dtype = hardware.compute_dtype("auto", device)
+    ids_BT = torch.zeros(2, 8, dtype=torch.int64)
+    seconds, calls = [], []
+    for layers in (1, 5):
+        config = ModelConfig(
+            hidden_size=32,
+            num_layers=layers,
+            num_heads=2,
+            num_kv_heads=1,
+            head_size=16,
+            mlp_size=64,
+            vocabulary_size=64,
+        )
+        model = Transformer(config)
+        initialise(model, 1)
+        set_compute_dtype(model, None if dtype == torch.float32 else dtype)
+
+        def work(model: Transformer = model) -> None:
+            model.hidden(ids_BT, ids_BT).sum().backward()  # type: ignore[no-untyped-call]
+            model.zero_grad()
+
+        seconds.append(seconds_of(work, device, 3)[0])
+        name = str(dtype).removeprefix("torch.")
+        calls.append(Workload(shape=shape_of(config), tokens=16, row_tokens=8, keys=4.5, dtype=name).kernels())
+    return max(0.0, seconds[1] - seconds[0]) / (calls[1] - calls[0])
 
 
 def context_bytes(device: torch.device) -> int:
@@ -268,6 +327,8 @@ def measure(
         one = product(rows, inner, outputs, own, device, tries=3)
         measured.append({"rows": rows, "inner": inner, "outputs": outputs, **one})
         report(f"{own} {rows} x {inner} x {outputs}: {one['flops_per_second'] / 1e12:.3g} TFLOPS")
+    by_length = attentions(device, 0.2 * budget_seconds) if device.type == "cpu" else []
+    short = [one["flops_per_second"] for one in by_length if one["dtype"] == own][:1]
     memory = (
         torch.cuda.get_device_properties(device).total_memory
         if device.type == "cuda"
@@ -278,7 +339,8 @@ def measure(
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         squares=found,
         shapes=measured,
-        attention_flops_per_second={own: attention_rate(own, device)},
+        attention_flops_per_second={own: short[0] if short else attention_rate(own, device)},
+        attentions=by_length,
         copy_bytes_per_second=copy_rate(device),
         launch_seconds=launch_seconds(device),
         context_bytes=context,

@@ -11,7 +11,7 @@ from typing import Any
 from penjing.base.files import read_json, write_json
 from penjing.plan.cards import card_called
 from penjing.plan.home import home
-from penjing.plan.machine import LAUNCH_SECONDS, PCIE_BYTES_PER_SECOND, Machine, Product
+from penjing.plan.machine import LAUNCH_SECONDS, PCIE_BYTES_PER_SECOND, Attention, Machine, Product
 
 VERSION = 1
 
@@ -51,6 +51,7 @@ class Profile:
     squares: list[dict[str, Any]]  # {"size", "dtype", "flops_per_second", "spread"}
     shapes: list[dict[str, Any]] = field(default_factory=list)  # {"rows", "inner", "outputs", "dtype", ...}
     attention_flops_per_second: dict[str, float] = field(default_factory=dict)  # by dtype, fused, forward and backward
+    attentions: list[dict[str, Any]] = field(default_factory=list)  # {"dtype", "keys", "flops_per_second"}; of a CPU
     copy_bytes_per_second: float
     launch_seconds: float
     context_bytes: int
@@ -92,6 +93,7 @@ class Profile:
             peak_flops=best if kind == "cpu" else {},
             context_bytes=self.context_bytes,
             products=products,
+            attentions=tuple(Attention(**one) for one in self.attentions),
         )
 
 

@@ -15,7 +15,8 @@ HIDDEN_SHARE = 0.5  # of a step's computation that can hide an exchange of gradi
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of one optimizer step, by what they are spent on. `launch` is what the host keeps the device waiting."""
+    """Seconds of one optimizer step, by what they are spent on. `launch` is what the host keeps the device waiting; of
+    a CPU, what calling operations takes."""
 
     products: float = 0.0
     attention: float = 0.0
@@ -48,7 +49,8 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
     )
     rate = machine.rate(dtype)
     if work.attention == "fused":
-        attention = work.attention_flops() / (rate * machine.attention_share)
+        keys = sum(work.layer_keys()) / work.shape.layers
+        attention = work.attention_flops() / machine.attention_rate(dtype, keys)
     else:  # products of small heads run at about six tenths of large ones
         attention = work.attention_flops() / (0.6 * rate) + work.map_bytes() / moved
     elementwise, head = work.elementwise_bytes() / moved, work.head_bytes() / moved
@@ -62,14 +64,16 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
         exposed = exchange * EXPOSED_SHARE
     else:  # the gradients of the last pass go out while it runs; the last bucket has nothing left to hide behind
         exposed = max(0.1 * exchange, exchange - HIDDEN_SHARE * busy)
-    seconds = passes * max(busy, host)
+    # A CPU calls its operations itself; a device's host calls them while it works.
+    waits = host if machine.kind == "cpu" else max(0.0, host - busy)
+    seconds = passes * (busy + waits)
     fed = passes * work.tokens / loader_tokens_per_second if loader_tokens_per_second else 0.0
     return StepTime(
         products=passes * products,
         attention=passes * attention,
         elementwise=passes * elementwise,
         head=passes * head,
-        launch=passes * max(0.0, host - busy),
+        launch=passes * waits,
         optimizer=optimizer,
         communication=exposed if work.ranks > 1 else 0.0,
         data_wait=max(0.0, fed - seconds - optimizer),
@@ -118,7 +122,7 @@ def decode_time(decode: Decode, work: Workload, machine: Machine, *, weight_byte
     """Seconds of a round of answers: prompts read at the products' rate, then one step for each token of the slots.
 
     A step takes the longest of reading weights (of a mixture those of all experts that a slot chooses) and keys, its
-    products, and its launches (a third of a training pass's).
+    products, and its launches (a third of a training pass's); on a CPU the launches come on top.
     """
     shape = work.shape
     together = min(decode.slots, decode.answers)
@@ -127,11 +131,12 @@ def decode_time(decode: Decode, work: Workload, machine: Machine, *, weight_byte
     prefill = 2.0 * shape.matrices * decode.answers * decode.prompt_tokens / rate
     keys = decode.prompt_tokens + decode.answer_tokens / 2
     cache = 2 * together * shape.layers * shape.key_size * keys * VALUE_BYTES[work.dtype]
-    step = max(
+    host = work.kernels() / 3 * machine.launch_seconds
+    busy = max(
         (weights + cache) / machine.bytes_per_second,
         together * (2.0 * shape.matrices + 4.0 * shape.layers * shape.query_size * keys) / rate,
-        work.kernels() / 3 * machine.launch_seconds,
     )
+    step = busy + host if machine.kind == "cpu" else max(busy, host)
     steps = max(float(decode.longest), decode.answers * decode.answer_tokens / together)
     return prefill + steps * step
 

@@ -689,19 +689,22 @@ def _formulas(
 ) -> list[str]:
     """Each figure's formula with its numbers."""
     rate, moved = machine.rate(work.dtype), machine.bytes_per_second
+    keys = sum(work.layer_keys()) / shape.layers
+    attention = machine.attention_rate(work.dtype, keys)
+    launches = f"{work.kernels():.0f} x {machine.launch_seconds * 1e6:.3g} us"
+    if machine.kind != "cpu":
+        launches = f"max(0, {launches} - the above)"
     n = work.passes
     return [
         f"M = {shape.matrices:,} parameters in matrices, the head among them (N = {shape.parameters:,})",
-        f"FLOPs a token, causal: 6 M + 12 L H K x {sum(work.layer_keys()) / shape.layers:g} keys = {causal:.4g}; "
+        f"FLOPs a token, causal: 6 M + 12 L H K x {keys:g} keys = {causal:.4g}; "
         f"full square: 6 M + 12 L H K x {work.row_tokens} = {full:.4g}",
         f"tokens = {amount.tokens:,} ({amount.reason}); steps = tokens / {work.tokens * n * work.ranks:,} a step",
         f"products: {n} x {work.product_flops():.4g} FLOPs / {rate / 1e12:.4g} TFLOPS = {step.products:.4g} s",
-        f"attention: {n} x {work.attention_flops():.4g} FLOPs / {rate * machine.attention_share / 1e12:.4g} TFLOPS = "
-        f"{step.attention:.4g} s",
+        f"attention: {n} x {work.attention_flops():.4g} FLOPs / {attention / 1e12:.4g} TFLOPS = {step.attention:.4g} s",
         f"elementwise: {n} x {work.elementwise_bytes():.4g} bytes / {moved / 1e9:.4g} GB/s = {step.elementwise:.4g} s",
         f"logits and loss: {n} x {work.head_bytes():.4g} bytes / {moved / 1e9:.4g} GB/s = {step.head:.4g} s",
-        f"launches: {n} x max(0, {work.kernels():.0f} x {machine.launch_seconds * 1e6:.3g} us - the above) = "
-        f"{step.launch:.4g} s",
+        f"launches: {n} x {launches} = {step.launch:.4g} s",
         f"optimizer: {work.optimizer_bytes():.4g} bytes / {moved / 1e9:.4g} GB/s + "
         f"{work.optimizer_flops():.4g} FLOPs = {step.optimizer:.4g} s",
         f"exchange: {work.exchanged_bytes():.4g} bytes / {machine.bus_bytes_per_second / 1e9:.4g} GB/s, the exposed "

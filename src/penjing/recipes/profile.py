@@ -56,7 +56,11 @@ def print_profile(found: Profile, console: Console) -> None:
         share = f"{rate / card.peak_flops(one['dtype']):.0%}" if card else ""
         table.add_row(size, one["dtype"], f"{rate / 1e12:.3g}", f"{one['spread']:.0%}", share)
     console.print(table)
-    for dtype, rate in found.attention_flops_per_second.items():
+    for one in found.attentions:
+        keys, rate = one["keys"], one["flops_per_second"]
+        told = f"causal, {one['dtype']}, {keys:g} keys: {rate / 1e12:.3g} TFLOPS"
+        console.print(f"  attention, {told}", highlight=False)
+    for dtype, rate in () if found.attentions else found.attention_flops_per_second.items():
         console.print(f"  attention, causal, {dtype}: {rate / 1e12:.3g} TFLOPS", highlight=False)
     console.print(
         f"  copies {found.copy_bytes_per_second / 1e9:.3g} GB/s, launch {found.launch_seconds * 1e6:.3g} us, "

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penjing.base.errors import UserError
-from penjing.base.files import disk_error, read_json, sha256_file, sha256_text, sync_folder, write_json
+from penjing.base.files import check_room, disk_error, read_json, sha256_file, sha256_text, sync_folder, write_json
 from penjing.text.pack import BestFitRows, Row
 from penjing.text.shards import Shards, check_sizes
 from penjing.text.whole import WholeRows
@@ -134,6 +135,15 @@ def _sizes(key: Key, slots: int) -> dict[str, int]:
     return {"ids.bin": slots * key.count * of_ids.itemsize, "logps.bin": slots * (key.count + 1) * of_logps.itemsize}
 
 
+def _reserve(path: Path, size: int) -> None:
+    """Make a file of `size` bytes that the disk has room for: a mapped one that runs out of it ends the process."""
+    with open(path, "wb") as stream:
+        if size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(stream.fileno(), 0, size)
+        else:
+            stream.truncate(size)
+
+
 class Store:
     """A finished folder, memory-mapped."""
 
@@ -187,10 +197,14 @@ class Writer:
                 return int(read_json(self.partial / PROGRESS)["rows"])
             shutil.rmtree(self.partial, ignore_errors=True)
             self.partial.mkdir(parents=True)
-            for name, size in sizes.items():
-                with open(self.partial / name, "wb") as stream:
-                    stream.truncate(size)
         except OSError as error:
+            raise disk_error(error, self.partial) from error
+        try:
+            check_room(self.partial, sum(sizes.values()))
+            for name, size in sizes.items():
+                _reserve(self.partial / name, size)
+        except OSError as error:
+            shutil.rmtree(self.partial, ignore_errors=True)
             raise disk_error(error, self.partial) from error
         self.note(0)
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import secrets
 import signal
 import subprocess
@@ -47,7 +48,7 @@ def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibyte
     Raises UserError where the system cannot shut a program in: then no code is run.
     """
     if sys.platform != "linux":
-        raise _cannot(sys.platform)
+        raise _cannot({"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform))
     with tempfile.TemporaryDirectory(prefix="penjing-sandbox-") as outer:
         folder = Path(outer) / "own"
         folder.mkdir()
@@ -97,7 +98,7 @@ def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibyte
         )
     shut = json.loads(said[0]) if said else {}
     if said and not shut:
-        raise _cannot("this kernel")
+        raise _cannot(f"Linux {platform.release()} on {platform.machine()} without one of them")
     return Ran(
         finished=said[1:] == [word] and process.returncode == 0 and not stopped,
         output=output,
@@ -136,10 +137,12 @@ def _holds_too_much(folder: Path) -> bool:
         return True
 
 
-def _cannot(where: str) -> UserError:
+def _cannot(system: str) -> UserError:
     return UserError(
         "code of a model is only run where it can be shut in, and that cannot be done here",
-        where="objective.rewards",
-        got=where,
+        where="the reward code and the tool python",
+        got=system,
         wanted="Linux 5.13 or later on x86-64 or AArch64, with Landlock and seccomp",
+        next_step="Train on such a machine, also a virtual one, or without that reward and tool: exact, numeric and "
+        "regex judge answers without running them, and the tool calculator runs no code.",
     )
