@@ -6,6 +6,7 @@ import csv
 import json
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -458,6 +459,23 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
     bill = probed[4]
     assert bill.level == "L2" and bill.probe["num_steps"] >= 2 and len(bill.probe["points"]) == 2
     assert bill.predicted_peak_memory_bytes > 50 << 20
+
+
+def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, monkeypatch):
+    from penjing.parallel.single import Single
+    from penjing.recipes.execute import stage_maker
+    from penjing.train import assemble as module
+
+    def refuse(*given, **named):
+        raise UserError("no plan")
+
+    monkeypatch.setattr(module, "plan", refuse)
+    closed = []
+    tracker = SimpleNamespace(log=lambda *given: None, close=lambda: closed.append(True))
+    run = resolve_run("pretrain", config.parse_overrides([*small_run, f"out={tmp_path / 'run'}"]))
+    with pytest.raises(UserError, match="no plan"):
+        assemble(run, Single(CPU), stage_maker(run), lambda *given: [tracker], lambda *given: [], lambda text: None)
+    assert closed == [True]
 
 
 def test_a_run_keeps_its_plan_and_its_score(small_run, tmp_path):

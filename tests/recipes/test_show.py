@@ -1,12 +1,14 @@
 """What is shown of data before anything is trained on it."""
 
 import io
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 from rich.console import Console
 
 from penjing.base.errors import UserError
-from penjing.recipes.show import corpus_report
+from penjing.recipes.show import corpus_report, doctor, tokens
+from penjing.text.tokenizer import train_tokenizer
 
 
 def report(*paths):
@@ -50,3 +52,25 @@ def test_a_file_of_another_kind_is_named(tmp_path):
     (tmp_path / "package.json").write_text('{"name": "x"}')
     with pytest.raises(UserError, match=r"package\.json:1: not a known kind of record"):
         report(tmp_path)
+
+
+def test_a_folder_of_wandb_s_runs_is_not_its_library(tmp_path, monkeypatch):
+    def version(name):
+        if name == "wandb":
+            raise PackageNotFoundError(name)
+        return "1.2.3"
+
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("importlib.metadata.version", version)
+    console = Console(file=io.StringIO(), width=200)
+    doctor(console)
+    said = console.file.getvalue()
+    assert 'wandb                not installed; pip install "penjing[wandb]"' in said
+    assert "transformers         1.2.3" in said
+
+
+def test_half_a_character_is_no_text_to_cut(tmp_path):
+    train_tokenizer(["so it is, and so it was"] * 9, 300).save(tmp_path)
+    with pytest.raises(UserError, match="not valid UTF-8"):
+        tokens(tmp_path, "a\udce4", Console(file=io.StringIO()))

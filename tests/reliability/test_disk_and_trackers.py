@@ -281,6 +281,34 @@ def test_going_back_takes_later_lines_out(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("last", ["log", "close"])
+def test_going_back_while_the_disk_refuses_is_made_up_for(tmp_path, monkeypatch, last):
+    import penjing.track.jsonl as jsonl
+
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path, resume_step=0)
+    trackers = Trackers([lines])
+    for step in range(1, 6):
+        trackers.log(step, {})
+    with monkeypatch.context() as patch:
+
+        def full(*_, **__):
+            raise DiskError("cannot write: the disk is full", where=path)
+
+        patch.setattr(jsonl, "write_text", full)
+        patch.setattr(jsonl, "open", full, raising=False)
+        with pytest.warns(UserWarning, match="its lines wait"):
+            trackers.log(6, {})
+        trackers.rewind(3)
+        trackers.log(4, {"again": 1})
+    if last == "log":
+        trackers.log(5, {"again": 1})
+    trackers.close()
+    again = [(4, True), (5, True)] if last == "log" else [(4, True)]
+    found = [(line["step"], "again" in line) for line in read_lines(path)]
+    assert found == [(1, False), (2, False), (3, False), *again]
+
+
 def test_milestones_stay(tmp_path):
     from penjing.checkpoint.manifest import steps
     from penjing.checkpoint.save import save

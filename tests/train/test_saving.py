@@ -6,11 +6,14 @@ import json
 import pytest
 import torch
 
+from penjing.base.errors import UserError
 from penjing.checkpoint.load import newest
 from penjing.checkpoint.save import save
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
-from penjing.train.saving import restore_optimizers
+from penjing.parallel.single import Single
+from penjing.train.run import SaveSettings
+from penjing.train.saving import Keeper, restore_optimizers
 
 KINDS = [
     (AdamW(), AdamW(learning_rate=0.02, beta1=0.5, beta2=0.6, epsilon=1e-3, weight_decay=0.3)),
@@ -94,3 +97,35 @@ def test_without_a_change_everything_is_as_it_was_saved(begun, settings, _):
     learn(other, restored, 2)
     assert torch.equal(other.weight, model.weight)
     assert torch.equal(other.bias, model.bias)
+
+
+def test_going_back_leaves_optimizers_of_another_kind_alone(tmp_path):
+    record = []
+
+    def keeper_of(optimizers):
+        return Keeper(
+            tmp_path,
+            SaveSettings(),
+            Single(torch.device("cpu")),
+            model=model,
+            only_trained=False,
+            optimizers=optimizers,
+            stateful={},
+            texts={},
+            about={},
+            fingerprints={},
+            record=record.append,
+        )
+
+    model = make_model()
+    assert keeper_of(AdamW().build(model)).save({"step": 1}, True)
+    other = keeper_of(Muon().build(model))
+    with pytest.raises(UserError, match="does not fit"):
+        other.go_back()
+    other.restore(newest(tmp_path), optimizers=False)
+    weight = model.weight.detach().clone()
+    learn(model, other.optimizers, 1)
+    assert other.go_back() == {"step": 1}
+    assert torch.equal(model.weight, weight)
+    learn(model, other.optimizers, 2)
+    assert other.save({"step": 2}, True) and other.go_back() == {"step": 2} and not record

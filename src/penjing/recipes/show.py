@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -130,6 +129,8 @@ def tokens(path: Path, text: str, console: Console) -> None:
     """Print a text cut into tokens, with their ids and how many characters one token holds."""
     folder = path if (path / "tokenizer.json").is_file() else RunFolder(stage_folder(path)).tokenizer
     tokenizer = Tokenizer.load(folder)
+    if text != _plain(text):
+        raise UserError("not valid UTF-8", where="the text", got=_plain(text)[:40])
     ids = tokenizer.encode(text)
     console.print(" ".join(f"{tokenizer.token(index)!r}:{index}" for index in ids), highlight=False, markup=False)
     console.print(f"{len(ids)} tokens, {len(text) / max(1, len(ids)):.2f} characters each", highlight=False)
@@ -158,7 +159,8 @@ def doctor(console: Console) -> None:
     for name, value in lines.items():
         console.print(f"{name:<20} {value}", highlight=False)
     for package, extra in EXTRAS.items():
-        if importlib.util.find_spec(package) is None:
-            console.print(Text(f'{package:<20} not installed; pip install "penjing[{extra}]"'))
-        else:
-            console.print(f"{package:<20} {importlib.metadata.version(package)}", highlight=False)
+        try:  # a folder `wandb` of runs could be imported too, and is no library
+            found = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found = f'not installed; pip install "penjing[{extra}]"'
+        console.print(Text(f"{package:<20} {found}"))

@@ -332,7 +332,7 @@ def get(name: str, folder: Path, *, progress: Say | None = None) -> Path:
         _check_space(entry, partial)
         fetched = entry.source.fetch(partial, say)
         write_json(partial / SOURCE_FILE, _manifest(entry, fetched, partial))
-        shutil.rmtree(target, ignore_errors=True)
+        _set_aside(target, say)
         os.replace(partial, target)
     except OSError as error:
         raise disk_error(error, target) from error
@@ -362,8 +362,20 @@ def is_whole(target: Path, entry: Entry) -> bool:
         return False
 
 
+def _set_aside(target: Path, say: Say) -> None:
+    """Rename an older or changed folder: somebody may have worked in it."""
+    if not target.is_dir() or not any(target.iterdir()):
+        return
+    number = 1
+    while (aside := target.with_name(f"{target.name}.before-{number}")).exists():
+        number += 1
+    target.rename(aside)
+    say(f"{target} was changed, or of another version: it is {aside.name} now")
+
+
 def _check_space(entry: Entry, folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
+    """`folder` may hold a part of the download."""
+    free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if free < entry.num_download_bytes:
         raise UserError(
             "the disk has too little room",

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from penjing.base.files import write_text
+from penjing.base.files import DiskError, write_text
 
 MOST_WAITING = 10_000  # lines kept in memory while the disk refuses them
 
@@ -24,11 +24,18 @@ class JsonLines:
         self.path = path
         self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
         self._broken = False  # whether the last line on the disk may be half of one
+        self._cut_at = math.inf  # lines of later steps are yet to be removed from the disk
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.rewind(resume_step)
+        self._cut(resume_step)
 
     def rewind(self, step: int) -> None:
-        """Remove the lines of later steps."""
+        """Remove the lines of later steps; what a full disk refuses is made up for before the next line is written."""
+        earlier = (line for line in self._waiting if json.loads(line)["step"] <= step)
+        self._waiting = deque(earlier, maxlen=MOST_WAITING)
+        self._cut_at = min(self._cut_at, step)
+        self._try_to_write()
+
+    def _cut(self, step: float) -> None:
         kept = [line for line in read_lines(self.path) if line["step"] <= step] if self.path.exists() else []
         write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
 
@@ -39,14 +46,20 @@ class JsonLines:
             for name, value in figures.items()
         }
         self._waiting.append(json.dumps({"step": step, **finite}, ensure_ascii=False).encode() + b"\n")
+        self._try_to_write()
+
+    def _try_to_write(self) -> None:
         try:
             self._write()
-        except OSError as error:
+        except (OSError, DiskError) as error:
             if not self._broken:
-                warnings.warn(f"{self.path} cannot be written, its lines wait: {error}", stacklevel=2)
+                warnings.warn(f"{self.path} cannot be written, its lines wait: {error}", stacklevel=3)
             self._broken = True
 
     def _write(self) -> None:
+        if self._cut_at < math.inf:
+            self._cut(self._cut_at)
+            self._cut_at, self._broken = math.inf, False
         with open(self.path, "ab", buffering=0) as stream:
             if self._broken:  # a line of its own for what was cut short; readers leave it out
                 stream.write(b"\n")
@@ -58,8 +71,8 @@ class JsonLines:
                 self._waiting.popleft()
 
     def close(self) -> None:
-        if self._waiting:
-            with suppress(OSError):
+        if self._waiting or self._cut_at < math.inf:
+            with suppress(OSError, DiskError):
                 self._write()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -192,28 +193,33 @@ def assemble(
         sample=lambda: sample(model, stage.tokenizer, -1),
         began=began,
     )
-    eager_seconds = steps * run.batch.rows * size.tokens_per_unit * meter.flops_per_token / engine.world
-    eager_seconds /= EAGER_SHARE.get(engine.device.type, 0.4) * (meter.peak_flops_per_second or math.inf)
-    check_widths(model, engine.device, dtype)
-    kernels = check_kernels(model, engine.device, dtype)
-    flash = activate_flash(model, engine.device, dtype)
-    if run.compute.float8 != "off":
-        notes += doubts(engine.device.type, sum(parameter.numel() for parameter in model.parameters()))
-    notes += [kernels] if kernels else []
-    notes += [f"attention by {flash}"] if flash else []
-    notes += run.optimizer.doubts()
-    compiling = decide(run.compute.compile, engine.device, trained, eager_seconds, no_static_graph=run.no_static_graph)
-    if compiling.how != "off":
-        compile_model(trained, compiling.how)
-        compile_optimizers(optimizers, engine.device)
-    give_back_freed_memory()
-    bill = plan(run, stage, size, engine, trained, parts, begun=checkpoint is not None, trials=trials)
-    if compiling.how != "off":
-        took = f"took {compiled_seconds():.0f} s, about {compiling.predicted_seconds:.0f} s were expected"
-        notes.append(f"compiled ({compiling.how}: {compiling.why}); {took}")
-    meter.expected, meter.flops_per_token_full_square = expected(bill), bill.flops_per_token_full_square
-    if engine.rank == 0:
-        write_text(folder.settings, config.to_toml(run))
+    with ExitStack() as undo:
+        undo.callback(parts.trackers.close)
+        eager_seconds = steps * run.batch.rows * size.tokens_per_unit * meter.flops_per_token / engine.world
+        eager_seconds /= EAGER_SHARE.get(engine.device.type, 0.4) * (meter.peak_flops_per_second or math.inf)
+        check_widths(model, engine.device, dtype)
+        kernels = check_kernels(model, engine.device, dtype)
+        flash = activate_flash(model, engine.device, dtype)
+        if run.compute.float8 != "off":
+            notes += doubts(engine.device.type, sum(parameter.numel() for parameter in model.parameters()))
+        notes += [kernels] if kernels else []
+        notes += [f"attention by {flash}"] if flash else []
+        notes += run.optimizer.doubts()
+        compiling = decide(
+            run.compute.compile, engine.device, trained, eager_seconds, no_static_graph=run.no_static_graph
+        )
+        if compiling.how != "off":
+            compile_model(trained, compiling.how)
+            compile_optimizers(optimizers, engine.device)
+        give_back_freed_memory()
+        bill = plan(run, stage, size, engine, trained, parts, begun=checkpoint is not None, trials=trials)
+        if compiling.how != "off":
+            took = f"took {compiled_seconds():.0f} s, about {compiling.predicted_seconds:.0f} s were expected"
+            notes.append(f"compiled ({compiling.how}: {compiling.why}); {took}")
+        meter.expected, meter.flops_per_token_full_square = expected(bill), bill.flops_per_token_full_square
+        if engine.rank == 0:
+            write_text(folder.settings, config.to_toml(run))
+        undo.pop_all()
     return Assembled(
         run=run,
         parts=parts,

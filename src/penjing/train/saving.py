@@ -63,6 +63,7 @@ class Keeper:
         self.record = record
         self._background = Background()
         self._step = 0  # of the checkpoint under way
+        self._other_optimizers = -1  # step of a checkpoint whose optimizers are of another kind than the run's
 
     def save(self, progress: dict[str, Any], wait: bool) -> bool:
         """Save the run as it is now; False if the disk refused, which is told and leaves what was there.
@@ -130,7 +131,7 @@ class Keeper:
     def go_back(self) -> dict[str, Any] | None:
         """Load the newest checkpoint's weights and optimizers into the run; returns its progress, None without one.
 
-        The place in the data, the meter and the rest stay as they are.
+        The place in the data, the meter and the rest stay as they are, and optimizers whose kind was changed since.
         """
         self.wait()
         self.engine.any(False)  # the others read what rank 0 has written
@@ -138,7 +139,8 @@ class Keeper:
         if checkpoint is None:
             return None
         load_weights(self.model, checkpoint)
-        restore_optimizers(self.optimizers, checkpoint)
+        if checkpoint.step != self._other_optimizers:
+            restore_optimizers(self.optimizers, checkpoint)
         progress: dict[str, Any] = checkpoint.state()["progress"]
         return progress
 
@@ -146,6 +148,8 @@ class Keeper:
         """Everything but the weights. optimizers: not where their kind was allowed to change."""
         if optimizers:
             restore_optimizers(self.optimizers, checkpoint)
+        else:
+            self._other_optimizers = checkpoint.step
         saved = checkpoint.state()
         for name, each in self.stateful.items():
             if name in saved:
