@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +12,9 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.recipes import generate
 from penjing.recipes.execute import execute, resolve_run
-from penjing.recipes.generate import Asked, generate_file, read_answer, stretches
+from penjing.recipes.generate import Asked, generate_file, stretches
 from penjing.text.records import Chat, Message, read_chats
-from penjing.text.tokenizer import Tokenizer
+from penjing.text.tokenizer import VISIBLE_TOKENS, Tokenizer
 
 DRAWN = Asked(temperature=1.0, max_tokens=12, cut="keep", seed=4)
 
@@ -25,6 +26,17 @@ def model(tmp_path_factory, small_run, toy):
     words += [f"data.train={toy / 'sft.jsonl'}", "data.kind=chats", "data.row_tokens=256", "steps=4"]
     execute(resolve_run("pretrain", parse_overrides([*words, f"out={folder}"])), Console(quiet=True))
     return folder
+
+
+def said(tokenizer, text, asked=DRAWN):
+    """A message from text whose marks are control tokens."""
+    pieces = re.split("(" + "|".join(VISIBLE_TOKENS) + ")", text)
+    ids = [
+        index
+        for piece in pieces
+        for index in ([tokenizer.control(piece)] if piece in VISIBLE_TOKENS else tokenizer.encode(piece))
+    ]
+    return generate._message(SimpleNamespace(ended="stop", ids=ids), tokenizer, asked)
 
 
 def write(model, prompts, out, asked=DRAWN):
@@ -95,8 +107,7 @@ def test_answers_that_were_removed_are_written_anew(tmp_path, whole, model, toy)
 @pytest.mark.parametrize("text", ["R\n</think>\n\nA", "<think>\nR\n</think>\n\nA", "\n<think>R</think>A"])
 def test_a_thought_is_one_whoever_opens_it(model, text):
     tokenizer = Tokenizer.load(model / "tokenizer")
-    written = SimpleNamespace(ended="stop", ids=tokenizer.encode(text))
-    message = generate._message(written, tokenizer, Asked(thinking="on"))
+    message = said(tokenizer, text, Asked(thinking="on"))
     assert (message.content, message.reasoning_content) == ("A", "R")
 
 
@@ -180,13 +191,27 @@ def test_other_settings_or_a_strangers_file_are_refused(tmp_path, whole, model, 
             "",
             2,
         ),
-        ("<tool_call>\nnot json\n</tool_call>", "<tool_call>\nnot json\n</tool_call>", "", 0),
-        ("<think>\nnever ends", "<think>\nnever ends", "", 0),
+        ("<tool_call>\nnot json\n</tool_call>", "<tool_call>not json</tool_call>", "", 0),
+        ('<tool_call>{"name": "\\ud83d", "arguments": {}}</tool_call>', None, "", 0),
+        ("<tool_call>" + "[" * 5000 + "</tool_call>", None, "", 0),
+        ('<tool_call>{"name": "a", "arguments": {"n": ' + "9" * 5000 + "}}</tool_call>", None, "", 0),
+        ("so\0", "so\ufffd", "", 0),
     ],
 )
-def test_an_answer_is_taken_apart(text, content, thoughts, calls):
-    message = read_answer(text)
-    assert (message.content, message.reasoning_content, len(message.tool_calls)) == (content, thoughts, calls)
+def test_an_answer_is_taken_apart(model, text, content, thoughts, calls):
+    message = said(Tokenizer.load(model / "tokenizer"), text)
+    wanted = text if content is None else content
+    assert (message.content, message.reasoning_content, len(message.tool_calls)) == (wanted, thoughts, calls)
+
+
+def test_marks_that_are_words_call_nothing_and_an_open_thought_is_no_answer(model):
+    tokenizer = Tokenizer.load(model / "tokenizer")
+    words = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    copied = SimpleNamespace(ended="stop", ids=tokenizer.encode(words))
+    message = generate._message(copied, tokenizer, Asked())
+    assert (message.content, message.tool_calls) == (words, ())
+    assert said(tokenizer, "<think>\nnever ends") is None
+    assert said(tokenizer, '<tool_call>{"name": "a", "arguments": {"b": "\\u0000"}}</tool_call>') is None
 
 
 def turns(*contents):

@@ -27,7 +27,8 @@ from penjing.parallel.base import local_device
 from penjing.text import records
 from penjing.text.chat import Switch, render, switched
 from penjing.text.records import Chat, Message, OnSkip
-from penjing.text.tokenizer import END_THINK, END_TOOL_CALL, THINK, TOOL_CALL, Tokenizer
+from penjing.text.said import parse
+from penjing.text.tokenizer import Tokenizer
 from penjing.train.folder import Trained, load_trained, set_threads
 
 PROMPTS_AT_ONCE = 128  # answered between two writes: what a stop can lose
@@ -268,36 +269,13 @@ def _message(written: Written, tokenizer: Tokenizer, asked: Asked) -> Message | 
     """What was said as a message, or None if it is to be left out."""
     if written.ended != "stop" and asked.cut == "drop":
         return None
-    # A model that knows little writes zero bytes too, which no reader of conversations takes for text.
-    text = tokenizer.decode(written.ids).replace("\0", "\ufffd")
-    opened = asked.thinking == "on" and not text.lstrip().startswith(THINK)  # by the prompt; Qwen3 does it itself
-    message = read_answer(f"{THINK}\n{text}" if opened else text.lstrip() if asked.thinking == "on" else text)
-    return message if message.content or message.tool_calls else None
-
-
-def read_answer(text: str) -> Message:
-    """An assistant's text as a message: thoughts in <think>, and well-formed tool calls, apart from the rest."""
-    thoughts = ""
-    if text.startswith(THINK) and END_THINK in text:
-        thoughts, _, text = text.removeprefix(THINK).partition(END_THINK)
-    said, *blocks = text.split(TOOL_CALL)
-    calls = []
-    for block in blocks:
-        call = _tool_call(block)
-        if call is None:  # what is not a call stays as it was written
-            return Message(role="assistant", content=text.strip(), reasoning_content=thoughts.strip())
-        calls.append(call)
-    return Message(role="assistant", content=said.strip(), reasoning_content=thoughts.strip(), tool_calls=tuple(calls))
-
-
-def _tool_call(block: str) -> dict[str, Any] | None:
-    inner, ended, after = block.partition(END_TOOL_CALL)
-    try:
-        call = json.loads(inner)
-    except json.JSONDecodeError:
+    message = parse(tokenizer, written.ids, thinking=switched(asked.thinking)).message
+    if "\\u0000" in json.dumps(message.tool_calls):
         return None
-    whole = isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), dict)
-    return {"name": call["name"], "arguments": call["arguments"]} if whole and ended and not after.strip() else None
+    # A model that knows little writes zero bytes too, which no reader of conversations takes for text.
+    content, thoughts = (text.strip().replace("\0", "\ufffd") for text in (message.content, message.reasoning_content))
+    message = replace(message, content=content, reasoning_content=thoughts)
+    return message if message.content or message.tool_calls else None
 
 
 def _record(chat: Chat) -> dict[str, Any]:
