@@ -508,6 +508,12 @@ def evaluate(
     think: Annotated[
         bool | None, typer.Option("--think/--no-think", help="Have it think before it answers a question, or not.")
     ] = None,
+    max_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Of an answer and its thought, at most; 0: 64, of a story 160, with --think 192 more."
+        ),
+    ] = 0,
 ) -> None:
     """Measure a model on questions with known answers, or on text.
 
@@ -522,7 +528,7 @@ def evaluate(
     if questions is None and text is None:
         raise UserError("nothing to measure on", next_step="Give --questions FILE or --text FILE.")
     if questions is not None:
-        evaluate_questions(run, questions, console, think)
+        evaluate_questions(run, questions, console, think, max_tokens)
     if text is not None:
         evaluate_text(run, text, console)
 

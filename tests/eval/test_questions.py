@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from penjing.base.errors import UserError
 from penjing.eval import questions as module
 from penjing.eval.questions import Answered, Question, accuracy, ask, is_right, read_questions, table
+from penjing.text.chat import render
 from penjing.text.records import Message
 from penjing.text.tokenizer import train_tokenizer
 
+ROOMY = SimpleNamespace(config=SimpleNamespace(max_tokens=512))
 CALC = {"name": "calc", "parameters": {"type": "object"}}
 
 
@@ -165,7 +168,7 @@ def test_questions_are_asked_as_chats_and_stories_get_more_room(monkeypatch):
 
     monkeypatch.setattr(module, "generate", answers)
     given = [question("1.0", text="a?"), question("", words=["kite"], text="b?"), question("1.0", text="c?")]
-    answered = ask(None, tokenizer, given)
+    answered = ask(ROOMY, tokenizer, given)
     assert [(one.question, one.said, one.right) for one in answered] == [
         (given[0], "1.0", True),
         (given[1], "2.0", False),
@@ -173,4 +176,24 @@ def test_questions_are_asked_as_chats_and_stories_get_more_room(monkeypatch):
     ]
     assert [room for room, _ in asked] == [module.LONGEST_ANSWER, module.LONGEST_STORY]
     assert asked[1][1] == ["<|im_start|>user\nb?<|im_end|>\n<|im_start|>assistant\n"]
-    assert ask(None, tokenizer, []) == []
+    assert ask(ROOMY, tokenizer, []) == []
+
+
+def test_answers_that_were_cut_off_are_known_and_may_be_given_more_room(monkeypatch):
+    tokenizer = train_tokenizer(["two and two is four, said the cat to the frog"] * 50, 300)
+    lengths = {64: [64, 63], 7: [7, 6], 80: [80, 64]}
+
+    def answers(model, prompts, *, max_new_tokens, stop):
+        return [tokenizer.encode("a" * length)[:length] for length in lengths[max_new_tokens]]
+
+    monkeypatch.setattr(module, "generate", answers)
+    given = [question(text="a?"), question(text="b?")]
+    for room in (0, 7, 80):
+        assert [one.cut for one in ask(ROOMY, tokenizer, given, max_tokens=room)] == [True, False]
+    # A model's own longest sequence cuts too.
+    prompt = len(render(tokenizer, given[0].messages, (), ask=True).ids)
+    short = SimpleNamespace(config=SimpleNamespace(max_tokens=prompt + 63))
+    assert [one.cut for one in ask(short, tokenizer, given)] == [False, True]
+    none = SimpleNamespace(config=SimpleNamespace(max_tokens=prompt))
+    with pytest.raises(UserError, match=rf"q\.jsonl:2: too long; got {prompt} tokens; wanted under {prompt}"):
+        ask(none, tokenizer, [replace(given[0], where="q.jsonl:2")])

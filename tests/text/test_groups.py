@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penjing.base.errors import UserError
+from penjing.text import groups as module
 from penjing.text.groups import GroupWriter, TokenAnswer, TokenGroup, TokenGroups, encode, prepare_groups, split_key
 from penjing.text.records import Message, read_preferences
 from penjing.text.tokenizer import train_tokenizer
@@ -183,6 +184,26 @@ def test_a_trajectory_with_tools_is_one_answer_in_which_results_do_not_count(tmp
     assert first.weights[0] == first.weights[-1] == 1
     assert tokenizer.decode(second.ids[:-1]) == "in the garden"
     assert encode(judged, tokenizer).answers == (first,)
+
+
+@pytest.mark.parametrize("past", [[], [user("hi"), assistant("oh")]])
+def test_an_answer_that_a_template_leaves_out_is_set_aside(tmp_path, tokenizer, past, monkeypatch):
+    """An earlier turn is never judged in its place."""
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {}}]}
+    real = module.render
+
+    def blind(tokenizer, messages, tools):
+        return real(tokenizer, [message for message in messages if not message.tool_calls], tools)
+
+    monkeypatch.setattr(module, "render", blind)
+    (judged,) = read(tmp_path, {"prompt": [*past, user("who?")], "completion": [call], "label": True})
+    with pytest.raises(UserError, match=r"pairs\.jsonl:1: the chat template leaves the answer out"):
+        encode(judged, tokenizer)
+    (pair,) = read(tmp_path, {"prompt": [*past, user("who?")], "chosen": [assistant("me")], "rejected": [call]})
+    with pytest.raises(UserError, match=r"pairs\.jsonl:1"):
+        encode(pair, tokenizer)
+    (sound,) = read(tmp_path, {"prompt": [*past, user("who?")], "completion": [assistant("me")], "label": True})
+    assert tokenizer.decode(encode(sound, tokenizer).answers[0].ids) == "me"
 
 
 def test_answers_to_different_questions_are_no_pair(tmp_path, tokenizer):

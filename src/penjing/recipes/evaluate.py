@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penjing.base import units
+from penjing.base.marked import marked
 from penjing.eval import questions as asking
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
 from penjing.report.accuracy import wilson
@@ -19,11 +20,17 @@ from penjing.text import records
 from penjing.train.folder import load_trained, set_threads
 
 
-def evaluate_questions(path: Path, questions: Path, console: Console, thinking: bool | None = None) -> None:
-    """Accuracy by exact match per kind and language, with its 95 % interval and the chance level."""
+def evaluate_questions(
+    path: Path, questions: Path, console: Console, thinking: bool | None = None, max_tokens: int = 0
+) -> None:
+    """Accuracy by exact match per kind and language, with its 95 % interval and the chance level.
+
+    thinking, max_tokens: as `ask` is told.
+    """
     set_threads(0, 1)
     trained = load_trained(path)
-    answered = asking.ask(trained.model, trained.tokenizer, asking.read_questions(questions), thinking=thinking)
+    asked = asking.read_questions(questions)
+    answered = asking.ask(trained.model, trained.tokenizer, asked, thinking=thinking, max_tokens=max_tokens)
     table = Table(box=None, pad_edge=False)
     for heading in ("kind", "language", "right", "asked", "accuracy", "95 %", "chance"):
         table.add_column(heading, justify="left" if heading in ("kind", "language") else "right")
@@ -50,6 +57,11 @@ def evaluate_questions(path: Path, questions: Path, console: Console, thinking: 
             f"{row['chance']:.0%}",
         )
     console.print(table)
+    if cut := sum(one.cut for one in answered):
+        told = (
+            f"{cut} of {len(answered)} answers had not ended where they were cut off; --max-tokens gives them more room"
+        )
+        console.print(marked("note", told, indent=""))
 
 
 def evaluate_text(path: Path, text: Path, console: Console) -> None:

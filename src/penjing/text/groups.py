@@ -23,7 +23,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import disk_error, sha256_file, sha256_text, sync_folder, write_json
 from penjing.text.chat import render
 from penjing.text.prepare import held_out_below, is_held_out
-from penjing.text.records import Judged, Message, Quarantine
+from penjing.text.records import Chat, Judged, Quarantine
 from penjing.text.shards import read_meta
 from penjing.text.tokenizer import Tokenizer
 
@@ -62,12 +62,12 @@ def encode(judged: Judged, tokenizer: Tokenizer) -> TokenGroup:
     """The ids of a pair or of one judged answer; what comes before the answers is read once.
 
     A pair's answers begin with the assistant's turn in which they first differ, a single one's with the first turn
-    after the last question. Raises UserError if the two differ before any answer.
+    after the last question. Raises UserError if the two differ before any answer, or a template leaves one out.
     """
     rendered = [render(tokenizer, chat.messages, chat.tools) for chat in judged.chats]
     first = rendered[0]
     if len(rendered) == 1:
-        start = _last_answer(judged.chats[0].messages, first.weights)
+        start = _last_answer(judged.chats[0], first.weights, tokenizer)
     else:
         other = rendered[1]
         shared = zip(first.ids, other.ids, first.weights, other.weights, strict=False)
@@ -85,18 +85,34 @@ def encode(judged: Judged, tokenizer: Tokenizer) -> TokenGroup:
     answers = []
     for whole in rendered:
         end = len(whole.ids)
-        while not whole.weights[end - 1]:  # what a template writes after the turn's end is nobody's choice
+        while end > start and not whole.weights[end - 1]:  # what a template writes after the turn's end is nobody's
             end -= 1
+        if end <= start:
+            raise _not_shown(judged.chats[0])
         answers.append(TokenAnswer(whole.ids[start:end], whole.weights[start:end]))
     return TokenGroup(first.ids[:start], tuple(answers), judged.wanted, judged.margin)
 
 
-def _last_answer(messages: Sequence[Message], weights: Sequence[int]) -> int:
+def _last_answer(chat: Chat, weights: Sequence[int], tokenizer: Tokenizer) -> int:
     """Where the first assistant turn after the last question begins."""
+    messages = chat.messages
     asked = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
-    turns = sum(message.role == "assistant" for message in messages[asked + 1 :])
-    starts = [index for index, weight in enumerate(weights) if weight and not (index and weights[index - 1])]
-    return starts[-min(turns, len(starts))]
+    before: list[int] = []
+    if any(message.role == "assistant" for message in messages[:asked]):
+        before = _turns(render(tokenizer, messages[: asked + 1], chat.tools).weights)
+    starts = _turns(weights)[len(before) :]
+    if not starts:
+        raise _not_shown(chat)
+    return starts[0]
+
+
+def _turns(weights: Sequence[int]) -> list[int]:
+    """Where each stretch of what the model said begins."""
+    return [index for index, weight in enumerate(weights) if weight and not (index and weights[index - 1])]
+
+
+def _not_shown(chat: Chat) -> UserError:
+    return UserError("the chat template leaves the answer out", where=f"{chat.source}:{chat.line}")
 
 
 def split_key(judged: Judged) -> str:
