@@ -19,7 +19,7 @@ LONGEST = 11
 
 
 def settings(loss, **changes):
-    return Policy(loss=loss, **{"kl_weight": 0.1, "rollout": Rollout(max_tokens=LONGEST), **changes})
+    return Policy(loss=loss, **{"kl_weight": 0.1, "rollout": Rollout(max_tokens=LONGEST, repeats=2), **changes})
 
 
 def plain_loss(how, logp_N, batch):
@@ -91,7 +91,7 @@ def gradients(model, objective, batches):
 def test_any_split_gives_the_same_gradients(loss, temperature):
     """Two ranks with two unequal micro-batches each sum the same as one rank with one batch."""
     model = make_model()
-    objective = PolicyObjective(settings(loss, rollout=Rollout(max_tokens=LONGEST, temperature=temperature)))
+    objective = PolicyObjective(settings(loss, rollout=Rollout(max_tokens=LONGEST, repeats=2, temperature=temperature)))
     groups = make_groups(prompts=6, given=True)
     whole = gradients(model, objective, [pack(groups, 64)])
     parts = [groups[:1], groups[1:4], groups[4:5], groups[5:]]
@@ -126,6 +126,30 @@ def test_without_old_log_probabilities_every_ratio_is_one():
     assert parts["clipped_low_fraction"] == parts["clipped_high_fraction"] == 0
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+def test_strictly_on_policy_rounding_between_writing_and_scoring_is_no_ratio(loss):
+    """Each answer serves one step: the gradient is A times that of log pi, and nothing is cut off."""
+    batch = make_batch()
+    batch.values.pop("reference")
+    generator = torch.Generator().manual_seed(3)
+    rounded_N = batch.values["behaviour"] + 0.01 * torch.randn(len(batch.target_N), generator=generator)
+    objective = PolicyObjective(Policy(loss=loss, rollout=Rollout(max_tokens=LONGEST)))
+    logp_N = rounded_N.requires_grad_()
+    total, parts = objective.of_log_probs(logp_N, torch.zeros_like(logp_N), batch)
+    (found_N,) = torch.autograd.grad(total, logp_N)
+    per_token = loss in ("dapo", "cispo", "ppo")
+    length_A = batch.length_A()
+    share_A = torch.ones_like(length_A) if per_token else 1 / (LONGEST if loss == "dr_grpo" else length_A)
+    wanted_N = (-batch.figures["advantage"] * share_A)[batch.answer_N]
+    torch.testing.assert_close(found_N, wanted_N, rtol=1e-5, atol=1e-7)
+    assert float(parts["ratio"] / objective.weight(batch)) == pytest.approx(1.0)
+    assert parts["clipped_low_fraction"] == parts["clipped_high_fraction"] == 0
+    assert parts["kl_behaviour_nats"] > 0  # it is still shown
+    twice = PolicyObjective(Policy(loss=loss, rollout=Rollout(max_tokens=LONGEST, repeats=2)))
+    (other_N,) = torch.autograd.grad(twice.of_log_probs(logp_N, torch.zeros_like(logp_N), batch)[0], logp_N)
+    assert (other_N == 0).any() if loss == "gspo" else (other_N != 0).all()
+
+
 def test_answers_that_do_not_count_have_no_part():
     groups = make_groups(prompts=3)
     counts = [1.0, 0.0, 1.0]
@@ -145,7 +169,7 @@ def test_answers_that_do_not_count_have_no_part():
 def test_figures_are_means_over_units():
     batch = make_batch()
     logp_N = batch.values["behaviour"] + 1.0
-    objective = PolicyObjective(Policy(loss="dapo"))
+    objective = PolicyObjective(Policy(loss="dapo", rollout=Rollout(repeats=2)))
     _, parts = objective.of_log_probs(logp_N, torch.full_like(logp_N, 0.5), batch)
     means = {name: float(value / objective.weight(batch)) for name, value in parts.items()}
     assert means["ratio"] == pytest.approx(math.e, rel=1e-5)
@@ -242,12 +266,27 @@ def test_whitening_and_the_clipped_value_loss():
         ({"rewards": ()}, "objective.rewards"),
         ({"rewards": ("exact", "format"), "reward_weights": (1.0,)}, "objective.reward_weights"),
         ({"loss": "cispo", "clip_low": 0.2}, "objective.clip_low"),
+        ({"kl_estimator": "k1"}, "objective.kl_estimator"),
+        ({"reference": "copy"}, "objective.reference"),
+        ({"resample_rounds": 5}, "objective.resample_rounds"),
+        ({"resample_rounds": 5, "degenerate": "drop"}, "objective.resample_rounds"),
+        ({"loss": "ppo", "degenerate": "drop"}, "objective.degenerate"),
+        ({"loss": "ppo", "degenerate": "resample"}, "objective.degenerate"),
+        ({"rollout": Rollout(behaviour="recomputed")}, "objective.rollout.behaviour"),
+        ({"loss": "gspo", "clip_low": 1e-3}, "objective.clip_low"),
+        ({"clip_high": 0.3}, "objective.clip_high"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(changes, where):
     with pytest.raises(UserError) as caught:
         Policy(**changes)
     assert caught.value.where == where
+
+
+def test_settings_that_have_an_effect_are_taken():
+    assert Policy(kl_weight=0.1, kl_estimator="k1", reference="copy").kl_estimator == "k1"
+    assert Policy(loss="dapo", resample_rounds=5).degenerate_kind == "resample"
+    assert not Policy(clip_high=0.3, rollout=Rollout(behaviour="recomputed", updates=2)).strictly_on_policy
 
 
 def test_settings_of_sampling_that_make_no_sense_are_refused():

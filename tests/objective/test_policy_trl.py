@@ -68,7 +68,7 @@ def trl_loss(settings, logp_AT, mask_AT, batch):
 @pytest.mark.parametrize("clip", [{}, {"clip_high": 0.4}])
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "gspo", "cispo"])
 def test_loss_and_gradient_equal_trl(loss, clip, kl_weight):
-    settings = Policy(loss=loss, kl_weight=kl_weight, rollout=Rollout(max_tokens=LONGEST), **clip)
+    settings = Policy(loss=loss, kl_weight=kl_weight, rollout=Rollout(max_tokens=LONGEST, repeats=2), **clip)
     batch = make_batch(seed=5, prompts=5, answers=4)
     generator = torch.Generator().manual_seed(3)
     logp_N = (batch.values["behaviour"] + 0.5 * torch.randn(len(batch.target_N), generator=generator)).requires_grad_()

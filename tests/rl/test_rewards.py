@@ -15,6 +15,7 @@ from penjing.base.table import look_up
 from penjing.infer.turns import Exchange
 from penjing.objective.policy import Policy, RewardSettings
 from penjing.rl.rewards import REWARDS, judge
+from penjing.rl.rewards import code as code_reward
 from penjing.rl.rewards.base import Judged, Setting
 from penjing.rl.rewards.code import program
 from penjing.rl.rewards.numeric import last_number
@@ -226,6 +227,18 @@ def test_code_runs_tests():
     assert found == [1, 0, 0, 0, 1, 0]
     with pytest.raises(UserError, match=r"prompts.jsonl:3: the reward code needs tests"):
         score("code", answer("x = 1"))
+    for cases in ({"stdout": "8"}, [{"stdin": "4"}], ["8"]):
+        with pytest.raises(UserError, match=r"prompts.jsonl:3: these cases test nothing"):
+            score("code", answer("x = 1", record={"cases": cases}))
+
+
+def test_a_sandbox_that_is_not_there_is_found_before_the_first_answer(monkeypatch):
+    def cannot(*code, **limits):
+        raise UserError("cannot be shut in")
+
+    monkeypatch.setattr(code_reward, "run", cannot)
+    with pytest.raises(UserError, match="cannot be shut in"):
+        Scorer(Policy(rewards=("code",)), SETTING)
 
 
 @pytest.fixture

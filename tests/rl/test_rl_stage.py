@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import re
 import shutil
 import threading
 from dataclasses import dataclass, replace
@@ -194,7 +195,7 @@ def test_what_the_model_was_given_is_read_and_not_learned():
     assert (one.calls_PA >= one.turns_PA - 1).all()  # the calls of a last turn are counted, and nobody answers them
     assert (one.failed_PA <= one.calls_PA).all()
     assert one.calls_PA.any()
-    figures = one.figures(range(2), ["even"], 1)
+    figures = one.figures(range(2), ["even"], 1, turns=True)
     assert figures["answer_turns"] == one.turns_PA.mean()
     assert figures["answer_tokens"] == one.said_PAM.sum() / 6
     for loss in ("grpo", "dr_grpo", "dapo", "gspo", "cispo"):
@@ -212,6 +213,19 @@ def test_what_the_model_was_given_is_read_and_not_learned():
             assert not mine_N.grad[~said].any()
             found.append((total.detach(), parts, mine_N.grad))
         torch.testing.assert_close(found[0], found[1])
+
+
+def test_rounds_without_a_call_show_their_turns_too():
+    """Otherwise means over several steps would take them for rounds of no turns at all."""
+
+    class GivesNothing(GivesNumbers):
+        def after(self, ids):
+            return None
+
+    batch = next(make_source(policy(rollout=TURNS), turns=GivesNothing()))
+    assert batch.figures["answer_turns"].tolist() == [1.0] * batch.num_answers
+    assert not batch.figures["tool_calls"].any()
+    assert "answer_turns" not in next(make_source(policy())).figures
 
 
 def test_a_batch_of_turns_equals_its_answers_one_by_one():
@@ -272,7 +286,7 @@ def test_the_weights_of_now_are_asked():
     [
         {},
         {"updates": 2, "repeats": 2},
-        {"behaviour": "recomputed", "temperature": 0.7},
+        {"behaviour": "recomputed", "temperature": 0.7, "updates": 2},
         {"updates": 2, "repeats": 2, **TURNS},
     ],
 )
@@ -375,14 +389,16 @@ def test_a_batch_where_nothing_teaches_weighs_nothing():
         def one(self, answer):
             return 1.0
 
-    batch = next(make_source(policy(degenerate="drop"), scorer=Same()))
+    with pytest.warns(UserWarning, match="teach nothing and show no rewards"):
+        batch = next(make_source(policy(degenerate="drop"), scorer=Same()))
     objective = PolicyObjective(policy())
     assert float(objective.weight(batch)) == 0
     model = make_model()
     loss = objective(model, batch)
     loss.total.backward()
     assert not any(parameter.grad.any() for parameter in model.parameters())
-    batch = next(make_source(policy(degenerate="resample", resample_rounds=2), scorer=Same()))
+    with pytest.warns(UserWarning, match="too hard or too easy"):
+        batch = next(make_source(policy(degenerate="resample", resample_rounds=2), scorer=Same()))
     assert float(objective.weight(batch)) == 0
 
 
@@ -638,6 +654,53 @@ def test_prompts_are_read_and_held_out(toy, base, tmp_path):
     broken.write_text('{"conversations": [{"role": "user", "content": "a"}], "gt": {"x": 1}}\n')
     with pytest.raises(UserError, match=r"broken.jsonl:1: field gt is no reference answer"):
         read([broken], tokenizer, longest=200, held_out_fraction=0.3)
+
+
+def test_a_prompt_that_turns_out_broken_is_set_aside_with_the_others(base, tmp_path, monkeypatch):
+    from penjing.rl import prompts
+    from penjing.text.records import Quarantine
+    from penjing.text.tokenizer import Tokenizer
+
+    def refuses(tokenizer, messages, *rest, **more):
+        if messages[0].content == "b":
+            raise UserError("the template refuses it", where="chat template")
+        return render(tokenizer, messages, *rest, **more)
+
+    render = prompts.render
+    monkeypatch.setattr(prompts, "render", refuses)
+    path, listed = tmp_path / "prompts.jsonl", tmp_path / "quarantine.jsonl"
+    asked = [("a", {"x": 1}), ("b", "1"), *((name, "1") for name in "cdefgh")]
+    rows = [{"conversations": [{"role": "user", "content": name}], "gt": truth} for name, truth in asked]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer, quarantine = Tokenizer.load(base / "tokenizer"), Quarantine(0.5, listed)
+    made = read([path], tokenizer, longest=200, held_out_fraction=0.3, quarantine=quarantine)
+    assert len(made.train) + len(made.held_out) == 6
+    assert (quarantine.good, quarantine.bad) == (6, 2)
+    assert [json.loads(line)["line"] for line in listed.read_text().splitlines()] == [1, 2]
+    with pytest.raises(UserError, match=r"2 of 8 records are broken: .*prompts.jsonl:1: field gt is no reference"):
+        read([path], tokenizer, longest=200, held_out_fraction=0.3, quarantine=Quarantine(0.1))
+
+
+@pytest.mark.parametrize(
+    ("reward", "line"),
+    [
+        ("exact", r"prompts.jsonl:2: the reward exact needs a reference answer; got none, as 1 of 4 prompts"),
+        ("numeric", r"prompts.jsonl:2: the reward numeric needs a reference answer"),
+        ("code", r"prompts.jsonl:1: the reward code needs tests; got none, as 4 of 4 prompts"),
+    ],
+)
+def test_prompts_that_a_reward_could_not_judge_are_found_before_the_first_step(words, tmp_path, reward, line):
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"conversations": [{"role": "user", "content": name}], "gt": "1"} for name in "abcd"]
+    del rows[1]["gt"]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    mine = [word for word in words if not word.startswith(("data.train", "objective.rewards"))]
+    with pytest.raises(UserError) as caught:
+        train("grpo", *mine, f"data.train={path}", f"objective.rewards={reward}", f"out={tmp_path / 'run'}")
+    if "shut in" in str(caught.value):
+        pytest.skip(str(caught.value))
+    assert re.search(line, str(caught.value))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(

@@ -413,6 +413,20 @@ def test_roles_are_found(tmp_path: Path) -> None:
     }
 
 
+def test_an_ordinary_word_that_fills_up_rows_stays_one(tmp_path: Path) -> None:
+    """What the files call a filler becomes a control token only if it is spelled as one."""
+    folder = write("qwen", tmp_path)
+    plain = Tokenizer.load(folder)
+    word = next(word for index in range(plain.size) if (word := plain.token(index)).isalpha() and len(word) > 2)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, "pad_token": word}))
+    loaded = Tokenizer.load(folder)
+    assert not loaded.has(word)
+    assert loaded.encode(word) == plain.encode(word)
+    assert dict(loaded.roles.names)["pad_token"] == word
+
+
 def test_saved_and_loaded_is_the_same(loaded: Tokenizer, folder: Path, tmp_path: Path) -> None:
     loaded.save(tmp_path / "copy")
     again = Tokenizer.load(tmp_path / "copy")

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,42 @@ def test_a_stream_has_no_places_to_keep_predictions_for(tmp_path, words):
 def test_rows_longer_than_the_teacher_reads(tmp_path, words):
     with pytest.raises(UserError, match=r"data\.row_tokens: rows longer than the teacher"):
         train("distill", *words, "data.row_tokens=4096", "model.max_tokens=8192", f"out={tmp_path / 'x'}")
+
+
+def test_thoughts_are_not_switched_on_policy(tmp_path, words, prompts):
+    with pytest.raises(UserError, match=r"data\.thinking: has no effect on answers of the student's own"):
+        stage([*words, *prompts, "data.thinking=switch"], tmp_path / "x")
+
+
+@pytest.mark.parametrize("max_bad", [0.0, 0.5])
+def test_a_conversation_that_the_template_refuses_is_set_aside(tmp_path, words, prompts, toy, monkeypatch, max_bad):
+    """And listed, as what is broken in the file is; one of which no token is learned is left out."""
+    from penjing.train import distill_own
+
+    def refuses(tokenizer, messages, tools, **more):
+        if messages[0].content == "refuse":
+            raise UserError("the template refuses it", where="chat template")
+        rendered = render(tokenizer, messages, tools, **more)
+        return replace(rendered, weights=[0] * len(rendered.ids)) if messages[0].content == "silent" else rendered
+
+    render = distill_own.render
+    monkeypatch.setattr(distill_own, "render", refuses)
+    lines = (toy / "sft.jsonl").read_text().splitlines()[:20]
+    for asked in ("refuse", "silent"):
+        turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": "yes"}]
+        lines.insert(3, json.dumps({"conversations": turns}))
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    mine = [*words, *prompts, f"data.train={path}", "data.validation_fraction=0.3", f"data.max_bad={max_bad}"]
+    if not max_bad:
+        with pytest.raises(UserError, match=r"1 of 22 records are broken: .*the template refuses it"):
+            stage(mine, tmp_path / "x")
+        return
+    made = stage(mine, tmp_path / "x")
+    listed = [json.loads(line) for line in (tmp_path / "x" / "quarantine.jsonl").read_text().splitlines()]
+    assert [(each["line"], each["kind"]) for each in listed] == [(5, "bad")]
+    assert "1 are broken" in made.notes[0]
+    assert len(made._prompts) + len(made._held_out) + int(made.notes[1].split()[0]) == 21
 
 
 def test_texts_ask_nothing(tmp_path, words):

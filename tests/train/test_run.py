@@ -1,17 +1,20 @@
 """Settings that cannot be are one line that names them, before anything is built."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from penjing.base import config
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
+from penjing.parallel.single import Single
 from penjing.text.tokenizer import Tokenizer, train_tokenizer
 from penjing.train import folder
 from penjing.train.folder import RunFolder
 from penjing.train.run import Run
-from penjing.train.tokens import made_once, run_tokenizer
+from penjing.train.tokens import NextTokenStage, made_once, run_tokenizer
 
 
 def resolve(*words):
@@ -137,6 +140,35 @@ def test_halves_that_were_half_replaced_are_made_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         ask(0.01)
     assert ask(0.5) == {"made": 3}
+
+
+def test_no_tokenizer_is_trained_on_preferences(tmp_path):
+    run = resolve("objective=preference", "data.kind=preferences", f"out={tmp_path}")
+    with pytest.raises(UserError, match=r"start: no tokenizer: .*got data.kind=preferences"):
+        run_tokenizer(run, RunFolder(tmp_path), print)
+
+
+def test_ready_shards_that_switch_thoughts_otherwise_are_refused(tmp_path):
+    asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"conversations": [{**turn, "content": f"{turn['content']} {row}"} for turn in asked]} for row in range(9)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train_tokenizer(["one two three"], 300).save(tmp_path / "tokenizer")
+
+    def stage(data, out, *words):
+        common = (f"data.train={data}", f"out={tmp_path / out}", f"tokenizer.folder={tmp_path / 'tokenizer'}")
+        run = resolve("data.kind=chats", "data.row_tokens=64", "data.validation_fraction=0.3", *common, *words)
+        return NextTokenStage(run, Single(torch.device("cpu")), lambda text: None)
+
+    made = stage(tmp_path / "chats.jsonl", "first", "data.thinking=switch")
+    shards = RunFolder(tmp_path / "first").shards
+    assert stage(shards, "second", "data.thinking=switch").fingerprint == made.fingerprint
+    with pytest.raises(UserError, match=r"data.thinking: these token shards were made otherwise; got as_given"):
+        stage(shards, "third")
+    plain = stage(tmp_path / "chats.jsonl", "fourth")
+    shards = RunFolder(tmp_path / "fourth").shards
+    assert stage(shards, "fifth").fingerprint == plain.fingerprint != made.fingerprint
+    with pytest.raises(UserError, match=r"data.thinking: .*wanted as_given"):
+        stage(shards, "sixth", "data.thinking=switch")
 
 
 def test_a_tokenizer_that_an_abandoned_attempt_left_is_not_taken_for_another_start(tmp_path):

@@ -189,21 +189,13 @@ class Policy:
     tool: ToolSettings = field(default_factory=ToolSettings)
 
     def __post_init__(self) -> None:
-        if self.tool != ToolSettings() and not self.rollout.tools:
-            raise UserError("has no effect without objective.rollout.tools", where="objective.tool")
-        if self.loss != "ppo" and self.value != Value():
-            raise UserError("only ppo learns values", where="objective.value", got=f"objective.loss={self.loss}")
         if self.loss == "ppo" and self.rollout.temperature != 1:
             raise UserError(
                 "ppo samples at temperature 1", where="objective.rollout.temperature", got=self.rollout.temperature
             )
-        if self.loss == "ppo" and self.advantage != "auto":
-            raise UserError("ppo has advantages of its own, from values", where="objective.advantage")
         for name in ("clip_low", "clip_high", "kl_weight"):
             if getattr(self, name) < 0:
                 raise UserError("negative", where=f"objective.{name}", got=getattr(self, name), wanted="0 or more")
-        if self.loss == "cispo" and self.clip_low:
-            raise UserError("has no effect on cispo, which clips above only", where="objective.clip_low")
         if not self.rewards:
             raise UserError("no reward", where="objective.rewards", wanted="at least one, such as exact")
         if self.reward_weights and len(self.reward_weights) != len(self.rewards):
@@ -219,6 +211,47 @@ class Policy:
             raise UserError(
                 "answers are compared with each other", where="objective.rollout.answers", got=1, wanted="at least 2"
             )
+        self._check_effect()
+
+    def _check_effect(self) -> None:
+        """Raise UserError for a setting that would have no effect."""
+        if self.tool != ToolSettings() and not self.rollout.tools:
+            raise UserError("has no effect without objective.rollout.tools", where="objective.tool")
+        if self.loss != "ppo" and self.value != Value():
+            raise UserError("only ppo learns values", where="objective.value", got=f"objective.loss={self.loss}")
+        if self.loss == "ppo" and self.advantage != "auto":
+            raise UserError("ppo has advantages of its own, from values", where="objective.advantage")
+        if self.loss == "ppo" and self.degenerate_kind != "keep":
+            raise UserError(
+                "ppo compares no answers: those of equal reward teach too",
+                where="objective.degenerate",
+                got=self.degenerate,
+                wanted="it left out",
+            )
+        if self.loss == "cispo" and self.clip_low:
+            raise UserError("has no effect on cispo, which clips above only", where="objective.clip_low")
+        moves = not self.strictly_on_policy
+        steps, weight = "objective.rollout.updates or repeats above 1", "objective.kl_weight above 0"
+        settings: tuple[tuple[str, object, object, bool, str], ...] = (
+            ("rollout.behaviour", self.rollout.behaviour, "sampled", moves, steps),
+            ("clip_low", self.clip_low, 0.0, moves, steps),
+            ("clip_high", self.clip_high, 0.0, moves, steps),
+            ("kl_estimator", self.kl_estimator, "k3", self.kl_weight > 0, weight),
+            ("reference", self.reference, "auto", self.kl_weight > 0, weight),
+            ("resample_rounds", self.resample_rounds, 3, self.degenerate_kind == "resample", "degenerate=resample"),
+        )
+        for name, got, usual, used, wanted in settings:
+            if got != usual and not used:
+                raise UserError(f"has no effect without {wanted}", where=f"objective.{name}", got=got)
+
+    @property
+    def strictly_on_policy(self) -> bool:
+        """Whether each answer serves one step alone, so that the policy that learns from it is the one that wrote it.
+
+        Then the ratio is 1 by its definition, whatever rounding lies between writing and scoring: of bfloat16 it is
+        wider than gspo's clip of 3e-4, and would cut off answers by chance.
+        """
+        return self.rollout.updates * self.rollout.repeats == 1
 
     @property
     def clip(self) -> tuple[float, float]:
@@ -254,8 +287,9 @@ class PolicyObjective:
 
     batch.figures: `advantage` of each answer, unless batch.values has one of each token; `counts`, 0 for answers that
     are left out; all others are shown as they are, as means over units. batch.values: `behaviour`, log-probabilities
-    when the tokens were sampled (without it the policy as it is now, so that every ratio is 1); `reference`; for ppo
-    `advantage`, and `value` and `return`, which ask for a model with a value head (model/scalar.py).
+    when the tokens were sampled (without it, and where each answer serves one step, the policy as it is now, so that
+    every ratio is 1); `reference`; for ppo `advantage`, and `value` and `return`, which ask for a model with a value
+    head (model/scalar.py).
     """
 
     def __init__(self, settings: Policy, router: RouterSettings = RouterSettings(), *, biased: bool = False) -> None:
@@ -328,7 +362,8 @@ class PolicyObjective:
         judged_N, reference_N = advantage_N, batch.values.get("reference")
         if reference_N is not None and settings.kl_estimator == "k1":
             advantage_N = judged_N - settings.kl_weight * divergence(logp_N.detach(), reference_N, "k1")
-        log_ratio_N = (logp_N - behaviour_N).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+        old_N = logp_N.detach() if settings.strictly_on_policy else behaviour_N
+        log_ratio_N = (logp_N - old_N).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
         if settings.loss == "gspo":
             mean_A = batch.sum_A(log_ratio_N) / batch.length_A().clamp(min=1)
             ratio_N = mean_A.exp()[batch.answer_N]

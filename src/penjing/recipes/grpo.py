@@ -5,7 +5,7 @@ PROMPTS holds conversations that wait for an answer, with reference answers: {"c
 Changes from sft: the model answers each prompt eight times, rewards judge the answers (`objective.rewards`, exact match
 unless told otherwise), and the policy moves towards the better ones; no weight decay; a tenth of the prompts is held
 out and answered before and after. The learning rate is for a model of about a million parameters: 250 steps of it took
-the mean reward of drawn answers from 0.64 to 0.76 on a thousand prompts of the quickstart's kind, much of it by
+the mean reward of drawn answers from 0.64 to 0.76 on a thousand prompts of the quickstart's 6,000, much of it by
 heart (docs/methods/grpo.md). A larger model wants a smaller one.
 Of the family: objective.loss=dr_grpo, dapo, gspo, cispo. Adapters only: lora.rank=16.
 """

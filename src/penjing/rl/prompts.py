@@ -62,28 +62,32 @@ def read(
 
     offered: the tools of prompts whose records name none. thinking: as `render` is told.
     """
-    chats = list(read_prompts(list_files(paths), quarantine=quarantine))
-    below = held_out_below((split_key(chat) for chat, _ in chats), held_out_fraction)
-    halves: dict[bool, list[Prompt]] = {False: [], True: []}
-    skipped = 0
+    found: list[tuple[Prompt, str]] = []
     named: set[str] = set()
-    for chat, record in chats:
-        tools = chat.tools or tuple(offered)
-        named.update(tool["name"] for tool in tools)
-        ids = render(tokenizer, chat.messages, tools, ask=True, thinking=thinking).ids
-        if len(ids) > longest:
-            skipped += 1
+    for chat, record in read_prompts(list_files(paths), quarantine=quarantine):
+        tools, where = chat.tools or tuple(offered), f"{chat.source}:{chat.line}"
+        try:
+            prompt = Prompt(
+                ids=tuple(render(tokenizer, chat.messages, tools, ask=True, thinking=thinking).ids),
+                messages=chat.messages,
+                truths=_truths(record, where),
+                kind=str(record.get("kind", "")),
+                record=record,
+                where=where,
+            )
+        except UserError as error:
+            if quarantine is None:
+                raise
+            quarantine.reject(error, chat.source, chat.line)
             continue
-        where = f"{chat.source}:{chat.line}"
-        prompt = Prompt(
-            ids=tuple(ids),
-            messages=chat.messages,
-            truths=_truths(record, where),
-            kind=str(record.get("kind", "")),
-            record=record,
-            where=where,
-        )
-        halves[is_held_out(split_key(chat), below)].append(prompt)
+        named.update(tool["name"] for tool in tools)
+        found.append((prompt, split_key(chat)))
+    below = held_out_below((key for _, key in found), held_out_fraction)
+    halves: dict[bool, list[Prompt]] = {False: [], True: []}
+    for prompt, key in found:
+        if len(prompt.ids) <= longest:
+            halves[is_held_out(key, below)].append(prompt)
+    skipped = len(found) - sum(map(len, halves.values()))
     if not halves[False]:
         raise UserError(
             "no prompt fits",

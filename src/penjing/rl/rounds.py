@@ -97,8 +97,11 @@ class Round:
         }
         return Group(prompt=prompts[int(self.prompt_P[place])].ids, answers=answers, figures=figures)
 
-    def figures(self, places: range, names: Sequence[str], steps: int) -> dict[str, float]:
-        """What the curves show of these prompts; the round's seconds are shared evenly by its optimizer steps."""
+    def figures(self, places: range, names: Sequence[str], steps: int, *, turns: bool = False) -> dict[str, float]:
+        """What the curves show of these prompts; the round's seconds are shared evenly by its optimizer steps.
+
+        turns: answers may have several, so that turns and calls are shown, also of a round that called nothing.
+        """
         part = slice(places.start, places.stop)
         reward = self.reward_PA[part]
         shown = {
@@ -111,7 +114,7 @@ class Round:
             "scoring_seconds": self.scoring_seconds / steps,
             "rollout_tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
         }
-        if self.turns_PA.max(initial=0) > 1 or self.calls_PA.any():
+        if turns:
             shown |= {
                 "answer_turns": float(self.turns_PA[part].mean()),
                 "tool_calls": float(self.calls_PA[part].mean()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from penjing.base.errors import UserError
 from penjing.base.table import look_up
 from penjing.objective.policy import Policy
 from penjing.rl.rewards import REWARDS
-from penjing.rl.rewards.base import Judged, Reward, Setting
+from penjing.rl.rewards.base import Asked, Judged, Reward, Setting
 
 
 class Scorer:
@@ -25,6 +25,23 @@ class Scorer:
         self.rewards: list[Reward] = [
             look_up(REWARDS, name, what="reward")(settings.reward, setting) for name in settings.rewards
         ]
+
+    def check(self, prompts: Sequence[Asked]) -> None:
+        """Raises UserError, before any is answered, if there are prompts whose answers a reward could not judge."""
+        for reward in self.rewards:
+            check: Callable[[Asked], None] | None = getattr(reward, "check", None)
+            if check is None:
+                continue
+            broken: list[UserError] = []
+            for prompt in prompts:
+                try:
+                    check(prompt)
+                except UserError as error:
+                    broken.append(error)
+            if broken:
+                first = broken[0]
+                got = first.got or f"none, as {len(broken):,} of {len(prompts):,} prompts"
+                raise UserError(first.what, where=first.where, got=got, wanted=first.wanted)
 
     def __call__(self, answers: Sequence[Judged]) -> npt.NDArray[np.float64]:
         """reward_RN of each of R rewards and N answers."""

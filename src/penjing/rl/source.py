@@ -8,6 +8,7 @@ position alone: a run may stop in the middle of a round and go on with another n
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -295,7 +296,7 @@ class RolloutSource:
     def __next__(self) -> AnswerBatch:
         if self._round is None:
             self._round = self._sample_round()
-        one, settings = self._round, self.sampler.settings
+        one, how = self._round, self.sampler.settings.rollout
         first = (self._unit + self.rank * self.micro_units) % self.round_prompts
         step = first // self.prompts_per_step
         places = range(step * self.prompts_per_step, (step + 1) * self.prompts_per_step)
@@ -303,7 +304,7 @@ class RolloutSource:
         if self.sampler.values is not None:
             values += ["value", ADVANTAGE, "return"]
         groups = [one.group(place, self.prompts, values) for place in range(first, first + self.micro_units)]
-        figures = one.figures(places, self.sampler.scorer.names, settings.rollout.updates * settings.rollout.repeats)
+        figures = one.figures(places, self.sampler.scorer.names, how.updates * how.repeats, turns=how.max_turns > 1)
         batch = packed(groups, self.sampler.row_tokens, figures)
         self._unit += self.world * self.micro_units
         if self._unit >= self.round_units:
@@ -314,16 +315,22 @@ class RolloutSource:
         """The next prompts' answers; with `resample`, further prompts take the places of those that teach nothing."""
         settings = self.sampler.settings
         one = self._sample(self.round_prompts)
-        if settings.degenerate_kind != "resample":
-            return one
-        for _ in range(settings.resample_rounds):
-            missing = self.round_prompts - int(one.counts_P.sum())
-            if not missing:
-                break
-            one = joined(one, self._sample(missing))
-        teaching = np.flatnonzero(one.counts_P).tolist()[: self.round_prompts]
-        silent = np.flatnonzero(one.counts_P == 0).tolist()
-        return picked(one, [*teaching, *silent[: self.round_prompts - len(teaching)]])
+        if settings.degenerate_kind == "resample":
+            for _ in range(settings.resample_rounds):
+                missing = self.round_prompts - int(one.counts_P.sum())
+                if not missing:
+                    break
+                one = joined(one, self._sample(missing))
+            teaching = np.flatnonzero(one.counts_P).tolist()[: self.round_prompts]
+            silent = np.flatnonzero(one.counts_P == 0).tolist()
+            one = picked(one, [*teaching, *silent[: self.round_prompts - len(teaching)]])
+        if not one.counts_P.any() and self.rank == 0:
+            warnings.warn(
+                "no prompt of a round had answers of unlike reward: its steps teach nothing and show no rewards; "
+                "the prompts are too hard or too easy, or the reward knows no difference",
+                stacklevel=2,
+            )
+        return one
 
     def _sample(self, num_prompts: int) -> Round:
         places = range(self._next_place, self._next_place + num_prompts)

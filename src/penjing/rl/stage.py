@@ -62,6 +62,8 @@ class PolicyStage:
             )
         self.toolbox = Toolbox(how.tools, settings.tool)
         thinking = switched(how.thinking)
+        listed = RunFolder(Path(run.out)).quarantine if not engine.rank else None
+        quarantine = Quarantine(run.data.max_bad, listed)
         read = prompt_files.read(
             [Path(name) for name in run.data.train],
             self.tokenizer,
@@ -69,7 +71,7 @@ class PolicyStage:
             held_out_fraction=run.data.validation_fraction,
             thinking=thinking,
             offered=self.toolbox.schemas,
-            quarantine=Quarantine(run.data.max_bad, RunFolder(Path(run.out)).quarantine if not engine.rank else None),
+            quarantine=quarantine,
         )
         # Thoughts have to be told from the answer even where no tool is on offer.
         self.turns = (
@@ -80,7 +82,8 @@ class PolicyStage:
         self.prompts, self.held_out = read.train, read.held_out[: run.validate.rows]
         self.fingerprint = read.fingerprint
         self.scorer = Scorer(settings, Setting(device=engine.device, max_tokens=how.max_tokens))
-        self.notes: list[str] = []
+        self.scorer.check([*self.prompts, *self.held_out])
+        self.notes: list[str] = [note] if (note := quarantine.note()) else []
         if read.skipped:
             self.notes.append(f"{read.skipped} prompts of more than {longest} tokens were left out")
         if how.top_p < 1 or how.top_k:

@@ -281,6 +281,7 @@ class Tokenizer:
 # --- other people's tokenizers ---------------------------------------------------------------------------------------
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_BORDERS = ("bos_token", "eos_token")
 # What closes a document, where tokenizer_config.json calls the end of a turn `eos_token`.
 _TEXT_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _MARKUP = re.compile(r"[<\[|\uff5c]")
@@ -394,8 +395,10 @@ def find_roles(full: tokenizers.Tokenizer, folder: Path, template: str, settings
         raise UserError(
             "the tokenizer has no " + " ".join(absent), where=folder, wanted="what tokenizer_config.json names"
         )
-    # Some files name a token that is an ordinary word of the vocabulary: from here on it is a control token.
-    full.add_special_tokens(list(dict.fromkeys([*names.values(), *ends])))
+    # Some files name a token that is a word of the vocabulary: from here on it is a control token, if it opens or
+    # closes texts or is spelled as one. A word that only fills up rows, say, is what users may write.
+    structure = [token for name, token in names.items() if name in _BORDERS or _MARKUP.search(token)]
+    full.add_special_tokens(list(dict.fromkeys([*structure, *ends])))
     special = [token.content for token in full.get_added_tokens_decoder().values() if token.special]
     text_end = next((token for token in _TEXT_ENDS if token in special), None)
     eos = names.get("eos_token") or text_end

@@ -51,21 +51,29 @@ class Prompt:
         return len(self.ids) + max(0, len(self.answer) - 1)
 
 
-def encode_prompts(run: Run, settings: Distill, tokenizer: Tokenizer) -> tuple[list[Prompt], list[Prompt], int]:
-    """(to learn from, held out, left out as too long). Of a conversation the last answer is asked for again."""
+def encode_prompts(
+    run: Run, settings: Distill, tokenizer: Tokenizer, quarantine: records.Quarantine
+) -> tuple[list[Prompt], list[Prompt], int]:
+    """(to learn from, held out, left out as too long). Of a conversation the last answer is asked for again.
+
+    quarantine: where a conversation goes that is broken, or that the template refuses.
+    """
     paths, answered = data_paths(run), run.data.kind == "chats"
-    bad = records.Quarantine(run.data.max_bad, RunFolder(Path(run.out)).quarantine)
-    prompts = (chat for chat, _ in records.read_prompts(paths, quarantine=bad))
-    chats = records.read_chats(paths, quarantine=bad) if answered else prompts
+    prompts = (chat for chat, _ in records.read_prompts(paths, quarantine=quarantine))
+    chats = records.read_chats(paths, quarantine=quarantine) if answered else prompts
     fitting: list[tuple[Prompt, str]] = []
     left_out = 0
     for chat in chats:
-        for prompt in _prompts(chat, tokenizer, answered=answered):
-            if max(len(prompt.ids) + settings.answer_tokens - 1, prompt.num_tokens) <= run.data.row_tokens:
-                fitting.append((prompt, prepare.split_key(chat)))
-                break
-        else:
+        try:
+            asked = _prompts(chat, tokenizer, answered=answered)
+            fits = next((each for each in asked if _room_for(each, settings) <= run.data.row_tokens), None)
+        except UserError as error:
+            quarantine.reject(error, chat.source, chat.line)
+            continue
+        if fits is None:
             left_out += 1
+        else:
+            fitting.append((fits, prepare.split_key(chat)))
     below = prepare.held_out_below((key for _, key in fitting), run.data.validation_fraction)
     halves: tuple[list[Prompt], list[Prompt]] = ([], [])
     for prompt, key in fitting:
@@ -81,6 +89,11 @@ def encode_prompts(run: Run, settings: Distill, tokenizer: Tokenizer) -> tuple[l
     return *halves, left_out
 
 
+def _room_for(prompt: Prompt, settings: Distill) -> int:
+    """Positions of a row that it takes with the longest answer."""
+    return max(len(prompt.ids) + settings.answer_tokens - 1, prompt.num_tokens)
+
+
 def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Iterator[Prompt]:
     """What a conversation asks: with answers, its last question, and then those before, each shorter to read."""
     if not answered:
@@ -90,6 +103,8 @@ def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Ite
         if chat.messages[number - 1].role != "assistant":
             continue
         rendered = render(tokenizer, chat.messages[:number], chat.tools)
+        if not any(rendered.weights):  # there are templates that show no tool calls
+            continue
         # The last stretch of taught tokens is what the assistant said last.
         end = len(rendered.weights) - rendered.weights[::-1].index(1)
         start = end
@@ -121,6 +136,13 @@ class OnPolicyStage:
                 got=self.settings.own_fraction,
                 wanted="1, or data.kind=chats",
             )
+        if run.data.thinking != "as_given":
+            raise UserError(
+                "has no effect on answers of the student's own",
+                where="data.thinking",
+                got=run.data.thinking,
+                wanted="it left out, or objective.mode=logits or top_k",
+            )
         teacher = load_teacher(run, self.settings)
         folder = RunFolder(Path(run.out))
         if engine.rank == 0:
@@ -131,9 +153,12 @@ class OnPolicyStage:
         check_vocabulary(self.tokenizer, teacher, self.settings)
         if engine.rank == 0:
             note_teacher(run, teacher, self.settings)
-        self._prompts, self._held_out, left_out = encode_prompts(run, self.settings, self.tokenizer)
+        bad = records.Quarantine(run.data.max_bad, folder.quarantine if engine.rank == 0 else None)
+        self._prompts, self._held_out, left_out = encode_prompts(run, self.settings, self.tokenizer, bad)
         self.fingerprint = sha256_text(repr([(prompt.ids, prompt.answer) for prompt in self._prompts]))
-        self.notes = [f"{left_out} prompts that leave no room for an answer were left out"] if left_out else []
+        self.notes = [note] if (note := bad.note()) else []
+        if left_out:
+            self.notes.append(f"{left_out} prompts that leave no room for an answer were left out")
         self._teacher = place(teacher, run, engine)
         self._describe = about_teacher(run, self.settings, teacher.model)
 

@@ -153,6 +153,13 @@ def run_tokenizer(run: Run, folder: RunFolder, report: Report) -> Tokenizer:
     given = start_tokenizer(run)
     if given is None and kept is not None and kept.size <= run.model.vocabulary_size:
         given = kept
+    if given is None and run.data.kind not in ("documents", "chats"):
+        raise UserError(
+            "no tokenizer: one is trained on texts and conversations only",
+            where="start",
+            got=f"data.kind={run.data.kind}",
+            wanted="a model that is there, or tokenizer.folder",
+        )
     if given is None:
         size = run.tokenizer.vocabulary or run.model.vocabulary_size
         report(f"training a tokenizer of {size:,} ids")
@@ -201,7 +208,7 @@ def data_paths(run: Run) -> list[Path]:
 def _shards(run: Run, folder: RunFolder, tokenizer: Tokenizer, report: Report) -> tuple[Path, dict[str, int]]:
     """The folder with `train` and `validation` shards: the given one, this run's from before, or newly made."""
     if len(run.data.train) == 1 and (Path(run.data.train[0]) / "train" / META).is_file():
-        return Path(run.data.train[0]), {}
+        return _ready(run, Path(run.data.train[0])), {}
 
     def make(paths: list[Path], about: dict[str, Any]) -> dict[str, int]:
         share = run.data.validation_fraction
@@ -231,6 +238,20 @@ def _shards(run: Run, folder: RunFolder, tokenizer: Tokenizer, report: Report) -
 
     row_tokens = run.data.row_tokens if run.data.kind == "chats" else 0
     return folder.shards, made_once(run, folder.shards, tokenizer, row_tokens, make, report)
+
+
+def _ready(run: Run, shards: Path) -> Path:
+    """Shards that are there. Raises UserError if their answers were written otherwise than the run says."""
+    done = shards / "done.json"
+    thinking = read_json(done)["made_from"].get("thinking", "as_given") if done.is_file() else run.data.thinking
+    if thinking != run.data.thinking:
+        raise UserError(
+            "these token shards were made otherwise",
+            where="data.thinking",
+            got=run.data.thinking,
+            wanted=f"{thinking}, as in {done}, or the text itself as data.train",
+        )
+    return shards
 
 
 def made_once(

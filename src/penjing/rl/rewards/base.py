@@ -53,7 +53,22 @@ class Setting:
     max_tokens: int
 
 
+class Asked(Protocol):
+    """What a prompt and an answer to it both say of the prompt."""
+
+    @property
+    def truths(self) -> tuple[str, ...]: ...
+
+    @property
+    def record(self) -> Mapping[str, Any]: ...
+
+    @property
+    def where(self) -> str: ...
+
+
 class Reward(Protocol):
+    """May also have `check(asked)`, which raises UserError for a prompt whose answers it could not judge."""
+
     def __call__(self, answers: Sequence[Judged]) -> list[float]: ...
 
 
@@ -65,15 +80,15 @@ def final_answer(answer: Judged, after: str) -> str:
     return final.strip() if found else ""
 
 
-def need_truth(answer: Judged, name: str) -> tuple[str, ...]:
+def need_truth(asked: Asked, name: str) -> tuple[str, ...]:
     """The reference answers. Raises UserError if the prompt has none."""
-    if not answer.truths:
+    if not asked.truths:
         raise UserError(
             f"the reward {name} needs a reference answer",
-            where=answer.where or None,
+            where=asked.where or None,
             wanted='a field gt, such as "gt": ["42"]',
         )
-    return answer.truths
+    return asked.truths
 
 
 def unfolded(text: str) -> str:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Judged, Setting
+from penjing.rl.rewards.base import Asked, Judged, Setting
 from penjing.tools.sandbox import run
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
@@ -30,24 +31,42 @@ def program(text: str) -> str:
     return blocks[-1] if blocks else text
 
 
+def tests_and_cases(asked: Asked) -> tuple[str, list[dict[str, Any]]]:
+    """What a program is tried with. Raises UserError if the record has neither, or cases that are none."""
+    tests, cases = asked.record.get("tests") or "", asked.record.get("cases") or []
+    if isinstance(tests, list):
+        tests = "\n".join(map(str, tests))
+    if not tests and not cases:
+        raise UserError(
+            "the reward code needs tests", where=asked.where or None, wanted='"tests": PYTHON, or "cases": [...]'
+        )
+    if not isinstance(cases, list) or not all(isinstance(case, dict) and "stdout" in case for case in cases):
+        raise UserError(
+            "these cases test nothing",
+            where=asked.where or None,
+            got=repr(cases)[:80],
+            wanted='"cases": [{"stdin": TEXT, "stdout": TEXT}, ...]',
+        )
+    return str(tests), cases
+
+
 class Code:
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
+        """Raises UserError where the system cannot shut a program in."""
         self.seconds, self.mebibytes = settings.code_seconds, settings.code_mebibytes
         self.workers = settings.code_workers
+        run("", cpu_seconds=self.seconds, memory_mebibytes=self.mebibytes)  # raises where nothing can be shut in
+
+    def check(self, asked: Asked) -> None:
+        tests_and_cases(asked)
 
     def __call__(self, answers: Sequence[Judged]) -> list[float]:
         with ThreadPoolExecutor(self.workers) as pool:
             return list(pool.map(self._one, answers))
 
     def _one(self, answer: Judged) -> float:
-        code, record = program(answer.said), answer.record
-        tests, cases = record.get("tests", ""), record.get("cases", [])
-        if isinstance(tests, list):
-            tests = "\n".join(map(str, tests))
-        if not tests and not cases:
-            raise UserError(
-                "the reward code needs tests", where=answer.where or None, wanted='"tests": PYTHON, or "cases": [...]'
-            )
+        code = program(answer.said)
+        tests, cases = tests_and_cases(answer)
         limits = {"cpu_seconds": self.seconds, "memory_mebibytes": self.mebibytes}
         if tests and not run(f"{code}\n\n{tests}\n", **limits).finished:  # type: ignore[arg-type]
             return 0.0

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Judged, Setting, final_answer, need_truth, unfolded
+from penjing.rl.rewards.base import Asked, Judged, Setting, final_answer, need_truth, unfolded
 
 _ENDS = " .。!！?？,，;；:：\"'“”‘’"
 _BEGINS = re.compile(rf"(?:(?!\.\d)[{re.escape(_ENDS)}])*")  # the dot of .5 is not punctuation
@@ -34,7 +34,10 @@ class Exact:
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
         self.after = settings.answer_after
 
+    def check(self, asked: Asked) -> None:
+        need_truth(asked, "exact")
+
     def __call__(self, answers: Sequence[Judged]) -> list[float]:
         for answer in answers:
-            need_truth(answer, "exact")
+            self.check(answer)
         return [float(is_right(answer, self.after)) for answer in answers]

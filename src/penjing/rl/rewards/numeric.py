@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Judged, Setting, final_answer, need_truth, unfolded
+from penjing.rl.rewards.base import Asked, Judged, Setting, final_answer, need_truth, unfolded
 
 # Sign, digits, exponent, divisor, per cent. Digits of a word, a decimal or another's exponent (m^2) are no number.
 _NUMBER = re.compile(
@@ -45,6 +45,9 @@ def is_number(said: str, truths: Sequence[str]) -> bool:
 class Numeric:
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
         self.after = settings.answer_after
+
+    def check(self, asked: Asked) -> None:
+        need_truth(asked, "numeric")
 
     def __call__(self, answers: Sequence[Judged]) -> list[float]:
         return [
