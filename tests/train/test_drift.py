@@ -50,7 +50,7 @@ def twin(model, reference):
 def test_it_is_the_divergence_summed_over_what_the_model_says():
     model, reference = made(1), made(2)
     nats, tokens = twin(model, reference)
-    found = drift(model, reference, PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")))
+    found = drift(model, reference, PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
     assert found["validation_kl_nats_per_token"] == pytest.approx(nats / tokens, rel=1e-4)
     assert found["validation_kl_nats_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
     assert found["validation_own_answer_tokens"] == tokens / len(PROMPTS)
@@ -58,7 +58,7 @@ def test_it_is_the_divergence_summed_over_what_the_model_says():
 
 def test_of_a_model_from_itself_it_is_nothing():
     model = made(1)
-    found = drift(model, copy.deepcopy(model), PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")))
+    found = drift(model, copy.deepcopy(model), PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
     assert found["validation_kl_nats_per_token"] == pytest.approx(0, abs=1e-6)
 
 
@@ -69,7 +69,7 @@ def test_an_adapter_is_compared_with_the_model_beneath_it():
         for name, value in own_state(model).items():
             if name.endswith(".B"):
                 value.normal_(0, 0.3, generator=torch.Generator().manual_seed(3))
-    found = drift(model, WithoutAdapter(model), PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")))
+    found = drift(model, WithoutAdapter(model), PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
     nats, _ = twin(model, base)
     assert nats > 0.1
     assert found["validation_kl_nats_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
@@ -93,7 +93,7 @@ def test_ranks_share_the_answers():
     parts = []
     for rank in (0, 1):
         engine = TwoRanks(rank)
-        drift(model, reference, PROMPTS, SEEDS, WRITE, STOP, engine)
+        drift(model, reference, PROMPTS, SEEDS, WRITE, STOP, engine, 32)
         parts.append(engine.seen)
     nats, tokens, answers = (parts[0] + parts[1]).tolist()
     assert (nats, tokens, answers) == pytest.approx((*whole, len(PROMPTS)), rel=1e-4)

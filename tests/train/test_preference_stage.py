@@ -16,6 +16,7 @@ from penjing.base.errors import UserError
 from penjing.model.lora import fingerprint
 from penjing.recipes.execute import execute, resolve_run
 from penjing.text.records import Message
+from penjing.train import preference, reward
 from penjing.train.folder import load_trained
 from penjing.train.reward import load_judge
 
@@ -135,6 +136,32 @@ def test_how_far_it_has_gone_is_the_same_whatever_the_reference_is(tuned, tmp_pa
     )
     train("dpo", *words, f"out={tmp_path / 'none'}", "objective.own_answers=0", "steps=1")
     assert not curve(tmp_path / "none", "validation_kl_nats_per_answer")
+
+
+@pytest.mark.parametrize("recipe", ["dpo", "reward"])
+def test_the_reference_and_held_out_pairs_are_asked_in_as_few_as_there_is_room_for(
+    tuned, tmp_path, words, monkeypatch, recipe
+):
+    module = {"dpo": preference, "reward": reward}[recipe]
+    real, seen = module.pack_tight, []
+
+    def narrow(groups):
+        seen.append(len(groups))
+        if len(groups) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(groups)
+
+    whole = tuned[0] if recipe == "dpo" else tmp_path / "whole"
+    if recipe == "reward":
+        train(recipe, *words, f"out={whole}")
+    monkeypatch.setattr(module, "pack_tight", narrow)
+    train(recipe, *words, f"out={tmp_path / 'narrow'}")
+    assert max(seen) > 3 and 0 < min(seen) <= 3
+    for name in [name for name in metrics(whole)[-1] if name.startswith("validation_")]:
+        assert curve(tmp_path / "narrow", name) == pytest.approx(curve(whole, name), rel=1e-4, abs=1e-6), name
+    seen.clear()
+    train(recipe, *words, "batch.micro_rows=2", f"out={tmp_path / 'set'}")
+    assert max(seen) <= 2
 
 
 def test_a_resumed_run_learns_the_same_bits(tuned, tmp_path, words):

@@ -18,8 +18,6 @@ from penjing.parallel.base import Engine
 # prompts, a seed for each, ids that end an answer -> what the model says after each, with the id that ended it
 Write = Callable[[Transformer, Sequence[Sequence[int]], Sequence[int], Collection[int]], list[list[int]]]
 
-CHUNK = 32  # answers of a forward pass; fixed, so that figures do not depend on the number of ranks
-
 
 class WithoutAdapter:
     """A model as it is while its adapters are switched off, to be asked as a teacher is."""
@@ -49,17 +47,18 @@ def drift(
     write: Write,
     stop: Collection[int],
     engine: Engine,
+    size: int,
 ) -> dict[str, float]:
     """KL(model || reference) on one drawn answer to each prompt, in nats for a token and for an answer.
 
     Over the next token the expectation is taken in full, over whole answers by the sample: sum_t KL(model(.|y<t) ||
     reference(.|y<t)) with y drawn from the model has the divergence of whole answers as its mean, is never negative,
-    and varies less than estimates from the drawn tokens alone (k1, k3). Each rank answers its share.
+    and varies less than estimates from the drawn tokens alone (k1, k3). Each rank answers its share, `size` at a time.
     """
     objective = Distillation(Distill(divergence="reverse"), reference)  # type: ignore[arg-type]  # asked the same way
     sums = torch.zeros(3, dtype=torch.float64)
-    for first in range(engine.rank * CHUNK, len(prompts), engine.world * CHUNK):
-        part = slice(first, min(first + CHUNK, len(prompts)))
+    for first in range(engine.rank * size, len(prompts), engine.world * size):
+        part = slice(first, min(first + size, len(prompts)))
         answers = write(model, prompts[part], seeds[part], stop)
         batch = _packed(prompts[part], answers).to(engine.device)
         nats = objective(model, batch).parts["divergence_nats_per_token"]

@@ -31,10 +31,11 @@ from penjing.text.groups import TokenGroups
 from penjing.train.drift import WithoutAdapter, Write, drift
 from penjing.train.folder import RunFolder, load_start
 from penjing.train.judgements import measure, need_pairs, prepare_judgements
+from penjing.train.room import release, with_room
 from penjing.train.run import Run
 from penjing.train.stage import Report, Size, micro_units
 
-CHUNK = 32  # groups of a forward pass without gradients; fixed, so that figures do not depend on ranks or batches
+CHUNK = 32  # groups of a forward pass without gradients, at most; the same for any number of ranks
 
 
 # --- references ------------------------------------------------------------------------------------------------------
@@ -162,15 +163,28 @@ class PreferenceStage:
             return
         self._report(f"asking the reference about {len(self._train):,} {self.size().unit}")
         for half in halves.values():
-            half.take_reference(self._ask(model, half))
+            half.take_reference(self._ask_in_room(model, half))
         if self.engine.rank == 0:
             tensors = {name: torch.from_numpy(half.reference_N) for name, half in halves.items()}
             write_tensors(file, tensors, about)
         self.engine.any(False)  # the others wait until the file is whole
 
-    def _ask(self, model: Transformer, half: _Half) -> npt.NDArray[np.float32]:
+    def _ask_in_room(self, model: Transformer, half: _Half) -> npt.NDArray[np.float32]:
+        """In smaller passes where memory does not suffice."""
+        size = groups_of_pass(self.run)
+
+        def make_room(said: str) -> None:
+            nonlocal size
+            release()
+            if size == 1 or self.engine.world > 1:
+                raise UserError(f"out of memory: {said}", where="batch.micro_rows", next_step="Halve it.")
+            size //= 2
+
+        return with_room(lambda: self._ask(model, half, size), make_room)
+
+    def _ask(self, model: Transformer, half: _Half, size: int) -> npt.NDArray[np.float32]:
         found_N = torch.zeros(half.num_values)
-        for indices, batch in _chunks(half, len(half), self.engine):
+        for indices, batch in _chunks(half, len(half), self.engine, size):
             logp_N = _score_base(model, batch.to(self.engine.device)).cpu()
             places = [place for index in indices for place in half.places(index)]
             first = 0
@@ -199,7 +213,10 @@ class PreferenceStage:
     def validate(self) -> dict[str, float]:
         objective = PreferenceObjective(self.settings, self._scorer)
         number = min(self.run.validate.rows, len(self._validation))
-        chunks = _chunks(self._validation, number, self.engine)
+        size = groups_of_pass(self.run)
+        if self._needs_mismatched:  # whole blocks that share an estimate
+            size = max(size, self.settings.kl_groups)
+        chunks = _chunks(self._validation, number, self.engine, size)
         figures = held_out_figures(objective, self._model, chunks, self.engine)
         return {**figures, **self._drift(min(number, self.settings.own_answers))}
 
@@ -210,7 +227,8 @@ class PreferenceStage:
         prompts = [self._data.validation[index].prompt for index in range(number)]
         seeds = [derive(self.run.seed, self.run.stage, "own", index) for index in range(number)]
         reference, model = self._as_begun(), self._model
-        return drift(model, reference, prompts, seeds, self._write, self.tokenizer.stop, self.engine)
+        size = groups_of_pass(self.run)
+        return drift(model, reference, prompts, seeds, self._write, self.tokenizer.stop, self.engine, size)
 
     def _as_begun(self) -> Transformer | WithoutAdapter:
         """The model as it was before step 1. Read again where no copy is kept: a look needs it, and the steps' memory
@@ -304,10 +322,15 @@ class _Half:
         return Group(prompt=own.prompt, answers=answers, figures=figures)
 
 
-def _chunks(half: _Half, number: int, engine: Engine) -> Iterator[tuple[range, AnswerBatch]]:
-    """The first `number` groups, this rank's only, in chunks that are the same for any number of ranks."""
-    for first in range(engine.rank * CHUNK, number, engine.world * CHUNK):
-        indices = range(first, min(first + CHUNK, number))
+def groups_of_pass(run: Run) -> int:
+    """Groups of a forward pass without gradients: no more than of one with them, where its size is set."""
+    return min(CHUNK, run.batch.micro_rows or CHUNK)
+
+
+def _chunks(half: _Half, number: int, engine: Engine, size: int) -> Iterator[tuple[range, AnswerBatch]]:
+    """The first `number` groups, this rank's only, `size` at a time whatever the number of ranks."""
+    for first in range(engine.rank * size, number, engine.world * size):
+        indices = range(first, min(first + size, number))
         yield indices, pack_tight([half.group(index) for index in indices])
 
 

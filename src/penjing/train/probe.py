@@ -179,7 +179,7 @@ def probe(
             points.insert(0, (float(fewer), _mean(quicker)))
             line = two_points(points[0], points[-1])
         start = time.perf_counter()
-        stage.validate()
+        parts.validate()
         validation = time.perf_counter() - start
         saving, last_saving, sampling = _try(model, engine, Path(run.out), trials)
     late_sizes = run.model.is_mixture or (not stage.runs_ahead and len(seconds) * size.round_steps <= size.probe_steps)

@@ -29,7 +29,7 @@ from penjing.text.records import Message
 from penjing.text.tokenizer import Tokenizer
 from penjing.train.folder import load_trained
 from penjing.train.judgements import measure, need_pairs, prepare_judgements
-from penjing.train.preference import CHUNK, held_out_figures
+from penjing.train.preference import CHUNK, groups_of_pass, held_out_figures
 from penjing.train.run import Run
 from penjing.train.stage import Report, Size, micro_units
 
@@ -95,8 +95,9 @@ class RewardStage:
 
     def _chunks(self) -> Iterator[tuple[range, AnswerBatch]]:
         number = min(self.run.validate.rows, len(self._validation))
-        for first in range(self.engine.rank * CHUNK, number, self.engine.world * CHUNK):
-            indices = range(first, min(first + CHUNK, number))
+        size = groups_of_pass(self.run)
+        for first in range(self.engine.rank * size, number, self.engine.world * size):
+            indices = range(first, min(first + size, number))
             yield indices, pack_tight([self._group(self._validation, index) for index in indices])
 
     def describe(self) -> list[tuple[str, str]]:

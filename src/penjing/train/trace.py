@@ -40,7 +40,7 @@ from penjing.plan.memory.target import Target
 from penjing.plan.memory.trace import Trace, Tracer
 from penjing.train.folder import start_shape
 from penjing.train.loop import Parts, step
-from penjing.train.preference import CHUNK, frozen_copy, score
+from penjing.train.preference import frozen_copy, groups_of_pass, score
 from penjing.train.run import Run
 from penjing.train.trace_batches import make_batch, tensors_of
 from penjing.train.trace_stand_ins import NoMeter, StandInSource, TraceEngine, on_target
@@ -396,7 +396,7 @@ def _validate(
     """A forward pass on held-out rows, as the stages do it."""
     if isinstance(run.objective, Policy):
         return  # held-out prompts are answered
-    rows = shape.micro_rows if run.objective.kind in ("next_token", "distill") else CHUNK
+    rows = shape.micro_rows if run.objective.kind in ("next_token", "distill") else groups_of_pass(run)
     rows = max(1, min(rows, run.validate.rows))
     with tracer.during("evaluate"), torch.no_grad():
         batch = make_batch(run, rows, shape.scored_fraction, reference_given=reference_given, on_cuda=on_cuda)
