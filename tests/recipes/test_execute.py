@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 from penjing.base.config import parse_overrides
+from penjing.base.errors import UserError
 from penjing.parallel.single import Single
 from penjing.recipes import execute
 from penjing.recipes.execute import print_plan, resolve_run, write_samples
@@ -90,3 +91,39 @@ def test_figures_from_before_are_found_among_lines_that_a_full_disk_cut_short(tm
     figures = '{"step": 0, "tokens": 0, "validation_loss": 5.5, "validation_other": 1.0}'
     (tmp_path / "metrics.jsonl").write_text(f'\n{{"step": 0, "vali\n\n{figures}\n{{"step": 3, "loss": 2.0}}\n{{"st')
     assert execute._before(RunFolder(tmp_path), {"validation_loss": 2.0}) == {"validation_loss": 5.5}
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory.\nTried"), MemoryError()])
+def test_memory_that_does_not_suffice_is_one_line(tmp_path, monkeypatch, error):
+    def fails(*given, **named):
+        raise error
+
+    monkeypatch.setattr(execute, "assemble", fails)
+    with pytest.raises(UserError, match=r"out of memory.*plan memory") as caught:
+        execute.execute(run_of(f"out={tmp_path / 'run'}"), console())
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(execute, "assemble", lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        execute.execute(run_of(f"out={tmp_path / 'run'}"), console())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_figures_that_are_no_number_are_left_out_and_told_once(tmp_path, rank, recwarn):
+    meter = SimpleNamespace(totals=lambda: {"sample_seconds": 0.0})
+    assembled = SimpleNamespace(
+        folder=RunFolder(tmp_path),
+        resumed_from=None,
+        resumed=0,
+        stage=SimpleNamespace(fingerprint="d"),
+        parts=SimpleNamespace(num_steps=3, meter=meter),
+    )
+    checkpoint = tmp_path / "checkpoints/step-00000003"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "model.safetensors").write_bytes(b"")
+    (tmp_path / "metrics.jsonl").write_text("")
+    engine = SimpleNamespace(rank=rank, device=torch.device("cpu"))
+    figures = {"validation_loss": float("nan"), "validation_accuracy": 0.5}
+    outcome = execute._outcome(assembled, engine, figures, 1.0)
+    assert outcome["validation_accuracy"] == 0.5 and "validation_loss" not in outcome
+    assert [str(warning.message).split(" is no")[0] for warning in recwarn] == ["validation_loss"] * (rank == 0)
+    assert (tmp_path / "outcome.json").exists() == (rank == 0)

@@ -14,8 +14,10 @@ from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
 from penjing.optim.adamw import AdamW
 from penjing.optim.schedule import Constant
+from penjing.parallel.scaler import LossScaler
 from penjing.parallel.single import Single
 from penjing.track.base import Trackers
+from penjing.train.guard import Guard, Seen
 from penjing.train.loop import Parts, Progress, train
 from penjing.train.meter import Meter
 
@@ -161,6 +163,39 @@ def test_what_may_take_any_time_is_told_beforehand():
     train(made, Progress())
     first, last = [(0, False), (1, True), (2, False), "validate"], [(3, False), "validate", (3, False), "save"]
     assert told == [*first, (2, True), *last]
+
+
+def test_figures_of_earlier_weights_do_not_stand_for_the_last():
+    made, _, memory = parts([batch(2)], steps=4)
+    found = iter([{"validation_loss_nats_per_token": 1.0}, {}])
+    made = replace(made, validate_every=2, validate=lambda: next(found))
+    assert train(made, Progress()) == {}
+    assert [step for step, figures in memory.seen if "validation_loss_nats_per_token" in figures] == [2]
+
+
+def test_a_step_that_is_not_yet_known_to_be_bad_is_looked_at_before_it_is_saved():
+    class Late(Guard):
+        """As on a GPU: the host learns of a step while the next one runs."""
+
+        def look(self, step, bad, loss, norm, samples):
+            self.settle()
+            if step == 2:
+                bad = torch.ones(())
+            self._waiting.append(Seen(step, torch.stack([bad, torch.zeros(()), loss, norm]), samples, None))
+            return "go on"
+
+    saves = []
+    made, _, _ = parts([batch(2)], steps=5)
+    made = replace(made, save_every=2, guard=Late(), save=lambda state, wait: saves.append(state["step"]) is None)
+    train(made, Progress())
+    assert saves == [3, 4, 5]
+
+
+def test_the_scale_of_the_loss_is_shown():
+    made, _, memory = parts([batch(2)], steps=1)
+    made.engine.scaler = LossScaler(torch.device("cpu"), first=8.0)
+    train(made, Progress())
+    assert memory.seen[-1][1]["loss_scale"] == 8.0
 
 
 def test_the_loop_stays_short():

@@ -49,6 +49,7 @@ from penjing.track.jsonl import read_lines
 from penjing.train.assemble import Assembled, assemble
 from penjing.train.folder import RunFolder, set_threads
 from penjing.train.loop import train
+from penjing.train.room import is_out_of_memory
 from penjing.train.run import Run
 from penjing.train.stage import MakeStage, Size, micro_units
 from penjing.train.watchdog import watched
@@ -103,6 +104,14 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
                 began,
             )
             return _carry_out(run, replace(assembled, parts=replace(assembled.parts, at_edge=watch.edge)), quiet, began)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"out of memory: {' '.join(str(error).split())[:200]}",
+            where=run.compute.device,
+            next_step="`penjing plan memory` says what takes the room; `penjing plan search` what would fit.",
+        ) from error
     finally:
         engine.close()
 
@@ -241,7 +250,8 @@ def _outcome(assembled: Assembled, engine: Engine, figures: dict[str, float], se
         with assembled.parts.meter.share("validation"):
             figures = assembled.parts.validate()
     for name in [name for name, value in figures.items() if not math.isfinite(value)]:
-        warnings.warn(f"{name} is no number after the last step: it is left out of {folder.outcome}", stacklevel=2)
+        if engine.rank == 0:
+            warnings.warn(f"{name} is no number after the last step: it is left out of {folder.outcome}", stacklevel=2)
         figures = {other: value for other, value in figures.items() if other != name}
     totals = assembled.parts.meter.totals()
     spent = sum(value or 0.0 for name, value in totals.items() if name in _SPENT)

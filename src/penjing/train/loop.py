@@ -160,7 +160,7 @@ def _gradients(parts: Parts) -> tuple[dict[str, Tensor], Tensor, int]:
 
 
 def train(parts: Parts, progress: Progress) -> dict[str, float]:
-    """Take the steps that are left; log, validate, sample and save as due. Returns the last validation's figures.
+    """Take the steps that are left; log, validate, sample and save as due. Returns what the last validation found.
 
     Raises Stopped after a signal, with everything saved; UserError when going back does not make the loss a number.
     """
@@ -185,11 +185,10 @@ def train(parts: Parts, progress: Progress) -> dict[str, float]:
                 parts.trackers.log(progress.step, {**figures_now, **speed})
             hurry = alone and signals.received is not None
             if _due(progress.step, parts.validate_every, parts.num_steps) and not hurry:
-                judged = {}
+                figures = {}  # of earlier weights: they do not stand for these
                 with _between(parts, progress, "validation"), signals.cuts_short(alone):
-                    judged = parts.validate()
-                if judged:
-                    figures = judged
+                    figures = parts.validate()
+                if figures:
                     parts.trackers.log(progress.step, {"tokens": parts.meter.all_tokens(), **figures})
             if _due(progress.step, parts.sample_every, parts.num_steps) and not hurry:
                 with _between(parts, progress, "sample"), signals.cuts_short(alone):
@@ -197,6 +196,7 @@ def train(parts: Parts, progress: Progress) -> dict[str, float]:
             stop = parts.engine.any(signals.received is not None)
             ends = stop or progress.step == parts.num_steps
             if put_off or ends or _due(progress.step, parts.save_every, parts.num_steps):
+                parts.guard.settle()
                 put_off = not (ends or parts.guard.calm)
                 if not put_off:
                     with _between(parts, progress, "checkpoint"):
@@ -241,6 +241,6 @@ def _step_figures(parts: Parts, progress: Progress, norm: Tensor) -> dict[str, f
     figures |= {"learning_rate": rate, "gradient_norm": float(norm)}
     if parts.guard.num_bad:
         figures["bad_steps"] = parts.guard.num_bad
-    for optimizer in parts.optimizers:
-        figures |= getattr(optimizer, "figures", dict)()
+    for part in (*parts.optimizers, getattr(parts.engine, "scaler", None)):
+        figures |= getattr(part, "figures", dict)()
     return figures
