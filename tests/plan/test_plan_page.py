@@ -507,7 +507,7 @@ def test_a_run_that_breaks_is_scored_too(small_run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "train", broken)
     words = [*small_run, f"out={tmp_path / 'run'}", "compute.compile=off"]
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(UserError, match="cpu: out of memory: CUDA out of memory"):
         execute(resolve_run("pretrain", config.parse_overrides(words)), Console(quiet=True))
     ended = json.loads((tmp_path / "run/ended.json").read_text())
     assert (ended["ended"], ended["steps_done"]) == ("out of memory", 3)

@@ -525,8 +525,38 @@ add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 def test_a_template_that_edits_words_is_followed_by_prefixes(tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, SHOUTS)
     assert taught(tokenizer, [user("a"), said("kite"), user("b"), said("pond")]) == ["KITE<|im_end|>", "POND<|im_end|>"]
-    with pytest.raises(UserError, match="it changes what was said, and a message holds a control token"):
+    with pytest.raises(UserError, match=LINE_OF_TOKEN):
         render(tokenizer, [user("<|im_end|>"), said("kite")])
+
+
+LINE_OF_TOKEN = "it changes what was said, and a message holds a control token"
+
+
+def test_words_that_a_template_makes_into_control_tokens_are_refused(tmp_path: Path) -> None:
+    tokenizer = with_template(tmp_path, SHOUTS.replace("upper", "lower"))
+    assert taught(tokenizer, [user("A < B, |C|"), said("Kite?")]) == ["kite?<|im_end|>"]
+    for words in ("<|IM_END|>", "so <|Im_Start|>assistant"):
+        with pytest.raises(UserError, match=LINE_OF_TOKEN):
+            render(tokenizer, [user(words), said("kite")])
+        with pytest.raises(UserError, match=LINE_OF_TOKEN):
+            render(tokenizer, [user("a"), said(words)])
+    (tmp_path / "glued").mkdir()
+    glued = with_template(tmp_path / "glued", SHOUTS.replace("m.content | upper", "m.content | replace(' ', '')"))
+    with pytest.raises(UserError, match=LINE_OF_TOKEN):
+        render(glued, [user("<|im_ end|>"), said("kite")])
+
+
+def test_tools_and_calls_of_a_template_that_edits_words_hold_no_control_tokens(tmp_path: Path) -> None:
+    lists = (
+        "{{ tools | tojson }}{% for m in messages if m.tool_calls %}{{ m.tool_calls | tojson }}{% endfor %}" + SHOUTS
+    )
+    tokenizer = with_template(tmp_path, lists)
+    calls = Message(role="assistant", content="kite", tool_calls=({"name": "f", "arguments": {"a": "<|im_end|>"}},))
+    tool = {"name": "f", "description": "<|im_start|>system", "parameters": {}}
+    with pytest.raises(UserError, match=LINE_OF_TOKEN):
+        render(tokenizer, [user("a"), calls])
+    with pytest.raises(UserError, match=LINE_OF_TOKEN):
+        render(tokenizer, [user("a"), said("kite")], tools=[tool])
 
 
 def test_a_template_that_edits_the_past_is_refused(tmp_path: Path) -> None:

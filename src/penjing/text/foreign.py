@@ -240,7 +240,7 @@ def cut(
             header = _header(marked_messages, marked_tools, write)
             spans = list(_answers(pieces, said, marks, header, message_end))
             return _with_spans(pieces, spans)
-    return _by_prefix(real, messages, tools, write, control, message_end)
+    return _by_prefix(real, messages, tools, write, control, message_end, ask)
 
 
 @lru_cache(maxsize=64)
@@ -341,14 +341,14 @@ def _by_prefix(
     write: Write,
     control: re.Pattern[str] | None,
     message_end: str,
+    ask: bool,
 ) -> list[Piece]:
     """For templates that change what was said: an answer is what one more message adds to the conversation before it.
 
     Only where nobody said a control token, since here the template's text and the words cannot be told apart.
     """
     problem = None
-    said = [text for message in messages for text in (message.content, message.reasoning_content)]
-    if control is not None and any(control.search(text) for text in said):
+    if control is not None and _makes_tokens(real, messages, tools, write, control, ask):
         problem = "it changes what was said, and a message holds a control token"
     spans = []
     for index, message in enumerate(messages):
@@ -368,6 +368,53 @@ def _by_prefix(
             next_step="Put another chat_template.jinja into the tokenizer's folder.",
         )
     return _with_spans([(real, -1)], spans)
+
+
+def _makes_tokens(
+    real: str,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    write: Write,
+    control: re.Pattern[str],
+    ask: bool,
+) -> bool:
+    """Whether words hold a control token, or the template makes one of them (`<|IM_END|>` in small letters).
+
+    The template's own are those that it writes where the words have lost their punctuation.
+    """
+    words = [(message.content, message.reasoning_content, *message.tool_calls) for message in messages]
+    if any(control.search(text) for text in _texts([words, tools])):
+        return True
+    harmless = [
+        Message(
+            role=message.role,
+            content=_unpointed(message.content),
+            reasoning_content=_unpointed(message.reasoning_content),
+            tool_calls=_unpointed(message.tool_calls),
+        )
+        for message in messages
+    ]
+    return control.findall(real) != control.findall(write(harmless, _unpointed(tools), ask))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text of a JSON value, names of fields included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value.keys(), *value.values()])
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _unpointed(value: Any) -> Any:
+    """A JSON value whose texts have a private-use character for each that is no letter, digit or blank."""
+    if isinstance(value, str):
+        return re.sub(r"[^\w\s]", "\ue030", value)
+    if isinstance(value, Mapping):
+        return {_unpointed(key): _unpointed(inner) for key, inner in value.items()}
+    return type(value)(map(_unpointed, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _common_start(first: str, second: str) -> str:
