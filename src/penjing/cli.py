@@ -403,7 +403,7 @@ def chat(
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Ask once, print the answer, and end.")] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this much probability.")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 200,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="Of the draw, where temperature is above 0.")] = 0,
     adapter: Annotated[
         list[str] | None,

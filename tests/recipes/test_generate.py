@@ -166,6 +166,13 @@ def test_answers_that_were_cut_off_are_left_out(tmp_path, model, toy):
     assert done.written < 20
 
 
+def test_answers_that_could_only_be_the_same_are_refused(tmp_path, model, toy):
+    with pytest.raises(
+        UserError, match=r"--answers: all 4 answers to a prompt would be the same.*--temperature above 0"
+    ):
+        write(model, toy / "rl.jsonl", tmp_path / "a.jsonl", Asked(answers=4))
+
+
 def test_other_settings_or_a_strangers_file_are_refused(tmp_path, whole, model, toy):
     with pytest.raises(UserError, match="begun with another settings"):
         write(model, toy / "rl.jsonl", whole[0], Asked(max_tokens=13))

@@ -94,6 +94,30 @@ def test_one_row_that_does_not_fit_is_an_error_that_says_so():
             train(parts, Progress())
 
 
+def test_units_that_belong_together_stay_in_one_pass():
+    feed = Feed(Rows, 12, together=3)
+    start = feed.state()
+    sizes = []
+    while feed.shrink(start):
+        sizes.append(feed.micro_units)
+    assert sizes == [6, 3]
+    parts, _, _ = make(objective=Small(2), batches=Feed(Rows, 12, together=3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(UserError, match="out of memory even with 3 in a pass"):
+            train(parts, Progress())
+
+
+def test_a_mixture_balanced_over_passes_is_told_that_they_are_smaller():
+    for exact, line in (
+        (True, "what is learned stays the same"),
+        (False, "the routers' balance is taken over a smaller"),
+    ):
+        parts, _, _ = make(objective=Small(2), batches=Feed(Rows, 4, exact=exact), steps=1)
+        with pytest.warns(UserWarning, match=line):
+            train(parts, Progress())
+
+
 def test_what_is_out_of_memory():
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert is_out_of_memory(MemoryError())

@@ -35,6 +35,13 @@ def test_lines_after_the_resumed_step_are_removed(tmp_path):
     assert read_lines(path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 1.0}, {"step": 3, "loss": 9.0}]
 
 
+def test_a_file_that_is_gone_has_no_lines(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    JsonLines(path, resume_step=0).close()
+    path.unlink()
+    assert read_lines(path) == []
+
+
 def test_a_fresh_start_removes_what_was_there(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n')

@@ -27,12 +27,18 @@ class RouterSettings:
             if getattr(self, name) < 0:
                 raise UserError("negative", where=f"router.{name}", got=getattr(self, name), wanted="0 or more")
 
+    def balance_kind(self, *, biased: bool) -> Literal["batch", "sequence", "none"]:
+        """What `auto` comes to. biased: the router is balanced by bias."""
+        if self.balance != "auto":
+            return self.balance
+        return "none" if biased else "batch"
+
     def loss(self, means: RouterMeans, units_B: Tensor, *, biased: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum to be added over these rows, and its parts by name; a row weighs as many units as it has.
 
         biased: the router is balanced by bias.
         """
-        kind = ("none" if biased else "batch") if self.balance == "auto" else self.balance
+        kind = self.balance_kind(biased=biased)
         units_B = units_B.to(means.z_B.dtype)
         balance = means.batch * units_B.sum() if kind == "batch" else (means.sequence_B * units_B).sum()
         z = (means.z_B * units_B).sum()

@@ -76,6 +76,12 @@ def generate_file(path: Path, prompts: Sequence[Path], out: Path, console: Conso
     asked.sampling  # noqa: B018 (raises on settings that cannot be, before a model is read)
     if asked.answers < 1 or asked.max_tokens < 1:
         raise UserError("nothing to write", got=f"--answers {asked.answers} --max-tokens {asked.max_tokens}")
+    if asked.answers > 1 and not asked.temperature:
+        raise UserError(
+            f"all {asked.answers} answers to a prompt would be the same one",
+            where="--answers",
+            wanted="--temperature above 0, such as 0.8",
+        )
     set_threads(0, 1)
     not_asked: list[str] = []
     chats = list(read_questions(prompts, lambda file, line, reason: not_asked.append(f"{file}:{line}")))

@@ -36,7 +36,7 @@ class JsonLines:
         self._try_to_write()
 
     def _cut(self, step: float) -> None:
-        kept = [line for line in read_lines(self.path) if line["step"] <= step] if self.path.exists() else []
+        kept = [line for line in read_lines(self.path) if line["step"] <= step]
         write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
 
     def log(self, step: int, figures: Mapping[str, Any]) -> None:
@@ -77,8 +77,10 @@ class JsonLines:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics file; a last line cut short by a kill is left out."""
-    lines = []
+    """The whole lines of a metrics file; a last line cut short by a kill is left out. None where there is no file."""
+    lines: list[dict[str, Any]] = []
+    if not path.exists():
+        return lines
     for text in path.read_bytes().split(b"\n"):
         try:
             line = json.loads(text)

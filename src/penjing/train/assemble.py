@@ -28,6 +28,7 @@ from penjing.model.linear import set_compute_dtype, use_float8
 from penjing.model.lora import keep_base_in
 from penjing.model.moe import check_widths
 from penjing.model.transformer import Transformer, recompute_activations
+from penjing.objective.preference import Preference
 from penjing.optim.balance import RouterBalance
 from penjing.parallel.base import Engine, allow_tf32
 from penjing.parallel.compile import EAGER_SHARE, compile_model, compile_optimizers, compiled_seconds, decide
@@ -134,7 +135,13 @@ def assemble(
     if checkpoint is not None:
         notes += [f"damaged checkpoint passed over: {each}" for each in checkpoint.skipped]
         notes += check_same_run(run, facts, checkpoint, allow_change)
-    feed = Feed(lambda size: _ready(stage.source(size, engine.rank, engine.world), run, stage, engine), size_of_micro)
+    feed = Feed(
+        lambda size: _ready(stage.source(size, engine.rank, engine.world), run, stage, engine),
+        size_of_micro,
+        together=_units_together(run),
+        exact=not run.model.is_mixture
+        or run.router.balance_kind(biased=run.model.architecture == "glm4_moe") != "batch",
+    )
     progress = Progress()
     meter = Meter(
         _flops_per_token(run, size, trained),
@@ -262,6 +269,12 @@ def _flops_per_token(run: Run, size: Size, trained: nn.Module) -> float:
 _OTHER_OPTIMIZER = ("allowed to change: optimizer.kind ", "allowed to change: optimizer.state ")
 
 
+def _units_together(run: Run) -> int:
+    """Units that one forward pass must hold together: the groups that share an estimate, in kto."""
+    how = run.objective
+    return how.kl_groups if isinstance(how, Preference) and how.loss == "kto" else 1
+
+
 def _ready(source: Source, run: Run, stage: Stage, engine: Engine) -> Source:
     """A source whose batches are on the device, made ready ahead where the stage allows it."""
     ahead = run.data.prefetch if stage.runs_ahead else 0
@@ -273,7 +286,7 @@ def _validate(stage: Stage, engine: Engine) -> dict[str, float]:
 
     def make_room(said: str) -> None:
         release()
-        smaller = Feed.smaller(micro_units(stage.run, engine))
+        smaller = Feed.smaller(micro_units(stage.run, engine), _units_together(stage.run))
         if smaller is None or engine.world > 1:
             raise _NoRoom(said)
         stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_rows=smaller))

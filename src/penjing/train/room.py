@@ -18,9 +18,15 @@ Result = TypeVar("Result")
 class Feed:
     """A source whose micro-batches can be made smaller on the way. `times`: how many are now made of one at first."""
 
-    def __init__(self, make: Callable[[int], Source], micro_units: int) -> None:
-        """make: the source with so many units (rows, pairs, prompts) in a batch, at the beginning."""
+    def __init__(
+        self, make: Callable[[int], Source], micro_units: int, *, together: int = 1, exact: bool = True
+    ) -> None:
+        """make: the source with so many units (rows, pairs, prompts) in a batch, at the beginning.
+
+        together: units that are never parted. exact: whether the gradient is the same however a step is cut up.
+        """
         self._make, self.micro_units, self.times = make, micro_units, 1
+        self.together, self.exact = together, exact
         self.source = make(micro_units)
 
     def __next__(self) -> Any:
@@ -42,21 +48,21 @@ class Feed:
 
     def fresh(self) -> Feed:
         """Another one at the beginning, with batches of the same size: for trials."""
-        other = Feed(self._make, self.micro_units)
+        other = Feed(self._make, self.micro_units, together=self.together, exact=self.exact)
         other.times = self.times
         return other
 
     @staticmethod
-    def smaller(count: int) -> int | None:
-        """The largest proper divisor; None of 1."""
-        return next((count // part for part in range(2, count + 1) if count % part == 0), None)
+    def smaller(count: int, together: int = 1) -> int | None:
+        """The largest proper divisor that is a multiple of `together`, None if there is none."""
+        return next((size for size in range(count // 2, 0, -1) if count % size == 0 and size % together == 0), None)
 
     def shrink(self, at: dict[str, Any]) -> bool:
         """Halve the batches (of an odd number of units: the largest part that divides it) and go back to `at`.
 
-        False if a batch is one unit already.
+        False if a batch is as small as can be already.
         """
-        smaller = self.smaller(self.micro_units)
+        smaller = self.smaller(self.micro_units, self.together)
         if smaller is None:
             return False
         self.close()
@@ -97,20 +103,21 @@ def release() -> None:
 def shrink_step(source: Any, at: dict[str, Any], said: str, world: int) -> None:
     """Make the passes of a step smaller and put its source back to where the step began.
 
-    Raises UserError with several ranks, which would no longer take the same number of passes, and where a pass is one
-    unit already.
+    Raises UserError with several ranks, which would no longer take the same number of passes, and where a pass is as
+    small as can be already.
     """
     release()
     if world > 1 or not hasattr(source, "shrink"):
         raise UserError(f"out of memory: {said}", where="batch.micro_rows", next_step="Halve it; nothing else changes.")
     if not source.shrink(at):
         raise UserError(
-            f"out of memory even with one row in a pass: {said}",
+            f"out of memory even with {'one row' if source.micro_units == 1 else source.micro_units} in a pass: {said}",
             where="batch.micro_rows",
             next_step="Take a smaller model or data.row_tokens.",
         )
+    learned = "what is learned stays the same" if source.exact else "the routers' balance is taken over a smaller pass"
     warnings.warn(
-        f"out of memory: {source.micro_units} in a pass from here on, and {source.times} times as many passes; what is"
-        " learned stays the same",
+        f"out of memory: {source.micro_units} in a pass from here on, and {source.times} times as many passes;"
+        f" {learned}",
         stacklevel=2,
     )
