@@ -158,6 +158,18 @@ def test_a_reference_costs_weights() -> None:
     assert copied.waterfall["weights"] - without.waterfall["weights"] > numel  # in bfloat16, the tables in float32
 
 
+def test_a_divergence_from_the_start_costs_its_weights_where_no_adapter_can_be_switched_off() -> None:
+    def weights(recipe: str, **changes: Any) -> int:
+        run = run_of(recipe, data={"row_tokens": 512}, **changes)
+        return predict_memory(run, CARD).waterfall["weights"]
+
+    lora: Layer = {"lora": {"rank": 4}}
+    numel = sum(p.numel() for p in meta_model(run_of("grpo")).parameters())
+    assert weights("grpo", objective={"kl_weight": 0.1}) - weights("grpo") > numel
+    assert weights("grpo", objective={"kl_weight": 0.1}, **lora) == weights("grpo", **lora)
+    assert weights("grpo", objective={"kl_weight": 0.1, "reference": "copy"}, **lora) - weights("grpo", **lora) > numel
+
+
 def test_ranks() -> None:
     run = run_of("pretrain", model={"preset": "26m"}, batch={"rows": 16})
     numel = sum(p.numel() for p in meta_model(run).parameters())

@@ -234,7 +234,7 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
     )
     with tracer, on_target(target, shape.document_tokens):
         tracer.tag_model(trained, dtype)
-        objective, reference_given = _objective(run, model, trained, dtype, tracer, notes)
+        objective, reference_given, _held = _objective(run, model, trained, dtype, tracer, notes)
 
         def make() -> Any:
             return make_batch(
@@ -312,8 +312,10 @@ def build(run: Run, dtype: torch.dtype) -> tuple[Transformer, nn.Module]:
 
 def _objective(
     run: Run, model: Transformer, trained: nn.Module, dtype: torch.dtype, tracer: Tracer, notes: list[str]
-) -> tuple[Objective, bool]:
-    """The run's objective with its reference or teacher, and whether batches bring the reference's opinion along."""
+) -> tuple[Objective, bool, Transformer | None]:
+    """The run's objective with its reference or teacher, whether batches bring the reference's opinion along, and a
+    model that is held beside it without being part of the step.
+    """
     settings, router = run.objective, run.router
     biased = run.model.architecture == "glm4_moe"
     if isinstance(settings, Preference):
@@ -322,11 +324,13 @@ def _objective(
             kind = "precomputed" if not run.steps else "adapter_off" if run.lora.rank else "copy"
             notes.append(f"the reference is taken to be {kind.replace('_', ' ')} (objective.reference)")
         scorer = _scorer(kind, run, model, dtype, tracer)
-        return PreferenceObjective(settings, scorer, router, biased=biased), kind == "precomputed"
+        return PreferenceObjective(settings, scorer, router, biased=biased), kind == "precomputed", None
     if isinstance(settings, RewardModel):
-        return RewardObjective(settings, router, biased=biased), False
+        return RewardObjective(settings, router, biased=biased), False, None
     if isinstance(settings, Policy):
-        return PolicyObjective(settings, router, biased=biased), False
+        copied = settings.kl_weight > 0 and (settings.reference == "copy" or not run.lora.rank)
+        held = _copy_of_start(run, dtype, tracer) if copied else None  # scores answers once they are written
+        return PolicyObjective(settings, router, biased=biased), False, held
     if isinstance(settings, Distill):
         teacher = None
         if settings.mode != "top_k":
@@ -336,8 +340,8 @@ def _objective(
             set_compute_dtype(teacher, None if dtype == torch.float32 else dtype)
             tracer.tag_model(teacher)
         num_ids = run.model.vocabulary_size
-        return Distillation(settings, teacher, router, num_ids=num_ids, biased=biased), False
-    return NextToken(router, biased=biased), False
+        return Distillation(settings, teacher, router, num_ids=num_ids, biased=biased), False, None
+    return NextToken(router, biased=biased), False, None
 
 
 def _scorer(
@@ -352,6 +356,12 @@ def _scorer(
         return without_adapter
     if kind != "copy":
         return None
+    copied = _copy_of_start(run, dtype, tracer)
+    return lambda batch: score(copied, batch)
+
+
+def _copy_of_start(run: Run, dtype: torch.dtype, tracer: Tracer) -> Transformer:
+    """The model that a run begins from, held beside the one that learns."""
     with torch.device(META):
         base = Transformer(run.model)
         set_compute_dtype(base, None if dtype == torch.float32 else dtype)
@@ -359,7 +369,7 @@ def _scorer(
     copied = frozen_copy(base, dtype)
     del base
     tracer.tag_model(copied)
-    return lambda batch: score(copied, batch)
+    return copied
 
 
 def _teacher_shape(run: Run, settings: Distill, notes: list[str]) -> ModelConfig:
