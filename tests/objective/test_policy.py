@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from policy_batches import make_batch, make_groups, make_model
 
 from penjing.base.errors import UserError
 from penjing.feed.answers import Answer, Group, pack
-from penjing.objective.policy import Policy, PolicyObjective, Rollout, divergence
+from penjing.objective.policy import Policy, PolicyObjective, RewardSettings, Rollout, divergence
 from penjing.objective.router import RouterSettings
 from penjing.objective.value import advantages, value_loss, whitened
 
@@ -295,3 +296,16 @@ def test_settings_of_sampling_that_make_no_sense_are_refused():
             Rollout(**changes)
     with pytest.raises(UserError, match="compared with each other"):
         Policy(rollout=Rollout(answers=1))
+
+
+def test_settings_of_rewards_are_read_by_one_that_is_asked_for():
+    def unused(rewards, **changes):
+        return list(RewardSettings(**changes).unused(rewards))
+
+    assert unused(["exact"], most_calls=2, code_seconds=1.0) == [("most_calls", "tools"), ("code_seconds", "code")]
+    assert unused(["exact", "tools", "code"], most_calls=2, code_seconds=1.0) == []
+    assert unused(["format"], answer_after="####") == []  # held-out prompts are matched with it
+    assert unused(["mine:Reward"], soft_length=7) == []
+    for setting in fields(RewardSettings):
+        changed = {setting.name: "x" if isinstance(setting.default, str) else setting.default + 1}
+        assert bool(unused(["exact"], **changed)) == (setting.name != "answer_after")

@@ -713,6 +713,11 @@ def test_prompts_that_a_reward_could_not_judge_are_found_before_the_first_step(w
         ("objective.rollout.tools=calculator", "tools are called between turns"),
         ("objective.rollout.max_turns=2", "without tools an answer is one turn"),
         ("objective.tool.table=x.json", "has no effect without objective.rollout.tools"),
+        (
+            "objective.reward.judge_tries=5",
+            r"objective.reward.judge_tries: has no effect without judge in objective.rew",
+        ),
+        ("objective.reward.pattern=.", r"objective.reward.pattern: has no effect without regex in objective.rewards"),
     ],
 )
 def test_what_cannot_be_is_refused(words, tmp_path, word, line):

@@ -24,8 +24,8 @@ as a number, kl_weight * k1 is taken off each token's A instead, which gives the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -141,6 +141,30 @@ class RewardSettings:
                     "too small", where=f"objective.reward.{name}", got=getattr(self, name), wanted="at least 1"
                 )
 
+    def unused(self, rewards: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """(setting, the reward that reads it) of those changed for a reward that is not asked for.
+
+        None where a reward is somebody's own, MODULE:CLASS, which may read any of them.
+        """
+        if any(":" in name for name in rewards):
+            return
+        for setting in fields(self):
+            part = setting.name.partition("_")[0]
+            reader = READ_BY.get(setting.name, part if part in ("code", "judge") else None)
+            if reader and reader not in rewards and getattr(self, setting.name) != setting.default:
+                yield setting.name, reader
+
+
+# answer_after is read by the exact match on held-out prompts too, whatever the rewards are.
+READ_BY = {
+    "pattern": "regex",
+    "format_pattern": "format",
+    "soft_length": "length",
+    "repeated_words": "repetition",
+    "most_calls": "tools",
+    "model": "model",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
@@ -230,6 +254,8 @@ class Policy:
             )
         if self.loss == "cispo" and self.clip_low:
             raise UserError("has no effect on cispo, which clips above only", where="objective.clip_low")
+        for name, reader in self.reward.unused(self.rewards):
+            raise UserError(f"has no effect without {reader} in objective.rewards", where=f"objective.reward.{name}")
         moves = not self.strictly_on_policy
         steps, weight = "objective.rollout.updates or repeats above 1", "objective.kl_weight above 0"
         settings: tuple[tuple[str, object, object, bool, str], ...] = (
