@@ -15,6 +15,7 @@ from penjing.base.errors import UserError
 from penjing.bench import pretrain as bench
 from penjing.bench.pretrain import Asked, compare, equal
 from penjing.bench.race import IGNORED, HeldOut, Race, RaceSpec
+from penjing.plan.hardware import has_fast_bfloat16
 from penjing.recipes.bench import bench as asked_for
 from penjing.recipes.bench import write
 from penjing.recipes.bench_pretrain import QUICK, bench_pretrain
@@ -301,6 +302,7 @@ def test_real_contenders_learn_from_the_same(toy):
     result = bench_pretrain(toy / "pretrain.jsonl", asked, size, quiet(), "compute.dtype=float32", "batch.rows=2")
     told = {name: trials[0]["options"][0] for name, trials in result["path"]["trials"].items()}
     assert (told["penjing"], told["penjing-adamw"]) == ("optimizer.kind=muon", "optimizer.kind=adamw")
+    assert result["spec"]["half"] == has_fast_bfloat16(torch.device("cpu"))
     for name in ("penjing", "penjing-adamw", *asked.peers):
         [path], [step] = result["path"]["trials"][name], result["step"]["trials"][name]
         first, last = path["curve"][0]["bits_per_byte"], path["curve"][-1]["bits_per_byte"]

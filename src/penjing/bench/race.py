@@ -48,6 +48,7 @@ class RaceSpec:
     betas: tuple[float, float]
     weight_decay: float
     seed: int = 1
+    half: bool = True  # whether this device is faster in bfloat16, for peers that are given the best there is
 
 
 class HeldOut:

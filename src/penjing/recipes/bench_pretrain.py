@@ -123,6 +123,7 @@ def bench_pretrain(
             clip_norm=run.clip_norm,
             betas=(PEERS_ADAMW.beta1, PEERS_ADAMW.beta2),
             weight_decay=PEERS_ADAMW.weight_decay,
+            half=hardware.compute_dtype("auto", device) != torch.float32,
             seed=run.seed,
         )
         count = parameters(run.model).total

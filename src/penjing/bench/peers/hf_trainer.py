@@ -2,8 +2,8 @@
 
 Plain: its defaults (float32, eager, pinned copies to a GPU), a document a row, cut at the row's length and padded
 to the longest of its batch by transformers' own collator. `packed`: documents end to end, cut into full rows as
-transformers' own example of language modelling does it, with bf16 and torch.compile. Texts are tokenized before the
-first step by either.
+transformers' own example of language modelling does it, with torch.compile, and bf16 where that is faster. Texts are
+tokenized before the first step by either.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
         adam_beta2=spec.betas[1],
         weight_decay=spec.weight_decay,
         max_grad_norm=spec.clip_norm,
-        bf16=packed,
+        bf16=packed and spec.half,
         torch_compile=packed,
         dataloader_pin_memory=spec.device != "cpu",
         report_to="none",
@@ -101,7 +101,7 @@ def main() -> None:
     trainer.train()
     options = [
         f"transformers {transformers.__version__}",
-        f"bf16={packed}",
+        f"bf16={settings.bf16}",
         f"torch_compile={packed}",
         "rows packed" if packed or spec.kind == "step" else "rows padded to the longest of a batch",
         f"attention {model.config._attn_implementation}",
