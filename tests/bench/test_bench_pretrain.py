@@ -254,6 +254,24 @@ def test_trials_that_ended_are_kept_when_the_next_is_stopped(spec, tmp_path):
     assert len(whole["path"]["equal"]) == 2
 
 
+def test_peers_are_added_to_a_comparison_and_none_is_lost(spec, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "NEEDS", {"trainer": "json", "minimind-style": "json"})
+    done = []
+
+    def pretend(module, given, _):
+        done.append(module)
+        return printed(100, 100)
+
+    alone = json.loads(json.dumps(compare(Asked(peers=(), trials=1), spec, tmp_path, quiet(), pretend)))
+    done.clear()
+    more = compare(Asked(peers=("trainer",), trials=1), spec, tmp_path, quiet(), pretend, earlier=alone)
+    assert done == [bench.PRETRAIN["trainer"]] * 2
+    assert set(more["path"]["medians"]) == {"penjing", "penjing-adamw", "trainer"}
+    other = Asked(peers=("minimind-style",), trials=1)
+    with pytest.raises(UserError, match="lose the trials of trainer; wanted --peer minimind-style,trainer"):
+        compare(other, spec, tmp_path, quiet(), pretend, earlier=json.loads(json.dumps(more)))
+
+
 def test_trials_of_another_comparison_are_not_added_to(spec, tmp_path):
     about = {"machine": {"cpu": "one"}, "documents": 7}
     asked, run = Asked(peers=(), trials=1), lambda *_: printed(100, 100)

@@ -120,7 +120,10 @@ def compare(
 
 
 def _take_over(trials: Trials, result: Mapping[str, Any], earlier: Mapping[str, Any]) -> None:
-    """The trials of `earlier`; raises UserError naming what it was that is not so in `result`."""
+    """The trials of `earlier`; raises UserError naming what it was that is not so in `result`.
+
+    Peers may be added; those that have trials are not dropped, since the file would lose them.
+    """
     now = json.loads(json.dumps(result))  # as what was read is
     for key, value in now.items():
         then = earlier.get(key)
@@ -133,8 +136,12 @@ def _take_over(trials: Trials, result: Mapping[str, Any], earlier: Mapping[str, 
                 said = f"the trials there are of another comparison: {where}"
                 raise UserError(said, where="--resume", got=here, wanted=before, next_step="Name another --out.")
     for kind, each in trials.items():
+        there = earlier.get(kind, {}).get("trials", {})
+        if gone := [name for name, done in there.items() if done and name not in each]:
+            named = ",".join(sorted({*gone, *each} - {OURS, OURS_ADAMW}))
+            raise UserError(f"would lose the trials of {', '.join(gone)}", where="--resume", wanted=f"--peer {named}")
         for name, done in each.items():
-            done += earlier.get(kind, {}).get("trials", {}).get(name, [])
+            done += there.get(name, [])
 
 
 def _summed(result: Mapping[str, Any], trials: Trials) -> dict[str, Any]:
@@ -151,8 +158,8 @@ def _summed(result: Mapping[str, Any], trials: Trials) -> dict[str, Any]:
     return found
 
 
-# What may be another when trials are added: how many are wanted, and what is measured anew each time.
-_MAY_DIFFER = ("asked.trials", "machine.product_flops_per_second", "machine.limit_tokens_per_second")
+# What may be another when trials are added: how many are wanted, of whom, and what is measured anew each time.
+_MAY_DIFFER = ("asked.trials", "asked.peers", "machine.product_flops_per_second", "machine.limit_tokens_per_second")
 _PATHS = ("text", "tokenizer", "run", "held_out", "rows", "out", "kind")
 
 
