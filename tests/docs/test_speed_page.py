@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "speed.md"
 PLACE = "<!-- table {} -->\n"
 END = "<!-- end -->"
-TABLES = (*KINDS, "packed", "avx2 path", "avx2 step", "litgpt path", "litgpt step", "recipe", "gpu", "gpu step", "cpu kernels")
+HARDEST = ("packed", "avx512", "avx2")  # own path beside the hardest peer alone, ten minutes, on three processors
+TABLES = (*KINDS, *HARDEST, "litgpt path", "litgpt step", "recipe", "gpu", "gpu step", "cpu kernels")
 
 
 def newest(name):
@@ -47,13 +48,12 @@ def rendered(kind):
     if kind == "gpu step":
         result = newest("bench_train_gpu")
         return markdown(result, "step") + "\n" if result else ""
-    if kind == "packed":  # the hardest peer alone, ten minutes
-        result = newest("bench_train_packed")
+    if kind in HARDEST:
+        result = newest(f"bench_train_{kind}")
         return markdown(result, "path") + "\n" if result else ""
-    if kind.startswith(("litgpt ", "avx2 ")):
-        name, _, part = kind.partition(" ")
-        result = newest(f"bench_train_{name}")
-        return markdown(result, part) + "\n" if result else ""
+    if kind.startswith("litgpt "):
+        result = newest("bench_train_litgpt")
+        return markdown(result, kind.removeprefix("litgpt ")) + "\n" if result else ""
     result = newest("bench_train_pretrain")
     return markdown(result, kind) + "\n" if result else ""
 

@@ -29,6 +29,7 @@ GOALS: dict[str, dict[str, float]] = {
     "trainer-packed": {"tokens_per_second": 1.2, "peak_bytes": 0.6, "time_to_equal": 0.25},
     "minimind-style": {"tokens_per_second": 4.0, "peak_bytes": 0.6, "time_to_equal": 0.25},
 }
+LIMIT_SHARE = 0.7  # and on a CPU this share of the tokens that matrix products alone, at their own rate, let through
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +224,11 @@ def _first_below(curve: Sequence[Mapping[str, float]], bits: float) -> float | N
     return None
 
 
+def _limit(result: Mapping[str, Any]) -> float:
+    """Useful tokens a second, were there nothing to do but matrix products; 0 where that was not measured."""
+    return float(result.get("machine", {}).get("limit_tokens_per_second", 0.0))
+
+
 SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens_per_second": ("useful tokens/s", lambda value: f"{value:,.0f}"),
     "peak_bytes": ("peak memory, MiB", lambda value: f"{value / MEBIBYTE:,.0f}"),
@@ -245,6 +251,9 @@ def rows_of(result: Mapping[str, Any], kind: str) -> tuple[list[str], list[list[
     for place, ours in enumerate((OURS, OURS_ADAMW)):
         ratios = ["" if name in (OURS, OURS_ADAMW) else f"{speed[ours] / one:.2f} x" for name, one in speed.items()]
         rows.insert(1 + place, [f"{ours} is faster by", *ratios])
+    if limit := _limit(result):
+        shares = [f"{one / limit:.2f}" for one in speed.values()]
+        rows.insert(3, [f"share of what products allow, {limit:,.0f}", *shares])
     if kind == "path":
         rounds = result[kind]["equal"]
         label = f"bits per byte after {statistics.median(each['seconds'] for each in rounds):.0f} s in all"
@@ -287,6 +296,10 @@ def markdown(result: Mapping[str, Any], kind: str) -> str:
 def verdicts(result: Mapping[str, Any]) -> list[str]:
     """Which goals were reached, speed and memory with the same optimizer, and what each was told."""
     medians, rounds, lines = result["path"]["medians"], result["path"]["equal"], []
+    if (limit := _limit(result)) and result["machine"]["device"] == "cpu":
+        share = medians[OURS_ADAMW]["tokens_per_second"]["median"] / limit
+        words = f"at least {LIMIT_SHARE:g} x the {limit:,.0f} tokens per second that matrix products allow"
+        lines.append(f"this machine: {words}: {share:.2f} x, {'reached' if share >= LIMIT_SHARE else 'missed'}")
     for peer, goals in result["goals"].items():
         if peer not in medians:
             continue
