@@ -13,7 +13,7 @@ from rich.console import Console
 
 from penjing.base.errors import UserError
 from penjing.bench import pretrain as bench
-from penjing.bench.pretrain import Asked, compare, equal, rows_of
+from penjing.bench.pretrain import Asked, compare, equal, rows_of, verdicts
 from penjing.bench.race import IGNORED, HeldOut, Race, RaceSpec
 from penjing.plan.hardware import has_fast_bfloat16
 from penjing.recipes.bench import bench as asked_for
@@ -196,6 +196,8 @@ def test_trials_alternate_and_goals_are_judged(spec, tmp_path, monkeypatch):
     assert "3.20 x" in said
     assert "trainer: at least 3 x its tokens per second: 3.20 x, reached" in said
     assert "trainer: at most 0.6 x its peak bytes: 0.50 x, reached" in said
+    assert "this was shorter" not in said
+    assert "this was shorter" in verdicts({**result, "asked": {"seconds": 30.0}})[0]
     assert "this machine: at least 0.7 x the 400 tokens per second that matrix products allow: 0.80 x, reached" in said
     assert rows_of(result, "path")[1][3] == ["share of what products allow, 400", "0.78", "0.80", "0.25"]
     json.dumps(result)
