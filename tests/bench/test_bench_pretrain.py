@@ -267,9 +267,16 @@ def test_peers_are_added_to_a_comparison_and_none_is_lost(spec, tmp_path, monkey
         done.append(module)
         return printed(100, 100)
 
-    alone = json.loads(json.dumps(compare(Asked(peers=(), trials=1), spec, tmp_path, quiet(), pretend)))
+    about = {"machine": {"device": "cpu", "limit_tokens_per_second": 400.0}}
+    first = Asked(peers=("litgpt",), trials=1)  # which is left out, and need not be named again
+    monkeypatch.setitem(bench.NEEDS, "litgpt", "nothing_so_called")
+    alone = json.loads(json.dumps(compare(first, spec, tmp_path, quiet(), pretend, about=about)))
+    alone["versions"].pop("transformers", None)  # as if it was installed since
     done.clear()
-    more = compare(Asked(peers=("trainer",), trials=1), spec, tmp_path, quiet(), pretend, earlier=alone)
+    slower = {"machine": {**about["machine"], "limit_tokens_per_second": 300.0}}
+    asked = Asked(peers=("trainer",), trials=1)
+    more = compare(asked, spec, tmp_path, quiet(), pretend, about=slower, earlier=alone)
+    assert more["machine"]["limit_tokens_per_second"] == 400 and more["left_out"] == {}
     assert done == [bench.PRETRAIN["trainer"]] * 2
     assert set(more["path"]["medians"]) == {"penjing", "penjing-adamw", "trainer"}
     other = Asked(peers=("minimind-style",), trials=1)

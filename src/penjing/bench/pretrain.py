@@ -134,9 +134,13 @@ def _take_over(trials: Trials, result: Mapping[str, Any], earlier: Mapping[str, 
             pairs = [(f"{key}.{name}", then.get(name), one) for name, one in value.items()]
             pairs += [(f"{key}.{name}", one, None) for name, one in then.items() if name not in value]
         for where, before, here in pairs:
-            if before != here and where not in _MAY_DIFFER:
+            is_new = before is None and key == "versions"  # a package that came since, for a peer to be added
+            if before != here and not is_new and where not in _MAY_DIFFER and key not in _MAY_DIFFER:
                 said = f"the trials there are of another comparison: {where}"
                 raise UserError(said, where="--resume", got=here, wanted=before, next_step="Name another --out.")
+    for name in _MEASURED:
+        if name in result.get("machine", {}):
+            result["machine"][name] = max(result["machine"][name], earlier["machine"].get(name, 0.0))
     for kind, each in trials.items():
         there = earlier.get(kind, {}).get("trials", {})
         if gone := [name for name, done in there.items() if done and name not in each]:
@@ -160,8 +164,10 @@ def _summed(result: Mapping[str, Any], trials: Trials) -> dict[str, Any]:
     return found
 
 
-# What may be another when trials are added: how many are wanted, of whom, and what is measured anew each time.
-_MAY_DIFFER = ("asked.trials", "asked.peers", "machine.product_flops_per_second", "machine.limit_tokens_per_second")
+# What is measured anew each time that trials are added: the highest is kept, for shares not to be of a slow moment.
+_MEASURED = ("product_flops_per_second", "limit_tokens_per_second")
+# What may be another then: how many are wanted, of whom, who is left out, and what is measured.
+_MAY_DIFFER = ("asked.trials", "asked.peers", "left_out", *(f"machine.{name}" for name in _MEASURED))
 _PATHS = ("text", "tokenizer", "run", "held_out", "rows", "out", "kind")
 
 
