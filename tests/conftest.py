@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent))  # tests share forks.py
+
+from forks import ENVIRONMENT, Server
+
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # tests/model/test_gpu.py; Triton reads it when anything first imports it
@@ -60,19 +64,33 @@ def small_run(toy):
 
 
 @pytest.fixture(scope="session")
-def penjing():
-    """Run `python -m penjing ARGS` as a user would; returns the finished process with its output."""
+def server(tmp_path_factory):
+    """Runs penjing in forked children; see forks.py."""
+    made = Server(tmp_path_factory.mktemp("server"))
+    yield made
+    made.close()
 
-    def run(*words, launcher=(), check=True, timeout=240, cwd=None, **environment):
-        command = [sys.executable, "-m", *launcher, *(["-m"] if launcher else []), "penjing", *map(str, words)]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=cwd,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
-        )
+
+@pytest.fixture(scope="session")
+def penjing(server):
+    """Run `penjing ARGS`; returns the finished process with its output.
+
+    In a forked child, or `ranks` of them as torchrun starts them. A process of its own, as a user's is, with
+    `real=True`, and under a `launcher` such as torchrun.
+    """
+
+    def run(*words, ranks=1, real=False, launcher=(), check=True, timeout=240, cwd=None, **environment):
+        if real or launcher:
+            done = subprocess.run(
+                [sys.executable, "-m", *launcher, *(["-m"] if launcher else []), "penjing", *map(str, words)],
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                cwd=cwd,
+                env={**os.environ, **ENVIRONMENT, **environment},
+            )
+        else:
+            done = server.command(*words, ranks=ranks, cwd=cwd, environment=environment)
         if check:
             assert done.returncode == 0, done.stdout + done.stderr
         return done

@@ -1,4 +1,4 @@
-"""Fixtures of the reliability tests: a fork server, stages to train, and where their counts are written."""
+"""Fixtures of the reliability tests: stages to train, and where their counts are written."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests here share reliability_harness.py
 
-from reliability_harness import COMMON, SHAPE, Server
+from reliability_harness import COMMON, SHAPE
 
 
 def pytest_collection_modifyitems(config, items):
@@ -20,13 +20,6 @@ def pytest_collection_modifyitems(config, items):
         if left_out:
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if not item.get_closest_marker("nightly")]
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory):
-    made = Server(tmp_path_factory.mktemp("server"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="session")
