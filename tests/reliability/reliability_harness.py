@@ -16,9 +16,9 @@ COMMON = [
 ]  # fmt: skip
 
 
-def by_chance(number):
-    """How many cases a test draws by chance: `number` in CI, and ten times as many with `pytest -m nightly`."""
-    return [number, pytest.param(10 * number, marks=pytest.mark.nightly)]
+def by_chance(number, deep=None):
+    """How many cases a test draws by chance: `number` in `make test`, `deep` or ten times as many in `make test-deep`."""
+    return [number, pytest.param(deep or 10 * number, marks=pytest.mark.nightly)]
 
 
 def state_of(folder, every=False):
