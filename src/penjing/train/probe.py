@@ -245,7 +245,7 @@ def _timed(
             seconds = [_round(trial, each) for _ in range(len(seconds))]
     else:  # no two rounds of sampling are the same; the first ones compile
         least, waited = max(1, size.probe_steps // each), [0.0]
-        while len(seconds) < least or not engine.any(_sampled_enough(seconds, each)):
+        while len(seconds) < least or not engine.any(_sampled_enough(seconds, each, parts.num_steps)):
             seconds.append(_round(trial, each))
             waited.append(meter.data_wait_seconds)
         skipped = max(0, min(len(seconds) // 2, len(seconds) - least))
@@ -270,7 +270,7 @@ def _round(trial: Parts, steps: int) -> float:
 def _enough(seconds: list[float], each: int, num_steps: int, share: float) -> bool:
     """Whether so many rounds will do: a few at least, then for some time, for no more than a small share of the run."""
     spent, taken = sum(seconds), len(seconds)
-    allowed = max(ALWAYS_ALLOWED, round(RUN_SHARE * num_steps))
+    allowed = max(_always_allowed(num_steps), round(RUN_SHARE * num_steps))
     if taken >= max(2, round(allowed * share) // each) or (taken >= 2 and spent > MOST_SECONDS * share):
         return True
     wanted = max(PROBE_SECONDS, TIME_SHARE * num_steps * spent / (taken * each))
@@ -278,9 +278,14 @@ def _enough(seconds: list[float], each: int, num_steps: int, share: float) -> bo
     return taken >= least and spent > wanted * share
 
 
-def _sampled_enough(seconds: list[float], each: int) -> bool:
+def _sampled_enough(seconds: list[float], each: int, num_steps: int) -> bool:
     """Whether so many rounds of sampling will do: twice PROBE_SECONDS, as the first half is not counted."""
-    return sum(seconds) > 2 * PROBE_SECONDS or len(seconds) * each >= ALWAYS_ALLOWED
+    return sum(seconds) > 2 * PROBE_SECONDS or len(seconds) * each >= _always_allowed(num_steps)
+
+
+def _always_allowed(num_steps: int) -> int:
+    """Steps that may be timed however short the run is; of a run of few steps half as many."""
+    return max(min(LEAST_STEPS, ALWAYS_ALLOWED), min(ALWAYS_ALLOWED, num_steps // 2))
 
 
 def still_to_grow(held: list[int]) -> int:
