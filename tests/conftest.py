@@ -42,8 +42,12 @@ def pytest_unconfigure():
 FIRST = ("reliability", "parallel")  # folders whose files take minutes: begun last, one process would end long after
 
 
-def pytest_collection_modifyitems(items):
-    """Long files before the others; the order within is as it was."""
+def pytest_collection_modifyitems(config, items):
+    """The deep set runs only where `-m` names its mark. Long files before the others; the order within is as it was."""
+    if "nightly" not in config.option.markexpr and "usual" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     items.sort(key=lambda item: not any(folder in item.path.parts for folder in FIRST))
 
 

@@ -13,15 +13,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests here share reliability_h
 from reliability_harness import COMMON, SHAPE
 
 
-def pytest_collection_modifyitems(config, items):
-    """Tenfold counts take an hour: they run only where `-m` names their mark."""
-    if "nightly" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("nightly")]
-        if left_out:
-            config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if not item.get_closest_marker("nightly")]
-
-
 @pytest.fixture(scope="session")
 def stages(tmp_path_factory, server, toy):
     """(recipe, words) of a short run of every stage, without out=."""

@@ -18,7 +18,7 @@ COMMON = [
 
 def by_chance(number, deep=None):
     """How many cases a test draws by chance: `number` in `make test`, `deep` or ten times as many in `make test-deep`."""
-    return [number, pytest.param(deep or 10 * number, marks=pytest.mark.nightly)]
+    return [pytest.param(number, marks=pytest.mark.usual), pytest.param(deep or 10 * number, marks=pytest.mark.nightly)]
 
 
 def state_of(folder, every=False):
