@@ -46,7 +46,7 @@ from penjing.train.guard import Guard, Record
 from penjing.train.loop import Parts, Progress
 from penjing.train.meter import Meter
 from penjing.train.probe import Trials, expected, plan
-from penjing.train.resume import check_same_run
+from penjing.train.resume import begun_dtype, check_same_run
 from penjing.train.room import Feed, release, with_room
 from penjing.train.run import Run
 from penjing.train.saving import Keeper, Stateful
@@ -96,14 +96,11 @@ def assemble(
     checkpoint = newest(folder.checkpoints)
     if checkpoint is not None:  # before anything is built; the data and the tokenizer follow once they are read
         check_same_run(run, {}, checkpoint, allow_change)
+    run = settle_dtype(run, engine, "" if checkpoint is None else begun_dtype(checkpoint, allow_change))
     stage = make_stage(run, engine, report)
     size, size_of_micro = stage.size(), micro_units(run, engine)
     dtype = hardware.compute_dtype(run.compute.dtype, engine.device)
     allow_tf32(run.compute.dtype, engine.device)
-    if run.compute.float8 != "off":
-        on_cuda = engine.device.type == "cuda"
-        capability = torch.cuda.get_device_capability(engine.device) if on_cuda else (0, 0)
-        require_float8(engine.device.type, capability, dtype)
     if dtype == torch.float16:
         engine.scaler = LossScaler(engine.device)
     model, base = _build_model(run, checkpoint)
@@ -241,6 +238,24 @@ def assemble(
         resumed=resumed,
         notes=notes,
     )
+
+
+def settle_dtype(run: Run, engine: Engine, begun: str = "") -> Run:
+    """The run with what `compute.dtype=auto` comes to: what it was begun in, else what rank 0's machine is best at.
+
+    From here on the run says it, also in its run.toml: nothing decides again. Raises UserError where float8 cannot be.
+    """
+    setting = run.compute.dtype
+    if setting == "auto":
+        setting = begun or str(hardware.compute_dtype("auto", engine.device)).removeprefix("torch.")
+        if setting == "tf32" and engine.device.type != "cuda":  # begun on a card that has it
+            setting = "float32"
+        setting = engine.broadcast(setting)
+    if run.compute.float8 != "off":
+        on_cuda = engine.device.type == "cuda"
+        capability = torch.cuda.get_device_capability(engine.device) if on_cuda else (0, 0)
+        require_float8(engine.device.type, capability, hardware.compute_dtype(setting, engine.device))
+    return replace(run, compute=replace(run.compute, dtype=setting))
 
 
 def _build_model(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, dict[str, str]]:

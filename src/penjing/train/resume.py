@@ -16,7 +16,7 @@ from penjing.train.run import Run
 FREE_TO_CHANGE = (
     "compute.device",
     "compute.threads",
-    "compute.dtype",  # what it comes to is compared, as `precision`
+    "compute.dtype",  # what it comes to is compared, as `precision`; `auto` is what the run was begun in
     "track",
     "save",
     "sample",
@@ -80,6 +80,17 @@ def check_same_run(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint, a
             + " ".join(f"--allow-change {difference.field}" for difference in refused[:3]),
         )
     return [f"allowed to change: {difference}" for difference in found]
+
+
+def begun_dtype(checkpoint: Checkpoint, allowed: Sequence[str]) -> str:
+    """The `compute.dtype` a run was begun in, which `auto` means when it goes on; empty if that may change or is not
+    known."""
+    if _is_one_of("precision", allowed):
+        return ""
+    for known in (_settings_of(checkpoint).get("compute.dtype"), checkpoint.state().get("precision")):
+        if known in ("bfloat16", "float16", "tf32", "float32"):
+            return str(known)
+    return ""
 
 
 def _settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
