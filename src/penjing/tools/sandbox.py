@@ -25,6 +25,8 @@ NEWEST_LANDLOCK = 1 << 16  # the newest ABI of Landlock that is used; tests take
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _WALL = 3.0  # the clock may run this many times as long as the CPU, for a busy machine; a sleeping program ends too
 _LOOK_SECONDS = 0.1  # between looks at its files and threads
+START_SECONDS = 30.0  # for an empty program, by which it is seen whether there is a sandbox; also on a busy machine
+_PATIENCE = 10.0  # seconds to wait for a process to be free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibyte
     if program.missing:
         raise _cannot(f"Linux {platform.release()} on {platform.machine()} without {program.missing}")
     if not (output_whole and errors_whole):
-        stopped = stopped or f"more output than {OUTPUT_BYTES} bytes, or output that cannot be read"
+        stopped = stopped or f"more than {OUTPUT_BYTES} bytes of output, or output that cannot be read"
     return Ran(
         finished=program.finished and not stopped,
         output=output,
@@ -80,16 +82,15 @@ def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibyte
     )
 
 
-def require(*, cpu_seconds: float, memory_mebibytes: int) -> None:
-    """Raises UserError where programs cannot be contained, or where not even an empty one runs with these limits."""
-    ran = run("", cpu_seconds=cpu_seconds, memory_mebibytes=memory_mebibytes)
+def check_sandbox(ran: Ran) -> None:
+    """To be called with how an empty program went. Raises UserError if it did not come to its end."""
     if not ran.finished:
         last = ran.errors.strip().splitlines()[-1:] or ["no message"]
         raise UserError(
-            "an empty program does not run in the sandbox",
+            "not even an empty program runs in the sandbox",
             where="the reward code and the tool python",
             got="no end in time" if ran.timed_out else last[0],
-            next_step=f"Allow more time and memory than {cpu_seconds:g} s and {memory_mebibytes} MiB.",
+            next_step="Give it more memory, or train without that reward and tool.",
         )
 
 
@@ -102,22 +103,15 @@ class _Program:
 
     def __init__(self, folder: Path, limits: tuple[int, int, int], files: tuple[BinaryIO, BinaryIO, BinaryIO]) -> None:
         self.folder = folder
+        self.written = files[1:]
         self.missing = ""
         self._word = secrets.token_hex(16).encode()
         self._report, report = os.pipe()
         secret, self._secret = os.pipe()
+        command = [sys.executable, "-I", "-S", "-X", "utf8", str(_CHILD), str(folder), "answer.py"]
+        command += [str(each) for each in (report, secret, NEWEST_LANDLOCK, *limits)]
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-X", "utf8", str(_CHILD), str(folder), "answer.py"]
-                + [str(each) for each in (report, secret, NEWEST_LANDLOCK, *limits)],
-                stdin=files[0],
-                stdout=files[1],
-                stderr=files[2],
-                cwd=folder,
-                env={},
-                pass_fds=(report, secret),
-                start_new_session=True,
-            )
+            self._process = _start(command, folder, files, (report, secret))
         except BaseException:
             os.close(self._report)
             os.close(self._secret)
@@ -131,8 +125,7 @@ class _Program:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()  # with its threads; it cannot have started another process
         self._process.wait()
         os.close(self._report)
         os.close(self._secret)
@@ -176,11 +169,30 @@ class _Program:
             if len(os.listdir(self.folder)) > MOST_FILES:
                 return f"more than {MOST_FILES} files"
         except OSError:
-            return "its folder is gone"
+            return "its folder cannot be read"
+        if any(os.fstat(file.fileno()).st_size >= OUTPUT_BYTES for file in self.written):
+            return f"more than {OUTPUT_BYTES} bytes of output"
         with contextlib.suppress(OSError):
             if os.stat(f"/proc/{self._process.pid}/task").st_nlink - 2 > MOST_THREADS:
                 return f"more than {MOST_THREADS} threads"
         return ""
+
+
+def _start(
+    command: list[str], folder: Path, files: tuple[BinaryIO, BinaryIO, BinaryIO], pipes: tuple[int, int]
+) -> subprocess.Popen[bytes]:
+    """Start it; where there are too many processes, as a program beside it makes threads, once that is ended."""
+    given, out, err = files
+    ends = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return subprocess.Popen(
+                command, stdin=given, stdout=out, stderr=err, cwd=folder, env={}, pass_fds=pipes, start_new_session=True
+            )
+        except BlockingIOError:
+            if time.monotonic() >= ends:
+                raise
+            time.sleep(_LOOK_SECONDS)
 
 
 def _text(file: BinaryIO) -> tuple[str, bool]:

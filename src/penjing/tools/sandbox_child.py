@@ -74,7 +74,7 @@ X32 = 0x40000000
 
 ACCESS_MODE, TRUNCATE = 0o3, 0o1000  # bits of the flags of open
 IOCTLS = (0x5401, 0x5421, 0x5450, 0x5451)  # TCGETS, FIONBIO, FIONCLEX, FIOCLEX
-# Duplicate, read and set flags, lock. Not F_SETOWN, with F_SETSIG: these have the kernel signal any process of the user.
+# Duplicate, read and set flags, lock. Not F_SETOWN and F_SETSIG, by which the kernel signals any process of the user.
 FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
 PRCTLS = (15, 16)  # the name of a thread
 # CLONE_VM, _FS, _FILES, _SIGHAND, _THREAD, _SYSVSEM, _SETTLS, _PARENT_SETTID, _CHILD_CLEARTID, _DETACHED
@@ -169,7 +169,14 @@ def _filter_calls(libc: ctypes.CDLL) -> str:
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 # Rights of Landlock. Without a right to make folders, thousands inside one another cannot come about, which could not
 # be cleared away again.
-WRITE_FILE, READ_FILE, READ_FOLDER, REMOVE_FILE, MAKE_FILE, TRUNCATE_FILE = 1 << 1, 1 << 2, 1 << 3, 1 << 5, 1 << 8, 1 << 14
+WRITE_FILE, READ_FILE, READ_FOLDER, REMOVE_FILE, MAKE_FILE, TRUNCATE_FILE = (
+    1 << 1,
+    1 << 2,
+    1 << 3,
+    1 << 5,
+    1 << 8,
+    1 << 14,
+)
 OWN = WRITE_FILE | READ_FILE | READ_FOLDER | REMOVE_FILE | MAKE_FILE | TRUNCATE_FILE
 RIGHTS_OF_ABI = {1: 13, 2: 14, 3: 15, 4: 15}  # the number of rights; 16 from ABI 5 on
 
