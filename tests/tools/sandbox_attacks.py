@@ -229,8 +229,6 @@ for fd in range(3, 64):
     try: os.write(fd, b'{}\\nLandlock\\n')
     except OSError: pass
 os._exit(1)""",
-    "a deep text": "(" * 100_000,
-    "no text": "\\0\\0",
     "a call with pointers of 32 bits": "import ctypes\nctypes.CDLL(None).syscall(0x40000000 | 39)",
     "a call past all": "import ctypes\nctypes.CDLL(None).syscall(-1 & 0x7fffffff)",
     "a call of 32 bits": """

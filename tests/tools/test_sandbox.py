@@ -13,6 +13,8 @@ import pytest
 
 from penjing.base.errors import UserError
 from penjing.tools import sandbox
+from penjing.tools.base import ToolSettings
+from penjing.tools.python import Python
 from penjing.tools.sandbox import run
 from penjing.tools.sandbox_child import ALLOWED, ARCHITECTURES, CHECKED, filter_program
 
@@ -187,6 +189,31 @@ def test_where_it_cannot_be_shut_in_nothing_is_run(monkeypatch):
     monkeypatch.setattr(sandbox.sys, "platform", "darwin")
     with pytest.raises(UserError, match=r"cannot be done here; got macOS; wanted Linux .* Landlock .*\. Train on such"):
         run("print(1)")
+
+
+def test_a_program_waits_for_a_process_to_be_free(monkeypatch):
+    """A program beside it may have made all the threads there may be; it is ended at the next look."""
+    start, tried = sandbox.subprocess.Popen, []
+
+    def refuse_once(*arguments, **named):
+        tried.append(1)
+        if len(tried) == 1:
+            raise BlockingIOError
+        return start(*arguments, **named)
+
+    monkeypatch.setattr(sandbox.subprocess, "Popen", refuse_once)
+    assert run("print(1)").output == "1\n"
+    assert len(tried) == 2
+
+
+def test_where_not_even_an_empty_program_runs_the_tool_is_refused():
+    with pytest.raises(UserError, match="memory"):
+        Python(ToolSettings(mebibytes=8))
+
+
+@pytest.mark.parametrize("text", ["print('\ud800')", "\ud800", "\0", "(" * 100_000])
+def test_a_text_that_is_no_program_is_a_failed_program(text):
+    assert not run(text, stdin="\ud800").finished
 
 
 PID = 4242

@@ -56,14 +56,14 @@ def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibyte
     with tempfile.TemporaryDirectory(prefix="penjing-sandbox-", ignore_cleanup_errors=True) as outer:
         folder = Path(outer) / "own"
         folder.mkdir(0o700)
-        (folder / "answer.py").write_text(code, encoding="utf-8", errors="replace")
+        (folder / "answer.py").write_text(code, encoding="utf-8", errors="surrogatepass")
         # Files without a name, which nobody can open, rename or shut.
         with (
             tempfile.TemporaryFile(dir=outer) as given,
             tempfile.TemporaryFile(dir=outer) as out,
             tempfile.TemporaryFile(dir=outer) as err,
         ):
-            given.write(stdin.encode(errors="replace"))
+            given.write(stdin.encode(errors="surrogatepass"))
             given.seek(0)
             limits = (max(1, round(cpu_seconds + 0.5)), memory_mebibytes << 20, OUTPUT_BYTES)
             with _Program(folder, limits, (given, out, err)) as program:

@@ -28,7 +28,7 @@ import struct
 import sys
 import types
 
-PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 4, 38, 22, 2
 NOBODY = 65534
 EPERM, ENOSYS, EOPNOTSUPP = 1, 38, 95
 MOST_TASKS = 16384  # threads and processes of the user: a bound on the threads it can make before its caller looks
@@ -58,8 +58,8 @@ ALLOWED = {
     # names: what may be opened, made, renamed and removed is Landlock's
     "stat": (4, -1), "lstat": (6, -1), "newfstatat": (262, 79), "statx": (332, 291), "access": (21, -1),
     "faccessat": (269, 48), "faccessat2": (439, 439), "readlink": (89, -1), "readlinkat": (267, 78),
-    "getdents64": (217, 61), "getcwd": (79, 17), "rename": (82, -1), "renameat": (264, 38), "renameat2": (316, 276),
-    "unlink": (87, -1), "unlinkat": (263, 35),
+    "getdents64": (217, 61), "getcwd": (79, 17), "chdir": (80, 49), "rename": (82, -1),
+    "renameat": (264, 38), "renameat2": (316, 276), "unlink": (87, -1), "unlinkat": (263, 35),
 }  # fmt: skip
 # Allowed with certain arguments.
 CHECKED = {
@@ -231,25 +231,24 @@ def _become_nobody(folder: str, file: str) -> None:
 
     If not (a Python in /root), or without the right to: the process stays root, without capabilities.
     """
-    with contextlib.suppress(OSError):
+    try:
         os.setgroups([])
         os.chown(folder, NOBODY, NOBODY)
         os.chown(file, NOBODY, NOBODY)
         os.chmod(os.path.dirname(folder), 0o711)
         os.setegid(NOBODY)
         os.seteuid(NOBODY)
-        try:
-            for needed in (os.__file__, file):
-                open(needed, "rb").close()
-        except OSError:
+        for needed in (os.__file__, file):
+            open(needed, "rb").close()
+        os.seteuid(0)
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    except OSError:
+        with contextlib.suppress(OSError):
             os.seteuid(0)
             os.setegid(0)
             os.chown(folder, 0, 0)
             os.chown(file, 0, 0)
-        else:
-            os.seteuid(0)
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
 def shut_in(folder: str, file: str, newest_abi: int) -> str:
@@ -266,6 +265,7 @@ def shut_in(folder: str, file: str, newest_abi: int) -> str:
     column = ARCHITECTURES[os.uname().machine][0]
     if libc.syscall(CAPSET[column], struct.pack("Ii", 0x20080522, 0), nothing) != 0:
         return f"capset ({os.strerror(ctypes.get_errno())})"
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # programs that crash start no handler of core dumps
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return f"no_new_privs ({os.strerror(ctypes.get_errno())})"
     if libc.syscall(RESTRICT_SELF, ruleset, 0) != 0:
