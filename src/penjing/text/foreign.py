@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
@@ -237,8 +237,8 @@ def cut(
         marked = write(marked_messages, marked_tools, ask)
         pieces = _put_back(marked, real, marks)
         if pieces is not None:
-            header = _header(marked_messages, marked_tools, write)
-            spans = list(_answers(pieces, said, marks, header, message_end))
+            prompts = _prompts(marked_messages, marked_tools, write)
+            spans = list(_answers(pieces, said, marks, prompts, message_end))
             return _with_spans(pieces, spans)
     return _by_prefix(real, messages, tools, write, control, message_end, ask)
 
@@ -276,48 +276,64 @@ def _split_thoughts(messages: Sequence[Message]) -> list[Message]:
     return split
 
 
-def _header(messages: Sequence[Message], tools: Sequence[dict[str, Any]], write: Write) -> str:
-    """What the template writes to ask for an answer, such as `<|im_start|>assistant` and a newline; may be empty."""
-    first = next((index for index, message in enumerate(messages) if message.role == "assistant"), len(messages))
-    asked = messages[:first] or messages
-    try:
-        closed, opened = write(asked, tools, False), write(asked, tools, True)
-    except UserError:  # a template that wants a whole exchange
-        return ""
-    return opened[len(closed) :] if opened.startswith(closed) else ""
+def _prompts(
+    messages: Sequence[Message], tools: Sequence[dict[str, Any]], write: Write
+) -> Iterator[tuple[int, str] | None]:
+    """Of each message, if it is an answer: the last mark in the prompt for it (-1: none), and what follows that mark.
+
+    Such as ` [/INST]`, or `<|im_end|>`, a newline, `<|im_start|>assistant` and a newline. None: nothing is known.
+    """
+    for index, message in enumerate(messages):
+        try:
+            parts = _MARK.split(write(messages[:index], tools, True)) if message.role == "assistant" else []
+        except UserError:  # a template that wants a whole exchange
+            parts = []
+        yield (int(parts[-2]) if len(parts) > 1 else -1, parts[-1]) if parts else None
 
 
 def _answers(
-    pieces: list[tuple[str, int]], messages: Sequence[Message], marks: _Marks, header: str, message_end: str
+    pieces: list[tuple[str, int]],
+    messages: Sequence[Message],
+    marks: _Marks,
+    prompts: Iterable[tuple[int, str] | None],
+    message_end: str,
 ) -> Iterator[tuple[int, int]]:
-    """(first, last) character of each answer, from the end of the prompt for it to the end of its turn."""
+    """(first, last) character of each answer, from the end of the prompt for it to the end of its turn.
+
+    All that the model has to produce is learned, the template's own text too, like the blank after `[/INST]`.
+    """
     starts, place = [], 0
     for text, _ in pieces:
         starts.append(place)
         place += len(text)
     own = "".join(text if number < 0 else "\x00" * len(text) for text, number in pieces)  # words hidden
     holders = [-1 if number < 0 else marks.owner[number] for _, number in pieces]
-    for index, message in enumerate(messages):
+    for index, (message, prompt) in enumerate(zip(messages, prompts, strict=True)):
         mine = [piece for piece, holder in enumerate(holders) if holder == index]
         if message.role != "assistant" or not mine:
             continue
         first, last = starts[mine[0]], starts[mine[-1]] + len(pieces[mine[-1]][0])
-        before = [starts[piece] + len(pieces[piece][0]) for piece in range(mine[0]) if holders[piece] >= 0]
-        begin = _after_header(own, header, max(before, default=0), first)
+        begin = first
+        if prompt is not None:
+            mark, following = prompt
+            ends = [starts[piece] + len(pieces[piece][0]) for piece in range(mine[0]) if pieces[piece][1] == mark >= 0]
+            low = ends[-1] if ends else 0
+            if ends or mark < 0:
+                begin = low + _shared(following, own[low:first])
         after = [starts[piece] for piece in range(mine[-1] + 1, len(pieces)) if holders[piece] >= 0]
         end = own.find(message_end, last, min(after, default=len(own))) if message_end else -1
         yield begin, last if end < 0 else end + len(message_end)
 
 
-def _after_header(own: str, header: str, low: int, first: int) -> int:
-    """Where the answer begins: after as much of the prompt for it as stands there, or with its first words."""
-    for length in range(len(header), 0, -1):
-        # A few characters may be found anywhere; whole lines or tokens of the prompt are no accident.
-        if header[:length].strip() and (length == len(header) or header[length - 1] in ">]\n"):
-            place = own.rfind(header[:length], low, first)
-            if place >= 0:
-                return place + length
-    return first
+def _shared(prompt: str, written: str) -> int:
+    """How much of the prompt's end stands before the answer too: all of it, or as many whole tokens and lines.
+
+    Where a conversation goes on, some templates leave out a part of the prompt, such as an empty thought.
+    """
+    common = _common_start(prompt, written)
+    if common == prompt:
+        return len(common)
+    return max(common.rfind(border) for border in ">]\n") + 1
 
 
 def _with_spans(pieces: list[tuple[str, int]], spans: list[tuple[int, int]]) -> list[Piece]:
