@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jinja2
@@ -237,8 +237,8 @@ def cut(
         marked = write(marked_messages, marked_tools, ask)
         pieces = _put_back(marked, real, marks)
         if pieces is not None:
-            prompts = _prompts(marked_messages, marked_tools, write)
-            spans = list(_answers(pieces, said, marks, prompts, message_end))
+            prompt = partial(_prompt, marked_messages, marked_tools, write)
+            spans = list(_answers(pieces, said, marks, prompt, message_end))
             return _with_spans(pieces, spans)
     return _by_prefix(real, messages, tools, write, control, message_end, ask)
 
@@ -276,26 +276,25 @@ def _split_thoughts(messages: Sequence[Message]) -> list[Message]:
     return split
 
 
-def _prompts(
-    messages: Sequence[Message], tools: Sequence[dict[str, Any]], write: Write
-) -> Iterator[tuple[int, str] | None]:
-    """Of each message, if it is an answer: the last mark in the prompt for it (-1: none), and what follows that mark.
+def _prompt(
+    messages: Sequence[Message], tools: Sequence[dict[str, Any]], write: Write, index: int
+) -> tuple[int, str] | None:
+    """Of the prompt for answer `index`: its last mark (-1: none) and what follows it, such as ` [/INST]`.
 
-    Such as ` [/INST]`, or `<|im_end|>`, a newline, `<|im_start|>assistant` and a newline. None: nothing is known.
+    None where the template refuses: it wants a whole exchange.
     """
-    for index, message in enumerate(messages):
-        try:
-            parts = _MARK.split(write(messages[:index], tools, True)) if message.role == "assistant" else []
-        except UserError:  # a template that wants a whole exchange
-            parts = []
-        yield (int(parts[-2]) if len(parts) > 1 else -1, parts[-1]) if parts else None
+    try:
+        parts = _MARK.split(write(messages[:index], tools, True))
+    except UserError:
+        return None
+    return int(parts[-2]) if len(parts) > 1 else -1, parts[-1]
 
 
 def _answers(
     pieces: list[tuple[str, int]],
     messages: Sequence[Message],
     marks: _Marks,
-    prompts: Iterable[tuple[int, str] | None],
+    prompt: Callable[[int], tuple[int, str] | None],
     message_end: str,
 ) -> Iterator[tuple[int, int]]:
     """(first, last) character of each answer, from the end of the prompt for it to the end of its turn.
@@ -308,21 +307,24 @@ def _answers(
         place += len(text)
     own = "".join(text if number < 0 else "\x00" * len(text) for text, number in pieces)  # words hidden
     holders = [-1 if number < 0 else marks.owner[number] for _, number in pieces]
-    for index, (message, prompt) in enumerate(zip(messages, prompts, strict=True)):
+    known: dict[
+        tuple[str, str], int
+    ] = {}  # alike messages: the template runs once
+    for index, message in enumerate(messages):
         mine = [piece for piece, holder in enumerate(holders) if holder == index]
         if message.role != "assistant" or not mine:
             continue
         first, last = starts[mine[0]], starts[mine[-1]] + len(pieces[mine[-1]][0])
-        begin = first
-        if prompt is not None:
-            mark, following = prompt
-            ends = [starts[piece] + len(pieces[piece][0]) for piece in range(mine[0]) if pieces[piece][1] == mark >= 0]
-            low = ends[-1] if ends else 0
-            if ends or mark < 0:
-                begin = low + _shared(following, own[low:first])
+        marked = next((piece for piece in range(mine[0] - 1, -1, -1) if pieces[piece][1] >= 0), -1)
+        low = starts[marked + 1] if marked >= 0 else 0
+        like = (messages[index - 1].role if index else "", own[low:first])
+        if like not in known:
+            mark, following = prompt(index) or (-2, "")
+            same = mark == (pieces[marked][1] if marked >= 0 else -1)
+            known[like] = _shared(following, own[low:first]) if same else first - low
         after = [starts[piece] for piece in range(mine[-1] + 1, len(pieces)) if holders[piece] >= 0]
         end = own.find(message_end, last, min(after, default=len(own))) if message_end else -1
-        yield begin, last if end < 0 else end + len(message_end)
+        yield low + known[like], last if end < 0 else end + len(message_end)
 
 
 def _shared(prompt: str, written: str) -> int:

@@ -25,7 +25,7 @@ class Wandb:
         kept = folder / "wandb.json"
         run_id = read_json(kept)["id"] if kept.exists() else secrets.token_hex(4)
         write_json(kept, {"id": run_id})
-        mode = os.environ.get("WANDB_MODE")
+        mode: Any = os.environ.get("WANDB_MODE")
         if not mode:  # neither asks for a key nor talks to the server
             mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
         self._run = wandb.init(
