@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def test_it_begins_and_moves_as_torchs_own_does():
     """Scale by scale beside torch.amp.GradScaler: the first, the doubling after 2,000 good steps, overflows."""
     theirs, ours = torch.amp.GradScaler("cpu"), LossScaler(CPU)
     weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([weight], lr=0.0)
+    optimizer = SimpleNamespace(param_groups=[{"params": [weight]}], step=lambda: None)  # stands still
 
     def take(gradient):
         theirs.scale(weight.sum()).backward()
@@ -101,7 +102,7 @@ def test_it_begins_and_moves_as_torchs_own_does():
         ours.look(torch.tensor(gradient))
         theirs.step(optimizer)
         theirs.update()
-        optimizer.zero_grad()
+        weight.grad = None
         return ours.state()["scale"], theirs.get_scale()
 
     def jump(good_steps):
@@ -110,7 +111,7 @@ def test_it_begins_and_moves_as_torchs_own_does():
         ours.restore({**ours.state(), "good_steps": float(good_steps)})
 
     assert float(ours.scaled(torch.tensor(1.0))) == theirs.get_scale() == 65536.0
-    scales = [take(1.0) for _ in range(300)]
+    scales = [take(1.0) for _ in range(3)]
     jump(1997)
     scales += [take(1.0) for _ in range(4)] + [take(math.inf) for _ in range(3)]
     jump(1998)
