@@ -458,3 +458,27 @@ def test_side_by_side_what_has_its_own_way_keeps_it(make_model, settings):
     assert lora.AdaptedLinear.join(x, *layers) is None
     assert joined(x, *layers).shape == (3, 2 * attention.k_proj.out_features)
     assert lora.AdaptedLinear.join(x, attention.k_proj, layers[1].plain()) is None
+
+
+@pytest.mark.parametrize(("scaling", "scale"), [("standard", 2.0), ("rank_stabilised", 8.0)])
+def test_the_scale_is_alpha_over_the_rank_or_over_its_root(make_model, scaling, scale):
+    """arXiv:2106.09685 section 4.1 and arXiv:2312.03732: 32 / 16, and 32 / 4."""
+    model = make_model()
+    plain_OI = model.blocks[1].mlp.up_proj.weight.detach().clone()
+    adapt(model, Lora(rank=16, alpha=32, scaling=scaling, targets=("mlp.up_proj",)))
+    teach(model, "default")
+    layer = model.blocks[1].mlp.up_proj
+    x_NI = torch.randn(3, 24, generator=torch.Generator().manual_seed(2))
+    adapter = layer.adapters["default"]
+    wanted = x_NI @ (plain_OI + scale * adapter.B @ adapter.A).T
+    torch.testing.assert_close(layer(x_NI), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_begins_as_published(make_model):
+    """B at zero; A uniform within one over the root of its inputs, as `peft` and Microsoft's own code draw it."""
+    model = make_model(hidden_size=64)
+    adapt(model, Lora(rank=32, targets=("attention.q_proj",)))
+    for layer in lora.adapted(model).values():
+        assert not layer.adapters["default"].B.any()
+        largest = layer.adapters["default"].A.abs().max().item()
+        assert 0.95 / 8 < largest <= 1 / 8

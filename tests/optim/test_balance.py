@@ -71,3 +71,16 @@ def test_uneven_routing_becomes_even():
         keeper.zero_grad()
     assert loads[0] > 3.9
     assert max(loads[-10:]) < 1.7
+
+
+def test_a_step_that_is_found_to_be_bad_moves_nothing():
+    """As torch's scalers say it: `found_inf` is a tensor that is 1."""
+    model = made("glm4_moe")
+    keeper = RouterBalance(model, 0.01, lambda value: value)
+    bias = mixtures(model)[0].router.correction
+    for found, moved in ((1.0, [0.0] * 4), (0.0, [-0.01, 0.01, 0.01, -0.01])):
+        mixtures(model)[0].load_E[:] = torch.tensor([9.0, 1.0, 1.0, 9.0])
+        keeper.found_inf = torch.tensor(found)
+        keeper.step()
+        keeper.zero_grad()
+        torch.testing.assert_close(bias, torch.tensor(moved))

@@ -10,6 +10,7 @@ import torch
 
 from penjing.base.errors import UserError
 from penjing.base.table import look_up
+from penjing.model import cpu
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
@@ -161,7 +162,11 @@ def plain_muon_update(momentum, gradient, share):
     return x * math.sqrt(max(1, direction.shape[0] / direction.shape[1]))
 
 
-def test_muon_against_a_plain_twin():
+@pytest.mark.parametrize("kernels", ["ours", "torch"])
+def test_muon_against_a_plain_twin(kernels, monkeypatch):
+    """Also without kernels of our own, as on every GPU."""
+    if kernels == "torch":
+        monkeypatch.setattr(cpu, "kernels", lambda: None)
     model, twin = make_model("untied"), make_model("untied")
     settings = Muon(learning_rate=0.03, momentum=0.9, weight_decay=0.2, adamw_learning_rate=0.01)
     take_steps(model, settings.build(model), [1, 2, 3])
@@ -178,6 +183,33 @@ def test_muon_against_a_plain_twin():
         rest.step()
     for (name, found), expected in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("kernels", ["ours", "torch"])
+@pytest.mark.parametrize(("shape", "scale"), [((12, 3), 2.0), ((3, 12), 1.0), ((4, 4), 1.0)])
+def test_a_step_of_muon_has_the_size_of_its_paper(shape, scale, kernels, monkeypatch):
+    """sqrt(max(1, rows / columns)) times the orthogonal matrix: its singular values are near one."""
+    if kernels == "torch":
+        monkeypatch.setattr(cpu, "kernels", lambda: None)
+    layer = torch.nn.Linear(shape[1], shape[0], bias=False)
+    before_MN = layer.weight.detach().clone()
+    (optimizer,) = Muon(learning_rate=0.1, weight_decay=0.0).build(layer)
+    layer.weight.grad = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    optimizer.step()
+    values = torch.linalg.svdvals(before_MN - layer.weight.detach()) / (0.1 * scale)
+    assert 0.69 < values.min() <= values.max() < 1.31
+
+
+@pytest.mark.parametrize("kernels", ["ours", "torch"])
+def test_muon_s_decay_is_the_rate_times_the_weight(kernels, monkeypatch):
+    if kernels == "torch":
+        monkeypatch.setattr(cpu, "kernels", lambda: None)
+    layer = torch.nn.Linear(4, 4, bias=False)
+    before_MN = layer.weight.detach().clone()
+    (optimizer,) = Muon(learning_rate=0.1, weight_decay=0.5).build(layer)
+    layer.weight.grad = torch.zeros(4, 4)  # whose orthogonal matrix is zero
+    optimizer.step()
+    torch.testing.assert_close(layer.weight.detach(), 0.95 * before_MN)
 
 
 def test_muon_leaves_parameters_without_gradient_alone():

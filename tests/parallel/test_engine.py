@@ -59,6 +59,16 @@ def test_ranks_wait_for_data_without_a_limit_and_for_a_step_with_one(engine, car
     assert carried == [("gloo", PATIENCE)] * 2 + [("gloo", TIMEOUT)] * 2
 
 
+def test_gradients_are_the_sum_over_ranks_where_ddp_takes_the_mean(engine):
+    """Two ranks: what DDP halves has been doubled before."""
+    model = nn.Linear(1, 1, bias=False)
+    engine.wrap(model)
+    engine.backward(3.0 * model.weight.sum())
+    assert model.weight.grad.item() == 6.0
+    engine.clip(1.5)
+    assert model.weight.grad.item() == pytest.approx(1.5, rel=1e-5)
+
+
 @pytest.fixture
 def current(monkeypatch):
     """The cards that were made current: whether in the main thread, and which."""

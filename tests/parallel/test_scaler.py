@@ -2,6 +2,8 @@
 
 import copy
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -85,3 +87,50 @@ def test_unscaling_divides():
     assert float(scaler.scaled(torch.tensor(2.0))) == 8.0
     scaler.unscale(gradients)
     assert gradients[0].tolist() == pytest.approx([2.0, 2.0])
+
+
+def test_it_begins_and_moves_as_torchs_own_does():
+    """Scale by scale beside torch.amp.GradScaler: the first, the doubling after 2,000 good steps, overflows."""
+    theirs, ours = torch.amp.GradScaler("cpu"), LossScaler(CPU)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = SimpleNamespace(param_groups=[{"params": [weight]}], step=lambda: None)  # stands still
+
+    def take(gradient):
+        theirs.scale(weight.sum()).backward()
+        weight.grad.fill_(gradient)
+        theirs.unscale_(optimizer)
+        ours.look(torch.tensor(gradient))
+        theirs.step(optimizer)
+        theirs.update()
+        weight.grad = None
+        return ours.state()["scale"], theirs.get_scale()
+
+    def jump(good_steps):
+        """As if so many good steps had been taken."""
+        theirs.load_state_dict({**theirs.state_dict(), "_growth_tracker": good_steps})
+        ours.restore({**ours.state(), "good_steps": float(good_steps)})
+
+    assert float(ours.scaled(torch.tensor(1.0))) == theirs.get_scale() == 65536.0
+    scales = [take(1.0) for _ in range(3)]
+    jump(1997)
+    scales += [take(1.0) for _ in range(4)] + [take(math.inf) for _ in range(3)]
+    jump(1998)
+    scales += [take(1.0) for _ in range(2)]
+    assert [mine for mine, _ in scales] == [other for _, other in scales]
+    assert [mine for mine, _ in scales[-9:]] == [2.0**power for power in (16, 16, 17, 17, 16, 15, 14, 14, 15)]
+
+
+def test_an_overflow_begins_the_count_of_good_steps_anew():
+    scaler = LossScaler(CPU, first=8.0, grow_after=3)
+    for norm in (1.0, 1.0, math.inf, 1.0, 1.0):
+        scaler.look(torch.tensor(norm))
+    assert scaler.state() == {"scale": 4.0, "good_steps": 2.0}
+
+
+def test_the_scale_stays_where_float32_can_bear_it():
+    scaler = LossScaler(CPU, first=2.0**24, grow_after=1)
+    scaler.look(torch.tensor(1.0))
+    assert scaler.state()["scale"] == 2.0**24
+    assert bool(scaler.can_fall())
+    scaler.restore({"scale": 1.0, "good_steps": 0.0})
+    assert not bool(scaler.can_fall())

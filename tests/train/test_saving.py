@@ -129,3 +129,95 @@ def test_going_back_leaves_optimizers_of_another_kind_alone(tmp_path):
     assert torch.equal(model.weight, weight)
     learn(model, other.optimizers, 2)
     assert other.save({"step": 2}, True) and other.go_back() == {"step": 2} and not record
+
+
+class Later:
+    """Holds the writing of a checkpoint back until it is told to."""
+
+    def __init__(self):
+        self.work = None
+
+    def start(self, work):
+        self.work = work
+
+    def wait(self):
+        pass
+
+
+def test_a_checkpoint_holds_the_instant_at_which_it_was_asked_for(tmp_path):
+    """However late it is written: weights, moments and random numbers are those of then, not of the write."""
+    model = make_model()
+    optimizers = AdamW().build(model)
+    learn(model, optimizers, 1)
+    keeper = Keeper(
+        tmp_path,
+        SaveSettings(),
+        Single(torch.device("cpu")),
+        model=model,
+        only_trained=False,
+        optimizers=optimizers,
+        stateful={},
+        texts={},
+        about={},
+        fingerprints={},
+        record=lambda incident: None,
+    )
+    keeper._background = Later()
+    torch.manual_seed(11)
+    keeper.save({"step": 1}, False)
+    weight = model.weight.detach().clone()
+    moment = optimizers[0].state[model.weight]["exp_avg"].clone()
+    drawn = torch.rand(5)
+    learn(model, optimizers, 2)
+    keeper._background.work()
+    checkpoint = newest(tmp_path)
+    assert torch.equal(checkpoint.weights()["weight"], weight)
+    (state,), random_state = checkpoint.optimizers()
+    assert any(torch.equal(values["exp_avg"], moment) for values in state["state"].values())
+    torch.set_rng_state(random_state)
+    assert torch.equal(torch.rand(5), drawn)
+
+
+def test_random_numbers_go_on_where_the_checkpoint_was(begun):
+    _, optimizers, checkpoint = begun(AdamW())
+    torch.manual_seed(5)
+    restore_optimizers(optimizers, checkpoint)
+    torch.set_rng_state(checkpoint.optimizers()[1])
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    restore_optimizers(optimizers, checkpoint)
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_what_has_state_comes_back_with_the_checkpoint(tmp_path):
+    class Place:
+        def __init__(self):
+            self.place = 0
+
+        def state(self):
+            return {"place": self.place}
+
+        def restore(self, state):
+            self.place = state["place"]
+
+    def keeper_of(place):
+        model = make_model()
+        return Keeper(
+            tmp_path,
+            SaveSettings(),
+            Single(torch.device("cpu")),
+            model=model,
+            only_trained=False,
+            optimizers=AdamW().build(model),
+            stateful={"source": place},
+            texts={},
+            about={},
+            fingerprints={},
+            record=lambda incident: None,
+        )
+
+    before, after = Place(), Place()
+    before.place = 7
+    assert keeper_of(before).save({"step": 1}, True)
+    keeper_of(after).restore(newest(tmp_path), optimizers=True)
+    assert after.place == 7

@@ -1,0 +1,197 @@
+"""Numbers of the papers, and cases worked out by hand: nothing here reads a setting's own field."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from penjing.feed.answers import Answer, Group, pack
+from penjing.objective.policy import Policy, PolicyObjective, Rollout, divergence
+from penjing.objective.preference import Preference, PreferenceObjective, pair_losses
+
+TWICE = Rollout(max_tokens=10, repeats=2)  # so that ratios are not 1 by definition
+
+
+def one_token(loss, ratio, advantage):
+    """(the loss, its slope along log pi) of an answer of one token, whose probability is `ratio` times what it was."""
+    answer = Answer(ids=[7], values={"behaviour": [-2.0]})
+    batch = pack([Group(prompt=[1], answers=[answer], figures={"advantage": [advantage]})], 32)
+    logp_N = torch.tensor([-2.0 + math.log(ratio)], requires_grad=True)
+    objective = PolicyObjective(Policy(loss=loss, rollout=TWICE))
+    total, parts = objective.of_log_probs(logp_N, torch.zeros(1), batch)
+    (slope,) = torch.autograd.grad(total, logp_N)
+    return total.item(), slope.item(), parts
+
+
+# arXiv:2402.03300 and arXiv:1707.06347 clip at 0.2; arXiv:2503.14476 section 3.1: 0.2 below, 0.28 above;
+# arXiv:2507.18071 section 5.1: 3e-4 below, 4e-4 above.
+BORDERS = {
+    "grpo": (0.8, 1.2),
+    "dr_grpo": (0.8, 1.2),
+    "ppo": (0.8, 1.2),
+    "dapo": (0.8, 1.28),
+    "gspo": (1 - 3e-4, 1 + 4e-4),
+}
+
+
+@pytest.mark.parametrize("loss", BORDERS)
+def test_the_ratio_is_clipped_where_the_paper_says(loss):
+    low, high = BORDERS[loss]
+    little = 0.01 * min(1 - low, high - 1)
+    share = 0.1 if loss == "dr_grpo" else 1.0  # over the longest answer, ten tokens
+    for advantage, ratio in ((2.0, high - little), (-2.0, low + little)):
+        total, slope, parts = one_token(loss, ratio, advantage)
+        assert (total, slope) == pytest.approx([-ratio * advantage * share] * 2, rel=1e-5)
+        assert parts["clipped_low_fraction"] == parts["clipped_high_fraction"] == 0
+    for advantage, ratio, border, name in ((2.0, high + little, high, "high"), (-2.0, low - little, low, "low")):
+        total, slope, parts = one_token(loss, ratio, advantage)
+        assert total == pytest.approx(-border * advantage * share, rel=1e-5)
+        assert slope == 0
+        assert parts[f"clipped_{name}_fraction"] == 1
+    for advantage, ratio in ((-2.0, high + little), (2.0, low - little)):  # the other way nothing is cut off
+        total, slope, parts = one_token(loss, ratio, advantage)
+        assert total == pytest.approx(-ratio * advantage * share, rel=1e-5)
+        assert parts["clipped_low_fraction"] == parts["clipped_high_fraction"] == 0
+
+
+def test_cispo_weighs_a_token_five_times_at_most():
+    """arXiv:2506.13585 clips the weight alone: above 1 + 4 it stays 5, and the token keeps its gradient."""
+    for ratio, weight in ((0.01, 0.01), (0.5, 0.5), (4.9, 4.9), (5.1, 5.0), (50.0, 5.0)):
+        for advantage in (2.0, -2.0):
+            total, slope, _ = one_token("cispo", ratio, advantage)
+            logp = -2.0 + math.log(ratio)
+            assert slope == pytest.approx(-weight * advantage, rel=1e-4)
+            assert total == pytest.approx(-weight * advantage * logp, rel=1e-4)
+
+
+def test_ratios_far_off_are_not_cut_before_the_clip():
+    """A token a hundred thousand times likelier counts so where it was judged bad: the minimum has no upper end."""
+    total, slope, _ = one_token("grpo", 1e5, -1.0)
+    assert (total, slope) == pytest.approx([1e5] * 2, rel=1e-3)
+
+
+def test_dr_grpo_divides_by_the_longest_answer_allowed():
+    """arXiv:2503.20783: sums over tokens, over a constant; an answer of two tokens counts twice one of one."""
+    answers = [Answer(ids=[7] * length, values={"behaviour": [-2.0] * length}) for length in (1, 2)]
+    batch = pack([Group(prompt=[1], answers=answers, figures={"advantage": [1.0, 1.0]})], 32)
+    objective = PolicyObjective(Policy(loss="dr_grpo", rollout=Rollout(max_tokens=25, repeats=2)))
+    logp_N = torch.full((3,), -2.0)
+    total, _ = objective.of_log_probs(logp_N, torch.zeros(3), batch)
+    assert float(total) == pytest.approx(-3 / 25)
+
+
+def test_estimates_of_the_divergence_of_one_token():
+    """J. Schulman, "Approximating KL Divergence": log r is q over p at a token drawn from p."""
+    logp, reference = torch.tensor([-1.0]), torch.tensor([-1.5])
+    assert divergence(logp, reference, "k1").item() == pytest.approx(0.5)
+    assert divergence(logp, reference, "k2").item() == pytest.approx(0.125)
+    assert divergence(logp, reference, "k3").item() == pytest.approx(math.exp(-0.5) - 1 + 0.5)
+
+
+def test_what_is_shown_beside_the_loss():
+    answer = Answer(ids=[7, 8], values={"behaviour": [-2.0, -1.0], "reference": [-2.5, -1.0]})
+    batch = pack([Group(prompt=[1], answers=[answer], figures={"advantage": [-1.0]})], 32)
+    objective = PolicyObjective(Policy(loss="dapo", kl_weight=0.1, rollout=TWICE))
+    _, parts = objective.of_log_probs(torch.tensor([-2.0, -2.0]), torch.tensor([0.5, 1.5]), batch)
+    assert float(parts["entropy_nats"]) == pytest.approx(2.0)
+    # k3 of tokens that the behaviour drew, with respect to the policy: e^(-1) - 1 + 1 of the second.
+    assert float(parts["kl_behaviour_nats"]) == pytest.approx(math.exp(-1))
+    assert float(parts["kl_nats"]) == pytest.approx(math.exp(-0.5) - 1 + 0.5 + math.exp(1) - 1 - 1)
+    assert float(parts["ratio"]) == pytest.approx(1 + math.exp(-1))
+    assert float(parts["clipped_low_fraction"]) == 1
+
+
+# --- preferences -----------------------------------------------------------------------------------------------------
+
+
+def test_betas_that_are_not_given_are_the_papers():
+    """0.1 (arXiv:2305.18290, section 6) and for SimPO 2.0 with a margin of 0.5 (arXiv:2405.14734)."""
+    logp_P2, reference_P2 = torch.tensor([[-2.0, -6.0]]), torch.tensor([[-3.0, -4.0]])
+    length_P2 = torch.tensor([[2.0, 4.0]])
+
+    def loss(**settings):
+        return pair_losses(Preference(**settings), logp_P2, reference_P2, length_P2)[0].item()
+
+    # c - c0 = 1, r - r0 = -2; means over tokens: c = -1, r = -1.5
+    assert loss() == pytest.approx(math.log1p(math.exp(-0.1 * 3)))
+    assert loss(loss="simpo") == pytest.approx(math.log1p(math.exp(-(2.0 * 0.5 - 0.5))))
+    assert loss(loss="ipo") == pytest.approx((1 / 2 + 2 / 4 - 1 / (2 * 0.1)) ** 2)
+    h = 0.1 * 3
+    good, bad = math.log1p(math.exp(-h)), math.log1p(math.exp(h))
+    assert loss(loss="cdpo", flipped_fraction=0.2) == pytest.approx(0.8 * good + 0.2 * bad)
+    assert loss(loss="robust", flipped_fraction=0.2) == pytest.approx((0.8 * good - 0.2 * bad) / (1 - 2 * 0.2))
+
+
+def judged(answers, **settings):
+    """The loss and the figures of groups with one answer to their own question and one to another's.
+
+    answers: of each group (wanted, gain of its own answer, gain of the other's) over the reference, in nats.
+    """
+    groups, logp = [], []
+    for wanted, own, other in answers:
+        groups.append(
+            Group(
+                prompt=[1],
+                answers=[Answer(ids=[7], values={"reference": [-3.0]}), Answer(ids=[8], values={"reference": [-3.0]})],
+                figures={"wanted": [float(wanted), 0.0], "mismatched": [0.0, 1.0]},
+            )
+        )
+        logp += [-3.0 + own, -3.0 + other]
+    logp_N = torch.tensor(logp, requires_grad=True)
+    objective = PreferenceObjective(Preference(loss="kto", beta=0.5, **settings))
+    batch = pack(groups, 64)
+    loss = objective(lambda *given, **named: torch.stack([logp_N, torch.zeros_like(logp_N)]), batch)
+    (slope_N,) = torch.autograd.grad(loss.total, logp_N)
+    return loss, slope_N.tolist(), float(objective.weight(batch))
+
+
+def sigma(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def test_kto_s_divergence_is_never_negative():
+    """arXiv:2402.01306, section 4.2: max(0, the mean over answers to other questions)."""
+    loss, slopes, units = judged([(True, 1.0, -4.0), (False, 1.0, -2.0)], unwanted_weight=3.0)
+    assert units == 2
+    assert float(loss.parts["kto_z_nats"]) == 0
+    assert loss.total.item() == pytest.approx((1 - sigma(0.5)) + 3 * (1 - sigma(-0.5)))
+    assert slopes[1] == slopes[3] == 0  # the estimate has no gradient
+
+
+def test_kto_s_divergence_is_the_mean_over_a_block_of_other_answers():
+    loss, slopes, _ = judged([(True, 1.0, 2.0), (False, 1.0, 0.0)], wanted_weight=2.0)
+    assert float(loss.parts["kto_z_nats"]) == pytest.approx(2 * 1.0)  # z = 1 of each of two answers
+    assert loss.total.item() == pytest.approx(2 * (1 - sigma(0.0)) + (1 - sigma(0.0)))
+    assert slopes[1] == slopes[3] == 0
+    assert slopes[0] == pytest.approx(-2 * 0.5 * 0.25)
+    assert slopes[2] == pytest.approx(0.5 * 0.25)
+    apart, _, _ = judged([(True, 1.0, 2.0), (False, 1.0, 0.0)], wanted_weight=2.0, kl_groups=1)
+    assert apart.total.item() == pytest.approx(2 * (1 - sigma(0.5 * (1 - 2))) + (1 - sigma(-0.5 * 1)))
+
+
+def test_figures_of_pairs_by_hand():
+    """A tie is half a pair; rewards are beta times the gain; drift is the half square of each token's."""
+    answers = [Answer(ids=[7, 8], values={"reference": [-1.0, -1.0]}), Answer(ids=[9], values={"reference": [-4.0]})]
+    tie = [Answer(ids=[7], values={"reference": [-1.0]}), Answer(ids=[9], values={"reference": [-1.0]})]
+    batch = pack([Group(prompt=[1], answers=answers), Group(prompt=[1], answers=tie)], 64)
+    logp_N = torch.tensor([-0.5, -2.5, -2.0, -1.0, -1.0])
+    loss = PreferenceObjective(Preference(beta=0.5))(
+        lambda *given, **named: torch.stack([logp_N, torch.zeros_like(logp_N)]), batch
+    )
+    parts = {name: float(value) for name, value in loss.parts.items()}
+    # chosen: -3 against -2, gain -1; rejected: -2 against -4, gain 2
+    assert parts["chosen_reward"] == pytest.approx(-0.5)
+    assert parts["rejected_reward"] == pytest.approx(1.0)
+    assert parts["reward_margin"] == pytest.approx(-1.5)
+    assert parts["reward_accuracy"] == pytest.approx(0.5)
+    assert parts["likelihood_accuracy"] == pytest.approx(0.5)  # -3 against -2, and the tie
+    assert parts["chosen_nats_per_token"] == pytest.approx(3 / 2 + 1)
+    assert parts["chosen_drift_nats_per_token"] == pytest.approx((0.5**2 / 2 + 1.5**2 / 2) / 2)
+    likelier = PreferenceObjective(Preference(beta=0.5))(
+        lambda *given, **named: torch.stack([logp_N + torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0]), logp_N]), batch
+    )
+    # Now the chosen one is likelier (-1 against -2), though it gained less (1 against 2).
+    assert float(likelier.parts["likelihood_accuracy"]) == pytest.approx(1.5)
+    assert float(likelier.parts["reward_accuracy"]) == pytest.approx(0.5)

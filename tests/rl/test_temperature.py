@@ -1,0 +1,161 @@
+"""Every log-probability of a run is of the temperature at which it samples: sampled, recomputed, the reference's, and
+the policy's own. Each is held against a plain softmax of one answer alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from penjing.feed.answers import Answer, Group, pack
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.lora import Lora, adapt, adapted, using
+from penjing.model.transformer import Transformer
+from penjing.objective.policy import Policy, PolicyObjective, Rollout
+from penjing.parallel.single import Single
+from penjing.rl.prompts import Prompt
+from penjing.rl.source import RolloutSource, Sampler
+from penjing.rl.stage import PolicyStage
+from penjing.text.records import Message
+
+TEMPERATURE = 0.6
+PROMPTS = [(3, 5, 7), (2, 4, 6, 8, 10), (11, 12), (1, 9, 1, 9)]
+
+
+class Numbers:
+    """A tokenizer of numbers."""
+
+    stop = frozenset({0})
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+
+class OddTokens:
+    names, weights = ("odd",), (1.0,)
+
+    def __call__(self, answers):
+        return np.array([[sum(int(token) % 2 for token in answer.text.split()) for answer in answers]], dtype=float)
+
+    def total(self, score_RN):
+        return score_RN[0]
+
+
+def make_model():
+    model = Transformer(
+        ModelConfig(
+            vocabulary_size=24, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_size=8, mlp_size=24,
+            max_tokens=64,
+        )
+    )  # fmt: skip
+    initialise(model, 0)
+    generator = torch.Generator().manual_seed(9)
+    for value in model.parameters():
+        value.data += 0.3 * torch.randn(value.shape, generator=generator)
+    return model
+
+
+@torch.no_grad()
+def plain(model, prompt, ids, temperature):
+    """log p of an answer's tokens after its prompt, in a row of its own."""
+    logits_TV = model(torch.tensor([[*prompt, *ids]]))[0, len(prompt) - 1 : -1]
+    return (logits_TV / temperature).log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+
+
+def settings(**rollout):
+    shape = {"answers": 3, "max_tokens": 6, "temperature": TEMPERATURE, "updates": 2, **rollout}
+    return Policy(kl_weight=0.1, rollout=Rollout(**shape))
+
+
+def sampled(model, how):
+    """The first batch of a source that samples from `model`, and its answers with their prompts."""
+    prompts = [
+        Prompt(ids=ids, messages=(Message(role="user", content="?"),), truths=(), kind="", record={}, where="")
+        for ids in PROMPTS
+    ]
+    sampler = Sampler(
+        settings=how,
+        model=model,
+        tokenizer=Numbers(),
+        scorer=OddTokens(),
+        engine=Single(torch.device("cpu")),
+        row_tokens=64,
+    )
+    source = RolloutSource(sampler, prompts, seed=1, prompts_per_step=2, micro_units=2)
+    batch = next(source)
+    one = source._round
+    answers = [
+        (prompts[int(one.prompt_P[place])].ids, one.id_PAM[place, answer, : one.length_PA[place, answer]].tolist())
+        for place in range(2)
+        for answer in range(3)
+    ]
+    return batch, answers
+
+
+@pytest.mark.parametrize("behaviour", ["sampled", "recomputed"])
+def test_old_log_probabilities(behaviour):
+    model = make_model()
+    batch, answers = sampled(model, settings(behaviour=behaviour))
+    wanted, cold = (torch.cat([plain(model, *each, heat) for each in answers]) for heat in (TEMPERATURE, 1.0))
+    torch.testing.assert_close(batch.values["behaviour"], wanted, rtol=1e-4, atol=1e-4)
+    assert (wanted - cold).abs().max() > 0.1
+
+
+def answer_batch():
+    answers = [[7, 3, 0], [2, 0], [5, 5, 5, 0]]
+    return pack([Group(prompt=PROMPTS[0], answers=[Answer(ids=ids) for ids in answers])], 64), answers
+
+
+def reference_of(model, kind):
+    stage = object.__new__(PolicyStage)
+    stage.settings = Policy(kl_weight=0.1, reference=kind, rollout=Rollout(temperature=TEMPERATURE))
+    return stage._reference(model)
+
+
+def with_adapters():
+    """A model whose adapter has learned something, and the base's own answers."""
+    model = make_model()
+    base = [plain(model, PROMPTS[0], ids, TEMPERATURE) for ids in answer_batch()[1]]
+    adapt(model, Lora(rank=2))
+    for layer in adapted(model).values():
+        layer.adapters["default"].B.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(1))
+    return model, torch.cat(base)
+
+
+@pytest.mark.parametrize("kind", ["adapter_off", "auto", "copy"])
+def test_the_reference_beside_adapters_is_the_base_at_that_temperature(kind):
+    model, wanted = with_adapters()
+    batch, answers = answer_batch()
+    found = reference_of(model, kind)(batch).detach()
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    with using(model, "default"):
+        learned = torch.cat([plain(model, PROMPTS[0], ids, TEMPERATURE) for ids in answers])
+    assert (learned - wanted).abs().max() > 0.05
+
+
+def test_the_copied_reference_is_the_start_at_that_temperature():
+    model = make_model()
+    batch, answers = answer_batch()
+    reference = reference_of(model, "auto")
+    wanted = torch.cat([plain(model, PROMPTS[0], ids, TEMPERATURE) for ids in answers])
+    with torch.no_grad():
+        model.embed.weight.mul_(1.5)  # what is learned later does not move it
+    torch.testing.assert_close(reference(batch).detach(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_policy_is_trained_at_the_temperature_that_it_samples_at():
+    """With what it was as behaviour every ratio is 1; and the loss has the slope of the hot softmax."""
+    model = make_model()
+    batch, answers = answer_batch()
+    wanted = torch.cat([plain(model, PROMPTS[0], ids, TEMPERATURE) for ids in answers])
+    batch.values["behaviour"] = wanted - 0.1
+    batch.figures["advantage"] = torch.ones(3)
+    objective = PolicyObjective(Policy(rollout=Rollout(temperature=TEMPERATURE, updates=2)))
+    loss = objective(model, batch)
+    assert loss.parts["ratio"].item() / 3 == pytest.approx(np.exp(0.1), rel=1e-4)
+
+
+def test_answers_of_one_prompt_are_drawn_apart():
+    _, answers = sampled(make_model(), settings(max_tokens=12))
+    assert len({tuple(ids) for _, ids in answers[:3]}) == 3
