@@ -35,6 +35,9 @@ def fastest_way(
     All ways that were tried, with their rates, and the one for each kind of trial. A way whose pilot ends in an error
     is recorded with it and not taken. Raises UserError if none works.
     """
+    if len(dtypes) == 1 and not may_compile:
+        only = {"dtype": dtypes[0], "compiled": False}
+        return {"tried": [], "path": only, "step": only}
     tried: list[dict[str, Any]] = []
     for compiled in (False, True) if may_compile else (False,):
         for dtype in dtypes:
