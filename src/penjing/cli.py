@@ -758,6 +758,9 @@ def bench_train_verb(
     peer_checkpointing: Annotated[
         bool, typer.Option(help="Whether the peer computes activations twice to save memory, as it does by itself.")
     ] = True,
+    search_rates: Annotated[
+        bool, typer.Option("--search-rates", help="pretrain: search everyone's learning rate in the same way first.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="JSON file to write; pretrain: after every trial anew.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="pretrain: go on with the trials in --out, or add to them.")
@@ -804,6 +807,7 @@ def bench_train_verb(
             threads=threads,
             checkpointing=peer_checkpointing,
             settings=tuple(settings or ()),
+            search=search_rates,
             save=save,
             earlier=out if resume else None,
         )

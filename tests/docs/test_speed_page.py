@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penjing.bench.pretrain import KINDS, markdown
+from penjing.bench.pretrain_table import KINDS, markdown
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "speed.md"
