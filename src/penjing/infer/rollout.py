@@ -112,6 +112,11 @@ def draw(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling, score_tempera
     return Drawn(id_B, logp_B, drawn_logp_B)
 
 
+def default_slots(model: Transformer) -> int:
+    """Sequences written at once on the model's device."""
+    return SLOTS.get(model.embed.weight.device.type, SLOTS_ELSEWHERE)
+
+
 def rollout(
     model: Transformer,
     requests: Sequence[Request],
@@ -148,7 +153,7 @@ def rollout(
         table = _Slots(
             model,
             min(
-                slots or SLOTS.get(model.embed.weight.device.type, SLOTS_ELSEWHERE),
+                slots or default_slots(model),
                 sum(len(requests[index].seeds) for index in waiting),
             ),
             max_new_tokens=max_new_tokens,

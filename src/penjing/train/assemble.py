@@ -148,6 +148,8 @@ def assemble(
     )
     start = 0 if checkpoint is None else checkpoint.step
     record = _incidents(engine, folder, start)
+    if hasattr(stage, "record"):  # of a stage that meets incidents of its own
+        stage.record = lambda incident: record({"step": progress.step + 1, **incident})
     guard = Guard(record, getattr(engine, "scaler", None))
     # Whatever else has state of its own, such as a loss scaler, gets a line here, and is saved and restored with it.
     stateful: dict[str, Stateful] = {"source": feed, "meter": meter, "guard": guard}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from penjing import __version__
 from penjing.base.files import read_json, write_json
-from penjing.feed.source import Source
+from penjing.feed.source import Source, place_of
 from penjing.optim.schedule import Constant
 from penjing.parallel.base import Engine
 from penjing.plan import hardware, ledger
@@ -226,7 +226,7 @@ def _timed(
         feed = OnDevice(stage.source(micro_units(run, engine), engine.rank, engine.world), engine.device)
     meter = Meter(0.0, None)
     trial = replace(parts, source=feed, meter=meter, schedule=AtRest(), accumulate=passes)
-    each, begin = size.round_steps, feed.state()
+    each, begin = size.round_steps, place_of(feed)
     ahead = stage.runs_ahead and size.probe_steps >= LEAST_STEPS
     first = _round(trial, each)
     waited_first, meter.data_wait_seconds = meter.data_wait_seconds, 0.0

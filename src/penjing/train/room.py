@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from penjing.base.errors import UserError
-from penjing.feed.source import Source, samples_between
+from penjing.feed.source import Source, place_of, samples_between
 
 Result = TypeVar("Result")
 
@@ -34,6 +34,9 @@ class Feed:
 
     def state(self) -> dict[str, Any]:
         return self.source.state()
+
+    def place(self) -> dict[str, Any]:
+        return place_of(self.source)
 
     def restore(self, state: dict[str, Any]) -> None:
         self.source.restore(state)
