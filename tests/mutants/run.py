@@ -1,4 +1,4 @@
-"""Small wrong changes of the code ("mutants"), each of which some test must see: `python tests/mutants/run.py [NAME ...]`.
+"""Small wrong changes of the code (mutants), each of which a test must see: `python tests/mutants/run.py [NAME ...]`.
 
 mutants.toml lists them: a file, a text that stands in it exactly once, what is put in its place, and the tests that are
 to fail then. Nothing is changed in place: the tree is copied, and every run is a fork of one process that has imported
@@ -25,10 +25,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutants.toml")
-TRAVELS = ("src", "tests", "docs", "benchmarks", "results", "pyproject.toml", "Makefile", "README.md", "README.zh-CN.md")
+TRAVELS = (
+    "src",
+    "tests",
+    "docs",
+    "benchmarks",
+    "results",
+    "pyproject.toml",
+    "Makefile",
+    "README.md",
+    "README.zh-CN.md",
+)
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".pytest_cache", "*.pyc")
 SECONDS = 300.0  # after which a mutant is taken to hang, which is no way to pass either
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "offline"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_MODE": "offline",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +110,7 @@ class Tree:
     def __init__(self, folder: Path) -> None:
         self.root, self.log = folder / "tree", folder / "log"
         self._tick = int(time.time())
-        for name in TRAVELS:
+        for name in (*FOLDERS, *FILES):
             source = ROOT / name
             if source.is_dir():
                 shutil.copytree(source, self.root / name, ignore=LEFT_OUT)

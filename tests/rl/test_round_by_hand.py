@@ -114,7 +114,9 @@ def test_of_the_likeliest_token_alone_all_answers_are_one(model):
 
 
 def test_rewards_are_added_up_by_their_weights(model):
-    settings = Policy(rewards=("length", "repetition"), reward_weights=(2.0, -3.0), reward=RewardSettings(repeated_words=1))
+    settings = Policy(
+        rewards=("length", "repetition"), reward_weights=(2.0, -3.0), reward=RewardSettings(repeated_words=1)
+    )
     scorer = Scorer(settings, Setting(device=CPU, max_tokens=8))
     one = round_of(model, scorer=scorer)
     np.testing.assert_allclose(one.reward_PA, 2 * one.score_RPA[0] - 3 * one.score_RPA[1])
