@@ -110,7 +110,7 @@ class Tree:
     def __init__(self, folder: Path) -> None:
         self.root, self.log = folder / "tree", folder / "log"
         self._tick = int(time.time())
-        for name in (*FOLDERS, *FILES):
+        for name in TRAVELS:
             source = ROOT / name
             if source.is_dir():
                 shutil.copytree(source, self.root / name, ignore=LEFT_OUT)
