@@ -145,3 +145,25 @@ def test_a_folder_that_cannot_be_is_refused(old: Path, monkeypatch: pytest.Monke
 def test_any_name_can_be_written_down() -> None:
     assert printable(Path("a/中.txt")) == "a/中.txt"
     assert printable(Path(os.fsdecode(b"a/\xd6\xd0.txt"))) == r"a/\xd6\xd0.txt"
+
+
+def test_a_file_is_on_the_disk_before_it_takes_the_place_of_another(tmp_path, monkeypatch):
+    """The bytes before the name, and the name before `write_text` returns: a power cut leaves the old or the new."""
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    log, fsync, replace = [], os.fsync, os.replace
+
+    def synced(handle):
+        log.append(("sync", Path(os.readlink(f"/proc/self/fd/{handle}"))))
+        fsync(handle)
+
+    def replaced(old, new):
+        log.append(("replace", Path(old), Path(new)))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    write_text(path, "new")
+    assert path.read_text() == "new"
+    (temporary,) = (entry[1] for entry in log if entry[0] == "replace")
+    assert log == [("sync", temporary), ("replace", temporary, path), ("sync", tmp_path)]

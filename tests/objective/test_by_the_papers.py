@@ -103,6 +103,25 @@ def test_what_is_shown_beside_the_loss():
     assert float(parts["clipped_low_fraction"]) == 1
 
 
+def test_the_value_s_loss_is_a_tenth_of_the_policy_s():
+    """0.1, as TRL has it: half the larger of two squares, for one token V = 1.5 beside the return 1, from 1 before."""
+    values = {"behaviour": [-2.0], "advantage": [0.0], "value": [1.0], "return": [1.0]}
+    batch = pack([Group(prompt=[1], answers=[Answer(ids=[7], values=values)])], 32)
+    value_N = torch.tensor([1.5], requires_grad=True)
+    said = (torch.tensor([[-2.0], [0.0]]), value_N)
+    loss = PolicyObjective(Policy(loss="ppo"))(lambda *given, **named: said, batch)
+    assert loss.total.item() == pytest.approx(0.1 * 0.5 * 0.25)
+    assert loss.parts["value_loss"].item() == pytest.approx(0.5 * 0.25)
+    (slope,) = torch.autograd.grad(loss.total, value_N)
+    assert slope.item() == pytest.approx(0.1 * 0.5)
+    held = PolicyObjective(Policy(loss="ppo"))._of_values(torch.tensor([0.5]), batch)[1]
+    assert held["value_loss"].item() == pytest.approx(0.5 * 0.25)  # further off than 0.8, where it is held
+    batch.values["return"] = torch.tensor([0.0])
+    held = PolicyObjective(Policy(loss="ppo"))._of_values(torch.tensor([0.5]), batch)[1]
+    assert held["value_loss"].item() == pytest.approx(0.5 * 0.64)  # at 0.8, though 0.5 is nearer
+    assert held["value_clipped_fraction"].item() == 1
+
+
 # --- preferences -----------------------------------------------------------------------------------------------------
 
 

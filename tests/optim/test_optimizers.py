@@ -212,6 +212,28 @@ def test_muon_s_decay_is_the_rate_times_the_weight(kernels, monkeypatch):
     torch.testing.assert_close(layer.weight.detach(), 0.95 * before_MN)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Muon(learning_rate=0.1, weight_decay=0.5),
+        Muon(learning_rate=0.1, weight_decay=0.5, state="bfloat16"),
+        AdamW(learning_rate=0.1, weight_decay=0.5, state="bfloat16"),
+        AdamW(learning_rate=0.1, weight_decay=0.5, state="int8"),
+    ],
+    ids=lambda settings: f"{settings.kind}-{settings.state}",
+)
+def test_a_step_that_is_found_to_be_bad_does_not_even_decay(settings):
+    layer = torch.nn.Linear(64, 64, bias=False)
+    (optimizer,) = settings.build(layer)
+    layer.weight.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    optimizer.step()
+    before = layer.weight.detach().clone()
+    layer.weight.grad = torch.full((64, 64), math.nan)
+    optimizer.found_inf = torch.tensor(1.0)
+    optimizer.step()
+    assert torch.equal(layer.weight.detach(), before)
+
+
 def test_muon_leaves_parameters_without_gradient_alone():
     model = make_model()
     optimizers = Muon().build(model)

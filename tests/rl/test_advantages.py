@@ -29,3 +29,11 @@ def test_normalised_have_a_spread_of_one():
 def test_equal_rewards_teach_nothing():
     assert degenerate(REWARDS).tolist() == [False, True, False]
     assert degenerate(np.array([[0.1 + 0.2, 0.3]])).tolist() == [True]
+    assert degenerate(np.array([[0.5, 0.501]])).tolist() == [False]
+
+
+def test_the_floor_of_the_spread_is_published():
+    """Added to the standard deviation, as TRL has it: rewards a thousandth apart still count."""
+    found = advantages(np.array([[0.5, 0.501]]), "normalised")
+    spread = 0.001 / np.sqrt(2)  # of a sample of two
+    np.testing.assert_allclose(found, [[-0.0005 / (spread + 1e-4), 0.0005 / (spread + 1e-4)]], rtol=1e-6)

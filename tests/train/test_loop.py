@@ -13,7 +13,7 @@ from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
 from penjing.optim.adamw import AdamW
-from penjing.optim.schedule import Constant
+from penjing.optim.schedule import Constant, WarmupStableDecay
 from penjing.parallel.scaler import LossScaler
 from penjing.parallel.single import Single
 from penjing.track.base import Trackers
@@ -120,6 +120,49 @@ def test_ragged_accumulation_is_exact():
         assert torch.allclose(mine, theirs, atol=1e-6)
     for (_, mine), (_, theirs) in zip(cut_memory.seen, whole_memory.seen, strict=True):
         assert mine["loss_nats_per_token"] == pytest.approx(theirs["loss_nats_per_token"], abs=1e-6)
+
+
+def test_a_step_moves_no_further_than_the_clipped_norm():
+    """Plain descent: the weights move by the rate times the norm of the gradients, which is clipped to 0.25."""
+    made, model, memory = parts([batch(2)], steps=1)
+    before = torch.cat([value.detach().flatten() for value in model.parameters()])
+    train(replace(made, optimizers=descent(model), clip_norm=0.25), Progress())
+    after = torch.cat([value.detach().flatten() for value in model.parameters()])
+    assert memory.seen[0][1]["gradient_norm"] > 0.3
+    assert float((after - before).norm()) == pytest.approx(0.5 * 0.25, rel=1e-4)
+
+
+def test_each_step_has_the_rate_of_its_place():
+    """Two steps of warm-up out of four, then down to nothing over two: 1/2, 1, 1 and 1/2 of the peak."""
+    made, model, memory = parts([batch(2)], steps=4)
+    optimizers, used = descent(model), []
+    plain_step = optimizers[0].step
+    optimizers[0].step = lambda: used.append(optimizers[0].param_groups[0]["lr"]) or plain_step()
+    schedule = WarmupStableDecay(warmup_fraction=0.5, decay_fraction=0.5)
+    train(replace(made, optimizers=optimizers, schedule=schedule), Progress())
+    assert used == [0.25, 0.5, 0.5, 0.25]
+    assert [figures["learning_rate"] for _, figures in memory.seen] == used
+
+
+def test_gradients_travel_between_ranks_with_the_last_pass_of_a_step():
+    made, _, _ = parts([batch(2)], steps=2, accumulate=3)
+    told, plain = [], made.engine.micro_step
+    made.engine.micro_step = lambda *, last: told.append(last) or plain(last=last)
+    train(made, Progress())
+    assert told == [False, False, True] * 2
+
+
+def test_what_was_summed_before_a_checkpoint_goes_on_in_one_rank():
+    """Else the means after it would count it once for each rank."""
+    saved = {"step": 3, "sums": {"loss": 12.0}, "units": 6.0}
+    shares = []
+    for rank in (0, 1):
+        engine = Single(torch.device("cpu"))
+        engine.rank = rank
+        restored = Progress.restore(saved, engine)
+        assert (restored.step, restored.units) == (3, 6.0)
+        shares.append(restored.sums["loss"].item())
+    assert shares == [12.0, 0.0]
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_a_clear_line():

@@ -1,0 +1,141 @@
+"""Figures of data sheets, papers and docs/cost.md, written down once more: a slip of the pen in the code shows here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from penjing.model.config import ModelConfig
+from penjing.plan import cost, tokens
+from penjing.plan.bill import Pace, margin_of
+from penjing.plan.cards import CARDS
+from penjing.plan.machine import MARGINS, Machine, machine_of_card
+from penjing.plan.shape import shape_of
+from penjing.plan.time import step_time
+from penjing.plan.work import Workload
+
+SHAPE = shape_of(
+    ModelConfig(
+        vocabulary_size=1000, hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_size=32, mlp_size=128
+    )
+)
+WORK = Workload(shape=SHAPE, tokens=100, row_tokens=100, keys=50.5, passes=3, dtype="float32")
+# Whatever is asked of it takes a second for each FLOP or byte.
+UNIT = Machine(
+    name="unit",
+    kind="cuda",
+    level="L1",
+    source="",
+    product_flops={"float32": 1.0, "bfloat16": 1.0},
+    attention_share=1.0,
+    bytes_per_second=1.0,
+    launch_seconds=0.0,
+    bus_bytes_per_second=1.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "half", "memory_gib", "gigabytes", "watts"),
+    [
+        ("H100", 989, (79, 80), 3350, 700),
+        ("H200", 989, (139, 141), 4800, 700),
+        ("A100", 312, (79, 80), 2039, 400),
+        ("A100 40GB", 312, (39, 40), 1555, 400),
+        ("V100", 125, (31, 32), 900, 300),
+        ("T4", 65, (14, 16), 320, 70),
+        ("L4", 121, (21, 24), 300, 72),
+        ("RTX 3090", 71, (23, 24), 936, 350),
+        ("RTX 4090", 165.2, (23, 24), 1008, 450),
+        ("RTX 5090", 209.5, (31, 32), 1792, 575),
+    ],
+)
+def test_cards_are_those_of_their_sheets(name, half, memory_gib, gigabytes, watts):
+    """Dense rates with float32 accumulation: half of what is printed for sparse matrices, and for GeForce cards half
+    again; memory is what is left of the printed size."""
+    card = CARDS[name]
+    assert (card.half, card.gigabytes_per_second, card.watts) == (half, gigabytes, watts)
+    assert memory_gib[0] <= card.memory_gib <= memory_gib[1]
+
+
+def test_what_a_card_sustains():
+    h100, home = machine_of_card(CARDS["H100"]), machine_of_card(CARDS["RTX 4090"])
+    assert h100.rate("bfloat16") == pytest.approx(0.60 * 989e12)
+    assert home.rate("bfloat16") == pytest.approx(0.95 * 165.2e12)
+    assert h100.rate("float32") == pytest.approx(0.9 * 67e12)
+    assert h100.attention_rate("bfloat16", 1024) == pytest.approx(0.25 * 989e12)
+    assert h100.bytes_per_second == pytest.approx(0.8 * 3350e9)
+    assert (h100.bus_bytes_per_second, home.bus_bytes_per_second) == (230e9, 12e9)
+    assert h100.launch_seconds == home.launch_seconds == 25e-6
+
+
+def test_intervals_of_the_levels():
+    assert MARGINS == {"L0": 0.30, "L1": 0.15, "L2": 0.03, "L3": 0.02}
+    pace = Pace(
+        step_seconds=1.0,
+        validation_seconds=0.0,
+        checkpoint_seconds=0.0,
+        last_checkpoint_seconds=0.0,
+        spread=0.1,
+        num_steps=4,
+    )
+    assert margin_of(pace) == pytest.approx(0.03 + 1.28 * 0.1 / 2)
+    assert margin_of(pace, usual_error=0.4) == 0.4
+    assert margin_of(replace(pace, spread=10.0)) == pytest.approx(0.53)
+
+
+def test_a_step_of_sharded_weights():
+    """FSDP gathers weights twice and scatters gradients once, in half precision; 15 % of it is not hidden, and between
+    nodes it takes two and a half times as long."""
+    two = step_time(replace(WORK, ranks=2, sharding="fsdp"), UNIT)
+    sent = 3 * 2 * SHAPE.parameters / 2 * 3
+    assert two.communication == pytest.approx(0.15 * sent)
+    many = step_time(replace(WORK, ranks=16, sharding="fsdp"), UNIT)
+    assert many.communication == pytest.approx(0.15 * 2.5 * 3 * 2 * SHAPE.parameters * 15 / 16 * 3)
+
+
+def test_launches_and_what_kernels_of_our_own_move():
+    assert WORK.kernels() == 2 * 100 + 60
+    half = replace(WORK, dtype="bfloat16")
+    assert half.kernels() == 2 * 100 * 1.5 + 60
+    assert replace(WORK, compiled=True).kernels() == (2 * 100 + 60) / 4
+    assert replace(WORK, recompute="block").kernels() == pytest.approx(2 * 100 * 1.3 + 60)
+    assert replace(WORK, own_kernels=True).head_bytes() == 100 * 1000 * 10
+    values = 45 * 64 * 2 + 14 * 128 * 2
+    assert replace(WORK, own_kernels=True).elementwise_bytes() == pytest.approx(100 * values * 4 * 0.85)
+    assert replace(WORK, compiled=True).elementwise_bytes() == pytest.approx(100 * values * 4 * 0.5)
+    assert half.elementwise_bytes() == pytest.approx(100 * values * 2 * 1.5)
+    assert half.optimizer_bytes() == SHAPE.parameters * (28 * 2 + 20)
+    assert replace(half, fused_optimizer=True).optimizer_bytes() == SHAPE.parameters * (28 + 20)
+    maps = replace(WORK, attention="materialised")
+    assert maps.map_bytes() == 100 * 100 * 2 * 2 * 18 * 4
+    assert maps.attention_flops() == (2 + 4) * 2 * 100 * 64 * 100 * 2
+
+
+def test_published_rules_for_batches_and_rates():
+    """1e9 parameters on 1e11 tokens, 6e20 FLOPs; the papers' own constants."""
+    step, deep, power = tokens.cross_checks(10**9, 1e11, 6e20)
+    assert "2503.04715" in step.rule and "2401.02954" in deep.rule and "2505.13738" in power.rule
+    assert step.batch_tokens == pytest.approx(0.58 * 1e11**0.571)
+    assert step.learning_rate == pytest.approx(1.79 * 1e9**-0.713 * 1e11**0.307)
+    assert deep.batch_tokens == pytest.approx(0.2920 * 6e20**0.3271)
+    assert deep.learning_rate == pytest.approx(0.3118 * 6e20**-0.1250)
+    assert power.batch_tokens == pytest.approx(524_288 * (1e11 / 1.2e9) ** 0.383)
+
+
+def test_the_range_of_the_advice_turns_around_1e20_flops():
+    """The exponent of the corrected fit is 0.513 +- 0.020 (arXiv:2404.10102); four of five lie within 1.28 of that."""
+    found = tokens.advise(64_000_000, 60_000_000)
+    away = abs(math.log(6 * 64e6 * found.tokens / 1e20))
+    assert found.high / found.tokens == pytest.approx(math.exp(2 * 1.28 * 0.020 * away))
+    assert found.low / found.tokens == pytest.approx(math.exp(-2 * 1.28 * 0.020 * away))
+
+
+def test_a_bill_of_money_and_electricity():
+    price = cost.Price(hour=cost.Money(2.5, "USD"), source="")
+    assert cost.cost(price, 2 * 3600, 8) == cost.Money(40.0, "USD")
+    assert cost.kilowatt_hours(3600, 8, 700) == pytest.approx((8 * 700 * 0.9 + 100) / 1000)
+    assert cost.read_budget("1GB").memory_bytes == 10**9
+    assert cost.read_count("1.5B", "x") == 1_500_000_000
+    assert cost.read_count("2T", "x") == 2 * 10**12
