@@ -1,8 +1,9 @@
 """Whether a processor multiplies bfloat16 matrices faster than float32 ones: a fact of the machine, not of the minute.
 
-What the processor has decides. On x86 with AVX512-BF16 or AMX units oneDNN's bfloat16 matmul is 4 to 8 times as fast as
-float32; without them oneDNN converts, and bfloat16 is slower. Only where the units are there and the library that would
-use them is not known (ARM) is it measured, in a way that other load does not turn, and kept for the machine.
+What the processor has decides. On x86 with AMX, or with AVX512-BF16 on AMD, oneDNN's bfloat16 matmul is 4 to 8 times as
+fast as float32. AVX512-BF16 on Intel without AMX is slower: 166 GFLOP/s beside 321 (docs/log.md). Without such units
+oneDNN converts, and bfloat16 is slower. Only where the units are there and the library that would use them is not known
+(ARM) is it measured, in a way that other load does not change, and kept for the machine.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ KEPT = "bfloat16.json"  # in the user's folder: measured ratios by machine
 
 
 def cpu_has_fast_bfloat16(name: str) -> bool:
-    """The same answer in every process on this machine, however busy it is. name: of the processor."""
+    """The same answer in every process on this machine, however busy it is. name: what the processor calls itself."""
     units = cpu_units()
     if units.isdisjoint((*X86_UNITS, *ARM_UNITS)) or not _library_takes_bfloat16():
         return False
     if not units.isdisjoint(X86_UNITS):
+        if "amx_bf16" not in units and "AMD" not in name:
+            return False
         return os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() not in ISA_WITHOUT_UNITS
     return _kept_ratio(name, units) > WORTH
 
