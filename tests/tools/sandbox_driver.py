@@ -37,7 +37,9 @@ def look(folder: Path) -> dict[str, list[object]]:
     found: dict[str, list[object]] = {}
     for path in (folder, *sorted(folder.rglob("*"))):
         facts = path.lstat()
-        content = path.read_text() if path.is_file() else sorted(os.listdir(path))
+        content: object = "unreadable"
+        with contextlib.suppress(OSError):
+            content = path.read_text() if path.is_file() else sorted(os.listdir(path))
         try:
             attributes = {name: os.getxattr(path, name).hex() for name in os.listxattr(path)}
         except OSError:
@@ -60,7 +62,7 @@ def main() -> None:
 
     sandbox.NEWEST_LANDLOCK = int(newest_abi)
     given = json.load(sys.stdin)
-    with tempfile.TemporaryDirectory(prefix="penjing-outside-") as outside:
+    with tempfile.TemporaryDirectory(prefix="penjing-outside-", ignore_cleanup_errors=True) as outside:
         os.chmod(outside, 0o755)
         files = {}
         for number, name in enumerate(given["attacks"]):
