@@ -441,7 +441,7 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
         run = resolve_run("pretrain", config.parse_overrides(words))
         torch.manual_seed(5)
         made = assemble(
-            run, Single(CPU), stage_maker(run), lambda steps, start: [], lambda *given: [], lambda text: None
+            run, Single(CPU), stage_maker(run), lambda fitted, steps, start: [], lambda *given: [], lambda text: None
         )
         made.parts.trackers.close()
         optimizers = [optimizer.state_dict() for optimizer in made.parts.optimizers]

@@ -26,7 +26,7 @@ def dpo() -> Layer:
         "epochs": 3,
         "objective": {"kind": "preference", "loss": "dpo"},
         "data": {"kind": "preferences", "row_tokens": 1024, "validation_fraction": 0.1},
-        "batch": {"rows": 32},
+        "batch": {"rows": 32, "min_steps": 100},
         "optimizer": {"kind": "adamw", "learning_rate": 3e-4, "weight_decay": 0.0},
         "schedule": {"kind": "cosine", "warmup_fraction": 0.1, "floor_fraction": 0.1},
         "validate": {"every": 50, "before": "yes"},

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -68,9 +68,27 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
         raise UserError("has no dial", where=recipe, wanted=f"{name} alone, or {', '.join(WITH_DIAL)}:SIZE")
     base = make(dial) if dial else make()
     asked = [*layers[:-1], *map(_one_length, layers[-1:])]
-    base = adapter_rate(base, asked)
+    base = batch_as_asked(adapter_rate(base, asked), asked)
     start = next((layer["start"] for layer in reversed(layers) if layer.get("start")), "")
     return begin_from(str(start), base, asked) if start else fit_to_teacher(config.resolve(Run, base, *asked), asked)
+
+
+def batch_as_asked(base: Layer, layers: Sequence[Layer]) -> Layer:
+    """The recipe with a batch that does not follow the data, where a layer says how large it is or how many steps;
+    and rows of one length, where a layer says which."""
+    asked = {f"{table}.{name}" for layer in layers for table in ("batch", "data") for name in _table(layer, table)}
+    steps = any(int(layer.get("steps") or 0) for layer in layers)
+    batch, data = dict(base.get("batch", {})), dict(base.get("data", {}))
+    if steps or "batch.rows" in asked:
+        batch, data = {**batch, "min_steps": 0}, {**data, "min_row_tokens": 0}
+    if "data.row_tokens" in asked:
+        data["min_row_tokens"] = 0
+    return {**base, "batch": batch, "data": data}
+
+
+def _table(layer: Layer, name: str) -> Mapping[str, Any]:
+    table = layer.get(name, {})
+    return table if isinstance(table, Mapping) else {}
 
 
 def _one_length(asked: Layer) -> Layer:
@@ -95,7 +113,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
                 run,
                 engine,
                 stage_maker(run),
-                lambda steps, start: _trackers(run, quiet, steps, start),
+                lambda fitted, steps, start: _trackers(fitted, quiet, steps, start),
                 lambda model, tokenizer, step: write_samples(
                     run, model, tokenizer, quiet if step >= 0 else unseen(quiet)
                 ),
@@ -151,11 +169,11 @@ def plan_only(run: Run, console: Console) -> Bill:
             trial,
             engine,
             stage_maker(run),
-            lambda steps, start: [],
+            lambda fitted, steps, start: [],
             lambda model, tokenizer, step: write_samples(run, model, tokenizer, unseen(console)),
             lambda text: None,
         )
-        print_plan(replace(assembled, run=run), engine, console)
+        print_plan(replace(assembled, run=replace(assembled.run, out=run.out)), engine, console)
         assembled.parts.trackers.close()
         return assembled.bill
 
@@ -203,6 +221,8 @@ def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
         console.print(Text(f"  {note}"))
     for note in assembled.notes:
         console.print(marked("note", note))
+    for doubt in bill.warnings:
+        console.print(marked("warning", doubt))
     if run.sample.every and not run.sample.prompts:
         console.print(marked("note", f"sample.every={run.sample.every} writes nothing without sample.prompts"))
     if assembled.resumed_from is not None:

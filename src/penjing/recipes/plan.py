@@ -35,6 +35,7 @@ from penjing.plan.work import Workload
 from penjing.recipes.pretrain import pretrain
 from penjing.train.folder import set_threads
 from penjing.train.run import Run
+from penjing.train.small_data import doubts, fit_batch
 from penjing.train.stage import micro_units
 
 EXIT_DOES_NOT_FIT = 3
@@ -286,6 +287,16 @@ def amount_of(run: Run, asked: Asked, lengths: Lengths, shape: Shape) -> Amount:
     return Amount(steps=max(1, math.ceil(total / each)), tokens=total, unique=unique, reason=reason)
 
 
+def _with_batch_of_data(run: Run, asked: Asked, lengths: Lengths) -> Run:
+    """The run with the batch that training takes of so much data."""
+    if not asked.unique:
+        return run
+    unique, total = cost.read_count(asked.unique, "--unique"), asked.tokens not in ("", "auto")
+    epochs = cost.read_count(asked.tokens, "--tokens") / unique if total else run.epochs
+    units_per_epoch = max(1, round(unique / lengths.tokens))
+    return replace(run, batch=fit_batch(replace(run, epochs=epochs), units_per_epoch, asked.gpus).batch)
+
+
 def workload_of(
     run: Run,
     shape: Shape,
@@ -350,6 +361,7 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
         target = replace(target, memory_bytes=min(budget.memory_bytes, target.memory_bytes or budget.memory_bytes))
     shape = foreign or shape_of(run.model)
     lengths = lengths_of(run)
+    run = _with_batch_of_data(run, asked, lengths)
     amount = amount_of(run, asked, lengths, shape)
     wanted, adapters = pass_rows(run, machine.kind, asked.gpus), adapters_of(run)
     fitted = None if foreign is not None else _memory(run, target, asked, wanted)
@@ -377,6 +389,8 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
         warnings.append("time is that of bfloat16: what float8 gains is not predicted")
     if lengths.note:
         warnings.append(f"without data {lengths.note}")
+    units_per_epoch = amount.unique / lengths.tokens if amount.unique else math.inf
+    warnings += doubts(amount.steps, run.batch.rows, units_per_epoch, "rows")
     if amount.unique:
         said = tokens.repeat_warning(amount.epochs)
         warnings += [said] if said else []

@@ -28,6 +28,7 @@ from penjing.train.folder import RunFolder
 from penjing.train.loop import Parts, step
 from penjing.train.meter import Expected, Meter
 from penjing.train.run import Run
+from penjing.train.small_data import doubts, start_doubts
 from penjing.train.stage import OnDevice, Size, Stage, micro_units
 
 FORECAST = "scale.json"  # in the run's folder: the loss that `penjing scale` foresaw
@@ -104,6 +105,13 @@ def plan(
         usual_error=ledger.usual_error(ledger.read_ledger(), machine),
         versions={"penjing": __version__, "torch": torch.__version__},
     )
+    bill = replace(
+        bill,
+        warnings=[
+            *doubts(bill.steps, bill.rows_per_step, size.units_per_epoch, size.unit),
+            *(start_doubts(pace.start_loss, run.model.vocabulary_size) if run.start and not begun else []),
+        ],
+    )
     if engine.rank == 0:
         write_json(folder.plan, {**bill.to_dict(), **foreseen_loss(folder.path / FORECAST, bill)})
     return bill
@@ -179,7 +187,7 @@ def probe(
             points.insert(0, (float(fewer), _mean(quicker)))
             line = two_points(points[0], points[-1])
         start = time.perf_counter()
-        parts.validate()
+        figures = parts.validate()
         validation = time.perf_counter() - start
         saving, last_saving, sampling = _try(model, engine, Path(run.out), trials)
     late_sizes = run.model.is_mixture or (not stage.runs_ahead and len(seconds) * size.round_steps <= size.probe_steps)
@@ -197,6 +205,7 @@ def probe(
         num_steps=len(seconds),
         line=line,
         points=tuple(points),
+        start_loss=figures.get("validation_loss_nats_per_token"),
         peak_memory_bytes=_peak(run, size, engine, parts, held, late_sizes=late_sizes),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penjing.base import config
@@ -58,6 +58,17 @@ def differences(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint) -> l
         if known is not None and name in facts and known != facts[name]:
             found.append(Difference(name, known, facts[name]))
     return found
+
+
+def with_known_batch(run: Run, checkpoint: Checkpoint) -> Run:
+    """A run whose batch follows the data goes on with the batch it was begun with."""
+    known = _settings_of(checkpoint)
+    rows, length = known.get("batch.rows"), known.get("data.row_tokens")
+    if run.batch.min_steps and isinstance(rows, int):
+        run = replace(run, batch=replace(run.batch, rows=rows, min_steps=0))
+    if run.data.min_row_tokens and isinstance(length, int):
+        run = replace(run, data=replace(run.data, row_tokens=length, min_row_tokens=0))
+    return run
 
 
 def check_same_run(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint, allowed: Sequence[str]) -> list[str]:
