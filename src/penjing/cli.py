@@ -127,6 +127,7 @@ def train(
     penjing train runs/six/run.toml out=runs/again
     """
     from penjing.recipes.execute import execute
+    from penjing.recipes.known_questions import print_changes
 
     outcome = execute(_resolved(recipe, settings), console, allow_change or ())
     if os.environ.get("RANK", "0") != "0":
@@ -139,6 +140,8 @@ def train(
     for name, first in outcome.get("before", {}).items():
         label = name.removeprefix("validation_").replace("_", " ")
         _say(f"  held-out {label}: {first:.4g} before, {outcome[name]:.4g} after")
+    if outcome.get("questions"):
+        print_changes(outcome["questions"], console)
 
 
 Planned = Annotated[

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from penjing.base import units
+from penjing.base.interval import wilson
 from penjing.base.marked import marked
 from penjing.eval import questions as asking
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
-from penjing.report.accuracy import wilson
 from penjing.text import records
 from penjing.train.folder import load_trained, set_threads
 

@@ -35,6 +35,7 @@ from penjing.plan.bill import Bill
 from penjing.recipes import RECIPES, STAGES, WITH_DIAL
 from penjing.recipes.adapter import save_run_adapter
 from penjing.recipes.distill import fit_to_teacher
+from penjing.recipes.known_questions import KnownQuestions
 from penjing.recipes.lora import adapter_rate
 from penjing.recipes.start import begin_from
 from penjing.recipes.verify import keep_score, money_lines, step_line, time_line, unseen
@@ -108,6 +109,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     engine = make_engine(run.compute.device)
     quiet = console if engine.rank == 0 else Console(quiet=True)
     try:
+        known = KnownQuestions(run, quiet)
         with watched(engine) as watch, locked(Path(run.out)) if engine.rank == 0 else nullcontext():
             assembled = assemble(
                 run,
@@ -121,7 +123,8 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
                 allow_change,
                 began,
             )
-            return _carry_out(run, replace(assembled, parts=replace(assembled.parts, at_edge=watch.edge)), quiet, began)
+            assembled = replace(assembled, parts=replace(assembled.parts, at_edge=watch.edge))
+            return _carry_out(run, assembled, known, quiet, began)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -134,12 +137,13 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
         engine.close()
 
 
-def _carry_out(run: Run, assembled: Assembled, console: Console, began: float) -> dict[str, Any]:
+def _carry_out(run: Run, assembled: Assembled, known: KnownQuestions, console: Console, began: float) -> dict[str, Any]:
     engine = assembled.parts.engine
-    print_plan(assembled, engine, console)
+    print_plan(assembled, engine, console, known.describe())
     try:
         if run.validate.before == "yes" and assembled.progress.step == 0:
             assembled.parts.trackers.log(0, {"tokens": 0, **assembled.parts.validate()})
+            known.ask(assembled, "before")
         figures = train(assembled.parts, assembled.progress)
     except BaseException as error:
         keep_score(assembled, time.time() - began, error)
@@ -156,7 +160,7 @@ def _carry_out(run: Run, assembled: Assembled, console: Console, began: float) -
             console.print(marked("no adapter in the format of peft", str(error)))
     outcome = _outcome(assembled, engine, figures, time.time() - began)
     keep_score(assembled, time.time() - began)
-    return outcome
+    return _with_questions(outcome, known, assembled)
 
 
 def plan_only(run: Run, console: Console) -> Bill:
@@ -187,7 +191,7 @@ def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tr
     return trackers
 
 
-def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
+def print_plan(assembled: Assembled, engine: Engine, console: Console, further: Sequence[tuple[str, str]] = ()) -> None:
     """What is about to happen, before step 1, in the words people know from other trainers."""
     run, bill, size = assembled.run, assembled.bill, assembled.size
     title = Text(f"{run.stage} -> {run.out}", style="table.title")
@@ -214,7 +218,7 @@ def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
         ("step", step_line(bill)),
         *money_lines(bill, engine),
     ]
-    for name, value in [*rows, *assembled.stage.describe()]:
+    for name, value in [*rows, *assembled.stage.describe(), *further]:
         table.add_row(f"  {name}", Text(value))
     console.print(table)
     for note in assembled.stage.notes:
@@ -291,6 +295,17 @@ def _outcome(assembled: Assembled, engine: Engine, figures: dict[str, float], se
     }
     if engine.rank == 0:
         write_json(folder.outcome, outcome)
+    return outcome
+
+
+def _with_questions(outcome: dict[str, Any], known: KnownQuestions, assembled: Assembled) -> dict[str, Any]:
+    """The outcome with what became of the questions the model is known by, unless a finished run knew that already."""
+    if not known.questions or "questions" in outcome:
+        return outcome
+    known.ask(assembled, "after")
+    outcome = {**outcome, "questions": known.outcome(assembled)}
+    if assembled.parts.engine.rank == 0:
+        write_json(assembled.folder.outcome, outcome)
     return outcome
 
 

@@ -54,6 +54,11 @@ class RunFolder:
         return self.path / "samples.jsonl"
 
     @property
+    def questions(self) -> Path:
+        """What the model answered to the questions it is known by, before the first step and after the last."""
+        return self.path / "questions.json"
+
+    @property
     def incidents(self) -> Path:
         """Bad steps, spikes, what the disk refused: JSON lines."""
         return self.path / "incidents.jsonl"

@@ -118,6 +118,9 @@ class ValidateSettings:
     every: int = 200  # steps; 0 = never. Always once at the end
     rows: int = 128  # of the held-out rows (pairs, prompts), at most
     before: Literal["no", "yes"] = "no"  # also before the first step, to see what training changed
+    # A file of questions by which the model is known (`penjing eval --questions`). With before=yes they are asked
+    # before the first step and after the last, and what was lost is named. Empty: those of `start`; none: no file.
+    questions: str = ""
 
     def __post_init__(self) -> None:
         if self.every < 0:
