@@ -41,7 +41,7 @@ def made():
 
 
 def test_each_question_gets_the_answers_of_another_one_which_count_for_nothing_else():
-    """KTO's estimate, arXiv:2402.01306 section 4.2: x with y' of another x'. Prompt and answer carry the same number."""
+    """KTO's estimate, arXiv:2402.01306 section 4.2. A prompt and its answer carry the same number here."""
     groups = [TokenGroup([n], (TokenAnswer([100 + n, 0], [1, 1]),), (n % 2 == 0,)) for n in range(7)]
     half = _Half(groups, RUN, mismatched=True)
     partners = []
