@@ -214,3 +214,11 @@ def test_experts_whose_rows_no_grouped_product_takes_are_refused_on_cuda(make_mo
         moe.check_widths(odd, torch.device("cuda"), dtype)
     even = make_model(architecture="qwen3_moe", experts=4, experts_per_token=2, expert_size=16)
     moe.check_widths(even, torch.device("cuda"), dtype)
+
+
+def test_several_layers_count_as_their_mean():
+    one = moe.RouterMeans(torch.tensor(1.0), torch.tensor([1.0, 2.0]), torch.tensor([4.0, 0.0]))
+    other = moe.RouterMeans(torch.tensor(3.0), torch.tensor([3.0, 2.0]), torch.tensor([0.0, 2.0]))
+    found = moe.mean_of_layers([one, other])
+    assert found.batch.item() == 2.0
+    assert (found.sequence_B.tolist(), found.z_B.tolist()) == ([2.0, 2.0], [2.0, 1.0])

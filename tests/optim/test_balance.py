@@ -84,3 +84,12 @@ def test_a_step_that_is_found_to_be_bad_moves_nothing():
         keeper.step()
         keeper.zero_grad()
         torch.testing.assert_close(bias, torch.tensor(moved))
+
+
+def test_the_load_is_that_of_all_ranks():
+    """Here the first expert is the busy one, on all ranks together it is the idle one."""
+    model = made("glm4_moe")
+    keeper = RouterBalance(model, 0.01, lambda value: value + torch.tensor([0.0, 10.0, 10.0, 0.0]))
+    mixtures(model)[0].load_E[:] = torch.tensor([4.0, 0.0, 1.0, 3.0])
+    keeper.step()
+    torch.testing.assert_close(mixtures(model)[0].router.correction, torch.tensor([0.01, -0.01, -0.01, 0.01]))
