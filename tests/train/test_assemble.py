@@ -10,6 +10,10 @@ import torch
 
 from penjing.base import config
 from penjing.base.config import parse_overrides
+from penjing.model.init import initialise
+from penjing.model.lora import adapt
+from penjing.model.transformer import Transformer
+from penjing.optim.balance import RouterBalance
 from penjing.parallel.single import Single
 from penjing.text.tokenizer import train_tokenizer
 from penjing.train import assemble
@@ -79,6 +83,22 @@ def test_settings_reach_their_parts(parts):
     (adamw,) = made.optimizers
     assert {group["peak"] for group in adamw.param_groups} == {0.02}
     assert {group["betas"] for group in adamw.param_groups} == {(0.9, 0.7)}
+
+
+@pytest.mark.parametrize(("words", "rate"), [((), 0.25), (("lora.rank=2",), 0.0)])
+def test_routers_beneath_adapters_stay_as_they_are(parts, monkeypatch, words, rate):
+    def build(run, checkpoint):
+        model = Transformer(run.model)
+        initialise(model, 0)
+        if run.lora.rank:
+            adapt(model, run.lora)
+        return model, {}
+
+    monkeypatch.setattr(assemble, "_build_model", build)
+    mixture = [f"model.{name}" for name in ("architecture=glm4_moe", "experts=4", "experts_per_token=2")]
+    made = parts("compute.dtype=float32", *mixture, "model.expert_size=16", "router.bias_rate=0.25", *words)
+    (balance,) = (each for each in made.optimizers if isinstance(each, RouterBalance))
+    assert balance.rate == rate
 
 
 def test_an_epoch_is_taken_to_its_end():
