@@ -35,8 +35,9 @@ def record(patch):
     return log
 
 
-def write(folder, step):
-    save(folder, step, weights={"w": torch.ones(3)}, optimizers=[], state={}, texts={"run.toml": "seed = 1\n"}, keep=1)
+def write(folder, step, **more):
+    how = {"optimizers": [], "state": {}, "texts": {"run.toml": "seed = 1\n"}, "keep": 1, **more}
+    save(folder, step, weights={"w": torch.ones(3)}, **how)
 
 
 def test_everything_is_synced_before_it_counts_and_nothing_goes_before_that(tmp_path, monkeypatch):
@@ -58,3 +59,13 @@ def test_everything_is_synced_before_it_counts_and_nothing_goes_before_that(tmp_
     gone = log.index(("remove", str(tmp_path / folder_name(1))))
     assert at < log.index(("sync", str(tmp_path))) < gone
     assert steps(Path(tmp_path)) == [2]
+
+
+def test_milestones_stay_and_what_is_older_than_the_newest_goes(tmp_path):
+    for step in range(1, 6):
+        write(tmp_path, step, milestones=2)
+    assert steps(tmp_path) == [5, 4, 2]
+    write(tmp_path, 6, milestones=2, keep=2)
+    assert steps(tmp_path) == [6, 5, 4, 2]
+    write(tmp_path, 3, milestones=2)  # taken up from an earlier one: those of later steps were damaged
+    assert steps(tmp_path) == [3, 2]

@@ -192,6 +192,25 @@ def test_what_is_due_happens_at_its_step_and_at_the_end():
     assert figures == {"validation_loss_nats_per_token": 1.0}
 
 
+def test_a_run_that_saves_nothing_on_its_way_saves_its_end():
+    saves = []
+    made, _, _ = parts([batch(2)], steps=2)
+    train(replace(made, save=lambda state, wait: saves.append((state["step"], wait)) is None), Progress())
+    assert saves == [(2, True)]
+
+
+def test_a_bad_step_has_no_part_in_the_figures():
+    """Of three steps the second's loss is no number: what is logged is the mean of the other two."""
+    fine, bad = batch(2), replace(batch(2), weight_N=torch.full((24,), float("nan")))
+    alone, alone_model, alone_memory = parts([fine], steps=2)
+    train(replace(alone, optimizers=descent(alone_model), log_every=2), Progress())
+    made, model, memory = parts([fine, bad, fine], steps=3)
+    train(replace(made, optimizers=descent(model), log_every=3), Progress())
+    found, wanted = memory.seen[-1][1], alone_memory.seen[-1][1]
+    assert found["loss_nats_per_token"] == pytest.approx(wanted["loss_nats_per_token"], rel=1e-5)
+    assert found["bad_steps"] == 1
+
+
 def test_what_may_take_any_time_is_told_beforehand():
     told = []
     made, _, _ = parts([batch(2)], steps=3)

@@ -1,0 +1,64 @@
+"""Which differences a continued run is refused for: what changes what is learned, and nothing else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from penjing.base import config
+from penjing.base.config import parse_overrides
+from penjing.base.errors import UserError
+from penjing.train.resume import check_same_run
+from penjing.train.run import Run
+
+FACTS = {"data": "a", "tokenizer": "b", "template": "c", "precision": "float32"}
+
+
+def resolve(*words):
+    return config.resolve(Run, parse_overrides(words))
+
+
+@pytest.fixture
+def begun(tmp_path):
+    (tmp_path / "run.toml").write_text(config.to_toml(resolve()))
+    return SimpleNamespace(folder=tmp_path, state=lambda: dict(FACTS))
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "batch.rows=64",
+        "clip_norm=0.5",
+        "seed=7",
+        "epochs=3",
+        "optimizer.learning_rate=0.5",
+        "schedule.warmup_fraction=0.3",
+        "data.row_tokens=128",
+        "data.validation_fraction=0.2",
+        "compute.recompute=mlp",
+        "objective=distill",
+    ],
+)
+def test_what_changes_what_is_learned_is_named(begun, word):
+    with pytest.raises(UserError) as refused:
+        check_same_run(resolve(word), FACTS, begun, [])
+    assert word.partition("=")[0] in str(refused.value)
+    lines = check_same_run(resolve(word), FACTS, begun, [word.partition("=")[0]])
+    assert any(word.partition("=")[0] in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["batch.micro_rows=1", "data.prefetch=0", "validate.every=3", "save.keep=9", "track.every=5", "compute.threads=3"],
+)
+def test_what_does_not_is_free(begun, word):
+    assert resolve(word) != resolve()
+    assert check_same_run(resolve(word), FACTS, begun, []) == []
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts_are_compared_like_settings(begun, name):
+    with pytest.raises(UserError, match=name):
+        check_same_run(resolve(), {**FACTS, name: "another"}, begun, [])
+    assert check_same_run(resolve(), FACTS, begun, []) == []
