@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as functional
@@ -9,6 +11,7 @@ import torch.nn.functional as functional
 from penjing.model import head
 from penjing.model.mlp import gated
 from penjing.model.norm import RMSNorm
+from penjing.model.rope import rotate
 
 
 def drawn(*shape, seed=0):
@@ -67,3 +70,23 @@ def test_log_probabilities_and_entropies_are_those_of_the_softmax(kernels):
     torch.testing.assert_close(logp_2N[1], entropy_N.float(), rtol=1e-4, atol=1e-5)
     wanted = logp_NV.gather(1, target_N[:, None])[:, 0]
     compare(logp_2N[0], wanted, [hidden_ND, weight_VD], wide, drawn(9, seed=4))
+
+
+def test_a_pair_of_dimensions_turns_by_its_angle():
+    """(1, 0) becomes (cos, sin): arXiv:2104.09864 equation 13, with the second half of a head beside the first."""
+    angle_TP = torch.tensor([[0.3, 1.2], [0.6, 2.4]])
+    x_BTHK = torch.tensor([1.0, 2.0, 0.0, 0.5]).expand(1, 2, 1, 4).clone().requires_grad_()
+    cosine, sine = (each[None, :, None] for each in (angle_TP.cos(), angle_TP.sin()))
+    turned = rotate(x_BTHK, cosine, sine)
+    for place, (first, second) in enumerate(angle_TP.tolist()):
+        wanted = [
+            math.cos(first),
+            2 * math.cos(second) - 0.5 * math.sin(second),
+            math.sin(first),
+            2 * math.sin(second) + 0.5 * math.cos(second),
+        ]
+        assert turned[0, place, 0].tolist() == pytest.approx(wanted, abs=1e-6)
+    upstream = torch.zeros_like(turned)
+    upstream[0, 0, 0, 0] = 1.0  # the gradient turns back
+    (slope,) = torch.autograd.grad(turned, x_BTHK, upstream)
+    assert slope[0, 0, 0].tolist() == pytest.approx([math.cos(0.3), 0.0, -math.sin(0.3), 0.0], abs=1e-6)
