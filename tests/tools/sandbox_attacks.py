@@ -217,10 +217,6 @@ while True:
     "stopping itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
     "killing itself": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
     "closing all": "import os\nos.closerange(0, 64)",
-    "output that cannot be read": """
-import os, fcntl
-fcntl.fcntl(1, fcntl.F_SETFL, os.O_DIRECT)
-os.chmod('../stdout', 0)""",
     "an answer in its caller's place": """
 import os
 for fd in range(3, 64):

@@ -179,6 +179,30 @@ def test_it_may_not_fill_the_disk():
     assert "PermissionError" in run("import os\nos.mkdir('x')").errors
 
 
+def test_it_may_not_make_many_threads():
+    many = """
+import threading, time
+threading.stack_size(65536)
+for n in range(100): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+time.sleep(60)"""
+    ran = run(many)
+    assert not ran.finished
+    assert not ran.timed_out
+    assert ran.errors.endswith("more than 64 threads\n")
+
+
+def test_output_that_cannot_be_read_is_a_failed_program(monkeypatch):
+    """It shares the open file: with O_DIRECT on it, some file systems refuse to be read."""
+
+    def refuse(*arguments):
+        raise OSError
+
+    monkeypatch.setattr(sandbox.os, "pread", refuse)
+    ran = run("print(1)")
+    assert not ran.finished
+    assert ran.output == ""
+
+
 def test_nothing_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
     run("open('x', 'w').write('1')")
