@@ -56,6 +56,7 @@ def test_fewer_slots_write_the_same_answers(monkeypatch, changes, most):
     said = said_in(lambda: found.extend(next(source) for _ in range(4)))
     for mine, theirs in zip(found, expected, strict=True):
         same(mine, theirs)
+        assert torch.equal(mine.values["behaviour"], theirs.values["behaviour"])  # to the last bit
     slots = {5: 3, 1: 1}[most]  # of the 12 answers of a round; 6, 3 (1): a half each time
     assert source.sampler.slots == slots
     assert len([line for line in said if "out of memory" in line]) == 1
@@ -82,9 +83,9 @@ def test_one_slot_that_does_not_fit_is_an_error_with_its_remedy(monkeypatch):
     assert device.asked == [12, 6, 3, 1]
 
 
-def test_a_reference_scores_fewer_rows_at_once(monkeypatch):
-    frozen, settings = make_model(), policy(kl_weight=0.1)
-    rows, most = [], 10**9
+def test_a_reference_scores_fewer_rows_at_once():
+    frozen, settings = make_model(), policy(kl_weight=0.1, rollout={"answers": 24})  # a prompt's fill several rows
+    rows, most = [], 9
 
     def reference(batch):
         rows.append(len(batch.ids_BT))
@@ -93,7 +94,7 @@ def test_a_reference_scores_fewer_rows_at_once(monkeypatch):
         return log_probs(frozen, batch, 1.0)
 
     expected = next(make_source(settings, reference=reference))
-    assert max(rows) == 2
+    assert max(rows) > 1
     most = 1
     source = make_source(settings, reference=reference)
     same(next(source), expected)

@@ -541,9 +541,10 @@ def _memory(run: Run, target: Target, asked: Asked, wanted: int) -> Fitted:
         if at(rows).total_bytes > target.memory_bytes:
             rows = wanted
         elif rows < wanted:
+            same = "the same gradients" if run.passes_are_exact else "the routers' balance loss is taken over each"
             notes.append(
                 f"{wanted} rows in one pass take {units.gibibytes(plan.total_bytes)}; "
-                f"planned with batch.micro_rows={rows}, the same learning in {share // rows} passes"
+                f"planned with batch.micro_rows={rows} in {share // rows} passes: {same}"
             )
     most = MOST_LOGITS // (run.data.row_tokens * run.model.vocabulary_size)
     return Fitted(

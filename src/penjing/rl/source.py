@@ -258,7 +258,11 @@ class Sampler:
     def _score(
         self, one: Round, mine: Sequence[int], prompts: Sequence[Prompt], name: str, scored_by: LogProbs
     ) -> None:
-        """Fill in log-probabilities of this rank's answers, a few rows at a time."""
+        """Fill in log-probabilities of this rank's answers, a few rows at a time; on a CPU each prompt's alone.
+
+        There the rounding of a pass depends on its size, and which prompts a rank has is not to be seen in a value.
+        """
+        alone = self.engine.device.type == "cpu"
         array = {"reference": one.reference_PAM, "behaviour": one.behaviour_PAM, "value": one.value_PAM}[name]
         waiting: list[tuple[int, int, Group]] = []  # place, number of the first answer, group
 
@@ -277,6 +281,9 @@ class Sampler:
         tokens = 0
         for place in mine:
             number = 0
+            if alone:
+                flush()
+                tokens = 0
             for group in split(one.group(place, prompts, ()), self.row_tokens):
                 if tokens + group.num_tokens > self.scored_rows * self.row_tokens:
                     flush()

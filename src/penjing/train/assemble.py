@@ -139,8 +139,7 @@ def assemble(
         lambda size: _ready(stage.source(size, engine.rank, engine.world), run, stage, engine),
         size_of_micro,
         together=units_together(run),
-        exact=not run.model.is_mixture
-        or run.router.balance_kind(biased=run.model.architecture == "glm4_moe") != "batch",
+        exact=run.passes_are_exact,
     )
     progress = Progress()
     meter = Meter(

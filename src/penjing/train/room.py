@@ -111,7 +111,7 @@ def shrink_step(source: Any, at: dict[str, Any], said: str, world: int) -> None:
     """
     release()
     if world > 1 or not hasattr(source, "shrink"):
-        raise UserError(f"out of memory: {said}", where="batch.micro_rows", next_step="Halve it; nothing else changes.")
+        raise UserError(f"out of memory: {said}", where="batch.micro_rows", next_step="Halve it.")
     if not source.shrink(at):
         raise UserError(
             f"out of memory even with {'one row' if source.micro_units == 1 else source.micro_units} in a pass: {said}",

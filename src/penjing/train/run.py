@@ -75,7 +75,8 @@ class BatchSettings:
 
     rows: int = 32  # rows (pairs, prompts) of one optimizer step, over all devices and accumulation
     # Rows of one forward pass on one device; 0 = a device's whole share, on one CPU half of it. Fewer take less memory.
-    # What is learned is the same, to the last bit where a step's passes are the same ones, whichever device takes them.
+    # Gradients are the same but for rounding, and to the last bit where a step's passes are the same ones. Only where a
+    # softmax router has router.balance=batch (its default) they are not: that loss is taken over each pass.
     micro_rows: int = 0
     # Where the data are few: `rows` is the most, and becomes smaller until the run takes so many optimizer steps and an
     # epoch 25, where that is possible. 0 = `rows` as they are, as where batch.rows or steps is set.
@@ -204,6 +205,12 @@ class Run:
     sample: SampleSettings = field(default_factory=SampleSettings)
     save: SaveSettings = field(default_factory=SaveSettings)
     track: TrackSettings = field(default_factory=TrackSettings)
+
+    @property
+    def passes_are_exact(self) -> bool:
+        """Whether gradients are the same however a step is cut into passes; rounding aside."""
+        biased = self.model.architecture == "glm4_moe"
+        return not self.model.is_mixture or self.router.balance_kind(biased=biased) != "batch"
 
     @property
     def no_static_graph(self) -> str:

@@ -41,9 +41,11 @@ def fit_rows(run: Run, num_tokens: int, longest: int) -> Run:
     if not how.min_row_tokens or how.kind != "chats":
         return run
     steps = 0.0 if run.steps else run.batch.min_steps / run.epochs
-    length = max(how.min_row_tokens, longest + 1, num_tokens / max(EPOCH_STEPS, steps))
-    rounded = math.ceil(length / ROW_MULTIPLE) * ROW_MULTIPLE
-    return replace(run, data=replace(how, row_tokens=min(how.row_tokens, rounded), min_row_tokens=0))
+    fill = int(num_tokens / max(EPOCH_STEPS, steps))
+    length = max(
+        how.min_row_tokens, fill // ROW_MULTIPLE * ROW_MULTIPLE, -(-(longest + 1) // ROW_MULTIPLE) * ROW_MULTIPLE
+    )
+    return replace(run, data=replace(how, row_tokens=min(how.row_tokens, length), min_row_tokens=0))
 
 
 def step_rows(most: int, units_per_epoch: int, *, steps_of_batch_1: float, min_steps: int, multiple: int = 1) -> int:
