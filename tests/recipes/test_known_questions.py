@@ -147,6 +147,17 @@ def test_a_model_is_asked_as_it_stands_and_goes_on_where_it_was_killed(tmp_path,
     assert json.loads((out / "questions.json").read_text()) == kept
 
 
+def test_a_run_that_was_begun_without_questions_has_nothing_to_compare_them_with(
+    tmp_path, monkeypatch, words, toy, asked
+):
+    monkeypatch.setattr(asking, "ask", lambda *given, **named: pytest.fail("asked"))
+    settings = ("dpo", *words, f"data.train={toy / 'dpo.jsonl'}", "objective.own_answers=0", f"out={tmp_path / 'run'}")
+    train(*settings, "validate.questions=none")
+    outcome, said = train(*settings)
+    assert "questions" not in outcome
+    assert f"not asked before the first step: {asked}" in said
+
+
 def test_less_memory_means_smaller_parts(tmp_path, monkeypatch, asked):
     sizes = []
 

@@ -300,12 +300,15 @@ def _outcome(assembled: Assembled, engine: Engine, figures: dict[str, float], se
 
 def _with_questions(outcome: dict[str, Any], known: KnownQuestions, assembled: Assembled) -> dict[str, Any]:
     """The outcome with what became of the questions the model is known by, unless a finished run knew that already."""
-    if not known.questions or "questions" in outcome:
+    engine = assembled.parts.engine
+    left = engine.rank == 0 and "questions" not in outcome and known.were_asked_before(assembled)
+    if not known.questions or not engine.broadcast(left):
         return outcome
     known.ask(assembled, "after")
+    if engine.rank != 0:
+        return outcome
     outcome = {**outcome, "questions": known.outcome(assembled)}
-    if assembled.parts.engine.rank == 0:
-        write_json(assembled.folder.outcome, outcome)
+    write_json(assembled.folder.outcome, outcome)
     return outcome
 
 

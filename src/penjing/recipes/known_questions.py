@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from penjing.train.run import Run
 
 NONE = "none"
 AT_ONCE = 64  # prompts read and answered together
+BETWEEN_WAITS = 256  # questions that rank 0 answers while the others wait
 
 
 def questions_of_start(start: str) -> str:
@@ -54,11 +55,11 @@ class KnownQuestions:
 
     def __init__(self, run: Run, console: Console) -> None:
         """Raises UserError for a file that is not there, or is none of questions."""
-        self.run, self._console = run, console
+        self.run, self._console, self._at_once = run, console, AT_ONCE
         named = run.validate.questions
         speaks = run.data.kind != "documents" and run.objective.kind != "reward"
         wanted = speaks and run.validate.before == "yes" and named not in ("", NONE)
-        self.path = Path(named) if wanted else None
+        self.path = Path(named)
         # A story has no one right answer, and takes as long to write as many others.
         self.questions = [each for each in asking.read_questions(self.path) if not each.must_contain] if wanted else []
 
@@ -74,51 +75,53 @@ class KnownQuestions:
         engine = assembled.parts.engine
         if not self.questions:
             return
+        self._console.print(f"  asking {len(self.questions):,} questions ({when}) ...")
+        answered: list[asking.Answered] = []
+        for first in range(0, len(self.questions), BETWEEN_WAITS):
+            if engine.rank == 0:
+                answered += self._answers(assembled, self.questions[first : first + BETWEEN_WAITS])
+            engine.any(False)  # the others wait, and not for longer than ranks wait for each other
         if engine.rank == 0:
-            self._console.print(f"  asking {len(self.questions):,} questions ({when}) ...")
-            answered = self._answers(assembled)
             said = [
                 {"kind": one.question.kind, "right": one.right, "question": one.question.text, "said": one.said}
                 for one in answered
             ]
             kept = {"rows": asking.table(when, answered), "answers": said}
             write_json(assembled.folder.questions, {**self._kept(assembled), when: kept})
-        engine.any(False)  # the others wait for it
 
-    def _answers(self, assembled: Assembled) -> list[asking.Answered]:
+    def _answers(self, assembled: Assembled, questions: Sequence[asking.Question]) -> list[asking.Answered]:
         """In smaller parts where memory does not suffice."""
-        rows, how = AT_ONCE, self.run.objective
+        how = self.run.objective
         thinking = switched(how.rollout.thinking) if isinstance(how, Policy) else None
         tokenizer = assembled.stage.tokenizer
 
         def make_room(told: str) -> None:
-            nonlocal rows
             release()
-            if rows == 1:
+            if self._at_once == 1:
                 raise UserError(f"out of memory: {told}", where="validate.questions", next_step="Leave them out: none.")
-            rows //= 2
+            self._at_once //= 2
 
         return with_room(
-            lambda: asking.ask(assembled.model, tokenizer, self.questions, thinking=thinking, rows=rows), make_room
+            lambda: asking.ask(assembled.model, tokenizer, questions, thinking=thinking, rows=self._at_once), make_room
         )
 
     def _kept(self, assembled: Assembled) -> dict[str, Any]:
         """What is known from before of the same questions."""
-        assert self.path is not None
         about = {"file": str(self.path), "sha256": sha256_file(self.path)}
         known = read_json(assembled.folder.questions) if assembled.folder.questions.is_file() else {}
         return {**known, **about} if known.get("sha256") == about["sha256"] else about
 
-    def outcome(self, assembled: Assembled) -> dict[str, Any]:
-        """What outcome.json holds of them: right and asked by kind and language, before and after, and what was lost.
+    def were_asked_before(self, assembled: Assembled) -> bool:
+        """Whether there is something to compare with. Not of a run that was begun without these questions."""
+        if not self.questions or "before" in self._kept(assembled):
+            return bool(self.questions)
+        told = f"not asked, since they were not asked before the first step: {self.path}"
+        self._console.print(marked("questions", told))
+        return False
 
-        Empty where the model as it was before was not asked, as by a version that did not.
-        """
-        if not self.questions:
-            return {}
+    def outcome(self, assembled: Assembled) -> dict[str, Any]:
+        """What outcome.json holds: right and asked by kind and language, before and after, and what was lost."""
         kept = self._kept(assembled)
-        if not {"before", "after"} <= kept.keys():
-            return {}
         before, after = kept["before"]["rows"], kept["after"]["rows"]
         lost = [
             {"kind": each.name, "asked": each.asked, "before": each.before, "after": each.after}
