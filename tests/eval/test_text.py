@@ -83,3 +83,11 @@ def test_zstd_counts_a_stream_that_unpacks_to_the_text():
     assert zstd_bits_per_byte(text) == 8 * len(packed) / len(raw)
     assert 0 < zstd_bits_per_byte("ab" * 10_000) < 0.1 < 4 < zstd_bits_per_byte(TEXTS[0])
     assert zstd_bits_per_byte("") >= 0
+
+
+def test_the_compressor_to_compare_with_tries_hard():
+    """Level 19, which finds what level 3 does not."""
+    text = "".join(f"{number * 7919 % 1000} words of {number % 37} kinds, " for number in range(4000))
+    sizes = {level: 8 * len(pyarrow.Codec("zstd", level).compress(text.encode())) / len(text) for level in (3, 19)}
+    assert zstd_bits_per_byte(text) == pytest.approx(sizes[19])
+    assert sizes[19] < 0.9 * sizes[3]

@@ -228,3 +228,14 @@ def test_bfloat16_products_write_too():
     set_compute_dtype(model, torch.bfloat16)
     written = write(model, make_requests(), slots=5)
     assert all(given and all(each.ids for each in given) for given in written)
+
+
+def test_what_was_left_out_counts_for_the_whole_softmax():
+    """Logits log(1, 2, 5): of the likeliest two alone 5/7 is drawn, of all it is 5/8."""
+    logits_BV = torch.tensor([[1.0, 2.0, 5.0]]).log()
+    said = draw(logits_BV, torch.tensor([0.9]), Sampling(temperature=1.0, top_k=2))
+    assert said.id_B.item() == 2
+    assert said.logp_B.item() == pytest.approx(math.log(5 / 8))
+    assert said.drawn_logp_B.item() == pytest.approx(math.log(5 / 7))
+    hot = draw(logits_BV, torch.tensor([0.9]), Sampling(temperature=0.5), score_temperature=0.5)
+    assert hot.logp_B.item() == hot.drawn_logp_B.item() == pytest.approx(math.log(25 / 30))

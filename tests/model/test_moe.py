@@ -222,3 +222,11 @@ def test_several_layers_count_as_their_mean():
     found = moe.mean_of_layers([one, other])
     assert found.batch.item() == 2.0
     assert (found.sequence_B.tolist(), found.z_B.tolist()) == ([2.0, 2.0], [2.0, 1.0])
+
+
+@pytest.mark.parametrize(("scaling", "total"), [(1.0, 1.0), (2.5, 2.5)])
+def test_weights_of_the_chosen_add_up_to_the_scaling(make_model, scaling, total):
+    """Renormalised, then scaled: `norm_topk_prob` and `routed_scaling_factor` of GLM-4.5 and DeepSeek-V3."""
+    model = make_model(architecture="glm4_moe", **EXPERTS, routed_scaling=scaling)
+    routed = mixtures(model)[0].router(torch.randn(20, 24, generator=torch.Generator().manual_seed(1)))
+    torch.testing.assert_close(routed.weight_Nk.sum(dim=1), torch.full((20,), total))

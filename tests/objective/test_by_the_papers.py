@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from penjing.feed.answers import Answer, Group, pack
+from penjing.feed.batch import Batch
+from penjing.model.moe import RouterMeans
+from penjing.objective.next_token import NextToken
 from penjing.objective.policy import Policy, PolicyObjective, Rollout, divergence
 from penjing.objective.preference import Preference, PreferenceObjective, pair_losses
+from penjing.objective.reward_model import RewardModel, RewardObjective
+from penjing.objective.router import RouterSettings
 
 TWICE = Rollout(max_tokens=10, repeats=2)  # so that ratios are not 1 by definition
 
@@ -214,3 +219,33 @@ def test_figures_of_pairs_by_hand():
     # Now the chosen one is likelier (-1 against -2), though it gained less (1 against 2).
     assert float(likelier.parts["likelihood_accuracy"]) == pytest.approx(1.5)
     assert float(likelier.parts["reward_accuracy"]) == pytest.approx(0.5)
+
+
+def test_figures_of_a_reward_model_by_hand():
+    """Three pairs: won, lost, and a tie, which is half a pair."""
+    rewards = torch.tensor([2.0, 0.5, -1.0, 1.0, 0.0, 0.0])
+    pairs = [
+        Group(prompt=[1], answers=[Answer(ids=[7]), Answer(ids=[8])], figures={"margin": [margin] * 2})
+        for margin in (0.5, 0.0, 0.0)
+    ]
+    loss = RewardObjective(RewardModel())(lambda *given, **named: rewards, pack(pairs, 64))
+    parts = {name: value.item() for name, value in loss.parts.items()}
+    assert parts["reward_accuracy"] == 1.5
+    assert parts["reward_margin"] == pytest.approx(1.5 - 2.0)
+    assert (parts["chosen_reward"], parts["rejected_reward"]) == pytest.approx((1.0, 1.5))
+    # -log sigma(gap - margin), and 0.01 of the squared sums, as in arXiv:2312.09244: 2.5, 0 and 0.
+    wanted = math.log1p(math.exp(-1.0)) + math.log1p(math.exp(2.0)) + math.log(2) + 0.01 * 2.5**2
+    assert loss.total.item() == pytest.approx(wanted)
+
+
+def test_what_routers_add_is_learned_and_not_shown_as_the_loss():
+    """arXiv:2101.03961: 0.01 of the balance loss of each unit beside the nats."""
+    means = RouterMeans(torch.tensor(1.5), torch.tensor([1.5]), torch.tensor([4.0]))
+    ids_BT = torch.zeros(1, 5, dtype=torch.long)
+    more = {"scored_N": None, "target_N": ids_BT[0], "weight_N": torch.ones(5), "num_tokens": 5}
+    batch = Batch(ids_BT=ids_BT, document_BT=ids_BT, **more)
+    for z_weight, added in ((0.0, 0.075), (0.1, 2.075)):
+        router = RouterSettings(z_weight=z_weight)
+        loss = NextToken(router)(lambda *given, **named: (torch.tensor(10.0), means), batch)
+        assert loss.total.item() == pytest.approx(10.0 + added)
+        assert loss.parts["loss_nats_per_token"].item() == 10.0

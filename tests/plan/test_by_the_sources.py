@@ -13,7 +13,7 @@ from penjing.plan.bill import Pace, margin_of
 from penjing.plan.cards import CARDS
 from penjing.plan.machine import MARGINS, Machine, machine_of_card
 from penjing.plan.shape import shape_of
-from penjing.plan.time import step_time
+from penjing.plan.time import Decode, decode_time, step_time
 from penjing.plan.work import Workload
 
 SHAPE = shape_of(
@@ -139,3 +139,15 @@ def test_a_bill_of_money_and_electricity():
     assert cost.read_budget("1GB").memory_bytes == 10**9
     assert cost.read_count("1.5B", "x") == 1_500_000_000
     assert cost.read_count("2T", "x") == 2 * 10**12
+
+
+def test_answers_that_wait_for_a_slot_take_their_time():
+    """64 answers of 50 tokens in 16 slots are 200 steps, though the longest has 100; in 64 slots they are 100."""
+
+    def steps(slots):
+        decode = Decode(answers=64, prompt_tokens=0.0, answer_tokens=50.0, longest=100, slots=slots)
+        slow_host = replace(UNIT, product_flops={"float32": 1e30}, bytes_per_second=1e30, launch_seconds=3.0)
+        return decode_time(decode, WORK, slow_host) / WORK.kernels()
+
+    assert steps(16) == pytest.approx(200)
+    assert steps(64) == pytest.approx(100)

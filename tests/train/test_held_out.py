@@ -14,7 +14,8 @@ from penjing.parallel.single import Single
 from penjing.text.prepare import is_held_out
 from penjing.text.shards import Shards
 from penjing.text.tokenizer import Tokenizer, train_tokenizer
-from penjing.train import tokens
+from penjing.train import distill, tokens
+from penjing.train.distill import DistillStage
 from penjing.train.run import Run
 from penjing.train.taught import judge
 
@@ -84,3 +85,14 @@ def test_bits_per_byte_count_the_token_that_ends_a_text(tmp_path):
     wanted = 9 * units / sum(len(text.encode()) for text in said)
     assert figures["validation_loss_nats_per_token"] == pytest.approx(math.log(512), rel=1e-6)
     assert figures["validation_bits_per_byte"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_student_s_bits_per_byte(monkeypatch):
+    """Nats over log 2, for each target, times targets for each byte."""
+    stage = object.__new__(DistillStage)
+    stage.engine, stage._model, stage.objective = ENGINE, None, lambda: None
+    stage.run = SimpleNamespace(data=SimpleNamespace(kind="documents"))
+    stage._data, stage._held_out = SimpleNamespace(targets_per_byte=0.25), lambda: iter(())
+    figures = {"validation_loss_nats_per_token": math.log(2) * 3.0}
+    monkeypatch.setattr(distill, "judge", lambda *given: dict(figures))
+    assert stage.validate()["validation_bits_per_byte"] == pytest.approx(0.75)
