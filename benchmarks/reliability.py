@@ -272,7 +272,7 @@ def main() -> None:
     if not asked.render:
         names = [name for _, name in PROMISES]
         if not asked.usual:
-            names = [*LONG, *deep_elsewhere(), *(name for name in names if name not in LONG)]
+            names = [*deep_elsewhere(), *LONG, *(name for name in names if name not in LONG)]
         run(asked.names or names, asked.workers, not asked.usual, asked.fresh)
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), newest(), newest_saving()), encoding="utf-8")
     print(PAGE)

@@ -131,6 +131,20 @@ def penjing(server):
 
 
 @pytest.fixture
+def count():
+    """Notes a count for results/ (see benchmarks/reliability.py), such as `count("runs", 200)`."""
+
+    def note(name, value):
+        path = os.environ.get("PENJING_RELIABILITY_COUNTS")
+        if path:
+            test = os.environ["PYTEST_CURRENT_TEST"].split(" ")[0]
+            with open(path, "a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"test": test, "name": name, "value": value}) + "\n")
+
+    return note
+
+
+@pytest.fixture
 def outcome():
     """Read a run's outcome.json."""
     return lambda folder: json.loads((Path(folder) / "outcome.json").read_text())

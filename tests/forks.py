@@ -52,9 +52,14 @@ class Server:
         """
         out, err = self._place("out"), self._place("err")
         job = {
-            **how, "words": list(map(str, words)), "ranks": ranks, "folder": str(cwd or ""), "out": str(out), "err": str(err),
+            **how,
+            "words": list(map(str, words)),
+            "ranks": ranks,
+            "folder": str(cwd or ""),
+            "out": str(out),
+            "err": str(err),
             "environment": {**os.environ, **ENVIRONMENT, **(environment or {})},
-        }  # fmt: skip
+        }
         return Finished(self._ask(job)["status"], _text(out), _text(err))
 
     def _place(self, kind):

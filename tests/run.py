@@ -1,8 +1,8 @@
 """The whole test suite as `make test` runs it: three processes with one torch thread each.
 
 One thread per process: two torch threads on a busy two-core machine are up to ten times slower than one. Three
-processes: some tests wait for others to end. Each begins with a third of the files, in order; one that has no more takes
-half of what another has left.
+processes: some tests wait for others to end. Each begins with a third of the files, in order; one that has no more
+takes half of what another has left.
 """
 
 import os

@@ -1,7 +1,5 @@
 """Fixtures of the reliability tests: stages to train, and where their counts are written."""
 
-import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -50,17 +48,3 @@ def copy_of(tmp_path):
         return made[-1]
 
     return copy
-
-
-@pytest.fixture
-def count():
-    """Notes a count for results/ (see benchmarks/reliability.py), such as `count("runs", 200)`."""
-
-    def note(name, value):
-        path = os.environ.get("PENJING_RELIABILITY_COUNTS")
-        if path:
-            test = os.environ["PYTEST_CURRENT_TEST"].split(" ")[0]
-            with open(path, "a", encoding="utf-8") as stream:
-                stream.write(json.dumps({"test": test, "name": name, "value": value}) + "\n")
-
-    return note

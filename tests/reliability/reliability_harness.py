@@ -17,7 +17,7 @@ COMMON = [
 
 
 def by_chance(number, deep=None):
-    """How many cases a test draws by chance: `number` in `make test`, `deep` or ten times as many in `make test-deep`."""
+    """How many cases a test draws by chance: `number` in `make test`, else `deep` or ten times as many."""
     return [pytest.param(number, marks=pytest.mark.usual), pytest.param(deep or 10 * number, marks=pytest.mark.nightly)]
 
 

@@ -61,7 +61,12 @@ def test_what_passed_is_recorded_at_once_and_not_run_again(script, tmp_path, mon
         ran.append(name)
         if name in broken:
             return None
-        return {"passed": 1, "size": "deep" if deep else "usual", "commit": script.commit(), "counts": {"runs": len(ran)}}
+        return {
+            "passed": 1,
+            "size": "deep" if deep else "usual",
+            "commit": script.commit(),
+            "counts": {"runs": len(ran)},
+        }
 
     monkeypatch.setattr(script, "run_file", run_file)
     with pytest.raises(SystemExit, match="order"):

@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-
-
 TOOLS = (
     "objective.rollout.tools=calculator",
     "objective.rollout.max_turns=3",

@@ -21,7 +21,6 @@ from penjing.train.folder import load_trained
 from penjing.train.reward import load_judge
 
 
-
 def train(recipe, *words):
     """`penjing train` without a new process; returns what it said."""
     said = io.StringIO()
