@@ -170,6 +170,21 @@ def load_trained(
     return Trained(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
 
 
+def use_device(model: torch.nn.Module, device: str = "auto", dtype: str = "auto") -> torch.device:
+    """Move a model to where it answers or is measured, and set the dtype of its matmuls; the one rule for all callers.
+
+    device: as `compute.device` (auto: a GPU where there is one). dtype: as `compute.dtype`, but that `auto` stays at
+    float32 on a CPU, so that figures do not depend on the processor. Raises UserError if it is not there.
+    """
+    place = local_device(device)
+    if dtype not in DTYPES:
+        raise UserError("no such dtype", where="--dtype", got=repr(dtype), wanted=", ".join(DTYPES))
+    chosen = torch.float32 if dtype == "auto" and place.type == "cpu" else compute_dtype(dtype, place)
+    model.to(place)
+    set_compute_dtype(model, None if chosen == torch.float32 else chosen)
+    return place
+
+
 def check_size(config: ModelConfig, num_bytes: int, where: object) -> None:
     """Raise UserError for a shape that asks for more weights than there are bytes, before any memory is taken for it.
 
