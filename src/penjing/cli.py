@@ -67,6 +67,11 @@ RunPath = Annotated[
     ),
 ]
 
+DeviceName = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:0 or mps.")]
+DtypeName = Annotated[
+    str, typer.Option(help="auto, bfloat16, float16 or float32; auto: as training on a GPU, float32 on a CPU.")
+]
+
 
 @app.command()
 def quickstart(

@@ -64,7 +64,16 @@ class Outcome:
     not_asked: int
 
 
-def generate_file(path: Path, prompts: Sequence[Path], out: Path, console: Console, asked: Asked) -> Outcome:
+def generate_file(
+    path: Path,
+    prompts: Sequence[Path],
+    out: Path,
+    console: Console,
+    asked: Asked,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+) -> Outcome:
     """Answer every prompt and write one conversation a line, in the order of the prompts.
 
     A prompt is a conversation that ends with a question; of one that has an answer already, the last answer is given

@@ -17,10 +17,12 @@ from penjing.base.heap import keep_freed_memory
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.manifest import MANIFEST, WEIGHTS, damage
 from penjing.model.config import ModelConfig
+from penjing.model.linear import set_compute_dtype
 from penjing.model.lora import DEFAULT, merge, own_state, strip
 from penjing.model.transformer import Transformer
 from penjing.model.vocabulary import grow
-from penjing.plan.hardware import physical_cores
+from penjing.parallel.base import local_device
+from penjing.plan.hardware import compute_dtype, physical_cores
 from penjing.text.tokenizer import Tokenizer
 from penjing.train.adapters import build_adapted
 from penjing.train.outside import Outside, read_outside
@@ -168,6 +170,9 @@ def load_trained(
         model = Transformer(run.model)
         _fill(model, _of_model(checkpoint.weights()), checkpoint.folder)
     return Trained(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
+
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
 def use_device(model: torch.nn.Module, device: str = "auto", dtype: str = "auto") -> torch.device:
