@@ -67,6 +67,11 @@ RunPath = Annotated[
     ),
 ]
 
+DeviceName = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:0 or mps.")]
+DtypeName = Annotated[
+    str, typer.Option(help="auto, bfloat16, float16 or float32; auto: as training on a GPU, float32 on a CPU.")
+]
+
 
 @app.command()
 def quickstart(
@@ -422,6 +427,8 @@ def chat(
         ),
     ] = "",
     table: Annotated[str, typer.Option(help="JSON file that the tool lookup reads.")] = "",
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
 ) -> None:
     """Talk to a model. A model that was only pretrained continues your text instead of answering.
 
@@ -449,6 +456,8 @@ def chat(
         thinking=think,
         tools=[name for name in tools.split(",") if name],
         table=table,
+        device=device,
+        dtype=dtype,
     )
 
 
@@ -475,6 +484,8 @@ def generate_answers(
     every_turn: Annotated[
         bool, typer.Option("--every-turn", help="Answer every question of a conversation in turn, not only the last.")
     ] = False,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
 ) -> None:
     """Have a model answer a file of prompts; what it writes is a file of conversations to train another model on.
 
@@ -497,7 +508,7 @@ def generate_answers(
         cut="keep" if keep_cut else "drop",
         turns="all" if every_turn else "last",
     )
-    done = generate_file(run, prompts, out, console, asked)
+    done = generate_file(run, prompts, out, console, asked, device=device, dtype=dtype)
     _say(f"{out}: {done.written:,} conversations; {done.left_out:,} answers left out (cut off, empty, or no room)")
     if done.not_asked:
         _say(f"  {done.not_asked:,} conversations of the prompts have an empty answer and were not asked")
@@ -517,6 +528,8 @@ def evaluate(
             min=0, help="Of an answer and its thought, at most; 0: 64, of a story 160, with --think 192 more."
         ),
     ] = 0,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
 ) -> None:
     """Measure a model on questions with known answers, or on text.
 
@@ -531,9 +544,9 @@ def evaluate(
     if questions is None and text is None:
         raise UserError("nothing to measure on", next_step="Give --questions FILE or --text FILE.")
     if questions is not None:
-        evaluate_questions(run, questions, console, think, max_tokens)
+        evaluate_questions(run, questions, console, think, max_tokens, device=device, dtype=dtype)
     if text is not None:
-        evaluate_text(run, text, console)
+        evaluate_text(run, text, console, device=device, dtype=dtype)
 
 
 @export_app.command("hf")

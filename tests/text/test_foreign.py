@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from penjing.base.errors import UserError
+from penjing.text import sandbox
 from penjing.text.chat import after_calls, render
 from penjing.text.prepare import prepare_chats
 from penjing.text.records import Message
@@ -664,6 +665,32 @@ def test_a_template_that_edits_the_past_is_refused(tmp_path: Path) -> None:
 def test_broken_and_evil_templates_are_one_line(tmp_path: Path, template: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         render(with_template(tmp_path, template), [user("a"), said("b")])
+
+
+class Clocks:
+    """The clocks of a process that computes, or of one that was stopped (Ctrl-Z) and goes on an hour later."""
+
+    def __init__(self, *, computes: bool) -> None:
+        self.computes, self.now = computes, 0.0
+
+    def monotonic(self) -> float:
+        self.now += 3600
+        return self.now
+
+    def thread_time(self) -> float:
+        return self.monotonic() if self.computes else 0.0
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_a_template_s_second_is_one_of_the_processor(tmp_path: Path, monkeypatch: Any, computes: bool) -> None:
+    tokenizer = Tokenizer.load(write("qwen", tmp_path))
+    wanted = render(tokenizer, PLAIN["two"])
+    monkeypatch.setattr(sandbox, "time", Clocks(computes=computes))
+    if computes:
+        with pytest.raises(UserError, match="processor time"):
+            render(tokenizer, PLAIN["two"])
+    else:
+        assert render(tokenizer, PLAIN["two"]) == wanted
 
 
 def test_roles_that_a_template_refuses(tmp_path: Path) -> None:

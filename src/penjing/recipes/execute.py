@@ -194,6 +194,9 @@ def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tr
 def print_plan(assembled: Assembled, engine: Engine, console: Console, further: Sequence[tuple[str, str]] = ()) -> None:
     """What is about to happen, before step 1, in the words people know from other trainers."""
     run, bill, size = assembled.run, assembled.bill, assembled.size
+    if run.compute.dtype == "float16" and engine.device.type == "cpu":
+        slow = "float16 matmuls on a CPU are some 20 times slower; compute.dtype=auto, bfloat16 or float32 is faster"
+        console.print(marked("warning", slow))
     title = Text(f"{run.stage} -> {run.out}", style="table.title")
     table = Table(show_header=False, box=None, pad_edge=False, title=title, title_justify="left")
     named = run.model.preset or run.model.architecture

@@ -307,9 +307,7 @@ def _answers(
         place += len(text)
     own = "".join(text if number < 0 else "\x00" * len(text) for text, number in pieces)  # words hidden
     holders = [-1 if number < 0 else marks.owner[number] for _, number in pieces]
-    known: dict[
-        tuple[str, str], int
-    ] = {}  # alike messages: the template runs once
+    known: dict[tuple[str, str], int] = {}  # alike messages: the template runs once
     for index, message in enumerate(messages):
         mine = [piece for piece, holder in enumerate(holders) if holder == index]
         if message.role != "assistant" or not mine:
