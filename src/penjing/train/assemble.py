@@ -37,6 +37,7 @@ from penjing.parallel.scaler import LossScaler
 from penjing.plan import hardware
 from penjing.plan.bill import Bill
 from penjing.plan.flops import training_flops_per_token
+from penjing.plan.trainable import trainable_of
 from penjing.text.tokenizer import Tokenizer
 from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import JsonLines
@@ -274,10 +275,10 @@ def _build_model(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, 
 
 
 def _flops_per_token(run: Run, size: Size, trained: nn.Module) -> float:
-    """Of what this run computes for one token. Frozen matrices of an adapted model get no gradient of their own."""
-    adapters = sum(p.numel() for name, p in trained.named_parameters() if ".adapters." in name)
+    """Of what this run computes for one token: what is frozen costs less."""
+    trainable = trainable_of(trained, run.model)
     return training_flops_per_token(
-        run.model, size.num_keys, adapters=adapters, extra_forwards=size.extra_forwards, frozen=bool(run.lora.rank)
+        run.model, size.num_keys, trainable=trainable, extra_forwards=size.extra_forwards
     )
 
 
