@@ -1,8 +1,8 @@
 """Parameters and FLOPs of a model, in closed form; tests hold them against the built model.
 
 Convention: 2 FLOPs per multiply-add; a training step is 3 forward passes (one forward, two for the gradients), less
-what frozen parameters save (plan/trainable.py); the embedding look-up costs nothing, the output head is a matrix like any other, tied or not. Attention is counted in one of
-two ways, which are never mixed and always named:
+what frozen parameters save (plan/trainable.py); the embedding look-up costs nothing, the output head is a matrix like
+any other, tied or not. Attention is counted in one of two ways, which are never mixed and always named:
 
 causal: the keys a query really looks at, (T + 1) / 2 on average for a full row of T, less where documents are short or
 a window hides some. What a fused kernel does, and what our MFU is of.

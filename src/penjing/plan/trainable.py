@@ -1,7 +1,8 @@
 """What of a model learns, and so what of the backward pass a run takes: one rule for LoRA and for frozen parameters.
 
-Forward, every matrix costs 2 FLOPs a parameter. Backward, one that learns costs 2 for its own gradient, and every matrix
-above the lowest parameter that learns costs 2 for the gradient of its input. Below that nothing is computed backward.
+Forward, every matrix costs 2 FLOPs a parameter. Backward, one that learns costs 2 for its own gradient, and every
+matrix above the lowest parameter that learns costs 2 for the gradient of its input. Below that nothing is computed
+backward.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ def settle_dtype(run: Run, engine: Engine, begun: str = "") -> Run:
 
     From here on the run says it, also in its run.toml: nothing decides again. Raises UserError where float8 cannot be.
     """
-    setting = run.compute.dtype
+    setting: str = run.compute.dtype
     if setting == "auto":
         setting = begun or str(hardware.compute_dtype("auto", engine.device)).removeprefix("torch.")
         if setting == "tf32" and engine.device.type != "cuda":  # begun on a card that has it
@@ -256,7 +256,7 @@ def settle_dtype(run: Run, engine: Engine, begun: str = "") -> Run:
         on_cuda = engine.device.type == "cuda"
         capability = torch.cuda.get_device_capability(engine.device) if on_cuda else (0, 0)
         require_float8(engine.device.type, capability, hardware.compute_dtype(setting, engine.device))
-    return replace(run, compute=replace(run.compute, dtype=setting))
+    return replace(run, compute=replace(run.compute, dtype=setting))  # type: ignore[arg-type]  # one of the names
 
 
 def _build_model(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, dict[str, str]]:
@@ -277,9 +277,7 @@ def _build_model(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, 
 def _flops_per_token(run: Run, size: Size, trained: nn.Module) -> float:
     """Of what this run computes for one token: what is frozen costs less."""
     trainable = trainable_of(trained, run.model)
-    return training_flops_per_token(
-        run.model, size.num_keys, trainable=trainable, extra_forwards=size.extra_forwards
-    )
+    return training_flops_per_token(run.model, size.num_keys, trainable=trainable, extra_forwards=size.extra_forwards)
 
 
 _OTHER_OPTIMIZER = ("allowed to change: optimizer.kind ", "allowed to change: optimizer.state ")
