@@ -49,6 +49,8 @@ def test_a_checkpoint_in_the_background_costs_its_copy_and_the_last_one_its_writ
 def test_adapters_save_themselves_and_their_state():
     run, shape, work = planned("lora", "lora.rank=4")
     assert checkpoint_bytes(run, shape) == 12 * work.trained < shape.parameters
+    dora, _, more = planned("lora", "lora.rank=4", "lora.kind=dora")
+    assert more.trained > work.trained and dora.lora.kind == "dora"
 
 
 def test_training_and_plan_refuse_the_same():
@@ -58,7 +60,7 @@ def test_training_and_plan_refuse_the_same():
     assert accepted(run, H100, 1)
     assert not accepted(replace(run, compute=replace(run.compute, compile="blocks")), H100, 1)
     assert not accepted(replace(run, batch=replace(run.batch, micro_rows=3)), H100, 1)
-    float8, _, _ = planned("pretrain", "compute.float8=tensor")
+    float8, _, _ = planned("pretrain", "compute.float8=tensorwise")
     assert accepted(float8, H100, 1) and not accepted(float8, machine_of_card(find_card("A100")), 1)
 
 

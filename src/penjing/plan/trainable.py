@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -72,10 +72,14 @@ def trainable_by(config: ModelConfig, lora: Lora, patterns: tuple[str, ...]) -> 
 def _by(config: ModelConfig, lora: Lora, patterns: tuple[str, ...]) -> Trainable:
     with torch.device("meta"):
         model = Transformer(config)
-        if lora.rank:
-            adapt(model, lora, seed=0)
+    if lora.rank:
+        adapt(model, replace(lora, kind="lora"), seed=0)  # DoRA's magnitudes are taken from weights, of which are none
     freeze(model, patterns)
-    return trainable_of(model, config)
+    found = trainable_of(model, config)
+    if lora.kind != "dora":
+        return found
+    magnitudes = sum(each.shape[0] for name, each in model.named_parameters() if name.endswith(".B"))
+    return replace(found, learns=found.learns + magnitudes)
 
 
 def _matrices(
