@@ -183,8 +183,9 @@ def plan_run(
 
     penjing plan downloads/SmolLM2-135M/config.json --gpu A100 --gpus 2 --unique 1.2B
     """
-    from penjing.recipes.plan import EXIT_DOES_NOT_FIT, Asked, is_foreign, make_page, read_foreign
+    from penjing.recipes.plan import EXIT_DOES_NOT_FIT, is_foreign, make_page, read_foreign
     from penjing.recipes.plan_print import print_page
+    from penjing.recipes.plan_run import Asked
 
     asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine), budget=budget, tokens=tokens, unique=unique, price=price)
     overrides = config.parse_overrides(settings or [])
@@ -255,7 +256,8 @@ def plan_memory(
 
     penjing plan memory pretrain model=104m --gpu "RTX 3090" --waterfall
     """
-    from penjing.recipes.plan import EXIT_DOES_NOT_FIT, Asked
+    from penjing.recipes.plan import EXIT_DOES_NOT_FIT
+    from penjing.recipes.plan_run import Asked
     from penjing.recipes.plan_tools import print_memory
 
     asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine))
@@ -280,7 +282,8 @@ def plan_search(
 
     penjing plan search pretrain model=104m --gpu "RTX 3090" --fit 24GB
     """
-    from penjing.recipes.plan import EXIT_DOES_NOT_FIT, Asked
+    from penjing.recipes.plan import EXIT_DOES_NOT_FIT
+    from penjing.recipes.plan_run import Asked
     from penjing.recipes.plan_tools import search
 
     rows = config.convert(tuple[int, ...], lengths, "--lengths") if lengths else ()
@@ -303,7 +306,7 @@ def plan_tokens(
 
     penjing plan tokens --params 64M --unique 1.2B --hours 2 --gpu "RTX 3090"
     """
-    from penjing.recipes.plan import Asked
+    from penjing.recipes.plan_run import Asked
     from penjing.recipes.plan_tools import print_tokens
 
     print_tokens(params, unique, hours, Asked(gpu=gpu, gpus=gpus), console)

@@ -14,6 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ def cpu_units() -> frozenset[str]:
 
 def _library_takes_bfloat16() -> bool:
     """Whether torch has oneDNN, and oneDNN has bfloat16 here."""
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    has_library: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_library and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @cache
@@ -72,16 +74,12 @@ def _kept_ratio(name: str, units: frozenset[str]) -> float:
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
     path = home() / KEPT
     known: dict[str, float] = {}
-    try:
+    with suppress(UserError, TypeError, ValueError):  # a broken file is written anew
         known = dict(read_json(path)) if path.is_file() else {}
-    except (UserError, TypeError, ValueError):
-        pass  # a broken file is written anew
     if key not in known:
         known[key] = speed_ratio()
-        try:
+        with suppress(UserError, OSError):  # a folder that cannot be written: measured again next time
             write_json(path, known)
-        except (UserError, OSError):
-            pass  # a folder that cannot be written: measured again next time
     return float(known[key])
 
 

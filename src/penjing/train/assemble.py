@@ -36,6 +36,7 @@ from penjing.parallel.scaler import LossScaler
 from penjing.plan import hardware
 from penjing.plan.bill import Bill
 from penjing.plan.flops import training_flops_per_token
+from penjing.plan.trainable import trainable_of
 from penjing.text.tokenizer import Tokenizer
 from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import JsonLines
@@ -249,7 +250,7 @@ def settle_dtype(run: Run, engine: Engine, begun: str = "") -> Run:
 
     From here on the run says it, also in its run.toml: nothing decides again. Raises UserError where float8 cannot be.
     """
-    setting = run.compute.dtype
+    setting: str = run.compute.dtype
     if setting == "auto":
         setting = begun or str(hardware.compute_dtype("auto", engine.device)).removeprefix("torch.")
         if setting == "tf32" and engine.device.type != "cuda":  # begun on a card that has it
@@ -259,7 +260,7 @@ def settle_dtype(run: Run, engine: Engine, begun: str = "") -> Run:
         on_cuda = engine.device.type == "cuda"
         capability = torch.cuda.get_device_capability(engine.device) if on_cuda else (0, 0)
         require_float8(engine.device.type, capability, hardware.compute_dtype(setting, engine.device))
-    return replace(run, compute=replace(run.compute, dtype=setting))
+    return replace(run, compute=replace(run.compute, dtype=setting))  # type: ignore[arg-type]  # one of the names
 
 
 def _build_model(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, dict[str, str]]:
@@ -278,11 +279,9 @@ def _build_model(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, 
 
 
 def _flops_per_token(run: Run, size: Size, trained: nn.Module) -> float:
-    """Of what this run computes for one token. Frozen matrices of an adapted model get no gradient of their own."""
-    adapters = sum(p.numel() for name, p in trained.named_parameters() if ".adapters." in name)
-    return training_flops_per_token(
-        run.model, size.num_keys, adapters=adapters, extra_forwards=size.extra_forwards, frozen=bool(run.lora.rank)
-    )
+    """Of what this run computes for one token: what is frozen costs less."""
+    trainable = trainable_of(trained, run.model)
+    return training_flops_per_token(run.model, size.num_keys, trainable=trainable, extra_forwards=size.extra_forwards)
 
 
 _OTHER_OPTIMIZER = ("allowed to change: optimizer.kind ", "allowed to change: optimizer.state ")

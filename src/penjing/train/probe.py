@@ -24,6 +24,7 @@ from penjing.plan.bill import Bill, Pace, make_bill
 from penjing.plan.flops import training_flops_per_token
 from penjing.plan.time import Line, quantile, two_points
 from penjing.plan.tokens import token_bytes
+from penjing.plan.trainable import trainable_of
 from penjing.train.folder import RunFolder
 from penjing.train.loop import Parts, step
 from penjing.train.meter import Expected, Meter
@@ -138,14 +139,12 @@ def expected(bill: Bill) -> Expected:
 
 
 def _full_square(run: Run, size: Size, model: nn.Module) -> float:
-    adapters = sum(p.numel() for name, p in model.named_parameters() if ".adapters." in name)
     return training_flops_per_token(
         run.model,
         size.row_tokens,
         window_keys=size.row_tokens,
-        adapters=adapters,
+        trainable=trainable_of(model, run.model),
         extra_forwards=size.extra_forwards,
-        frozen=bool(run.lora.rank),
     )
 
 

@@ -152,7 +152,7 @@ class SaveSettings:
     every: int = 500  # steps
     keep: int = 2  # newest checkpoints that stay
     milestones: int = 0  # every so many steps one stays for good, beside the newest; 0 = none
-    # `background` copies what is to be saved (12 bytes of memory a parameter) and writes while training goes on.
+    # `background` copies what is to be saved (weights and optimizer state) and writes while training goes on.
     how: Literal["background", "waiting"] = "background"
 
     def __post_init__(self) -> None:
