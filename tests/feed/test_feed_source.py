@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 
 import numpy as np
@@ -113,6 +114,21 @@ def test_close_stops_the_thread_and_loses_no_batch(device):
     assert source.state() == {"next_row": 2}
     assert numbers(next(ahead)) == [2, 3]
     ahead.close()
+
+
+def test_a_full_queue_is_waited_for_without_a_clock(device, monkeypatch):
+    """The thread looked ten times a second whether it was to stop, and every closing waited for that."""
+    put, patience = queue.Queue.put, []
+
+    def watched(self, item, block=True, timeout=None):
+        patience.append(timeout)
+        put(self, item, block, timeout)
+
+    monkeypatch.setattr(queue.Queue, "put", watched)
+    ahead = Prefetch(plain_source(), device, depth=1)
+    next(ahead)
+    ahead.close()
+    assert patience and set(patience) == {None}
 
 
 def test_an_error_surfaces_in_its_turn_and_again_instead_of_hanging(device):
