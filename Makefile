@@ -7,13 +7,20 @@ SHORT ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart test test-deep coverage lint clean
 
 quickstart: $(VENV)/installed-run
 	$(BIN)/penjing quickstart --data "$(DATA)" --out "$(OUT)" $(if $(FRESH),--fresh) $(if $(SHORT),--short)
 
 test: $(VENV)/installed-dev
 	$(BIN)/python tests/run.py
+
+# The large counts, and the record that docs/reliability.md is rendered from. Cut off, it goes on with the files left.
+test-deep: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/reliability.py $(if $(FRESH),--fresh)
+
+coverage: $(VENV)/installed-dev
+	$(BIN)/python tests/run.py --cov --cov-report=term
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check src tests

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from penjing.report.charts import Axis, Series, line_chart, standalone
 
-RECORD = Path("results/methods_2-cores_2026-11-21.json")
+# A later one's methods take the place of an earlier one's.
+RECORDS = (Path("results/methods_2-cores_2026-11-21.json"), Path("results/methods_dpo_2-cores_2026-11-24.json"))
 SEEDS = ("1", "2", "3")
 STEPS = Axis("optimizer steps")
 
@@ -36,12 +37,12 @@ SHARE, NATS = Axis("share", from_zero=True), Axis("nats", from_zero=True)
 PLOTS = (
     Plot(
         "dpo_accuracy",
-        "Held-out pairs in order",
+        "Held-out pairs whose margin grew",
         SHARE,
         (
-            ("whole model", "dpo", "validation_reward_accuracy"),
-            ("LoRA, 3e-3", "dpo_lora", "validation_reward_accuracy"),
-            ("LoRA, 3e-4", "dpo_lora_slow", "validation_reward_accuracy"),
+            ("whole model, 5e-5", "dpo", "validation_reward_accuracy"),
+            ("LoRA, 1e-4", "dpo_lora", "validation_reward_accuracy"),
+            ("whole model, 3e-4", "dpo_fast", "validation_reward_accuracy"),
         ),
     ),
     Plot(
@@ -58,9 +59,9 @@ PLOTS = (
         "KL to the start on the model's own answers",
         Axis("nats per answer", from_zero=True),
         (
-            ("whole model", "dpo", "validation_kl_nats_per_answer"),
-            ("LoRA, 3e-3", "dpo_lora", "validation_kl_nats_per_answer"),
-            ("LoRA, 3e-4", "dpo_lora_slow", "validation_kl_nats_per_answer"),
+            ("whole model, 5e-5", "dpo", "validation_kl_nats_per_answer"),
+            ("LoRA, 1e-4", "dpo_lora", "validation_kl_nats_per_answer"),
+            ("whole model, 3e-4", "dpo_fast", "validation_kl_nats_per_answer"),
         ),
     ),
     Plot(
@@ -186,21 +187,55 @@ def changes(record: Record, runs: Sequence[tuple[str, str]], figures: Sequence[t
     return rows(["what", "seeds", *(title for title, _, _ in figures)], body)
 
 
+OF_PAIRS = (
+    ("whole model, 5e-5 (the default)", "dpo"),
+    ("whole model, 3e-4", "dpo_fast"),
+    ("the same with `objective.nll_weight=1`", "dpo_fast_nll"),
+    ("LoRA of rank 8, 1e-4 (the default)", "dpo_lora"),
+    ("LoRA of rank 8, 3e-4", "dpo_lora_fast"),
+)
+
+
 def of_pairs(record: Record) -> str:
-    return changes(
-        record,
-        (
-            ("whole model, rate 3e-4", "dpo"),
-            ("LoRA of rank 8, rate 3e-3 (the default)", "dpo_lora"),
-            ("LoRA of rank 8, rate 1.5e-3", "dpo_lora_half"),
-            ("LoRA of rank 8, rate 3e-4", "dpo_lora_slow"),
-        ),
-        (
-            ("held-out pairs in order", "validation_reward_accuracy", percent),
-            ("KL on its own answers, nats each", "validation_kl_nats_per_answer", number),
-            ("nats per token of the chosen answers", "validation_chosen_nats_per_token", number),
-        ),
+    head = (
+        "what, rate", "seeds", "held-out pairs whose margin grew", "margin", "chosen likelier than rejected",
+        "KL on its own answers, nats each", "questions right", "tool calls right",
+    )  # fmt: skip
+    body = []
+    for label, method in OF_PAIRS:
+        seeds = list(record.get(method, {}).values())
+        if seeds:
+            after = [
+                {
+                    name: figure["after"]
+                    for name, figure in seed.items()
+                    if isinstance(figure, dict) and "after" in figure
+                }
+                for seed in seeds
+            ]
+            cells = [
+                span((seed["validation_reward_accuracy"] for seed in after), percent),
+                span((seed["validation_reward_margin"] for seed in after), number),
+                of_likelihood(seeds),
+                span((seed["validation_kl_nats_per_answer"] for seed in after), number),
+                *(of_questions(seeds, kind) for kind in ("all", "tool")),
+            ]
+            body.append([label, str(len(seeds)), *cells])
+    return rows(head, body)
+
+
+def of_likelihood(seeds: Sequence[Record]) -> str:
+    ends = (
+        span((seed["validation_likelihood_accuracy"][end] for seed in seeds), percent) for end in ("before", "after")
     )
+    return " -> ".join(ends)
+
+
+def of_questions(seeds: Sequence[Record], kind: str) -> str:
+    """Right before and after, of how many, over the seeds."""
+    asked = {seed["questions"][kind]["asked"] for seed in seeds}
+    ends = (span((seed["questions"][kind][end] for seed in seeds), str) for end in ("before", "after"))
+    return f"{' -> '.join(ends)} of {asked.pop()}"
 
 
 def of_rewards(record: Record) -> str:
@@ -264,6 +299,14 @@ TABLES: dict[str, Callable[[Record], str]] = {
 }
 
 
+def read_records(folder: Path = Path()) -> Record:
+    """What was found, each method's by its newest record."""
+    record: Record = {}
+    for file in RECORDS:
+        record |= json.loads((folder / file).read_text(encoding="utf-8"))
+    return record
+
+
 def filled(page: str, record: Record) -> str:
     """The page with its tables as the record has them."""
     return BLOCK.sub(lambda found: found[1] + TABLES[found[2]](record) + found[3], page)
@@ -272,10 +315,9 @@ def filled(page: str, record: Record) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=None, help="folder of the runs; without it no plots are drawn")
-    parser.add_argument("--record", type=Path, default=RECORD, help="what was found (default: %(default)s)")
     parser.add_argument("--docs", type=Path, default=Path("docs/methods"), help="(default: %(default)s)")
     asked = parser.parse_args()
-    record = json.loads(asked.record.read_text(encoding="utf-8"))
+    record = read_records()
     for page in sorted(asked.docs.glob("*.md")):
         page.write_text(filled(page.read_text(encoding="utf-8"), record), encoding="utf-8")
     if asked.work is None:

@@ -3,9 +3,9 @@
 Run: python benchmarks/methods.py runs/quickstart --out results/methods.json            (everything, three seeds each)
      python benchmarks/methods.py runs/quickstart --only dpo,reward --seeds 1 --out ...  (adds to what the file holds)
 
-dpo, dpo_lora, reward: the quickstart's SFT model on its own pairs. grpo: a weak SFT (700 steps from the pretrained
-model) on the toy world's counting questions. grpo_sft, ppo: the SFT model on 20,000 prompts of all kinds; grpo_few,
-ppo_few: on the first 1,000 of the quickstart's.
+dpo, dpo_lora, reward: the quickstart's SFT model on its own pairs; dpo_fast, dpo_fast_nll, dpo_lora_fast: at rates
+that are too high. grpo: a weak SFT (700 steps from the pretrained model) on the toy world's counting questions.
+grpo_sft, ppo: the SFT model on 20,000 prompts of all kinds; grpo_few, ppo_few: on the first 1,000 of the quickstart's.
 distill: the SFT model is the teacher; the student is the same pretrained model after SFT on 300 labelled
 conversations. 3,072 further conversations have questions only, which the teacher answers. As many further steps are
 taken on the student's own labels (the control), on the teacher's answers (sft), on its predictions for them (logits,
@@ -96,20 +96,28 @@ class Bench:
 
     def pairs(self, recipe: str, name: str, seed: str, *settings: object) -> dict[str, Any]:
         start, data = f"start={self.quickstart / 'sft'}", f"data.train={self.data / 'dpo.jsonl'}"
-        return judged(self.train(recipe, f"{name}-{seed}", start, data, f"seed={seed}", *settings))
+        return judged(self.train(recipe, f"{name}-{seed}", start, data, self.known, f"seed={seed}", *settings))
+
+    @property
+    def known(self) -> str:
+        """The quickstart's held-out questions, asked before and after."""
+        return f"validate.questions={self.data / 'eval.jsonl'}"
 
     def dpo(self, seed: str) -> dict[str, Any]:
         return self.pairs("dpo", "dpo", seed)
 
+    def dpo_fast(self, seed: str) -> dict[str, Any]:
+        """At six times the recipe's rate."""
+        return self.pairs("dpo", "dpo_fast", seed, "optimizer.learning_rate=3e-4")
+
+    def dpo_fast_nll(self, seed: str) -> dict[str, Any]:
+        return self.pairs("dpo", "dpo_fast_nll", seed, "optimizer.learning_rate=3e-4", "objective.nll_weight=1")
+
     def dpo_lora(self, seed: str) -> dict[str, Any]:
         return self.pairs("dpo", "dpo_lora", seed, "lora.rank=8")
 
-    def dpo_lora_half(self, seed: str) -> dict[str, Any]:
-        return self.pairs("dpo", "dpo_lora_half", seed, "lora.rank=8", "optimizer.learning_rate=1.5e-3")
-
-    def dpo_lora_slow(self, seed: str) -> dict[str, Any]:
-        """At a whole model's rate, ten times lower."""
-        return self.pairs("dpo", "dpo_lora_slow", seed, "lora.rank=8", "optimizer.learning_rate=3e-4")
+    def dpo_lora_fast(self, seed: str) -> dict[str, Any]:
+        return self.pairs("dpo", "dpo_lora_fast", seed, "lora.rank=8", "optimizer.learning_rate=3e-4")
 
     def reward(self, seed: str) -> dict[str, Any]:
         return self.pairs("reward", "reward", seed)
@@ -140,7 +148,8 @@ class Bench:
             counting.write_text("".join(counts), encoding="utf-8")
         start, chats = f"start={self.quickstart / 'pretrain'}", f"data.train={self.data / 'sft.jsonl'}"
         self.train("tiny_sft", "weak", start, chats, "steps=700", *QUIET)
-        settings = (f"start={self.work / 'weak'}", f"data.train={counting}", "steps=250", "validate.every=50")
+        weak = f"start={self.work / 'weak'}"
+        settings = (weak, f"data.train={counting}", "steps=250", "validate.every=50", self.known)
         return judged(self.train("grpo", f"grpo-{seed}", f"seed={seed}", *settings))
 
     def grpo_sft(self, seed: str) -> dict[str, Any]:
@@ -164,7 +173,8 @@ class Bench:
         return file
 
     def prompts(self, recipe: str, name: str, seed: str, data: Path) -> dict[str, Any]:
-        settings = (f"start={self.quickstart / 'sft'}", f"data.train={data}", "steps=150", "validate.every=50")
+        start = f"start={self.quickstart / 'sft'}"
+        settings = (start, f"data.train={data}", "steps=150", "validate.every=50", self.known)
         return judged(self.train(recipe, f"{name}-{seed}", f"seed={seed}", *settings))
 
     # --- distillation ------------------------------------------------------------------------------------------------
@@ -216,9 +226,18 @@ class Bench:
 
 
 def judged(done: dict[str, Any]) -> dict[str, Any]:
-    """Of an outcome, the seconds and every held-out figure before and after."""
+    """Of an outcome, the seconds, every held-out figure and the questions by kind, before and after."""
+    from penjing.eval.changes import changes
+
     figures = {name: {"before": first, "after": done[name]} for name, first in done["before"].items()}
-    return {"seconds": done["seconds"], **figures}
+    found: dict[str, Any] = {"seconds": done["seconds"], **figures}
+    if "questions" in done:
+        asked = done["questions"]
+        found["questions"] = {
+            each.name: {"asked": each.asked, "before": each.before, "after": each.after, "lost": each.is_lost}
+            for each in changes(asked["before"], asked["after"])
+        }
+    return found
 
 
 def recovered(found: dict[str, float]) -> dict[str, Any]:
@@ -231,9 +250,10 @@ def recovered(found: dict[str, float]) -> dict[str, Any]:
 
 METHODS = (
     "dpo",
+    "dpo_fast",
+    "dpo_fast_nll",
     "dpo_lora",
-    "dpo_lora_half",
-    "dpo_lora_slow",
+    "dpo_lora_fast",
     "reward",
     "reward_more",
     "grpo",

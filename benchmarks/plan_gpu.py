@@ -45,6 +45,7 @@ def compare(record: dict[str, Any], gpu: str) -> dict[str, Any]:
 def markdown(result: dict[str, Any]) -> str:
     lines = ["| | GiB, planned | held | | tokens/s, planned | measured | |", "|---|---:|---:|---:|---:|---:|---:|"]
     for name, one in result["cases"].items():
+        name = name.replace("350M", "317M")  # what records of 2026-11 call the shape of 317M parameters
         memory, speed = (
             [one[f"planned_{what}"], one[what], one[f"planned_{what}"] / one[what] - 1]
             for what in ("memory_bytes", "tokens_per_second")

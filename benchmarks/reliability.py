@@ -1,10 +1,13 @@
-"""Run the reliability tests, keep what they counted under results/, and render docs/reliability.md from it.
+"""Run the deep tests, keep what they counted under results/, and render docs/reliability.md from it.
 
-python benchmarks/reliability.py              # CI counts
-python benchmarks/reliability.py --nightly    # and ten times as many of those drawn by chance
+python benchmarks/reliability.py              # `make test-deep`: the large counts, and all tests marked `nightly`
+python benchmarks/reliability.py kills order  # of these files only
+python benchmarks/reliability.py --usual      # the counts of `make test`
 python benchmarks/reliability.py --render     # only the page, from the newest results
 
-What is measured, and not counted, is a row of the same table: benchmarks/saving.py.
+What a file of tests counted is written as soon as it has passed. The same command again on the same day and commit goes
+on with the files that are left; --fresh runs them all. What is measured, and not counted, is a row of the same table:
+benchmarks/saving.py.
 """
 
 from __future__ import annotations
@@ -21,11 +24,15 @@ import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests" / "reliability"
 PAGE = ROOT / "docs" / "reliability.md"
+SIZES = {"usual": "`make test`", "deep": "`make test-deep`"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+LONG = ("kills", "signals_and_locks", "quickstart_kills")  # begun first
 BEGIN, END = "<!-- counts: rendered by benchmarks/reliability.py -->", "<!-- end of counts -->"
 
 # What is promised, and the file of tests that holds it to that.
@@ -52,40 +59,95 @@ PROMISES = (
 )  # fmt: skip
 
 
-def run(names: list[str], workers: int, nightly: bool) -> dict[str, Any]:
-    """Run files of tests, so many at a time; {file: what came of it}. Exits if one fails."""
-    with ThreadPoolExecutor(workers) as pool:
-        done = dict(zip(names, pool.map(lambda name: run_file(name, nightly), names), strict=True))
-    failed = [name for name, facts in done.items() if facts is None]
-    if failed:
-        sys.exit(f"failed: {', '.join(failed)}")
-    return done
+def deep_elsewhere() -> list[str]:
+    """Files outside tests/reliability with tests of the deep set, by their path under tests/ without ending."""
+    others = (path for path in sorted(TESTS.parent.rglob("test_*.py")) if TESTS not in path.parents)
+    marked = (path for path in others if "mark.nightly" in path.read_text(encoding="utf-8"))
+    return [str(path.relative_to(TESTS.parent).with_suffix("")) for path in marked]
 
 
-def run_file(name: str, nightly: bool) -> dict[str, Any] | None:
+def run_file(name: str, deep: bool) -> dict[str, Any] | None:
     """Run one file of tests: how many passed, and what they counted; None if one failed."""
+    elsewhere = "/" in name
+    path = TESTS.parent / f"{name}.py" if elsewhere else TESTS / f"test_{name}.py"
+    which = ["-m", "nightly" if elsewhere else "not usual"] if deep else []
     with tempfile.TemporaryDirectory() as folder:
         counts, report = Path(folder) / "counts.jsonl", Path(folder) / "report.xml"
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PENJING_RELIABILITY_COUNTS": str(counts),
-        }
-        which = ["-m", "nightly or not nightly"] if nightly else []
-        command = [sys.executable, "-m", "pytest", "-q", *which, f"--junitxml={report}", str(TESTS / f"test_{name}.py")]
+        environment = {**os.environ, **ENVIRONMENT, "PENJING_RELIABILITY_COUNTS": str(counts)}
+        command = [sys.executable, "-m", "pytest", "-q", "-rs", *which, f"--junitxml={report}", str(path)]
+        began = time.monotonic()
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
         print(f"{name}: {done.stdout.strip().splitlines()[-1]}", flush=True)
         if done.returncode:
-            print(done.stdout[-6000:], flush=True)
+            print(done.stdout[-6000:], done.stderr[-2000:], flush=True)
             return None
         suite = report.read_text(encoding="utf-8").split("<testsuite ")[1].split(">")[0]
         facts = dict(part.split('="') for part in suite.split('" ') if '="' in part)
         lines = counts.read_text(encoding="utf-8").splitlines() if counts.exists() else []
         return {
             "passed": int(facts["tests"]) - int(facts["skipped"]),
-            "nightly": nightly,
+            "skipped": int(facts["skipped"]),
+            "size": "deep" if deep else "usual",
+            "commit": commit(),
+            "seconds": round(time.monotonic() - began),
             "counts": summed([json.loads(line) for line in lines]),
         }
+
+
+def commit() -> str:
+    """The commit that is tested, with a plus sign where the code differs from it; empty outside git."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    differs = git("status", "--porcelain", "--untracked-files=no", "--", "src", "tests", "benchmarks")
+    return git("rev-parse", "--short=9", "HEAD") + ("+" if differs else "")
+
+
+class Record:
+    """What was counted today, written anew with every file of tests that has passed."""
+
+    def __init__(self) -> None:
+        self.date = time.strftime("%Y-%m-%d")
+        self.path = ROOT / "results" / f"reliability_{self.date}.json"
+        known = json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
+        self.files: dict[str, Any] = known.get("files", {})
+        self.lock = Lock()
+
+    def is_done(self, name: str, deep: bool) -> bool:
+        """Whether this file was run so at this commit, or more deeply."""
+        facts = self.files.get(name)
+        if facts is None or facts.get("commit") != commit():
+            return False
+        return facts.get("size") == "deep" or not deep
+
+    def add(self, name: str, facts: dict[str, Any]) -> None:
+        with self.lock:
+            self.files[name] = facts
+            machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+            found = {"date": self.date, "machine": machine, "files": dict(sorted(self.files.items()))}
+            self.path.write_text(json.dumps(found, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def run(names: list[str], workers: int, deep: bool, fresh: bool) -> None:
+    """Run files of tests, so many at a time, and record them. Exits if one fails, after all have run."""
+    record = Record()
+    left = [name for name in names if fresh or not record.is_done(name, deep)]
+    if len(left) < len(names):
+        print(f"{len(names) - len(left)} of {len(names)} files were run today at this commit; --fresh runs them again")
+
+    def one(name: str) -> bool:
+        facts = run_file(name, deep)
+        if facts is not None:
+            record.add(name, facts)
+        return facts is not None
+
+    with ThreadPoolExecutor(workers) as pool:
+        passed = dict(zip(left, pool.map(one, left), strict=True))
+    print(record.path)
+    failed = [name for name, good in passed.items() if not good]
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 def summed(lines: list[dict[str, Any]]) -> dict[str, int]:
@@ -98,22 +160,31 @@ def summed(lines: list[dict[str, Any]]) -> dict[str, int]:
 
 def table(results: dict[str, Any], saving: dict[str, Any] | None) -> str:
     """The promises, each with its tests and what they counted or what was measured, in Markdown."""
-    rows = ["| Promise | Tests | Counted |", "|---|---|---|"]
-    for promise, name in PROMISES:
-        file = f"[test_{name}.py](../tests/reliability/test_{name}.py)"
-        facts = results["files"].get(name)
+    rows = ["| Promise | Tests | Size | Counted |", "|---|---|---|---|"]
+    files = results["files"]
+    promises = [(promise, name, f"reliability/test_{name}") for promise, name in PROMISES]
+    promises += [("The deep tests of this file pass", name, name) for name in sorted(files) if "/" in name]
+    for promise, name, path in promises:
+        file = f"[{Path(path).name}.py](../tests/{path}.py)"
+        facts = files.get(name)
         if facts is None:
-            rows.append(f"| {promise} | {file} | not counted |")
+            rows.append(f"| {promise} | {file} | - | not counted |")
             continue
-        rows.append(f"| {promise} | {file}, {facts['passed']} passed | {told_counts(facts['counts']) or '-'} |")
+        skipped = f", {facts['skipped']} skipped" if facts.get("skipped") else ""
+        size = SIZES.get(facts.get("size", ""), "-")
+        counted = told_counts(facts["counts"]) or "-"
+        rows.append(f"| {promise} | {file}, {facts['passed']} passed{skipped} | {size} | {counted} |")
     measured = {
         "What saving beside training costs; the goal is 1 % of step time": told_cost(saving),
         "How soon Ctrl-C, kill and a closed terminal end a run; the goal is 5 s": told_signals(saving),
     }
-    rows += [f"| {what} | [saving.py](../benchmarks/saving.py) | {told} |" for what, told in measured.items()]
-    passed = sum(facts["passed"] for facts in results["files"].values())
-    taken = f" in {results['seconds'] / 60:.0f} minutes on {results['machine']}" if "seconds" in results else ""
-    rows += ["", f"Counted on {results['date']}: {passed:,} tests passed{taken}."]
+    rows += [f"| {what} | [saving.py](../benchmarks/saving.py) | - | {told} |" for what, told in measured.items()]
+    passed = sum(facts["passed"] for facts in files.values())
+    seconds = sum(facts.get("seconds", 0) for facts in files.values())
+    taken = f"; {seconds / 60:.0f} minutes of tests, some beside each other," if seconds else ""
+    commits = sorted({facts["commit"] for facts in files.values() if facts.get("commit")})
+    at = f", commit {', '.join(commits)}" if commits else ""
+    rows += ["", f"Counted on {results['date']}{at}: {passed:,} tests passed{taken} on {results['machine']}."]
     return "\n".join(rows)
 
 
@@ -193,28 +264,16 @@ def newest_saving() -> dict[str, Any] | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="files of tests, such as kills; none means all")
-    parser.add_argument("--nightly", action="store_true", help="and ten times as many cases of those drawn by chance")
+    parser.add_argument("--usual", action="store_true", help="the counts of `make test` instead of the large ones")
     parser.add_argument("--workers", type=int, default=2, help="files at a time")
+    parser.add_argument("--fresh", action="store_true", help="also those files that were run today at this commit")
     parser.add_argument("--render", action="store_true", help="only the page, from the newest results")
     asked = parser.parse_args()
     if not asked.render:
-        began = time.monotonic()
-        done = run(asked.names or [name for _, name in PROMISES], asked.workers, asked.nightly)
-        date = time.strftime("%Y-%m-%d")
-        path = ROOT / "results" / f"reliability_{date}.json"
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"files": {}}
-        seconds = {"seconds": known["seconds"]} if "seconds" in known else {}  # of the last run of them all
-        if not asked.names and not asked.nightly:
-            seconds = {"seconds": time.monotonic() - began}
-        machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-        results = {
-            "date": date,
-            "machine": machine,
-            **seconds,
-            "files": dict(sorted({**known["files"], **done}.items())),
-        }
-        path.write_text(json.dumps(results, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-        print(path)
+        names = [name for _, name in PROMISES]
+        if not asked.usual:
+            names = [*deep_elsewhere(), *LONG, *(name for name in names if name not in LONG)]
+        run(asked.names or names, asked.workers, not asked.usual, asked.fresh)
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), newest(), newest_saving()), encoding="utf-8")
     print(PAGE)
 

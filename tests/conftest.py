@@ -1,14 +1,23 @@
 """What many tests share: one torch thread, a little corpus, and a way to run a small training."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests share forks.py
+
+from forks import ENVIRONMENT, Server
+
+from penjing.base import heap
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
@@ -16,12 +25,39 @@ if not torch.cuda.is_available():
 os.environ.setdefault("PENJING_HOME", tempfile.mkdtemp(prefix="penjing-home-"))  # no test writes the user's ledger
 
 
+# A full garbage collection looks at all that libraries and tests have made, at the start of each of hundreds of small
+# trainings: half of some tests' time. What is there when a file of tests begins is passed over instead.
+heap.gc = SimpleNamespace(collect=gc.collect, freeze=lambda: None, unfreeze=lambda: None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def passed_over_by_the_garbage_collector():
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # else libraries say at the end that they were not freed
+
+
 FIRST = ("reliability", "parallel")  # folders whose files take minutes: begun last, one process would end long after
 
 
-def pytest_collection_modifyitems(items):
-    """Long files before the others; the order within is as it was."""
+def pytest_collection_modifyitems(config, items):
+    """The deep set runs only where `-m` names its mark. Long files before the others; the order within is as it was."""
+    if "nightly" not in config.option.markexpr and "usual" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     items.sort(key=lambda item: not any(folder in item.path.parts for folder in FIRST))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Why tests were skipped, each reason once."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    for reason, number in reasons.most_common():
+        terminalreporter.write_line(f"skipped {number}: {reason}")
 
 
 @pytest.fixture(scope="session")
@@ -60,24 +96,52 @@ def small_run(toy):
 
 
 @pytest.fixture(scope="session")
-def penjing():
-    """Run `python -m penjing ARGS` as a user would; returns the finished process with its output."""
+def server(tmp_path_factory):
+    """Runs penjing in forked children; see forks.py."""
+    made = Server(tmp_path_factory.mktemp("server"))
+    yield made
+    made.close()
 
-    def run(*words, launcher=(), check=True, timeout=240, cwd=None, **environment):
-        command = [sys.executable, "-m", *launcher, *(["-m"] if launcher else []), "penjing", *map(str, words)]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=cwd,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
-        )
+
+@pytest.fixture(scope="session")
+def penjing(server):
+    """Run `penjing ARGS`; returns the finished process with its output.
+
+    In a forked child, or `ranks` of them as torchrun starts them. A process of its own, as a user's is, with
+    `real=True`, and under a `launcher` such as torchrun.
+    """
+
+    def run(*words, ranks=1, real=False, launcher=(), check=True, timeout=240, cwd=None, **environment):
+        if real or launcher:
+            done = subprocess.run(
+                [sys.executable, "-m", *launcher, *(["-m"] if launcher else []), "penjing", *map(str, words)],
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                cwd=cwd,
+                env={**os.environ, **ENVIRONMENT, **environment},
+            )
+        else:
+            done = server.command(*words, ranks=ranks, cwd=cwd, environment=environment)
         if check:
             assert done.returncode == 0, done.stdout + done.stderr
         return done
 
     return run
+
+
+@pytest.fixture
+def count():
+    """Notes a count for results/ (see benchmarks/reliability.py), such as `count("runs", 200)`."""
+
+    def note(name, value):
+        path = os.environ.get("PENJING_RELIABILITY_COUNTS")
+        if path:
+            test = os.environ["PYTEST_CURRENT_TEST"].split(" ")[0]
+            with open(path, "a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"test": test, "name": name, "value": value}) + "\n")
+
+    return note
 
 
 @pytest.fixture

@@ -67,6 +67,11 @@ RunPath = Annotated[
     ),
 ]
 
+DeviceName = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:0 or mps.")]
+DtypeName = Annotated[
+    str, typer.Option(help="auto, bfloat16, float16 or float32; auto: as training on a GPU, float32 on a CPU.")
+]
+
 
 @app.command()
 def quickstart(
@@ -127,6 +132,7 @@ def train(
     penjing train runs/six/run.toml out=runs/again
     """
     from penjing.recipes.execute import execute
+    from penjing.recipes.known_questions import print_changes
 
     outcome = execute(_resolved(recipe, settings), console, allow_change or ())
     if os.environ.get("RANK", "0") != "0":
@@ -139,6 +145,8 @@ def train(
     for name, first in outcome.get("before", {}).items():
         label = name.removeprefix("validation_").replace("_", " ")
         _say(f"  held-out {label}: {first:.4g} before, {outcome[name]:.4g} after")
+    if outcome.get("questions"):
+        print_changes(outcome["questions"], console)
 
 
 Planned = Annotated[
@@ -175,8 +183,9 @@ def plan_run(
 
     penjing plan downloads/SmolLM2-135M/config.json --gpu A100 --gpus 2 --unique 1.2B
     """
-    from penjing.recipes.plan import EXIT_DOES_NOT_FIT, Asked, is_foreign, make_page, read_foreign
+    from penjing.recipes.plan import EXIT_DOES_NOT_FIT, is_foreign, make_page, read_foreign
     from penjing.recipes.plan_print import print_page
+    from penjing.recipes.plan_run import Asked
 
     asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine), budget=budget, tokens=tokens, unique=unique, price=price)
     overrides = config.parse_overrides(settings or [])
@@ -247,7 +256,8 @@ def plan_memory(
 
     penjing plan memory pretrain model=104m --gpu "RTX 3090" --waterfall
     """
-    from penjing.recipes.plan import EXIT_DOES_NOT_FIT, Asked
+    from penjing.recipes.plan import EXIT_DOES_NOT_FIT
+    from penjing.recipes.plan_run import Asked
     from penjing.recipes.plan_tools import print_memory
 
     asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine))
@@ -272,7 +282,8 @@ def plan_search(
 
     penjing plan search pretrain model=104m --gpu "RTX 3090" --fit 24GB
     """
-    from penjing.recipes.plan import EXIT_DOES_NOT_FIT, Asked
+    from penjing.recipes.plan import EXIT_DOES_NOT_FIT
+    from penjing.recipes.plan_run import Asked
     from penjing.recipes.plan_tools import search
 
     rows = config.convert(tuple[int, ...], lengths, "--lengths") if lengths else ()
@@ -295,7 +306,7 @@ def plan_tokens(
 
     penjing plan tokens --params 64M --unique 1.2B --hours 2 --gpu "RTX 3090"
     """
-    from penjing.recipes.plan import Asked
+    from penjing.recipes.plan_run import Asked
     from penjing.recipes.plan_tools import print_tokens
 
     print_tokens(params, unique, hours, Asked(gpu=gpu, gpus=gpus), console)
@@ -419,6 +430,8 @@ def chat(
         ),
     ] = "",
     table: Annotated[str, typer.Option(help="JSON file that the tool lookup reads.")] = "",
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
 ) -> None:
     """Talk to a model. A model that was only pretrained continues your text instead of answering.
 
@@ -446,6 +459,8 @@ def chat(
         thinking=think,
         tools=[name for name in tools.split(",") if name],
         table=table,
+        device=device,
+        dtype=dtype,
     )
 
 
@@ -472,6 +487,8 @@ def generate_answers(
     every_turn: Annotated[
         bool, typer.Option("--every-turn", help="Answer every question of a conversation in turn, not only the last.")
     ] = False,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
 ) -> None:
     """Have a model answer a file of prompts; what it writes is a file of conversations to train another model on.
 
@@ -494,7 +511,7 @@ def generate_answers(
         cut="keep" if keep_cut else "drop",
         turns="all" if every_turn else "last",
     )
-    done = generate_file(run, prompts, out, console, asked)
+    done = generate_file(run, prompts, out, console, asked, device=device, dtype=dtype)
     _say(f"{out}: {done.written:,} conversations; {done.left_out:,} answers left out (cut off, empty, or no room)")
     if done.not_asked:
         _say(f"  {done.not_asked:,} conversations of the prompts have an empty answer and were not asked")
@@ -514,6 +531,8 @@ def evaluate(
             min=0, help="Of an answer and its thought, at most; 0: 64, of a story 160, with --think 192 more."
         ),
     ] = 0,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
 ) -> None:
     """Measure a model on questions with known answers, or on text.
 
@@ -528,9 +547,9 @@ def evaluate(
     if questions is None and text is None:
         raise UserError("nothing to measure on", next_step="Give --questions FILE or --text FILE.")
     if questions is not None:
-        evaluate_questions(run, questions, console, think, max_tokens)
+        evaluate_questions(run, questions, console, think, max_tokens, device=device, dtype=dtype)
     if text is not None:
-        evaluate_text(run, text, console)
+        evaluate_text(run, text, console, device=device, dtype=dtype)
 
 
 @export_app.command("hf")
@@ -758,6 +777,9 @@ def bench_train_verb(
     peer_checkpointing: Annotated[
         bool, typer.Option(help="Whether the peer computes activations twice to save memory, as it does by itself.")
     ] = True,
+    search_rates: Annotated[
+        bool, typer.Option("--search-rates", help="pretrain: search everyone's learning rate in the same way first.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="JSON file to write; pretrain: after every trial anew.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="pretrain: go on with the trials in --out, or add to them.")
@@ -804,6 +826,7 @@ def bench_train_verb(
             threads=threads,
             checkpointing=peer_checkpointing,
             settings=tuple(settings or ()),
+            search=search_rates,
             save=save,
             earlier=out if resume else None,
         )

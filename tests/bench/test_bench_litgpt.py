@@ -82,7 +82,7 @@ def test_its_model_is_the_stock_one(litgpt, tied):
 def test_it_learns_from_the_same(litgpt, toy):
     model = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_size": 16}
     size = replace(QUICK, model={**model, "mlp_size": 48, "vocabulary_size": 400}, row_tokens=64, batch=4, held_out=16)
-    asked = Asked(peers=("litgpt",), trials=1, seconds=1.0, looks=2, steps=3, threads=1)
+    asked = Asked(peers=("litgpt",), trials=1, seconds=1.0, looks=2, steps=3, threads=1, may_compile=False)
     console = Console(file=io.StringIO(), width=250)
     result = bench_pretrain(toy / "pretrain.jsonl", asked, size, console, "compute.dtype=float32")
     assert result["left_out"] == {}

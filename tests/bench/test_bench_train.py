@@ -141,9 +141,15 @@ def talker(toy, small_run, tmp_path_factory):
     return folder / "sft"
 
 
+RATES = {"dpo": 3.3e-4, "grpo": 4.4e-4}  # no default of either side
 SMALL = {
-    "dpo": ["batch.rows=4"],
-    "grpo": ["batch.rows=2", "objective.rollout.answers=2", "objective.rollout.max_tokens=4"],
+    "dpo": ["batch.rows=4", f"optimizer.learning_rate={RATES['dpo']}"],
+    "grpo": [
+        f"optimizer.learning_rate={RATES['grpo']}",
+        "batch.rows=2",
+        "objective.rollout.answers=2",
+        "objective.rollout.max_tokens=4",
+    ],
 }
 
 
@@ -165,6 +171,12 @@ def test_beside_trl_both_learn_the_same(method, talker, toy):
     asked = Asked(method=method, trials=1, steps=3, warmup=1, threads=1)
     result = bench_train(talker, data, asked, quiet(), *SMALL[method])
     assert list(result["medians"]) == ["penjing", "trl"]
+    told = result["medians"]["trl"]["settings"]
+    assert (told["learning_rate"], told["dtype"], told["optimizer"]) == (
+        pytest.approx(RATES[method]),
+        "float32",
+        "AdamW",
+    )
     if method == "dpo":
         assert result["largest_loss_difference"] < 1e-5
 

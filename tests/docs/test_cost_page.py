@@ -20,7 +20,7 @@ from penjing.plan.flops import parameters, training_flops_per_token
 from penjing.plan.machine import MARGINS, machine_of_card
 from penjing.plan.shape import shape_of
 from penjing.recipes.execute import resolve_run
-from penjing.recipes.plan import target_of
+from penjing.recipes.plan_run import target_of
 from penjing.recipes.plan_tools import own_estimate
 
 PAGE = Path(__file__).parents[2] / "docs/cost.md"

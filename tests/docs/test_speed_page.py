@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from penjing.bench.pretrain import KINDS, markdown
+from penjing.bench.pretrain_table import KINDS, markdown
+from penjing.model.config import ModelConfig
+from penjing.plan.flops import parameters
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "speed.md"
@@ -98,12 +100,35 @@ def test_bounds_are_those_that_are_tested():
     assert found == {name: (way.loss, way.gradient) for name, way in module.WAYS.items()}
 
 
+def exports():
+    """The table of docs/export.md, as it should be and as it is."""
+    page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+    return module_at(ROOT / "benchmarks" / "export.py").markdown(newest("export")), page
+
+
+def test_sizes_of_exports_are_those_on_record():
+    table, page = exports()
+    assert shown(page, "export") == table
+
+
+def test_a_gpu_case_is_called_by_its_size():
+    """350M was the name of a shape with 317M parameters."""
+    for case in module_at(ROOT / "benchmarks" / "speed_gpu.py").cases():
+        said = re.match(r"(\d+)M ", case.name + " ")
+        if said and "active" not in case.name:
+            assert parameters(ModelConfig(**case.model)).total / 1e6 == pytest.approx(int(said[1]), abs=1), case.name
+
+
 def write():
     page = PAGE.read_text(encoding="utf-8")
     for kind in TABLES:
         place = PLACE.format(kind)
         page = page.replace(place + shown(page, kind), place + rendered(kind))
     PAGE.write_text(page, encoding="utf-8")
+    table, page = exports()
+    place = PLACE.format("export")
+    page = page.replace(place + shown(page, "export"), place + table)
+    (ROOT / "docs" / "export.md").write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def test_questions_are_asked_as_chats_and_stories_get_more_room(monkeypatch):
     tokenizer = train_tokenizer(["two and two is four, said the cat to the frog"] * 50, 300)
     asked = []
 
-    def answers(model, prompts, *, max_new_tokens, stop):
+    def answers(model, prompts, *, max_new_tokens, stop, rows):
         assert stop == {tokenizer.message_end, tokenizer.end_of_text}
         asked.append((max_new_tokens, [tokenizer.decode(ids, hide=False) for ids in prompts]))
         return [tokenizer.encode(f" {len(asked)}.{number} ") for number in range(len(prompts))]
@@ -183,7 +183,7 @@ def test_answers_that_were_cut_off_are_known_and_may_be_given_more_room(monkeypa
     tokenizer = train_tokenizer(["two and two is four, said the cat to the frog"] * 50, 300)
     lengths = {64: [64, 63], 7: [7, 6], 80: [80, 64]}
 
-    def answers(model, prompts, *, max_new_tokens, stop):
+    def answers(model, prompts, *, max_new_tokens, stop, rows):
         return [tokenizer.encode("a" * length)[:length] for length in lengths[max_new_tokens]]
 
     monkeypatch.setattr(module, "generate", answers)

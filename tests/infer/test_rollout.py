@@ -100,6 +100,26 @@ def test_who_else_is_in_the_batch_has_no_part_in_an_answer(model):
     assert alone == [answer for given in expected for answer in given]
 
 
+@pytest.mark.parametrize("window", [0, 6])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_nor_in_its_log_probabilities_to_the_last_bit(monkeypatch, window, dtype):
+    """On a CPU, of a dense model whose sizes are multiples of 16: so two processes write what one does, and fewer slots
+    what many do."""
+    sizes = {"hidden_size": 32, "head_size": 16, "mlp_size": 48, "architecture": "qwen2", "sliding_window": window}
+    monkeypatch.setitem(SHAPES, "even", sizes)
+    model = make_model("even")
+    set_compute_dtype(model, dtype)
+    requests = make_requests()
+    expected = write(model, requests, slots=64)
+    assert len({len(answer.ids) for given in expected for answer in given}) > 3
+    for slots in (1, 2, 5, 17):
+        assert write(model, requests, slots=slots) == expected
+    halves = [write(model, requests[rank::2]) for rank in (0, 1)]
+    assert [halves[index % 2][index // 2] for index in range(len(requests))] == expected
+    alone = [write(model, [Request(prompt=r.prompt, seeds=[s])])[0][0] for r in requests for s in r.seeds]
+    assert alone == [answer for given in expected for answer in given]
+
+
 def test_prompts_read_in_several_passes_are_the_same(model, monkeypatch):
     requests = make_requests(num_prompts=20)
     expected = ids(write(model, requests))

@@ -342,9 +342,8 @@ def test_a_run_says_it_and_goes_on_only_as_it_was_begun(tmp_path, small_run, los
 def test_two_ranks_learn_the_same_bits(tmp_path, penjing, small_run, losses, outcome):
     """One process takes a step in two passes, two take one each: scales and roundings are the same."""
     words = [*in_bfloat16(small_run), "compute.float8=tensorwise", "batch.micro_rows=4"]
-    launcher = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     penjing("train", "pretrain", *words, f"out={tmp_path / 'single'}")
-    penjing("train", "pretrain", *words, f"out={tmp_path / 'double'}", launcher=launcher)
+    penjing("train", "pretrain", *words, f"out={tmp_path / 'double'}", ranks=2)
     assert losses(tmp_path / "single") == losses(tmp_path / "double")
     assert outcome(tmp_path / "single")["weights_sha256"] == outcome(tmp_path / "double")["weights_sha256"]
 

@@ -27,7 +27,7 @@ def test_ragged_chats_on_two_ranks_equal_one(tmp_path, one, toy, penjing, small_
     chats = [f"start={one}", f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=6", "batch.micro_rows=2"]
     words = [word for word in small_run if not word.startswith(("model", "data.row_tokens", "data.train", "steps"))]
     penjing("train", "sft", *words, *chats, f"out={tmp_path / 'single'}")
-    penjing("train", "sft", *words, *chats, f"out={tmp_path / 'double'}", launcher=LAUNCHER)
+    penjing("train", "sft", *words, *chats, f"out={tmp_path / 'double'}", ranks=2)
     expected, got = losses(tmp_path / "single"), losses(tmp_path / "double")
     assert got.keys() == expected.keys()
     assert max(abs(got[step] - expected[step]) for step in expected) < 1e-5
@@ -39,10 +39,9 @@ def test_two_ranks_learn_the_same_bits_in_bfloat16(tmp_path, toy, penjing, small
     words = [word for word in small_run if not word.startswith("compute.dtype")] + ["compute.dtype=bfloat16"]
     chats = [word for word in words if not word.startswith(("model", "data.row_tokens", "data.train", "steps"))]
     chats += [f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=6"]
-    for name, launcher in (("single", ()), ("double", LAUNCHER)):
-        more = {"launcher": launcher} if launcher else {}
-        penjing("train", "pretrain", *words, f"out={tmp_path / name}", **more)
-        penjing("train", "sft", *chats, f"start={tmp_path / name}", f"out={tmp_path / name}-sft", **more)
+    for name, ranks in (("single", 1), ("double", 2)):
+        penjing("train", "pretrain", *words, f"out={tmp_path / name}", ranks=ranks)
+        penjing("train", "sft", *chats, f"start={tmp_path / name}", f"out={tmp_path / name}-sft", ranks=ranks)
     for end in ("", "-sft"):
         single, double = tmp_path / f"single{end}", tmp_path / f"double{end}"
         assert losses(single) == losses(double)
@@ -51,7 +50,7 @@ def test_two_ranks_learn_the_same_bits_in_bfloat16(tmp_path, toy, penjing, small
 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, one, penjing, small_run, losses):
     folder = tmp_path / "run"
-    penjing("train", "pretrain", *small_run, f"out={folder}", launcher=LAUNCHER)
+    penjing("train", "pretrain", *small_run, f"out={folder}", ranks=2)
     for checkpoint in sorted((folder / "checkpoints").iterdir())[1:]:
         for path in checkpoint.iterdir():
             path.unlink()

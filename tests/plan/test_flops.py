@@ -12,10 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from penjing.model import moe
 from penjing.model.config import ModelConfig
+from penjing.model.freeze import freeze
 from penjing.model.lora import Lora, adapt
 from penjing.model.transformer import Transformer
 from penjing.plan.bill import Bill, Pace, estimate_memory_bytes, make_bill
 from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
+from penjing.plan.trainable import trainable_by, trainable_of
 
 SMALL = {
     "vocabulary_size": 300,
@@ -63,18 +65,45 @@ def test_flops_of_adapters_leave_out_the_frozen_matrices():
     config = ModelConfig(**SMALL)
     model = Transformer(config)
     adapt(model, Lora(rank=4), seed=0)
-    adapters = sum(p.numel() for name, p in model.named_parameters() if ".adapters." in name)
     ids_BT = torch.randint(0, 300, (2, 32))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(ids_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(64)).backward()
-    stated = training_flops_per_token(config, num_keys=32, adapters=adapters, frozen=True) * 64
-    # The first layer's q, k and v pass no gradient on to the embedding, which is frozen; the closed form counts it.
-    first = 2 * 64 * (64 * (64 + 2 * 32) + 3 * 4 * 64)
+    stated = training_flops_per_token(config, num_keys=32, trainable=trainable_of(model, config)) * 64
     # The counter does not know products that are added in place: B in the forward pass, A's in the gradient of x.
     outputs, inputs = 2 * (64 + 32 + 32 + 64 + 96 + 96 + 64), 2 * (4 * 64 + 2 * 64 + 96) - 3 * 64
-    assert counter.get_total_flops() + 2 * 64 * 4 * (outputs + inputs) == stated - first
+    assert counter.get_total_flops() + 2 * 64 * 4 * (outputs + inputs) == stated
     one_more = training_flops_per_token(config, num_keys=32, extra_forwards=1.0)
     assert one_more == pytest.approx(training_flops_per_token(config, num_keys=32) * 4 / 3)
+
+
+FROZEN = {
+    "nothing": (),
+    "the table, which is also the head": ("embed.*",),
+    "what lies below the second block": ("embed.*", "blocks.0.*"),
+    "all but the head's norm": ("embed.*", "blocks.*"),
+    "all but the last mlp's output": (
+        "embed.*",
+        "blocks.0.*",
+        "blocks.1.*norm*",
+        "blocks.1.*[qkvoe]_proj*",
+        "*up_proj*",
+    ),
+    "matrices above one that learns": ("blocks.1.mlp.*",),
+}
+
+
+@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+@pytest.mark.parametrize("what", FROZEN)
+def test_flops_with_frozen_parameters_are_what_a_counter_counts(what, embeddings):
+    config = ModelConfig(**{**SMALL, "embeddings": embeddings})
+    model = Transformer(config)
+    freeze(model, FROZEN[what])
+    ids_BT = torch.randint(0, 300, (2, 32))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(ids_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(64)).backward()
+    stated = training_flops_per_token(config, num_keys=32, trainable=trainable_of(model, config)) * 64
+    assert stated == counter.get_total_flops()
+    assert trainable_by(config, Lora(), FROZEN[what]) == (trainable_of(model, config) if FROZEN[what] else None)
 
 
 @given(

@@ -15,6 +15,7 @@ from penjing.model.lora import Lora, adapt
 from penjing.model.transformer import Transformer
 from penjing.plan.flops import components, mean_keys, parameters, training_flops_per_token, windowed_keys
 from penjing.plan.shape import shape_of
+from penjing.plan.trainable import trainable_of
 from penjing.plan.work import Workload
 
 ROWS, TOKENS = 2, 32
@@ -131,9 +132,19 @@ def test_the_workload_of_a_mixture_and_of_adapters():
     model = Transformer(config)
     adapt(model, Lora(rank=4), seed=0)
     adapters = sum(p.numel() for name, p in model.named_parameters() if ".adapters." in name)
-    frozen = Workload(shape=shape_of(config), tokens=64, row_tokens=32, keys=16, adapters=adapters)
-    # Two passes of the frozen matrices; the adapters' own products are too small for a term of their own.
-    assert frozen.product_flops() == 4 * parameters(config).matrices * 64
+    part = trainable_of(model, config)
+    frozen = Workload(shape=shape_of(config), tokens=64, row_tokens=32, keys=16, trainable=part)
+    # Two passes of the frozen matrices, but of the first layer's q, k and v, which pass no gradient on, one; the
+    # adapters' own products are too small for a term of their own.
+    first = (
+        sum(
+            layer.weight.numel()
+            for layer in vars(model.blocks[0].attention)["_modules"].values()
+            if getattr(layer, "in_features", 0)
+        )
+        - model.blocks[0].attention.o_proj.weight.numel()
+    )
+    assert frozen.product_flops() == pytest.approx((4 * parameters(config).matrices - 2 * first) * 64)
     assert frozen.trained == adapters
 
 

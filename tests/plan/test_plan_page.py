@@ -24,11 +24,12 @@ from penjing.plan.memory import Target, is_tight, safe_bytes
 from penjing.plan.shape import shape_of
 from penjing.plan.time import step_time
 from penjing.recipes import plan as planning
-from penjing.recipes import plan_tools, verify
+from penjing.recipes import plan_run, plan_tools, verify
 from penjing.recipes import sweep as tables
 from penjing.recipes.execute import execute, resolve_run
-from penjing.recipes.plan import Asked, make_page, read_foreign
+from penjing.recipes.plan import make_page, read_foreign
 from penjing.recipes.plan_print import print_page, verdict_of
+from penjing.recipes.plan_run import Asked
 from penjing.recipes.scale import family
 from penjing.train import trace
 from penjing.train.assemble import assemble
@@ -70,7 +71,7 @@ def test_the_whole_page_without_gpu_and_without_data():
 
 def test_a_card_that_is_too_small_is_said_and_rows_are_found_that_fit(monkeypatch):
     small = replace(find_card("RTX 3060"), memory_gib=0.9)
-    monkeypatch.setattr(planning, "find_card", lambda name: small)
+    monkeypatch.setattr(plan_run, "find_card", lambda name: small)
     run = resolve_run("pretrain", settings("batch.rows=256", "data.row_tokens=256"))
     page = make_page("pretrain", run, Asked(gpu="small", tokens="1M"))
     assert page.fits and 0 < page.micro_rows < 256 and 256 % page.micro_rows == 0
@@ -285,9 +286,9 @@ def test_several_devices_are_searched_as_training_shares_them():
 def test_a_search_over_adapters_times_adapters():
     run = resolve_run("lora", settings("lora.rank=4"))
     found = plan_tools._candidate(run, CARD, Asked(), "single", 4, 0)
-    work = work_on_card(run, planning.adapters_of(run))
-    assert work.frozen and found.seconds == step_time(work, CARD).seconds
-    assert found.seconds < step_time(replace(work, adapters=0), CARD).seconds
+    work = work_on_card(run)
+    assert work.weight_share == 0 and found.seconds == step_time(work, CARD).seconds
+    assert found.seconds < step_time(replace(work, trainable=None), CARD).seconds
 
 
 @pytest.mark.parametrize(
@@ -335,10 +336,10 @@ CARD = machine_of_card(find_card("RTX 3090"))
 ROOM = Target(kind="cpu", name="cpu", memory_bytes=1 << 40)
 
 
-def work_on_card(run, adapters: int = 0):
+def work_on_card(run):
     """What the page times, in passes of four rows."""
-    lengths = planning.lengths_of(run)
-    return planning.workload_of(run, shape_of(run.model), lengths, CARD, micro_rows=4, asked=Asked(), adapters=adapters)
+    lengths = plan_run.lengths_of(run)
+    return plan_run.workload_of(run, shape_of(run.model), lengths, CARD, micro_rows=4, asked=Asked())
 
 
 def test_a_sweep_over_what_is_computed_again(monkeypatch):
@@ -441,7 +442,7 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
         run = resolve_run("pretrain", config.parse_overrides(words))
         torch.manual_seed(5)
         made = assemble(
-            run, Single(CPU), stage_maker(run), lambda steps, start: [], lambda *given: [], lambda text: None
+            run, Single(CPU), stage_maker(run), lambda fitted, steps, start: [], lambda *given: [], lambda text: None
         )
         made.parts.trackers.close()
         optimizers = [optimizer.state_dict() for optimizer in made.parts.optimizers]

@@ -27,6 +27,7 @@ from penjing.plan.machine import (
 )
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
 from penjing.plan.time import Decode, decode_time, interval, quantile, step_time, two_points
+from penjing.plan.trainable import Trainable
 from penjing.plan.work import Workload
 
 SHAPE = Shape(
@@ -179,6 +180,9 @@ def test_odd_sides_are_slow_on_a_gpu_only():
     assert PLAIN.product_seconds(7, 7, 7, "float32") == 2 * 343 / 1e9
 
 
+ADAPTERS = Trainable(learns=100_000, weights=0, inputs=25_000_000)
+
+
 def test_more_of_anything_takes_longer():
     machine = machine_of_card(CARDS["RTX 3090"])
     base = Workload(shape=shape_of(ModelConfig(**ModelConfig.named("26m"))), tokens=8192, row_tokens=512, keys=256.5)
@@ -192,7 +196,7 @@ def test_more_of_anything_takes_longer():
         {"extra_forwards": 1.0},
     ):
         assert step_time(replace(base, **more), machine).seconds > seconds
-    for less in ({"compiled": True}, {"adapters": 100_000}):
+    for less in ({"compiled": True}, {"trainable": ADAPTERS}):
         assert step_time(replace(base, **less), machine).seconds < seconds
     muon = replace(base, optimizer="muon")
     assert step_time(muon, machine).optimizer > step_time(base, machine).optimizer

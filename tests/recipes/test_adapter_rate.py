@@ -4,7 +4,7 @@ import pytest
 
 from penjing.base.config import parse_overrides
 from penjing.recipes.execute import resolve_run
-from penjing.recipes.lora import ADAPTERS_LEARN_FASTER, LARGEST_RATE
+from penjing.recipes.lora import ADAPTERS_LEARN_FASTER, LARGEST_RATE, WITH_PREFERENCES
 
 
 def rate(recipe, *words, file=None):
@@ -12,16 +12,23 @@ def rate(recipe, *words, file=None):
     return resolve_run(recipe, *layers, parse_overrides(words)).optimizer.learning_rate
 
 
-@pytest.mark.parametrize("recipe", ["dpo", "sft", "grpo", "ppo"])
+@pytest.mark.parametrize("recipe", ["sft", "grpo", "ppo"])
 def test_with_adapters_it_is_ten_times_that_of_the_whole_model(recipe):
     assert rate(recipe, "lora.rank=8") == pytest.approx(ADAPTERS_LEARN_FASTER * rate(recipe))
     assert rate(recipe, "lora.rank=0") == rate(recipe)
 
 
+def test_preferences_move_a_model_little():
+    """Rates at which the quickstart's model kept what it could do (docs/methods/dpo.md)."""
+    assert rate("dpo") == 5e-5
+    assert rate("dpo", "lora.rank=8") == WITH_PREFERENCES * rate("dpo") == 1e-4
+    assert rate("dpo", "lora.rank=8", "objective.loss=simpo") == 1e-4
+
+
 def test_a_rate_or_optimizer_that_is_named_stays():
     assert rate("dpo", "lora.rank=8", "optimizer.learning_rate=1e-4") == 1e-4
     assert rate("dpo", "lora.rank=8", file={"optimizer": {"learning_rate": 1e-4}}) == 1e-4
-    assert rate("dpo", "lora.rank=8", "optimizer.weight_decay=0.1") == pytest.approx(10 * rate("dpo"))
+    assert rate("grpo", "lora.rank=8", "optimizer.weight_decay=0.1") == pytest.approx(10 * rate("grpo"))
     assert rate("sft", "lora.rank=8", "optimizer=muon") == rate("sft", "optimizer=muon")
     assert rate("sft", "lora.rank=8", "optimizer.kind=muon") == rate("sft", "optimizer=muon")
 
@@ -35,5 +42,5 @@ def test_a_recipe_of_adapters_knows_its_own():
 
 
 def test_adapters_that_a_file_asks_for_count_too():
-    assert rate("dpo", file={"lora": {"rank": 8}}) == pytest.approx(10 * rate("dpo"))
-    assert rate("dpo", "lora.rank=0", file={"lora": {"rank": 8}}) == rate("dpo")
+    assert rate("grpo", file={"lora": {"rank": 8}}) == pytest.approx(10 * rate("grpo"))
+    assert rate("grpo", "lora.rank=0", file={"lora": {"rank": 8}}) == rate("grpo")

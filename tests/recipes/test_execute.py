@@ -23,6 +23,7 @@ BILL = SimpleNamespace(
     epochs=1.0,
     tokens_per_step=8,
     steps=2,
+    warnings=[],
     tokens=16,
     tokens_per_epoch=16,
     flops=1e3,

@@ -1,7 +1,5 @@
-"""Fixtures of the reliability tests: a fork server, stages to train, and where their counts are written."""
+"""Fixtures of the reliability tests: stages to train, and where their counts are written."""
 
-import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -10,23 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests here share reliability_harness.py
 
-from reliability_harness import COMMON, SHAPE, Server
-
-
-def pytest_collection_modifyitems(config, items):
-    """Tenfold counts take an hour: they run only where `-m` names their mark."""
-    if "nightly" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("nightly")]
-        if left_out:
-            config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if not item.get_closest_marker("nightly")]
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory):
-    made = Server(tmp_path_factory.mktemp("server"))
-    yield made
-    made.close()
+from reliability_harness import COMMON, SHAPE
 
 
 @pytest.fixture(scope="session")
@@ -66,17 +48,3 @@ def copy_of(tmp_path):
         return made[-1]
 
     return copy
-
-
-@pytest.fixture
-def count():
-    """Notes a count for results/ (see benchmarks/reliability.py), such as `count("runs", 200)`."""
-
-    def note(name, value):
-        path = os.environ.get("PENJING_RELIABILITY_COUNTS")
-        if path:
-            test = os.environ["PYTEST_CURRENT_TEST"].split(" ")[0]
-            with open(path, "a", encoding="utf-8") as stream:
-                stream.write(json.dumps({"test": test, "name": name, "value": value}) + "\n")
-
-    return note

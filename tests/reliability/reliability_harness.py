@@ -1,15 +1,11 @@
-"""What the reliability tests share: a fork server, the shape of small runs, and what a run's state is."""
+"""What the reliability tests share: the shape of small runs, and what a run's state is."""
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SERVER = Path(__file__).with_name("fork_server.py")
 SHAPE = [
     "model.preset=tiny", "model.vocabulary_size=400", "model.hidden_size=16", "model.num_layers=1",
     "model.num_heads=2", "model.num_kv_heads=1", "model.head_size=8", "model.mlp_size=24",
@@ -20,38 +16,9 @@ COMMON = [
 ]  # fmt: skip
 
 
-def by_chance(number):
-    """How many cases a test draws by chance: `number` in CI, and ten times as many with `pytest -m nightly`."""
-    return [number, pytest.param(10 * number, marks=pytest.mark.nightly)]
-
-
-class Server:
-    """Trainings in children of another process."""
-
-    def __init__(self, folder):
-        self.folder, self.jobs = folder, 0
-        self.process = subprocess.Popen(
-            [sys.executable, str(SERVER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        )
-        assert self.process.stdout.readline().strip() == "ready"
-
-    def run(self, recipe, words, **how):
-        """(exit code or minus the signal, seconds, what it said)."""
-        self.jobs += 1
-        log = self.folder / f"{self.jobs}.log"
-        job = {"recipe": recipe, "words": list(map(str, words)), "log": str(log), **how}
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
-        return answer["status"], answer["seconds"], log.read_text(encoding="utf-8") if log.exists() else ""
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait(30)
+def by_chance(number, deep=None):
+    """How many cases a test draws by chance: `number` in `make test`, else `deep` or ten times as many."""
+    return [pytest.param(number, marks=pytest.mark.usual), pytest.param(deep or 10 * number, marks=pytest.mark.nightly)]
 
 
 def state_of(folder, every=False):

@@ -27,30 +27,31 @@ def whole(tmp_path_factory, server, stages):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("trials", by_chance(34))
+@pytest.mark.parametrize("trials", by_chance(8, deep=34))
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_runs_end_in_the_same_bits(tmp_path, server, stages, whole, count, stage, trials):
     """Up to three kills in each run: half at a random instant, half at a random call that writes, syncs or renames."""
     wanted, seconds = whole(stage)
     recipe, words = stages[stage]
     dice = random.Random(stage)
-    killed = equal = 0
+    killed = 0
     for trial in range(trials):
-        folder = tmp_path / f"run{trial}"
-        for _ in range(dice.randint(1, 3)):
-            how = (
-                {"kill_after": dice.uniform(0.05, 1.0) * seconds}
-                if trial % 2
-                else {"kill_at_call": dice.randint(1, 160)}
-            )
-            status, _, said = server.run(recipe, [*words, f"out={folder}"], **how)
-            assert status in (0, -9), said
-            killed += status == -9
+        folder, kills = tmp_path / f"run{trial}", 0
+        while not kills:
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was over before it was to be killed
+            for _ in range(dice.randint(1, 3)):
+                how = (
+                    {"kill_after": dice.uniform(0.05, 1.0) * seconds}
+                    if trial % 2
+                    else {"kill_at_call": dice.randint(1, 160)}
+                )
+                status, _, said = server.run(recipe, [*words, f"out={folder}"], **how)
+                assert status in (0, -9), said
+                kills += status == -9
+        killed += kills
         status, _, said = server.run(recipe, [*words, f"out={folder}"])
         assert status == 0, said
         assert state_of(folder) == wanted, f"trial {trial}"
-        equal += 1
         shutil.rmtree(folder)
-    assert killed >= equal  # about every run was killed, some more than once
-    count(f"{stage}: runs killed and gone on with", equal)
+    count(f"{stage}: runs killed and gone on with", trials)
     count(f"{stage}: kills", killed)

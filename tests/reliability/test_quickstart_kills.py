@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from reliability_harness import SHAPE, by_chance
+from reliability_harness import SHAPE
 
 from penjing.base.files import read_json
 from penjing.checkpoint.manifest import steps
@@ -82,8 +82,9 @@ def whole(tmp_path_factory):
     return weights(folder / "out"), first, time.monotonic() - began
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("trials", by_chance(1))
+@pytest.mark.parametrize("trials", [10])
 def test_killed_at_random_instants(tmp_path, whole, count, trials):
     wanted, first, seconds = whole
     dice, killed, log = random.Random(7), 0, tmp_path / "log"
@@ -106,22 +107,21 @@ def test_killed_at_random_instants(tmp_path, whole, count, trials):
     count("kills", killed)
 
 
-@pytest.mark.timeout(600)
-def test_killed_as_soon_as_a_stage_has_a_checkpoint(tmp_path, whole, count):
+def test_killed_as_soon_as_a_stage_has_a_checkpoint(tmp_path, server, count):
     """Not at any instant, but where there is a step to name, in both stages of one quickstart."""
-    out, log = tmp_path / "out", tmp_path / "log"
+    out, words = tmp_path / "out", ("quickstart", "--short", *WORDS, "--out")
+    whole = server.command(*words, tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
     for stage in TRAINED:
         there = found(out)
-        with open(log, "w", encoding="utf-8") as stream:
-            process = begin(out, stream)
-            while not steps(out / stage / "checkpoints"):
-                assert process.poll() is None, log.read_text(encoding="utf-8")
-                time.sleep(0.005)
-            kill(process)
-        says_from_where(log.read_text(encoding="utf-8"), there)
+        done = server.command(*words, out, kill_when=str(out / stage / "checkpoints" / "step-00000002"))
+        assert done.returncode == -signal.SIGKILL
+        says_from_where(done.stdout, there)
         assert found(out)[1] is not None
     there = found(out)
-    says_from_where(finish(out, log), there)
-    assert weights(out) == whole[0]
+    done = server.command(*words, out)
+    assert done.returncode == 0, done.stderr
+    says_from_where(done.stdout, there)
+    assert weights(out) == weights(tmp_path / "whole")
     count("quickstarts killed and gone on with", 1)
     count("kills", len(TRAINED))

@@ -1,6 +1,7 @@
 """docs/reliability.md says what results/ hold, and every promise has its tests."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -50,6 +51,53 @@ def test_every_promise_has_tests_and_every_file_of_tests_a_promise(script):
     assert promised == there
 
 
+def test_what_passed_is_recorded_at_once_and_not_run_again(script, tmp_path, monkeypatch):
+    ran, broken = [], {"order"}
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "commit", lambda: "abc")
+    (tmp_path / "results").mkdir()
+
+    def run_file(name, deep):
+        ran.append(name)
+        if name in broken:
+            return None
+        return {
+            "passed": 1,
+            "size": "deep" if deep else "usual",
+            "commit": script.commit(),
+            "counts": {"runs": len(ran)},
+        }
+
+    monkeypatch.setattr(script, "run_file", run_file)
+    with pytest.raises(SystemExit, match="order"):
+        script.run(["kills", "order", "data"], 1, True, False)
+    assert ran == ["kills", "order", "data"]
+    broken.clear()
+    script.run(["kills", "order", "data"], 1, True, False)
+    assert ran[3:] == ["order"]
+    (record,) = (tmp_path / "results").iterdir()
+    assert set(json.loads(record.read_text())["files"]) == {"kills", "order", "data"}
+    script.run(["kills"], 1, False, False)  # the small counts do not replace the large ones
+    assert len(ran) == 4
+    monkeypatch.setattr(script, "commit", lambda: "def")
+    script.run(["kills"], 1, True, False)
+    script.run(["kills"], 1, True, True)
+    assert ran[4:] == ["kills", "kills"]
+
+
+def test_the_sizes_are_told_apart(script):
+    files = {"kills": {"passed": 6, "size": "deep", "counts": {}}, "order": {"passed": 18, "counts": {}}}
+    files["data"] = {"passed": 9, "size": "usual", "counts": {}}
+    files["bench/test_mutants"] = {"passed": 2, "skipped": 1, "size": "deep", "seconds": 60, "counts": {"found": 50}}
+    told = script.table({"files": files, "date": "2026-01-02", "machine": "2 cores"}, None).splitlines()
+    (kills,) = (line for line in told if "/test_kills.py" in line)
+    (data,) = (line for line in told if "/test_data.py" in line)
+    (order,) = (line for line in told if "/test_order.py" in line)
+    (mutants,) = (line for line in told if "tests/bench/test_mutants.py" in line)
+    assert "| `make test-deep` |" in kills and "| `make test` |" in data and "| - |" in order
+    assert "2 passed, 1 skipped | `make test-deep` | found: 50 |" in mutants
+
+
 def test_counts_of_one_test_add_up(script):
     lines = [{"name": "runs", "value": 3}, {"name": "files", "value": 1}, {"name": "runs", "value": 4}]
     assert script.summed(lines) == {"files": 1, "runs": 7}
@@ -64,6 +112,7 @@ def test_counts_of_one_thing_in_several_groups_are_told_as_their_sum(script):
 def test_the_newest_results_reach_the_goals(script):
     """The counts that were set out to be reached, from the last full run."""
     counts = {name: facts["counts"] for name, facts in script.newest()["files"].items()}
+    assert script.newest()["files"]["kills"].get("size") != "usual"  # `make test` has fewer
     runs = sum(value for name, value in counts["kills"].items() if name.endswith("gone on with"))
     assert runs >= 200
     assert counts["corruption"]["corruptions found"] >= 600

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penjing.report.accuracy import Score, accuracy_lines, pool, wilson
+from penjing.base.interval import wilson
+from penjing.report.accuracy import Score, accuracy_lines, pool
 from penjing.report.read import Row
 
 

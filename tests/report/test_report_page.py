@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -163,3 +164,13 @@ def test_a_huge_run_stays_below_the_limit(tmp_path: Path) -> None:
 
 def test_escaping_is_on_for_every_template() -> None:
     assert page.environment().from_string("{{ x }}").render(x="<b>") == "&lt;b&gt;"
+
+
+def test_a_chart_without_points_is_left_out(tmp_path: Path) -> None:
+    lines = [{"step": step, "tokens": step * 9, "loss_nats_per_token": 2.5, "learning_rate": 1e-3} for step in (1, 2)]
+    made = tmp_path / "pretrain" / "metrics.jsonl"
+    made.parent.mkdir()
+    made.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source, _, words = read(tmp_path)
+    assert "no points" not in words and "验证集</figcaption>" not in source  # nothing was validated
+    assert "Loss 损失" in words

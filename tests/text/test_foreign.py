@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from penjing.base.errors import UserError
+from penjing.text import sandbox
 from penjing.text.chat import after_calls, render
 from penjing.text.prepare import prepare_chats
 from penjing.text.records import Message
@@ -124,13 +125,31 @@ INSTRUCT = """\
 {{ '[INST] ' + message['content'] + ' [/INST]' }}{% else %}\
 {% generation %}{{ ' ' + message['content'] + eos_token }}{% endgeneration %}{% endif %}{% endfor %}\
 """
+# These three write nothing to ask for an answer: what stands before its words there, the model has to say itself.
+LLAMA_2 = """\
+{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message = \
+'<<SYS>>\\n' + messages[0]['content'] + '\\n<</SYS>>\\n\\n' %}{% else %}{% set loop_messages = messages %}\
+{% set system_message = '' %}{% endif %}{% for message in loop_messages %}{% if message['role'] == 'user' %}\
+{{ bos_token + '[INST] ' + (system_message if loop.first else '') + message['content'].strip() + ' [/INST]' }}\
+{% elif message['role'] == 'assistant' %}{{ ' '  + message['content'].strip() + ' ' + eos_token }}{% endif %}\
+{% endfor %}\
+"""
+MISTRAL = """\
+{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}\
+{{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}\
+{{ message['content'] + eos_token + ' ' }}{% endif %}{% endfor %}\
+"""
+NAMES = """\
+{% for message in messages %}{{ message['role'] | upper + ': ' + message['content'] }}\
+{% if message['role'] == 'assistant' %}{{ eos_token }}{% else %}{{ '\\n' }}{% endif %}{% endfor %}\
+"""
 
 
 @dataclass(frozen=True)
 class Family:
     """One made tokenizer: how it cuts, its control tokens and its template."""
 
-    kind: str  # bytes, pieces (sentencepiece's BPE) or unigram
+    kind: str  # bytes, pieces (sentencepiece's BPE), across (the same, with pieces across words) or unigram
     special: tuple[str, ...]
     template: str
     bos: str | None
@@ -151,6 +170,14 @@ FAMILIES = {
     "instruct": Family("pieces", SENTENCES, INSTRUCT, "<s>", "</s>"),
     "unigram": Family("unigram", SENTENCES, ZEPHYR, None, "</s>"),
 }
+ASKED_BY_NOTHING = {
+    "llama2": Family("pieces", SENTENCES, LLAMA_2, "<s>", "</s>"),
+    "mistral": Family("pieces", SENTENCES, MISTRAL, "<s>", "</s>"),
+    "names": Family("pieces", SENTENCES, NAMES, "<s>", "</s>"),
+    "instruct across": Family("across", SENTENCES, INSTRUCT, "<s>", "</s>"),
+    "mistral across": Family("across", SENTENCES, MISTRAL, "<s>", "</s>"),
+}
+EVERY_FAMILY = {**FAMILIES, **ASKED_BY_NOTHING}
 TEXTS = ["Mia saw a kite by the pond. 小明看见一只风筝。 assistant user system 12 <|user|> [INST] "] * 30
 
 
@@ -164,9 +191,10 @@ def build(family: Family) -> tokenizers.Tokenizer:
         trainer: Any = trainers.BpeTrainer(
             vocab_size=380, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
         )
-    elif family.kind == "pieces":
+    elif family.kind in ("pieces", "across"):
         built = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
-        built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        # As sentencepiece trains it, no piece goes on behind a blank; "across" has such pieces too.
+        built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=family.kind == "pieces")
         built.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
         bytes_first = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256))]
         trainer = trainers.BpeTrainer(vocab_size=480, special_tokens=bytes_first, show_progress=False)
@@ -179,10 +207,11 @@ def build(family: Family) -> tokenizers.Tokenizer:
             vocab_size=120, special_tokens=list(SENTENCES), unk_token="<unk>", show_progress=False
         )
     built.train_from_iterator(TEXTS, trainer)
-    if family.kind == "pieces":  # the 256 bytes are pieces of the vocabulary, not added tokens
+    if family.kind in ("pieces", "across"):  # the 256 bytes are pieces of the vocabulary, not added tokens
         saved = json.loads(built.to_str())
         saved["added_tokens"] = saved["added_tokens"][:3]
         built = tokenizers.Tokenizer.from_str(json.dumps(saved))
+        built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     built.add_special_tokens(special)
     built.add_tokens([tokenizers.AddedToken(token, special=False, normalized=False) for token in family.plain_added])
     if family.adds_bos:
@@ -195,7 +224,7 @@ def build(family: Family) -> tokenizers.Tokenizer:
 
 def write(name: str, folder: Path) -> Path:
     """The folder of one family, as `transformers` saves it."""
-    family, folder = FAMILIES[name], folder / name
+    family, folder = EVERY_FAMILY[name], folder / name
     folder.mkdir()
     build(family).save(str(folder / "tokenizer.json"))
     tokens = {"bos_token": family.bos, "eos_token": family.eos}
@@ -324,6 +353,65 @@ def test_answers_and_their_ends_are_taught(tmp_path: Path, name: str, end: str) 
     assert taught(tokenizer, conversation) == [f"the pond{end}", f"Mia saw{end}"]
     assert taught(tokenizer, [user("who?")]) == []
     assert not any(render(tokenizer, [user("who?")], ask=True).weights)
+
+
+WORDS = st.lists(st.sampled_from(["Mia", "kite", "风筝", "🪁", " ", "\n", "]", "[", "a b", "12", ":"]), max_size=5).map(
+    "".join
+)
+
+
+def as_dicts(messages: list[Message]) -> list[dict[str, Any]]:
+    return [
+        {"role": message.role, "content": message.content}
+        | ({"reasoning_content": message.reasoning_content} if message.reasoning_content else {})
+        for message in messages
+    ]
+
+
+@pytest.mark.parametrize("name", EVERY_FAMILY)
+def test_all_that_the_model_has_to_say_after_the_prompt_is_taught(name: str, tmp_path: Path) -> None:
+    """By the characters of each token, as the library gives them, against the prompt that generation begins with."""
+    transformers = pytest.importorskip("transformers")
+    folder = write(name, tmp_path)
+    ours, other = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    end = EVERY_FAMILY[name].eos
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        talk=st.lists(st.tuples(WORDS, WORDS.map(lambda text: f"{text}x")), min_size=1, max_size=3),
+        thought=WORDS if name in ("qwen", "thinks") else st.just(""),
+    )
+    def check(talk: list[tuple[str, str]], thought: str) -> None:
+        messages = [message for asked, answer in talk for message in (user(asked), said(answer))]
+        messages[-1] = said(talk[-1][1], thought.strip())
+        switch = {"enable_thinking": bool(thought.strip()), "open_thinking": bool(thought.strip())}
+        whole = other.apply_chat_template(as_dicts(messages), tokenize=False, **switch)
+        prompt = other.apply_chat_template(
+            as_dicts(messages[:-1]), tokenize=False, add_generation_prompt=True, **switch
+        )
+        assert whole.startswith(prompt)
+        stop = whole.index(end, len(prompt)) + len(end)
+        before = prompt.rindex(end) + len(end) if end in prompt else 0  # earlier answers are not looked at here
+        encoded = other(whole, add_special_tokens=False, return_offsets_mapping=True)
+        rendered = render(ours, messages)
+        assert rendered.ids == encoded["input_ids"]
+        tokens = zip(encoded["offset_mapping"], rendered.weights, strict=True)
+        found = [(first, last, weight) for (first, last), weight in tokens if first >= before]
+        assert found == [(first, last, int(last > len(prompt) and first < stop)) for first, last, _ in found]
+        assert found[-1][1] >= stop
+
+    check()
+
+
+@pytest.mark.parametrize("name", ["llama3", "zephyr", "instruct", "llama2", "mistral", "names"])
+def test_each_answer_of_a_talk_is_taught_as_if_it_were_the_last(name: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write(name, tmp_path))
+    talk = [user("a kite"), said("the pond"), user("more"), said("Mia saw"), user("12?"), said("风筝")]
+    whole = render(tokenizer, talk)
+    for length in (2, 4):
+        part = render(tokenizer, talk[:length])
+        stop = len(part.ids) - part.ids[::-1].index(tokenizer.message_end)
+        assert (whole.ids[:stop], whole.weights[:stop]) == (part.ids[:stop], part.weights[:stop])
 
 
 def test_thoughts_are_taught_where_they_stand(tmp_path: Path) -> None:
@@ -577,6 +665,32 @@ def test_a_template_that_edits_the_past_is_refused(tmp_path: Path) -> None:
 def test_broken_and_evil_templates_are_one_line(tmp_path: Path, template: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         render(with_template(tmp_path, template), [user("a"), said("b")])
+
+
+class Clocks:
+    """The clocks of a process that computes, or of one that was stopped (Ctrl-Z) and goes on an hour later."""
+
+    def __init__(self, *, computes: bool) -> None:
+        self.computes, self.now = computes, 0.0
+
+    def monotonic(self) -> float:
+        self.now += 3600
+        return self.now
+
+    def thread_time(self) -> float:
+        return self.monotonic() if self.computes else 0.0
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_a_template_s_second_is_one_of_the_processor(tmp_path: Path, monkeypatch: Any, computes: bool) -> None:
+    tokenizer = Tokenizer.load(write("qwen", tmp_path))
+    wanted = render(tokenizer, PLAIN["two"])
+    monkeypatch.setattr(sandbox, "time", Clocks(computes=computes))
+    if computes:
+        with pytest.raises(UserError, match="processor time"):
+            render(tokenizer, PLAIN["two"])
+    else:
+        assert render(tokenizer, PLAIN["two"]) == wanted
 
 
 def test_roles_that_a_template_refuses(tmp_path: Path) -> None:

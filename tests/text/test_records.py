@@ -780,3 +780,17 @@ def test_every_problem_of_gsm8k_is_a_prompt() -> None:
     found = list(read_prompts([DATA / "math/gsm8k_test.jsonl"]))
     assert len(found) == 1319
     assert all([m.role for m in chat.messages] == ["user"] and "####" in record["answer"] for chat, record in found)
+
+
+@pytest.mark.parametrize("name", ["images", "image", "videos", "audio", "audios"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_conversation_with_pictures_or_sound_is_set_aside(tmp_path: Path, name: str, inside: bool) -> None:
+    plain = {"messages": [{"role": "user", "content": "what is it?"}, {"role": "assistant", "content": "a kite"}]}
+    turns: list[dict[str, Any]] = plain["messages"]
+    bad = {"messages": [turns[0] | {name: ["a.png"]}, turns[1]]} if inside else plain | {name: ["a.png"]}
+    none = plain | {name: []}  # a column of a table, empty in this row
+    path = jsonl(tmp_path / "a.jsonl", plain, bad, none, plain)
+    quarantine = Quarantine(0.9, tmp_path / "bad.jsonl")
+    assert [chat.line for chat in read_chats([path], quarantine=quarantine)] == [1, 3, 4]
+    assert quarantine.bad == 1
+    assert f"field {name} is not text" in (tmp_path / "bad.jsonl").read_text()

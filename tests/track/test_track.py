@@ -5,20 +5,14 @@ from __future__ import annotations
 import io
 import json
 import math
-import sys
 import warnings
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from penjing.base.errors import UserError
-from penjing.base.table import look_up
-from penjing.track import TRACKERS
 from penjing.track.base import Trackers
 from penjing.track.console import ConsoleTracker, describe
 from penjing.track.jsonl import JsonLines, read_lines
-from penjing.track.wandb import Wandb
 
 # --- JSON lines ------------------------------------------------------------------------------------------------------
 
@@ -120,72 +114,6 @@ def test_a_keyboard_interrupt_is_not_a_tracker_s_trouble():
     tracker.log = lambda step, figures: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         Trackers([tracker]).log(1, {})
-
-
-# --- Weights & Biases ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def wandb(monkeypatch):
-    """A stand-in for the library that notes what it was asked."""
-    ids = iter(["first-id", "second-id"])
-    fake = SimpleNamespace(begun=[], logged=[], finished=[], api=SimpleNamespace(api_key=None))
-
-    def init(**options):
-        fake.begun.append(options)
-        return SimpleNamespace(
-            log=lambda figures, step: fake.logged.append((step, figures)), finish=lambda: fake.finished.append(1)
-        )
-
-    fake.init, fake.util = init, SimpleNamespace(generate_id=lambda: next(ids))
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    for name in ("WANDB_API_KEY", "WANDB_MODE"):
-        monkeypatch.delenv(name, raising=False)
-    return fake
-
-
-def test_without_a_login_it_records_offline(wandb, tmp_path):
-    tracker = look_up(TRACKERS, "wandb", what="tracker")(tmp_path, project="p", name="", config={"seed": 1})
-    tracker.log(5, {"loss": 1.0})
-    tracker.close()
-    (begun,) = wandb.begun
-    assert begun["mode"] == "offline"
-    assert (begun["project"], begun["name"], begun["dir"]) == ("p", tmp_path.name, tmp_path)
-    assert begun["config"] == {"seed": 1}
-    assert wandb.logged == [(5, {"loss": 1.0})]
-    assert wandb.finished == [1]
-
-
-def test_a_resumed_run_goes_on_with_its_id(wandb, tmp_path):
-    for _ in range(2):
-        Wandb(tmp_path, project="p", name="mine", config={})
-    Wandb(tmp_path / "other", project="p", name="mine", config={})
-    assert [begun["id"] for begun in wandb.begun] == ["first-id", "first-id", "second-id"]
-    assert {begun["resume"] for begun in wandb.begun} == {"allow"}
-    assert wandb.begun[0]["name"] == "mine"
-
-
-@pytest.mark.parametrize(
-    ("environment", "api_key", "mode"),
-    [
-        ({"WANDB_API_KEY": "k"}, None, "online"),
-        ({}, "k", "online"),
-        ({"WANDB_MODE": "disabled"}, "k", "disabled"),
-        ({"WANDB_MODE": "online"}, None, "online"),
-    ],
-)
-def test_a_login_or_the_user_s_own_mode_decides(wandb, tmp_path, monkeypatch, environment, api_key, mode):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    wandb.api.api_key = api_key
-    Wandb(tmp_path, project="p", name="", config={})
-    assert wandb.begun[0]["mode"] == mode
-
-
-def test_without_the_library_the_line_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r'wandb is not installed. pip install "penjing\[wandb\]"'):
-        Wandb(tmp_path, project="p", name="", config={})
 
 
 # --- the terminal ----------------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from penjing.train.folder import load_trained
 
 STUDENT = ["model=tiny", "model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.num_kv_heads=1"]
 STUDENT += ["model.head_size=8", "model.mlp_size=24"]
-LAUNCHER = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
 
 def train(recipe, *words):
@@ -185,7 +184,7 @@ def test_prompts_without_answers(tmp_path, words, prompts, toy):
 def test_two_ranks_learn_what_one_does_and_share_the_store(tmp_path, kept, words, penjing, losses):
     folder = tmp_path / "two"
     more = ["objective.mode=top_k", "objective.top_k=300"]
-    penjing("train", "distill", *words, *more, f"out={folder}", launcher=LAUNCHER)
+    penjing("train", "distill", *words, *more, f"out={folder}", ranks=2)
     expected, found = losses(kept[0]), losses(folder)
     assert found.keys() == expected.keys()
     assert max(abs(found[step] - expected[step]) for step in expected) < 1e-5

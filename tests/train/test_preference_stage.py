@@ -20,8 +20,6 @@ from penjing.train import preference, reward
 from penjing.train.folder import load_trained
 from penjing.train.reward import load_judge
 
-LAUNCHER = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-
 
 def train(recipe, *words):
     """`penjing train` without a new process; returns what it said."""
@@ -242,7 +240,7 @@ def test_kto_learns_from_single_answers_and_goes_on_exactly(tmp_path, words):
 
 def test_two_ranks_equal_one(tuned, tmp_path, words, penjing):
     folder = tmp_path / "two"
-    penjing("train", "dpo", *words, f"out={folder}", launcher=LAUNCHER)
+    penjing("train", "dpo", *words, f"out={folder}", ranks=2)
     for name in ("preference_loss", "validation_reward_margin", "chosen_reward"):
         assert curve(folder, name) == pytest.approx(curve(tuned[0], name), abs=1e-5)
     expected, got = weights_of(tuned[0]), weights_of(folder)

@@ -82,6 +82,13 @@ def test_quick_steps_are_taken_twice_and_timed_the_second_time(taken):
     assert rounds == [2] * 2 * (1 + 11)  # more than two seconds of steps
 
 
+@pytest.mark.parametrize(("num_steps", "timed"), [(2, 4), (12, 6), (40, 20), (400, 20)])
+def test_a_short_run_is_timed_for_fewer_steps(taken, num_steps, timed):
+    assert taken(0.001, num_steps) == [2] * 2 * (1 + timed)
+    assert not probe._sampled_enough([0.001] * (timed - 1), 1, num_steps)
+    assert probe._sampled_enough([0.001] * timed, 1, num_steps)
+
+
 @pytest.mark.parametrize(("pass_seconds", "num_steps"), [(0.001, 100), (0.3, 10**6), (20.0, 10**6)])
 def test_timing_ends(taken, pass_seconds, num_steps):
     spent = 2 * pass_seconds * len(taken(pass_seconds, num_steps))

@@ -1,11 +1,7 @@
 """A run that is stopped anyhow and continued by the same command ends in the same weights, bit for bit."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,19 +15,8 @@ def whole(tmp_path_factory, penjing, small_run):
     return folder
 
 
-def start(*words):
-    return subprocess.Popen(
-        [sys.executable, "-m", "penjing", *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
-def wait_for_checkpoint(folder: Path, process, step: int) -> None:
-    while not (folder / "checkpoints" / f"step-{step:08d}").is_dir():
-        assert process.poll() is None, process.stdout.read().decode()
-        time.sleep(0.005)
+def checkpoint(folder: Path, step: int) -> str:
+    return str(folder / "checkpoints" / f"step-{step:08d}")
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path, whole, penjing, small_run, outcome):
@@ -45,14 +30,11 @@ def test_another_seed_gives_other_weights(tmp_path, whole, penjing, small_run, o
 
 
 @pytest.mark.parametrize("kills", [(3,), (3, 6, 9)])
-def test_kill_9_and_the_same_command(tmp_path, whole, penjing, small_run, outcome, losses, kills):
+def test_kill_9_and_the_same_command(tmp_path, whole, server, penjing, small_run, outcome, losses, kills):
     folder = tmp_path / "run"
     words = ("train", "pretrain", *small_run, f"out={folder}")
     for step in kills:
-        process = start(*words)
-        wait_for_checkpoint(folder, process, step)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        assert server.command(*words, kill_when=checkpoint(folder, step)).returncode == -signal.SIGKILL
     done = penjing(*words)
     assert "continues after step" in done.stdout
     assert outcome(folder)["weights_sha256"] == outcome(whole)["weights_sha256"]
@@ -60,32 +42,25 @@ def test_kill_9_and_the_same_command(tmp_path, whole, penjing, small_run, outcom
 
 
 @pytest.mark.parametrize("state", ["bfloat16", "int8"])
-def test_kill_9_with_optimizer_state_in_less_than_float32(tmp_path, penjing, small_run, outcome, state):
+def test_kill_9_with_optimizer_state_in_less_than_float32(tmp_path, server, penjing, small_run, outcome, state):
     larger = ["model.hidden_size=64", "model.mlp_size=96", f"optimizer.state={state}"]  # small tensors stay float32
     words = ("train", "pretrain", *small_run, *larger)
     penjing(*words, f"out={tmp_path / 'straight'}")
-    process = start(*words, f"out={tmp_path / 'run'}")
-    wait_for_checkpoint(tmp_path / "run", process, 6)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    killed = server.command(*words, f"out={tmp_path / 'run'}", kill_when=checkpoint(tmp_path / "run", 6))
+    assert killed.returncode == -signal.SIGKILL
     assert "continues after step" in penjing(*words, f"out={tmp_path / 'run'}").stdout
     assert outcome(tmp_path / "run")["weights_sha256"] == outcome(tmp_path / "straight")["weights_sha256"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_says_so(tmp_path, whole, penjing, small_run, outcome, number, code):
+def test_a_signal_saves_and_says_so(tmp_path, whole, server, penjing, small_run, outcome, number, code):
     folder = tmp_path / "run"
     words = ("train", "pretrain", *small_run, "save.every=1000", f"out={folder}")
-    process = start(*words)
-    while not (folder / "metrics.jsonl").is_file() or not (folder / "metrics.jsonl").read_text():
-        assert process.poll() is None, process.stdout.read().decode()
-        time.sleep(0.005)
-    process.send_signal(number)
-    said = process.communicate(timeout=60)[0].decode()
-    if process.returncode == 0:
+    done = server.command(*words, kill_when=str(folder / "metrics.jsonl"), signal=number)
+    if done.returncode == 0:
         pytest.skip("the run ended before the signal came")
-    assert process.returncode == code, said
-    assert "the same command continues" in said
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "the same command continues" in done.stderr
     assert len(list((folder / "checkpoints").iterdir())) == 1
     penjing(*words)
     assert outcome(folder)["weights_sha256"] == outcome(whole)["weights_sha256"]

@@ -182,3 +182,12 @@ def test_a_tokenizer_that_an_abandoned_attempt_left_is_not_taken_for_another_sta
     left.save(out.tokenizer)
     (out.checkpoints / "step-00000001").mkdir(parents=True)  # a run that has begun keeps its own
     assert run_tokenizer(run, out, print).fingerprint == left.fingerprint
+
+
+def test_passes_are_exact_but_for_the_balance_of_softmax_routers():
+    """Their loss is taken over each pass: `batch.micro_rows` then changes the gradients, and the texts say so."""
+    assert config.resolve(Run, {"model": "tiny"}).passes_are_exact
+    assert config.resolve(Run, {"model": "tiny-moe"}).passes_are_exact  # balanced by a bias
+    assert not config.resolve(Run, {"model": "198m-moe"}).passes_are_exact
+    for balance in ("sequence", "none"):
+        assert config.resolve(Run, {"model": "198m-moe", "router": {"balance": balance}}).passes_are_exact

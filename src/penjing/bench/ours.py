@@ -50,7 +50,7 @@ def main() -> None:
         run,
         make_engine("cpu"),
         make_stage,
-        lambda steps, start: [LapTracker(laps, FIGURES[spec.method])],
+        lambda fitted, steps, start: [LapTracker(laps, FIGURES[spec.method])],
         lambda model, tokenizer, step: [],
         lambda text: None,
     )

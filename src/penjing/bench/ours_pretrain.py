@@ -1,7 +1,7 @@
 """A trial of our own pretraining: `python -m penjing.bench.ours_pretrain SPEC.json [adamw]`.
 
 adamw: with the peers' optimizer instead of the recipe's. The parts and the step of `penjing train`, the probe before
-step 1 included.
+step 1 included; compute.dtype is what the parent found, for all trials to be of one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from penjing.base import config
 from penjing.bench.meter import read_spec
 from penjing.bench.race import IGNORED, HeldOut, Race, RaceSpec, packed_rows
 from penjing.feed.batch import Batch
+from penjing.model.linear import Linear
 from penjing.objective.next_token import NextToken
 from penjing.optim.adamw import AdamW
 from penjing.parallel.base import make_engine
@@ -65,15 +66,22 @@ def batch_of(ids_BT: torch.Tensor, document_BT: torch.Tensor) -> Batch:
     )
 
 
+def _optimizer(run: Run, spec: RaceSpec, *, adamw: bool) -> Any:
+    """The peers', or the run's own with its rates times the factor that was found for it."""
+    if adamw:
+        rate, (beta1, beta2), decay = spec.learning_rate, spec.betas, spec.weight_decay
+        return AdamW(learning_rate=rate, beta1=beta1, beta2=beta2, weight_decay=decay)
+    rates = {f.name: getattr(run.optimizer, f.name) for f in fields(run.optimizer) if f.name.endswith("learning_rate")}
+    return replace(run.optimizer, **{name: rate * spec.rate_factor for name, rate in rates.items()})
+
+
 def main() -> None:
     spec = read_spec(RaceSpec)
     set_threads(spec.threads, 1)
     race = Race(spec, lambda: HeldOut(spec.held_out).bits_per_byte(nats))
     race.imported()
     run = replace(config.resolve(Run, config.read_toml(Path(spec.run))), out=spec.out)
-    if "adamw" in sys.argv[2:]:
-        rate, (beta1, beta2), decay = spec.learning_rate, spec.betas, spec.weight_decay
-        run = replace(run, optimizer=AdamW(learning_rate=rate, beta1=beta1, beta2=beta2, weight_decay=decay))
+    run = replace(run, optimizer=_optimizer(run, spec, adamw="adamw" in sys.argv[2:]))
     assembled = assemble(run, make_engine(spec.device), NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None)
     parts, model, objective = assembled.parts, assembled.model, NextToken()
     device = parts.engine.device
@@ -101,9 +109,21 @@ def main() -> None:
         number += 1
     if hasattr(assembled.parts.source, "close"):
         assembled.parts.source.close()
-    compute = [f"products in {run.compute.dtype}", f"compute.compile={run.compute.compile}"]
-    options = [f"optimizer.kind={run.optimizer.kind}", *compute, *assembled.notes]
-    print(json.dumps(race.result(options=options)))
+    kind, dtype = run.optimizer.kind, str(product_dtype(model)).removeprefix("torch.")
+    options = [f"optimizer.kind={kind}", f"products in {dtype}", f"compute.compile={run.compute.compile}"]
+    told = {
+        "optimizer": kind,
+        "learning_rate": max(float(group["lr"]) for each in parts.optimizers for group in each.param_groups),
+        "dtype": dtype,
+        "max_grad_norm": run.clip_norm,
+    }
+    print(json.dumps({**race.result(options=[*options, *assembled.notes]), "settings": told}))
+
+
+def product_dtype(model: torch.nn.Module) -> torch.dtype:
+    """What the products of its first linear layer run in."""
+    layer = next(part for part in model.modules() if isinstance(part, Linear))
+    return layer.compute_dtype or layer.weight.dtype
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Pretraining side by side: what each contender is given, what it says of itself, and the clock that it runs against.
 
-Two kinds. `path`: each goes its own way from the text to a trained model, for so many seconds after its first step;
+Three kinds. `path`: each goes its own way from the text to a trained model, for so many seconds after its first step;
 held-out text is looked at on the way, and that is nobody's time. `step`: all get the same packed rows of the same ids,
-so that only the step itself is compared.
+so that only the step itself is compared. `pilot`: as `path`, but held-out text is not looked at and at least `steps`
+steps are taken; bench/tune.py chooses a peer's options by it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ IGNORED = -100  # a target that does not count, as torch's cross-entropy has it
 class RaceSpec:
     """One contender's trial."""
 
-    kind: str  # path or step
+    kind: str  # path, step or pilot
     text: str  # JSONL of documents to learn from
     tokenizer: str  # folder, in the format of transformers
     shape: dict[str, Any]  # a transformers configuration of Qwen3
@@ -40,7 +41,7 @@ class RaceSpec:
     row_tokens: int
     seconds: float  # path: how long it trains after its first step
     looks: int  # path: how often it looks at held-out text on the way
-    steps: int  # step: how many it takes
+    steps: int  # step: how many it takes; pilot: how many at least
     warmup: int  # steps that no rate counts
     device: str
     learning_rate: float
@@ -48,7 +49,11 @@ class RaceSpec:
     betas: tuple[float, float]
     weight_decay: float
     seed: int = 1
-    half: bool = True  # whether this device is faster in bfloat16, for peers that are given the best there is
+    dtype: str = "float32"  # of matrix products, never `auto`: the parent decides once, for ours too
+    compiled: bool = False  # peers: torch.compile
+    rate_factor: float = (
+        1.0  # ours, with the recipe's optimizer: times its learning rates; learning_rate has it already
+    )
 
 
 class HeldOut:
@@ -134,14 +139,21 @@ class Race:
         self.cpu_laps.append(cpu - self._last_cpu)
         self.lap_tokens.append(tokens)
         self._first = self._first or now
-        over = now - self._first >= self.spec.seconds if self.spec.kind == "path" else len(self.laps) >= self.spec.steps
+        over = self._is_over(now)
         if self.spec.kind == "path" and (over or now - self._first >= self._next_look()):
             self._note(now)
         self._last, self._last_cpu = self.age() - self._looked, self.cpu_clock()
         return not over
 
+    def _is_over(self, now: float) -> bool:
+        enough = len(self.laps) >= self.spec.steps
+        late = now - self._first >= self.spec.seconds
+        return {"path": late, "step": enough, "pilot": late and enough}[self.spec.kind]
+
     def _is_edge(self, now: float) -> bool:
-        """Whether a count begins or ends with this step, or held-out text is looked at."""
+        """Whether a count begins or ends with this step, or held-out text is looked at. Of a pilot each step counts."""
+        if self.spec.kind == "pilot":
+            return True
         done = len(self.laps) + 1
         if done in (1, self.spec.warmup) or (self.spec.kind == "step" and done >= self.spec.steps):
             return True

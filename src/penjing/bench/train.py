@@ -166,6 +166,7 @@ def summary(asked: Asked, spec: Spec, trials: Mapping[str, list[dict[str, Any]]]
             rows.append(row)
         by_name[name] = {figure: spread([row[figure] for row in rows]) for figure in rows[0]}
         by_name[name]["options"] = each[0]["options"]
+        by_name[name]["settings"] = each[0].get("settings", {})
     result: dict[str, Any] = {
         "method": asked.method,
         "unit": UNIT[asked.method],

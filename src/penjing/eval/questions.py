@@ -84,11 +84,13 @@ def ask(
     *,
     thinking: bool | None = None,
     max_tokens: int = 0,
+    rows: int = 64,
 ) -> list[Answered]:
     """Answer every question greedily, each as the first turn of a chat of its own.
 
     thinking: as `render` is told. Thoughts are no part of what is judged. max_tokens: of an answer and its thought; 0:
-    64, of a story 160, and 192 more with thoughts. Raises UserError for a question that leaves no room for an answer.
+    64, of a story 160, and 192 more with thoughts. rows: prompts that are read and answered together. Raises UserError
+    for a question that leaves no room for an answer.
     """
     room = model.config.max_tokens
     said: dict[int, tuple[str, bool]] = {}
@@ -104,7 +106,7 @@ def ask(
                 where = questions[index].where
                 raise UserError("too long", where=where, got=f"{len(prompt)} tokens", wanted=f"under {room}")
         longest = max_tokens or usual + more
-        written = generate(model, prompts, max_new_tokens=longest, stop=tokenizer.stop)
+        written = generate(model, prompts, max_new_tokens=longest, stop=tokenizer.stop, rows=rows)
         for index, prompt, ids in zip(chosen, prompts, written, strict=True):
             cut = len(ids) == min(longest, room - len(prompt))
             said[index] = without_thought(tokenizer, ids, thinking).strip(), cut

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from penjing.feed.batch import Batch
 from penjing.feed.source import Source, samples_between
-
-_POLL_SECONDS = 0.1
 
 
 class Prefetch:
@@ -42,12 +41,7 @@ class Prefetch:
                 item = (batch, self.source.state())
             except BaseException as error:  # handed to the caller, whatever it is
                 item = error
-            while not stop.is_set():
-                try:
-                    ready.put(item, timeout=_POLL_SECONDS)
-                    break
-                except queue.Full:
-                    continue
+            ready.put(item)  # waits while the queue is full, until close() empties it
             if isinstance(item, BaseException):
                 return
 
@@ -76,6 +70,9 @@ class Prefetch:
         """Stop the thread and put the source, which ran ahead, back to the last batch handed out."""
         if self._thread is not None:
             self._stop.set()
+            with suppress(queue.Empty):
+                while True:  # the thread may wait to put a batch; after that one it stops
+                    self._ready.get_nowait()
             self._thread.join()
             self._thread = None
             self.source.restore(self._state)

@@ -5,7 +5,7 @@ the same step, its prompt's keys and values copied from where they were read. Th
 weights is made.
 
 Every answer draws from random numbers of its own, made from its seed alone: who else is in the batch, and in which
-order, has no part in what it says (but for the rounding of matrix products of another number of rows).
+order, has no part in what it says; on a CPU to the last bit, elsewhere but for the rounding of another number of rows.
 
 An answer may have several turns: where the model ends one, `follow` may give it more to read, such as the results of
 tools, and it goes on in the same slot, with the keys and values of all that came before.
@@ -21,16 +21,22 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from penjing.base.errors import UserError
 from penjing.infer.sample import Sampling, shape
 from penjing.model.cache import Cache
 from penjing.model.transformer import Transformer, keep_casts
 
+# Rows of a forward pass are a multiple of this. A CPU takes fewer than four rows, and the last few values of a tensor,
+# by other kernels, which round otherwise: an answer's log-probabilities would depend on how many others are still being
+# written.
+ROW_MULTIPLE = {"cpu": 4}
 SPAN_MULTIPLE = 32  # keys that attention goes over, rounded up: few different shapes
-# Positions of prompts read in one pass, padding included, and sequences written at once. On a CPU small passes pad less
-# and stay in its cache: with 256 slots a 1M model wrote 2,700 tokens/s, with 64 slots 6,000.
-PREFILL_TOKENS = {"cpu": 2048}
+# Positions of prompts read in one pass, padding included, and sequences written at once. On a CPU a prompt is read
+# alone, as the rounding of a pass depends on its size; and small passes stay in its cache: with 256 slots a 1M model
+# wrote 2,700 tokens/s, with 64 slots 6,000.
+PREFILL_TOKENS = {"cpu": 1}
 SLOTS = {"cpu": 64}
 PREFILL_TOKENS_ELSEWHERE, SLOTS_ELSEWHERE = 16384, 256
 
@@ -112,6 +118,11 @@ def draw(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling, score_tempera
     return Drawn(id_B, logp_B, drawn_logp_B)
 
 
+def default_slots(model: Transformer) -> int:
+    """Sequences written at once on the model's device."""
+    return SLOTS.get(model.embed.weight.device.type, SLOTS_ELSEWHERE)
+
+
 def rollout(
     model: Transformer,
     requests: Sequence[Request],
@@ -148,7 +159,7 @@ def rollout(
         table = _Slots(
             model,
             min(
-                slots or SLOTS.get(model.embed.weight.device.type, SLOTS_ELSEWHERE),
+                slots or default_slots(model),
                 sum(len(requests[index].seeds) for index in waiting),
             ),
             max_new_tokens=max_new_tokens,
@@ -252,7 +263,20 @@ class _Queue:
         cache = Cache(model.config, len(prompts), ids_PT.shape[1], device=device, dtype=dtype)
         hidden_PTD = model.hidden(ids_PT.to(device), cache=cache)
         last_PD = hidden_PTD[torch.arange(len(prompts), device=device), length_P.to(device) - 1]
-        return _Read(cache, model.logits(last_PD), list(prompts))
+        return _Read(cache, _logits(model, last_PD), list(prompts))
+
+
+def _logits(model: Transformer, hidden_ND: Tensor) -> Tensor:
+    """logits_NV, rounded as those of many rows are."""
+    rows = len(hidden_ND)
+    more = _rounded(rows, hidden_ND.device) - rows
+    return model.logits(functional.pad(hidden_ND, (0, 0, 0, more)) if more else hidden_ND)[:rows]
+
+
+def _rounded(rows: int, device: torch.device) -> int:
+    """Rows of a forward pass that so many sequences take part in."""
+    multiple = ROW_MULTIPLE.get(device.type, 1)
+    return -(-rows // multiple) * multiple
 
 
 # --- slots -----------------------------------------------------------------------------------------------------------
@@ -305,17 +329,16 @@ class _Slots:
         room = min(longest_prompt + max_new_tokens, model.config.max_tokens)
         room = -(-room // SPAN_MULTIPLE) * SPAN_MULTIPLE
         self.room = room
-        self.cache = _SlotCache(
-            model.config, num_slots, room, device=device, dtype=model.compute_dtype or torch.float32
-        )
+        rows = _rounded(num_slots, device)
+        self.cache = _SlotCache(model.config, rows, room, device=device, dtype=model.compute_dtype or torch.float32)
         self.stop_E = torch.tensor(sorted(stop), dtype=torch.long, device=device)
         self.active = 0
-        self.length_S = torch.zeros(num_slots, dtype=torch.long, device=device)  # positions in the cache
+        self.length_S = torch.zeros(rows, dtype=torch.long, device=device)  # positions in the cache
         self.written_S = torch.zeros_like(self.length_S)
         self.limit_S = torch.zeros_like(self.length_S)
         self.last_S = torch.zeros_like(self.length_S)
-        self.id_ST = torch.zeros(num_slots, max_new_tokens, dtype=torch.long, device=device)
-        self.logp_ST = torch.zeros(num_slots, max_new_tokens, device=device)
+        self.id_ST = torch.zeros(rows, max_new_tokens, dtype=torch.long, device=device)
+        self.logp_ST = torch.zeros(rows, max_new_tokens, device=device)
         self.drawn_logp_ST = torch.zeros_like(self.logp_ST)
         self.uniform_ST = torch.zeros_like(self.logp_ST)
         self.host_length = np.zeros(num_slots, dtype=np.int64)  # `length_S`, known without waiting for the device
@@ -354,13 +377,17 @@ class _Slots:
 
     def step(self, answers: list[list[Written | None]]) -> list[int]:
         """One token for every active row; returns the rows that ended."""
-        rows = self.active
-        self.cache.span = min(self.room, -(-(int(self.host_length[:rows].max()) + 1) // SPAN_MULTIPLE) * SPAN_MULTIPLE)
+        active = self.active
+        rows = _rounded(active, self.length_S.device)
+        self.length_S[active:rows] = 0  # of free ones that are taken along
+        self.cache.span = min(
+            self.room, -(-(int(self.host_length[:active].max()) + 1) // SPAN_MULTIPLE) * SPAN_MULTIPLE
+        )
         self.cache.length_B = self.length_S[:rows]  # a view: the model counts on in it
         hidden_BTD = self.model.hidden(self.last_S[:rows, None], cache=self.cache)
-        self.host_length[:rows] += 1
-        row_N = torch.arange(rows, device=self.length_S.device)
-        return self._turns(self._say(row_N, self.model.logits(hidden_BTD[:, -1])), answers)
+        self.host_length[:active] += 1
+        row_N = torch.arange(active, device=self.length_S.device)
+        return self._turns(self._say(row_N, _logits(self.model, hidden_BTD[:, -1])[:active]), answers)
 
     def _say(self, row_N: Tensor, logits_NV: Tensor) -> list[_Ended]:
         """One token for each of these rows; what stands in those that ended with it."""
@@ -396,7 +423,7 @@ class _Slots:
                 if one.row not in following:
                     self._write_down(one, answers)
                     free.append(one.row)
-            ended = self._say(*self._read_on(following)) if following else []
+            ended = [one for some in self._lots(following) for one in self._say(*self._read_on(some))]
         return free
 
     def _following(self, ended: Sequence[_Ended], follow: Follow) -> dict[int, Sequence[int]]:
@@ -418,6 +445,12 @@ class _Slots:
             else:
                 one.stopped = False
         return following
+
+    def _lots(self, following: dict[int, Sequence[int]]) -> list[dict[int, Sequence[int]]]:
+        """What is read in one pass: all together, but on a CPU each alone, as prompts are."""
+        if self.length_S.device.type != "cpu":
+            return [following] if following else []
+        return [{row: ids} for row, ids in following.items()]
 
     def _read_on(self, following: dict[int, Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Read what was given into rows that go on, behind their last token; (row_N, logits_NV) after it.
@@ -455,7 +488,7 @@ class _Slots:
         self.written_S[row_N] += length_N - 1
         self.host_length[rows] += lengths
         last_ND = hidden_NTD[torch.arange(len(rows), device=device), length_N - 1]
-        return row_N, self.model.logits(last_ND)
+        return row_N, _logits(self.model, last_ND)
 
     def _write_down(self, one: _Ended, answers: list[list[Written | None]]) -> None:
         request, answer = self.owner[one.row]

@@ -96,6 +96,16 @@ class Preference:
             next_step=next_step,
         )
 
+    def check_pass(self, groups: int) -> None:
+        """Raises UserError if a forward pass of so many groups cannot be learned from."""
+        if self.loss == "kto" and groups % self.kl_groups:
+            raise UserError(
+                "a forward pass must hold whole blocks of groups that share an estimate",
+                where="objective.kl_groups",
+                got=self.kl_groups,
+                wanted=f"a divisor of {groups}, the groups of one forward pass (batch.micro_rows)",
+            )
+
     @property
     def needs_reference(self) -> bool:
         return self.loss not in WITHOUT_REFERENCE

@@ -56,25 +56,38 @@ def decide(
 ) -> Decision:
     """eager_seconds: of the whole run without compiling, predicted. no_static_graph: why its passes are no such thing.
     Raises UserError where what was asked for cannot be done."""
-    lacking = missing_compiler(device) or no_static_graph
-    if mixtures(model) and device.type != "cuda":
-        lacking = "experts are chosen by the data, which no static graph holds"
-    elif mixtures(model) and getattr(model, "compute_dtype", None) != torch.bfloat16:
-        lacking = "torch describes grouped products of bfloat16 only"
+    narrow = getattr(model, "compute_dtype", None) == torch.bfloat16
+    lacking = obstacle(
+        device.type, mixture=bool(mixtures(model)), bfloat16=narrow, no_static_graph=no_static_graph
+    ) or missing_compiler(device)
+    return choose(setting, device.type, lacking, eager_seconds)
+
+
+def obstacle(kind: str, *, mixture: bool, bfloat16: bool, no_static_graph: str) -> str:
+    """Why a run cannot be compiled on such a device, whatever is installed; empty: nothing is in the way."""
+    if mixture and kind != "cuda":
+        return "experts are chosen by the data, which no static graph holds"
+    if mixture and not bfloat16:
+        return "torch describes grouped products of bfloat16 only"
+    return no_static_graph
+
+
+def choose(setting: Setting, kind: str, lacking: str, eager_seconds: float) -> Decision:
+    """By a run's settings alone, for training and plans. lacking: what is in the way. Raises UserError as `decide`."""
     if setting == "off":
         return Decision("off", "as asked")
     if setting != "auto":
         if lacking:
             where, next_step = "compute.compile", "Use compute.compile=auto."
             raise UserError("cannot compile", where=where, got=lacking, next_step=next_step)
-        if setting == "graphs" and device.type != "cuda":
-            raise UserError("CUDA graphs need CUDA", where="compute.compile", got=device.type, wanted="blocks or whole")
-        return Decision(setting, "as asked", COST_SECONDS[device.type])
-    if not lacking and device.type == "cpu" and not cpu.why_not():
+        if setting == "graphs" and kind != "cuda":
+            raise UserError("CUDA graphs need CUDA", where="compute.compile", got=kind, wanted="blocks or whole")
+        return Decision(setting, "as asked", COST_SECONDS[kind])
+    if not lacking and kind == "cpu" and not cpu.why_not():
         lacking = "kernels of our own are faster on a CPU than what a compiler makes"
     if lacking:
         return Decision("off", lacking)
-    cost, saved = COST_SECONDS[device.type], eager_seconds * (1 - 1 / GAIN[device.type])
+    cost, saved = COST_SECONDS[kind], eager_seconds * (1 - 1 / GAIN[kind])
     said = f"would save about {saved:.0f} s of {eager_seconds:.0f} s and cost about {cost:.0f} s"
     return Decision("blocks", said, cost) if saved > WORTH * cost else Decision("off", said)
 

@@ -46,6 +46,7 @@ class Bill:
     # L2: the line through the two probes, seconds = fixed + each x passes of a step; and what each of them took.
     probe: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)  # why the run may learn little
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -83,6 +84,7 @@ class Pace:
     line: Line | None = None  # seconds by passes of a step, from two probes
     points: tuple[tuple[float, float], ...] = ()  # (passes, seconds)
     peak_memory_bytes: int = 0
+    start_loss: float | None = None  # nats per token of held-out rows under the weights the run begins with
 
 
 def estimate_memory(config: ModelConfig, micro_tokens: int, optimizer_bytes_per_parameter: int) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Parameters and FLOPs of a model, in closed form; tests hold them against the built model.
 
-Convention: 2 FLOPs per multiply-add; a training step is 3 forward passes (one forward, two for the gradients); the
-embedding look-up costs nothing, the output head is a matrix like any other, tied or not. Attention is counted in one of
-two ways, which are never mixed and always named:
+Convention: 2 FLOPs per multiply-add; a training step is 3 forward passes (one forward, two for the gradients), less
+what frozen parameters save (plan/trainable.py); the embedding look-up costs nothing, the output head is a matrix like
+any other, tied or not. Attention is counted in one of two ways, which are never mixed and always named:
 
 causal: the keys a query really looks at, (T + 1) / 2 on average for a full row of T, less where documents are short or
 a window hides some. What a fused kernel does, and what our MFU is of.
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penjing.model.config import ModelConfig
+from penjing.plan.trainable import Trainable
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +113,8 @@ def training_flops_per_token(
     num_keys: float,
     *,
     window_keys: float | None = None,
-    adapters: int = 0,
+    trainable: Trainable | None = None,
     extra_forwards: float = 0.0,
-    frozen: bool = False,
     recomputed: bool = False,
 ) -> float:
     """Model FLOPs of one token's forward and backward pass; `num_keys` as given by `mean_keys`.
@@ -122,16 +122,24 @@ def training_flops_per_token(
     num_keys = T gives the full-square convention. window_keys: the mean in windowed layers, where it is known; else as
     `windowed_keys` says.
 
-    frozen: the base of adapters, `adapters` parameters in all, whose matrices get no gradient: two passes' worth of
-    work instead of three. extra_forwards: forward passes of other models of this shape (a reference). recomputed: the
-    blocks' forward pass is done twice (activation checkpointing): work of the device, not of the model; no MFU has it.
+    trainable: what learns, where that is not everything (frozen parameters, adapters): the rest gets no gradient of its
+    own, and below the lowest that learns there is no backward pass. extra_forwards: forward passes of other models of
+    this shape (a reference). recomputed: the blocks' forward pass is done twice (activation checkpointing): work of the
+    device, not of the model; no MFU has it.
     """
-    keys = 0.0
+    attention, again = 0.0, 0.0
     for layer in range(config.num_layers):
         window = config.window(layer)
-        keys += window_keys if window and window_keys is not None else windowed_keys(num_keys, window)
-    attention = 2 * 2 * config.num_heads * config.head_size * keys
-    products = 2 * parameters(config).matrices
-    own = 2 * products + 3 * attention + 3 * 2 * adapters if frozen else 3 * (products + attention)
-    again = products - 2 * config.vocabulary_size * config.hidden_size + attention if recomputed else 0.0
-    return own + extra_forwards * (products + attention) + again
+        keys = window_keys if window and window_keys is not None else windowed_keys(num_keys, window)
+        one = 2 * 2 * config.num_heads * config.head_size * keys
+        attention += one
+        again += 2 * one if trainable is None or layer >= trainable.attention_from else 0.0
+    matmuls = 2 * parameters(config).matrices
+    backward = 2 * matmuls
+    adapters = 0
+    if trainable is not None:
+        backward = 2 * (trainable.weights + trainable.inputs)
+        adapters = 2 * (2 * trainable.adapters + trainable.adapter_inputs)
+    own = matmuls + attention + backward + again + adapters
+    more = matmuls - 2 * config.vocabulary_size * config.hidden_size + attention if recomputed else 0.0
+    return own + extra_forwards * (matmuls + attention) + more

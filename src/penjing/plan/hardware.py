@@ -13,6 +13,7 @@ import torch
 
 from penjing.base.process import peak_resident_bytes
 from penjing.plan.cards import card_called
+from penjing.plan.fast_bfloat16 import cpu_has_fast_bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +25,19 @@ class Peak:
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether bf16 matrix products are faster than float32 on `device`: asked of a GPU, timed on a CPU."""
+    """Whether bf16 matrix products are faster than float32 on `device`: what a GPU or a processor has decides."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu":
-        return _cpu_rate(torch.bfloat16) > 1.2 * _cpu_rate(torch.float32)
+        return cpu_has_fast_bfloat16(cpu_name())
     return False
 
 
 def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
     """The dtype of matrix products for a `compute.dtype` setting.
 
-    `auto` is bf16 where that is faster, float16 on CUDA cards without bf16 units (V100, T4, RTX 20), else float32.
+    `auto` is bf16 where that is faster, float16 on CUDA cards without bf16 units (V100, T4, RTX 20), else float32: the
+    same every time on one machine.
     """
     if setting == "auto":
         if has_fast_bfloat16(device):

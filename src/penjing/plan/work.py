@@ -13,6 +13,7 @@ from typing import Literal
 from penjing.model.transformer import Recompute
 from penjing.plan.flops import windowed_keys
 from penjing.plan.shape import Shape
+from penjing.plan.trainable import Trainable
 
 VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4}
 # Values read and written by elementwise kernels, forward and backward, for one token of one block: norms, residuals,
@@ -28,6 +29,7 @@ LOGIT_BYTES = 40  # of each logit: product, float32 copy, softmax, gradient
 KERNEL_LOGIT_BYTES, KERNEL_SHARE = 10, 0.85
 BLOCK_KERNELS, STEP_KERNELS = 100, 60  # launched forward and backward for one block; and once
 MASTER_KERNELS = 1.5
+FORWARD_SHARE = 1 / 3  # of a block's bytes and kernels
 AGAIN = {"none": 1.0, "mlp": 1.15, "block": 1.3}  # estimates: bytes moved and kernels launched, as a multiple
 
 
@@ -51,16 +53,28 @@ class Workload:
     own_kernels: bool = False  # those of model/gpu.py
     ranks: int = 1
     sharding: Literal["none", "ddp", "zero1", "zero2", "fsdp"] = "none"
-    adapters: int = 0  # parameters of adapters; the rest is frozen
+    trainable: Trainable | None = None  # what learns; None: everything
     extra_forwards: float = 0.0  # of other models of this shape
 
     @property
-    def frozen(self) -> bool:
-        return self.adapters > 0
+    def trained(self) -> int:
+        """Parameters that learn."""
+        return self.shape.parameters if self.trainable is None else self.trainable.learns
 
     @property
-    def trained(self) -> int:
-        return self.adapters or self.shape.parameters
+    def weight_share(self) -> float:
+        """Of the matrices' work, that of those which get a gradient of their own."""
+        return 1.0 if self.trainable is None else self.trainable.weights / self.shape.matrices
+
+    @property
+    def input_share(self) -> float:
+        """Of the matrices' work, that of those which pass a gradient on to their input."""
+        return 1.0 if self.trainable is None else self.trainable.inputs / self.shape.matrices
+
+    @property
+    def first_backward(self) -> int:
+        """The lowest layer whose attention has a backward pass."""
+        return 0 if self.trainable is None else self.trainable.attention_from
 
     def layer_keys(self) -> list[float]:
         """Keys that a query sees on average, layer by layer."""
@@ -94,13 +108,14 @@ class Workload:
     def _three(
         self, rows: int, inner: int, outputs: int, count: float, forwards: float
     ) -> Iterator[tuple[int, int, int, float]]:
-        """y = x W forward, the gradient of x, and the gradient of W unless it is frozen."""
+        """y = x W forward, the gradient of x, and the gradient of W, as far as they are computed."""
         if not count:
             return
         yield rows, inner, outputs, count * forwards
-        yield rows, outputs, inner, count
-        if not self.frozen:
-            yield inner, rows, outputs, count
+        if self.input_share:
+            yield rows, outputs, inner, count * self.input_share
+        if self.weight_share:
+            yield inner, rows, outputs, count * self.weight_share
 
     def product_flops(self) -> float:
         """Of one pass."""
@@ -109,10 +124,11 @@ class Workload:
     def attention_flops(self) -> float:
         """Of one pass as done: forward 2 products, backward 5 with the scores made again (fused) or 4 on all pairs."""
         forwards = 1 + float(self.recompute == "block") + self.extra_forwards
-        one = 2.0 * self.tokens * self.shape.query_size
+        one, keys = 2.0 * self.tokens * self.shape.query_size, self.layer_keys()
         if self.attention == "fused":
-            return (2 * forwards + 5) * one * sum(self.layer_keys())
-        return (2 * forwards + 4) * one * self.row_tokens * self.shape.layers
+            return one * (2 * forwards * sum(keys) + 5 * sum(keys[self.first_backward :]))
+        layers = self.shape.layers
+        return one * self.row_tokens * (2 * forwards * layers + 4 * (layers - self.first_backward))
 
     def map_bytes(self) -> float:
         """Moved for attention maps that are kept, in one pass."""
@@ -131,7 +147,7 @@ class Workload:
         values = WIDTH_VALUES * shape.width * shape.layers + inner * shape.mlp_size * shape.num_dense
         values += layers * (GATED_VALUES * mixture + 12 * shape.experts_per_token * shape.width)
         value_bytes = VALUE_BYTES[self.dtype] * (MASTER_FACTOR if self._has_masters else 1.0)
-        share = AGAIN[self.recompute] + 0.35 * self.extra_forwards
+        share = AGAIN[self.recompute] * self._done + 0.35 * self.extra_forwards
         share *= 0.5 if self.compiled else KERNEL_SHARE if self.own_kernels else 1.0
         return self.tokens * values * value_bytes * share
 
@@ -151,7 +167,7 @@ class Workload:
 
     def optimizer_flops(self) -> float:
         """Of Muon's three Newton-Schulz rounds, each 4 m^2 n + 2 m^3 for a matrix of m x n, m the smaller side."""
-        if self.optimizer != "muon" or self.frozen:
+        if self.optimizer != "muon":
             return 0.0
         shape = self.shape
         sides = [(shape.width, shape.query_size, 2), (shape.width, shape.key_size, 2)]
@@ -165,13 +181,13 @@ class Workload:
         for first, second, count in pairs:
             small, large = sorted((first, second))
             total += count * 3 * (4.0 * small * small * large + 2.0 * small**3)
-        return total
+        return total * self.weight_share
 
     def kernels(self) -> float:
         """Launched in one pass."""
         again = AGAIN[self.recompute]
         wide = MASTER_KERNELS if self._has_masters else 1.0
-        blocks = self.shape.layers * BLOCK_KERNELS * wide * (again + 0.35 * self.extra_forwards)
+        blocks = self.shape.layers * BLOCK_KERNELS * wide * (again * self._done + 0.35 * self.extra_forwards)
         return (blocks + STEP_KERNELS) / (4 if self.compiled else 1)
 
     def exchanged_bytes(self) -> float:
@@ -182,6 +198,11 @@ class Workload:
         if self.sharding == "fsdp":  # weights gathered forward and backward, gradients scattered, in half precision
             return 3 * 2 * self.shape.parameters * share * self.passes
         return 2 * 4 * self.trained * share
+
+    @property
+    def _done(self) -> float:
+        """Of what all blocks take forward (a third) and backward."""
+        return 1.0 - (1.0 - FORWARD_SHARE) * self.first_backward / self.shape.layers
 
     @property
     def _has_masters(self) -> bool:

@@ -126,12 +126,13 @@ def bench(
     threads: int,
     checkpointing: bool,
     settings: tuple[str, ...],
+    search: bool = False,
     save: Callable[[dict[str, Any]], None] = lambda result: None,
     earlier: Path | None = None,
 ) -> dict[str, Any]:
-    """What `penjing bench train` was asked for. method: empty for pretrain, with a run dpo. save: is handed what there
-    is after every trial of pretraining. earlier: a file of it to go on with, if it is there. Raises UserError for words
-    that say nothing to the method."""
+    """What `penjing bench train` was asked for. method: empty for pretrain, with a run dpo. search: learning rates, of
+    pretraining. save: is handed what there is after every trial of pretraining. earlier: a file of it to go on with, if
+    it is there. Raises UserError for words that say nothing to the method."""
     if run is not None and "=" in str(run) and not run.exists():  # with no RUN the first setting stands in its place
         run, settings = None, (str(run), *settings)
     method = method or ("pretrain" if run is None else "dpo")
@@ -142,7 +143,7 @@ def bench(
         if run is not None:
             raise UserError("pretraining begins with nothing", where="RUN", got=run, next_step="Leave it out.")
         named = {"all": tuple(peers.PRETRAIN), "none": ()}.get(peer, tuple(peer.split(",")))
-        how = pretrain.Asked(peers=named, trials=trials, seconds=seconds, steps=steps, threads=threads)
+        how = pretrain.Asked(peers=named, trials=trials, seconds=seconds, steps=steps, threads=threads, search=search)
         how = replace(how, looks=5) if quick else how
         return bench_pretrain(
             data, how, QUICK if quick else FULL, console, *settings, save=save, earlier=_earlier(earlier)
@@ -183,7 +184,7 @@ def write(result: dict[str, Any], out: Path, command: Sequence[str]) -> None:
 def keep(part: dict[str, Any], out: Path, command: Sequence[str]) -> bool:
     """Write what there is so far, and say whether there is a trial in it. Until then what stands at `out` stays: it is
     only shown that the place can be written to. Raises DiskError."""
-    from penjing.bench.pretrain import KINDS
+    from penjing.bench.pretrain_table import KINDS
 
     has_trials = any(kind in part for kind in KINDS)
     if has_trials or not out.exists():

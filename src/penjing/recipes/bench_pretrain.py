@@ -31,7 +31,8 @@ from penjing.train.run import Run
 
 MOST_EPOCHS = 4  # through a text that are about as good as fresh text (arXiv:2305.16264)
 USUAL_SHARE = 0.5  # of the device's matrix-product rate, to say how many steps the given seconds are about
-# What the peers learn with. A usual rate, not searched for: benchmarks/recipe.py compares with AdamW at its best.
+# What the peers learn with. A usual rate, searched for with Asked.search only; benchmarks/recipe.py compares with AdamW
+# at its best.
 PEERS_ADAMW = AdamW(learning_rate=1e-3, weight_decay=0.1)
 
 
@@ -123,9 +124,10 @@ def bench_pretrain(
             clip_norm=run.clip_norm,
             betas=(PEERS_ADAMW.beta1, PEERS_ADAMW.beta2),
             weight_decay=PEERS_ADAMW.weight_decay,
-            half=hardware.compute_dtype("auto", device) != torch.float32,
+            dtype=run.compute.dtype,
             seed=run.seed,
         )
+        asked = replace(asked, dtypes=_peer_dtypes(device))
         count = parameters(run.model).total
         dtype = hardware.compute_dtype(run.compute.dtype, device)
         rate = hardware.peak(device, dtype).flops_per_second or 0.0
@@ -196,15 +198,29 @@ def _run(work: Path, size: Size, asked: Asked, threads: int, device: torch.devic
         "steps": 1,
     }
     run = resolve_run("pretrain", layer, config.parse_overrides(list(settings)))
+    dtype_name: Any = run.compute.dtype
+    if dtype_name == "auto":  # answered here, once: no trial is to find another answer
+        dtype_name = str(hardware.compute_dtype("auto", device)).removeprefix("torch.")
     # As many steps as the seconds allow, about: the rule that decides on compiling and the probe ask for the number.
-    dtype = hardware.compute_dtype(run.compute.dtype, device)
+    dtype = hardware.compute_dtype(dtype_name, device)
     rate = USUAL_SHARE * (hardware.peak(device, dtype).flops_per_second or 1e11)
     flops = training_flops_per_token(run.model, (run.data.row_tokens + 1) / 2) * run.batch.rows * run.data.row_tokens
-    return resolve_run(
+    run = resolve_run(
         "pretrain",
         {**layer, "steps": max(20, round(asked.seconds * rate / flops))},
         config.parse_overrides(list(settings)),
     )
+    return replace(run, compute=replace(run.compute, dtype=dtype_name))
+
+
+def _peer_dtypes(device: torch.device) -> tuple[str, ...]:
+    """What the peers' pilots try: float32, and bfloat16 where the device has units for it."""
+    if device.type == "cpu":
+        has_units = (getattr(torch.cpu, f"_is_{it}_supported", lambda: False)() for it in ("avx512_bf16", "amx_tile"))
+        has_bfloat16 = any(has_units) or hardware.compute_dtype("auto", device) == torch.bfloat16
+    else:
+        has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
+    return ("float32", "bfloat16") if has_bfloat16 else ("float32",)
 
 
 def _stock_shape(run: Run, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from penjing.text.records import Message
 from penjing.text.said import Part, parts
 from penjing.tools.base import ToolSettings
 from penjing.tools.box import Toolbox
-from penjing.train.folder import Trained, load_trained, set_threads
+from penjing.train.folder import Trained, load_trained, set_threads, use_device
 
 HELP = "Empty line or Ctrl-D ends, /new forgets what was said, /think on, off or auto has it think first."
 ADAPTERS_HELP = "/adapter NAME switches, /adapter none is the base alone."
@@ -56,6 +56,8 @@ def chat(
     thinking: bool | None = None,
     tools: Sequence[str] = (),
     table: str = "",
+    device: str = "auto",
+    dtype: str = "auto",
 ) -> None:
     """One answer to `prompt`, or a conversation until the user ends it. adapters: DIR or NAME=DIR, the first in use.
 
@@ -66,6 +68,7 @@ def chat(
     manner = Manner(sampling=sampling, max_tokens=max_tokens, seed=seed, thinking=thinking, toolbox=toolbox)
     trained = load_trained(path)
     given = attach_adapters(trained, adapters)
+    use_device(trained.model, device, dtype)
     taught = any(adapter.facts.get("learned_from") == "chats" for adapter in given.values())
     answers = taught or trained.answers
     if (toolbox or thinking is not None) and not answers:

@@ -12,16 +12,23 @@ from rich.console import Console
 from rich.table import Table
 
 from penjing.base import units
+from penjing.base.interval import wilson
 from penjing.base.marked import marked
 from penjing.eval import questions as asking
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
-from penjing.report.accuracy import wilson
 from penjing.text import records
-from penjing.train.folder import load_trained, set_threads
+from penjing.train.folder import load_trained, set_threads, use_device
 
 
 def evaluate_questions(
-    path: Path, questions: Path, console: Console, thinking: bool | None = None, max_tokens: int = 0
+    path: Path,
+    questions: Path,
+    console: Console,
+    thinking: bool | None = None,
+    max_tokens: int = 0,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
 ) -> None:
     """Accuracy by exact match per kind and language, with its 95 % interval and the chance level.
 
@@ -29,6 +36,7 @@ def evaluate_questions(
     """
     set_threads(0, 1)
     trained = load_trained(path)
+    use_device(trained.model, device, dtype)
     asked = asking.read_questions(questions)
     answered = asking.ask(trained.model, trained.tokenizer, asked, thinking=thinking, max_tokens=max_tokens)
     table = Table(box=None, pad_edge=False)
@@ -64,10 +72,11 @@ def evaluate_questions(
         console.print(marked("note", told, indent=""))
 
 
-def evaluate_text(path: Path, text: Path, console: Console) -> None:
+def evaluate_text(path: Path, text: Path, console: Console, *, device: str = "auto", dtype: str = "auto") -> None:
     """Bits per byte of a text, beside what zstd -19 makes of it."""
     set_threads(0, 1)
     trained = load_trained(path)
+    use_device(trained.model, device, dtype)
     texts = [document.text for document in records.read_documents([text])]
     bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, row_tokens=trained.run.data.row_tokens)
     zstd = zstd_bits_per_byte("\n".join(texts))

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from penjing.plan.bill import Bill
 from penjing.recipes import RECIPES, STAGES, WITH_DIAL
 from penjing.recipes.adapter import save_run_adapter
 from penjing.recipes.distill import fit_to_teacher
+from penjing.recipes.known_questions import KnownQuestions
 from penjing.recipes.lora import adapter_rate
 from penjing.recipes.start import begin_from
 from penjing.recipes.verify import keep_score, money_lines, step_line, time_line, unseen
@@ -68,9 +69,27 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
         raise UserError("has no dial", where=recipe, wanted=f"{name} alone, or {', '.join(WITH_DIAL)}:SIZE")
     base = make(dial) if dial else make()
     asked = [*layers[:-1], *map(_one_length, layers[-1:])]
-    base = adapter_rate(base, asked)
+    base = batch_as_asked(adapter_rate(base, asked), asked)
     start = next((layer["start"] for layer in reversed(layers) if layer.get("start")), "")
     return begin_from(str(start), base, asked) if start else fit_to_teacher(config.resolve(Run, base, *asked), asked)
+
+
+def batch_as_asked(base: Layer, layers: Sequence[Layer]) -> Layer:
+    """The recipe with a batch that does not follow the data, where a layer says how large it is or how many steps;
+    and rows of one length, where a layer says which."""
+    asked = {f"{table}.{name}" for layer in layers for table in ("batch", "data") for name in _table(layer, table)}
+    steps = any(int(layer.get("steps") or 0) for layer in layers)
+    batch, data = dict(base.get("batch", {})), dict(base.get("data", {}))
+    if steps or "batch.rows" in asked:
+        batch, data = {**batch, "min_steps": 0}, {**data, "min_row_tokens": 0}
+    if "data.row_tokens" in asked:
+        data["min_row_tokens"] = 0
+    return {**base, "batch": batch, "data": data}
+
+
+def _table(layer: Layer, name: str) -> Mapping[str, Any]:
+    table = layer.get(name, {})
+    return table if isinstance(table, Mapping) else {}
 
 
 def _one_length(asked: Layer) -> Layer:
@@ -90,12 +109,13 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     engine = make_engine(run.compute.device)
     quiet = console if engine.rank == 0 else Console(quiet=True)
     try:
+        known = KnownQuestions(run, quiet)
         with watched(engine) as watch, locked(Path(run.out)) if engine.rank == 0 else nullcontext():
             assembled = assemble(
                 run,
                 engine,
                 stage_maker(run),
-                lambda steps, start: _trackers(run, quiet, steps, start),
+                lambda fitted, steps, start: _trackers(fitted, quiet, steps, start),
                 lambda model, tokenizer, step: write_samples(
                     run, model, tokenizer, quiet if step >= 0 else unseen(quiet)
                 ),
@@ -103,7 +123,8 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
                 allow_change,
                 began,
             )
-            return _carry_out(run, replace(assembled, parts=replace(assembled.parts, at_edge=watch.edge)), quiet, began)
+            assembled = replace(assembled, parts=replace(assembled.parts, at_edge=watch.edge))
+            return _carry_out(run, assembled, known, quiet, began)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -116,12 +137,13 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
         engine.close()
 
 
-def _carry_out(run: Run, assembled: Assembled, console: Console, began: float) -> dict[str, Any]:
+def _carry_out(run: Run, assembled: Assembled, known: KnownQuestions, console: Console, began: float) -> dict[str, Any]:
     engine = assembled.parts.engine
-    print_plan(assembled, engine, console)
+    print_plan(assembled, engine, console, known.describe())
     try:
         if run.validate.before == "yes" and assembled.progress.step == 0:
             assembled.parts.trackers.log(0, {"tokens": 0, **assembled.parts.validate()})
+            known.ask(assembled, "before")
         figures = train(assembled.parts, assembled.progress)
     except BaseException as error:
         keep_score(assembled, time.time() - began, error)
@@ -138,7 +160,7 @@ def _carry_out(run: Run, assembled: Assembled, console: Console, began: float) -
             console.print(marked("no adapter in the format of peft", str(error)))
     outcome = _outcome(assembled, engine, figures, time.time() - began)
     keep_score(assembled, time.time() - began)
-    return outcome
+    return _with_questions(outcome, known, assembled)
 
 
 def plan_only(run: Run, console: Console) -> Bill:
@@ -151,11 +173,11 @@ def plan_only(run: Run, console: Console) -> Bill:
             trial,
             engine,
             stage_maker(run),
-            lambda steps, start: [],
+            lambda fitted, steps, start: [],
             lambda model, tokenizer, step: write_samples(run, model, tokenizer, unseen(console)),
             lambda text: None,
         )
-        print_plan(replace(assembled, run=run), engine, console)
+        print_plan(replace(assembled, run=replace(assembled.run, out=run.out)), engine, console)
         assembled.parts.trackers.close()
         return assembled.bill
 
@@ -169,9 +191,12 @@ def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tr
     return trackers
 
 
-def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
+def print_plan(assembled: Assembled, engine: Engine, console: Console, further: Sequence[tuple[str, str]] = ()) -> None:
     """What is about to happen, before step 1, in the words people know from other trainers."""
     run, bill, size = assembled.run, assembled.bill, assembled.size
+    if run.compute.dtype == "float16" and engine.device.type == "cpu":
+        slow = "float16 matmuls on a CPU are some 20 times slower; compute.dtype=auto, bfloat16 or float32 is faster"
+        console.print(marked("warning", slow))
     title = Text(f"{run.stage} -> {run.out}", style="table.title")
     table = Table(show_header=False, box=None, pad_edge=False, title=title, title_justify="left")
     named = run.model.preset or run.model.architecture
@@ -196,13 +221,15 @@ def print_plan(assembled: Assembled, engine: Engine, console: Console) -> None:
         ("step", step_line(bill)),
         *money_lines(bill, engine),
     ]
-    for name, value in [*rows, *assembled.stage.describe()]:
+    for name, value in [*rows, *assembled.stage.describe(), *further]:
         table.add_row(f"  {name}", Text(value))
     console.print(table)
     for note in assembled.stage.notes:
         console.print(Text(f"  {note}"))
     for note in assembled.notes:
         console.print(marked("note", note))
+    for doubt in bill.warnings:
+        console.print(marked("warning", doubt))
     if run.sample.every and not run.sample.prompts:
         console.print(marked("note", f"sample.every={run.sample.every} writes nothing without sample.prompts"))
     if assembled.resumed_from is not None:
@@ -271,6 +298,20 @@ def _outcome(assembled: Assembled, engine: Engine, figures: dict[str, float], se
     }
     if engine.rank == 0:
         write_json(folder.outcome, outcome)
+    return outcome
+
+
+def _with_questions(outcome: dict[str, Any], known: KnownQuestions, assembled: Assembled) -> dict[str, Any]:
+    """The outcome with what became of the questions the model is known by, unless a finished run knew that already."""
+    engine = assembled.parts.engine
+    left = engine.rank == 0 and "questions" not in outcome and known.were_asked_before(assembled)
+    if not known.questions or not engine.broadcast(left):
+        return outcome
+    known.ask(assembled, "after")
+    if engine.rank != 0:
+        return outcome
+    outcome = {**outcome, "questions": known.outcome(assembled)}
+    write_json(assembled.folder.outcome, outcome)
     return outcome
 
 

@@ -23,13 +23,12 @@ from penjing.base.seeds import derive
 from penjing.infer.rollout import Request, Written, rollout
 from penjing.infer.sample import Sampling
 from penjing.model.lora import fingerprint
-from penjing.parallel.base import local_device
 from penjing.text import records
 from penjing.text.chat import Switch, render, switched
 from penjing.text.records import Chat, Message, OnSkip
 from penjing.text.said import parse
 from penjing.text.tokenizer import Tokenizer
-from penjing.train.folder import Trained, load_trained, set_threads
+from penjing.train.folder import Trained, load_trained, set_threads, use_device
 
 PROMPTS_AT_ONCE = 128  # answered between two writes: what a stop can lose
 
@@ -65,7 +64,16 @@ class Outcome:
     not_asked: int
 
 
-def generate_file(path: Path, prompts: Sequence[Path], out: Path, console: Console, asked: Asked) -> Outcome:
+def generate_file(
+    path: Path,
+    prompts: Sequence[Path],
+    out: Path,
+    console: Console,
+    asked: Asked,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+) -> Outcome:
     """Answer every prompt and write one conversation a line, in the order of the prompts.
 
     A prompt is a conversation that ends with a question; of one that has an answer already, the last answer is given
@@ -96,7 +104,7 @@ def generate_file(path: Path, prompts: Sequence[Path], out: Path, console: Conso
         "settings": asdict(asked),
     }
     state = _take_up(out, about)
-    trained.model.to(local_device("auto"))
+    use_device(trained.model, device, dtype)
     if state["done"] < len(chats):
         _answer(trained, chats, out, state, about, console, asked)
     return Outcome(state["written"], state["left_out"], len(not_asked))

@@ -22,18 +22,9 @@ from penjing.plan.search import Candidate, divisors, fitting, pareto
 from penjing.plan.shape import Shape, shape_of
 from penjing.plan.time import interval, step_time
 from penjing.plan.work import Workload
-from penjing.recipes.plan import (
-    Asked,
-    Engine,
-    adapters_of,
-    find_machine,
-    lengths_of,
-    model_of,
-    not_run,
-    pass_rows,
-    workload_of,
-)
+from penjing.recipes.plan import model_of
 from penjing.recipes.plan_print import verdict_of
+from penjing.recipes.plan_run import Asked, Engine, find_machine, lengths_of, not_run, pass_rows, workload_of
 from penjing.train.run import Run
 
 BAR = 40  # characters of the longest bar
@@ -140,8 +131,8 @@ def _recomputing(run: Run) -> list[Run]:
 def _candidate(run: Run, machine: Machine, asked: Asked, engine: Engine, rows: int, peak: int) -> Candidate:
     lengths = lengths_of(run)
     asked = replace(asked, engine=engine)
-    shape, adapters = shape_of(run.model), adapters_of(run)
-    work = workload_of(run, shape, lengths, machine, micro_rows=rows, asked=asked, adapters=adapters)
+    shape = shape_of(run.model)
+    work = workload_of(run, shape, lengths, machine, micro_rows=rows, asked=asked)
     seconds = step_time(work, machine).seconds
     return Candidate(
         micro_rows=rows,

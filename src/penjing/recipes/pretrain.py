@@ -17,7 +17,7 @@ def pretrain() -> Layer:
         "epochs": 1,
         "model": "26m",
         "data": {"kind": "documents", "row_tokens": 512},
-        "batch": {"rows": 64},
+        "batch": {"rows": 64, "min_steps": 100},
         "optimizer": {"kind": "muon", "learning_rate": 0.02, "adamw_learning_rate": 0.003},
         "schedule": {"kind": "wsd", "warmup_fraction": 0.02, "decay_fraction": 0.4},
     }

@@ -317,6 +317,7 @@ def _finetuning(settings: Settings, corpus: Corpus) -> Run | None:
         "start": str(settings.out / "pretrain"),
         "data": {"train": corpus.chats, "validation_fraction": 0.01},
         "sample": {"prompts": list(CHAT_PROMPTS)},
+        "validate": {"questions": str(corpus.questions or "")},
     }
     return resolve_run("tiny_sft", layer, parse_overrides(_overrides(settings, "sft")))
 

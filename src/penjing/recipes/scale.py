@@ -25,7 +25,7 @@ from penjing.plan.shape import shape_of
 from penjing.plan.time import step_time
 from penjing.plan.work import Workload
 from penjing.recipes.execute import execute
-from penjing.recipes.plan import Asked, find_machine
+from penjing.recipes.plan_run import Asked, find_machine
 from penjing.recipes.verify import unseen
 from penjing.train.folder import RunFolder
 from penjing.train.probe import FORECAST

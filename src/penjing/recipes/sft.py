@@ -17,8 +17,8 @@ def sft() -> Layer:
         "stage": "sft",
         "out": "runs/sft",
         "epochs": 2,
-        "data": {"kind": "chats", "row_tokens": 1024},
-        "batch": {"rows": 32},
+        "data": {"kind": "chats", "row_tokens": 1024, "min_row_tokens": 64},
+        "batch": {"rows": 32, "min_steps": 100},
         "optimizer": {"kind": "adamw", "learning_rate": 2e-4, "weight_decay": 0.1},
         "schedule": {"kind": "cosine", "warmup_fraction": 0.02, "floor_fraction": 0.1},
     }

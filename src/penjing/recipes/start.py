@@ -11,6 +11,7 @@ from penjing.base import config
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
+from penjing.recipes.known_questions import questions_of_start
 from penjing.train.folder import start_shape, start_tokenizer
 from penjing.train.run import Run
 
@@ -20,7 +21,8 @@ FREE_PREFIX = "rope_"
 
 
 def begin_from(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
-    """The settings of a run that begins with `start`: that model's shape, and room for its tokenizer's tokens.
+    """The settings of a run that begins with `start`: that model's shape, room for its tokenizer's tokens, and the
+    questions it is known by.
 
     base: the recipe; layers: what was asked for, the last first in rank. Raises UserError naming the setting if one
     contradicts the weights.
@@ -35,6 +37,8 @@ def begin_from(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
     if "vocabulary_size" not in asked and tokenizer is not None:
         size = max(shape.vocabulary_size, tokenizer.size)
         run = replace(run, model=replace(run.model, vocabulary_size=size))
+    if not run.validate.questions:
+        run = replace(run, validate=replace(run.validate, questions=questions_of_start(start)))
     return run
 
 

@@ -21,7 +21,7 @@ from penjing.bench.matmul import matmul
 from penjing.bench.sweep import Grid, Measured, sweep
 from penjing.plan import hardware
 from penjing.plan.measure import dtypes_of, key_of
-from penjing.recipes.plan import Asked, find_machine
+from penjing.recipes.plan_run import Asked, find_machine
 from penjing.report.charts import Axis, Series, line_chart
 from penjing.train.folder import set_threads
 from penjing.train.run import Run

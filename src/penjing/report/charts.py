@@ -233,8 +233,8 @@ def standalone(chart: Markup, *, title: str) -> Markup:
 
 
 def nothing() -> Markup:
-    """What stands in place of a chart without points."""
-    return Markup('<p class="missing">There are no points to draw.</p>')
+    """In the place of a chart without points; the page leaves it out."""
+    return Markup()
 
 
 def _drawable(series: Series, x: Axis, y: Axis, limit: int) -> list[Point]:

@@ -71,8 +71,8 @@ def stage_rows(quick: Quickstart | None, limits: Limits) -> list[dict[str, Any]]
     return rows
 
 
-def loss_charts(run: Run, limits: Limits) -> list[Markup]:
-    """Loss (training and validation) and bits per byte, over tokens."""
+def loss_charts(run: Run, limits: Limits) -> list[tuple[str, Markup]]:
+    """Loss (training and validation) and bits per byte over tokens, with captions; only those that have points."""
     name = facts.RUN_TITLES[run.name][0]
     training = [(point.tokens, point.loss_nats_per_token) for point in run.training]
     validation = [(point.tokens, point.validation_loss_nats_per_token) for point in run.validation]
@@ -91,7 +91,7 @@ def loss_charts(run: Run, limits: Limits) -> list[Markup]:
         y=Axis("bits per byte (validation)"),
         limit=limits.points,
     )
-    return [loss, bytes_chart]
+    return [(name, chart) for name, chart in (("Loss 损失", loss), ("Unseen text 验证集", bytes_chart)) if chart]
 
 
 def small_charts(run: Run, limits: Limits) -> list[Markup]:
@@ -101,7 +101,7 @@ def small_charts(run: Run, limits: Limits) -> list[Markup]:
         ("tokens_per_second", Axis("tokens/s", from_zero=True)),
         ("gradient_norm", Axis("gradient norm (log)", log=True)),
     )
-    return [
+    drawn = [
         charts.line_chart(
             [Series(axis.label, [(point.tokens, getattr(point, field)) for point in run.training])],
             title=f"{facts.RUN_TITLES[run.name][0]}: {axis.label} over tokens",
@@ -112,8 +112,8 @@ def small_charts(run: Run, limits: Limits) -> list[Markup]:
             limit=limits.points // 2,
         )
         for field, axis in kinds
-        if any(getattr(point, field) is not None for point in run.training)
     ]
+    return [chart for chart in drawn if chart]
 
 
 def sample_groups(run: Run, limits: Limits) -> list[dict[str, Any]]:
@@ -193,7 +193,8 @@ def accuracy_charts(lines: list[Line], limits: Limits) -> list[tuple[str, Markup
         ]
         name = facts.language_name(language)
         chart = charts.fraction_bars(groups, BEFORE_AFTER, title=f"Right answers, {name}, against guessing")
-        figures.append((clip(name, 40), chart))
+        if chart:
+            figures.append((clip(name, 40), chart))
     return figures
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.feed.answers import AnswerBatch, Group, pack
-from penjing.infer.rollout import Request, Written, rollout
+from penjing.infer.rollout import Request, Written, default_slots, rollout
 from penjing.infer.sample import Sampling
 from penjing.infer.turns import ToolTurns, last_turn
 from penjing.model.scalar import ScalarHead
@@ -35,6 +36,7 @@ from penjing.rl.rewards.base import Judged
 from penjing.rl.rounds import Round, joined, packed, picked, split
 from penjing.rl.score import Scorer
 from penjing.text.tokenizer import Tokenizer
+from penjing.train.room import release, with_room
 
 LogProbs = Callable[[AnswerBatch], Tensor]
 """logp_N of a batch, under some model."""
@@ -46,12 +48,14 @@ SHARED = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Sampler:
     """Answers prompts and judges the answers.
 
     reference: gives log-probabilities to compare with, where asked for. values: the model with its value head, for ppo.
     turns: reads what was said and runs the tools that it calls; None where answers are taken as they come.
+    slots: answers written at once; halved where memory does not suffice, and so for the rest of the run.
+    scored_rows: rows of one pass of a reference; the same. record: takes down that this happened.
     """
 
     settings: Policy
@@ -63,6 +67,16 @@ class Sampler:
     reference: LogProbs | None = None
     values: ScalarHead | None = None
     turns: ToolTurns | None = None
+    record: Callable[[dict[str, Any]], None] = lambda incident: None
+    slots: int = field(init=False)
+    scored_rows: int = SCORED_ROWS
+
+    def __post_init__(self) -> None:
+        self.slots = self._slots_asked
+
+    @property
+    def _slots_asked(self) -> int:
+        return self.settings.rollout.slots or default_slots(self.model)
 
     @property
     def style(self) -> Sampling:
@@ -74,17 +88,55 @@ class Sampler:
         self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], sampling: Sampling
     ) -> list[list[Written]]:
         """Answers to each prompt, one for each of its seeds."""
-        how = self.settings.rollout
-        return rollout(
-            self.model,
-            [Request(prompt=prompt.ids, seeds=own) for prompt, own in zip(prompts, seeds, strict=True)],
-            max_new_tokens=how.max_tokens,
-            stop=self.tokenizer.stop,
-            sampling=sampling,
-            slots=how.slots,
-            score_temperature=how.temperature,
-            follow=self.turns if how.max_turns > 1 else None,
-        )
+        how, slots = self.settings.rollout, self.slots
+        requests = [Request(prompt=prompt.ids, seeds=own) for prompt, own in zip(prompts, seeds, strict=True)]
+        asked = sum(map(len, seeds))
+
+        def write() -> list[list[Written]]:
+            return rollout(
+                self.model,
+                requests,
+                max_new_tokens=how.max_tokens,
+                stop=self.tokenizer.stop,
+                sampling=sampling,
+                slots=self.slots,
+                score_temperature=how.temperature,
+                follow=self.turns if how.max_turns > 1 else None,
+            )
+
+        answers = with_room(write, lambda said: self._halve_slots(asked, said))
+        if self.slots < slots:
+            warnings.warn(f"out of memory while writing answers: slots are now {self.slots}", stacklevel=2)
+            self.record({"kind": "out of memory", "slots": self.slots})
+        return answers
+
+    def _halve_slots(self, asked: int, said: str) -> None:
+        """Each answer draws from its own seed, so fewer at once are the same answers."""
+        release()
+        self.slots = min(self.slots, asked) // 2
+        if not self.slots:
+            raise UserError(
+                f"out of memory while a single answer is written: {said}",
+                where="objective.rollout.max_tokens",
+                got=self.settings.rollout.max_tokens,
+                next_step="Take shorter answers or prompts (data.row_tokens), or a smaller model.",
+            )
+
+    def _halve_scored_rows(self, said: str) -> None:
+        release()
+        if self.scored_rows == 1:
+            raise UserError(
+                f"out of memory while one row of answers is scored: {said}",
+                where="data.row_tokens",
+                got=self.row_tokens,
+                next_step="Take shorter rows or a smaller model.",
+            )
+        self.scored_rows //= 2
+
+    @property
+    def has_fewer_slots(self) -> bool:
+        """Than the run asked for, as memory did not suffice."""
+        return self.slots < self._slots_asked
 
     def judged(self, prompt: Prompt, written: Written) -> Judged:
         """What rewards see of an answer."""
@@ -139,7 +191,7 @@ class Sampler:
         if head is not None:
             values["value"] = lambda batch: state_values(head, batch)
         for name, scored_by in values.items():
-            self._score(one, mine, prompts, name, scored_by)
+            with_room(partial(self._score, one, mine, prompts, name, scored_by), self._halve_scored_rows)
         one.seconds, one.scoring_seconds = seconds, time.perf_counter() - began - seconds
         self._exchange(one)
         one.tokens = int(one.said_PAM.sum())
@@ -206,7 +258,11 @@ class Sampler:
     def _score(
         self, one: Round, mine: Sequence[int], prompts: Sequence[Prompt], name: str, scored_by: LogProbs
     ) -> None:
-        """Fill in log-probabilities of this rank's answers, a few rows at a time."""
+        """Fill in log-probabilities of this rank's answers, a few rows at a time; on a CPU each prompt's alone.
+
+        There the rounding of a pass depends on its size, and which prompts a rank has is not to be seen in a value.
+        """
+        alone = self.engine.device.type == "cpu"
         array = {"reference": one.reference_PAM, "behaviour": one.behaviour_PAM, "value": one.value_PAM}[name]
         waiting: list[tuple[int, int, Group]] = []  # place, number of the first answer, group
 
@@ -225,8 +281,11 @@ class Sampler:
         tokens = 0
         for place in mine:
             number = 0
+            if alone:
+                flush()
+                tokens = 0
             for group in split(one.group(place, prompts, ()), self.row_tokens):
-                if tokens + group.num_tokens > SCORED_ROWS * self.row_tokens:
+                if tokens + group.num_tokens > self.scored_rows * self.row_tokens:
                     flush()
                     tokens = 0
                 waiting.append((place, number, group))
@@ -341,14 +400,19 @@ class RolloutSource:
 
     def state(self) -> dict[str, Any]:
         """A position, and in the middle of a round what was sampled: the weights that did it are gone."""
-        return {
-            "next_place": self._next_place,
-            "unit": self._unit,
-            "round": "" if self._round is None else self._round.to_text(),
-        }
+        place = self.place()
+        return {**place, "round": "" if self._round is None else self._round.to_text()}
+
+    def place(self) -> dict[str, Any]:
+        """The same with the round itself, which is not compressed: for use in this process."""
+        slots = {"slots": self.sampler.slots} if self.sampler.has_fewer_slots else {}
+        return {"next_place": self._next_place, "unit": self._unit, "round": self._round, **slots}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Of a state or a place. Slots that were found to be too many stay away."""
         self._next_place, self._unit = int(state["next_place"]), int(state["unit"])
-        self._round = Round.from_text(state["round"]) if state["round"] else None
+        one = state["round"]
+        self._round = Round.from_text(one) if isinstance(one, str) and one else one or None
+        self.sampler.slots = min(self.sampler.slots, int(state.get("slots", self.sampler.slots)))
         if self._unit % (self.world * self.micro_units):
             raise UserError("the checkpoint does not lie at the edge of a step", where="batch.micro_rows")

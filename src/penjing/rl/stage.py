@@ -31,6 +31,7 @@ from penjing.text.records import Quarantine
 from penjing.text.tokenizer import Tokenizer
 from penjing.tools.box import Toolbox
 from penjing.train.folder import RunFolder, start_tokenizer
+from penjing.train.guard import Record
 from penjing.train.run import Run
 from penjing.train.stage import Report, Size
 
@@ -83,6 +84,7 @@ class PolicyStage:
         self.fingerprint = read.fingerprint
         self.scorer = Scorer(settings, Setting(device=engine.device, max_tokens=how.max_tokens))
         self.scorer.check([*self.prompts, *self.held_out])
+        self.record: Record = lambda incident: None
         self.notes: list[str] = [note] if (note := quarantine.note()) else []
         if read.skipped:
             self.notes.append(f"{read.skipped} prompts of more than {longest} tokens were left out")
@@ -142,6 +144,7 @@ class PolicyStage:
             reference=self._reference(model) if self.settings.kl_weight else None,
             values=values,
             turns=self.turns,
+            record=lambda incident: self.record(incident),
         )
 
     def _reference(self, model: Transformer) -> LogProbs:

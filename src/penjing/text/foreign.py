@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jinja2
@@ -237,8 +237,8 @@ def cut(
         marked = write(marked_messages, marked_tools, ask)
         pieces = _put_back(marked, real, marks)
         if pieces is not None:
-            header = _header(marked_messages, marked_tools, write)
-            spans = list(_answers(pieces, said, marks, header, message_end))
+            prompt = partial(_prompt, marked_messages, marked_tools, write)
+            spans = list(_answers(pieces, said, marks, prompt, message_end))
             return _with_spans(pieces, spans)
     return _by_prefix(real, messages, tools, write, control, message_end, ask)
 
@@ -276,48 +276,64 @@ def _split_thoughts(messages: Sequence[Message]) -> list[Message]:
     return split
 
 
-def _header(messages: Sequence[Message], tools: Sequence[dict[str, Any]], write: Write) -> str:
-    """What the template writes to ask for an answer, such as `<|im_start|>assistant` and a newline; may be empty."""
-    first = next((index for index, message in enumerate(messages) if message.role == "assistant"), len(messages))
-    asked = messages[:first] or messages
+def _prompt(
+    messages: Sequence[Message], tools: Sequence[dict[str, Any]], write: Write, index: int
+) -> tuple[int, str] | None:
+    """Of the prompt for answer `index`: its last mark (-1: none) and what follows it, such as ` [/INST]`.
+
+    None where the template refuses: it wants a whole exchange.
+    """
     try:
-        closed, opened = write(asked, tools, False), write(asked, tools, True)
-    except UserError:  # a template that wants a whole exchange
-        return ""
-    return opened[len(closed) :] if opened.startswith(closed) else ""
+        parts = _MARK.split(write(messages[:index], tools, True))
+    except UserError:
+        return None
+    return int(parts[-2]) if len(parts) > 1 else -1, parts[-1]
 
 
 def _answers(
-    pieces: list[tuple[str, int]], messages: Sequence[Message], marks: _Marks, header: str, message_end: str
+    pieces: list[tuple[str, int]],
+    messages: Sequence[Message],
+    marks: _Marks,
+    prompt: Callable[[int], tuple[int, str] | None],
+    message_end: str,
 ) -> Iterator[tuple[int, int]]:
-    """(first, last) character of each answer, from the end of the prompt for it to the end of its turn."""
+    """(first, last) character of each answer, from the end of the prompt for it to the end of its turn.
+
+    All that the model has to produce is learned, the template's own text too, like the blank after `[/INST]`.
+    """
     starts, place = [], 0
     for text, _ in pieces:
         starts.append(place)
         place += len(text)
     own = "".join(text if number < 0 else "\x00" * len(text) for text, number in pieces)  # words hidden
     holders = [-1 if number < 0 else marks.owner[number] for _, number in pieces]
+    known: dict[tuple[str, str], int] = {}  # alike messages: the template runs once
     for index, message in enumerate(messages):
         mine = [piece for piece, holder in enumerate(holders) if holder == index]
         if message.role != "assistant" or not mine:
             continue
         first, last = starts[mine[0]], starts[mine[-1]] + len(pieces[mine[-1]][0])
-        before = [starts[piece] + len(pieces[piece][0]) for piece in range(mine[0]) if holders[piece] >= 0]
-        begin = _after_header(own, header, max(before, default=0), first)
+        marked = next((piece for piece in range(mine[0] - 1, -1, -1) if pieces[piece][1] >= 0), -1)
+        low = starts[marked + 1] if marked >= 0 else 0
+        like = (messages[index - 1].role if index else "", own[low:first])
+        if like not in known:
+            mark, following = prompt(index) or (-2, "")
+            same = mark == (pieces[marked][1] if marked >= 0 else -1)
+            known[like] = _shared(following, own[low:first]) if same else first - low
         after = [starts[piece] for piece in range(mine[-1] + 1, len(pieces)) if holders[piece] >= 0]
         end = own.find(message_end, last, min(after, default=len(own))) if message_end else -1
-        yield begin, last if end < 0 else end + len(message_end)
+        yield low + known[like], last if end < 0 else end + len(message_end)
 
 
-def _after_header(own: str, header: str, low: int, first: int) -> int:
-    """Where the answer begins: after as much of the prompt for it as stands there, or with its first words."""
-    for length in range(len(header), 0, -1):
-        # A few characters may be found anywhere; whole lines or tokens of the prompt are no accident.
-        if header[:length].strip() and (length == len(header) or header[length - 1] in ">]\n"):
-            place = own.rfind(header[:length], low, first)
-            if place >= 0:
-                return place + length
-    return first
+def _shared(prompt: str, written: str) -> int:
+    """How much of the prompt's end stands before the answer too: all of it, or as many whole tokens and lines.
+
+    Where a conversation goes on, some templates leave out a part of the prompt, such as an empty thought.
+    """
+    common = _common_start(prompt, written)
+    if common == prompt:
+        return len(common)
+    return max(common.rfind(border) for border in ">]\n") + 1
 
 
 def _with_spans(pieces: list[tuple[str, int]], spans: list[tuple[int, int]]) -> list[Piece]:

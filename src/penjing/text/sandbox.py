@@ -1,7 +1,7 @@
 """Run a stranger's chat template: no way out, and neither for ever nor into all of memory.
 
 Jinja's sandbox keeps a template from Python's internals, not from looping a billion times or multiplying a text until
-memory is full. Here every loop, call and operation is counted against a second and a few megabytes.
+memory is full. Here every loop, call and operation is counted against a second of processor time and a few megabytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jinja2.sandbox
 import jinja2.visitor
 
 LARGEST_TEMPLATE = 1 << 18  # characters; the longest in use have some 20,000
-SECONDS = 1.0  # for one conversation
+SECONDS = 1.0  # of processor time for one conversation: a process that is stopped, or waits for others, takes none
 SPARE_BYTES = 1 << 20  # that a template may write of its own, beside a few times what was said
 SAID_TIMES = 8  # how often what was said may be written
 _MADE_TIMES = 64  # bytes of texts and lists made on the way, in multiples of what may be written
@@ -32,7 +32,7 @@ class TemplateLimit(jinja2.TemplateError):
 
 
 class _Budget(threading.local):
-    deadline = 0.0
+    deadline = 0.0  # by the clock of the thread
     largest = 0  # characters of one text, or entries of one list
     left = 0  # of all texts and lists together
 
@@ -58,7 +58,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         budget = self.budget
         budget.largest = SPARE_BYTES + SAID_TIMES * said
         budget.left = _MADE_TIMES * budget.largest
-        budget.deadline = time.monotonic() + SECONDS
+        budget.deadline = time.thread_time() + SECONDS
         pieces, written = [], 0
         try:
             for piece in template.generate(values):
@@ -72,8 +72,8 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def tick(self) -> str:
         """Called in every round of a loop and every macro."""
-        if time.monotonic() > self.budget.deadline:
-            raise TemplateLimit(f"it takes longer than {SECONDS:g} s")
+        if time.thread_time() > self.budget.deadline:
+            raise TemplateLimit(f"it takes more than {SECONDS:g} s of processor time")
         return ""
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:

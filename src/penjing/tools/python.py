@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penjing.tools.base import ToolSettings, function, text
-from penjing.tools.sandbox import run
+from penjing.tools.sandbox import START_SECONDS, check_sandbox, run
 
 
 class Python:
@@ -14,9 +14,9 @@ class Python:
     waits = True  # for another process: several calls go side by side
 
     def __init__(self, settings: ToolSettings) -> None:
-        """Raises UserError where the system cannot shut a program in."""
+        """Raises UserError where the system cannot contain a program."""
         self.seconds, self.mebibytes = settings.seconds, settings.mebibytes
-        run("", cpu_seconds=self.seconds)
+        check_sandbox(run("", cpu_seconds=START_SECONDS, memory_mebibytes=self.mebibytes))
 
     def call(self, arguments: Mapping[str, Any]) -> str:
         code = text(arguments, "code", longest=20_000)

@@ -1,154 +1,289 @@
-"""Runs one Python file shut in: tools/sandbox.py starts this as a process of its own, on the standard library alone.
+"""Run one Python file contained: tools/sandbox.py starts this as a process of its own, on the standard library alone.
 
-Before the file is run, the process gives up: memory, CPU time, file sizes (limits); the network (a namespace of its
-own where the system grants one, and always a filter on system calls); other processes, new programs and new processes
-(the same filter); every file but the interpreter's and those of its own folder, in which it can make no further folders
-(Landlock, Linux 5.13). What it gave up cannot be taken back. If the filter or Landlock cannot be had, the file is not
-run.
+Before the file runs, the process gives up, for good:
+- memory, CPU time, file sizes, open files, threads (limits), and every capability that root has;
+- files: it may read the interpreter's libraries, and read and write files in its own folder (Landlock, Linux 5.13);
+- system calls: only those of a list are allowed, some with their arguments checked (seccomp). There is no call on the
+  list that changes modes, owners, times or extended attributes, makes links, folders, sockets or processes, starts a
+  program, or signals another process. The 32-bit calls and the x32 calls of x86-64 end the process.
+If the filter or Landlock cannot be had, the file is not run.
 
-Its last words go to a pipe: how far it was shut in, and, once the file ran to its end, a word that it was told through
-another pipe. The file can write to the first pipe, as it runs in the same process, but it is not shown the word. Code
-that searches the memory of its own process can find it all the same: no interpreter is shut against what it runs.
+Landlock alone is not enough: it has no rights for modes, times, owners and attributes, and before ABI 3 (Linux 6.2)
+none for emptying a file. The filter alone is not enough either: it cannot see a path.
+
+It writes to one pipe what is missing here (an empty line: nothing), waits for a word from a second pipe, runs the file,
+and writes that word to the first pipe if the file ran to its end. The file can write to the first pipe, as it runs in
+the same process, but it is not shown the word. Code that searches the memory of its own process can find it all the
+same: an interpreter cannot be protected from what it runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.machinery
-import json
 import os
-import platform
 import resource
 import struct
 import sys
 import types
 
-CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 0x08000000, 0x10000000, 0x40000000
-CLONE_THREAD = 0x00010000
-MAKE_FOLDER = 1 << 7  # a right of Landlock
-PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 4, 38, 22, 2
 NOBODY = 65534
-EPERM, ENOSYS = 1, 38
+EPERM, ENOSYS, EOPNOTSUPP = 1, 38, 95
+MOST_TASKS = 16384  # threads and processes of the user: a bound on the threads it can make before its caller looks
+ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables, AUDIT_ARCH_*
 
-# System calls by number: (x86-64, AArch64). Those that reach the network, other processes, new programs, mounts, shared
-# memory or limits of others; 0 where the machine has none.
-DENIED = {
-    "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200), "sendto": (44, 206),
-    "sendmsg": (46, 211), "io_uring_setup": (425, 425),
-    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424),
-    "pidfd_getfd": (438, 438), "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
-    "fork": (57, 0), "vfork": (58, 0), "execve": (59, 221), "execveat": (322, 281), "setsid": (112, 157),
-    "setpgid": (109, 154), "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39),
-    "pivot_root": (155, 41), "chroot": (161, 51), "bpf": (321, 280), "userfaultfd": (323, 282),
-    "perf_event_open": (298, 241), "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
-    "shmget": (29, 194), "shmat": (30, 196), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
-    "prlimit64": (302, 261), "setrlimit": (160, 164), "setpriority": (141, 140), "sched_setaffinity": (203, 122),
-    "sched_setscheduler": (144, 119), "ioprio_set": (251, 30),
+# System calls by number: (x86-64, AArch64); -1 where the machine has none.
+ALLOWED = {
+    # memory, threads, signals to itself
+    "mmap": (9, 222), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "madvise": (28, 233),
+    "msync": (26, 227), "brk": (12, 214), "membarrier": (324, 283), "futex": (202, 98), "set_robust_list": (273, 99),
+    "rseq": (334, 293), "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "exit": (60, 93),
+    "exit_group": (231, 94), "restart_syscall": (219, 128), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133),
+    "sigaltstack": (131, 132), "pause": (34, -1), "alarm": (37, -1), "getitimer": (36, 102), "setitimer": (38, 103),
+    # time, and facts about itself
+    "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "clock_gettime": (228, 113), "clock_getres": (229, 114),
+    "gettimeofday": (96, 169), "time": (201, -1), "times": (100, 153), "getrusage": (98, 165), "getrlimit": (97, 163),
+    "sysinfo": (99, 179), "uname": (63, 160), "getrandom": (318, 278), "getpid": (39, 172), "gettid": (186, 178),
+    "getppid": (110, 173), "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177),
+    "getresuid": (118, 148), "getresgid": (120, 150), "getgroups": (115, 158), "getpriority": (140, 141),
+    # open files
+    "read": (0, 63), "readv": (19, 65), "pread64": (17, 67), "write": (1, 64), "writev": (20, 66),
+    "pwrite64": (18, 68), "sendfile": (40, 71), "copy_file_range": (326, 285), "lseek": (8, 62), "close": (3, 57),
+    "dup": (32, 23), "dup2": (33, -1), "dup3": (292, 24), "pipe": (22, -1), "pipe2": (293, 59), "fsync": (74, 82),
+    "fdatasync": (75, 83), "ftruncate": (77, 46), "poll": (7, -1), "ppoll": (271, 73), "select": (23, -1),
+    "pselect6": (270, 72), "fstat": (5, 80),
+    # names: what may be opened, made, renamed and removed is Landlock's
+    "stat": (4, -1), "lstat": (6, -1), "newfstatat": (262, 79), "statx": (332, 291), "access": (21, -1),
+    "faccessat": (269, 48), "faccessat2": (439, 439), "readlink": (89, -1), "readlinkat": (267, 78),
+    "getdents64": (217, 61), "getcwd": (79, 17), "chdir": (80, 49), "rename": (82, -1),
+    "renameat": (264, 38), "renameat2": (316, 276), "unlink": (87, -1), "unlinkat": (263, 35),
 }  # fmt: skip
-CLONE, CLONE3 = (56, 220), (435, 435)
-ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+# Allowed with certain arguments.
+CHECKED = {
+    "open": (2, -1), "openat": (257, 56), "ioctl": (16, 29), "fcntl": (72, 25), "kill": (62, 129),
+    "tgkill": (234, 131), "prlimit64": (302, 261), "prctl": (157, 167), "clone": (56, 220),
+}  # fmt: skip
+CAPSET = (126, 91)
+# From here on numbers are the same everywhere, and the C library tries a call before it takes an older one. It is told
+# that they do not exist: clone3 hides its flags in memory, openat2 too, where a filter cannot see them.
+FIRST_NEW_CALL = 424
+X32 = 0x40000000
+
+ACCESS_MODE, TRUNCATE = 0o3, 0o1000  # bits of the flags of open
+IOCTLS = (0x5401, 0x5421, 0x5450, 0x5451)  # TCGETS, FIONBIO, FIONCLEX, FIOCLEX
+# Duplicate, read and set flags, lock. Not F_SETOWN and F_SETSIG, by which the kernel signals any process of the user.
+FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
+PRCTLS = (15, 16)  # the name of a thread
+# CLONE_VM, _FS, _FILES, _SIGHAND, _THREAD, _SYSVSEM, _SETTLS, _PARENT_SETTID, _CHILD_CLEARTID, _DETACHED
+CLONE_THREAD, CLONE_FLAGS = 0x00010000, 0x007D0F00
+
+# Instructions of the kernel's classic BPF.
+LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, GIVE = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
+Program = list[tuple[int, int, int, int]]  # code, steps if true, steps if false, value
 
 
-def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    return struct.pack("HBBI", code, if_true, if_false, value)
+def _argument(index: int) -> int:
+    return 16 + 8 * index  # its lower half
 
 
-def filter_program(machine: str) -> bytes:
-    """The filter on system calls, in the kernel's classic BPF. Raises KeyError for another kind of processor."""
-    column, audit = ARCHITECTURES[machine]
-    load, equal, above, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    allow, refuse, unknown = 0x7FFF0000, 0x00050000 | EPERM, 0x00050000 | ENOSYS
-    program = [
-        _instruction(load, 4),  # the architecture
-        _instruction(equal, audit, 1, 0),
-        _instruction(give, 0x80000000),  # end the process
-        _instruction(load, 0),  # the number of the call
+def _one_of(index: int, values: tuple[int, ...]) -> Program:
+    """Allow a call if the lower half of an argument is one of `values`."""
+    program: Program = [(LOAD, 0, 0, _argument(index))]
+    for value in values:
+        program += [(EQUAL, 0, 1, value), (GIVE, 0, 0, ALLOW)]
+    return [*program, (GIVE, 0, 0, ERROR | EPERM)]
+
+
+def _opening(index: int) -> Program:
+    """Allow open if the flags do not empty a file that they do not open for writing.
+
+    Before ABI 3 Landlock looks only at whether a file is opened to read or to write. O_RDONLY | O_TRUNC empties a file
+    that may only be read, and access mode 3, which opens for neither, empties any.
+    """
+    program: Program = [(LOAD, 0, 0, _argument(index)), (AND, 0, 0, ACCESS_MODE | TRUNCATE)]
+    for flags in (TRUNCATE, 3, TRUNCATE | 3):
+        program += [(EQUAL, 0, 1, flags), (GIVE, 0, 0, ERROR | EPERM)]
+    return [*program, (GIVE, 0, 0, ALLOW)]
+
+
+def _checks(pid: int) -> dict[str, Program]:
+    refuse = (GIVE, 0, 0, ERROR | EPERM)
+    return {
+        "open": _opening(1),
+        "openat": _opening(2),
+        "ioctl": _one_of(1, IOCTLS),
+        "fcntl": _one_of(1, FCNTLS),
+        "prctl": _one_of(0, PRCTLS),
+        "kill": _one_of(0, (pid,)),
+        "tgkill": _one_of(0, (pid,)),
+        # Its own limits may be read: pid 0, and no new limits (a pointer of 64 bits).
+        "prlimit64": [
+            (LOAD, 0, 0, _argument(0)), (EQUAL, 1, 0, 0), refuse,
+            (LOAD, 0, 0, _argument(2)), (EQUAL, 1, 0, 0), refuse,
+            (LOAD, 0, 0, _argument(2) + 4), (EQUAL, 1, 0, 0), refuse,
+            (GIVE, 0, 0, ALLOW),
+        ],
+        # A thread, and no process or namespace.
+        "clone": [
+            (LOAD, 0, 0, _argument(0)), (ANY_BIT, 1, 0, CLONE_THREAD), refuse,
+            (AND, 0, 0, ~CLONE_FLAGS & 0xFFFFFFFF), (EQUAL, 1, 0, 0), refuse,
+            (GIVE, 0, 0, ALLOW),
+        ],
+    }  # fmt: skip
+
+
+def filter_program(machine: str, pid: int) -> Program:
+    """The filter for the process `pid`. Raises KeyError for another kind of processor."""
+    column, architecture = ARCHITECTURES[machine]
+    program: Program = [
+        (LOAD, 0, 0, 4),  # the architecture
+        (EQUAL, 1, 0, architecture),
+        (GIVE, 0, 0, KILL),
+        (LOAD, 0, 0, 0),  # the number of the call
+        (AT_LEAST, 0, 1, X32),  # no machine has such numbers but x86-64, for its calls with pointers of 32 bits
+        (GIVE, 0, 0, KILL),
     ]
-    if machine == "x86_64":  # the 32-bit pointer variant has numbers of its own
-        program += [_instruction(above, 0x40000000, 0, 1), _instruction(give, refuse)]
-    # Threads may be made, processes not. clone3 hides its flags in memory: without it the C library takes clone.
-    program += [_instruction(equal, CLONE3[column], 0, 1), _instruction(give, unknown)]
-    program += [
-        _instruction(equal, CLONE[column], 0, 4),
-        _instruction(load, 16),  # the first argument: flags
-        _instruction(any_bit, CLONE_THREAD, 0, 1),
-        _instruction(give, allow),
-        _instruction(give, refuse),
-    ]
-    for number in (numbers[column] for numbers in DENIED.values()):
-        if number:
-            program += [_instruction(equal, number, 0, 1), _instruction(give, refuse)]
-    return b"".join([*program, _instruction(give, allow)])
+    for name, check in _checks(pid).items():
+        if CHECKED[name][column] >= 0:
+            program += [(EQUAL, 0, len(check), CHECKED[name][column]), *check]
+    for numbers in ALLOWED.values():
+        if numbers[column] >= 0:
+            program += [(EQUAL, 0, 1, numbers[column]), (GIVE, 0, 0, ALLOW)]
+    return [*program, (AT_LEAST, 0, 1, FIRST_NEW_CALL), (GIVE, 0, 0, ERROR | ENOSYS), (GIVE, 0, 0, ERROR | EPERM)]
 
 
-def _filter_calls(libc: ctypes.CDLL) -> bool:
-    try:
-        code = filter_program(platform.machine())
-    except KeyError:
-        return False
+def _filter_calls(libc: ctypes.CDLL) -> str:
+    program = filter_program(os.uname().machine, os.getpid())
+    code = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(code, len(code))
-    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer)))
-    return bool(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0) == 0)
+    pointer = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer)))
+    if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, pointer, 0, 0) == 0:
+        return ""
+    return f"seccomp filters ({os.strerror(ctypes.get_errno())})"
 
 
-def _shut_files(libc: ctypes.CDLL, folder: str) -> bool:
-    """Landlock: the interpreter's files may be read, those of `folder` also written, and no others opened."""
-    create, add, restrict = 444, 445, 446
-    abi = libc.syscall(create, None, 0, 1)
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+# Rights of Landlock. Without a right to make folders, thousands inside one another cannot come about, which could not
+# be cleared away again.
+WRITE_FILE, READ_FILE, READ_FOLDER, REMOVE_FILE, MAKE_FILE, TRUNCATE_FILE = (
+    1 << 1,
+    1 << 2,
+    1 << 3,
+    1 << 5,
+    1 << 8,
+    1 << 14,
+)
+OWN = WRITE_FILE | READ_FILE | READ_FOLDER | REMOVE_FILE | MAKE_FILE | TRUNCATE_FILE
+RIGHTS_OF_ABI = {1: 13, 2: 14, 3: 15, 4: 15}  # the number of rights; 16 from ABI 5 on
+
+
+def _readable() -> set[str]:
+    """Folders of the interpreter's library and of the shared libraries that it loads."""
+    libraries = {"/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/usr/share/zoneinfo"}
+    libraries |= {os.path.join(sys.base_prefix, name) for name in ("lib", "lib64")}
+    return libraries | {os.path.realpath(path) for path in sys.path if os.path.isdir(path)}
+
+
+def _ruleset(libc: ctypes.CDLL, folder: str, newest_abi: int) -> tuple[int, str]:
+    """The rules of Landlock, as an open file, and what is missing."""
+    abi = libc.syscall(CREATE_RULESET, None, 0, 1)
+    if newest_abi < 1:
+        abi, error = -1, EOPNOTSUPP
+    else:
+        error = ctypes.get_errno()
     if abi < 1:
-        return False
-    bits = {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)  # rights that this kernel knows
-    attributes = struct.pack("Q", (1 << bits) - 1)
+        why = {
+            ENOSYS: "not in this kernel: it is older than 5.13, or was built without it",
+            EOPNOTSUPP: 'switched off when the kernel started: add "landlock" to lsm= on its command line',
+        }.get(error, f"{os.strerror(error)}: a container's own filter may forbid it")
+        return -1, f"Landlock ({why})"
+    abi = min(abi, newest_abi)
+    rights = (1 << RIGHTS_OF_ABI.get(abi, 16)) - 1
+    attributes = struct.pack("Q", rights)
     if abi >= 4:
         attributes += struct.pack("Q", 3)  # TCP: neither bind nor connect
     if abi >= 6:
         attributes += struct.pack("Q", 3)  # no abstract sockets and no signals to the outside
-    ruleset = libc.syscall(create, attributes, len(attributes), 0)
+    ruleset = libc.syscall(CREATE_RULESET, attributes, len(attributes), 0)
     if ruleset < 0:
-        return False
-    read_file, read_folder = 1 << 2, 1 << 3
-    interpreter = {sys.prefix, sys.base_prefix, *(os.path.realpath(path) for path in sys.path if os.path.isdir(path))}
-    libraries = {"/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/usr/share/zoneinfo"}
-    rules = [(path, read_file | read_folder) for path in interpreter | libraries]
-    rules += [("/dev/null", read_file | 1 << 1), ("/dev/urandom", read_file), ("/dev/zero", read_file)]
-    # Thousands of folders inside one another could not be cleared away again.
-    rules.append((folder, ((1 << bits) - 1) & ~MAKE_FOLDER))
-    for path, rights in rules:
+        return -1, f"Landlock ({os.strerror(ctypes.get_errno())})"
+    rules = [(path, READ_FILE | READ_FOLDER) for path in _readable()]
+    rules += [("/dev/null", READ_FILE | WRITE_FILE), ("/dev/urandom", READ_FILE), (folder, OWN & rights)]
+    for path, allowed in rules:
         try:
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
             continue
-        rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, opened))
-        failed = libc.syscall(add, ruleset, 1, rule, 0)
+        rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, opened))
+        failed = libc.syscall(ADD_RULE, ruleset, 1, rule, 0)
         os.close(opened)
         if failed and path == folder:
-            return False
-    return bool(libc.syscall(restrict, ruleset, 0) == 0)
+            return -1, f"Landlock (no rule can be made for {folder})"
+    return ruleset, ""
 
 
-def shut_in(folder: str) -> dict[str, str]:
-    """Give up everything; returns by what means the network and the files were shut. Empty: it cannot be done here."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    network = "filter"
-    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWIPC) == 0:
-        network = "namespace and filter"
-    elif os.geteuid() == 0:
+def _become_nobody(folder: str, file: str) -> None:
+    """As root: become the user nobody, if it can reach the interpreter and the folder, which becomes its own.
+
+    If not (a Python in /root), or without the right to: the process stays root, without capabilities.
+    """
+    try:
         os.setgroups([])
+        os.chown(folder, NOBODY, NOBODY)
+        os.chown(file, NOBODY, NOBODY)
+        os.chmod(os.path.dirname(folder), 0o711)
+        os.setegid(NOBODY)
+        os.seteuid(NOBODY)
+        for needed in (os.__file__, file):
+            open(needed, "rb").close()
+        os.seteuid(0)
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 or not _shut_files(libc, folder) or not _filter_calls(libc):
-        return {}
-    return {"network": network, "files": "landlock"}
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.seteuid(0)
+            os.setegid(0)
+            os.chown(folder, 0, 0)
+            os.chown(file, 0, 0)
+
+
+def shut_in(folder: str, file: str, newest_abi: int) -> str:
+    """Give up everything; what is missing to do so, in words, or nothing."""
+    if os.uname().machine not in ARCHITECTURES:
+        return "a filter for the system calls of this processor"
+    libc = ctypes.CDLL(None, use_errno=True)
+    ruleset, missing = _ruleset(libc, folder, newest_abi)
+    if missing:
+        return missing
+    if os.geteuid() == 0:
+        _become_nobody(folder, file)
+    nothing = struct.pack("6I", 0, 0, 0, 0, 0, 0)
+    column = ARCHITECTURES[os.uname().machine][0]
+    if libc.syscall(CAPSET[column], struct.pack("Ii", 0x20080522, 0), nothing) != 0:
+        return f"capset ({os.strerror(ctypes.get_errno())})"
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # programs that crash start no handler of core dumps
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return f"no_new_privs ({os.strerror(ctypes.get_errno())})"
+    if libc.syscall(RESTRICT_SELF, ruleset, 0) != 0:
+        return f"Landlock ({os.strerror(ctypes.get_errno())})"
+    os.close(ruleset)
+    return _filter_calls(libc)
 
 
 def limit(seconds: int, memory_bytes: int, file_bytes: int) -> None:
-    """Limits that the process cannot raise again."""
+    """Limits that the process cannot raise again. If memory runs out, it goes before the process that trains."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")
     for kind, most in (
         (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_NPROC, MOST_TASKS),
         (resource.RLIMIT_CORE, 0),
     ):
         hard = resource.getrlimit(kind)[1]
@@ -157,7 +292,7 @@ def limit(seconds: int, memory_bytes: int, file_bytes: int) -> None:
 
 
 def take(pipe: int) -> bytes:
-    """What lies in a pipe, which is closed behind it."""
+    """What comes through a pipe, which is closed behind it."""
     found = os.read(pipe, 4096)
     os.close(pipe)
     return found
@@ -183,16 +318,17 @@ def tell(report: int, word: bytes, through: bool) -> None:
 
 def main() -> None:
     folder, name, *numbers = sys.argv[1:]
-    report, secret, seconds, memory_bytes, file_bytes = map(int, numbers)
-    limit(seconds, memory_bytes, file_bytes)
-    shut = shut_in(folder)
-    os.write(report, (json.dumps(shut) + "\n").encode())
-    if not shut:
-        os._exit(1)
+    report, secret, newest_abi, seconds, memory_bytes, file_bytes = map(int, numbers)
     file = os.path.join(folder, name)
+    limit(seconds, memory_bytes, file_bytes)
+    missing = shut_in(folder, file, newest_abi)
+    os.write(report, f"{missing}\n".encode())
+    if missing:
+        os._exit(1)
     sys.argv = [file]
     sys.orig_argv[:] = sys.argv
     sys.dont_write_bytecode = True
+    # The caller sends the word once it has read what is missing, so that the file cannot answer in this one's place.
     # While the file runs, the word lies on the interpreter's own stack alone: no variable of any frame holds it.
     tell(report, take(secret), run_as_main(file))
 

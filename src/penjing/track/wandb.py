@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ class Wandb:
                 "wandb is not installed", where="track.wandb", next_step='pip install "penjing[wandb]"'
             ) from None
         kept = folder / "wandb.json"
-        run_id = read_json(kept)["id"] if kept.exists() else wandb.util.generate_id()
+        run_id = read_json(kept)["id"] if kept.exists() else secrets.token_hex(4)
         write_json(kept, {"id": run_id})
-        logged_in = bool(os.environ.get("WANDB_API_KEY")) or bool(wandb.api.api_key)
-        mode = os.environ.get("WANDB_MODE") or ("online" if logged_in else "offline")
+        mode: Any = os.environ.get("WANDB_MODE")
+        if not mode:  # neither asks for a key nor talks to the server
+            mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
         self._run = wandb.init(
             project=project, name=name or folder.name, id=run_id, resume="allow", dir=folder, config=config, mode=mode
         )

@@ -28,7 +28,6 @@ from penjing.model.linear import set_compute_dtype, use_float8
 from penjing.model.lora import keep_base_in
 from penjing.model.moe import check_widths
 from penjing.model.transformer import Transformer, recompute_activations
-from penjing.objective.preference import Preference
 from penjing.optim.balance import RouterBalance
 from penjing.parallel.base import Engine, allow_tf32
 from penjing.parallel.compile import EAGER_SHARE, compile_model, compile_optimizers, compiled_seconds, decide
@@ -37,6 +36,7 @@ from penjing.parallel.scaler import LossScaler
 from penjing.plan import hardware
 from penjing.plan.bill import Bill
 from penjing.plan.flops import training_flops_per_token
+from penjing.plan.trainable import trainable_of
 from penjing.text.tokenizer import Tokenizer
 from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import JsonLines
@@ -46,10 +46,11 @@ from penjing.train.guard import Guard, Record
 from penjing.train.loop import Parts, Progress
 from penjing.train.meter import Meter
 from penjing.train.probe import Trials, expected, plan
-from penjing.train.resume import check_same_run
+from penjing.train.resume import begun_dtype, check_same_run, with_known_batch
 from penjing.train.room import Feed, release, with_room
 from penjing.train.run import Run
 from penjing.train.saving import Keeper, Stateful
+from penjing.train.small_data import fit_batch, units_together
 from penjing.train.stage import MakeStage, OnDevice, Report, Size, Stage, accumulation, micro_units
 
 
@@ -80,7 +81,7 @@ def assemble(
     run: Run,
     engine: Engine,
     make_stage: MakeStage,
-    trackers: Callable[[int, int], Sequence[Tracker]],
+    trackers: Callable[[Run, int, int], Sequence[Tracker]],
     sample: Callable[[Transformer, Tokenizer, int], list[dict[str, Any]]],
     report: Report,
     allow_change: Sequence[str] = (),
@@ -88,22 +89,22 @@ def assemble(
 ) -> Assembled:
     """Build every part of a run, or restore it from its newest checkpoint; write run.toml and plan.json before step 1.
 
-    make_stage: what is learned, from what. trackers: makes the further trackers, given (number of steps, first step).
+    make_stage: what is learned, from what. trackers: makes the further trackers, given (the run with the batch that its
+    data allow, number of steps, first step).
     sample: what the model writes now; asked for step -1 as a trial that nobody sees. allow_change: fields in which a
     continued run may differ from what it was. began: time.time() when the run was asked for; 0: not known.
     """
     folder = RunFolder(Path(run.out))
     checkpoint = newest(folder.checkpoints)
     if checkpoint is not None:  # before anything is built; the data and the tokenizer follow once they are read
+        run = with_known_batch(run, checkpoint)
         check_same_run(run, {}, checkpoint, allow_change)
+    run = settle_dtype(run, engine, "" if checkpoint is None else begun_dtype(checkpoint, allow_change))
     stage = make_stage(run, engine, report)
+    run = stage.run = fit_batch(stage.run, stage.size().units_per_epoch, engine.world)
     size, size_of_micro = stage.size(), micro_units(run, engine)
     dtype = hardware.compute_dtype(run.compute.dtype, engine.device)
     allow_tf32(run.compute.dtype, engine.device)
-    if run.compute.float8 != "off":
-        on_cuda = engine.device.type == "cuda"
-        capability = torch.cuda.get_device_capability(engine.device) if on_cuda else (0, 0)
-        require_float8(engine.device.type, capability, dtype)
     if dtype == torch.float16:
         engine.scaler = LossScaler(engine.device)
     model, base = _build_model(run, checkpoint)
@@ -138,9 +139,8 @@ def assemble(
     feed = Feed(
         lambda size: _ready(stage.source(size, engine.rank, engine.world), run, stage, engine),
         size_of_micro,
-        together=_units_together(run),
-        exact=not run.model.is_mixture
-        or run.router.balance_kind(biased=run.model.architecture == "glm4_moe") != "batch",
+        together=units_together(run),
+        exact=run.passes_are_exact,
     )
     progress = Progress()
     meter = Meter(
@@ -151,6 +151,8 @@ def assemble(
     )
     start = 0 if checkpoint is None else checkpoint.step
     record = _incidents(engine, folder, start)
+    if hasattr(stage, "record"):  # of a stage that meets incidents of its own
+        stage.record = lambda incident: record({"step": progress.step + 1, **incident})
     guard = Guard(record, getattr(engine, "scaler", None))
     # Whatever else has state of its own, such as a loss scaler, gets a line here, and is saved and restored with it.
     stateful: dict[str, Stateful] = {"source": feed, "meter": meter, "guard": guard}
@@ -180,7 +182,7 @@ def assemble(
         source=feed,
         optimizers=optimizers,
         schedule=run.schedule,
-        trackers=Trackers(_trackers(engine, folder, trackers(steps, progress.step), progress.step)),
+        trackers=Trackers(_trackers(engine, folder, trackers(run, steps, progress.step), progress.step)),
         meter=meter,
         num_steps=steps,
         accumulate=accumulation(run, engine),
@@ -243,6 +245,24 @@ def assemble(
     )
 
 
+def settle_dtype(run: Run, engine: Engine, begun: str = "") -> Run:
+    """The run with what `compute.dtype=auto` comes to: what it was begun in, else what rank 0's machine is best at.
+
+    From here on the run says it, also in its run.toml: nothing decides again. Raises UserError where float8 cannot be.
+    """
+    setting: str = run.compute.dtype
+    if setting == "auto":
+        setting = begun or str(hardware.compute_dtype("auto", engine.device)).removeprefix("torch.")
+        if setting == "tf32" and engine.device.type != "cuda":  # begun on a card that has it
+            setting = "float32"
+        setting = engine.broadcast(setting)
+    if run.compute.float8 != "off":
+        on_cuda = engine.device.type == "cuda"
+        capability = torch.cuda.get_device_capability(engine.device) if on_cuda else (0, 0)
+        require_float8(engine.device.type, capability, hardware.compute_dtype(setting, engine.device))
+    return replace(run, compute=replace(run.compute, dtype=setting))  # type: ignore[arg-type]  # one of the names
+
+
 def _build_model(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, dict[str, str]]:
     """The weights a run begins with, those of `start` or fresh ones; with adapters, what they sit on.
 
@@ -259,20 +279,12 @@ def _build_model(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, 
 
 
 def _flops_per_token(run: Run, size: Size, trained: nn.Module) -> float:
-    """Of what this run computes for one token. Frozen matrices of an adapted model get no gradient of their own."""
-    adapters = sum(p.numel() for name, p in trained.named_parameters() if ".adapters." in name)
-    return training_flops_per_token(
-        run.model, size.num_keys, adapters=adapters, extra_forwards=size.extra_forwards, frozen=bool(run.lora.rank)
-    )
+    """Of what this run computes for one token: what is frozen costs less."""
+    trainable = trainable_of(trained, run.model)
+    return training_flops_per_token(run.model, size.num_keys, trainable=trainable, extra_forwards=size.extra_forwards)
 
 
 _OTHER_OPTIMIZER = ("allowed to change: optimizer.kind ", "allowed to change: optimizer.state ")
-
-
-def _units_together(run: Run) -> int:
-    """Units that one forward pass must hold together: the groups that share an estimate, in kto."""
-    how = run.objective
-    return how.kl_groups if isinstance(how, Preference) and how.loss == "kto" else 1
 
 
 def _ready(source: Source, run: Run, stage: Stage, engine: Engine) -> Source:
@@ -286,7 +298,7 @@ def _validate(stage: Stage, engine: Engine) -> dict[str, float]:
 
     def make_room(said: str) -> None:
         release()
-        smaller = Feed.smaller(micro_units(stage.run, engine), _units_together(stage.run))
+        smaller = Feed.smaller(micro_units(stage.run, engine), units_together(stage.run))
         if smaller is None or engine.world > 1:
             raise _NoRoom(said)
         stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_rows=smaller))

@@ -63,6 +63,7 @@ class DistillStage:
         if engine.rank == 0:
             take_tokenizer(run, teacher)
         self._data = NextTokenStage(run, engine, report)
+        self.run = run = self._data.run  # whose rows may be shorter
         self.tokenizer, self.fingerprint, self.notes = self._data.tokenizer, self._data.fingerprint, self._data.notes
         check_vocabulary(self.tokenizer, teacher, self.settings)
         if engine.rank == 0:

@@ -17,10 +17,12 @@ from penjing.base.heap import keep_freed_memory
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.manifest import MANIFEST, WEIGHTS, damage
 from penjing.model.config import ModelConfig
+from penjing.model.linear import set_compute_dtype
 from penjing.model.lora import DEFAULT, merge, own_state, strip
 from penjing.model.transformer import Transformer
 from penjing.model.vocabulary import grow
-from penjing.plan.hardware import physical_cores
+from penjing.parallel.base import local_device
+from penjing.plan.hardware import compute_dtype, physical_cores
 from penjing.text.tokenizer import Tokenizer
 from penjing.train.adapters import build_adapted
 from penjing.train.outside import Outside, read_outside
@@ -52,6 +54,11 @@ class RunFolder:
     @property
     def samples(self) -> Path:
         return self.path / "samples.jsonl"
+
+    @property
+    def questions(self) -> Path:
+        """What the model answered to the questions it is known by, before the first step and after the last."""
+        return self.path / "questions.json"
 
     @property
     def incidents(self) -> Path:
@@ -168,6 +175,24 @@ def load_trained(
         model = Transformer(run.model)
         _fill(model, _of_model(checkpoint.weights()), checkpoint.folder)
     return Trained(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
+
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+
+def use_device(model: torch.nn.Module, device: str = "auto", dtype: str = "auto") -> torch.device:
+    """Move a model to where it answers or is measured, and set the dtype of its matmuls; the one rule for all callers.
+
+    device: as `compute.device` (auto: a GPU where there is one). dtype: as `compute.dtype`, but that `auto` stays at
+    float32 on a CPU, so that figures do not depend on the processor. Raises UserError if it is not there.
+    """
+    place = local_device(device)
+    if dtype not in DTYPES:
+        raise UserError("no such dtype", where="--dtype", got=repr(dtype), wanted=", ".join(DTYPES))
+    chosen = torch.float32 if dtype == "auto" and place.type == "cpu" else compute_dtype(dtype, place)
+    model.to(place)
+    set_compute_dtype(model, None if chosen == torch.float32 else chosen)
+    return place
 
 
 def check_size(config: ModelConfig, num_bytes: int, where: object) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.base.heap import frozen_collector
-from penjing.feed.source import Source, samples_between
+from penjing.feed.source import Source, place_of, samples_between
 from penjing.objective.base import Objective
 from penjing.optim.schedule import Schedule
 from penjing.parallel.base import Engine
@@ -123,15 +123,17 @@ def add_sums(into: dict[str, Tensor], more: dict[str, Tensor]) -> None:
 
 def step(parts: Parts, index: int) -> Step:
     """One optimizer step, in smaller passes if memory does not suffice. Nothing changes if its gradients are bad."""
-    source, before = parts.source, parts.source.state()
+    source, before = parts.source, place_of(parts.source)
 
     def make_room(said: str) -> None:
         for optimizer in parts.optimizers:
             optimizer.zero_grad(set_to_none=True)
         shrink_step(source, before, said, parts.engine.world)
+        micro_rows = getattr(source, "micro_units", None)
+        parts.guard.record({"step": index + 1, "kind": "out of memory", "micro_rows": micro_rows})
 
     sums, units, tokens = with_room(lambda: _gradients(parts), make_room)
-    after = source.state()
+    after = place_of(source)
     norm = parts.engine.clip(parts.clip_norm)
     factor = parts.schedule.factor(index, parts.num_steps)
     for optimizer in parts.optimizers:

@@ -81,14 +81,7 @@ class PreferenceStage:
         self.fingerprint = self._data.train.fingerprint
         self._needs_mismatched = settings.loss == "kto"
         if self._needs_mismatched:
-            size = micro_units(run, engine)
-            if size % settings.kl_groups:
-                raise UserError(
-                    "a forward pass must hold whole blocks of groups that share an estimate",
-                    where="objective.kl_groups",
-                    got=settings.kl_groups,
-                    wanted=f"a divisor of {size}, the groups of one forward pass (batch.micro_rows)",
-                )
+            settings.check_pass(micro_units(run, engine))
         else:
             for half in (self._data.train, self._data.validation):
                 need_pairs(half, f"objective.loss={settings.loss}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from penjing import __version__
 from penjing.base.files import read_json, write_json
-from penjing.feed.source import Source
+from penjing.feed.source import Source, place_of
 from penjing.optim.schedule import Constant
 from penjing.parallel.base import Engine
 from penjing.plan import hardware, ledger
@@ -24,10 +24,12 @@ from penjing.plan.bill import Bill, Pace, make_bill
 from penjing.plan.flops import training_flops_per_token
 from penjing.plan.time import Line, quantile, two_points
 from penjing.plan.tokens import token_bytes
+from penjing.plan.trainable import trainable_of
 from penjing.train.folder import RunFolder
 from penjing.train.loop import Parts, step
 from penjing.train.meter import Expected, Meter
 from penjing.train.run import Run
+from penjing.train.small_data import doubts, start_doubts
 from penjing.train.stage import OnDevice, Size, Stage, micro_units
 
 FORECAST = "scale.json"  # in the run's folder: the loss that `penjing scale` foresaw
@@ -104,6 +106,13 @@ def plan(
         usual_error=ledger.usual_error(ledger.read_ledger(), machine),
         versions={"penjing": __version__, "torch": torch.__version__},
     )
+    bill = replace(
+        bill,
+        warnings=[
+            *doubts(bill.steps, bill.rows_per_step, size.units_per_epoch, size.unit),
+            *(start_doubts(pace.start_loss, run.model.vocabulary_size) if run.start and not begun else []),
+        ],
+    )
     if engine.rank == 0:
         write_json(folder.plan, {**bill.to_dict(), **foreseen_loss(folder.path / FORECAST, bill)})
     return bill
@@ -130,14 +139,12 @@ def expected(bill: Bill) -> Expected:
 
 
 def _full_square(run: Run, size: Size, model: nn.Module) -> float:
-    adapters = sum(p.numel() for name, p in model.named_parameters() if ".adapters." in name)
     return training_flops_per_token(
         run.model,
         size.row_tokens,
         window_keys=size.row_tokens,
-        adapters=adapters,
+        trainable=trainable_of(model, run.model),
         extra_forwards=size.extra_forwards,
-        frozen=bool(run.lora.rank),
     )
 
 
@@ -179,7 +186,7 @@ def probe(
             points.insert(0, (float(fewer), _mean(quicker)))
             line = two_points(points[0], points[-1])
         start = time.perf_counter()
-        parts.validate()
+        figures = parts.validate()
         validation = time.perf_counter() - start
         saving, last_saving, sampling = _try(model, engine, Path(run.out), trials)
     late_sizes = run.model.is_mixture or (not stage.runs_ahead and len(seconds) * size.round_steps <= size.probe_steps)
@@ -197,6 +204,7 @@ def probe(
         num_steps=len(seconds),
         line=line,
         points=tuple(points),
+        start_loss=figures.get("validation_loss_nats_per_token"),
         peak_memory_bytes=_peak(run, size, engine, parts, held, late_sizes=late_sizes),
     )
 
@@ -226,7 +234,7 @@ def _timed(
         feed = OnDevice(stage.source(micro_units(run, engine), engine.rank, engine.world), engine.device)
     meter = Meter(0.0, None)
     trial = replace(parts, source=feed, meter=meter, schedule=AtRest(), accumulate=passes)
-    each, begin = size.round_steps, feed.state()
+    each, begin = size.round_steps, place_of(feed)
     ahead = stage.runs_ahead and size.probe_steps >= LEAST_STEPS
     first = _round(trial, each)
     waited_first, meter.data_wait_seconds = meter.data_wait_seconds, 0.0
@@ -245,7 +253,7 @@ def _timed(
             seconds = [_round(trial, each) for _ in range(len(seconds))]
     else:  # no two rounds of sampling are the same; the first ones compile
         least, waited = max(1, size.probe_steps // each), [0.0]
-        while len(seconds) < least or not engine.any(_sampled_enough(seconds, each)):
+        while len(seconds) < least or not engine.any(_sampled_enough(seconds, each, parts.num_steps)):
             seconds.append(_round(trial, each))
             waited.append(meter.data_wait_seconds)
         skipped = max(0, min(len(seconds) // 2, len(seconds) - least))
@@ -270,7 +278,7 @@ def _round(trial: Parts, steps: int) -> float:
 def _enough(seconds: list[float], each: int, num_steps: int, share: float) -> bool:
     """Whether so many rounds will do: a few at least, then for some time, for no more than a small share of the run."""
     spent, taken = sum(seconds), len(seconds)
-    allowed = max(ALWAYS_ALLOWED, round(RUN_SHARE * num_steps))
+    allowed = max(_always_allowed(num_steps), round(RUN_SHARE * num_steps))
     if taken >= max(2, round(allowed * share) // each) or (taken >= 2 and spent > MOST_SECONDS * share):
         return True
     wanted = max(PROBE_SECONDS, TIME_SHARE * num_steps * spent / (taken * each))
@@ -278,9 +286,14 @@ def _enough(seconds: list[float], each: int, num_steps: int, share: float) -> bo
     return taken >= least and spent > wanted * share
 
 
-def _sampled_enough(seconds: list[float], each: int) -> bool:
+def _sampled_enough(seconds: list[float], each: int, num_steps: int) -> bool:
     """Whether so many rounds of sampling will do: twice PROBE_SECONDS, as the first half is not counted."""
-    return sum(seconds) > 2 * PROBE_SECONDS or len(seconds) * each >= ALWAYS_ALLOWED
+    return sum(seconds) > 2 * PROBE_SECONDS or len(seconds) * each >= _always_allowed(num_steps)
+
+
+def _always_allowed(num_steps: int) -> int:
+    """Steps that may be timed however short the run is; of a run of few steps half as many."""
+    return max(min(LEAST_STEPS, ALWAYS_ALLOWED), min(ALWAYS_ALLOWED, num_steps // 2))
 
 
 def still_to_grow(held: list[int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penjing.base import config
@@ -16,7 +16,7 @@ from penjing.train.run import Run
 FREE_TO_CHANGE = (
     "compute.device",
     "compute.threads",
-    "compute.dtype",  # what it comes to is compared, as `precision`
+    "compute.dtype",  # what it comes to is compared, as `precision`; `auto` is what the run was begun in
     "track",
     "save",
     "sample",
@@ -60,6 +60,17 @@ def differences(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint) -> l
     return found
 
 
+def with_known_batch(run: Run, checkpoint: Checkpoint) -> Run:
+    """A run whose batch follows the data goes on with the batch it was begun with."""
+    known = _settings_of(checkpoint)
+    rows, length = known.get("batch.rows"), known.get("data.row_tokens")
+    if run.batch.min_steps and isinstance(rows, int):
+        run = replace(run, batch=replace(run.batch, rows=rows, min_steps=0))
+    if run.data.min_row_tokens and isinstance(length, int):
+        run = replace(run, data=replace(run.data, row_tokens=length, min_row_tokens=0))
+    return run
+
+
 def check_same_run(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint, allowed: Sequence[str]) -> list[str]:
     """Lines about differences that were allowed. Raises UserError with all that were not.
 
@@ -80,6 +91,17 @@ def check_same_run(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint, a
             + " ".join(f"--allow-change {difference.field}" for difference in refused[:3]),
         )
     return [f"allowed to change: {difference}" for difference in found]
+
+
+def begun_dtype(checkpoint: Checkpoint, allowed: Sequence[str]) -> str:
+    """The `compute.dtype` a run was begun in, which `auto` means when it goes on; empty if that may change or is not
+    known."""
+    if _is_one_of("precision", allowed):
+        return ""
+    for known in (_settings_of(checkpoint).get("compute.dtype"), checkpoint.state().get("precision")):
+        if known in ("bfloat16", "float16", "tf32", "float32"):
+            return str(known)
+    return ""
 
 
 def _settings_of(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from penjing.base.errors import UserError
-from penjing.feed.source import Source, samples_between
+from penjing.feed.source import Source, place_of, samples_between
 
 Result = TypeVar("Result")
 
@@ -34,6 +34,9 @@ class Feed:
 
     def state(self) -> dict[str, Any]:
         return self.source.state()
+
+    def place(self) -> dict[str, Any]:
+        return place_of(self.source)
 
     def restore(self, state: dict[str, Any]) -> None:
         self.source.restore(state)
@@ -108,7 +111,7 @@ def shrink_step(source: Any, at: dict[str, Any], said: str, world: int) -> None:
     """
     release()
     if world > 1 or not hasattr(source, "shrink"):
-        raise UserError(f"out of memory: {said}", where="batch.micro_rows", next_step="Halve it; nothing else changes.")
+        raise UserError(f"out of memory: {said}", where="batch.micro_rows", next_step="Halve it.")
     if not source.shrink(at):
         raise UserError(
             f"out of memory even with {'one row' if source.micro_units == 1 else source.micro_units} in a pass: {said}",

@@ -29,6 +29,9 @@ class Data:
     # Whole texts are learned; or of conversations what an assistant says; or pairs of answers; or prompts are answered.
     kind: Literal["documents", "chats", "preferences", "prompts"] = "documents"
     row_tokens: int = 512  # T, positions of one packed row (the classic script's max_seq_len)
+    # Where conversations are few: `row_tokens` is the most, and rows become shorter, down to this and to the longest
+    # conversation, until an epoch has 25 of them and a run batch.min_steps. 0 = `row_tokens` as it is.
+    min_row_tokens: int = 0
     # Of documents (chats always stay whole): `whole` keeps each in one row where it can, `stream` cuts every T tokens
     # and costs nothing to lay out, for corpora of many millions of documents.
     packing: Literal["whole", "stream"] = "whole"
@@ -41,6 +44,8 @@ class Data:
     max_bad: float = 0.01  # share of records that may be broken: they are left out and listed in quarantine.jsonl
 
     def __post_init__(self) -> None:
+        if self.min_row_tokens < 0:
+            raise UserError("negative", where="data.min_row_tokens", got=self.min_row_tokens, wanted="0 or more")
         if self.row_tokens < 8:
             raise UserError("too small", where="data.row_tokens", got=self.row_tokens, wanted="at least 8")
         if self.thinking == "switch" and self.kind != "chats":
@@ -70,11 +75,15 @@ class BatchSettings:
 
     rows: int = 32  # rows (pairs, prompts) of one optimizer step, over all devices and accumulation
     # Rows of one forward pass on one device; 0 = a device's whole share, on one CPU half of it. Fewer take less memory.
-    # What is learned is the same, to the last bit where a step's passes are the same ones, whichever device takes them.
+    # Gradients are the same but for rounding, and to the last bit where a step's passes are the same ones. Only where a
+    # softmax router has router.balance=batch (its default) they are not: that loss is taken over each pass.
     micro_rows: int = 0
+    # Where the data are few: `rows` is the most, and becomes smaller until the run takes so many optimizer steps and an
+    # epoch 25, where that is possible. 0 = `rows` as they are, as where batch.rows or steps is set.
+    min_steps: int = 0
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.micro_rows < 0:
+        if self.rows < 1 or self.micro_rows < 0 or self.min_steps < 0:
             raise UserError(
                 "too small", where="batch", got=f"rows={self.rows} micro_rows={self.micro_rows}", wanted="rows >= 1"
             )
@@ -110,6 +119,9 @@ class ValidateSettings:
     every: int = 200  # steps; 0 = never. Always once at the end
     rows: int = 128  # of the held-out rows (pairs, prompts), at most
     before: Literal["no", "yes"] = "no"  # also before the first step, to see what training changed
+    # A file of questions by which the model is known (`penjing eval --questions`). With before=yes they are asked
+    # before the first step and after the last, and what was lost is named. Empty: those of `start`; none: no file.
+    questions: str = ""
 
     def __post_init__(self) -> None:
         if self.every < 0:
@@ -140,7 +152,7 @@ class SaveSettings:
     every: int = 500  # steps
     keep: int = 2  # newest checkpoints that stay
     milestones: int = 0  # every so many steps one stays for good, beside the newest; 0 = none
-    # `background` copies what is to be saved (12 bytes of memory a parameter) and writes while training goes on.
+    # `background` copies what is to be saved (weights and optimizer state) and writes while training goes on.
     how: Literal["background", "waiting"] = "background"
 
     def __post_init__(self) -> None:
@@ -193,6 +205,12 @@ class Run:
     sample: SampleSettings = field(default_factory=SampleSettings)
     save: SaveSettings = field(default_factory=SaveSettings)
     track: TrackSettings = field(default_factory=TrackSettings)
+
+    @property
+    def passes_are_exact(self) -> bool:
+        """Whether gradients are the same however a step is cut into passes; rounding aside."""
+        biased = self.model.architecture == "glm4_moe"
+        return not self.model.is_mixture or self.router.balance_kind(biased=biased) != "batch"
 
     @property
     def no_static_graph(self) -> str:

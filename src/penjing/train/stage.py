@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from penjing.base.errors import UserError
-from penjing.feed.source import Source, samples_between
+from penjing.feed.source import Source, place_of, samples_between
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Objective
 from penjing.parallel.base import Engine
@@ -107,6 +107,9 @@ class OnDevice:
 
     def state(self) -> dict[str, Any]:
         return self.source.state()
+
+    def place(self) -> dict[str, Any]:
+        return place_of(self.source)
 
     def restore(self, state: dict[str, Any]) -> None:
         self.source.restore(state)

@@ -28,6 +28,7 @@ from penjing.text.tokenizer import Tokenizer, train_tokenizer
 from penjing.text.whole import WholeRows
 from penjing.train.folder import RunFolder, start_tokenizer
 from penjing.train.run import Run
+from penjing.train.small_data import fit_rows
 from penjing.train.stage import Report, Size, micro_units
 
 TOKENIZER_TRAINING_BYTES = 64 << 20  # of text a tokenizer is trained on; more changes few merges
@@ -58,6 +59,8 @@ class NextTokenStage:
                     next_step="Give the text itself as data.train, or tokenizer.folder=the one they were made with.",
                 )
         self.fingerprint = train.fingerprint
+        longest = max(int((half.end_D - half.start_D).max(initial=0)) for half in (train, validation))
+        self.run = run = fit_rows(run, train.num_tokens, longest)
         self.rows = make_rows(run, train, self.tokenizer)
         self.held_out = make_rows(run, validation, self.tokenizer, validation=True)
         self._num_held_out = min(run.validate.rows, self.held_out.rows_per_epoch)

@@ -1,14 +1,18 @@
-"""What the pretraining peers share: a stock model of the asked shape, its loss on held-out text, and the text."""
+"""What the pretraining peers share: a stock model of the asked shape, its loss on held-out text, the text, and what
+they say of their settings."""
 
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 
 from penjing.bench.race import IGNORED, HeldOut, RaceSpec
+
+GPU_WORKERS = 8  # processes that load for a GPU; on a CPU they would take its cores
 
 
 def stock_model(spec: RaceSpec) -> Any:
@@ -48,3 +52,32 @@ def bits_per_byte(spec: RaceSpec, model: Any) -> float:
     found = HeldOut(spec.held_out).bits_per_byte(nats)
     model.train(was_training)
     return found
+
+
+def has_tf32(spec: RaceSpec) -> bool:
+    """Whether float32 products can run in TF32, as on GPUs from compute capability 8.0 on."""
+    return spec.device != "cpu" and torch.cuda.get_device_capability() >= (8, 0)
+
+
+def product_dtype(model: Any, context: AbstractContextManager[Any] | None = None) -> str:
+    """The dtype that the linear layers of `model` compute in, seen in a pass of two tokens."""
+    seen: list[torch.dtype] = []
+    layer = next(part for part in model.modules() if isinstance(part, torch.nn.Linear))
+    hook = layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    with torch.no_grad(), context or nullcontext():
+        model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=layer.weight.device))
+    hook.remove()
+    return str(seen[0]).removeprefix("torch.")
+
+
+def settings_of(optimizer: Any, **more: Any) -> dict[str, Any]:
+    """What a trial trained with, read from the optimizer itself, for the record."""
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's stands around it
+    groups = optimizer.param_groups
+    return {
+        "optimizer": type(optimizer).__name__,
+        "learning_rate": max(float(group["lr"]) for group in groups),
+        "betas": list(groups[0]["betas"]),
+        "weight_decay": max(float(group["weight_decay"]) for group in groups),
+        **more,
+    }

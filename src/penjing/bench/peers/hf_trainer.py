@@ -1,9 +1,10 @@
 """A trial of transformers' Trainer: `python -m penjing.bench.peers.hf_trainer SPEC.json [packed]`.
 
-Plain: its defaults (float32, eager, pinned copies to a GPU), a document a row, cut at the row's length and padded
-to the longest of its batch by transformers' own collator. `packed`: documents end to end, cut into full rows as
-transformers' own example of language modelling does it, with torch.compile, and bf16 where that is faster. Texts are
-tokenized before the first step by either.
+Plain: a document a row, cut at the row's length and padded to the longest of its batch by transformers' own collator.
+`packed`: documents end to end, cut into full rows as transformers' own example of language modelling does it. bf16 and
+torch.compile are the spec's (bench/tune.py finds the fastest way). On a GPU float32 products are TF32 and batches are
+made by processes of their own. A last batch that is not full is left out, as torch.compile would compile again for it.
+Texts are tokenized before the first step.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from typing import Any
 import torch
 
 from penjing.bench.meter import read_spec
-from penjing.bench.peers.hf_model import bits_per_byte, read_texts, stock_model, stock_tokenizer
+from penjing.bench.peers.hf_model import (
+    GPU_WORKERS,
+    bits_per_byte,
+    has_tf32,
+    product_dtype,
+    read_texts,
+    settings_of,
+    stock_model,
+    stock_tokenizer,
+)
 from penjing.bench.race import IGNORED, Race, RaceSpec, packed_rows
 
 
@@ -45,6 +55,35 @@ def make_rows(spec: RaceSpec, tokenizer: Any, *, packed: bool) -> list[list[int]
     return [stream[first : first + size] for first in range(0, len(stream) - size + 1, size)]
 
 
+def arguments(spec: RaceSpec) -> dict[str, Any]:
+    """Of transformers.TrainingArguments."""
+    on_gpu = spec.device != "cpu"
+    return {
+        "output_dir": spec.out,
+        "use_cpu": not on_gpu,
+        "per_device_train_batch_size": spec.batch,
+        "max_steps": spec.steps if spec.kind == "step" else 10**6,
+        "learning_rate": spec.learning_rate,
+        "lr_scheduler_type": "constant",
+        "adam_beta1": spec.betas[0],
+        "adam_beta2": spec.betas[1],
+        "weight_decay": spec.weight_decay,
+        "max_grad_norm": spec.clip_norm,
+        "bf16": spec.dtype == "bfloat16",
+        "tf32": True if has_tf32(spec) else None,
+        "torch_compile": spec.compiled,
+        "dataloader_drop_last": True,
+        "dataloader_num_workers": GPU_WORKERS if on_gpu else 0,
+        "dataloader_persistent_workers": on_gpu,
+        "dataloader_pin_memory": on_gpu,
+        "logging_nan_inf_filter": False,  # which waits for the device at every step
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": spec.seed,
+    }
+
+
 def main() -> None:
     import transformers
 
@@ -55,25 +94,7 @@ def main() -> None:
     race.imported()
     tokenizer, model = stock_tokenizer(spec), stock_model(spec)
     rows = Rows(make_rows(spec, tokenizer, packed=packed))
-    settings = transformers.TrainingArguments(
-        output_dir=spec.out,
-        use_cpu=spec.device == "cpu",
-        per_device_train_batch_size=spec.batch,
-        max_steps=spec.steps if spec.kind == "step" else 10**6,
-        learning_rate=spec.learning_rate,
-        lr_scheduler_type="constant",
-        adam_beta1=spec.betas[0],
-        adam_beta2=spec.betas[1],
-        weight_decay=spec.weight_decay,
-        max_grad_norm=spec.clip_norm,
-        bf16=packed and spec.half,
-        torch_compile=packed,
-        dataloader_pin_memory=spec.device != "cpu",
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        seed=spec.seed,
-    )
+    settings = transformers.TrainingArguments(**arguments(spec))
 
     class Counting(transformers.Trainer):  # type: ignore[misc]
         counted = 0
@@ -99,15 +120,26 @@ def main() -> None:
     )
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
     trainer.train()
-    options = [
-        f"transformers {transformers.__version__}",
-        f"bf16={settings.bf16}",
-        f"torch_compile={packed}",
-        "rows packed" if packed or spec.kind == "step" else "rows padded to the longest of a batch",
-        f"attention {model.config._attn_implementation}",
-        f"optim={settings.optim.value}",
-    ]
-    print(json.dumps(race.result(options=options)))
+    result = race.result(
+        options=[
+            f"transformers {transformers.__version__}",
+            f"bf16={settings.bf16}",
+            f"torch_compile={settings.torch_compile}",
+            "rows packed" if packed or spec.kind == "step" else "rows padded to the longest of a batch",
+            f"attention {model.config._attn_implementation}",
+            f"optim={settings.optim.value}",
+        ]
+    )
+    told = settings_of(
+        trainer.optimizer,
+        max_grad_norm=settings.max_grad_norm,
+        dtype=product_dtype(model),
+        compiled=hasattr(trainer.model_wrapped, "_orig_mod"),
+        tf32=bool(settings.tf32),
+        loading_processes=settings.dataloader_num_workers,
+        drop_last=settings.dataloader_drop_last,
+    )
+    print(json.dumps({**result, "settings": told}))
 
 
 if __name__ == "__main__":

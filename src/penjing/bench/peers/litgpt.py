@@ -1,8 +1,9 @@
 """A trial of LitGPT's pretraining: `python -m penjing.bench.peers.litgpt SPEC.json`.
 
-Its own model, initialisation, data and loop, called as its command line calls them, at that command's defaults: bf16
-autocast (`bf16-mixed`), torch.compile, four loading processes. A text is a file; litdata tokenizes the files, puts them
-end to end with a `bos` in front of each, and cuts full rows. Batch, AdamW and constant rate are everyone's.
+Its own model, initialisation, data and loop, called as its command line calls them, with four loading processes as that
+command has by default. Its loop always calls torch.compile; where the spec says eager, that does nothing. A text is a
+file; litdata tokenizes the files, puts them end to end with a `bos` in front of each, and cuts full rows. Batch, AdamW
+and constant rate are everyone's.
 
 Its requirements exclude the huggingface_hub that transformers 5 needs, so it is installed without them; see
 docs/speed.md.
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from penjing.bench.meter import read_spec
-from penjing.bench.peers.hf_model import bits_per_byte, read_texts
+from penjing.bench.peers.hf_model import bits_per_byte, product_dtype, read_texts, settings_of
 from penjing.bench.race import Race, RaceSpec, packed_rows
 
 # Tokens, or steps. It prints the time that is left, and more than a C int of days fails.
@@ -83,7 +84,7 @@ def main() -> None:
     import litgpt.pretrain
     from litgpt.args import EvalArgs, TrainArgs
     from litgpt.data import DataModule, TextFiles
-    from litgpt.utils import choose_logger, get_default_supported_precision
+    from litgpt.utils import choose_logger
 
     torch.set_num_threads(spec.threads)
     row_tokens = spec.batch * spec.row_tokens
@@ -93,6 +94,11 @@ def main() -> None:
 
         stock: Stock | None = None
         going = False
+        told: dict[str, Any]
+
+        def setup_optimizers(self, *optimizers: Any) -> Any:
+            self.told = settings_of(optimizers[0], max_grad_norm=spec.clip_norm, compiled=spec.compiled)
+            return super().setup_optimizers(*optimizers)
 
         def setup(self, module: Any, *args: Any, **kwargs: Any) -> Any:
             self.stock = Stock(next(part for part in module.modules() if isinstance(part, litgpt.GPT)))
@@ -129,7 +135,8 @@ def main() -> None:
 
     race = Race(spec, lambda: bits_per_byte(spec, fabric.stock))
     race.imported()
-    precision = get_default_supported_precision(training=True)
+    precision = "bf16-mixed" if spec.dtype == "bfloat16" else "32-true"
+    torch._dynamo.config.disable = not spec.compiled
     logger = choose_logger("csv", out, name="race", log_interval=1)
     fabric = Watched(devices=1, accelerator=spec.device, precision=precision, loggers=[logger])
     fabric.launch()
@@ -160,16 +167,20 @@ def main() -> None:
             eval=EvalArgs(interval=NO_END, final_validation=False),
             optimizer={"class_path": "torch.optim.AdamW", "init_args": adamw},
         )
-    options = [
-        f"litgpt {version('litgpt')}, lightning {lightning.__version__}, litdata {litdata.__version__}",
-        precision,
-        "torch.compile",
-        "rows packed",
-        "its own initialisation",
-        "csv log",
-        "one process" if spec.kind == "step" else f"{data.num_workers} loading processes, not in its memory",
-    ]
-    print(json.dumps(race.result(options=options)))
+    result = race.result(
+        options=[
+            f"litgpt {version('litgpt')}, lightning {lightning.__version__}, litdata {litdata.__version__}",
+            precision,
+            "torch.compile" if spec.compiled else "eager",
+            "rows packed",
+            "its own initialisation",
+            "csv log",
+            "one process" if spec.kind == "step" else f"{data.num_workers} loading processes, not in its memory",
+        ]
+    )
+    with fabric.autocast():
+        dtype = product_dtype(fabric.stock)
+    print(json.dumps({**result, "settings": {**fabric.told, "dtype": dtype}}))
 
 
 def _as_files(spec: RaceSpec, folder: Path) -> Path:

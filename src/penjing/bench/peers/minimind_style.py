@@ -1,9 +1,9 @@
 """A trial of a plain loop as MiniMind's: `python -m penjing.bench.peers.minimind_style SPEC.json`.
 
-Written from a description of its habits, not from its code: no compiling, float32 on a CPU and bfloat16 autocast on a
-GPU, every row padded to the longest length there is, texts tokenized in the loader when their turn comes (on a GPU by
-eight processes), all positions through the head, a plain AdamW. The model is transformers' Qwen3 of the same shape,
-which does the same work.
+Written from a description of its habits, not from its code: every row padded to the longest length there is, texts
+tokenized in the loader when their turn comes (on a GPU by eight processes), all positions through the head, a plain
+AdamW. bfloat16 autocast and torch.compile are the spec's (bench/tune.py finds the fastest way). The model is
+transformers' Qwen3 of the same shape, which does the same work.
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ import torch
 import torch.nn.functional as functional
 
 from penjing.bench.meter import read_spec
-from penjing.bench.peers.hf_model import bits_per_byte, read_texts, stock_model, stock_tokenizer
+from penjing.bench.peers.hf_model import (
+    GPU_WORKERS,
+    bits_per_byte,
+    has_tf32,
+    product_dtype,
+    read_texts,
+    settings_of,
+    stock_model,
+    stock_tokenizer,
+)
 from penjing.bench.race import Race, RaceSpec, packed_rows
-
-WORKERS = 8  # that load for a GPU
 
 
 class PaddedTexts(torch.utils.data.Dataset[tuple[Any, Any, Any]]):
@@ -48,11 +55,17 @@ def batches(spec: RaceSpec, tokenizer: Any) -> Iterator[tuple[Any, Any, Any]]:
             ids_BT = torch.from_numpy(ids)
             yield ids_BT[:, :-1], ids_BT[:, 1:], torch.ones_like(ids_BT[:, 1:])
     data = PaddedTexts(read_texts(spec), tokenizer, spec.row_tokens)
-    on_gpu = spec.device != "cpu"
+    on_gpu, processes = spec.device != "cpu", GPU_WORKERS if spec.device != "cpu" else 0
+    loader = torch.utils.data.DataLoader(
+        *(data, spec.batch),
+        shuffle=True,
+        drop_last=True,
+        num_workers=processes,
+        persistent_workers=on_gpu,
+        pin_memory=on_gpu,
+    )
     while True:
-        yield from torch.utils.data.DataLoader(
-            *(data, spec.batch), shuffle=True, drop_last=True, num_workers=WORKERS if on_gpu else 0, pin_memory=on_gpu
-        )
+        yield from loader
 
 
 def main() -> None:
@@ -67,14 +80,17 @@ def main() -> None:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=spec.learning_rate, betas=spec.betas, weight_decay=spec.weight_decay
     )
-    half = spec.device != "cpu"
+    half, on_gpu = spec.dtype == "bfloat16", spec.device != "cpu"
     autocast = torch.autocast(spec.device, torch.bfloat16) if half else nullcontext()
+    if has_tf32(spec):
+        torch.set_float32_matmul_precision("high")
+    stepped = torch.compile(model) if spec.compiled else model
     race.ready()
     for ids_BT, target_BT, counts_BT in batches(spec, tokenizer):
         tokens = int(counts_BT.sum())
         ids_BT, target_BT, counts_BT = (x.to(spec.device, non_blocking=True) for x in (ids_BT, target_BT, counts_BT))
         with autocast:
-            logits_BTV = model(input_ids=ids_BT).logits
+            logits_BTV = stepped(input_ids=ids_BT).logits
             nats_N = functional.cross_entropy(logits_BTV.flatten(0, 1), target_BT.flatten(), reduction="none")
             loss = (nats_N * counts_BT.flatten()).sum() / counts_BT.sum()
         loss.backward()
@@ -83,13 +99,22 @@ def main() -> None:
         optimizer.zero_grad(set_to_none=True)
         if not race.step(tokens):
             break
-    options = [
-        "bfloat16 autocast" if half else "float32",
-        "eager",
-        "rows packed" if spec.kind == "step" else f"rows padded to {spec.row_tokens}",
-        f"tokenized in the loader by {WORKERS} processes" if half else "tokenized in the loader",
-    ]
-    print(json.dumps(race.result(options=options)))
+    result = race.result(
+        options=[
+            "bfloat16 autocast" if half else "float32",
+            "torch.compile" if spec.compiled else "eager",
+            "rows packed" if spec.kind == "step" else f"rows padded to {spec.row_tokens}",
+            f"tokenized in the loader by {GPU_WORKERS} processes" if on_gpu else "tokenized in the loader",
+        ]
+    )
+    told = settings_of(
+        optimizer,
+        max_grad_norm=spec.clip_norm,
+        dtype=product_dtype(model, autocast),
+        compiled=stepped is not model,
+        tf32=has_tf32(spec),
+    )
+    print(json.dumps({**result, "settings": told}))
 
 
 if __name__ == "__main__":

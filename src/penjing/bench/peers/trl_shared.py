@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penjing.bench.meter import Laps, Spec
+from penjing.bench.peers.hf_model import product_dtype, settings_of
 
 
 def settings(spec: Spec) -> dict[str, Any]:
@@ -74,4 +75,6 @@ def run(
         f"optim={trainer.args.optim.value}",
         *options,
     ]
-    print(json.dumps(laps.result(options=said)))
+    result = laps.result(options=said)
+    told = settings_of(trainer.optimizer, max_grad_norm=trainer.args.max_grad_norm, dtype=product_dtype(trainer.model))
+    print(json.dumps({**result, "settings": told}))

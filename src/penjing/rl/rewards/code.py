@@ -20,7 +20,7 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
 from penjing.rl.rewards.base import Asked, Judged, Setting
-from penjing.tools.sandbox import run
+from penjing.tools.sandbox import START_SECONDS, check_sandbox, run
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
@@ -52,10 +52,10 @@ def tests_and_cases(asked: Asked) -> tuple[str, list[dict[str, Any]]]:
 
 class Code:
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
-        """Raises UserError where the system cannot shut a program in."""
+        """Raises UserError where the system cannot contain a program."""
         self.seconds, self.mebibytes = settings.code_seconds, settings.code_mebibytes
         self.workers = settings.code_workers
-        run("", cpu_seconds=self.seconds, memory_mebibytes=self.mebibytes)  # raises where nothing can be shut in
+        check_sandbox(run("", cpu_seconds=START_SECONDS, memory_mebibytes=self.mebibytes))
 
     def check(self, asked: Asked) -> None:
         tests_and_cases(asked)

@@ -9,10 +9,19 @@ from penjing.base.errors import UserError
 from penjing.text.records.kinds import ANSWER_FIELDS, CHAT_FIELDS, QUESTION_FIELDS, Chat, Message
 from penjing.text.records.place import Place, either, names_of, present, text_of
 from penjing.text.records.rows import kind_of, unknown_record
-from penjing.text.records.turns import alpaca_question, asked_of, assistant_turn, conversation, system_of, turns_of
+from penjing.text.records.turns import (
+    alpaca_question,
+    asked_of,
+    assistant_turn,
+    conversation,
+    refuse_media,
+    system_of,
+    turns_of,
+)
 
 
 def chats_of(record: Mapping[str, Any], place: Place) -> Iterator[Chat]:
+    refuse_media(record, place)
     kind = kind_of(record)
     if kind == "preferences":
         raise UserError(
@@ -67,6 +76,7 @@ def prompt_of(record: Mapping[str, Any], place: Place) -> Chat:
     """A conversation that waits for an answer. An assistant's turn at its end is dropped, whatever it says: a file may
     hold an answer there, or a word in the place of one (MiniMind's). Raises UserError.
     """
+    refuse_media(record, place)
     if present(record, CHAT_FIELDS):
         messages, tools = turns_of(record, place)
     elif present(record, (*QUESTION_FIELDS, "instruction")):

@@ -9,10 +9,11 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.text.records.kinds import ANSWER_FIELDS, CHAT_FIELDS, LABEL_FIELDS, Chat, Judged, Message
 from penjing.text.records.place import Place, names_of, present, text_of, type_name
-from penjing.text.records.turns import asked_of, assistant_turn, conversation, system_of, turns_of
+from penjing.text.records.turns import asked_of, assistant_turn, conversation, refuse_media, system_of, turns_of
 
 
 def judged_of(record: Mapping[str, Any], place: Place) -> Judged:
+    refuse_media(record, place)
     if "chosen" in record or "rejected" in record:
         chats = tuple(_answered(record, name, place) for name in ("chosen", "rejected"))
         margin = record.get("margin") or 0.0

@@ -16,6 +16,7 @@ CHAT_FIELDS = ("conversations", "messages", "conversation")
 QUESTION_FIELDS = ("prompt", "question")
 ANSWER_FIELDS = ("response", "answer", "completion", "std_answer")
 LABEL_FIELDS = ("label", "kto_tag")  # the latter is LLaMA-Factory's
+MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio")  # beside text; without them it is another
 PLAIN_FORMATS = ("txt", "md", "py")
 FORMATS = (*PLAIN_FORMATS, "jsonl", "json", "csv", "tsv", "parquet")
 ROLES = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penjing.base.errors import UserError
-from penjing.text.records.kinds import CHAT_FIELDS, QUESTION_FIELDS, ROLES, Chat, Message
+from penjing.text.records.kinds import CHAT_FIELDS, MEDIA_FIELDS, QUESTION_FIELDS, ROLES, Chat, Message
 from penjing.text.records.place import Place, names_of, present, text_of, type_name
 
 _THINK, _END_THINK = "<think>", "</think>"  # text/tokenizer.py's, which imports this package
@@ -15,6 +15,13 @@ _THINK, _END_THINK = "<think>", "</think>"  # text/tokenizer.py's, which imports
 
 def says_nothing(message: Message) -> bool:
     return not message.tool_calls and not message.content.strip()
+
+
+def refuse_media(fields: Mapping[str, Any], place: Place) -> None:
+    """Raises UserError where a record or a message comes with pictures or sound, which a model of text cannot see."""
+    for name in MEDIA_FIELDS:
+        if fields.get(name):
+            raise UserError(f"field {name} is not text", where=place, got=type_name(fields[name]), wanted="text only")
 
 
 def system_of(record: Mapping[str, Any], place: Place) -> list[Message]:
@@ -98,6 +105,7 @@ def turns_of(
 
 
 def _message(turn: Mapping[str, Any], name: str, place: Place) -> Message:
+    refuse_media(turn, place)
     said = turn.get("role", turn.get("from"))
     role = ROLES.get(said.lower()) if isinstance(said, str) else None
     if role is None:

@@ -1,0 +1,105 @@
+"""Whether a processor multiplies bfloat16 matrices faster than float32 ones: a fact of the machine, not of the minute.
+
+What the processor has decides. On x86 with AMX, or with AVX512-BF16 on AMD, oneDNN's bfloat16 matmul is 4 to 8 times as
+fast as float32. AVX512-BF16 on Intel without AMX is slower: 166 GFLOP/s beside 321 (docs/log.md). Without such units
+oneDNN converts, and bfloat16 is slower. Only where the units are there and the library that would use them is not known
+(ARM) is it measured, in a way that other load does not change, and kept for the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penjing.base.errors import UserError
+from penjing.base.files import read_json, write_json
+from penjing.plan.home import home
+
+X86_UNITS = ("amx_bf16", "avx512_bf16")
+ARM_UNITS = ("bf16",)
+# Values of ONEDNN_MAX_CPU_ISA that keep oneDNN from these units while it still takes bfloat16; with lower ones it says
+# itself that it does not.
+ISA_WITHOUT_UNITS = ("AVX512_CORE", "AVX512_CORE_VNNI")
+WORTH = 1.2  # a measured ratio from which on bfloat16 is taken
+PAIRS = 15
+KEPT = "bfloat16.json"  # in the user's folder: measured ratios by machine
+
+
+def cpu_has_fast_bfloat16(name: str) -> bool:
+    """The same answer in every process on this machine, however busy it is. name: what the processor calls itself."""
+    units = cpu_units()
+    if units.isdisjoint((*X86_UNITS, *ARM_UNITS)) or not _library_takes_bfloat16():
+        return False
+    if not units.isdisjoint(X86_UNITS):
+        if "amx_bf16" not in units and "AMD" not in name:
+            return False
+        return os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() not in ISA_WITHOUT_UNITS
+    return _kept_ratio(name, units) > WORTH
+
+
+def cpu_units() -> frozenset[str]:
+    """What the processor has, by Linux's names (`avx512_bf16`, `amx_bf16`, on ARM `bf16`)."""
+    ask = getattr(torch.cpu, "get_capabilities", None)  # torch 2.12 and later
+    if ask is not None:
+        known: Mapping[str, Any] = ask()
+        return frozenset(name for name, value in known.items() if value is True)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def _library_takes_bfloat16() -> bool:
+    """Whether torch has oneDNN, and oneDNN has bfloat16 here."""
+    has_library: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_library and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@cache
+def _kept_ratio(name: str, units: frozenset[str]) -> float:
+    """The ratio measured for this machine: the first one that was, as long as processor, torch and threads stay."""
+    about = [name, sorted(units), torch.__version__, torch.get_num_threads()]
+    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
+    path = home() / KEPT
+    known: dict[str, float] = {}
+    with suppress(UserError, TypeError, ValueError):  # a broken file is written anew
+        known = dict(read_json(path)) if path.is_file() else {}
+    if key not in known:
+        known[key] = speed_ratio()
+        with suppress(UserError, OSError):  # a folder that cannot be written: measured again next time
+            write_json(path, known)
+    return float(known[key])
+
+
+def speed_ratio() -> float:
+    """CPU seconds of a float32 matmul over those of the same in bfloat16: the median of pairs, taken in turn.
+
+    CPU time does not count what other programs take, and what slows the processor slows both of a pair.
+    """
+    pairs = {dtype: (torch.ones(512, 512, dtype=dtype),) * 2 for dtype in (torch.float32, torch.bfloat16)}
+    for left, right in pairs.values():
+        left @ right
+    ratios = []
+    for _ in range(PAIRS):
+        wide, narrow = (_cpu_seconds(*pairs[dtype]) for dtype in (torch.float32, torch.bfloat16))
+        ratios.append(wide / max(narrow, 1e-9))
+    return statistics.median(ratios)
+
+
+def _cpu_seconds(left: torch.Tensor, right: torch.Tensor) -> float:
+    start = time.process_time()
+    for _ in range(4):
+        left @ right
+    return time.process_time() - start

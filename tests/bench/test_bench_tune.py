@@ -1,0 +1,149 @@
+"""What contenders run with: a peer's fastest way by hand-made pilots, a learning rate by a hand-made bowl."""
+
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from penjing.base.errors import UserError
+from penjing.bench import pretrain as bench
+from penjing.bench.pretrain import Asked, compare
+from penjing.bench.tune import best_rate, fastest_way, pace
+
+
+def pilot(rate, first=1.0, steps=10):
+    """Steps of 100 tokens, the first of them longer."""
+    return {"step_seconds": [first] + [100 / rate] * (steps - 1), "step_tokens": [100] * steps}
+
+
+def test_pace_is_of_the_second_half_and_what_came_before_is_lost():
+    one = {"step_seconds": [50.0, 7.0, 1.0, 1.0, 1.0, 1.0], "step_tokens": [100] * 6}
+    assert pace(one) == {"tokens_per_second": 100.0, "lost_seconds": pytest.approx(61.0 - 6.0)}
+
+
+def of(rates, firsts=None):
+    def run(dtype, compiled):
+        return pilot(rates[dtype, compiled], (firsts or {}).get((dtype, compiled), 0.1))
+
+    return run
+
+
+# As found in float32 on two cores: 871 tokens a second eager, 861 compiled, after 52 to 77 s of compiling.
+FLOAT32 = {("float32", False): 871.0, ("float32", True): 861.0}
+
+
+def test_compiling_that_gains_nothing_is_not_charged():
+    found = fastest_way(of(FLOAT32, {("float32", True): 60.0}), ("float32",), may_compile=True, seconds=600)
+    assert found["path"] == found["step"] == {"dtype": "float32", "compiled": False}
+    assert [(way["compiled"], round(way["tokens_per_second"])) for way in found["tried"]] == [(False, 871), (True, 861)]
+    assert found["tried"][1]["lost_seconds"] == pytest.approx(60.0, abs=1.0)
+
+
+@pytest.mark.parametrize(("seconds", "compiled"), [(600, True), (100, False)])
+def test_compiling_is_taken_where_it_wins_within_the_trial(seconds, compiled):
+    """1,000 tokens a second at once, or 1,300 after 50 s: even after 217 s. Single steps are faster compiled anyway."""
+    rates = {("float32", False): 1000.0, ("float32", True): 1300.0}
+    found = fastest_way(of(rates, {("float32", True): 50.0}), ("float32",), may_compile=True, seconds=seconds)
+    assert found["path"]["compiled"] is compiled
+    assert found["step"]["compiled"] is True
+
+
+def test_both_dtypes_are_tried_and_the_faster_is_taken():
+    slow = {**FLOAT32, ("bfloat16", False): 500.0, ("bfloat16", True): 520.0}
+    fast = {**FLOAT32, ("bfloat16", False): 1500.0, ("bfloat16", True): 1400.0}
+    for rates, dtype in ((slow, "float32"), (fast, "bfloat16")):
+        found = fastest_way(of(rates), ("float32", "bfloat16"), may_compile=True, seconds=600)
+        assert (len(found["tried"]), found["path"]) == (4, {"dtype": dtype, "compiled": False})
+
+
+def test_a_way_that_fails_is_recorded_and_not_taken():
+    def run(dtype, compiled):
+        if compiled:
+            raise UserError("a trial failed", got="no compiler")
+        return pilot(100.0)
+
+    found = fastest_way(run, ("float32",), may_compile=True, seconds=600)
+    assert found["path"]["compiled"] is False
+    assert "no compiler" in found["tried"][1]["failed"]
+    with pytest.raises(UserError, match="no way to run this peer"):
+        fastest_way(lambda **way: run("float32", True), ("float32",), may_compile=True, seconds=600)
+
+
+def test_a_rate_is_searched_until_the_best_lies_between_two_worse_ones():
+    asked = []
+
+    def run(factor):
+        asked.append(factor)
+        return {"curve": [{"bits_per_byte": 9.0}, {"bits_per_byte": (math.log2(factor) - 2) ** 2 + 1}]}
+
+    found = best_rate(run)
+    assert found["factor"] == 4
+    assert sorted(asked) == [0.5, 1, 2, 4, 8]
+    assert [each["factor"] for each in found["tried"]] == sorted(asked)
+
+
+def test_a_rate_that_ends_in_nan_is_not_taken():
+    found = best_rate(lambda factor: {"curve": [{"bits_per_byte": math.nan if factor > 1 else 3 - factor}]})
+    assert found["factor"] == 1
+
+
+def told(spec, tmp_path, monkeypatch, **more):
+    """The specs of all trials of penjing and one peer, and the record."""
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: True)
+    seen = []
+
+    def run_trial(module, given, folder):
+        name = module.rpartition(".")[2]
+        seen.append((given.kind, name, given))
+        bits = 2 + abs(math.log2(given.learning_rate / 4e-3)) if "trainer" in name else 2.0
+        curve = [{"seconds": s, "tokens": 0.0, "bits_per_byte": b} for s, b in ((1.0, 8.0), (9.0, bits))]
+        rate = {"float32": 100.0, "bfloat16": 300.0}[given.dtype] * (0.9 if given.compiled else 1.0)
+        sizes = {"peak_bytes": 2**20, "peak_bytes_after_imports": 0, "process_seconds": 1.0}
+        times = {"startup_seconds": 1.0, "first_step_seconds": 1.0, "step_cpu_seconds": [1.0] * 10}
+        return {**pilot(rate), **times, **sizes, "curve": curve, "options": []}
+
+    asked = Asked(peers=("trainer-packed",), trials=1, steps=3, seconds=100.0, dtypes=("float32", "bfloat16"), **more)
+    console = Console(file=io.StringIO(), width=250)
+    return seen, compare(asked, spec, tmp_path, console, run_trial), asked, run_trial
+
+
+def test_timed_trials_run_in_the_way_that_was_found(race_spec, tmp_path, monkeypatch):
+    seen, result, _, _ = told(race_spec, tmp_path, monkeypatch)
+    pilots = [given for kind, name, given in seen if kind == "pilot"]
+    assert {(given.dtype, given.compiled) for given in pilots} == {
+        *(("float32", False), ("float32", True)),
+        *(("bfloat16", False), ("bfloat16", True)),
+    }
+    assert all(name.startswith("hf_trainer") for kind, name, _ in seen if kind == "pilot")  # ours decides by itself
+    timed = [given for kind, name, given in seen if kind != "pilot" and name.startswith("hf_trainer")]
+    assert [(given.kind, given.dtype, given.compiled) for given in timed] == [
+        ("path", "bfloat16", False),
+        ("step", "bfloat16", False),
+    ]
+    ways = result["tuned"]["trainer-packed"]["way"]
+    assert [round(way["tokens_per_second"]) for way in ways["tried"]] == [100, 300, 90, 270]
+    ours = [given for kind, name, given in seen if name.startswith("ours")]
+    assert {given.dtype for given in ours} == {race_spec.dtype}
+
+
+def test_a_search_gives_each_its_own_rate(race_spec, tmp_path, monkeypatch):
+    seen, result, asked, run_trial = told(race_spec, tmp_path, monkeypatch, search=True, may_compile=False)
+    tuned = result["tuned"]
+    assert {name: each["rate"]["factor"] for name, each in tuned.items()} == {
+        "penjing": 1,
+        "penjing-adamw": 1,
+        "trainer-packed": 4,
+    }
+    last = [given for kind, name, given in seen if name.startswith("hf_trainer")][-2:]
+    assert [given.learning_rate for given in last] == pytest.approx([4e-3, 4e-3])
+    assert {given.learning_rate for _, name, given in seen[-2:] if name.startswith("ours")} <= {1e-3}
+    searched = [given for kind, _, given in seen if kind == "path" and given.seconds == 25.0]
+    assert len(searched) == 3 + 3 + 5
+
+    seen.clear()  # the same again, for one round more: nothing is tuned anew
+    more = bench.replace(asked, trials=2)
+    compare(more, race_spec, tmp_path, Console(file=io.StringIO()), run_trial, earlier=json.loads(json.dumps(result)))
+    assert [given.kind for _, _, given in seen].count("pilot") == 0
+    assert len(seen) == 6

@@ -1,0 +1,89 @@
+"""A plan's advice is what training accepts, and its seconds are those that training stands still or writes answers."""
+
+from dataclasses import replace
+
+import pytest
+
+from penjing.base.config import parse_overrides
+from penjing.base.errors import UserError
+from penjing.plan.cards import find_card
+from penjing.plan.machine import machine_of_card
+from penjing.plan.shape import shape_of
+from penjing.plan.time import step_time
+from penjing.recipes import plan_advice
+from penjing.recipes.execute import resolve_run
+from penjing.recipes.plan_run import (
+    Asked,
+    accepted,
+    checkpoint_bytes,
+    checkpoint_seconds,
+    lengths_of,
+    parts_of,
+    workload_of,
+)
+
+H100 = machine_of_card(find_card("H100"))
+
+
+def planned(recipe, *words):
+    run = resolve_run(recipe, parse_overrides(list(words)))
+    shape = shape_of(run.model)
+    rows = run.batch.micro_rows or run.batch.rows
+    return run, shape, workload_of(run, shape, lengths_of(run), H100, micro_rows=rows, asked=Asked(), steps=1000)
+
+
+def test_a_checkpoint_in_the_background_costs_its_copy_and_the_last_one_its_write():
+    run, shape, _ = planned("pretrain", "model=198m-moe", "save.every=500")
+    saved = checkpoint_bytes(run, shape)
+    assert saved == 8 * shape.parameters  # float32 weights and Muon's one state
+    waiting = replace(run, save=replace(run.save, how="waiting"))
+    seconds = {each.save.how: checkpoint_seconds(each, saved, H100, 0.05, 10_000) for each in (run, waiting)}
+    assert seconds["waiting"] == pytest.approx(20 * (0.02 + saved / 4e9 + saved / 300e6))
+    assert seconds["background"] == pytest.approx(20 * (0.02 + saved / 4e9) + saved / 300e6)
+    # Where the next one is due before the disk has finished, training waits for the rest.
+    assert checkpoint_seconds(run, saved, H100, 0.001, 10_000) == pytest.approx(
+        seconds["background"] + 19 * (saved / 300e6 - 0.5)
+    )
+
+
+def test_adapters_save_themselves_and_their_state():
+    run, shape, work = planned("lora", "lora.rank=4")
+    assert checkpoint_bytes(run, shape) == 12 * work.trained < shape.parameters
+    dora, _, more = planned("lora", "lora.rank=4", "lora.kind=dora")
+    assert more.trained > work.trained and dora.lora.kind == "dora"
+
+
+def test_training_and_plan_refuse_the_same():
+    with pytest.raises(UserError, match=r"compute\.compile"):
+        planned("grpo", "compute.compile=blocks")
+    run, _, _ = planned("grpo")
+    assert accepted(run, H100, 1)
+    assert not accepted(replace(run, compute=replace(run.compute, compile="blocks")), H100, 1)
+    assert not accepted(replace(run, batch=replace(run.batch, micro_rows=3)), H100, 1)
+    float8, _, _ = planned("pretrain", "compute.float8=tensorwise")
+    assert accepted(float8, H100, 1) and not accepted(float8, machine_of_card(find_card("A100")), 1)
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "dpo", "lora"])
+def test_nothing_is_suggested_that_training_does_not_take(recipe):
+    run, _, work = planned(recipe, "compute.compile=off")
+    lines = plan_advice.alternatives(run, Asked(), H100, None, work, 1e5)
+    assert any("compile" in line for line in lines) == (recipe == "lora")
+
+
+def test_writing_answers_counts_for_advice_and_validation():
+    run, shape, work = planned("grpo")
+    step = step_time(work, H100)
+    parts, generation = parts_of(run, shape, step, work, H100, run.validate.every, 1)
+    assert generation > 5 * step.seconds
+    # Twice as many passes take twice the step's own time, and writing takes what it did.
+    now = plan_advice._Now(run=run, asked=Asked(), machine=H100, work=work, seconds=1.0)
+    halved = replace(work, tokens=work.tokens // 2, passes=2 * work.passes)
+    slower = step_time(halved, H100).seconds - step.seconds
+    assert -now.gain(run, halved) == pytest.approx(
+        (slower + plan_advice.generation_seconds(run, halved, H100, 1) - generation) / (step.seconds + generation)
+    )
+    assert -now.gain(run, halved) < 0.2
+    more = replace(run, validate=replace(run.validate, rows=4 * run.validate.rows))
+    assert parts["validation"] > 0.1 * generation
+    assert parts_of(more, shape, step, work, H100, run.validate.every, 1)[0]["validation"] > parts["validation"]

@@ -1,0 +1,139 @@
+"""`compute.dtype=auto` is a fact of the machine, and of a run: no load and no moment changes what is computed in."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from rich.console import Console
+
+from penjing.base.config import parse_overrides, read_toml
+from penjing.base.errors import UserError
+from penjing.plan import fast_bfloat16, hardware
+from penjing.recipes.execute import execute, resolve_run
+from penjing.train.assemble import settle_dtype
+
+QUIET = Console(quiet=True)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Make this processor one with other units, whose measured ratios are given; returns how many were taken."""
+
+    def become(units, ratios=(), library=True, name="AMD EPYC"):
+        taken = iter(ratios)
+        monkeypatch.setattr(hardware, "cpu_name", lambda: name)
+        monkeypatch.setenv("PENJING_HOME", str(tmp_path / "home"))
+        monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+        monkeypatch.setattr(fast_bfloat16, "cpu_units", lambda: frozenset(units))
+        monkeypatch.setattr(fast_bfloat16, "_library_takes_bfloat16", lambda: library)
+        monkeypatch.setattr(fast_bfloat16, "speed_ratio", lambda: next(taken))
+        fast_bfloat16._kept_ratio.cache_clear()
+
+    yield become
+    fast_bfloat16._kept_ratio.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "fast"),
+    [
+        ("AMD EPYC", {"avx2", "fma3"}, False),
+        ("Intel(R) Xeon(R) Processor", {"avx2", "avx512_f", "avx512_vnni"}, False),
+        ("AMD EPYC", {"avx2", "avx512_f", "avx512_bf16"}, True),
+        ("Intel(R) Xeon(R) Processor", {"avx2", "avx512_f", "avx512_bf16"}, False),  # 166 GFLOP/s, float32 321
+        ("Intel(R) Xeon(R) Processor", {"avx512_f", "avx512_bf16", "amx_tile", "amx_bf16"}, True),
+        ("aarch64", {"neon", "fp16_arith"}, False),
+        ("", set(), False),
+    ],
+)
+def test_what_the_processor_has_decides_without_a_clock(name, units, fast, machine):
+    machine(units, name=name)  # a measurement would raise StopIteration
+    wanted = torch.bfloat16 if fast else torch.float32
+    assert hardware.compute_dtype("auto", CPU) == wanted
+
+
+def test_units_that_the_library_does_not_use_count_for_nothing(machine, monkeypatch):
+    machine({"avx512_bf16"}, library=False)
+    assert hardware.compute_dtype("auto", CPU) == torch.float32
+    machine({"avx512_bf16"})
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+    assert hardware.compute_dtype("auto", CPU) == torch.float32
+
+
+def test_where_it_is_measured_the_first_answer_stays(machine, tmp_path):
+    machine({"neon", "bf16"}, [3.0])
+    assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
+    kept = json.loads((tmp_path / "home" / fast_bfloat16.KEPT).read_text())
+    assert list(kept.values()) == [3.0]
+    machine({"neon", "bf16"}, [0.3])  # a new process, in which a measurement would say otherwise
+    assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
+    machine({"neon", "bf16", "sve"}, [0.3])  # another processor
+    assert hardware.compute_dtype("auto", CPU) == torch.float32
+
+
+def test_a_home_that_cannot_keep_it_is_no_error(machine, tmp_path):
+    (tmp_path / "home").write_text("a file")
+    machine({"bf16"}, [3.0])
+    assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
+
+
+def test_the_measured_ratio_is_that_of_cpu_time(monkeypatch):
+    """A pair in which the processor is ten times as slow counts for no more than any other."""
+    slow = iter([10.0, 1.0, 1.0] * fast_bfloat16.PAIRS)
+    clock = [0.0]
+
+    def seconds(left, right):
+        each = 4.0 if left.dtype == torch.float32 else 2.0
+        clock[0] = each * next(slow)
+        return clock[0]
+
+    monkeypatch.setattr(fast_bfloat16, "_cpu_seconds", seconds)
+    assert fast_bfloat16.speed_ratio() == 2.0
+
+
+def _fast(monkeypatch, answer):
+    monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: answer)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_run_goes_on_in_what_it_was_begun_in(tmp_path, monkeypatch, small_run, outcome, begun):
+    """Stopped half way and continued where `auto` would come out differently, it ends in the same bits."""
+    words = [word for word in small_run if not word.startswith(("compute.dtype", "steps"))]
+    words += ["steps=4", "save.every=2", "validate.every=0", "validate.rows=2", "batch.rows=2"]
+    folder = tmp_path / "run"
+    run = resolve_run("pretrain", parse_overrides([*words, f"out={folder}"]))
+    _fast(monkeypatch, begun)
+    execute(run, QUIET)
+    name = "bfloat16" if begun else "float32"
+    whole = outcome(folder)["weights_sha256"]
+    assert read_toml(folder / "run.toml")["compute"]["dtype"] == name
+    shutil.rmtree(folder / "checkpoints" / "step-00000004")
+    (folder / "outcome.json").unlink()
+    _fast(monkeypatch, not begun)
+    execute(run, QUIET)
+    assert outcome(folder)["resumed"] == 1
+    assert outcome(folder)["weights_sha256"] == whole
+    assert read_toml(folder / "run.toml")["compute"]["dtype"] == name
+    other = "float32" if begun else "bfloat16"
+    asked = resolve_run("pretrain", parse_overrides([*words, f"out={folder}", f"compute.dtype={other}"]))
+    with pytest.raises(UserError, match="precision"):
+        execute(asked, QUIET)
+
+
+class _Rank:
+    """The second of two, whose first computes in float32."""
+
+    device = CPU
+
+    def broadcast(self, value):
+        return "float32"
+
+
+def test_every_rank_takes_the_answer_of_the_first(monkeypatch, small_run):
+    _fast(monkeypatch, True)
+    words = [word for word in small_run if not word.startswith("compute.dtype")]
+    run = resolve_run("pretrain", parse_overrides(words))
+    assert settle_dtype(run, _Rank()).compute.dtype == "float32"
+    asked = resolve_run("pretrain", parse_overrides([*words, "compute.dtype=bfloat16"]))
+    assert settle_dtype(asked, _Rank()).compute.dtype == "bfloat16"

@@ -1,0 +1,166 @@
+"""Small files: how many rows a step has, how long they are, that a run takes enough steps, and what it warns of."""
+
+import io
+import json
+import shutil
+
+import pytest
+from rich.console import Console
+
+from penjing.base import config
+from penjing.base.config import parse_overrides
+from penjing.recipes.execute import execute, plan_only, resolve_run
+from penjing.recipes.plan import Asked, make_page
+from penjing.train import assemble
+from penjing.train.run import Run
+from penjing.train.small_data import doubts, fit_batch, fit_rows, start_doubts, step_rows
+
+
+@pytest.mark.parametrize(
+    ("units", "epochs", "rows"),
+    [
+        (10, 10, 1),  # 100 steps of one row
+        (10, 2, 1),  # as few as can be
+        (91, 10, 2),  # an epoch of 45 steps
+        (400, 10, 16),  # an epoch of 25
+        (900, 3, 16),
+        (1600, 2, 32),
+        (5_000_000, 1, 32),
+        (1, 1, 1),
+    ],
+)
+def test_rows_of_a_step_follow_the_data(units, epochs, rows):
+    assert step_rows(32, units, steps_of_batch_1=units * epochs, min_steps=100) == rows
+    if rows > 1:
+        assert units >= 25 * rows
+        assert units * epochs >= 100 * rows
+
+
+def test_rows_are_never_more_than_asked_and_divide_among_devices():
+    assert step_rows(4, 1000, steps_of_batch_1=1e9, min_steps=100) == 4
+    assert step_rows(32, 10, steps_of_batch_1=100, min_steps=100, multiple=8) == 8
+    run = resolve_run("sft")
+    for world in (1, 2, 4, 8):
+        assert fit_batch(run, 1000, world).batch.rows == 16, world
+    kto = resolve_run("dpo", parse_overrides(["objective.loss=kto"]))
+    assert fit_batch(kto, 40).batch.rows == 16  # two passes of the 8 groups that share an estimate
+    assert fit_batch(resolve_run("sft", parse_overrides(["batch.micro_rows=4"])), 40).batch.rows == 4
+
+
+@pytest.mark.parametrize("words", [["batch.rows=32"], ["steps=300"]])
+@pytest.mark.parametrize("recipe", ["sft", "lora", "dpo", "reward", "pretrain", "distill"])
+def test_what_is_asked_for_stays(recipe, words):
+    run = resolve_run(recipe, parse_overrides(words))
+    assert fit_batch(run, 10) == run
+    assert fit_rows(run, 1000, 20) == run
+    followed = fit_batch(resolve_run(recipe), 10)
+    assert (followed.batch.rows, followed.batch.min_steps) == (1, 0)
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "tiny_sft", "tiny_distill", "ladder", "grpo", "ppo"])
+def test_recipes_that_know_their_batch_keep_it(recipe):
+    run = resolve_run(recipe)
+    assert fit_batch(run, 10) == run
+
+
+def test_few_conversations_stand_in_shorter_rows():
+    run = resolve_run("sft", parse_overrides(["epochs=10"]))
+    assert fit_rows(run, 3600, 60).data.row_tokens == 144  # 25 rows
+    assert fit_rows(resolve_run("sft"), 3600, 60).data.row_tokens == 72  # 50 rows, twice
+    assert fit_rows(run, 3600, 500).data.row_tokens == 504  # the longest has to fit
+    assert fit_rows(run, 300, 10).data.row_tokens == 64
+    assert fit_rows(run, 10**6, 900).data.row_tokens == 1024
+    asked = resolve_run("sft", parse_overrides(["data.row_tokens=512"]))
+    assert fit_rows(asked, 3600, 60) == asked
+    assert fit_batch(asked, 10).batch.rows == 1
+
+
+def test_warnings():
+    assert doubts(50, 32, 32, "rows") == []
+    (few,) = doubts(49, 4, 32, "rows")
+    assert "only 49 optimizer steps" in few
+    (large,) = doubts(50, 33, 32, "pairs")
+    assert "batch of 33 pairs is larger than an epoch of 32" in large
+    assert start_doubts(None, 400) == start_doubts(5.99, 400) == []
+    (misfit,) = start_doubts(6.0, 400)
+    assert "6.00" in misfit
+    assert "5.99" in misfit
+
+
+def test_the_plan_page_takes_the_batch_that_training_takes():
+    run = resolve_run("sft", parse_overrides(["epochs=10", "model=tiny"]))
+    page = make_page("sft", run, Asked(gpu="RTX 3090", unique="40k"))  # 39 rows of 1,024
+    assert page.rows_per_step == fit_batch(run, 39).batch.rows == 1
+    assert page.steps == 391
+    asked = resolve_run("sft", parse_overrides(["epochs=10", "model=tiny", "batch.rows=64"]))
+    page = make_page("sft", asked, Asked(gpu="RTX 3090", unique="40k"))
+    assert (page.rows_per_step, page.steps) == (64, 7)
+    assert any("only 7 optimizer steps" in line for line in page.warnings)
+    assert any("larger than an epoch" in line for line in page.warnings)
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------------
+
+
+def train(recipe, *words):
+    said = io.StringIO()
+    execute(resolve_run(recipe, parse_overrides(words)), Console(file=said, width=300))
+    return said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory, small_run, toy):
+    """91 conversations, and a model to begin with; nothing is said of the batch."""
+    folder = tmp_path_factory.mktemp("few")
+    short = [word for word in small_run if not word.startswith(("data.", "steps"))]
+    train("sft", *short, f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=2", f"out={folder / 'base'}")
+    lines = [
+        {
+            "conversations": [
+                {"role": "user", "content": f"{number} {asked}"},
+                {"role": "assistant", "content": "I am P."},
+            ]
+        }
+        for number, asked in enumerate(["who are you?", "your name?", "who made you?"] * 30 + ["hello"])
+    ]
+    (folder / "identity.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return [f"start={folder / 'base'}", f"data.train={folder / 'identity.jsonl'}", "compute.device=cpu",
+            "compute.dtype=float32", "save.every=20", "save.keep=99"]  # fmt: skip
+
+
+def test_a_run_on_few_conversations_takes_enough_steps_and_is_taken_up_exactly(words, tmp_path):
+    planned = plan_only(
+        resolve_run("lora", parse_overrides([*words, f"out={tmp_path / 'never'}"])), Console(quiet=True)
+    )
+    folder = tmp_path / "run"
+    train("lora", *words, f"out={folder}")
+    run = config.resolve(Run, config.read_toml(folder / "run.toml"))
+    assert (run.batch.min_steps, run.data.min_row_tokens) == (0, 0)
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["rows_per_step"] == run.batch.rows == planned.rows_per_step
+    assert plan["steps"] == planned.steps >= 100
+    assert plan["steps"] == -(-plan["rows_per_epoch"] * 2 // run.batch.rows)  # two epochs
+    assert plan["rows_per_epoch"] >= 50 * run.batch.rows
+    assert plan["warnings"] == planned.warnings == []
+    weights = json.loads((folder / "outcome.json").read_text())["weights_sha256"]
+    for checkpoint in (folder / "checkpoints").iterdir():
+        if int(checkpoint.name.rpartition("-")[2]) > 40:
+            shutil.rmtree(checkpoint)
+    (folder / "outcome.json").unlink()
+    train("lora", *words, f"out={folder}")
+    assert json.loads((folder / "outcome.json").read_text())["weights_sha256"] == weights
+
+
+def test_a_run_that_teaches_little_says_so_before_it_begins(words, tmp_path, monkeypatch):
+    validate = assemble._validate
+    monkeypatch.setattr(
+        assemble,
+        "_validate",
+        lambda stage, engine: dict.fromkeys(validate(stage, engine), 13.2),
+    )
+    said = train("lora", *words, "batch.rows=32", "epochs=10", f"out={tmp_path / 'run'}")
+    begins = said.index("step 1/")
+    for line in ("optimizer steps, which teach little", "is larger than an epoch", "held-out loss begins at 13.20"):
+        assert said.count(line) == 1, line
+        assert said.index(line) < begins
+    assert len(json.loads((tmp_path / "run" / "plan.json").read_text())["warnings"]) == 3
