@@ -149,6 +149,11 @@ def test_drawing_repeats_with_its_seed_and_leaves_the_global_state(model):
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_the_same_prompt_draws_anew_in_the_next_batch(model):
+    texts = generate(model, [PROMPTS[0]] * 4, max_new_tokens=12, stop=(), sampling=DRAWN, seed=4, rows=2)
+    assert texts[:2] != texts[2:]
+
+
 def test_no_gradient_is_kept_and_grad_mode_is_left_alone(model):
     steps = stream(model, PROMPTS, max_new_tokens=3, stop=(), sampling=GREEDY)
     next(steps)

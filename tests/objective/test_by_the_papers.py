@@ -222,19 +222,19 @@ def test_figures_of_pairs_by_hand():
 
 
 def test_figures_of_a_reward_model_by_hand():
-    """Three pairs: won, lost, and a tie, which is half a pair."""
-    rewards = torch.tensor([2.0, 0.5, -1.0, 1.0, 0.0, 0.0])
+    """Four pairs: two won, one lost, and a tie, which is half a pair."""
+    rewards = torch.tensor([2.0, 0.5, -1.0, 1.0, 0.0, 0.0, 1.0, -1.0])
     pairs = [
         Group(prompt=[1], answers=[Answer(ids=[7]), Answer(ids=[8])], figures={"margin": [margin] * 2})
-        for margin in (0.5, 0.0, 0.0)
+        for margin in (0.5, 0.0, 0.0, 0.0)
     ]
     loss = RewardObjective(RewardModel())(lambda *given, **named: rewards, pack(pairs, 64))
     parts = {name: value.item() for name, value in loss.parts.items()}
-    assert parts["reward_accuracy"] == 1.5
-    assert parts["reward_margin"] == pytest.approx(1.5 - 2.0)
-    assert (parts["chosen_reward"], parts["rejected_reward"]) == pytest.approx((1.0, 1.5))
-    # -log sigma(gap - margin), and 0.01 of the squared sums, as in arXiv:2312.09244: 2.5, 0 and 0.
-    wanted = math.log1p(math.exp(-1.0)) + math.log1p(math.exp(2.0)) + math.log(2) + 0.01 * 2.5**2
+    assert parts["reward_accuracy"] == 2.5
+    assert parts["reward_margin"] == pytest.approx(1.5 - 2.0 + 2.0)
+    assert (parts["chosen_reward"], parts["rejected_reward"]) == pytest.approx((2.0, 0.5))
+    # -log sigma(gap - margin), and 0.01 of the squared sums, as in arXiv:2312.09244: 2.5 and three times 0.
+    wanted = math.log1p(math.exp(-1.0)) + math.log1p(math.exp(2.0)) + math.log(2) + math.log1p(math.exp(-2.0)) + 0.0625
     assert loss.total.item() == pytest.approx(wanted)
 
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from penjing.model.config import ModelConfig
-from penjing.plan import cost, tokens
-from penjing.plan.bill import Pace, margin_of
+from penjing.plan import cost, ledger, tokens
+from penjing.plan.bill import Pace, estimate_memory, margin_of
 from penjing.plan.cards import CARDS
+from penjing.plan.flops import parameters
 from penjing.plan.machine import MARGINS, Machine, machine_of_card
 from penjing.plan.shape import shape_of
 from penjing.plan.time import Decode, decode_time, step_time
@@ -151,3 +152,33 @@ def test_answers_that_wait_for_a_slot_take_their_time():
 
     assert steps(16) == pytest.approx(200)
     assert steps(64) == pytest.approx(100)
+
+
+def test_keys_and_values_of_answers_are_read_at_every_token():
+    """Two of each, for each layer and slot, of the prompt and on average half of the answer; beside all matrices."""
+    decode = Decode(answers=4, prompt_tokens=100.0, answer_tokens=50.0, longest=1, slots=4)
+    machine = replace(UNIT, product_flops={"float32": 1e30})
+    one = (SHAPE.matrices_read(4) + 2 * 4 * 2 * 32 * 125) * 4
+    assert decode_time(replace(decode, answer_tokens=50.0), WORK, machine) == pytest.approx(50 * one)
+
+
+def test_memory_without_a_trace():
+    """Weights and gradients in float32, and what the optimizer keeps of each parameter."""
+    config = ModelConfig(vocabulary_size=100, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_size=8)
+    size = parameters(config).total
+    found = estimate_memory(config, 0, 8)
+    assert (found["weights"], found["gradients"], found["optimizer state"]) == (4 * size, 4 * size, 8 * size)
+    assert found["activations"] == 0
+
+
+def test_prices_that_are_not_given_are_round_figures_of_rented_cards():
+    prices = {"RTX 3090": (1.3, "CNY"), "RTX 4090": (2, "CNY"), "A100": (1.5, "USD"), "H100": (2.5, "USD")}
+    for card, price in prices.items():
+        assert cost.read_money(cost.PRICES[card], card) == cost.Money(*price)
+
+
+@pytest.mark.parametrize(("seconds", "inside"), [(80, False), (95, True), (105, True), (120, False)])
+def test_a_plan_was_right_where_the_time_lies_in_its_range(seconds, inside):
+    plan = {"predicted_seconds": 100, "predicted_seconds_low": 90, "predicted_seconds_high": 110, "steps": 10}
+    one = ledger.entry("run", "now", plan, {"seconds": seconds, "steps_done": 10})
+    assert one.in_interval is inside
