@@ -39,7 +39,6 @@ def machine(monkeypatch, tmp_path):
     [
         ({"avx2", "fma3"}, False),
         ({"avx2", "avx512_f", "avx512_vnni"}, False),
-        ({"avx2", "avx512_f", "avx512_bf16"}, True),
         ({"avx512_f", "avx512_bf16", "amx_tile", "amx_bf16"}, True),
         ({"neon", "fp16_arith"}, False),
         (set(), False),
@@ -59,14 +58,15 @@ def test_units_that_the_library_does_not_use_count_for_nothing(machine, monkeypa
     assert hardware.compute_dtype("auto", CPU) == torch.float32
 
 
-def test_where_it_is_measured_the_first_answer_stays(machine, tmp_path):
-    machine({"neon", "bf16"}, [3.0])
+@pytest.mark.parametrize("unit", ["bf16", "avx512_bf16"])
+def test_where_it_is_measured_the_first_answer_stays(machine, tmp_path, unit):
+    machine({unit}, [3.0])
     assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
     kept = json.loads((tmp_path / "home" / fast_bfloat16.KEPT).read_text())
     assert list(kept.values()) == [3.0]
-    machine({"neon", "bf16"}, [0.3])  # a new process, in which a measurement would say otherwise
+    machine({unit}, [0.3])  # a new process, in which a measurement would say otherwise
     assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
-    machine({"neon", "bf16", "sve"}, [0.3])  # another processor
+    machine({unit, "sve"}, [0.3])  # another processor
     assert hardware.compute_dtype("auto", CPU) == torch.float32
 
 
