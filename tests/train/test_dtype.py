@@ -21,9 +21,8 @@ CPU = torch.device("cpu")
 def machine(monkeypatch, tmp_path):
     """Make this processor one with other units, whose measured ratios are given; returns how many were taken."""
 
-    def become(units, ratios=(), library=True, name="AMD EPYC"):
+    def become(units, ratios=(), library=True):
         taken = iter(ratios)
-        monkeypatch.setattr(hardware, "cpu_name", lambda: name)
         monkeypatch.setenv("PENJING_HOME", str(tmp_path / "home"))
         monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
         monkeypatch.setattr(fast_bfloat16, "cpu_units", lambda: frozenset(units))
@@ -36,19 +35,17 @@ def machine(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "units", "fast"),
+    ("units", "fast"),
     [
-        ("AMD EPYC", {"avx2", "fma3"}, False),
-        ("Intel(R) Xeon(R) Processor", {"avx2", "avx512_f", "avx512_vnni"}, False),
-        ("AMD EPYC", {"avx2", "avx512_f", "avx512_bf16"}, True),
-        ("Intel(R) Xeon(R) Processor", {"avx2", "avx512_f", "avx512_bf16"}, False),  # 166 GFLOP/s, float32 321
-        ("Intel(R) Xeon(R) Processor", {"avx512_f", "avx512_bf16", "amx_tile", "amx_bf16"}, True),
-        ("aarch64", {"neon", "fp16_arith"}, False),
-        ("", set(), False),
+        ({"avx2", "fma3"}, False),
+        ({"avx2", "avx512_f", "avx512_vnni"}, False),
+        ({"avx512_f", "avx512_bf16", "amx_tile", "amx_bf16"}, True),
+        ({"neon", "fp16_arith"}, False),
+        (set(), False),
     ],
 )
-def test_what_the_processor_has_decides_without_a_clock(name, units, fast, machine):
-    machine(units, name=name)  # a measurement would raise StopIteration
+def test_what_the_processor_has_decides_without_a_clock(units, fast, machine):
+    machine(units)  # a measurement would raise StopIteration
     wanted = torch.bfloat16 if fast else torch.float32
     assert hardware.compute_dtype("auto", CPU) == wanted
 
@@ -61,14 +58,15 @@ def test_units_that_the_library_does_not_use_count_for_nothing(machine, monkeypa
     assert hardware.compute_dtype("auto", CPU) == torch.float32
 
 
-def test_where_it_is_measured_the_first_answer_stays(machine, tmp_path):
-    machine({"neon", "bf16"}, [3.0])
+@pytest.mark.parametrize("unit", ["bf16", "avx512_bf16"])
+def test_where_it_is_measured_the_first_answer_stays(machine, tmp_path, unit):
+    machine({unit}, [3.0])
     assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
     kept = json.loads((tmp_path / "home" / fast_bfloat16.KEPT).read_text())
     assert list(kept.values()) == [3.0]
-    machine({"neon", "bf16"}, [0.3])  # a new process, in which a measurement would say otherwise
+    machine({unit}, [0.3])  # a new process, in which a measurement would say otherwise
     assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
-    machine({"neon", "bf16", "sve"}, [0.3])  # another processor
+    machine({unit, "sve"}, [0.3])  # another processor
     assert hardware.compute_dtype("auto", CPU) == torch.float32
 
 
