@@ -188,6 +188,8 @@ def _ladder(run: Run, budget_seconds: float, file: Path) -> list[Small]:
     """The small runs, chosen once: how fast a machine is differs from one measurement to the next, and a stopped
     `scale` goes on with the runs it has. Whatever else is asked, they are chosen anew."""
     settings = {name: value for name, value in config.to_dict(run).items() if name not in ("out", "steps", "epochs")}
+    settings["batch"].pop("min_steps")  # small runs have a number of steps
+    settings["data"].pop("min_row_tokens")
     asked = json.loads(json.dumps({"budget_seconds": budget_seconds, "settings": settings}))
     if not file.is_file() or read_json(file).get("asked") != asked:
         machine, _, _ = find_machine(Asked(), run)
@@ -212,6 +214,7 @@ def _train(run: Run, small: Small, place: Path, first: str, console: Console) ->
         "steps": small.steps,
         "epochs": 1,  # says nothing beside steps
         "model": small.model,
+        "batch": {"min_steps": 0},
         "validate": {"every": 0},
         "sample": {"every": 0},
         "save": {"every": max(1, small.steps)},
