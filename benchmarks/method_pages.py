@@ -141,8 +141,6 @@ def draw(plot: Plot, work: Path) -> str:
             points = [(line["step"], line[figure]) for line in lines if figure in line]
             dots = plot.dots or figure.startswith("validation_")
             series += [Series(name, points, dots=dots, colour=colour)] if points else []
-    if not series:
-        return ""
     return str(standalone(line_chart(series, title=plot.title, x=STEPS, y=plot.y), title=plot.title))
 
 

@@ -908,7 +908,12 @@ def bench_sweep_verb(
 
 @data_app.command("list")
 def data_list() -> None:
-    """List the corpora that `penjing data get` knows, with size, tokens and licence."""
+    """List the corpora that `penjing data get` knows, with size, tokens and licence.
+
+    [bold]Example[/]
+
+    penjing data list
+    """
     from penjing.text.catalogue import CATALOGUE
 
     table = Table(box=None, pad_edge=False)

@@ -88,6 +88,12 @@ def test_samples_without_prompts_are_told_of(words):
     assert told == (words == ["sample.every=100"])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "auto"])
+def test_float16_on_a_cpu_is_warned_of_before_the_first_step(dtype):
+    warned = [line for line in plan_of(run_of(f"compute.dtype={dtype}"), []).splitlines() if "warning" in line]
+    assert ["float16" in line and "slower" in line for line in warned] == [True] * (dtype == "float16")
+
+
 def test_figures_from_before_are_found_among_lines_that_a_full_disk_cut_short(tmp_path):
     figures = '{"step": 0, "tokens": 0, "validation_loss": 5.5, "validation_other": 1.0}'
     (tmp_path / "metrics.jsonl").write_text(f'\n{{"step": 0, "vali\n\n{figures}\n{{"step": 3, "loss": 2.0}}\n{{"st')

@@ -39,8 +39,8 @@ def said(tokenizer, text, asked=DRAWN):
     return generate._message(SimpleNamespace(ended="stop", ids=ids), tokenizer, asked)
 
 
-def write(model, prompts, out, asked=DRAWN):
-    return generate_file(model, [prompts], out, Console(file=io.StringIO()), asked)
+def write(model, prompts, out, asked=DRAWN, **place):
+    return generate_file(model, [prompts], out, Console(file=io.StringIO()), asked, **{"device": "cpu", **place})
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +178,9 @@ def test_other_settings_or_a_strangers_file_are_refused(tmp_path, whole, model, 
         write(model, toy / "rl.jsonl", whole[0], Asked(max_tokens=13))
     with pytest.raises(UserError, match="begun with another prompts"):
         write(model, toy / "sft.jsonl", whole[0])
+    with pytest.raises(UserError, match="begun with another dtype") as caught:
+        write(model, toy / "rl.jsonl", whole[0], dtype="bfloat16")
+    assert "bfloat16" in str(caught.value) and "float32" in str(caught.value)
     stranger = tmp_path / "mine.jsonl"
     stranger.write_text("mine\n")
     with pytest.raises(UserError, match="is there already"):

@@ -1,6 +1,8 @@
 """What is shown of data before anything is trained on it."""
 
 import io
+import json
+import re
 from importlib.metadata import PackageNotFoundError
 
 import pytest
@@ -17,6 +19,12 @@ def report(*paths):
     return console.file.getvalue()
 
 
+def cells(said, name):
+    """What stands behind a name, in the order of the lines that begin with it."""
+    rows = [re.split(r"  +", line.strip()) for line in said.splitlines()]
+    return [row[1] for row in rows if row[0] == name and len(row) > 1]
+
+
 def test_a_folder_with_data_of_every_kind_has_a_report_on_each(toy):
     said = report(toy)
     headings = [line for line in said.splitlines() if line.startswith(("documents: ", "chats: ", "pref", "prompts: "))]
@@ -26,15 +34,39 @@ def test_a_folder_with_data_of_every_kind_has_a_report_on_each(toy):
         f"preferences: {toy / 'dpo.jsonl'}",
         f"prompts: {toy / 'eval.jsonl'}, {toy / 'rl.jsonl'}",
     ]
-    for figure in (
-        "num documents: 400",
-        "num chats: 200",
-        "num pairs: 20",
-        "fields: gt: 20",
-        "fields: must_contain: 2",
+    for name, value in (
+        ("documents", "400"),
+        ("conversations", "200"),
+        ("pairs", "20"),
+        ("prompts", f"{sum(len((toy / name).read_text().splitlines()) for name in ('eval.jsonl', 'rl.jsonl'))}"),
     ):
-        assert figure + "\n" in said
+        assert cells(said, name) == [value]
+    assert {"gt 20", "must_contain 2"} <= set(", ".join(cells(said, "other fields")).split(", "))
     assert report(toy / "rl.jsonl", toy / "sft.jsonl") == report(toy / "sft.jsonl", toy / "rl.jsonl")
+
+
+def test_figures_have_names_units_and_one_row_for_quantiles(toy, tmp_path):
+    lengths = (1, 10, 100, 1000)
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": chr(97 + i) * size}) + "\n" for i, size in enumerate(lengths)))
+    said = report(path)
+    heading, row = (
+        re.split(r"  +", line.strip()) for line in said.splitlines() if line.startswith(("length ", "document,"))
+    )
+    assert dict(zip(heading, row, strict=True)) == {
+        "length": "document, bytes",
+        "min": "1",
+        "5 %": "1",
+        "25 %": "1",
+        "median": "10",
+        "75 %": "100",
+        "95 %": "100",
+        "max": "1,000",
+    }
+    assert cells(said, "size") == ["1.1 kB"]
+    assert cells(said, "scripts") == ["Latin 100.0 %, Han 0.0 %, digits 0.0 %, other 0.0 %"]
+    assert cells(said, "long line")[0] == f"1,000 characters, {path}:4"
+    assert not re.search(r"None|\bnum\b|\bp5\b|: min\b", said + report(toy))
 
 
 def test_what_is_broken_is_counted_and_quoted_as_it_stands(tmp_path):
@@ -42,7 +74,8 @@ def test_what_is_broken_is_counted_and_quoted_as_it_stands(tmp_path):
     path.write_text('{"text": "one"}\n{"text": ""}\n{"text" [/x]}\n{"text": "two"}\n')
     said = report(path)
     assert f"documents: {path}\n" in said
-    assert "num documents: 2\nnum broken: 1\nleft out: the text is empty: 1\n" in said
+    assert (cells(said, "documents"), cells(said, "broken records")) == (["2"], ["1"])
+    assert cells(said, "left out") == ["1: the text is empty"]
     assert "warning: 25 % of documents are left out: the text is empty." in said
     assert f"1 of 4 records are broken, too many to train on as they are; the first: {path}:3: broken JSON" in said
     assert "[/x]" in said

@@ -115,6 +115,10 @@ def test_shorten_counts_chinese_as_wide() -> None:
     assert charts.text_width(charts.shorten("松树" * 30, 80)) <= 80 + charts.LETTER_WIDTH
 
 
+def test_a_chart_without_points_is_nothing_alone_too() -> None:
+    assert not charts.standalone(charts.line_chart([Series("a", [(0, None)])], title="t", x=X, y=Y), title="t")
+
+
 def test_a_chart_alone_brings_its_colours_title_and_room() -> None:
     chart = charts.line_chart([Series("a", [(0, 1), (1, 2)], dots=True)], title="t", x=X, y=Y)
     drawing = ElementTree.fromstring(str(charts.standalone(chart, title="KL < 1 & more")))

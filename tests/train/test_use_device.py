@@ -7,7 +7,6 @@ import torch
 
 from penjing.base.errors import UserError
 from penjing.model.linear import Linear
-from penjing.train import folder
 from penjing.train.folder import use_device
 
 
@@ -25,30 +24,29 @@ class Moved(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("half", "dtype", "wanted"),
+    ("has_bfloat16", "dtype", "wanted"),
     [
-        (torch.bfloat16, "auto", torch.bfloat16),
-        (torch.float16, "auto", torch.float16),  # a card without bf16 units
-        (torch.bfloat16, "float32", None),
-        (torch.bfloat16, "float16", torch.float16),
+        (True, "auto", torch.bfloat16),
+        (False, "auto", torch.float16),  # V100, T4, RTX 20
+        (True, "float32", torch.float32),
+        (True, "float16", torch.float16),
     ],
 )
-def test_a_gpu_is_used_where_there_is_one_in_the_dtype_of_training(monkeypatch, half, dtype, wanted):
+def test_a_gpu_is_used_where_there_is_one_in_the_dtype_of_training(monkeypatch, has_bfloat16, dtype, wanted):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    named = {"float16": torch.float16, "float32": torch.float32, "auto": half}
-    monkeypatch.setattr(folder, "compute_dtype", lambda setting, device: named[setting])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0) if has_bfloat16 else (7, 5))
     model = Moved()
-    assert use_device(model, "auto", dtype) == torch.device("cuda", 0)
+    assert use_device(model, "auto", dtype) == (torch.device("cuda", 0), wanted)
     assert model.places == [torch.device("cuda", 0)]
-    assert model.layer.compute_dtype == wanted
+    assert model.layer.compute_dtype == (None if wanted == torch.float32 else wanted)
 
 
 def test_a_cpu_stays_in_float32_unless_asked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     model = Moved()
-    assert use_device(model) == torch.device("cpu") and model.layer.compute_dtype is None
+    assert use_device(model) == (torch.device("cpu"), torch.float32) and model.layer.compute_dtype is None
     use_device(model, "cpu", "bfloat16")
     assert model.layer.compute_dtype == torch.bfloat16
 

@@ -195,7 +195,7 @@ def print_plan(assembled: Assembled, engine: Engine, console: Console, further: 
     """What is about to happen, before step 1, in the words people know from other trainers."""
     run, bill, size = assembled.run, assembled.bill, assembled.size
     if run.compute.dtype == "float16" and engine.device.type == "cpu":
-        slow = "float16 matmuls on a CPU are some 20 times slower; compute.dtype=auto, bfloat16 or float32 is faster"
+        slow = "float16 matmuls on a CPU are many times slower than float32; use compute.dtype=auto"
         console.print(marked("warning", slow))
     title = Text(f"{run.stage} -> {run.out}", style="table.title")
     table = Table(show_header=False, box=None, pad_edge=False, title=title, title_justify="left")

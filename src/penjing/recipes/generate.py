@@ -79,7 +79,7 @@ def generate_file(
     A prompt is a conversation that ends with a question; of one that has an answer already, the last answer is given
     anew (or all of them, with turns=all). Killed anywhere, the same call goes on. Each answer depends on the seed and
     its prompt's place alone.
-    Raises UserError if `out` holds answers of another model, other prompts or other settings.
+    Raises UserError if `out` holds answers of another model, other prompts, other settings or another dtype.
     """
     asked.sampling  # noqa: B018 (raises on settings that cannot be, before a model is read)
     if asked.answers < 1 or asked.max_tokens < 1:
@@ -96,15 +96,17 @@ def generate_file(
     trained = load_trained(path, adapters="merged")
     if not trained.answers:
         raise UserError("was only pretrained, and does not answer", where=path, wanted="a model taught conversations")
+    model_sha256 = fingerprint(trained.model)
+    _, chosen = use_device(trained.model, device, dtype)
     about = {
         "model": str(path),
-        "model_sha256": fingerprint(trained.model),
+        "model_sha256": model_sha256,
         "prompts": [str(each) for each in prompts],
         "prompts_sha256": sha256_text(json.dumps([_record(chat) for chat in chats], ensure_ascii=False)),
         "settings": asdict(asked),
+        "dtype": str(chosen).removeprefix("torch."),
     }
     state = _take_up(out, about)
-    use_device(trained.model, device, dtype)
     if state["done"] < len(chats):
         _answer(trained, chats, out, state, about, console, asked)
     return Outcome(state["written"], state["left_out"], len(not_asked))

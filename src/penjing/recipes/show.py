@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from penjing.text.tokenizer import Tokenizer
 from penjing.train.folder import RunFolder, set_threads, stage_folder
 
 FILES_NAMED = 5  # of one kind
+AnySurvey = survey.Survey | survey.ChatSurvey | survey.PreferenceSurvey | survey.PromptSurvey
 
 
 def show(what: str, overrides: Layer, console: Console) -> None:
@@ -97,27 +99,108 @@ def corpus_report(files: list[Path], console: Console) -> None:
     of_kind: dict[Kind, list[Path]] = {}
     for path in records.list_files(files):
         of_kind.setdefault(survey.file_kind(path), []).append(path)
-    for kind in sorted(of_kind):
+    for place, kind in enumerate(sorted(of_kind)):
+        if place:
+            console.print()
         names = [printable(path) for path in of_kind[kind]]
         more = f" and {len(names) - FILES_NAMED} more" if len(names) > FILES_NAMED else ""
         heading = f"{kind}: {', '.join(names[:FILES_NAMED])}{more}"
         console.print(Text(heading, style="bold"), soft_wrap=True)
-        _print_facts(survey.survey_files(of_kind[kind], kind).to_dict(), console)
+        _print_survey(survey.survey_files(of_kind[kind], kind), console)
 
 
-def _print_facts(facts: dict[str, Any], console: Console, prefix: str = "") -> None:
-    for name, value in facts.items():
-        label = _plain(prefix + name if prefix else name.replace("_", " "))
-        if isinstance(value, dict):
-            _print_facts(value, console, label + ": ")
-        elif isinstance(value, tuple) and name == "warnings":
-            for warning in value:
-                console.print(marked("warning", _plain(warning), indent=""))
-        else:
-            shown = (
-                f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
-            )
-            console.print(f"{label}: {shown}", highlight=False, markup=False)
+def _print_survey(counted: AnySurvey, console: Console) -> None:
+    """A table of counts, a table of lengths with a column for each quantile, then the warnings."""
+    counts = Table(box=None, pad_edge=False, show_header=False)
+    counts.add_column(style="dim", no_wrap=True)
+    counts.add_column(overflow="fold")
+    for name, value in _counts(counted):
+        counts.add_row(name, Text(_plain(value)))
+    console.print(counts)
+    lengths = [(name, quantiles) for name, quantiles in _lengths(counted) if quantiles["max"]]
+    if lengths:
+        table = Table("length", box=None, pad_edge=False)
+        for heading in survey.QUANTILES:
+            shown = {"p50": "median"}.get(heading, f"{heading[1:]} %" if heading[0] == "p" else heading)
+            table.add_column(shown, justify="right")
+        for name, quantiles in lengths:
+            table.add_row(name, *(f"{quantiles[heading]:,}" for heading in survey.QUANTILES))
+        console.print(table)
+    if not counted.lengths_exact:
+        console.print(f"all but min and max: of a random sample of {survey.NUM_LENGTHS_KEPT:,}", highlight=False)
+    for warning in counted.warnings:
+        console.print(marked("warning", _plain(warning), indent=""))
+
+
+def _counts(counted: AnySurvey) -> Iterator[tuple[str, str]]:
+    match counted:
+        case survey.Survey():
+            yield "documents", f"{counted.num_documents:,}"
+        case survey.ChatSurvey():
+            yield "conversations", f"{counted.num_chats:,}"
+        case survey.PreferenceSurvey():
+            yield "pairs", f"{counted.num_pairs:,}"
+            yield "single rated answers", f"{counted.num_judged:,}"
+        case survey.PromptSurvey():
+            yield "prompts", f"{counted.num_prompts:,}"
+    yield "broken records", f"{counted.num_broken:,}"
+    if not isinstance(counted, survey.PromptSurvey):
+        for reason, number in counted.left_out.items():
+            yield "left out", f"{number:,}: {reason}"
+    yield "exact duplicates", f"{counted.num_duplicates:,}"
+    match counted:
+        case survey.Survey():
+            yield from _text_counts(counted)
+        case survey.ChatSurvey():
+            yield "messages by role", _listed(counted.roles)
+            yield "size of answers", units.megabytes(counted.num_answer_bytes)
+            yield "tool calls", f"{counted.num_tool_calls:,}"
+            yield "with reasoning", f"{counted.num_with_reasoning:,}"
+        case survey.PreferenceSurvey() if counted.num_pairs:
+            yield "chosen is longer", f"{_percent(counted.chosen_longer_fraction)} of pairs"
+        case survey.PromptSurvey() if counted.fields:
+            yield "other fields", _listed(counted.fields)
+    if isinstance(counted, survey.ChatSurvey | survey.PromptSurvey):
+        yield "with a system message", f"{counted.num_with_system:,}"
+        yield "with tools", f"{counted.num_with_tools:,}"
+
+
+def _text_counts(counted: survey.Survey) -> Iterator[tuple[str, str]]:
+    yield "size", units.megabytes(counted.num_bytes)
+    yield "characters", f"{counted.num_characters:,}, {counted.num_distinct_characters:,} distinct"
+    scripts = ("Latin", counted.latin_fraction), ("Han", counted.han_fraction), ("digits", counted.digit_fraction)
+    yield (
+        "scripts",
+        ", ".join(f"{name} {_percent(share)}" for name, share in (*scripts, ("other", counted.other_fraction))),
+    )
+    common = (character for character, _ in counted.common_characters)
+    yield "most frequent", " ".join(each if each.isprintable() else f"U+{ord(each):04X}" for each in common)
+    for line in counted.longest_lines:
+        yield "long line", f"{line.num_characters:,} characters, {line.source}:{line.line}"
+
+
+def _lengths(counted: AnySurvey) -> Iterator[tuple[str, dict[str, int]]]:
+    match counted:
+        case survey.Survey():
+            yield "document, bytes", counted.length_bytes
+        case survey.ChatSurvey():
+            yield "conversation, messages", counted.turns_per_chat
+            yield "answer, bytes", counted.answer_bytes
+        case survey.PreferenceSurvey():
+            yield "prompt, bytes", counted.prompt_bytes
+            yield "chosen, bytes", counted.chosen_bytes
+            yield "rejected, bytes", counted.rejected_bytes
+        case survey.PromptSurvey():
+            yield "prompt, messages", counted.turns_per_prompt
+            yield "prompt, bytes", counted.prompt_bytes
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {number:,}" for name, number in counts.items())
 
 
 def _plain(text: str) -> str:

@@ -220,7 +220,12 @@ text { fill: var(--soft); } text.label, text.name { fill: var(--ink); }
 
 
 def standalone(chart: Markup, *, title: str) -> Markup:
-    """A chart as a file of its own: with its colours for light and dark, and its title above it."""
+    """A chart as a file of its own: with its colours for light and dark, and its title above it.
+
+    Without points it is empty, as the chart is.
+    """
+    if not chart:
+        return nothing()
     head, _, body = str(chart).partition(">")
     width, height = (int(number) for number in head.partition('viewBox="0 0 ')[2].partition('"')[0].split())
     margin, above = 10, 30

@@ -180,7 +180,7 @@ def load_trained(
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
-def use_device(model: torch.nn.Module, device: str = "auto", dtype: str = "auto") -> torch.device:
+def use_device(model: torch.nn.Module, device: str = "auto", dtype: str = "auto") -> tuple[torch.device, torch.dtype]:
     """Move a model to where it answers or is measured, and set the dtype of its matmuls; the one rule for all callers.
 
     device: as `compute.device` (auto: a GPU where there is one). dtype: as `compute.dtype`, but that `auto` stays at
@@ -192,7 +192,7 @@ def use_device(model: torch.nn.Module, device: str = "auto", dtype: str = "auto"
     chosen = torch.float32 if dtype == "auto" and place.type == "cpu" else compute_dtype(dtype, place)
     model.to(place)
     set_compute_dtype(model, None if chosen == torch.float32 else chosen)
-    return place
+    return place, chosen
 
 
 def check_size(config: ModelConfig, num_bytes: int, where: object) -> None:
