@@ -13,7 +13,7 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.model.transformer import Transformer
 from penjing.recipes import generate
-from penjing.recipes.chat import chat
+from penjing.recipes.chat import chat as talk
 from penjing.recipes.evaluate import evaluate_questions, evaluate_text
 from penjing.recipes.execute import execute, resolve_run
 from penjing.recipes.generate import Asked, generate_file, stretches
@@ -251,9 +251,9 @@ def test_every_verb_takes_a_gpu_where_there_is_one_and_the_device_it_is_told(tmp
         raise Moved(place)
 
     screen, answers = Console(quiet=True), Asked(temperature=1.0)
-    talk = {"prompt": "So?", "sampling": answers.sampling, "max_tokens": 1, "seed": 0}
+    manner = {"prompt": "So?", "sampling": answers.sampling, "max_tokens": 1, "seed": 0}
     run = {
-        "chat": lambda **where: chat(model, screen, **talk, **where),
+        "chat": lambda **where: talk(model, screen, **manner, **where),
         "eval --questions": lambda **where: evaluate_questions(model, toy / "eval.jsonl", screen, **where),
         "eval --text": lambda **where: evaluate_text(model, toy / "pretrain.jsonl", screen, **where),
         "generate": lambda **where: generate_file(model, [toy / "rl.jsonl"], tmp_path / "a", screen, answers, **where),
