@@ -169,6 +169,7 @@ def test_a_line_that_cannot_be_answered_does_not_end_the_talk(tokenizer, monkeyp
     monkeypatch.setattr(shown, "input", read)
     monkeypatch.setattr(talking, "load_trained", lambda path: trained)
     monkeypatch.setattr(talking, "attach_adapters", lambda *_: {})
+    monkeypatch.setattr(talking, "use_device", lambda *_: None)
     monkeypatch.setattr(talking, "names", lambda model: ())
     monkeypatch.setattr(talking, "_fit", lambda trained, asked, manner: asked)
     monkeypatch.setattr(talking, "_reply", reply)

@@ -6,11 +6,15 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
+from penjing.model.transformer import Transformer
 from penjing.recipes import generate
+from penjing.recipes.chat import chat as talk
+from penjing.recipes.evaluate import evaluate_questions, evaluate_text
 from penjing.recipes.execute import execute, resolve_run
 from penjing.recipes.generate import Asked, generate_file, stretches
 from penjing.text.records import Chat, Message, read_chats
@@ -235,6 +239,33 @@ def test_a_conversation_that_waits_is_asked_its_last_question(tmp_path):
         ["a"],
         ["a", "b", "c"],
     ]
+
+
+class Moved(Exception):
+    pass
+
+
+@pytest.mark.parametrize("verb", ["chat", "eval --questions", "eval --text", "generate"])
+def test_every_verb_takes_a_gpu_where_there_is_one_and_the_device_it_is_told(tmp_path, monkeypatch, model, toy, verb):
+    def to(module, place):
+        raise Moved(place)
+
+    screen, answers = Console(quiet=True), Asked(temperature=1.0)
+    manner = {"prompt": "So?", "sampling": answers.sampling, "max_tokens": 1, "seed": 0}
+    run = {
+        "chat": lambda **where: talk(model, screen, **manner, **where),
+        "eval --questions": lambda **where: evaluate_questions(model, toy / "eval.jsonl", screen, **where),
+        "eval --text": lambda **where: evaluate_text(model, toy / "pretrain.jsonl", screen, **where),
+        "generate": lambda **where: generate_file(model, [toy / "rl.jsonl"], tmp_path / "a", screen, answers, **where),
+    }[verb]
+    monkeypatch.setattr(Transformer, "to", to)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    for where, place in (({}, "cuda:0"), ({"device": "cpu"}, "cpu")):
+        with pytest.raises(Moved) as caught:
+            run(**where)
+        assert str(caught.value) == place
 
 
 def test_conversations_with_an_empty_answer_are_counted(tmp_path):

@@ -71,7 +71,7 @@ def test_log_axis_leaves_out_what_is_not_positive() -> None:
     assert drawn([(1, 0.0), (2, -1.0), (3, 10.0), (4, 1000.0)], Axis("y", log=True)).count("<circle") == 2
 
 
-def test_nothing_to_draw_is_said_in_words() -> None:
+def test_nothing_to_draw_is_nothing() -> None:
     for series in ([], [Series("a", [])], [Series("a", [(1, None)])]):
         assert charts.line_chart(series, title="t", x=X, y=Y) == ""
     assert charts.fraction_bars([], ["a"], title="t") == ""
