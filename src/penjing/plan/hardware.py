@@ -15,7 +15,6 @@ from penjing.base.process import peak_resident_bytes
 from penjing.plan.cards import card_called
 from penjing.plan.fast_bfloat16 import cpu_has_fast_bfloat16
 
-
 SLOW_MATMUL_SECONDS = 0.5  # one that takes as long is not timed again
 
 
