@@ -6,12 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from test_rl_stage import make_model
 
 from penjing.feed.answers import Answer, Group, pack
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
 from penjing.model.lora import Lora, adapt, adapted, using
-from penjing.model.transformer import Transformer
 from penjing.objective.policy import Policy, PolicyObjective, Rollout
 from penjing.parallel.single import Single
 from penjing.rl.prompts import Prompt
@@ -40,20 +38,6 @@ class OddTokens:
 
     def total(self, score_RN):
         return score_RN[0]
-
-
-def make_model():
-    model = Transformer(
-        ModelConfig(
-            vocabulary_size=24, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_size=8, mlp_size=24,
-            max_tokens=64,
-        )
-    )  # fmt: skip
-    initialise(model, 0)
-    generator = torch.Generator().manual_seed(9)
-    for value in model.parameters():
-        value.data += 0.3 * torch.randn(value.shape, generator=generator)
-    return model
 
 
 @torch.no_grad()
