@@ -191,6 +191,8 @@ def prepare():
 
 def main():
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background is born ignoring it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and one of nohup this
     prepare()
     print("ready", flush=True)
     for line in sys.stdin:
