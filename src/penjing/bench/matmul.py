@@ -1,4 +1,4 @@
-"""The classic test of a device: square matrix products, by size and dtype. penjing bench matmul"""
+"""The classic test of a device: square matmuls, by size and dtype. penjing bench matmul"""
 
 from __future__ import annotations
 

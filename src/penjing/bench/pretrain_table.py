@@ -28,7 +28,7 @@ RATES = (
     "--search-rates searches both in the same way"
 )
 GOALS_SECONDS = 600.0  # of training that these goals are for
-LIMIT_SHARE = 0.7  # and on a CPU this share of the tokens that matrix products alone, at their own rate, let through
+LIMIT_SHARE = 0.7  # and on a CPU this share of the tokens that matmuls alone, at their own rate, let through
 
 
 def figures(one: Mapping[str, Any], warmup: int) -> dict[str, float]:
@@ -95,7 +95,7 @@ def _first_below(curve: Curve, bits: float) -> float | None:
 
 
 def _limit(result: Mapping[str, Any]) -> float:
-    """Useful tokens a second, were there nothing to do but matrix products; 0 where that was not measured."""
+    """Useful tokens a second, were there nothing to do but matmuls; 0 where that was not measured."""
     return float(result.get("machine", {}).get("limit_tokens_per_second", 0.0))
 
 

@@ -49,7 +49,7 @@ class RaceSpec:
     betas: tuple[float, float]
     weight_decay: float
     seed: int = 1
-    dtype: str = "float32"  # of matrix products, never `auto`: the parent decides once, for ours too
+    dtype: str = "float32"  # of matmuls, never `auto`: the parent decides once, for ours too
     compiled: bool = False  # peers: torch.compile
     rate_factor: float = (
         1.0  # ours, with the recipe's optimizer: times its learning rates; learning_rate has it already

@@ -1,6 +1,6 @@
 """What each contender runs with, found by short trials before the timed ones: a peer's fastest way, and learning rates.
 
-A way is the dtype of matrix products and whether torch.compile is used. Each is tried on the peer's own path. What
+A way is the dtype of matmuls and whether torch.compile is used. Each is tried on the peer's own path. What
 compiling costs counts where a trial has an end (path): the way that learns from the most tokens in that time is taken.
 Where steps are compared (step), what the first ones cost is not counted, and the way with the highest rate is taken.
 """

@@ -1,4 +1,4 @@
-"""What this machine is, and how fast its matrix products are: from the maker's sheet for GPUs, measured for CPUs."""
+"""What this machine is, and how fast its matmuls are: from the maker's sheet for GPUs, measured for CPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Peak:
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether bf16 matrix products are faster than float32 on `device`: what a GPU or a processor has decides."""
+    """Whether bf16 matmuls are faster than float32 on `device`: what a GPU or a processor has decides."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu":
@@ -36,7 +36,7 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 
 
 def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products for a `compute.dtype` setting.
+    """The dtype of matmuls for a `compute.dtype` setting.
 
     `auto` is bf16 where that is faster, float16 on CUDA cards without bf16 units (V100, T4, RTX 20), else float32: the
     same every time on one machine.
