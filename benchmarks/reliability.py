@@ -46,7 +46,7 @@ PROMISES = (
     ("The order of samples is the same for any ranks, workers, passes and resumes", "order"),
     ("Ctrl-C, kill and a closed terminal save and say so; one writer in a folder; another run is refused field by"
      " field", "signals_and_locks"),
-    ("A loss or gradient that is no number costs one step; many in a row go back; spikes are written down"
+    ("A NaN or Inf loss or gradient costs one step; many in a row go back; spikes are written down"
      " with their samples", "bad_steps"),
     ("Out of memory means smaller passes over the same rows", "memory"),
     ("A full disk and a tracker that hangs change nothing", "disk_and_trackers"),
