@@ -196,10 +196,7 @@ def test_the_oldest_exchange_is_forgotten_whole(tokenizer):
         Message(role="assistant", content="b"),
         Message(role="user", content="c"),
     ]
-    trained = SimpleNamespace(
-        tokenizer=tokenizer,
-        run=SimpleNamespace(data=SimpleNamespace(row_tokens=100), model=SimpleNamespace(max_tokens=100)),
-    )
+    trained = SimpleNamespace(tokenizer=tokenizer, context_tokens=100)
     manner = talking.Manner(sampling=Sampling(), max_tokens=9, seed=0, thinking=None, toolbox=Toolbox(()))
     assert talking._fit(trained, said, manner) == said[-1:]
 

@@ -94,6 +94,15 @@ def test_finished_it_does_nothing_more(monkeypatch, whole, model, toy):
     assert write(model, toy / "rl.jsonl", whole[0]) == whole[1]
 
 
+def test_answers_of_before_the_dtype_was_noted_go_on(tmp_path, whole, model, toy):
+    out = tmp_path / "answers.jsonl"
+    out.write_bytes(whole[0].read_bytes())
+    about = json.loads(whole[0].with_name("answers.jsonl.about.json").read_text())
+    assert about.pop("dtype") == "float32"
+    out.with_name("answers.jsonl.about.json").write_text(json.dumps(about))
+    assert write(model, toy / "rl.jsonl", out) == whole[1]
+
+
 def test_answers_that_were_removed_are_written_anew(tmp_path, whole, model, toy):
     out = tmp_path / "answers.jsonl"
     for name in (out.name, out.name + ".about.json"):

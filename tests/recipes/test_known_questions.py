@@ -182,6 +182,7 @@ def test_less_memory_means_smaller_parts(tmp_path, monkeypatch, asked):
 
 def test_which_questions_a_model_is_known_by(tmp_path, base, asked, words):
     assert questions_of_start(str(base)) == str(asked)
+    assert questions_of_start(str(next((base / "checkpoints").iterdir()))) == str(asked)
     assert questions_of_start(str(tmp_path)) == ""
     assert questions_of_start("some/hub-name") == ""
     resolved = resolve_run("dpo", parse_overrides(words))

@@ -3,15 +3,18 @@
 import io
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from penjing.base import config
 from penjing.base.config import parse_overrides
+from penjing.base.errors import UserError
 from penjing.recipes.execute import execute, plan_only, resolve_run
 from penjing.recipes.plan import Asked, make_page
 from penjing.train import assemble
+from penjing.train.folder import load_trained
 from penjing.train.run import Run
 from penjing.train.small_data import doubts, fit_batch, fit_rows, start_doubts, step_rows
 
@@ -51,10 +54,16 @@ def test_rows_are_never_more_than_asked_and_divide_among_devices():
 @pytest.mark.parametrize("recipe", ["sft", "lora", "dpo", "reward", "pretrain", "distill"])
 def test_what_is_asked_for_stays(recipe, words):
     run = resolve_run(recipe, parse_overrides(words))
-    assert fit_batch(run, 10) == run
-    assert fit_rows(run, 1000, 20) == run
+    assert fit_batch(run, 10).batch == replace(run.batch, min_steps=0)
+    assert fit_rows(run, 1000, 20).data == replace(run.data, min_row_tokens=0)
     followed = fit_batch(resolve_run(recipe), 10)
     assert (followed.batch.rows, followed.batch.min_steps) == (1, 0)
+
+
+def test_a_number_of_steps_is_read_as_any_number():
+    assert resolve_run("sft", parse_overrides(["steps=1e3"])).steps == 1000
+    with pytest.raises(UserError, match="steps"):
+        resolve_run("sft", parse_overrides(["steps=many"]))
 
 
 @pytest.mark.parametrize("recipe", ["tiny", "tiny_sft", "tiny_distill", "ladder", "grpo", "ppo"])
@@ -149,6 +158,13 @@ def test_a_run_on_few_conversations_takes_enough_steps_and_is_taken_up_exactly(w
     (folder / "outcome.json").unlink()
     train("lora", *words, f"out={folder}")
     assert json.loads((folder / "outcome.json").read_text())["weights_sha256"] == weights
+    trained = load_trained(folder)
+    assert trained.run.data.row_tokens < 100
+    assert trained.context_tokens == 256  # of the model that it began with
+    more = plan["steps"] + 2  # the batch stays, also where a number of steps is asked for
+    train_further = resolve_run("lora", parse_overrides([*words, f"out={folder}", f"steps={more}"]))
+    execute(train_further, Console(quiet=True), ["steps", "epochs"])
+    assert config.resolve(Run, config.read_toml(folder / "run.toml")).batch.rows == run.batch.rows
 
 
 def test_a_run_that_teaches_little_says_so_before_it_begins(words, tmp_path, monkeypatch):

@@ -136,7 +136,7 @@ def _think(manner: Manner, words: list[str], console: Console) -> Manner:
 
 def _fit(trained: Trained, said: list[Message], manner: Manner) -> list[Message]:
     """Forget the oldest exchanges when the conversation would not leave room for an answer."""
-    room = min(trained.run.data.row_tokens, trained.run.model.max_tokens) - min(manner.max_tokens, 64)
+    room = trained.context_tokens - min(manner.max_tokens, 64)
     while len(said) > 2 and len(_prompt(trained, said, manner)) > room:
         following = next((at for at in range(1, len(said)) if said[at].role == "user"), len(said) - 1)
         said = said[following:]

@@ -19,6 +19,8 @@ from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
 from penjing.text import records
 from penjing.train.folder import load_trained, set_threads, use_device
 
+ROW_TOKENS = 1024  # of a text's rows at most, where rows of the run were shorter than the model's context
+
 
 def evaluate_questions(
     path: Path,
@@ -78,7 +80,9 @@ def evaluate_text(path: Path, text: Path, console: Console, *, device: str = "au
     trained = load_trained(path)
     use_device(trained.model, device, dtype)
     texts = [document.text for document in records.read_documents([text])]
-    bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, row_tokens=trained.run.data.row_tokens)
+    # Rows of few conversations are short, and of a model from elsewhere there are none.
+    row_tokens = max(trained.run.data.row_tokens, min(ROW_TOKENS, trained.context_tokens))
+    bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, row_tokens=row_tokens)
     zstd = zstd_bits_per_byte("\n".join(texts))
     console.print(
         f"{text}: {units.megabytes(num_bytes)}, {bits:.4f} bits per byte; zstd -19: {zstd:.4f}", highlight=False

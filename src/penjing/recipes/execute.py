@@ -75,12 +75,11 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
 
 
 def batch_as_asked(base: Layer, layers: Sequence[Layer]) -> Layer:
-    """The recipe with a batch that does not follow the data, where a layer says how large it is or how many steps;
-    and rows of one length, where a layer says which."""
+    """The recipe with a batch that does not follow the data, where a layer says how large it is; and rows of one
+    length, where a layer says which."""
     asked = {f"{table}.{name}" for layer in layers for table in ("batch", "data") for name in _table(layer, table)}
-    steps = any(int(layer.get("steps") or 0) for layer in layers)
     batch, data = dict(base.get("batch", {})), dict(base.get("data", {}))
-    if steps or "batch.rows" in asked:
+    if "batch.rows" in asked:
         batch, data = {**batch, "min_steps": 0}, {**data, "min_row_tokens": 0}
     if "data.row_tokens" in asked:
         data["min_row_tokens"] = 0

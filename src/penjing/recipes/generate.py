@@ -133,7 +133,7 @@ def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
     if out.exists() and not notes.is_file():
         raise UserError("is there already", where=out, next_step="Choose another --out.")
     if out.exists():  # notes of answers that were removed count no more
-        known = read_json(notes)
+        known = {"dtype": "float32", **read_json(notes)}  # all were, before it was written down
         for name, value in about.items():
             if known.get(name) != value and name not in ("model", "prompts"):
                 raise UserError(

@@ -24,18 +24,18 @@ from penjing.eval.changes import Change, changes
 from penjing.objective.policy import Policy
 from penjing.text.chat import switched
 from penjing.train.assemble import Assembled
-from penjing.train.folder import is_run, read_settings, stage_folder
+from penjing.train.folder import is_run_or_checkpoint, read_settings, stage_folder
 from penjing.train.room import release, with_room
 from penjing.train.run import Run
 
 NONE = "none"
 AT_ONCE = 64  # prompts read and answered together
-BETWEEN_WAITS = 256  # questions that rank 0 answers while the others wait
+BETWEEN_WAITS = AT_ONCE  # questions that rank 0 answers while the others wait
 
 
 def questions_of_start(start: str) -> str:
     """The file of questions by which the model of a run is known; empty where it names none, or is no run."""
-    if not start or not is_run(Path(start)):
+    if not start or not is_run_or_checkpoint(Path(start)):
         return ""
     folder = stage_folder(Path(start))
     run = read_settings(folder)

@@ -28,6 +28,8 @@ from penjing.train.adapters import build_adapted
 from penjing.train.outside import Outside, read_outside
 from penjing.train.run import Data, Run
 
+OUTSIDE_TOKENS = 2048  # that a model from outside is taken to read together, where its positions allow
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -97,6 +99,11 @@ class Trained:
         """Whether it was taught conversations, and does not only continue texts."""
         return self.run.data.kind != "documents"
 
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that it has learned to read together."""
+        return context_tokens(self.checkpoint.folder.parent.parent, self.run)
+
 
 def stage_folder(path: Path) -> Path:
     """The run folder meant by `path`: itself, or for a quickstart's folder its last stage.
@@ -122,6 +129,11 @@ def is_run(path: Path) -> bool:
     return any(RunFolder(each).settings.is_file() and RunFolder(each).checkpoints.is_dir() for each in candidates)
 
 
+def is_run_or_checkpoint(path: Path) -> bool:
+    """Whether `path` is that, or the folder of one checkpoint."""
+    return is_run(path) or (path / MANIFEST).is_file()
+
+
 def whole_checkpoint(path: Path) -> Checkpoint | None:
     """The checkpoint meant by `path`, if it is the folder of one (RUN/checkpoints/step-00000500), else None.
 
@@ -141,6 +153,19 @@ def whole_checkpoint(path: Path) -> Checkpoint | None:
 def read_settings(path: Path) -> Run:
     """The resolved settings a run was started with."""
     return config.resolve(Run, config.read_toml(RunFolder(path).settings))
+
+
+def context_tokens(folder: Path, run: Run) -> int:
+    """Tokens that a model has learned to read: rows of the run in `folder` or of those it began with, as rows are made
+    shorter for few conversations."""
+    longest = run.data.row_tokens
+    if run.start:
+        beside = folder / os.path.relpath(run.start, run.out)  # where the runs were moved together
+        began = next((each for each in (beside, Path(run.start)) if is_run_or_checkpoint(each)), None)
+        if began is None:
+            return max(longest, min(OUTSIDE_TOKENS, run.model.max_tokens))
+        longest = max(longest, context_tokens(stage_folder(began), read_settings(stage_folder(began))))
+    return min(longest, run.model.max_tokens)
 
 
 def load_trained(
@@ -222,7 +247,7 @@ def _load_outside(outside: Outside, tokenizer_folder: Path | None) -> Trained:
     _fill(model, outside.read_weights(), outside.path)
     tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder else outside.tokenizer()
     kind: Literal["chats", "documents"] = "chats" if tokenizer.template else "documents"
-    data = Data(kind=kind, row_tokens=min(2048, model.config.max_tokens))
+    data = Data(kind=kind, row_tokens=min(OUTSIDE_TOKENS, model.config.max_tokens))
     run = Run(stage="outside", out=str(outside.path), model=outside.config, data=data)
     return Trained(model.eval(), tokenizer, run, Checkpoint(outside.path, 0, ()))
 

@@ -17,15 +17,16 @@ def fit_batch(run: Run, units_per_epoch: int, world: int = 1) -> Run:
     """The run with as many rows in a step as its data allow, and `batch.min_steps` 0: from here on a plain number.
 
     units_per_epoch: rows (pairs, prompts) to learn from. world: devices; the number is the same for any, unless it has
-    to be raised so that each of them has a row. A run that is continued takes the number it was begun with.
+    to be raised so that each of them has a row. A run that is continued takes the number it was begun with, and one
+    that is asked for a number of steps the batch as it is.
     """
     how = run.batch
-    if not how.min_steps:
-        return run
+    if not how.min_steps or run.steps:
+        return replace(run, batch=replace(how, min_steps=0))
     rows = step_rows(
         how.rows,
         units_per_epoch,
-        steps_of_batch_1=math.inf if run.steps else run.epochs * units_per_epoch,
+        steps_of_batch_1=run.epochs * units_per_epoch,
         min_steps=how.min_steps,
         multiple=_multiple(run, world),
     )
@@ -38,10 +39,9 @@ def fit_rows(run: Run, num_tokens: int, longest: int) -> Run:
     num_tokens: of all conversations to learn from. longest: tokens of the longest one, held-out ones among them.
     """
     how = run.data
-    if not how.min_row_tokens or how.kind != "chats":
-        return run
-    steps = 0.0 if run.steps else run.batch.min_steps / run.epochs
-    fill = int(num_tokens / max(EPOCH_STEPS, steps))
+    if not how.min_row_tokens or how.kind != "chats" or run.steps:
+        return replace(run, data=replace(how, min_row_tokens=0))
+    fill = int(num_tokens / max(EPOCH_STEPS, run.batch.min_steps / run.epochs))
     length = max(
         how.min_row_tokens, fill // ROW_MULTIPLE * ROW_MULTIPLE, -(-(longest + 1) // ROW_MULTIPLE) * ROW_MULTIPLE
     )
