@@ -13,19 +13,27 @@ from penjing.bench.pretrain import Asked, compare
 from penjing.bench.tune import best_rate, fastest_way, pace
 
 
-def pilot(rate, first=1.0, steps=10):
-    """Steps of 100 tokens, the first of them longer."""
-    return {"step_seconds": [first] + [100 / rate] * (steps - 1), "step_tokens": [100] * steps}
+def pilot(rate, first=1.0, second=0.0, steps=10):
+    """Steps of 100 tokens, the first of them longer, or the second."""
+    rest = [max(second, 100 / rate)] + [100 / rate] * (steps - 2)
+    return {"step_seconds": [first, *rest], "step_tokens": [100] * steps}
 
 
-def test_pace_is_of_the_second_half_and_what_came_before_is_lost():
+def test_pace_is_of_the_second_half_and_what_came_before_it_and_after_the_first_step_is_lost():
     one = {"step_seconds": [50.0, 7.0, 1.0, 1.0, 1.0, 1.0], "step_tokens": [100] * 6}
-    assert pace(one) == {"tokens_per_second": 100.0, "lost_seconds": pytest.approx(61.0 - 6.0)}
+    assert pace(one) == {
+        "tokens_per_second": 100.0,
+        "first_step_seconds": 50.0,
+        "lost_seconds": pytest.approx(11.0 - 5.0),
+    }
 
 
-def of(rates, firsts=None):
+def of(rates, firsts=None, seconds=None):
+    """firsts, seconds: of the first step and of the second, by way."""
+
     def run(dtype, compiled):
-        return pilot(rates[dtype, compiled], (firsts or {}).get((dtype, compiled), 0.1))
+        way = dtype, compiled
+        return pilot(rates[way], (firsts or {}).get(way, 0.1), (seconds or {}).get(way, 0.0))
 
     return run
 
@@ -38,14 +46,27 @@ def test_compiling_that_gains_nothing_is_not_charged():
     found = fastest_way(of(FLOAT32, {("float32", True): 60.0}), ("float32",), may_compile=True, seconds=600)
     assert found["path"] == found["step"] == {"dtype": "float32", "compiled": False}
     assert [(way["compiled"], round(way["tokens_per_second"])) for way in found["tried"]] == [(False, 871), (True, 861)]
-    assert found["tried"][1]["lost_seconds"] == pytest.approx(60.0, abs=1.0)
+    assert found["tried"][1]["first_step_seconds"] == 60.0
+    assert found["tried"][1]["lost_seconds"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_compiling_in_the_first_step_takes_no_time_of_a_path():
+    """Its seconds begin after that step: 630 tokens a second for 600 s are more than 600, however long it took."""
+    rates = {("float32", False): 600.0, ("float32", True): 630.0}
+    way = ("float32", True)
+    for how, compiled in ({"firsts": {way: 50.0}}, True), ({"seconds": {way: 50.0}}, False):
+        found = fastest_way(of(rates, **how), ("float32",), may_compile=True, seconds=600)
+        assert found["path"]["compiled"] is compiled, how
+        assert found["step"]["compiled"] is True
 
 
 @pytest.mark.parametrize(("seconds", "compiled"), [(600, True), (100, False)])
 def test_compiling_is_taken_where_it_wins_within_the_trial(seconds, compiled):
-    """1,000 tokens a second at once, or 1,300 after 50 s: even after 217 s. Single steps are faster compiled anyway."""
+    """1,000 tokens a second at once, or 1,300 after 50 s in the second step: even after 217 s. Single steps are faster
+    compiled anyway."""
     rates = {("float32", False): 1000.0, ("float32", True): 1300.0}
-    found = fastest_way(of(rates, {("float32", True): 50.0}), ("float32",), may_compile=True, seconds=seconds)
+    run = of(rates, seconds={("float32", True): 50.0})
+    found = fastest_way(run, ("float32",), may_compile=True, seconds=seconds)
     assert found["path"]["compiled"] is compiled
     assert found["step"]["compiled"] is True
 

@@ -6,6 +6,7 @@ import pytest
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
+from penjing.parallel import compile as compiling
 from penjing.plan.cards import find_card
 from penjing.plan.machine import machine_of_card
 from penjing.plan.shape import shape_of
@@ -62,6 +63,30 @@ def test_training_and_plan_refuse_the_same():
     assert not accepted(replace(run, batch=replace(run.batch, micro_rows=3)), H100, 1)
     float8, _, _ = planned("pretrain", "compute.float8=tensorwise")
     assert accepted(float8, H100, 1) and not accepted(float8, machine_of_card(find_card("A100")), 1)
+
+
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_a_cpu_without_a_compiler_is_not_planned_or_advised_to_compile(monkeypatch, has_compiler):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: name if has_compiler else None)
+    monkeypatch.setattr(compiling.cpu, "why_not", lambda: "no kernels")
+    cpu = replace(H100, name="a processor", kind="cpu")
+    run, shape, work = planned("pretrain", "compute.compile=off")
+
+    def with_compile(setting):
+        return replace(run, compute=replace(run.compute, compile=setting))
+
+    def compiled(setting):
+        how = {"micro_rows": 1, "asked": Asked(), "steps": 10**7}
+        return workload_of(with_compile(setting), shape, lengths_of(run), cpu, **how).compiled
+
+    assert compiled("auto") is has_compiler
+    assert accepted(with_compile("blocks"), cpu, 1) is has_compiler
+    lines = plan_advice.alternatives(run, Asked(), cpu, None, work, 1e5)
+    assert any("compute.compile=auto" in line for line in lines) is has_compiler
+    if not has_compiler:
+        with pytest.raises(UserError, match=r"no C\+\+ compiler"):
+            compiled("blocks")
 
 
 @pytest.mark.parametrize("recipe", ["grpo", "dpo", "lora"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,6 +65,19 @@ def test_a_profile_serves_the_card_that_it_is_of(device, gib, card):
     save_profile(replace(PROFILE, key=replace(PROFILE.key, device=device), memory_bytes=gib << 30))
     assert profile_called(card).key.device == device
     assert profile_called("A100 PCIe") is None and profile_called("B200") is None
+
+
+def test_a_home_that_cannot_be_searched_has_no_profiles(monkeypatch):
+    """Until Python 3.14 `is_file` and `is_dir`, which `glob` asks first, raise there."""
+    save_profile(PROFILE)
+
+    def refuse(path, **how):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for ask in ("is_file", "is_dir", "glob"):
+        monkeypatch.setattr(Path, ask, lambda path, *words, **how: refuse(path))
+    assert find_profile(KEY) is None
+    assert profile_called("RTX 3090") is None
 
 
 def test_a_stale_key_says_what_changed():

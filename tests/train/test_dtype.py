@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,6 +74,17 @@ def test_where_it_is_measured_the_first_answer_stays(machine, tmp_path, unit):
 def test_a_home_that_cannot_keep_it_is_no_error(machine, tmp_path):
     (tmp_path / "home").write_text("a file")
     machine({"bf16"}, [3.0])
+    assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
+
+
+def test_a_home_that_cannot_be_searched_is_no_error(machine, monkeypatch):
+    """Until Python 3.14 `is_file` raises there. (An administrator, as which tests may run, can search any folder.)"""
+
+    def refuse(path, **how):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    machine({"bf16"}, [3.0])
+    monkeypatch.setattr(Path, "is_file", refuse)
     assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
 
 

@@ -108,6 +108,26 @@ def test_the_plan_page_takes_the_batch_that_training_takes():
     assert any("larger than an epoch" in line for line in page.warnings)
 
 
+@pytest.mark.parametrize("recipe", ["sft", "lora"])
+def test_the_plan_page_takes_the_rows_that_training_takes(recipe):
+    run = resolve_run(recipe, parse_overrides(["model=tiny"]))
+    fitted = fit_rows(run, 10_000, 0)
+    row = fitted.data.row_tokens
+    assert row < run.data.row_tokens
+    page = make_page(recipe, run, Asked(gpu="RTX 3090", unique="10k"))
+    assert page.row_tokens == row
+    assert page.rows_per_step == fit_batch(run, round(10_000 / row)).batch.rows
+    assert page.steps == -(-round(run.epochs * 10_000) // (row * page.rows_per_step)) >= 50
+    assert not any("optimizer steps" in line or "larger than an epoch" in line for line in page.warnings)
+    assert any(f"rows of {row} tokens" in line for line in page.warnings)
+    # Rows that were asked for, and enough text for full ones, stay.
+    asked = resolve_run(recipe, parse_overrides(["model=tiny", "data.row_tokens=512"]))
+    for each, unique, length in ((asked, "10k", 512), (run, "10M", run.data.row_tokens)):
+        page = make_page(recipe, each, Asked(gpu="RTX 3090", unique=unique))
+        assert page.row_tokens == length
+        assert not any("rows of" in line for line in page.warnings)
+
+
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 

@@ -158,7 +158,8 @@ def _tune(
         tuned["way"] = way
         for one in way["tried"]:
             how = f"{one['dtype']}, {'compiled' if one['compiled'] else 'eager'}"
-            paced = f"{one.get('tokens_per_second', 0):,.0f} tokens/s, {one.get('lost_seconds', 0):.0f} s before it"
+            first, lost = one.get("first_step_seconds", 0), one.get("lost_seconds", 0)
+            paced = f"{one.get('tokens_per_second', 0):,.0f} tokens/s, first step {first:.0f} s, then {lost:.0f} s lost"
             taken = " and ".join(kind for kind in KINDS if way[kind].items() <= one.items())
             console.print(
                 f"  pilot {name}, {how}: {one.get('failed', paced)}{f'; taken for {taken}' if taken else ''}",

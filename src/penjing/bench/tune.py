@@ -1,8 +1,9 @@
 """What each contender runs with, found by short trials before the timed ones: a peer's fastest way, and learning rates.
 
-A way is the dtype of matmuls and whether torch.compile is used. Each is tried on the peer's own path. What
-compiling costs counts where a trial has an end (path): the way that learns from the most tokens in that time is taken.
-Where steps are compared (step), what the first ones cost is not counted, and the way with the highest rate is taken.
+A way is the dtype of matmuls and whether torch.compile is used. Each is tried on the peer's own path. A trial of a
+path lasts so many seconds after its first step: compiling in that step takes none of them, compiling in later ones
+does, and the way that learns from the most tokens in that time is taken. Where steps are compared (step), what the
+first ones cost is not counted, and the way with the highest rate is taken.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ MOST_RATES = 7  # tried for one contender
 
 
 def pace(one: Mapping[str, Any]) -> dict[str, float]:
-    """Tokens a second of the second half of a pilot's steps, and the seconds that all steps took beyond that rate."""
+    """Tokens a second of the second half of a pilot's steps, the first step's seconds, and the seconds that the steps
+    after the first took beyond that rate."""
     seconds, tokens = one["step_seconds"], one["step_tokens"]
     half = len(seconds) // 2
     rate = sum(tokens[half:]) / sum(seconds[half:])
-    return {"tokens_per_second": rate, "lost_seconds": max(0.0, sum(seconds) - sum(tokens) / rate)}
+    lost = max(0.0, sum(seconds[1:]) - sum(tokens[1:]) / rate)
+    return {"tokens_per_second": rate, "first_step_seconds": seconds[0], "lost_seconds": lost}
 
 
 def fastest_way(
     run: Callable[..., Mapping[str, Any]], dtypes: Sequence[str], *, may_compile: bool, seconds: float
 ) -> dict[str, Any]:
-    """run: takes a pilot with `dtype` and `compiled`. seconds: of a path's training.
+    """run: takes a pilot with `dtype` and `compiled`. seconds: of a path's training, after its first step.
 
     All ways that were tried, with their rates, and the one for each kind of trial. A way whose pilot ends in an error
     is recorded with it and not taken. Raises UserError if none works.

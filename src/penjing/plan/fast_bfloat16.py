@@ -75,7 +75,8 @@ def _kept_ratio(name: str, units: frozenset[str], limit: str) -> float:
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
     path = home() / KEPT
     known: dict[str, float] = {}
-    with suppress(UserError, TypeError, ValueError):  # a broken file is written anew
+    # A broken file is written anew; in a folder that cannot be searched there is none.
+    with suppress(UserError, TypeError, ValueError, OSError):
         known = dict(read_json(path)) if path.is_file() else {}
     if key not in known:
         known[key] = speed_ratio()

@@ -110,7 +110,10 @@ def save_profile(profile: Profile) -> Path:
 def find_profile(key: Key) -> tuple[Profile, list[str]] | None:
     """The stored profile of this device, and in what its key is another one by now; None if there is none."""
     path = folder() / f"{key.name}.json"
-    if not path.is_file():
+    try:
+        if not path.is_file():
+            return None
+    except OSError:  # a folder that cannot be searched
         return None
     known = read_json(path)
     if known.get("version") != VERSION:
@@ -121,7 +124,11 @@ def find_profile(key: Key) -> tuple[Profile, list[str]] | None:
 
 def profile_called(card: str) -> Profile | None:
     """A profile of the card of this name, such as one copied from another machine; None if there is none."""
-    for path in sorted(folder().glob("*.json")):
+    try:
+        paths = sorted(folder().glob("*.json"))
+    except OSError:  # a folder that cannot be searched
+        return None
+    for path in paths:
         known = read_json(path)
         if known.get("version") != VERSION:
             continue

@@ -40,7 +40,7 @@ from penjing.recipes.plan_run import (
 )
 from penjing.recipes.pretrain import pretrain
 from penjing.train.run import Run
-from penjing.train.small_data import doubts, fit_batch
+from penjing.train.small_data import doubts, fit_batch, fit_rows
 
 EXIT_DOES_NOT_FIT = 3
 
@@ -102,13 +102,15 @@ class Page:
         return asdict(self)
 
 
-def _with_batch_of_data(run: Run, asked: Asked, lengths: Lengths) -> Run:
-    """The run with the batch that training takes of so much data."""
+def _fitted_to_data(run: Run, asked: Asked) -> Run:
+    """The run with the rows and the batch that training takes of so much data. No conversation is taken to need longer
+    rows than that."""
     if not asked.unique:
         return run
     unique, total = cost.read_count(asked.unique, "--unique"), asked.tokens not in ("", "auto")
     epochs = cost.read_count(asked.tokens, "--tokens") / unique if total else run.epochs
-    units_per_epoch = max(1, round(unique / lengths.tokens))
+    run = replace(run, data=fit_rows(replace(run, epochs=epochs), unique, 0).data)
+    units_per_epoch = max(1, round(unique / lengths_of(run).tokens))
     return replace(run, batch=fit_batch(replace(run, epochs=epochs), units_per_epoch, asked.gpus).batch)
 
 
@@ -122,8 +124,9 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
     if budget.memory_bytes:
         target = replace(target, memory_bytes=min(budget.memory_bytes, target.memory_bytes or budget.memory_bytes))
     shape = foreign or shape_of(run.model)
+    longest_row = run.data.row_tokens
+    run = _fitted_to_data(run, asked)
     lengths = lengths_of(run)
-    run = _with_batch_of_data(run, asked, lengths)
     amount = amount_of(run, asked, lengths, shape)
     wanted = pass_rows(run, machine.kind, asked.gpus)
     fitted = None if foreign is not None else fit(run, target, asked, wanted)
@@ -149,6 +152,11 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
         warnings.append("time is that of bfloat16: what float8 gains is not predicted")
     if lengths.note:
         warnings.append(f"without data {lengths.note}")
+    if run.data.row_tokens < longest_row:
+        warnings.append(
+            f"without data conversations are taken to fit rows of {run.data.row_tokens} tokens, which so few fill; "
+            f"a longer conversation makes rows longer, up to {longest_row}"
+        )
     units_per_epoch = amount.unique / lengths.tokens if amount.unique else math.inf
     warnings += doubts(amount.steps, run.batch.rows, units_per_epoch, "rows")
     if amount.unique:

@@ -14,7 +14,7 @@ from penjing.objective.distill import Distill
 from penjing.objective.policy import Policy
 from penjing.objective.preference import WITHOUT_REFERENCE, Preference
 from penjing.parallel import ENGINES
-from penjing.parallel.compile import COST_SECONDS, choose, obstacle
+from penjing.parallel.compile import COST_SECONDS, choose, missing_compiler, obstacle
 from penjing.plan import cost, hardware, tokens
 from penjing.plan.cards import Card, card_called, find_card
 from penjing.plan.machine import Machine, machine_of_card
@@ -282,9 +282,11 @@ def _compiled(run: Run, machine: Machine, eager_seconds: float) -> bool:
 
 
 def _obstacle(run: Run, machine: Machine, dtype: str) -> str:
-    return obstacle(
+    """Why training would not compile. A planned CPU is the one at hand, so that what it lacks is known."""
+    lacking = obstacle(
         machine.kind, mixture=run.model.is_mixture, bfloat16=dtype == "bfloat16", no_static_graph=run.no_static_graph
     )
+    return lacking or (missing_compiler(torch.device("cpu")) if machine.kind == "cpu" else "")
 
 
 def _dtype(run: Run, machine: Machine) -> str:
