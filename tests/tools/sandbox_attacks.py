@@ -212,6 +212,17 @@ while True:
     try: print('x' * 10000)
     except OSError: pass""",
     "endless errors": "import os\nwhile True: os.write(2, b'x' * 65536)",
+    "deleted files that stay mapped": """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+for n in range(300):
+    fd = os.open('a', os.O_RDWR | os.O_CREAT)
+    os.write(fd, bytes(1 << 20))
+    if libc.mmap(None, ctypes.c_size_t(4096), 1, 2, fd, ctypes.c_size_t(0)) == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), 'no mapping')
+    os.close(fd)
+    os.unlink('a')""",
     "a large file": "open('x', 'wb').write(bytes(8 << 20))",
     "an endless loop": "while True: pass",
     "stopping itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",

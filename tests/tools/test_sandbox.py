@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import struct
@@ -57,6 +58,16 @@ ORDINARY = {
     "a database": (
         "import sqlite3\nc = sqlite3.connect('x.db')\nc.execute('create table t(a)')\nprint('made')",
         "made",
+    ),
+    "modes of new files": ("import os\nos.umask(0o77)\nopen('a', 'w')\nprint(oct(os.stat('a').st_mode))", "0o100600"),
+    "memory that is mapped": ("import mmap\nm = mmap.mmap(-1, 9)\nm[:2] = b'ab'\nprint(m[:2])", "ab"),
+    "every module of C": (
+        "import importlib, os, sys\nfrom importlib.machinery import EXTENSION_SUFFIXES as ends\n"
+        "for folder in filter(os.path.isdir, sys.path):\n"
+        "    for name in os.listdir(folder):\n"
+        "        if name.endswith(tuple(ends)) and not name.startswith(('_tkinter', '_test', '_xx', 'xx')):\n"
+        "            importlib.import_module(name.split('.')[0])\nprint('all')",
+        "all",
     ),
     "archives": ("import zipfile\nz = zipfile.ZipFile('a.zip', 'w')\nz.writestr('x', 'y')\nprint(z.namelist())", "x"),
     "alarms": ("import signal, time\nsignal.signal(14, print)\nsignal.setitimer(0, .01)\ntime.sleep(.05)", "14"),
@@ -230,6 +241,31 @@ def test_a_program_waits_for_a_process_to_be_free(monkeypatch):
     assert len(tried) == 2
 
 
+@pytest.mark.parametrize("step", ["mkdir", "write_text", "TemporaryFile", "TemporaryDirectory"])
+def test_a_full_disk_ends_no_run(step, tmp_path, monkeypatch):
+    """A program beside it may have filled the disk until it is ended: a try later, or else a failed program."""
+    owner = Path if step in ("mkdir", "write_text") else sandbox.tempfile
+    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
+    works, tried, most = getattr(owner, step), [], 1
+
+    def refuse(*arguments, **named):
+        tried.append(1)
+        if len(tried) <= most:
+            raise OSError(errno.ENOSPC, "no space left")
+        return works(*arguments, **named)
+
+    monkeypatch.setattr(owner, step, refuse)
+    assert run("print(input())", stdin="1").output == "1\n"
+    most = len(tried) + 1000
+    monkeypatch.setattr(sandbox, "_PATIENCE", 0.0)
+    ran = run("print(1)")
+    assert (ran.finished, ran.timed_out, ran.output) == (False, False, "")
+    assert "no space left" in ran.errors
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match="no space left"):
+        sandbox.check_sandbox(ran)
+
+
 def test_where_not_even_an_empty_program_runs_the_tool_is_refused():
     with pytest.raises(UserError, match="memory"):
         Python(ToolSettings(mebibytes=8))
@@ -286,7 +322,16 @@ def test_the_filter_looks_at_arguments(machine):
 
     threads = {"glibc": 0x003D0F00, "musl": 0x007D0F00}
     assert {name: of("clone", flags) for name, flags in threads.items()} == {"glibc": "allow", "musl": "allow"}
-    for flags in (17, 0, 0x4111, 0x003D0F00 | 0x10000000, 0x003D0F00 | 0x00020000, 0x003D0F00 | 0x2000):
+    without_shared_files = 0x003D0F00 & ~0x400
+    for flags in (
+        17,
+        0,
+        0x4111,
+        without_shared_files,
+        0x003D0F00 | 0x10000000,
+        0x003D0F00 | 0x00020000,
+        0x003D0F00 | 0x2000,
+    ):
         assert of("clone", flags) == "EPERM"
     assert of("kill", PID) == of("tgkill", PID, 1) == "allow"
     for pid in (0, 1, PID + 1, -1, -PID):
@@ -302,6 +347,9 @@ def test_the_filter_looks_at_arguments(machine):
         assert of("ioctl", 1, request) == "EPERM"
     assert of("prctl", 15) == "allow"
     assert of("prctl", 4) == of("prctl", 22) == of("prctl", 0x59616D61) == "EPERM"
+    assert of("mmap", 0, 4096, 3, 0x22, 1 << 32) == of("mmap", 0, 4096, 3, 0x21, -1) == "allow"
+    for flags in (1, 2, 0x12, 0x802, 0x22 << 32):  # a file: shared, private, at an address, as a library is loaded
+        assert of("mmap", 0, 4096, 1, flags, 5) == "EPERM"
     opened = "open" if machine == "x86_64" else "openat"
     for name, before in ((opened, [0] if opened == "open" else [0, 0]), ("openat", [0, 0])):
         for flags in (os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, os.O_RDWR | os.O_TRUNC, os.O_RDWR):

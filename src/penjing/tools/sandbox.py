@@ -53,23 +53,16 @@ def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibyte
     """
     if sys.platform != "linux":
         raise _cannot({"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform))
-    with tempfile.TemporaryDirectory(prefix="penjing-sandbox-", ignore_cleanup_errors=True) as outer:
-        folder = Path(outer) / "own"
-        folder.mkdir(0o700)
-        (folder / "answer.py").write_text(code, encoding="utf-8", errors="surrogatepass")
-        # Files without a name, which nobody can open, rename or shut.
-        with (
-            tempfile.TemporaryFile(dir=outer) as given,
-            tempfile.TemporaryFile(dir=outer) as out,
-            tempfile.TemporaryFile(dir=outer) as err,
-        ):
-            given.write(stdin.encode(errors="surrogatepass"))
-            given.seek(0)
-            limits = (max(1, round(cpu_seconds + 0.5)), memory_mebibytes << 20, OUTPUT_BYTES)
-            with _Program(folder, limits, (given, out, err)) as program:
-                stopped = program.wait(_WALL * cpu_seconds)
-            output, output_whole = _text(out)
-            errors, errors_whole = _text(err)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder, files = _prepare(stack, code, stdin)
+        except OSError as error:
+            return Ran(finished=False, output="", errors=f"its folder cannot be made: {error}\n", timed_out=False)
+        limits = (max(1, round(cpu_seconds + 0.5)), memory_mebibytes << 20, OUTPUT_BYTES)
+        with _Program(folder, limits, files) as program:
+            stopped = program.wait(_WALL * cpu_seconds)
+        output, output_whole = _text(files[1])
+        errors, errors_whole = _text(files[2])
     if program.missing:
         raise _cannot(f"Linux {platform.release()} on {platform.machine()} without {program.missing}")
     if not (output_whole and errors_whole):
@@ -176,6 +169,29 @@ class _Program:
             if os.stat(f"/proc/{self._process.pid}/task").st_nlink - 2 > MOST_THREADS:
                 return f"more than {MOST_THREADS} threads"
         return ""
+
+
+def _prepare(stack: contextlib.ExitStack, code: str, stdin: str) -> tuple[Path, tuple[BinaryIO, BinaryIO, BinaryIO]]:
+    """Its folder and files, removed at the end of `stack`; where the disk is full, once another program is ended."""
+    ends = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            with contextlib.ExitStack() as attempt:
+                made = tempfile.TemporaryDirectory(prefix="penjing-sandbox-", ignore_cleanup_errors=True)
+                outer = attempt.enter_context(made)
+                folder = Path(outer) / "own"
+                folder.mkdir(0o700)
+                (folder / "answer.py").write_text(code, encoding="utf-8", errors="surrogatepass")
+                # Files without a name, which nobody can open, rename or shut.
+                given, out, err = (attempt.enter_context(tempfile.TemporaryFile(dir=outer)) for _ in range(3))
+                given.write(stdin.encode(errors="surrogatepass"))
+                given.seek(0)
+                stack.push(attempt.pop_all())
+                return folder, (given, out, err)
+        except OSError:
+            if time.monotonic() >= ends:
+                raise
+            time.sleep(_LOOK_SECONDS)
 
 
 def _start(

@@ -5,7 +5,9 @@ Before the file runs, the process gives up, for good:
 - files: it may read the interpreter's libraries, and read and write files in its own folder (Landlock, Linux 5.13);
 - system calls: only those of a list are allowed, some with their arguments checked (seccomp). There is no call on the
   list that changes modes, owners, times or extended attributes, makes links, folders, sockets or processes, starts a
-  program, or signals another process. The 32-bit calls and the x32 calls of x86-64 end the process.
+  program, or signals another process. The 32-bit calls and the x32 calls of x86-64 end the process. No file can be
+  mapped: a mapping keeps the space of a deleted file, and no limit counts it. So the libraries of the standard
+  library's modules are loaded before.
 If the filter or Landlock cannot be had, the file is not run.
 
 Landlock alone is not enough: it has no rights for modes, times, owners and attributes, and before ABI 3 (Linux 6.2)
@@ -37,7 +39,7 @@ ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # colum
 # System calls by number: (x86-64, AArch64); -1 where the machine has none.
 ALLOWED = {
     # memory, threads, signals to itself
-    "mmap": (9, 222), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "madvise": (28, 233),
+    "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "madvise": (28, 233),
     "msync": (26, 227), "brk": (12, 214), "membarrier": (324, 283), "futex": (202, 98), "set_robust_list": (273, 99),
     "rseq": (334, 293), "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "exit": (60, 93),
     "exit_group": (231, 94), "restart_syscall": (219, 128), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
@@ -60,11 +62,12 @@ ALLOWED = {
     "faccessat": (269, 48), "faccessat2": (439, 439), "readlink": (89, -1), "readlinkat": (267, 78),
     "getdents64": (217, 61), "getcwd": (79, 17), "chdir": (80, 49), "rename": (82, -1),
     "renameat": (264, 38), "renameat2": (316, 276), "unlink": (87, -1), "unlinkat": (263, 35),
+    "umask": (95, 166),
 }  # fmt: skip
 # Allowed with certain arguments.
 CHECKED = {
     "open": (2, -1), "openat": (257, 56), "ioctl": (16, 29), "fcntl": (72, 25), "kill": (62, 129),
-    "tgkill": (234, 131), "prlimit64": (302, 261), "prctl": (157, 167), "clone": (56, 220),
+    "tgkill": (234, 131), "prlimit64": (302, 261), "prctl": (157, 167), "clone": (56, 220), "mmap": (9, 222),
 }  # fmt: skip
 CAPSET = (126, 91)
 # From here on numbers are the same everywhere, and the C library tries a call before it takes an older one. It is told
@@ -78,7 +81,8 @@ IOCTLS = (0x5401, 0x5421, 0x5450, 0x5451)  # TCGETS, FIONBIO, FIONCLEX, FIOCLEX
 FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
 PRCTLS = (15, 16)  # the name of a thread
 # CLONE_VM, _FS, _FILES, _SIGHAND, _THREAD, _SYSVSEM, _SETTLS, _PARENT_SETTID, _CHILD_CLEARTID, _DETACHED
-CLONE_THREAD, CLONE_FLAGS = 0x00010000, 0x007D0F00
+CLONE_THREAD, CLONE_FILES, CLONE_FLAGS = 0x00010000, 0x00000400, 0x007D0F00
+MAP_ANONYMOUS = 0x20
 
 # Instructions of the kernel's classic BPF.
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, GIVE = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
@@ -127,9 +131,11 @@ def _checks(pid: int) -> dict[str, Program]:
             (LOAD, 0, 0, _argument(2) + 4), (EQUAL, 1, 0, 0), refuse,
             (GIVE, 0, 0, ALLOW),
         ],
-        # A thread, and no process or namespace.
+        # Memory, and no file.
+        "mmap": [(LOAD, 0, 0, _argument(3)), (ANY_BIT, 1, 0, MAP_ANONYMOUS), refuse, (GIVE, 0, 0, ALLOW)],
+        # A thread, and no process or namespace. Open files are limited by table: threads share that of the process.
         "clone": [
-            (LOAD, 0, 0, _argument(0)), (ANY_BIT, 1, 0, CLONE_THREAD), refuse,
+            (LOAD, 0, 0, _argument(0)), (ANY_BIT, 1, 0, CLONE_THREAD), refuse, (ANY_BIT, 1, 0, CLONE_FILES), refuse,
             (AND, 0, 0, ~CLONE_FLAGS & 0xFFFFFFFF), (EQUAL, 1, 0, 0), refuse,
             (GIVE, 0, 0, ALLOW),
         ],
@@ -291,6 +297,22 @@ def limit(seconds: int, memory_bytes: int, file_bytes: int) -> None:
         resource.setrlimit(kind, (most, most))
 
 
+def load_libraries() -> None:
+    """Load what the modules of the standard library are made of, as no file can be mapped later.
+
+    A later import finds the library that is loaded. Not of use here: Tk, and what Python tests itself with.
+    libgcc_s: the C library loads it when a thread leaves by pthread_exit.
+    """
+    found = ["libgcc_s.so.1"]
+    for folder in filter(os.path.isdir, sys.path):
+        for name in os.listdir(folder):
+            if name.endswith(".so") and not name.startswith(("_tkinter", "_test", "_xx", "xx")):
+                found.append(os.path.join(folder, name))
+    for library in found:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(library)
+
+
 def take(pipe: int) -> bytes:
     """What comes through a pipe, which is closed behind it."""
     found = os.read(pipe, 4096)
@@ -321,6 +343,7 @@ def main() -> None:
     report, secret, newest_abi, seconds, memory_bytes, file_bytes = map(int, numbers)
     file = os.path.join(folder, name)
     limit(seconds, memory_bytes, file_bytes)
+    load_libraries()
     missing = shut_in(folder, file, newest_abi)
     os.write(report, f"{missing}\n".encode())
     if missing:
