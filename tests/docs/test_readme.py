@@ -9,6 +9,7 @@ import pytest
 from typer.main import get_command
 
 from penjing.base import config
+from penjing.base.interval import wilson
 from penjing.cli import app
 from penjing.model.config import ModelConfig
 from penjing.model.presets import PRESETS
@@ -104,6 +105,23 @@ def test_figures_are_those_on_record(name):
     assert re.search(rf"{minutes} (min|分) {seconds} (s|秒)", text)
     assert f"{record['real_text']['bits_per_byte']:.2f}" in text
     assert f"{record['real_text']['zstd_19_bits_per_byte']:.2f}" in text
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_kinds_of_question_stand_where_the_record_has_them(name):
+    """Above, like or below guessing, by the 95 % interval of both languages together."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    record = json.loads((ROOT / re.search(r"results/quickstart[^)]*", text)[0]).read_text(encoding="utf-8"))
+    kinds = {}
+    for row in record["rows"]:
+        right, asked, by_chance = kinds.get(row["kind"], (0, 0, 0.0))
+        kinds[row["kind"]] = (right + row["right"], asked + row["asked"], by_chance + row["chance"] * row["asked"])
+    cells = {1: [], 0: [], -1: []}
+    for kind, (right, asked, by_chance) in kinds.items():
+        low, high = wilson(right, asked)
+        cells[(low > by_chance / asked) - (high < by_chance / asked)].append(f"`{kind}` {right}")
+    for cell in cells.values():
+        assert not cell or f"| {', '.join(cell)} |" in text
 
 
 @pytest.mark.parametrize("name", READMES)
