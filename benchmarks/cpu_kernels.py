@@ -1,4 +1,4 @@
-"""Training steps on a CPU with kernels of our own (model/cpu.py), with torch's operations instead, and compiled.
+"""Training steps on a CPU with kernels of our own (kernels/cpu/ops.py), with torch's operations instead, and compiled.
 
 Run: python benchmarks/cpu_kernels.py --out results/cpu_kernels.json
 Try: python benchmarks/cpu_kernels.py --tiny
@@ -52,14 +52,14 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 def measure(asked: argparse.Namespace) -> None:
     """One way of one shape, in this process; prints JSON."""
     name, dtype, way = asked.one.split(",")
-    from penjing.train.folder import set_threads
+    from penjing.train.run_dir import set_threads
 
     set_threads(asked.threads, 1)
     import numpy as np
     import speed_gpu
     import torch
 
-    from penjing.model import cpu
+    from penjing.kernels.cpu import ops as cpu
     from penjing.plan import hardware
     from penjing.plan.flops import mean_keys, training_flops_per_token
 

@@ -33,11 +33,11 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 def build(preset: str, folder: Path) -> tuple[Any, Any]:
     """A model of the preset's shape with random weights, and a tokenizer trained on toy text."""
     from penjing.base import config
+    from penjing.data import synthetic as toyworld
+    from penjing.data.tokenizer.tokenizer import train_tokenizer
     from penjing.model.config import ModelConfig
     from penjing.model.init import initialise
     from penjing.model.transformer import Transformer
-    from penjing.text import toyworld
-    from penjing.text.tokenizer import train_tokenizer
 
     shape = config.resolve(ModelConfig, {"preset": preset})
     toyworld.write(folder, seed=3, documents=2000, conversations=1, preferences=1, prompts=1, questions_per_kind=1)

@@ -47,8 +47,8 @@ def trial(asked: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from penjing.base import config
-    from penjing.base.process import peak_resident_bytes
-    from penjing.feed.batch import Batch
+    from penjing.base.process_info import peak_resident_bytes
+    from penjing.loader.batch import Batch
     from penjing.model.config import ModelConfig
     from penjing.model.init import initialise
     from penjing.model.linear import set_compute_dtype
@@ -59,7 +59,7 @@ def trial(asked: argparse.Namespace) -> dict[str, Any]:
     from penjing.parallel.base import local_device
     from penjing.parallel.single import Single
     from penjing.plan import hardware
-    from penjing.train.folder import set_threads
+    from penjing.train.run_dir import set_threads
 
     set_threads(asked.threads, 1)
     device = local_device(asked.device)

@@ -48,7 +48,7 @@ class Subject:
         from penjing.model.transformer import Transformer
         from penjing.objective.next_token import NextToken
         from penjing.optim.adamw import AdamW
-        from penjing.optim.balance import RouterBalance
+        from penjing.optim.router_bias_update import RouterBalance
         from penjing.parallel.single import Single
         from penjing.plan.flops import parameters
 
@@ -91,10 +91,10 @@ def main() -> None:
     asked = parse()
     import torch
 
-    from penjing.feed.batch import Batch
+    from penjing.loader.batch import Batch
     from penjing.parallel.base import local_device
     from penjing.plan import hardware
-    from penjing.train.folder import set_threads
+    from penjing.train.run_dir import set_threads
 
     set_threads(asked.threads, 1)
     device = local_device(asked.device)

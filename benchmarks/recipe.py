@@ -48,7 +48,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 def toy_texts(folder: Path) -> dict[str, Path]:
     """The toy world's documents by language."""
-    from penjing.text import toyworld
+    from penjing.data import synthetic as toyworld
 
     toyworld.write(folder, seed=11, documents=9_000, conversations=10, preferences=10, prompts=10, questions_per_kind=1)
     halves: dict[str, list[str]] = {"english": [], "chinese": []}
@@ -77,11 +77,11 @@ def plain_weights(model: Any, seed: int) -> None:
 
 def train_once(settings: dict[str, Any], folder: Path, *, plain: bool) -> float:
     """Bits per byte of the held-out text after one training."""
+    from penjing.commands.train import resolve_run
     from penjing.parallel.base import make_engine
-    from penjing.recipes.execute import resolve_run
-    from penjing.train.assemble import assemble
+    from penjing.train.build import assemble
     from penjing.train.loop import train
-    from penjing.train.tokens import NextTokenStage
+    from penjing.train.stages.next_token import NextTokenStage
 
     run = resolve_run("pretrain", {**settings, "out": str(folder)})
     made = assemble(run, make_engine("cpu"), NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None)
@@ -146,7 +146,7 @@ def needed_share(plain: float, ours: dict[float, float]) -> float:
 
 def study(asked: argparse.Namespace, language: str, text: Path, work: Path) -> dict[str, Any]:
     """All sizes on one corpus, by name."""
-    from penjing.train.folder import set_threads
+    from penjing.train.run_dir import set_threads
 
     set_threads(asked.threads, 1)
     seeds = [int(seed) for seed in asked.seeds.split(",")]

@@ -152,8 +152,8 @@ def main() -> None:
     import torch
 
     from penjing import __version__
+    from penjing.data import synthetic as toyworld
     from penjing.plan import hardware
-    from penjing.text import toyworld
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as folder:

@@ -144,22 +144,22 @@ class Ready:
 def prepare(case: Case, asked: argparse.Namespace) -> Ready:
     import torch
 
-    from penjing.feed.batch import Batch
+    from penjing.loader.batch import Batch
     from penjing.model.config import ModelConfig
     from penjing.model.init import initialise
+    from penjing.model.kernel_selection import activate_flash
     from penjing.model.linear import set_compute_dtype
     from penjing.model.lora import Lora, adapt, keep_base_in
     from penjing.model.transformer import Transformer, recompute_activations
     from penjing.objective.next_token import NextToken
     from penjing.optim.adamw import AdamW
-    from penjing.optim.balance import RouterBalance
     from penjing.optim.muon import Muon
+    from penjing.optim.router_bias_update import RouterBalance
     from penjing.parallel.base import local_device
-    from penjing.parallel.compile import compile_model, compile_optimizers
-    from penjing.parallel.flash import activate_flash
-    from penjing.parallel.scaler import LossScaler
+    from penjing.parallel.grad_scaler import LossScaler
     from penjing.parallel.single import Single
     from penjing.plan import hardware
+    from penjing.train.compile_policy import compile_model, compile_optimizers
 
     device = local_device(asked.device)
     dtype = hardware.compute_dtype(case.dtype, device)
@@ -224,10 +224,10 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from penjing.model.documents import has_varlen
-    from penjing.parallel.compile import compiled_seconds
+    from penjing.kernels.document_attention import has_varlen
     from penjing.plan import hardware
     from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
+    from penjing.train.compile_policy import compiled_seconds
 
     ready = prepare(case, asked)
     step, wait, device, dtype, config = ready.step, ready.wait, ready.device, ready.dtype, ready.config

@@ -17,11 +17,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests share forks.py
 
 from forks import ENVIRONMENT, Server
 
-from penjing.base import heap
+from penjing.base import malloc_tuning as heap
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # tests/model/test_gpu.py; Triton reads it when anything first imports it
+    os.environ["TRITON_INTERPRET"] = (
+        "1"  # tests/kernels/test_triton_kernels.py; Triton reads it when anything first imports it
+    )
 os.environ.setdefault("PENJING_HOME", tempfile.mkdtemp(prefix="penjing-home-"))  # no test writes the user's ledger
 
 
@@ -63,7 +65,7 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory):
     """A small toy world: folder with pretrain.jsonl, sft.jsonl, eval.jsonl and the others."""
-    from penjing.text import toyworld
+    from penjing.data import synthetic as toyworld
 
     folder = tmp_path_factory.mktemp("toy")
     toyworld.write(folder, seed=3, documents=400, conversations=200, preferences=20, prompts=20, questions_per_kind=1)

@@ -24,11 +24,11 @@ import torch._dynamo  # the first optimizer of a process imports it, which takes
 CALLS = ("open", "write", "fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 IMPORTED = (  # each child would import them anew
     "penjing.cli",
-    "penjing.recipes.execute",
+    "penjing.commands.train",
     "penjing.rl.stage",
-    "penjing.train.distill",
-    "penjing.train.preference",
-    "penjing.train.tokens",
+    "penjing.train.stages.distill",
+    "penjing.train.stages.preference",
+    "penjing.train.stages.next_token",
 )
 
 
@@ -60,7 +60,7 @@ def training(job):
 
     from penjing.base.config import parse_overrides
     from penjing.base.errors import UserError
-    from penjing.recipes.execute import execute, resolve_run
+    from penjing.commands.train import execute, resolve_run
     from penjing.train.signals import Stopped
 
     said = io.StringIO()
@@ -93,7 +93,7 @@ def training(job):
 
 def command(job, rank):
     """`penjing WORDS`; never returns. Ends as the interpreter ends a program, but without freeing what it imported."""
-    from penjing.base import process
+    from penjing.base import process_info as process
     from penjing.cli import main
 
     process._BORN = time.perf_counter()
@@ -177,7 +177,7 @@ def prepare():
     import importlib
 
     from penjing.plan import hardware
-    from penjing.train import probe
+    from penjing.train import step_probe as probe
 
     for name in IMPORTED:
         importlib.import_module(name)

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from penjing import __version__
-from penjing.base import config, units
+from penjing.base import config
+from penjing.base import formatting as units
 from penjing.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, suggest
-from penjing.base.marked import marked
-from penjing.base.process import first_of_launch
+from penjing.base.markup import marked
+from penjing.base.process_info import first_of_launch
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -95,8 +96,8 @@ def quickstart(
 
     penjing quickstart --data sanguo steps=1000
     """
-    from penjing.recipes.quickstart import Settings as Asked
-    from penjing.recipes.quickstart import quickstart as begin
+    from penjing.commands.quickstart import Settings as Asked
+    from penjing.commands.quickstart import quickstart as begin
 
     begin(Asked(data=data, out=out, fresh=fresh, short=short, settings=tuple(settings or ())), console)
 
@@ -131,8 +132,8 @@ def train(
 
     penjing train runs/six/run.toml out=runs/again
     """
-    from penjing.recipes.execute import execute
-    from penjing.recipes.known_questions import print_changes
+    from penjing.commands.known_questions import print_changes
+    from penjing.commands.train import execute
 
     outcome = execute(_resolved(recipe, settings), console, allow_change or ())
     if os.environ.get("RANK", "0") != "0":
@@ -183,17 +184,17 @@ def plan_run(
 
     penjing plan downloads/SmolLM2-135M/config.json --gpu A100 --gpus 2 --unique 1.2B
     """
-    from penjing.recipes.plan import EXIT_DOES_NOT_FIT, is_foreign, make_page, read_foreign
-    from penjing.recipes.plan_print import print_page
-    from penjing.recipes.plan_run import Asked
+    from penjing.commands.plan import EXIT_DOES_NOT_FIT, is_foreign, make_page, read_foreign
+    from penjing.commands.plan_print import print_page
+    from penjing.commands.plan_run import Asked
 
     asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine), budget=budget, tokens=tokens, unique=unique, price=price)
     overrides = config.parse_overrides(settings or [])
     run, foreign = read_foreign(Path(recipe), overrides) if is_foreign(recipe) else (_resolved(recipe, settings), None)
     if run.data.train and not gpu and foreign is None:
+        from penjing.commands.plan import over_budget
+        from penjing.commands.train import plan_only
         from penjing.plan import cost
-        from penjing.recipes.execute import plan_only
-        from penjing.recipes.plan import over_budget
 
         idle = {"--tokens": tokens, "--unique": unique, "--gpus": gpus > 1, "--engine": engine, "--explain": explain}
         if ignored := [name for name, given in idle.items() if given]:
@@ -231,7 +232,7 @@ def _engine(name: str) -> Any:
 
 def _planned(recipe: str, settings: list[str] | None) -> Any:
     """The run of a recipe or of a Hugging Face model. Raises UserError for one whose step cannot be traced."""
-    from penjing.recipes.plan import is_foreign, read_foreign
+    from penjing.commands.plan import is_foreign, read_foreign
 
     if not is_foreign(recipe):
         return _resolved(recipe, settings)
@@ -256,9 +257,9 @@ def plan_memory(
 
     penjing plan memory pretrain model=104m --gpu "RTX 3090" --waterfall
     """
-    from penjing.recipes.plan import EXIT_DOES_NOT_FIT
-    from penjing.recipes.plan_run import Asked
-    from penjing.recipes.plan_tools import print_memory
+    from penjing.commands.plan import EXIT_DOES_NOT_FIT
+    from penjing.commands.plan_run import Asked
+    from penjing.commands.plan_subcommands import print_memory
 
     asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine))
     if print_memory(_planned(recipe, settings), asked, console, waterfall=waterfall) is False:
@@ -282,9 +283,9 @@ def plan_search(
 
     penjing plan search pretrain model=104m --gpu "RTX 3090" --fit 24GB
     """
-    from penjing.recipes.plan import EXIT_DOES_NOT_FIT
-    from penjing.recipes.plan_run import Asked
-    from penjing.recipes.plan_tools import search
+    from penjing.commands.plan import EXIT_DOES_NOT_FIT
+    from penjing.commands.plan_run import Asked
+    from penjing.commands.plan_subcommands import search
 
     rows = config.convert(tuple[int, ...], lengths, "--lengths") if lengths else ()
     asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine))
@@ -306,8 +307,8 @@ def plan_tokens(
 
     penjing plan tokens --params 64M --unique 1.2B --hours 2 --gpu "RTX 3090"
     """
-    from penjing.recipes.plan_run import Asked
-    from penjing.recipes.plan_tools import print_tokens
+    from penjing.commands.plan_run import Asked
+    from penjing.commands.plan_subcommands import print_tokens
 
     print_tokens(params, unique, hours, Asked(gpu=gpu, gpus=gpus), console)
 
@@ -325,7 +326,7 @@ def plan_estimate(
 
     penjing plan estimate --params 26M --tokens 10B --tflops 75
     """
-    from penjing.recipes.plan_tools import print_estimate
+    from penjing.commands.plan_subcommands import print_estimate
 
     print_estimate(params, tokens, tflops, gpu, console)
 
@@ -344,7 +345,7 @@ def profile_verb(
 
     penjing profile pretrain model=64m --seconds 20
     """
-    from penjing.recipes.profile import profile
+    from penjing.commands.profile import profile
 
     profile(_resolved(recipe, settings) if recipe else None, seconds, console)
 
@@ -361,7 +362,7 @@ def scale_verb(
 
     penjing scale pretrain model=tiny data.train=corpus.jsonl steps=5000 --budget 20min
     """
-    from penjing.recipes.scale import scale
+    from penjing.commands.plan_forecast import scale
 
     scale(_resolved(recipe, settings), budget, console)
 
@@ -376,7 +377,7 @@ def verify_verb(
 
     penjing verify runs/quickstart
     """
-    from penjing.recipes.verify import verify
+    from penjing.commands.plan_verify import verify
 
     verify(run, console)
 
@@ -391,14 +392,14 @@ def ledger_verb(
 
     penjing ledger --last 5
     """
-    from penjing.recipes.verify import show_ledger
+    from penjing.commands.plan_verify import show_ledger
 
     show_ledger(console, last)
 
 
 def _resolved(recipe: str, settings: list[str] | None):  # type: ignore[no-untyped-def]  # Run, imported late
+    from penjing.commands.train import resolve_run
     from penjing.recipes import RECIPES
-    from penjing.recipes.execute import resolve_run
 
     overrides = config.parse_overrides(settings or [])
     if recipe.endswith(".toml") or Path(recipe).is_file():
@@ -445,8 +446,8 @@ def chat(
 
     penjing chat runs/agent --tools calculator,dates --think
     """
+    from penjing.commands.chat import chat as talk
     from penjing.infer.sample import Sampling
-    from penjing.recipes.chat import chat as talk
 
     talk(
         run,
@@ -498,7 +499,7 @@ def generate_answers(
 
     penjing generate runs/large --prompts prompts.jsonl --out answers.jsonl --answers 4 --temperature 0.8 --seed 1
     """
-    from penjing.recipes.generate import Asked, generate_file
+    from penjing.commands.generate import Asked, generate_file
 
     asked = Asked(
         answers=answers,
@@ -542,7 +543,7 @@ def evaluate(
 
     penjing eval runs/quickstart --text my.txt
     """
-    from penjing.recipes.evaluate import evaluate_questions, evaluate_text
+    from penjing.commands.evaluate import evaluate_questions, evaluate_text
 
     if questions is None and text is None:
         raise UserError("nothing to measure on", next_step="Give --questions FILE or --text FILE.")
@@ -566,10 +567,10 @@ def export_hf(
 
     penjing export hf runs/quickstart my-model
     """
-    from penjing.export.card import model_card
+    from penjing.export.default_paths import place
     from penjing.export.hf import export
-    from penjing.export.place import place
-    from penjing.train.folder import load_trained
+    from penjing.export.model_card import model_card
+    from penjing.train.run_dir import load_trained
 
     trained = load_trained(run, adapters="merged")
     path = out or place(run, trained, "export")
@@ -604,9 +605,9 @@ def export_gguf(
 
     penjing export gguf runs/quickstart my-model-q8_0.gguf --type q8_0 --licence apache-2.0 --language zh
     """
+    from penjing.export.default_paths import called, place
     from penjing.export.gguf import About, export
-    from penjing.export.place import called, place
-    from penjing.train.folder import load_trained
+    from penjing.train.run_dir import load_trained
 
     trained = load_trained(run, adapters="merged")
     named = name or called(run)
@@ -636,9 +637,9 @@ def export_onnx(
 
     penjing export onnx runs/quickstart my-model-onnx
     """
+    from penjing.export.default_paths import place
     from penjing.export.onnx import export
-    from penjing.export.place import place
-    from penjing.train.folder import load_trained
+    from penjing.train.run_dir import load_trained
 
     trained = load_trained(run, adapters="merged")
     done = export(trained.model, trained.tokenizer, out or place(run, trained, "onnx"), kind=kind)
@@ -660,7 +661,7 @@ def show(
 
     penjing show runs/quickstart
     """
-    from penjing.recipes.show import show as display
+    from penjing.commands.show import show as display
 
     display(what, config.parse_overrides(settings or []), console)
 
@@ -682,10 +683,10 @@ def doctor(
     penjing doctor runs/quickstart
     """
     if run is not None:
-        from penjing.recipes.doctor import doctor as examine_run
+        from penjing.commands.check_run import doctor as examine_run
 
         raise typer.Exit(0 if examine_run(run, console) else 1)
-    from penjing.recipes.show import doctor as examine
+    from penjing.commands.show import doctor as examine
 
     examine(console)
 
@@ -705,7 +706,7 @@ def average_verb(
 
     penjing average runs/a runs/b --weights 2,1 --out runs/mean
     """
-    from penjing.recipes.average import average_models
+    from penjing.commands.average import average_models
 
     shares = config.convert(tuple[float, ...], weights, "--weights")
     names = average_models(models, out, weights=shares, last=last)
@@ -731,7 +732,7 @@ def adapter_merge(
 
     penjing adapter merge runs/sft --adapter downloads/adapter --out merged
     """
-    from penjing.recipes.adapter import merge_adapter
+    from penjing.commands.adapter import merge_adapter
 
     done = merge_adapter(run, adapter or (), out)
     _say(f"{done.path}: {done.note}")
@@ -748,7 +749,7 @@ def adapter_export(
 
     penjing adapter export runs/lora my-adapter
     """
-    from penjing.recipes.adapter import export_adapter
+    from penjing.commands.adapter import export_adapter
 
     export_adapter(run, out)
     _say(f"{out}: loads with peft.PeftModel.from_pretrained(base, {str(out)!r})")
@@ -802,7 +803,7 @@ def bench_train_verb(
 
     penjing bench train runs/quickstart --method grpo --data runs/quickstart/data/rl.jsonl --threads 1
     """
-    from penjing.recipes.bench import bench, keep, write
+    from penjing.commands.bench import bench, keep, write
 
     if resume and out is None:
         raise UserError("with no file there is nothing to go on with", where="--resume", wanted="--out FILE")
@@ -852,7 +853,7 @@ def bench_matmul_verb(
 
     penjing bench matmul --seconds 20
     """
-    from penjing.recipes.sweep import run_matmul
+    from penjing.commands.sweep import run_matmul
 
     run_matmul(
         config.convert(tuple[int, ...], sizes, "--sizes") if sizes else (),
@@ -885,7 +886,7 @@ def bench_sweep_verb(
     penjing bench sweep pretrain model=tiny --rows 2,4,8 --passes 1,2 --lengths 128,256 --out sweep
     """
     from penjing.bench.sweep import Grid
-    from penjing.recipes.sweep import run_sweep
+    from penjing.commands.sweep import run_sweep
 
     def numbers(text: str, where: str) -> tuple[int, ...]:
         found: tuple[int, ...] = config.convert(tuple[int, ...], text, where) if text else ()
@@ -914,7 +915,7 @@ def data_list() -> None:
 
     penjing data list
     """
-    from penjing.text.catalogue import CATALOGUE
+    from penjing.data.catalog.registry import CATALOGUE
 
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "what", "kind", "language", "download", "tokens (est.)", "licence"):
@@ -940,7 +941,7 @@ def data_get(
 
     penjing data get tinystories --out corpora
     """
-    from penjing.text.catalogue import get
+    from penjing.data.catalog.registry import get
 
     folder = get(name, out, progress=lambda text: console.print(f"  {text}", highlight=False))
     _say(f"{folder}: ready for data.train={folder}")
@@ -963,7 +964,7 @@ def data_toyworld(
 
     penjing data toyworld --out data/toyworld --documents 100000
     """
-    from penjing.text import toyworld
+    from penjing.data import synthetic as toyworld
 
     counts = toyworld.write(
         out,
@@ -990,7 +991,7 @@ def data_report(
 
     penjing data report corpus.jsonl
     """
-    from penjing.recipes.show import corpus_report
+    from penjing.commands.show import corpus_report
 
     corpus_report(files, console)
 
@@ -1012,8 +1013,8 @@ def tokenizer_train(
     penjing tokenizer train corpus.jsonl --vocabulary 6400 --out tokenizer
     """
     from penjing.base.files import make_folder
-    from penjing.text.records import Quarantine, list_files, read_documents
-    from penjing.text.tokenizer import train_tokenizer
+    from penjing.data.formats import Quarantine, list_files, read_documents
+    from penjing.data.tokenizer.tokenizer import train_tokenizer
 
     paths, quarantine = list_files(files), Quarantine(max_bad=1.0)
     make_folder(out)
@@ -1036,7 +1037,7 @@ def tokenizer_show(
 
     penjing tokenizer show runs/quickstart "Mia has 3 apples."
     """
-    from penjing.recipes.show import tokens
+    from penjing.commands.show import tokens
 
     tokens(path, text, console)
 

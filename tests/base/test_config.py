@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penjing.base.config import convert, parse_overrides, read_toml, resolve, settings, to_dict, to_toml
 from penjing.base.errors import UserError
 from penjing.model.presets import PRESETS
-from penjing.train.run import Run
+from penjing.train.config import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from penjing.bench import pretrain as bench
 from penjing.bench.peers import NEEDS
 from penjing.bench.pretrain import Asked, compare
 from penjing.bench.race import RaceSpec
-from penjing.recipes.bench_pretrain import QUICK, bench_pretrain
+from penjing.commands.bench_pretrain import QUICK, bench_pretrain
 
 SHAPE = {
     "vocab_size": 400,

@@ -19,10 +19,10 @@ from penjing.bench.pretrain import Asked, compare
 from penjing.bench.pretrain_table import equal, rows_of, verdicts
 from penjing.bench.race import IGNORED, HeldOut, Race, RaceSpec
 from penjing.bench.train import trial
-from penjing.recipes.bench import bench as asked_for
-from penjing.recipes.bench import write
-from penjing.recipes.bench_pretrain import QUICK, bench_pretrain
-from penjing.train.run import Run
+from penjing.commands.bench import bench as asked_for
+from penjing.commands.bench import write
+from penjing.commands.bench_pretrain import QUICK, bench_pretrain
+from penjing.train.config import Run
 
 
 def quiet():
@@ -332,8 +332,8 @@ def test_real_contenders_learn_from_the_same(toy, monkeypatch, in_process):
     def run_trial(module, given, folder):  # one of them as all are run outside of tests
         return (trial if folder.name == "step-penjing-adamw-0" else in_process)(module, given, folder)
 
-    monkeypatch.setattr("penjing.recipes.bench_pretrain.compare", partial(compare, run_trial=run_trial))
-    monkeypatch.setattr("penjing.recipes.bench_pretrain._peer_dtypes", lambda device: ("float32",))
+    monkeypatch.setattr("penjing.commands.bench_pretrain.compare", partial(compare, run_trial=run_trial))
+    monkeypatch.setattr("penjing.commands.bench_pretrain._peer_dtypes", lambda device: ("float32",))
     peers = ("trainer", "trainer-packed", "minimind-style")
     if importlib.util.find_spec("accelerate") is None:
         peers = peers[2:]  # compare() says which is left out; see above
@@ -366,7 +366,7 @@ def test_what_auto_means_is_found_once_and_handed_to_every_trial(toy, monkeypatc
         seen.update(run=run.compute.dtype, spec=spec.dtype)
         return {}
 
-    monkeypatch.setattr("penjing.recipes.bench_pretrain.compare", see)
+    monkeypatch.setattr("penjing.commands.bench_pretrain.compare", see)
     size = replace(QUICK, model={**TINY, "mlp_size": 48, "vocabulary_size": 400}, row_tokens=64, batch=4, held_out=16)
     bench_pretrain(toy / "pretrain.jsonl", Asked(peers=(), trials=1), size, quiet())
     assert seen == dict.fromkeys(("run", "spec"), "bfloat16" if fast else "float32")

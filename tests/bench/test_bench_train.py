@@ -11,9 +11,9 @@ from rich.console import Console
 from penjing.base.errors import UserError
 from penjing.bench import train as bench
 from penjing.bench.train import Asked, compare, trial
-from penjing.feed.groups import GroupSource
-from penjing.recipes.bench import bench_train, pair_order
-from penjing.recipes.execute import execute, resolve_run
+from penjing.commands.bench import bench_train, pair_order
+from penjing.commands.train import execute, resolve_run
+from penjing.loader.group_sampler import GroupSource
 
 MEBIBYTE = 2**20
 

@@ -15,7 +15,7 @@ import torch
 
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_file
-from penjing.base.table import look_up
+from penjing.base.registry import look_up
 from penjing.checkpoint import save as save_module
 from penjing.checkpoint.load import newest
 from penjing.checkpoint.manifest import MANIFEST, damage, folder_name, manifest_text, steps

@@ -13,15 +13,16 @@ from typer.main import get_command
 
 from penjing.base import config
 from penjing.cli import app
+from penjing.commands.plan_run import target_of
+from penjing.commands.plan_subcommands import own_estimate
+from penjing.commands.train import resolve_run
 from penjing.model.config import ModelConfig
-from penjing.plan import textbook, tokens
-from penjing.plan.cards import CARDS
+from penjing.plan import compute_optimal as tokens
+from penjing.plan import six_nd_formula as textbook
+from penjing.plan.device_model import MARGINS, machine_of_card
 from penjing.plan.flops import parameters, training_flops_per_token
-from penjing.plan.machine import MARGINS, machine_of_card
+from penjing.plan.gpu_specs import CARDS
 from penjing.plan.shape import shape_of
-from penjing.recipes.execute import resolve_run
-from penjing.recipes.plan_run import target_of
-from penjing.recipes.plan_tools import own_estimate
 
 PAGE = Path(__file__).parents[2] / "docs/cost.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -82,7 +83,7 @@ def test_memory():
 
 
 def test_the_traced_memory():
-    from penjing.train.trace import predict_memory
+    from penjing.train.memory_trace.trace import predict_memory
 
     run = resolve_run("pretrain", config.parse_overrides(["model=26m"]))
     plan = predict_memory(run, target_of(CARDS["RTX 3090"]), micro_rows=64)

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from penjing.base import config
 from penjing.cli import app
-from penjing.recipes.execute import resolve_run
+from penjing.commands.train import resolve_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / f"docs/methods/{name}.md" for name in ("distillation", "dpo", "grpo", "ppo", "reward")]

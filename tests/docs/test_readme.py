@@ -11,10 +11,10 @@ from typer.main import get_command
 from penjing.base import config
 from penjing.base.interval import wilson
 from penjing.cli import app
+from penjing.commands.train import resolve_run
 from penjing.model.config import ModelConfig
 from penjing.model.presets import PRESETS
 from penjing.plan.flops import parameters
-from penjing.recipes.execute import resolve_run
 
 ROOT = Path(__file__).parents[2]
 READMES = ("README.md", "README.zh-CN.md")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from penjing.agent_tools import TOOLS
+from penjing.agent_tools.box import Toolbox
 from penjing.base import config
 from penjing.cli import app
-from penjing.recipes.execute import resolve_run
-from penjing.tools import TOOLS
-from penjing.tools.box import Toolbox
+from penjing.commands.train import resolve_run
 
 PAGE = (Path(__file__).parents[2] / "docs/methods/tools.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -51,7 +51,7 @@ def test_settings_and_tools_exist() -> None:
 
 
 def test_the_tool_that_is_shown_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penjing.text.said import Call
+    from penjing.data.chat.turn_parser import Call
 
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     (tmp_path / "page_tools.py").write_text(code)

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from penjing.base.errors import UserError
+from penjing.data.chat.render import render
+from penjing.data.formats import Message
+from penjing.data.tokenizer.tokenizer import train_tokenizer
 from penjing.eval import questions as module
 from penjing.eval.questions import Answered, Question, accuracy, ask, is_right, read_questions, table
-from penjing.text.chat import render
-from penjing.text.records import Message
-from penjing.text.tokenizer import train_tokenizer
 
 ROOMY = SimpleNamespace(config=SimpleNamespace(max_tokens=512))
 CALC = {"name": "calc", "parameters": {"type": "object"}}

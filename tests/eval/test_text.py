@@ -8,11 +8,11 @@ import pyarrow
 import pytest
 import torch
 
+from penjing.data.tokenizer.tokenizer import train_tokenizer
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
-from penjing.text.tokenizer import train_tokenizer
 
 TEXTS = ["The cat sat on the mat. 猫坐在垫子上。", "", "A frog.", "naïve café " * 9]
 NUM_BYTES = sum(len(text.encode()) for text in TEXTS)

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
-from penjing.text.tokenizer import HIDDEN_TOKENS, QWEN2_SPLIT, Tokenizer
+from penjing.data.tokenizer.tokenizer import HIDDEN_TOKENS, QWEN2_SPLIT, Tokenizer
 
 CORPUS = ["Mia saw 3 kites; it's red. 小明看见了12345只风筝。 def f(x): return x**2\n\n\tend 👍🏽 naïve"] * 20
 

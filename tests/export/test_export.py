@@ -14,17 +14,17 @@ import torch
 from safetensors import safe_open
 
 from penjing.base.errors import UserError
+from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from penjing.export import default_paths as where
 from penjing.export import gguf_vocabulary, hf
-from penjing.export import place as where
-from penjing.export.card import model_card
 from penjing.export.hf import export
-from penjing.infer.engine import generate
+from penjing.export.model_card import model_card
+from penjing.infer.generate import generate
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
-from penjing.text.tokenizer import Tokenizer, train_tokenizer
-from penjing.train.run import Run
+from penjing.train.config import Run
 
 TEXT = "Mia saw a kite by the pond. 小明看见一只风筝。 Then she gave it to the frog, and the frog was glad. "
 

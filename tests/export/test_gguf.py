@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from penjing.base.errors import UserError
 from penjing.cli import app
+from penjing.data.tokenizer.tokenizer import train_tokenizer
 from penjing.export import gguf, gguf_read, llama_cpp
-from penjing.export.check import CHECK_TEXTS, check_rows, difference, row_logits, same_greedy
+from penjing.export.equivalence_check import CHECK_TEXTS, check_rows, difference, row_logits, same_greedy
 from penjing.export.gguf_vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, tokenizer_of, vocabulary_of
-from penjing.infer.engine import generate
+from penjing.infer.generate import generate
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
-from penjing.text.tokenizer import train_tokenizer
 
 library = pytest.importorskip("gguf")
 
@@ -354,7 +354,7 @@ def test_the_command_writes_beside_the_run_and_says_what_was_checked(tmp_path, t
         run=SimpleNamespace(stage="sft"),
         checkpoint=SimpleNamespace(step=40),
     )
-    monkeypatch.setattr("penjing.train.folder.load_trained", lambda *args, **options: trained)
+    monkeypatch.setattr("penjing.train.run_dir.load_trained", lambda *args, **options: trained)
     run = tmp_path / "kite"
     done = CliRunner().invoke(app, ["export", "gguf", str(run), "--type", "q8_0", "--licence", "mit"])
     assert done.exit_code == 0, done.output

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from penjing.base.errors import UserError
+from penjing.data.chat.render import render
+from penjing.data.formats import Message
+from penjing.data.tokenizer.tokenizer import VISIBLE_TOKENS, train_tokenizer
 from penjing.export import gguf, gguf_read, llama_cpp
-from penjing.export.check import check_rows, difference, float_twin, row_logits
+from penjing.export.equivalence_check import check_rows, difference, float_twin, row_logits
 from penjing.export.gguf_vocabulary import vocabulary_of
-from penjing.infer.engine import generate
+from penjing.infer.generate import generate
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
-from penjing.text.chat import render
-from penjing.text.records import Message
-from penjing.text.tokenizer import VISIBLE_TOKENS, train_tokenizer
 
 pytest.importorskip("gguf")
 engine = pytest.importorskip("llama_cpp")

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from penjing.base.errors import UserError
 from penjing.cli import app
+from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
 from penjing.export import onnx
 from penjing.model.config import ModelConfig
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
-from penjing.text.tokenizer import Tokenizer, train_tokenizer
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -124,7 +124,7 @@ def test_what_cannot_be_written_is_refused_by_name(tmp_path, tokenizer):
 def test_the_command_says_what_was_checked(tmp_path, tokenizer, monkeypatch):
     run, model = SimpleNamespace(stage="sft"), make_model(tokenizer, architecture="qwen2")
     trained = SimpleNamespace(model=model, tokenizer=tokenizer, run=run)
-    monkeypatch.setattr("penjing.train.folder.load_trained", lambda *args, **options: trained)
+    monkeypatch.setattr("penjing.train.run_dir.load_trained", lambda *args, **options: trained)
     done = CliRunner().invoke(app, ["export", "onnx", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "onnxruntime: largest difference" in done.output

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from penjing.base.errors import UserError
-from penjing.infer import engine
-from penjing.infer.engine import generate, stream
+from penjing.infer import generate as engine
+from penjing.infer.generate import generate, stream
 from penjing.infer.sample import Sampling
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from penjing.model import cpu
+from penjing.kernels.cpu import ops as cpu
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penjing.base.errors import UserError
-from penjing.infer.engine import generate
+from penjing.infer.generate import generate
 from penjing.model import lora
 from penjing.model.freeze import freeze
 from penjing.model.linear import joined, set_compute_dtype

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from penjing.feed.batch import document_edges
+from penjing.loader.batch import document_edges
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
-from penjing.parallel.compile import compile_model, missing_compiler
+from penjing.train.compile_policy import compile_model, missing_compiler
 
 CPU = torch.device("cpu")
 LENGTHS = (70, 58, 100, 28)  # of the documents, targets included: two rows of 128
@@ -47,7 +47,7 @@ WAYS = {
     "float16": Way(1e-3, 5e-3, packing=True, fused_head=True, dtype=torch.float16),
     "all of it": Way(5e-3, 3e-2, packing=True, fused_head=True, compiled="blocks", dtype=torch.bfloat16),
 }
-# On a GPU, half precision goes through kernels of our own (model/gpu.py), float32 through torch's operations.
+# On a GPU, half precision goes through kernels of our own (kernels/triton/ops.py), float32 through torch's operations.
 GPU_WAYS = WAYS | {
     "whole": Way(2e-6, 2e-5, packing=True, fused_head=True, compiled="whole"),
     "whole in bfloat16": Way(5e-3, 3e-2, packing=True, fused_head=True, compiled="whole", dtype=torch.bfloat16),

@@ -161,7 +161,7 @@ def test_even_routing_costs_one():
 
 
 def test_the_sequence_loss_does_not_depend_on_how_a_step_is_cut(make_model):
-    from penjing.feed.batch import Batch
+    from penjing.loader.batch import Batch
 
     model = make_model(architecture="qwen3_moe", **EXPERTS)
     objective = NextToken(RouterSettings(balance="sequence", balance_weight=0.7, z_weight=0.3))

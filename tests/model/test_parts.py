@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from penjing.model import head
+from penjing.kernels import fused_linear_cross_entropy as head
 from penjing.model.mlp import gated
 from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from penjing.feed.answers import Answer, Group, pack
+from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer

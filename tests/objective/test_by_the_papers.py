@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from penjing.feed.answers import Answer, Group, pack
-from penjing.feed.batch import Batch
+from penjing.loader.batch import Batch
+from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.model.moe import RouterMeans
 from penjing.objective.next_token import NextToken
 from penjing.objective.policy import Policy, PolicyObjective, Rollout, divergence

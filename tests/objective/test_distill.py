@@ -10,16 +10,25 @@ import torch
 import torch.nn.functional as functional
 
 from penjing.base.errors import UserError
-from penjing.feed.answers import Answer, Group, pack
-from penjing.feed.batch import collate
-from penjing.model import head_distill
+from penjing.data.packing.concat import Row
+from penjing.kernels import fused_distillation_loss as head_distill
+from penjing.kernels.fused_distillation_loss import (
+    LiveTeacher,
+    Measure,
+    StoredTeacher,
+    Sums,
+    chances,
+    compare,
+    distilled,
+    likeliest,
+)
+from penjing.kernels.fused_linear_cross_entropy import summed_nats
+from penjing.loader.batch import collate
+from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.model.config import ModelConfig
-from penjing.model.head import summed_nats
-from penjing.model.head_distill import LiveTeacher, Measure, StoredTeacher, Sums, chances, compare, distilled, likeliest
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation, TaughtBatch
-from penjing.text.pack import Row
 
 N, D, WIDER, V = 37, 12, 20, 23
 KINDS = ("forward", "reverse", "mixed", "jsd")

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from penjing.feed.batch import collate
+from penjing.data.packing.concat import Row
+from penjing.loader.batch import collate
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Loss
 from penjing.objective.next_token import NextToken
-from penjing.text.pack import Row
 
 ROW_TOKENS, NUM_ROWS = 12, 6
 

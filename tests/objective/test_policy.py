@@ -10,7 +10,7 @@ import torch
 from policy_batches import make_batch, make_groups, make_model
 
 from penjing.base.errors import UserError
-from penjing.feed.answers import Answer, Group, pack
+from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.objective.policy import Policy, PolicyObjective, RewardSettings, Rollout, divergence
 from penjing.objective.router import RouterSettings
 from penjing.objective.value import advantages, value_loss, whitened

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from penjing.base.errors import UserError
-from penjing.feed.answers import Answer, Group, pack
+from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
-from penjing.model.scalar import ScalarHead, answer_places
 from penjing.model.transformer import Transformer
+from penjing.model.value_head import ScalarHead, answer_places
 from penjing.objective.preference import (
     MISMATCHED,
     REFERENCE,

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from penjing.feed.answers import Answer, Group, pack
+from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.objective.preference import MISMATCHED, REFERENCE, WANTED, Preference, PreferenceObjective
 from penjing.objective.reward_model import RewardModel, ranking_losses
 

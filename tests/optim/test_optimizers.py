@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from penjing.base.errors import UserError
-from penjing.base.table import look_up
-from penjing.model import cpu
+from penjing.base.registry import look_up
+from penjing.kernels.cpu import ops as cpu
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
 from penjing.optim import OPTIMIZERS
 from penjing.optim.adamw import AdamW
-from penjing.optim.groups import group
 from penjing.optim.muon import ABOVE_NORM, ROUNDS, Muon, orthogonalise
+from penjing.optim.param_groups import group
 
 
 def make_model(embeddings="tied"):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from penjing.parallel.base import clip_gradients
-from penjing.parallel.scaler import LossScaler
+from penjing.parallel.grad_scaler import LossScaler
 from penjing.parallel.single import Single
 
 

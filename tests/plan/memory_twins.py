@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from penjing.plan.memory import Disguise, MemoryPlan, Target, Trace, Tracer, plan_from, replay
 from penjing.plan.memory.autocast import Autocast
-from penjing.plan.memory.between import at_rows
-from penjing.plan.memory.compiled import FARTHEST_TO_2_2, compiled
+from penjing.plan.memory.compile_estimate import FARTHEST_TO_2_2, compiled
+from penjing.plan.memory.interpolate_trace import at_rows
 
 GIB = 1 << 30
 

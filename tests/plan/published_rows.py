@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from penjing.plan.cards import Card, card_called
+from penjing.plan.gpu_specs import Card, card_called
 from penjing.plan.shape import Shape
-from penjing.plan.work import Workload
+from penjing.plan.step_workload import Workload
 
 TABLE = Path(__file__).parents[2] / "../shared/reference/published_runs.csv"
 WHERE = "the table ../shared/reference/published_runs.csv is not here"

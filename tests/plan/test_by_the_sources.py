@@ -8,14 +8,16 @@ from dataclasses import replace
 import pytest
 
 from penjing.model.config import ModelConfig
-from penjing.plan import cost, ledger, tokens
-from penjing.plan.bill import Pace, estimate_memory, margin_of
-from penjing.plan.cards import CARDS
+from penjing.plan import compute_optimal as tokens
+from penjing.plan import cost
+from penjing.plan import prediction_history as ledger
+from penjing.plan.device_model import MARGINS, Machine, machine_of_card
 from penjing.plan.flops import parameters
-from penjing.plan.machine import MARGINS, Machine, machine_of_card
+from penjing.plan.gpu_specs import CARDS
+from penjing.plan.run_estimate import Pace, estimate_memory, margin_of
 from penjing.plan.shape import shape_of
-from penjing.plan.time import Decode, decode_time, step_time
-from penjing.plan.work import Workload
+from penjing.plan.step_time import Decode, decode_time, step_time
+from penjing.plan.step_workload import Workload
 
 SHAPE = shape_of(
     ModelConfig(

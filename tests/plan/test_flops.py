@@ -15,8 +15,8 @@ from penjing.model.config import ModelConfig
 from penjing.model.freeze import freeze
 from penjing.model.lora import Lora, adapt
 from penjing.model.transformer import Transformer
-from penjing.plan.bill import Bill, Pace, estimate_memory_bytes, make_bill
 from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
+from penjing.plan.run_estimate import Bill, Pace, estimate_memory_bytes, make_bill
 from penjing.plan.trainable import trainable_by, trainable_of
 
 SMALL = {

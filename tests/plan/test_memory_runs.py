@@ -11,18 +11,25 @@ import torch
 
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
-from penjing.feed.batch import Batch
+from penjing.commands.train import resolve_run
+from penjing.loader.batch import Batch
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
 from penjing.parallel.single import Single
 from penjing.plan.hardware import compute_dtype
 from penjing.plan.memory import Target, Tracer, plan_from
-from penjing.recipes.execute import resolve_run
+from penjing.train.config import Run
 from penjing.train.loop import Parts, step
-from penjing.train.run import Run
-from penjing.train.trace import Shape, largest_micro_rows, predict_memory, shape_of, target_dtype, trace_run
-from penjing.train.trace_stand_ins import NoMeter
+from penjing.train.memory_trace.dummy_batches import NoMeter
+from penjing.train.memory_trace.trace import (
+    Shape,
+    largest_micro_rows,
+    predict_memory,
+    shape_of,
+    target_dtype,
+    trace_run,
+)
 
 MIB = 1 << 20
 TINY: Layer = {"model": {"preset": "tiny"}, "data": {"row_tokens": 64}, "batch": {"rows": 4}}

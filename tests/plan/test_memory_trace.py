@@ -10,12 +10,12 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from penjing.plan.memory import Disguise, Target, Trace, Tracer, plan_from, replay
-from penjing.plan.memory.between import at_rows
-from penjing.plan.memory.compiled import compiled
-from penjing.plan.memory.disguise import attention_kernel
+from penjing.plan.memory.compile_estimate import compiled
+from penjing.plan.memory.fake_device_mode import attention_kernel
+from penjing.plan.memory.interpolate_trace import at_rows
 from penjing.plan.memory.kernels import WORKSPACE
-from penjing.plan.memory.peak import CURVE_POINTS, thin
-from penjing.plan.memory.ranks import Buckets, share
+from penjing.plan.memory.report import CURVE_POINTS, thin
+from penjing.plan.memory.sharded_memory import Buckets, share
 from penjing.plan.memory.trace import Storage
 
 A100 = Target(name="A100", capability=(8, 0), memory_bytes=40 << 30)

@@ -6,14 +6,8 @@ import pytest
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.parallel import compile as compiling
-from penjing.plan.cards import find_card
-from penjing.plan.machine import machine_of_card
-from penjing.plan.shape import shape_of
-from penjing.plan.time import step_time
-from penjing.recipes import plan_advice
-from penjing.recipes.execute import resolve_run
-from penjing.recipes.plan_run import (
+from penjing.commands import plan_advice
+from penjing.commands.plan_run import (
     Asked,
     accepted,
     checkpoint_bytes,
@@ -22,6 +16,12 @@ from penjing.recipes.plan_run import (
     parts_of,
     workload_of,
 )
+from penjing.commands.train import resolve_run
+from penjing.plan.device_model import machine_of_card
+from penjing.plan.gpu_specs import find_card
+from penjing.plan.shape import shape_of
+from penjing.plan.step_time import step_time
+from penjing.train import compile_policy as compiling
 
 H100 = machine_of_card(find_card("H100"))
 

@@ -15,8 +15,8 @@ from penjing.model.lora import Lora, adapt
 from penjing.model.transformer import Transformer
 from penjing.plan.flops import components, mean_keys, parameters, training_flops_per_token, windowed_keys
 from penjing.plan.shape import shape_of
+from penjing.plan.step_workload import Workload
 from penjing.plan.trainable import trainable_of
-from penjing.plan.work import Workload
 
 ROWS, TOKENS = 2, 32
 BASE = {

@@ -16,24 +16,26 @@ from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.bench import sweep as sweeping
 from penjing.bench.sweep import Grid, Point
+from penjing.commands import plan as planning
+from penjing.commands import plan_run
+from penjing.commands import plan_subcommands as plan_tools
+from penjing.commands import plan_verify as verify
+from penjing.commands import sweep as tables
+from penjing.commands.plan import make_page, read_foreign
+from penjing.commands.plan_forecast import family
+from penjing.commands.plan_print import print_page, verdict_of
+from penjing.commands.plan_run import Asked
+from penjing.commands.train import execute, resolve_run
 from penjing.model.config import ModelConfig
-from penjing.plan.cards import find_card
+from penjing.plan.device_model import machine_of_card
 from penjing.plan.flops import parameters
-from penjing.plan.machine import machine_of_card
+from penjing.plan.gpu_specs import find_card
 from penjing.plan.memory import Target, is_tight, safe_bytes
 from penjing.plan.shape import shape_of
-from penjing.plan.time import step_time
-from penjing.recipes import plan as planning
-from penjing.recipes import plan_run, plan_tools, verify
-from penjing.recipes import sweep as tables
-from penjing.recipes.execute import execute, resolve_run
-from penjing.recipes.plan import make_page, read_foreign
-from penjing.recipes.plan_print import print_page, verdict_of
-from penjing.recipes.plan_run import Asked
-from penjing.recipes.scale import family
-from penjing.train import trace
-from penjing.train.assemble import assemble
-from penjing.train.probe import still_to_grow
+from penjing.plan.step_time import step_time
+from penjing.train.build import assemble
+from penjing.train.memory_trace import trace
+from penjing.train.step_probe import still_to_grow
 
 TINY = ["model=tiny", "data.row_tokens=64", "batch.rows=8", "compute.compile=off"]
 
@@ -413,7 +415,7 @@ def test_a_grid_stands_at_the_runs_own_values():
 
 
 def test_matmul_is_a_table(tmp_path, monkeypatch):
-    from penjing.plan import measure
+    from penjing.plan import microbenchmarks as measure
 
     monkeypatch.setattr(measure, "TRY_SECONDS", 1e-4)
     found = tables.run_matmul((16, 32), ("float32",), 5.0, tmp_path / "matmul.json", Console(quiet=True))
@@ -433,9 +435,9 @@ def test_growth_of_memory_is_taken_for_a_geometric_series():
 
 def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch):
     """Weights, buffers, optimizers and the place in the data after the plan are those of a run without one."""
+    from penjing.commands.train import stage_maker
     from penjing.parallel.single import Single
-    from penjing.recipes.execute import stage_maker
-    from penjing.train import assemble as module
+    from penjing.train import build as module
 
     def states(name: str):
         words = [*small_run, f"out={tmp_path / name}", "compute.compile=off"]
@@ -463,9 +465,9 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
 
 
 def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, monkeypatch):
+    from penjing.commands.train import stage_maker
     from penjing.parallel.single import Single
-    from penjing.recipes.execute import stage_maker
-    from penjing.train import assemble as module
+    from penjing.train import build as module
 
     def refuse(*given, **named):
         raise UserError("no plan")
@@ -500,7 +502,7 @@ def test_a_run_keeps_its_plan_and_its_score(small_run, tmp_path):
 
 
 def test_a_run_that_breaks_is_scored_too(small_run, tmp_path, monkeypatch):
-    from penjing.recipes import execute as module
+    from penjing.commands import train as module
 
     def broken(parts, progress):
         progress.step = 3

@@ -10,10 +10,10 @@ import torch
 from rich.console import Console
 
 from penjing.base import config
-from penjing.plan import measure
+from penjing.commands.profile import own_shapes, print_profile
+from penjing.commands.train import resolve_run
+from penjing.plan import microbenchmarks as measure
 from penjing.plan.profile import Key, Profile, find_profile, profile_called, save_profile
-from penjing.recipes.execute import resolve_run
-from penjing.recipes.profile import own_shapes, print_profile
 
 CPU = torch.device("cpu")
 KEY = Key(

@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 from published_rows import TABLE, WHERE, card_of, group_of, rows_with_time, textbook_seconds, workload_of
 
-from penjing.plan.machine import MARGINS, machine_of_card
-from penjing.plan.time import quantile, step_time, two_points
+from penjing.plan.device_model import MARGINS, machine_of_card
+from penjing.plan.step_time import quantile, step_time, two_points
 
 needs_table = pytest.mark.skipif(not TABLE.is_file(), reason=WHERE)
 ONE_SCRIPT = "rasbt"  # twelve variants of one teaching script, which waits for its data; see docs/cost.md

@@ -15,8 +15,7 @@ from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
 from penjing.optim.muon import Muon
-from penjing.plan.cards import CARDS, card_called, find_card
-from penjing.plan.machine import (
+from penjing.plan.device_model import (
     NVLINK_BYTES_PER_SECOND,
     PCIE_BYTES_PER_SECOND,
     Attention,
@@ -25,10 +24,11 @@ from penjing.plan.machine import (
     machine_of_card,
     nearest_product,
 )
+from penjing.plan.gpu_specs import CARDS, card_called, find_card
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
-from penjing.plan.time import Decode, decode_time, interval, quantile, step_time, two_points
+from penjing.plan.step_time import Decode, decode_time, interval, quantile, step_time, two_points
+from penjing.plan.step_workload import Workload
 from penjing.plan.trainable import Trainable
-from penjing.plan.work import Workload
 
 SHAPE = Shape(
     layers=2,

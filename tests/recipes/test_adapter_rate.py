@@ -3,7 +3,7 @@
 import pytest
 
 from penjing.base.config import parse_overrides
-from penjing.recipes.execute import resolve_run
+from penjing.commands.train import resolve_run
 from penjing.recipes.lora import ADAPTERS_LEARN_FASTER, LARGEST_RATE, WITH_PREFERENCES
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penjing.base import config
+from penjing.commands.train import resolve_run
 from penjing.recipes import RECIPES
-from penjing.recipes.execute import resolve_run
-from penjing.train.run import Run
+from penjing.train.config import Run
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
+from penjing.commands.adapter import _name_and_folder, attach_adapters, export_adapter, merge_adapter
+from penjing.commands.chat import chat
+from penjing.commands.train import execute, resolve_run
 from penjing.export.hf import export
 from penjing.infer.sample import Sampling
 from penjing.model import lora
-from penjing.recipes.adapter import _name_and_folder, attach_adapters, export_adapter, merge_adapter
-from penjing.recipes.chat import chat
-from penjing.recipes.execute import execute, resolve_run
-from penjing.train.folder import load_trained
+from penjing.train.run_dir import load_trained
 
 CHATS = ["data.kind=chats", "data.row_tokens=256", "steps=6", "save.every=2", "validate.every=3"]
 

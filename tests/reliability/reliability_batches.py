@@ -2,7 +2,7 @@
 
 import torch
 
-from penjing.feed.batch import Batch
+from penjing.loader.batch import Batch
 
 ROWS, TOKENS = 2, 8
 

@@ -18,13 +18,13 @@ from penjing.objective.next_token import NextToken
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 from penjing.optim.schedule import Cosine
-from penjing.parallel.scaler import LossScaler
+from penjing.parallel.grad_scaler import LossScaler
 from penjing.parallel.single import Single
 from penjing.track.base import Trackers
-from penjing.train import guard as guard_module
-from penjing.train.guard import Guard, is_spike, takes_flag, update
+from penjing.train import nonfinite_guard as guard_module
 from penjing.train.loop import Parts, Progress, train
-from penjing.train.meter import Meter
+from penjing.train.nonfinite_guard import Guard, is_spike, takes_flag, update
+from penjing.train.throughput import Meter
 
 SHAPE = {"vocabulary_size": 50, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_size": 8}
 STEPS = 12

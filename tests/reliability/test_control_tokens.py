@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from penjing.text.chat import render
-from penjing.text.groups import encode
-from penjing.text.prepare import prepare_chats, prepare_documents
-from penjing.text.records import Chat, Document, Judged, Message
-from penjing.text.tokenizer import CONTROL_TOKENS, Tokenizer, train_tokenizer
+from penjing.data.chat.render import render
+from penjing.data.formats import Chat, Document, Judged, Message
+from penjing.data.preference_shards import encode
+from penjing.data.tokenize_dataset import prepare_chats, prepare_documents
+from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, Tokenizer, train_tokenizer
 
 PLAIN = "plain words"
 

@@ -16,8 +16,8 @@ from nasty_files import NASTY_FILES, expected, written
 from reliability_harness import by_chance
 
 from penjing.base.errors import UserError
-from penjing.text import records
-from penjing.text.records import Quarantine, files
+from penjing.data import formats as records
+from penjing.data.formats import Quarantine, files
 
 READERS = {
     "documents": records.read_documents,
@@ -338,8 +338,8 @@ LIMITED = """
 import json, resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 from pathlib import Path
-from penjing.base.process import peak_resident_bytes
-from penjing.text import records
+from penjing.base.process_info import peak_resident_bytes
+from penjing.data import records
 kind, path = sys.argv[1:]
 quarantine = records.Quarantine(max_bad=1.0)
 found = 0

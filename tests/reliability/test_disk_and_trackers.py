@@ -19,9 +19,9 @@ from penjing.parallel.single import Single
 from penjing.track.background import BackgroundTracker
 from penjing.track.base import Trackers
 from penjing.track.jsonl import JsonLines, read_lines
-from penjing.train import saving
-from penjing.train.run import SaveSettings
-from penjing.train.saving import Keeper
+from penjing.train import checkpointer as saving
+from penjing.train.checkpointer import Keeper
+from penjing.train.config import SaveSettings
 
 # --- in the middle of a run ------------------------------------------------------------------------------------------
 
@@ -34,8 +34,8 @@ def save(folder, step, **rest):
     if calls[0] in {refused}:
         raise module.disk_error(OSError(errno.{code}, os.strerror(errno.{code})), folder)
     return real(folder, step, **rest)
-import penjing.train.saving
-penjing.train.saving.save = save
+import penjing.train.checkpointer
+penjing.train.checkpointer.save = save
 """
 
 

@@ -11,7 +11,7 @@ from test_bad_steps import make, same
 from penjing.base.errors import UserError
 from penjing.objective.next_token import NextToken
 from penjing.train.loop import Progress, train
-from penjing.train.room import Feed, is_out_of_memory, with_room
+from penjing.train.oom_recovery import Feed, is_out_of_memory, with_room
 
 
 class Rows:
@@ -143,8 +143,8 @@ def test_a_validation_shrinks_or_is_left_out(room):
     from types import SimpleNamespace
 
     from penjing.parallel.single import Single
-    from penjing.train.assemble import _validate
-    from penjing.train.run import BatchSettings, Run
+    from penjing.train.build import _validate
+    from penjing.train.config import BatchSettings, Run
 
     sizes = []
 

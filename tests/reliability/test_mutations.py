@@ -7,11 +7,11 @@ from reliability_harness import state_of
 
 # (stage, lines that make a resumed run forget one part of its state)
 FORGETS = {
-    "weights": ("pretrain", "import penjing.train.assemble as m\nm.load_weights = lambda *given: None"),
-    "optimizer": ("pretrain", "import penjing.train.saving as m\nm.restore_optimizers = lambda *given: None"),
+    "weights": ("pretrain", "import penjing.train.build as m\nm.load_weights = lambda *given: None"),
+    "optimizer": ("pretrain", "import penjing.train.checkpointer as m\nm.restore_optimizers = lambda *given: None"),
     "one of the optimizer's moments": (
         "pretrain",
-        "import torch, penjing.train.saving as m\n"
+        "import torch, penjing.train.checkpointer as m\n"
         "real = m.restore_optimizers\n"
         "def forget(optimizers, checkpoint):\n"
         "    real(optimizers, checkpoint)\n"
@@ -21,12 +21,15 @@ FORGETS = {
         "                if name in state: state[name].zero_()\n"
         "m.restore_optimizers = forget",
     ),
-    "loader": ("pretrain", "from penjing.train.room import Feed\nFeed.restore = lambda self, state: None"),
-    "loader of conversations": ("sft", "from penjing.train.room import Feed\nFeed.restore = lambda self, state: None"),
-    "loader of pairs": ("dpo", "from penjing.train.room import Feed\nFeed.restore = lambda self, state: None"),
+    "loader": ("pretrain", "from penjing.train.oom_recovery import Feed\nFeed.restore = lambda self, state: None"),
+    "loader of conversations": (
+        "sft",
+        "from penjing.train.oom_recovery import Feed\nFeed.restore = lambda self, state: None",
+    ),
+    "loader of pairs": ("dpo", "from penjing.train.oom_recovery import Feed\nFeed.restore = lambda self, state: None"),
     "loader, off by one step": (
         "pretrain",
-        "from penjing.train.room import Feed\n"
+        "from penjing.train.oom_recovery import Feed\n"
         "real = Feed.restore\n"
         "def forget(self, state):\n"
         "    real(self, {'next_row': state['next_row'] + 4})\n"
@@ -54,7 +57,7 @@ FORGETS = {
     ),
     "the answers of a round under way": (
         "grpo",
-        "from penjing.rl.source import RolloutSource\n"
+        "from penjing.rl.rollout_source import RolloutSource\n"
         "real = RolloutSource.restore\n"
         "RolloutSource.restore = lambda self, state: real(self, {**state, 'round': '', 'unit': 0})",
     ),
@@ -66,8 +69,14 @@ FORGETS = {
         "    return real(cls, {**state, 'sums': {}, 'units': 0.0}, engine)\n"
         "Progress.restore = classmethod(forget)",
     ),
-    "tokens counted": ("pretrain", "from penjing.train.meter import Meter\nMeter.restore = lambda self, state: None"),
-    "recent losses": ("pretrain", "from penjing.train.guard import Guard\nGuard.restore = lambda self, state: None"),
+    "tokens counted": (
+        "pretrain",
+        "from penjing.train.throughput import Meter\nMeter.restore = lambda self, state: None",
+    ),
+    "recent losses": (
+        "pretrain",
+        "from penjing.train.nonfinite_guard import Guard\nGuard.restore = lambda self, state: None",
+    ),
 }
 AT = 3  # the step whose checkpoint is gone on from; in the middle of a round of two steps
 
@@ -120,8 +129,8 @@ def test_a_loss_scaler_would_be_noticed(tmp_path):
 
     from penjing.checkpoint.load import newest
     from penjing.parallel.single import Single
-    from penjing.train.run import SaveSettings
-    from penjing.train.saving import Keeper
+    from penjing.train.checkpointer import Keeper
+    from penjing.train.config import SaveSettings
 
     class Scaler:
         def __init__(self):

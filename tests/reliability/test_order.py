@@ -9,12 +9,12 @@ import pytest
 import torch
 from reliability_harness import by_chance
 
-from penjing.feed.prefetch import Prefetch
-from penjing.feed.source import PackedSource
-from penjing.text.pack import BestFitRows, StreamRows
-from penjing.text.shards import ShardWriter
-from penjing.text.whole import WholeRows
-from penjing.train.room import Feed
+from penjing.data.packing.best_fit import WholeRows
+from penjing.data.packing.concat import BestFitRows, StreamRows
+from penjing.data.token_shards import ShardWriter
+from penjing.loader.batch_source import PackedSource
+from penjing.loader.prefetch import Prefetch
+from penjing.train.oom_recovery import Feed
 
 GLOBAL = 12  # rows of a step
 STEPS = 9  # two epochs and a bit

@@ -131,13 +131,14 @@ def test_the_newest_results_reach_the_goals(script):
 def test_the_settings_the_page_names_are_there(script):
     from dataclasses import fields
 
-    from penjing.train.run import Data
+    from penjing.train.config import Data
 
     page = script.PAGE.read_text(encoding="utf-8")
     assert "data.max_bad" in page and "max_bad" in {field.name for field in fields(Data)}
     assert re.search(r"20 seconds.*45", page, re.DOTALL)
-    from penjing.text.records.files import LARGEST_LINE_BYTES
-    from penjing.train import guard, watchdog
+    from penjing.data.formats.files import LARGEST_LINE_BYTES
+    from penjing.train import nonfinite_guard as guard
+    from penjing.train import watchdog
 
     assert (watchdog.SILENT_SECONDS, watchdog.STUCK_SECONDS) == (20.0, 45.0)
     assert (guard.IN_A_ROW, guard.ROLLBACKS, guard.WINDOW) == (3, 3, 64)

@@ -17,8 +17,8 @@ from penjing.base.errors import UserError
 from penjing.base.lock import is_held, locked, owner
 from penjing.checkpoint.load import newest
 from penjing.train import signals
-from penjing.train.folder import read_settings
 from penjing.train.resume import check_same_run
+from penjing.train.run_dir import read_settings
 from penjing.train.signals import Signals
 
 CODES = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
@@ -120,7 +120,7 @@ def test_a_long_validation_is_broken_off(tmp_path, server, stages):
     recipe, words = stages["pretrain"]
     slow = """
 import time
-import penjing.train.tokens as tokens
+import penjing.train.stages.next_token as tokens
 validate = tokens.NextTokenStage.validate
 calls = [0]
 def slow_validate(self):

@@ -17,20 +17,20 @@ import torch
 
 import penjing
 from penjing.base.errors import UserError
-from penjing.base.process import peak_resident_bytes
+from penjing.base.process_info import peak_resident_bytes
 from penjing.checkpoint.load import newest, read_tensors
 from penjing.checkpoint.manifest import MANIFEST, manifest_text
 from penjing.checkpoint.save import save
 from penjing.convert.minimind import read_tensors as read_pth
-from penjing.rl.rounds import Round
-from penjing.text import tokenizer_check
-from penjing.text.foreign import run_template
-from penjing.text.groups import TokenGroups
-from penjing.text.records import Message
-from penjing.text.sandbox import SECONDS
-from penjing.text.shards import Shards
-from penjing.text.tokenizer import Tokenizer
-from penjing.train.folder import load_trained
+from penjing.data.chat.external_templates import run_template
+from penjing.data.chat.template_sandbox import SECONDS
+from penjing.data.formats import Message
+from penjing.data.preference_shards import TokenGroups
+from penjing.data.token_shards import Shards
+from penjing.data.tokenizer import regex_dos_check as tokenizer_check
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.rl.rollout_buffer import Round
+from penjing.train.run_dir import load_trained
 
 SOURCES = Path(penjing.__file__).parent
 
@@ -195,7 +195,7 @@ def test_payloads_in_a_checkpoint_with_a_true_manifest(tmp_path, name):
         forge(place, name, pickle.dumps(value))
         checkpoint = newest(place.parent)
         if name == "run.toml":
-            from penjing.train.folder import read_settings
+            from penjing.train.run_dir import read_settings
 
             (place.parent / "run.toml").write_bytes((place / name).read_bytes())
             with pytest.raises(UserError):
@@ -399,7 +399,7 @@ def test_tokenizers_too_large_or_broken(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def toy_tokenizer(tmp_path_factory):
-    from penjing.text.tokenizer import train_tokenizer
+    from penjing.data.tokenizer.tokenizer import train_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer(["some text to learn from"] * 3, 300).save(folder)

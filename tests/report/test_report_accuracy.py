@@ -6,7 +6,7 @@ import pytest
 
 from penjing.base.interval import wilson
 from penjing.report.accuracy import Score, accuracy_lines, pool
-from penjing.report.read import Row
+from penjing.report.load_run import Row
 
 
 def row(stage: str, kind: str, language: str, right: int, asked: int = 10, chance: float | None = 0.25) -> Row:

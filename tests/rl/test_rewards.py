@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 
+from penjing.agent_tools.box import Result
 from penjing.base.errors import UserError
-from penjing.base.table import look_up
-from penjing.infer.turns import Exchange
+from penjing.base.registry import look_up
+from penjing.data.chat.turn_parser import Call, Said
+from penjing.data.formats import Message
+from penjing.infer.tool_loop import Exchange
 from penjing.objective.policy import Policy, RewardSettings
+from penjing.rl.reward_mix import Scorer
 from penjing.rl.rewards import REWARDS, judge
 from penjing.rl.rewards import code as code_reward
 from penjing.rl.rewards.base import Judged, Setting
 from penjing.rl.rewards.code import program
 from penjing.rl.rewards.numeric import last_number
 from penjing.rl.rewards.repetition import repeated_fraction
-from penjing.rl.score import Scorer
-from penjing.text.records import Message
-from penjing.text.said import Call, Said
-from penjing.tools.box import Result
 
 SETTING = Setting(device=torch.device("cpu"), max_tokens=40)
 
@@ -326,7 +326,7 @@ def test_several_rewards_are_weighed():
 
 def test_a_model_from_outside_judges(tmp_path):
     transformers = pytest.importorskip("transformers")
-    from penjing.text.tokenizer import train_tokenizer
+    from penjing.data.tokenizer.tokenizer import train_tokenizer
 
     train_tokenizer(["a small text to learn from, again and again"] * 3, 300).save(tmp_path)
     shape = transformers.Qwen3Config(

@@ -12,10 +12,10 @@ import torch
 from test_rl_stage import TURNS, base, make_model, make_source, policy, same, train, words
 
 from penjing.base.errors import UserError
-from penjing.infer import rollout
-from penjing.rl import source as source_file
-from penjing.rl.rounds import Round
-from penjing.rl.source import log_probs
+from penjing.infer import batched_sampler as rollout
+from penjing.rl import rollout_source as source_file
+from penjing.rl.rollout_buffer import Round
+from penjing.rl.rollout_source import log_probs
 
 __all__ = ["base", "words"]  # fixtures
 

@@ -16,26 +16,26 @@ import pytest
 import torch
 from rich.console import Console
 
+from penjing.agent_tools.box import Result
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.feed.answers import Answer, Group
-from penjing.infer.rollout import Given
-from penjing.infer.turns import Exchange, last_turn
+from penjing.commands.train import execute, resolve_run
+from penjing.data.chat.turn_parser import Call, Said
+from penjing.data.formats import Message
+from penjing.infer.batched_sampler import Given
+from penjing.infer.tool_loop import Exchange, last_turn
+from penjing.loader.shared_prompt_batch import Answer, Group
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
-from penjing.model.scalar import ScalarHead
 from penjing.model.transformer import Transformer
+from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import Policy, PolicyObjective, Rollout, Value
 from penjing.parallel.single import Single
-from penjing.recipes.execute import execute, resolve_run
 from penjing.rl.prompts import Order, Prompt, read
 from penjing.rl.rewards.base import Judged
-from penjing.rl.rounds import Round, joined, packed, picked, split
-from penjing.rl.source import RolloutSource, Sampler, log_probs
+from penjing.rl.rollout_buffer import Round, joined, packed, picked, split
+from penjing.rl.rollout_source import RolloutSource, Sampler, log_probs
 from penjing.rl.stage import PolicyStage
-from penjing.text.records import Message
-from penjing.text.said import Call, Said
-from penjing.tools.box import Result
 
 CPU = torch.device("cpu")
 
@@ -645,7 +645,7 @@ def test_ppo_sums_over_any_split(rollout):
 
 
 def test_prompts_are_read_and_held_out(toy, base, tmp_path):
-    from penjing.text.tokenizer import Tokenizer
+    from penjing.data.tokenizer.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(base / "tokenizer")
     made = read([toy / "rl.jsonl"], tokenizer, longest=200, held_out_fraction=0.3)
@@ -665,9 +665,9 @@ def test_prompts_are_read_and_held_out(toy, base, tmp_path):
 
 
 def test_a_prompt_that_turns_out_broken_is_set_aside_with_the_others(base, tmp_path, monkeypatch):
+    from penjing.data.formats import Quarantine
+    from penjing.data.tokenizer.tokenizer import Tokenizer
     from penjing.rl import prompts
-    from penjing.text.records import Quarantine
-    from penjing.text.tokenizer import Tokenizer
 
     def refuses(tokenizer, messages, *rest, **more):
         if messages[0].content == "b":
@@ -756,7 +756,7 @@ def test_a_run_with_tools_is_taken_up_exactly(words, toy, tmp_path):
 
 
 def test_prompts_show_their_tools_or_those_of_the_run(base, tmp_path):
-    from penjing.text.tokenizer import Tokenizer
+    from penjing.data.tokenizer.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(base / "tokenizer")
     listed = json.dumps([{"name": "weather", "parameters": {}}])  # as MiniMind's files have it

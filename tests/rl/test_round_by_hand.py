@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from penjing.data.formats import Message
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
-from penjing.model.scalar import ScalarHead
 from penjing.model.transformer import Transformer
+from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import Policy, RewardSettings, Rollout
 from penjing.parallel.single import Single
 from penjing.rl.prompts import Prompt
+from penjing.rl.reward_mix import Scorer
 from penjing.rl.rewards.base import Judged, Setting
-from penjing.rl.score import Scorer
-from penjing.rl.source import Sampler
+from penjing.rl.rollout_source import Sampler
 from penjing.rl.stage import PolicyStage
-from penjing.text.records import Message
 
 PROMPTS = [
     Prompt(ids=ids, messages=(Message(role="user", content="?"),), truths=(), kind="", record={}, where="")

@@ -8,14 +8,14 @@ import pytest
 import torch
 from test_rl_stage import make_model
 
-from penjing.feed.answers import Answer, Group, pack
+from penjing.data.formats import Message
+from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.model.lora import Lora, adapt, adapted, using
 from penjing.objective.policy import Policy, PolicyObjective, Rollout
 from penjing.parallel.single import Single
 from penjing.rl.prompts import Prompt
-from penjing.rl.source import RolloutSource, Sampler
+from penjing.rl.rollout_source import RolloutSource, Sampler
 from penjing.rl.stage import PolicyStage
-from penjing.text.records import Message
 
 TEMPERATURE = 0.6
 PROMPTS = [(3, 5, 7), (2, 4, 6, 8, 10), (11, 12), (1, 9, 1, 9)]

@@ -9,7 +9,7 @@ import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
 from penjing.base.errors import UserError
-from penjing.base.table import look_up
+from penjing.base.registry import look_up
 from penjing.track import TRACKERS
 from penjing.track.background import BackgroundTracker
 from penjing.track.wandb import Wandb

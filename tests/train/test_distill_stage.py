@@ -12,10 +12,10 @@ from rich.console import Console
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
+from penjing.commands.train import execute, resolve_run
 from penjing.parallel.single import Single
 from penjing.recipes.distill import make_stage
-from penjing.recipes.execute import execute, resolve_run
-from penjing.train.folder import load_trained
+from penjing.train.run_dir import load_trained
 
 STUDENT = ["model=tiny", "model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.num_kv_heads=1"]
 STUDENT += ["model.head_size=8", "model.mlp_size=24"]
@@ -232,7 +232,7 @@ def test_thoughts_are_not_switched_on_policy(tmp_path, words, prompts):
 @pytest.mark.parametrize("max_bad", [0.0, 0.5])
 def test_a_conversation_that_the_template_refuses_is_set_aside(tmp_path, words, prompts, toy, monkeypatch, max_bad):
     """And listed, as what is broken in the file is; one of which no token is learned is left out."""
-    from penjing.train import distill_own
+    from penjing.train.stages import on_policy_distill as distill_own
 
     def refuses(tokenizer, messages, tools, **more):
         if messages[0].content == "refuse":

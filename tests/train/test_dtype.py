@@ -10,9 +10,9 @@ from rich.console import Console
 
 from penjing.base.config import parse_overrides, read_toml
 from penjing.base.errors import UserError
+from penjing.commands.train import execute, resolve_run
 from penjing.plan import fast_bfloat16, hardware
-from penjing.recipes.execute import execute, resolve_run
-from penjing.train.assemble import settle_dtype
+from penjing.train.build import settle_dtype
 
 QUIET = Console(quiet=True)
 CPU = torch.device("cpu")

@@ -9,15 +9,16 @@ import torch
 
 from penjing.base import config
 from penjing.base.config import parse_overrides
+from penjing.data.token_shards import Shards
+from penjing.data.tokenize_dataset import is_held_out
+from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
 from penjing.objective.base import Loss
 from penjing.parallel.single import Single
-from penjing.text.prepare import is_held_out
-from penjing.text.shards import Shards
-from penjing.text.tokenizer import Tokenizer, train_tokenizer
-from penjing.train import distill, tokens
-from penjing.train.distill import DistillStage
-from penjing.train.run import Run
-from penjing.train.taught import judge
+from penjing.train.config import Run
+from penjing.train.stages import distill
+from penjing.train.stages import next_token as tokens
+from penjing.train.stages.distill import DistillStage
+from penjing.train.stages.teacher_model import judge
 
 ENGINE = Single(torch.device("cpu"))
 

@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from penjing.base.errors import UserError
-from penjing.feed.batch import Batch
+from penjing.loader.batch import Batch
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
 from penjing.optim.adamw import AdamW
 from penjing.optim.schedule import Constant, WarmupStableDecay
-from penjing.parallel.scaler import LossScaler
+from penjing.parallel.grad_scaler import LossScaler
 from penjing.parallel.single import Single
 from penjing.track.base import Trackers
-from penjing.train.guard import Guard, Seen
 from penjing.train.loop import Parts, Progress, train
-from penjing.train.meter import Meter
+from penjing.train.nonfinite_guard import Guard, Seen
+from penjing.train.throughput import Meter
 
 SHAPE = {"vocabulary_size": 50, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_size": 16}
 LOOP = Path(__file__).parents[2] / "src/penjing/train/loop.py"

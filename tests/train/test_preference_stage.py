@@ -13,12 +13,12 @@ from rich.console import Console
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
+from penjing.commands.train import execute, resolve_run
+from penjing.data.formats import Message
 from penjing.model.lora import fingerprint
-from penjing.recipes.execute import execute, resolve_run
-from penjing.text.records import Message
-from penjing.train import preference, reward
-from penjing.train.folder import load_trained
-from penjing.train.reward import load_judge
+from penjing.train.run_dir import load_trained
+from penjing.train.stages import preference, reward
+from penjing.train.stages.reward import load_judge
 
 
 def train(recipe, *words):

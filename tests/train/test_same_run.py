@@ -9,8 +9,8 @@ import pytest
 from penjing.base import config
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
+from penjing.train.config import Run
 from penjing.train.resume import check_same_run
-from penjing.train.run import Run
 
 FACTS = {"data": "a", "tokenizer": "b", "template": "c", "precision": "float32"}
 

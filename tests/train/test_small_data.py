@@ -11,11 +11,11 @@ from rich.console import Console
 from penjing.base import config
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.recipes.execute import execute, plan_only, resolve_run
-from penjing.recipes.plan import Asked, make_page
-from penjing.train import assemble
-from penjing.train.folder import load_trained
-from penjing.train.run import Run
+from penjing.commands.plan import Asked, make_page
+from penjing.commands.train import execute, plan_only, resolve_run
+from penjing.train import build as assemble
+from penjing.train.config import Run
+from penjing.train.run_dir import load_trained
 from penjing.train.small_data import doubts, fit_batch, fit_rows, start_doubts, step_rows
 
 

@@ -13,21 +13,21 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from penjing.feed.batch import collate
-from penjing.feed.source import PackedSource
+from penjing.data.formats import read_documents
+from penjing.data.packing.concat import StreamRows
+from penjing.data.token_shards import Shards, ShardWriter
+from penjing.data.tokenizer.tokenizer import train_tokenizer
+from penjing.loader.batch import collate
+from penjing.loader.batch_source import PackedSource
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
 from penjing.optim.schedule import Constant
 from penjing.parallel.single import Single
-from penjing.text.pack import StreamRows
-from penjing.text.records import read_documents
-from penjing.text.shards import Shards, ShardWriter
-from penjing.text.tokenizer import train_tokenizer
 from penjing.track.base import Trackers
 from penjing.train.loop import Parts, step
-from penjing.train.meter import Meter
+from penjing.train.throughput import Meter
 
 PEOPLE = ["小明", "小红", "奶奶"]
 THINGS = ["一只猫", "一只狗", "一朵花", "一条船", "一盏灯", "一本书", "一把伞"]

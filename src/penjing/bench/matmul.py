@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from penjing.plan.cards import card_called
-from penjing.plan.measure import SIZES, dtypes_of, key_of, squares
+from penjing.plan.gpu_specs import card_called
+from penjing.plan.microbenchmarks import SIZES, dtypes_of, key_of, squares
 
 
 def matmul(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penjing.base.process import peak_resident_bytes
+from penjing.base.process_info import peak_resident_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

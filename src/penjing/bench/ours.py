@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from penjing.base import config
-from penjing.base.table import look_up
+from penjing.base.registry import look_up
 from penjing.bench.meter import Laps, Spec, read_spec
 from penjing.parallel.base import make_engine
-from penjing.train.assemble import assemble
-from penjing.train.folder import set_threads
+from penjing.train.build import assemble
+from penjing.train.config import Run
 from penjing.train.loop import train
-from penjing.train.run import Run
+from penjing.train.run_dir import set_threads
 
 # What a trial shows of each step, by the name that all trainers' figures get.
 FIGURES = {

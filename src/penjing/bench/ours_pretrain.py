@@ -18,17 +18,17 @@ import torch
 from penjing.base import config
 from penjing.bench.meter import read_spec
 from penjing.bench.race import IGNORED, HeldOut, Race, RaceSpec, packed_rows
-from penjing.feed.batch import Batch
+from penjing.loader.batch import Batch
 from penjing.model.linear import Linear
 from penjing.objective.next_token import NextToken
 from penjing.optim.adamw import AdamW
 from penjing.parallel.base import make_engine
-from penjing.train.assemble import assemble
-from penjing.train.folder import set_threads
+from penjing.train.build import assemble
+from penjing.train.config import Run
 from penjing.train.loop import step
-from penjing.train.run import Run
-from penjing.train.stage import OnDevice
-from penjing.train.tokens import NextTokenStage
+from penjing.train.run_dir import set_threads
+from penjing.train.stages.base import OnDevice
+from penjing.train.stages.next_token import NextTokenStage
 
 
 class GivenRows:

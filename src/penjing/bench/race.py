@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penjing.base.process import peak_resident_bytes, process_age_seconds
+from penjing.base.process_info import peak_resident_bytes, process_age_seconds
 
 IGNORED = -100  # a target that does not count, as torch's cross-entropy has it
 

@@ -17,8 +17,8 @@ import torch
 
 from penjing.base import config
 from penjing.base.seeds import derive
-from penjing.bench.counters import busy, estimated
-from penjing.feed.batch import Batch
+from penjing.bench.gpu_counters import busy, estimated
+from penjing.loader.batch import Batch
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer, recompute_activations
@@ -26,17 +26,17 @@ from penjing.objective.next_token import NextToken
 from penjing.parallel.base import allow_tf32
 from penjing.parallel.single import Single
 from penjing.plan import hardware
+from penjing.plan.device_model import Machine
 from penjing.plan.flops import training_flops_per_token
-from penjing.plan.machine import Machine
 from penjing.plan.memory import Target
 from penjing.plan.shape import shape_of
-from penjing.plan.time import quantile, step_time
-from penjing.plan.work import Workload
+from penjing.plan.step_time import quantile, step_time
+from penjing.plan.step_workload import Workload
 from penjing.track.base import Trackers
+from penjing.train.config import Run
 from penjing.train.loop import Parts, step
-from penjing.train.meter import Meter
-from penjing.train.room import is_out_of_memory, release
-from penjing.train.run import Run
+from penjing.train.oom_recovery import is_out_of_memory, release
+from penjing.train.throughput import Meter
 
 WARM_STEPS = 2
 
@@ -192,7 +192,7 @@ def _at(
         dtype=name,
         optimizer=here.optimizer.kind,
         fused_optimizer=True,
-        own_kernels=machine.kind == "cuda" and name == "bfloat16",  # as recipes/plan.py
+        own_kernels=machine.kind == "cuda" and name == "bfloat16",  # as commands/plan.py
         recompute=here.compute.recompute,
     )
     planned = step_time(work, machine).seconds

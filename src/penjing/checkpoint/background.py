@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penjing.model import arena
+from penjing.kernels.cpu import tensor_arena as arena
 
 
 def snapshot(value: Any) -> Any:

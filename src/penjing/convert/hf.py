@@ -26,7 +26,7 @@ _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HFFolder:
-    """What a Hugging Face directory holds, beside its tokenizer (text/tokenizer.py reads that)."""
+    """What a Hugging Face directory holds, beside its tokenizer (data/tokenizer/tokenizer.py reads that)."""
 
     folder: Path
     config: ModelConfig

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
-from penjing.infer.engine import generate
+from penjing.data.chat.render import render
+from penjing.data.chat.turn_parser import without_thought
+from penjing.data.formats import Message, read_prompts
+from penjing.data.tokenizer.tokenizer import END_TOOL_CALL, TOOL_CALL, Tokenizer
+from penjing.infer.generate import generate
 from penjing.model.transformer import Transformer
-from penjing.text.chat import render
-from penjing.text.records import Message, read_prompts
-from penjing.text.said import without_thought
-from penjing.text.tokenizer import END_TOOL_CALL, TOOL_CALL, Tokenizer
 
 LONGEST_ANSWER = 64  # tokens
 LONGEST_STORY = 160

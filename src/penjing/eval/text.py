@@ -9,8 +9,8 @@ from itertools import islice
 import pyarrow
 import torch
 
+from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.model.transformer import Transformer
-from penjing.text.tokenizer import Tokenizer
 
 
 @torch.no_grad()

@@ -20,8 +20,9 @@ from torch import Tensor
 from penjing import __version__
 from penjing.base.errors import UserError, suggest
 from penjing.base.files import disk_error, write_text
+from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export import gguf_read, llama_cpp
-from penjing.export.check import (
+from penjing.export.equivalence_check import (
     CHECK_TEXTS,
     Difference,
     check_rows,
@@ -34,7 +35,6 @@ from penjing.export.gguf_vocabulary import Vocabulary, vocabulary_of
 from penjing.model.config import ModelConfig
 from penjing.model.rope import frequencies
 from penjing.model.transformer import Transformer
-from penjing.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import gguf

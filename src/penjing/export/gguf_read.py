@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
+from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export.gguf_vocabulary import Vocabulary, tokenizer_of
 from penjing.model.config import ModelConfig
 from penjing.model.rope import frequencies
 from penjing.model.transformer import Transformer
-from penjing.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import gguf

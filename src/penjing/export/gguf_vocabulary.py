@@ -18,8 +18,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
+from penjing.data.tokenizer.tokenizer import QWEN2_SPLIT, Roles, Tokenizer
 from penjing.export.hf import token_ids
-from penjing.text.tokenizer import QWEN2_SPLIT, Roles, Tokenizer
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # kinds of token, as llama.cpp numbers them
 

@@ -14,11 +14,11 @@ from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.checkpoint.save import write_tensors
 from penjing.convert.hf import CLASSES, hf_config, hf_name, to_hf
-from penjing.export.check import MARK, export_folder, same_greedy
-from penjing.infer.engine import generate
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.export.equivalence_check import MARK, export_folder, same_greedy
+from penjing.infer.generate import generate
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
-from penjing.text.tokenizer import Tokenizer
 
 __all__ = ["CLASSES", "Verified", "export", "hf_config", "hf_name", "hf_weights", "verify"]
 

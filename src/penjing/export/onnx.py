@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from penjing.base.errors import UserError, suggest
 from penjing.base.files import write_json
 from penjing.convert.hf import hf_config
-from penjing.export.check import (
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.export.equivalence_check import (
     MARK,
     Difference,
     check_rows,
@@ -29,7 +30,6 @@ from penjing.export.check import (
 from penjing.export.hf import token_ids
 from penjing.model.moe import mixtures
 from penjing.model.transformer import Transformer
-from penjing.text.tokenizer import Tokenizer
 
 TYPES = ("f32", "int8")
 # Largest difference of a logit of spread 1, and KL in nats per position: float32 agrees to about 1e-6 of the spread.

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from penjing.model import cpu, gpu
+from penjing.kernels.cpu import ops as cpu
+from penjing.kernels.document_attention import Lot, find_lots, has_varlen, tiled_attention, varlen_attention
+from penjing.kernels.triton import ops as gpu
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
-from penjing.model.documents import Lot, find_lots, has_varlen, tiled_attention, varlen_attention
 from penjing.model.linear import Linear, joined, linears
 from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotate

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from penjing.model import arena, cpu
+from penjing.kernels.cpu import ops as cpu
+from penjing.kernels.cpu import tensor_arena as arena
 from penjing.model.attention import Attention, Sight
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig

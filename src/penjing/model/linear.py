@@ -12,8 +12,9 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena, cpu
-from penjing.model.float8 import fits_float8, linear_float8
+from penjing.kernels.cpu import ops as cpu
+from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.fp8 import fits_float8, linear_float8
 
 
 class Linear(nn.Linear):
@@ -120,7 +121,7 @@ def set_compute_dtype(model: nn.Module, dtype: torch.dtype | None) -> None:
 
 
 def use_float8(model: nn.Module) -> None:
-    """Take the products of the linear layers of a decoder's blocks in float8 (model/float8.py) where gradients are.
+    """Take the products of the linear layers of a decoder's blocks in float8 (kernels/fp8.py) where gradients are.
 
     Embedding, head and routers stay as they are, and so do routed experts and layers with a side that is no multiple
     of 16. `compute_dtype` must be bfloat16.

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from penjing.base.errors import UserError, suggest
-from penjing.model import arena
-from penjing.model.float8 import linear_float8
+from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.fp8 import linear_float8
 from penjing.model.linear import Linear
 from penjing.model.moe import Mixture, mixtures
 

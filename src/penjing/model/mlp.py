@@ -9,10 +9,12 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena, cpu, gpu
+from penjing.kernels.cpu import ops as cpu
+from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.cpu.chunking import PIECE, pieces
+from penjing.kernels.triton import ops as gpu
 from penjing.model.config import ModelConfig
 from penjing.model.linear import Linear, joined, linears, weight_slopes
-from penjing.model.pieces import PIECE, pieces
 
 
 class MLP(nn.Module):

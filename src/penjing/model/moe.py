@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from penjing.base.errors import UserError
-from penjing.model import arena, cpu, gpu
+from penjing.kernels.cpu import ops as cpu
+from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.cpu.expert_thread_pool import side_by_side
+from penjing.kernels.triton import ops as gpu
 from penjing.model.config import ModelConfig
 from penjing.model.linear import Linear
 from penjing.model.mlp import MLP
-from penjing.model.threads import side_by_side
 
 # Grouped products on CUDA want every group to begin at a multiple of 16 bytes, which is 8 rows of bfloat16.
 GROUP_ROWS = 8

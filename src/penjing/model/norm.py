@@ -9,8 +9,9 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena, cpu
-from penjing.model.pieces import row_pieces
+from penjing.kernels.cpu import ops as cpu
+from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.cpu.chunking import row_pieces
 
 
 class RMSNorm(nn.Module):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from penjing.model import arena
+from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.cpu.chunking import row_pieces
 from penjing.model.config import ModelConfig
-from penjing.model.pieces import row_pieces
 
 
 def frequencies(config: ModelConfig, device: torch.device | str = "cpu") -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from penjing.model import head
+from penjing.kernels import fused_linear_cross_entropy as head
 from penjing.model.attention import sight
 from penjing.model.block import Block
 from penjing.model.cache import Cache
@@ -22,7 +22,8 @@ from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotary_table
 
 Recompute = Literal["none", "mlp", "block"]
-# hidden_ND, weight_VD of the head, dtype of its products -> what an objective wants of them (see model/head_distill.py)
+# hidden_ND, weight_VD of the head, dtype of its products -> what an objective wants of them (see
+# kernels/fused_distillation_loss.py)
 Score = Callable[[Tensor, Tensor, torch.dtype], Tensor]
 
 
@@ -136,7 +137,7 @@ class Transformer(nn.Module):
         logp_2N: in float32, the log-probability of each target, and beside it the entropy of that prediction in nats,
         without a gradient.
 
-        edge_S: where documents begin, for CUDA's variable-length kernel (feed/batch.py); without it a mask does.
+        edge_S: where documents begin, for CUDA's variable-length kernel (loader/batch.py); without it a mask does.
 
         temperature: logits are divided by it before logp_2N is taken.
 

@@ -12,9 +12,17 @@ import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
-from penjing.feed.answers import AnswerBatch
-from penjing.feed.batch import Batch
-from penjing.model.head_distill import Divergence, LiveTeacher, Measure, StoredTeacher, Sums, Teacher, distilled
+from penjing.kernels.fused_distillation_loss import (
+    Divergence,
+    LiveTeacher,
+    Measure,
+    StoredTeacher,
+    Sums,
+    Teacher,
+    distilled,
+)
+from penjing.loader.batch import Batch
+from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Loss
 from penjing.objective.next_token import FIGURE
@@ -23,7 +31,7 @@ from penjing.objective.router import RouterSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Distill:
-    """Learn from another model that has the same vocabulary. Formulas: `penjing.model.head_distill`."""
+    """Learn from another model that has the same vocabulary. Formulas: `penjing.kernels.fused_distillation_loss`."""
 
     kind: Literal["distill"] = "distill"
     teacher: str = ""  # run, checkpoint, Hugging Face directory or hub name

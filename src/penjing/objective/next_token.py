@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from penjing.feed.batch import Batch
+from penjing.loader.batch import Batch
 from penjing.objective.base import Loss
 from penjing.objective.router import RouterSettings
 

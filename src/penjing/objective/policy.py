@@ -31,13 +31,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from penjing.agent_tools.base import ToolSettings
 from penjing.base.errors import UserError
-from penjing.feed.answers import AnswerBatch
+from penjing.data.chat.render import Switch
+from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.objective.base import Loss
 from penjing.objective.router import RouterSettings
 from penjing.objective.value import value_loss
-from penjing.text.chat import Switch
-from penjing.tools.base import ToolSettings
 
 PolicyLoss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo"]
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -73,7 +73,9 @@ class Rollout:
     # Whether answers begin inside a thought (on) or behind an empty one (off); auto: as the model likes.
     thinking: Switch = "auto"
     max_turns: int = 1  # of the model in one answer; after a turn that calls tools it reads their results and goes on
-    tools: tuple[str, ...] = ()  # on offer, see `penjing.tools`; NAME=TOOL under another name, MODULE:CLASS your own
+    tools: tuple[
+        str, ...
+    ] = ()  # on offer, see `penjing.agent_tools`; NAME=TOOL under another name, MODULE:CLASS your own
 
     def __post_init__(self) -> None:
         if self.tools and self.max_turns == 1:
@@ -315,7 +317,7 @@ class PolicyObjective:
     are left out; all others are shown as they are, as means over units. batch.values: `behaviour`, log-probabilities
     when the tokens were sampled (without it, and where each answer serves one step, the policy as it is now, so that
     every ratio is 1); `reference`; for ppo `advantage`, and `value` and `return`, which ask for a model with a value
-    head (model/scalar.py).
+    head (model/value_head.py).
     """
 
     def __init__(self, settings: Policy, router: RouterSettings = RouterSettings(), *, biased: bool = False) -> None:

@@ -17,7 +17,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from penjing.base.errors import UserError
-from penjing.feed.answers import AnswerBatch, run_model
+from penjing.loader.shared_prompt_batch import AnswerBatch, run_model
 from penjing.objective.base import Loss
 from penjing.objective.router import RouterSettings
 
@@ -53,7 +53,7 @@ class Preference:
     # least once, else adapter_off or copy.
     reference: Literal["auto", "copy", "adapter_off", "precomputed"] = "auto"
     # Held-out questions, at most, that the model answers itself whenever it is judged, to measure its divergence from
-    # the model it began with on what it says (train/drift.py); 0 = none.
+    # the model it began with on what it says (train/kl_to_reference.py); 0 = none.
     own_answers: int = 128
     own_answer_tokens: int = 64  # longest of these
 

@@ -11,8 +11,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from penjing.base.errors import UserError
-from penjing.feed.answers import AnswerBatch
-from penjing.model.scalar import answer_places
+from penjing.loader.shared_prompt_batch import AnswerBatch
+from penjing.model.value_head import answer_places
 from penjing.objective.base import Loss
 from penjing.objective.router import RouterSettings
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from penjing.base.errors import UserError
-from penjing.optim.adamw_kept import KeptAdamW
-from penjing.optim.groups import embeddings, group
-from penjing.optim.kept import BYTES, StateDtype, is_small
-from penjing.optim.light import FusedAdamW
+from penjing.optim.adamw_low_precision import KeptAdamW
+from penjing.optim.adamw_no_dynamo import FusedAdamW
+from penjing.optim.low_precision_state import BYTES, StateDtype, is_small
+from penjing.optim.param_groups import embeddings, group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from penjing.base.seeds import derive
-from penjing.model import cpu
+from penjing.kernels.cpu import ops as cpu
 from penjing.optim.adamw import adamw, check_settings, split
-from penjing.optim.groups import embeddings, group
-from penjing.optim.kept import BYTES, KeepingOptimizer, StateDtype, pieces
+from penjing.optim.low_precision_state import BYTES, KeepingOptimizer, StateDtype, pieces
+from penjing.optim.param_groups import embeddings, group
 
 # In each round X <- a X + b (X X^T) X + c (X X^T)^2 X. Of such polynomials these come nearest to 1 (the largest error
 # is the least), the first for singular values of 0.01 to 1 and each later one for what the one before leaves, 2 %

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from penjing.base.errors import UserError
-from penjing.parallel.scaler import LossScaler
+from penjing.parallel.grad_scaler import LossScaler
 
 
 class Engine(Protocol):
     """Runs a model on its devices. `rank` of `world` processes; `device` is this one's.
 
-    One that is given a `scaler` (parallel/scaler.py) scales the loss and unscales the gradients.
+    One that is given a `scaler` (parallel/grad_scaler.py) scales the loss and unscales the gradients.
     """
 
     rank: int
@@ -126,7 +126,7 @@ def launched_world() -> int:
 
 def make_engine(device_name: str) -> Engine:
     """The engine for how this process was launched: torchrun with several processes makes it data parallel."""
-    from penjing.base.table import look_up
+    from penjing.base.registry import look_up
     from penjing.parallel import ENGINES
 
     kind = "ddp" if launched_world() > 1 else "single"

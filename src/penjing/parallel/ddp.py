@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from penjing.parallel.base import clip_gradients
-from penjing.parallel.scaler import LossScaler
+from penjing.parallel.grad_scaler import LossScaler
 
 # A rank that waits longer than this for the others ends with an error instead of hanging (torch's own is 10-30 min).
 TIMEOUT = timedelta(minutes=5)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from penjing.parallel.base import clip_gradients
-from penjing.parallel.scaler import LossScaler
+from penjing.parallel.grad_scaler import LossScaler
 
 
 class Single:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penjing.base.config import read_toml
 from penjing.base.errors import UserError, nearest
-from penjing.plan.home import home
+from penjing.plan.user_dir import home
 
 PRICES_FILE = "prices.toml"  # in the user's folder: "RTX 4090" = "2.1 CNY", one line for each card
 # Of one card for an hour. The first is what MiniMind's README pays; the others are round figures of rented cards, to

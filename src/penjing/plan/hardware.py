@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from penjing.base.process import peak_resident_bytes
-from penjing.plan.cards import card_called
+from penjing.base.process_info import peak_resident_bytes
 from penjing.plan.fast_bfloat16 import cpu_has_fast_bfloat16
+from penjing.plan.gpu_specs import card_called
 
 SLOW_MATMUL_SECONDS = 0.5  # one that takes as long is not timed again
 

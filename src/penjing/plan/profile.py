@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.files import read_json, write_json
-from penjing.plan.cards import card_called
-from penjing.plan.home import home
-from penjing.plan.machine import LAUNCH_SECONDS, PCIE_BYTES_PER_SECOND, Attention, Machine, Product
+from penjing.plan.device_model import LAUNCH_SECONDS, PCIE_BYTES_PER_SECOND, Attention, Machine, Product
+from penjing.plan.gpu_specs import card_called
+from penjing.plan.user_dir import home
 
 VERSION = 1
 

@@ -5,9 +5,9 @@ RECIPES = {
     "ladder": "penjing.recipes.ladder:ladder",
     "sft": "penjing.recipes.sft:sft",
     "lora": "penjing.recipes.lora:lora",
-    "tiny": "penjing.recipes.tiny:tiny",
-    "tiny_sft": "penjing.recipes.tiny:tiny_sft",
-    "tiny_distill": "penjing.recipes.tiny:tiny_distill",
+    "tiny": "penjing.recipes.quickstart_configs:tiny",
+    "tiny_sft": "penjing.recipes.quickstart_configs:tiny_sft",
+    "tiny_distill": "penjing.recipes.quickstart_configs:tiny_distill",
     "distill": "penjing.recipes.distill:distill",
     "dpo": "penjing.recipes.dpo:dpo",
     "reward": "penjing.recipes.reward:reward",
@@ -16,10 +16,10 @@ RECIPES = {
 }
 # What brings data and objective, by `objective.kind`.
 STAGES = {
-    "next_token": "penjing.train.tokens:NextTokenStage",
+    "next_token": "penjing.train.stages.next_token:NextTokenStage",
     "distill": "penjing.recipes.distill:make_stage",
     "preference": "penjing.recipes.dpo:make_stage",
-    "reward": "penjing.train.reward:RewardStage",
+    "reward": "penjing.train.stages.reward:RewardStage",
     "policy": "penjing.rl.stage:PolicyStage",
 }
 WITH_DIAL = ("ladder",)  # ladder:30m

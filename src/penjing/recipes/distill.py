@@ -15,15 +15,15 @@ from dataclasses import replace
 
 from penjing.base.config import Layer
 from penjing.infer.sample import Sampling
+from penjing.infer.sampler_factory import writer
 from penjing.objective.distill import Distill
 from penjing.parallel.base import Engine
 from penjing.recipes.pretrain import pretrain
-from penjing.recipes.write import writer
-from penjing.train.distill import DistillStage
-from penjing.train.distill_own import OnPolicyStage
-from penjing.train.folder import start_shape
-from penjing.train.run import Run
-from penjing.train.stage import Report
+from penjing.train.config import Run
+from penjing.train.run_dir import start_shape
+from penjing.train.stages.base import Report
+from penjing.train.stages.distill import DistillStage
+from penjing.train.stages.on_policy_distill import OnPolicyStage
 
 
 def distill() -> Layer:

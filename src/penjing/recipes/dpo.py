@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from penjing.base.config import Layer
 from penjing.infer.sample import Sampling
+from penjing.infer.sampler_factory import writer
 from penjing.objective.preference import Preference
 from penjing.parallel.base import Engine
 from penjing.recipes.sft import sft
-from penjing.recipes.write import writer
-from penjing.train.preference import PreferenceStage
-from penjing.train.run import Run
-from penjing.train.stage import Report
+from penjing.train.config import Run
+from penjing.train.stages.base import Report
+from penjing.train.stages.preference import PreferenceStage
 
 
 def dpo() -> Layer:

@@ -1,7 +1,7 @@
 """Learn a number for each answer from pairs. Run: penjing train reward start=runs/sft data.train=PAIRS.jsonl
 
-Changes from dpo: the model gets a head of one number, read where the answer is all said (train/reward.py), and there is
-no reference; it is to judge and not to speak, so it may move far from its start: a rate of 3e-3. More pairs
+Changes from dpo: the model gets a head of one number, read where the answer is all said (train/stages/reward.py), and
+there is no reference; it is to judge and not to speak, so it may move far from its start: a rate of 3e-3. More pairs
 help most; more than about five epochs of the same ones are learned by heart (docs/log.md).
 """
 

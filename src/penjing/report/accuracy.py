@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penjing.base.interval import wilson
-from penjing.report.read import Row
+from penjing.report.load_run import Row
 
 BEFORE, AFTER = "pretrain", "sft"
 

@@ -13,10 +13,10 @@ import numpy as np
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
 from penjing.base.seeds import derive
-from penjing.text.chat import render
-from penjing.text.prepare import held_out_below, is_held_out, split_key
-from penjing.text.records import Message, Quarantine, list_files, read_prompts
-from penjing.text.tokenizer import Tokenizer
+from penjing.data.chat.render import render
+from penjing.data.formats import Message, Quarantine, list_files, read_prompts
+from penjing.data.tokenize_dataset import held_out_below, is_held_out, split_key
+from penjing.data.tokenizer.tokenizer import Tokenizer
 
 TRUTH_FIELDS = ("gt", "answer", "truth")
 

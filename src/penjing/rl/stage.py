@@ -9,31 +9,31 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from penjing.agent_tools.box import Toolbox
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.checkpoint.manifest import steps
-from penjing.feed.answers import AnswerBatch
+from penjing.data.chat.render import switched
+from penjing.data.formats import Quarantine
+from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.sample import Sampling
-from penjing.infer.turns import ToolTurns
+from penjing.infer.tool_loop import ToolTurns
+from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.model.linear import Linear
 from penjing.model.lora import adapted, strip, using
-from penjing.model.scalar import ScalarHead
 from penjing.model.transformer import Transformer
+from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import Policy, PolicyObjective
 from penjing.parallel.base import Engine
 from penjing.rl import prompts as prompt_files
+from penjing.rl.reward_mix import Scorer
 from penjing.rl.rewards.base import Setting
 from penjing.rl.rewards.exact import is_right
-from penjing.rl.score import Scorer
-from penjing.rl.source import LogProbs, RolloutSource, Sampler, log_probs
-from penjing.text.chat import switched
-from penjing.text.records import Quarantine
-from penjing.text.tokenizer import Tokenizer
-from penjing.tools.box import Toolbox
-from penjing.train.folder import RunFolder, start_tokenizer
-from penjing.train.guard import Record
-from penjing.train.run import Run
-from penjing.train.stage import Report, Size
+from penjing.rl.rollout_source import LogProbs, RolloutSource, Sampler, log_probs
+from penjing.train.config import Run
+from penjing.train.nonfinite_guard import Record
+from penjing.train.run_dir import RunFolder, start_tokenizer
+from penjing.train.stages.base import Report, Size
 
 EXACT_MATCH = "validation_exact_match"
 

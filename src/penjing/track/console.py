@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from penjing.base import units
+from penjing.base import formatting as units
 
 
 class ConsoleTracker:

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
-from penjing.base.heap import frozen_collector
-from penjing.feed.source import Source, place_of, samples_between
+from penjing.base.malloc_tuning import frozen_collector
+from penjing.loader.batch_source import Source, place_of, samples_between
 from penjing.objective.base import Objective
 from penjing.optim.schedule import Schedule
 from penjing.parallel.base import Engine
 from penjing.track.base import Trackers
-from penjing.train.guard import Guard, update
-from penjing.train.meter import Meter
-from penjing.train.room import shrink_step, with_room
+from penjing.train.nonfinite_guard import Guard, update
+from penjing.train.oom_recovery import shrink_step, with_room
 from penjing.train.signals import Signals, Stopped
+from penjing.train.throughput import Meter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Parts:
     model: Callable[..., Tensor]  # wrapped by the engine
     objective: Objective
     source: Source
-    optimizers: list[Any]  # torch optimizers and what else takes a step, such as optim/balance.py
+    optimizers: list[Any]  # torch optimizers and what else takes a step, such as optim/router_bias_update.py
     schedule: Schedule
     trackers: Trackers
     meter: Meter

@@ -10,7 +10,7 @@ from typing import Any
 from penjing.base import config
 from penjing.base.errors import UserError, suggest
 from penjing.checkpoint.load import Checkpoint
-from penjing.train.run import Run
+from penjing.train.config import Run
 
 # Settings that may differ when a run is continued: they do not change what is computed.
 FREE_TO_CHANGE = (

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from penjing.objective.preference import Preference
-from penjing.train.run import Run
+from penjing.train.config import Run
 
 EPOCH_STEPS = 25  # that an epoch has at least, where there are so many rows
 FEW_STEPS = 50  # a run of fewer is warned of

@@ -10,7 +10,7 @@ import importlib
 import time
 from typing import Any
 
-from penjing.base.table import look_up
+from penjing.base.registry import look_up
 from penjing.bench.meter import Laps, Spec, read_spec
 from penjing.bench.peers import trl_shared
 

@@ -5,9 +5,9 @@ What a `Run` is made of is put together one floor up, in `penjing/train/trace.py
 """
 
 from penjing.plan.memory.allocator import CachingAllocator, OutOfMemory
-from penjing.plan.memory.disguise import Disguise
-from penjing.plan.memory.peak import MemoryPlan, plan_from, replay
-from penjing.plan.memory.target import Target, is_tight, safe_bytes
+from penjing.plan.memory.device_target import Target, is_tight, safe_bytes
+from penjing.plan.memory.fake_device_mode import Disguise
+from penjing.plan.memory.report import MemoryPlan, plan_from, replay
 from penjing.plan.memory.trace import Trace, Tracer
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from penjing.model.gpu import POSITIONS
+from penjing.kernels.triton.ops import POSITIONS
 
 WORKSPACE = -1  # stands for the bytes of a workspace of the matrix library, which depend on the device
 

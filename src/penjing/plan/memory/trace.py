@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from penjing.model import arena
+from penjing.kernels.cpu import tensor_arena as arena
 from penjing.plan.memory.kernels import WORKSPACE, is_product, temporaries
 
 Phase = Literal["build", "forward", "backward", "optimizer", "evaluate"]

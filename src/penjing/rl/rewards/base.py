@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import torch
 
+from penjing.agent_tools.numbers import lower_exponents
 from penjing.base.errors import UserError
-from penjing.infer.turns import Exchange
-from penjing.text.records import Message
-from penjing.tools.numbers import lower_exponents
+from penjing.data.formats import Message
+from penjing.infer.tool_loop import Exchange
 
 THOUGHT, END_OF_THOUGHT = "<think>", "</think>"
 _FRACTION_BEHIND_DIGIT = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞↉])")

@@ -1,4 +1,4 @@
-"""1 if the answer's program passes its tests in the sandbox (tools/sandbox.py), else 0.
+"""1 if the answer's program passes its tests in the sandbox (agent_tools/sandbox.py), else 0.
 
 The program is the last fenced block of code, or the whole answer without one. The prompt's record has `cases`, a list
 of {"stdin", "stdout"} of which each is a run of its own, or `tests`, Python that is run after the program in the same
@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from penjing.agent_tools.sandbox import START_SECONDS, check_sandbox, run
 from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
 from penjing.rl.rewards.base import Asked, Judged, Setting
-from penjing.tools.sandbox import START_SECONDS, check_sandbox, run
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 

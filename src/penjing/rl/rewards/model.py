@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from penjing.base.errors import UserError
+from penjing.data.formats import Message
 from penjing.objective.policy import RewardSettings
 from penjing.rl.rewards.base import Judged, Setting
-from penjing.text.records import Message
-from penjing.train.folder import is_run
-from penjing.train.reward import load_judge
+from penjing.train.run_dir import is_run
+from penjing.train.stages.reward import load_judge
 
 
 class ModelReward:

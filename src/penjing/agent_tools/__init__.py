@@ -1,0 +1,10 @@
+"""Tools that a model may call, one file each: a class made from `ToolSettings`, with a schema and a `call`."""
+
+TOOLS = {
+    "calculator": "penjing.agent_tools.calculator:Calculator",
+    "dates": "penjing.agent_tools.dates:Dates",
+    "units": "penjing.agent_tools.convert:Units",
+    "count": "penjing.agent_tools.count:Count",
+    "lookup": "penjing.agent_tools.lookup:Lookup",
+    "python": "penjing.agent_tools.python:Python",
+}

@@ -1,0 +1,69 @@
+"""What a tool is given and what it gives."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penjing.base.errors import UserError
+
+
+class BadArgumentsError(Exception):
+    """The model asked for something that cannot be done; the text is told to it, and nothing stops."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolSettings:
+    """What tools need to know. Each reads only its own settings (penjing.agent_tools)."""
+
+    today: str = "2025-01-01"  # dates: what day it is; given, so that a run can be done again
+    table: str = ""  # lookup: a JSON file, {"key": "what is found under it", ...}
+    output_characters: int = 400  # longest result; more is cut off
+    seconds: float = 5.0  # python, and tools of your own: the longest that one call may take
+    mebibytes: int = 256  # python: memory of one call
+
+    def __post_init__(self) -> None:
+        try:
+            datetime.date.fromisoformat(self.today)
+        except ValueError:
+            raise UserError("no date", where="objective.tool.today", got=self.today, wanted="2025-01-31") from None
+        for name in ("output_characters", "seconds", "mebibytes"):
+            if not getattr(self, name) > 0:
+                raise UserError("too small", where=f"objective.tool.{name}", got=getattr(self, name), wanted="> 0")
+
+
+class Tool(Protocol):
+    """schema: the function in OpenAI's form: name, description, parameters (a JSON schema)."""
+
+    @property
+    def schema(self) -> dict[str, Any]: ...
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        """The result as the model reads it. Raises BadArgumentsError with a line for the model."""
+        ...
+
+
+def function(name: str, description: str, required: Mapping[str, str], **optional: str) -> dict[str, Any]:
+    """A schema whose arguments are all texts: their names, and what each says."""
+    properties = {name: {"type": "string", "description": text} for name, text in {**required, **optional}.items()}
+    return {
+        "name": name,
+        "description": description,
+        "parameters": {"type": "object", "properties": properties, "required": list(required)},
+    }
+
+
+def text(arguments: Mapping[str, Any], name: str, *, default: str | None = None, longest: int = 2000) -> str:
+    """An argument as text; numbers are taken too. Raises BadArgumentsError."""
+    value = arguments.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadArgumentsError(f"argument {name} is missing" if value is None else f"argument {name} is not text")
+    try:
+        written = str(value)
+    except ValueError:  # whole numbers of thousands of digits
+        raise BadArgumentsError(f"argument {name} is too long") from None
+    if len(written) > longest:
+        raise BadArgumentsError(f"argument {name} is too long")
+    return written

@@ -1,0 +1,109 @@
+"""Adapters after training: out in the format of `peft`, into the weights, and onto a base for use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from penjing.base.errors import UserError
+from penjing.convert.peft import CONFIG, PeftAdapter, attach_peft, read_peft, write_peft
+from penjing.export import hf
+from penjing.export.model_card import model_card
+from penjing.model.lora import DEFAULT, fingerprint, merge, names, strip, use
+from penjing.model.transformer import Transformer
+from penjing.train.config import Run
+from penjing.train.run_dir import Trained, load_trained
+
+FOLDER = "adapter"  # inside a run's
+
+
+def save_run_adapter(run: Run, model: Transformer, base: dict[str, str], step: int, out: Path | None = None) -> Path:
+    """Write the adapter that a run trained, in the format of `peft`: by default to RUN/adapter.
+
+    base: `start` and `sha256` as the checkpoint has them.
+    """
+    folder = out or Path(run.out) / FOLDER
+    name = str(Path(run.start).resolve()) if Path(run.start).exists() else run.start  # a hub name stays one
+    facts = {"run": Path(run.out).name, "step": step, "learned_from": run.data.kind}
+    write_peft(folder, model, DEFAULT, base_name=name, base_sha256=base["sha256"], facts=facts)
+    return folder
+
+
+def export_adapter(path: Path, out: Path) -> None:
+    """Write the adapter of a run to `out`. Raises UserError if the run trained none."""
+    trained = load_trained(path)
+    if DEFAULT not in names(trained.model):
+        raise _no_adapter(path)
+    state = trained.checkpoint.state()
+    save_run_adapter(trained.run, trained.model, state["base"], trained.checkpoint.step, out)
+
+
+def merge_adapter(path: Path, adapters: Sequence[str], out: Path) -> hf.Verified:
+    """Work an adapter into its base and write a Hugging Face directory: a run's own, or one in `peft`'s format.
+
+    Raises UserError if there is no adapter, or more than one.
+    """
+    trained = load_trained(path)
+    given = attach_adapters(trained, adapters)
+    own = names(trained.model)
+    if len(own) != 1:
+        if not own:
+            raise _no_adapter(path)
+        raise UserError("one adapter can be merged at a time", where=path, got=", ".join(own))
+    merge(trained.model, *(given or own))
+    strip(trained.model)
+    return hf.export(trained.model, trained.tokenizer, out, card=model_card(trained, path))
+
+
+def _no_adapter(path: Path) -> UserError:
+    return UserError(
+        "this model has no adapter of its own", where=path, next_step="Train one with `penjing train lora start=...`."
+    )
+
+
+def attach_adapters(trained: Trained, words: Sequence[str]) -> dict[str, PeftAdapter]:
+    """Put adapters beside a model's weights, each given as DIR or NAME=DIR; returns them by name, the first in use.
+
+    DIR holds adapter_config.json, or is a run that trained an adapter. Raises UserError for an adapter that was
+    learned on another base, where that is known.
+    """
+    given: dict[str, PeftAdapter] = {}
+    base = ""
+    for word in words:
+        name, folder = _name_and_folder(word)
+        adapter = read_peft(folder)
+        if adapter.base_sha256:
+            base = base or fingerprint(trained.model)
+            _check_base(adapter, base)
+        if name in names(trained.model):
+            raise UserError("two adapters of one name", where=word, got=name, next_step="Give them as NAME=DIR.")
+        attach_peft(trained.model, name, adapter)
+        given[name] = adapter
+    if given:
+        use(trained.model, next(iter(given)))
+    trained.model.eval()
+    return given
+
+
+def _name_and_folder(word: str) -> tuple[str, Path]:
+    name, equals, folder = ("", "", "") if Path(word).exists() else word.partition("=")
+    path = Path(folder if equals else word)
+    if not (path / CONFIG).is_file() and (path / FOLDER / CONFIG).is_file():
+        path = path / FOLDER
+    if equals:
+        return name, path
+    called = path.resolve()
+    called = called.parent if called.name == FOLDER else called
+    letters = (letter if re.match("[A-Za-z0-9_-]", letter) else "_" for letter in called.name)
+    return "".join(letters).lstrip("-_") or "adapter", path
+
+
+def _check_base(adapter: PeftAdapter, base: str) -> None:
+    if adapter.base_sha256 != base:
+        raise UserError(
+            "this adapter was learned on another base",
+            where=adapter.folder,
+            got=f"a base with hash {base[:12]}",
+            wanted=f"{adapter.base_sha256[:12]} ({adapter.base_name})",
+        )

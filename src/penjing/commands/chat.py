@@ -1,0 +1,260 @@
+"""Talk to a trained model in the terminal. Run: penjing chat runs/quickstart"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from penjing.agent_tools.base import ToolSettings
+from penjing.agent_tools.box import Toolbox
+from penjing.base import formatting as units
+from penjing.base.errors import UserError
+from penjing.commands.adapter import attach_adapters
+from penjing.data.chat.render import render, switched
+from penjing.data.chat.turn_parser import Part, parts
+from penjing.data.formats import Message
+from penjing.infer.generate import stream
+from penjing.infer.sample import Sampling
+from penjing.infer.tool_loop import Exchange, ToolTurns
+from penjing.model.lora import names, use
+from penjing.model.transformer import Transformer
+from penjing.train.run_dir import Trained, load_trained, set_threads, use_device
+
+HELP = "Empty line or Ctrl-D ends, /new forgets what was said, /think on, off or auto has it think first."
+ADAPTERS_HELP = "/adapter NAME switches, /adapter none is the base alone."
+MOST_TURNS = 8  # of the model in one answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manner:
+    """How answers are written. thinking: see data/chat/render.py. max_tokens: of one turn."""
+
+    sampling: Sampling
+    max_tokens: int
+    seed: int
+    thinking: bool | None
+    toolbox: Toolbox
+
+
+def chat(
+    path: Path,
+    console: Console,
+    *,
+    prompt: str | None,
+    sampling: Sampling,
+    max_tokens: int,
+    seed: int,
+    adapters: Sequence[str] = (),
+    thinking: bool | None = None,
+    tools: Sequence[str] = (),
+    table: str = "",
+    device: str = "auto",
+    dtype: str = "auto",
+) -> None:
+    """One answer to `prompt`, or a conversation until the user ends it. adapters: DIR or NAME=DIR, the first in use.
+
+    tools: names of `penjing.agent_tools` that the model may call; table: the one that the tool lookup reads.
+    """
+    set_threads(0, 1)
+    toolbox = Toolbox(tools, ToolSettings(today=date.today().isoformat(), table=table))
+    manner = Manner(sampling=sampling, max_tokens=max_tokens, seed=seed, thinking=thinking, toolbox=toolbox)
+    trained = load_trained(path)
+    given = attach_adapters(trained, adapters)
+    use_device(trained.model, device, dtype)
+    taught = any(adapter.facts.get("learned_from") == "chats" for adapter in given.values())
+    answers = taught or trained.answers
+    if (toolbox or thinking is not None) and not answers:
+        raise UserError("was only pretrained: it neither thinks nor calls tools", where=path)
+    if prompt is not None:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise UserError("is not UTF-8", where="--prompt") from None
+        _reply(trained, [Message(role="user", content=prompt)], console, answers, manner)
+        return
+    what = "answers" if answers else "was only pretrained: it continues what you write"
+    console.print(f"{trained.run.out}, step {trained.checkpoint.step}, {what}. {HELP}", highlight=False)
+    if names(trained.model):
+        console.print(f"adapters: {', '.join(names(trained.model))}. {ADAPTERS_HELP}", highlight=False)
+    if toolbox:
+        console.print(f"tools: {', '.join(toolbox.tools)}", highlight=False)
+    said: list[Message] = []
+    while True:
+        try:
+            line = console.input(Text("> ", style="bold"))
+            line.encode()  # half a character, where the system lets one through
+        except (EOFError, KeyboardInterrupt):
+            return
+        except UnicodeError:
+            console.print("that was not UTF-8; once more", style="yellow", highlight=False)
+            continue
+        if not line.strip():
+            return
+        if line.strip() == "/new":
+            said = []
+            continue
+        if line.split()[0] == "/adapter":
+            _switch(trained.model, line.split()[1:], console)
+            continue
+        if line.split()[0] == "/think":
+            manner = _think(manner, line.split()[1:], console)
+            continue
+        asked = [*said, Message(role="user", content=line)] if answers else [Message(role="user", content=line)]
+        try:
+            asked = _fit(trained, asked, manner)
+            said = asked + _reply(trained, asked, console, answers, manner)
+        except UserError as error:  # such as a line that is too long: what was said before stays
+            console.print(error.line(), style="red", highlight=False, markup=False)
+
+
+def _switch(model: Transformer, words: list[str], console: Console) -> None:
+    """Use another adapter; without a name, or with a wrong one, say which there are."""
+    known = names(model)
+    if len(words) == 1 and words[0] in (*known, "none"):
+        use(model, None if words[0] == "none" else words[0])
+        console.print(f"adapter: {words[0]}", highlight=False)
+    else:
+        console.print(f"adapters: {', '.join((*known, 'none'))}", highlight=False)
+
+
+def _think(manner: Manner, words: list[str], console: Console) -> Manner:
+    """Switch thinking; without a position, or with a wrong one, say which there are."""
+    if words == ["on"] or words == ["off"] or words == ["auto"]:
+        console.print(f"thinking: {words[0]}", highlight=False)
+        return replace(manner, thinking=switched(words[0]))  # type: ignore[arg-type]  # one of the three
+    console.print("thinking: on, off or auto", highlight=False)
+    return manner
+
+
+def _fit(trained: Trained, said: list[Message], manner: Manner) -> list[Message]:
+    """Forget the oldest exchanges when the conversation would not leave room for an answer."""
+    room = trained.context_tokens - min(manner.max_tokens, 64)
+    while len(said) > 2 and len(_prompt(trained, said, manner)) > room:
+        following = next((at for at in range(1, len(said)) if said[at].role == "user"), len(said) - 1)
+        said = said[following:]
+    return said
+
+
+def _prompt(trained: Trained, said: Sequence[Message], manner: Manner) -> list[int]:
+    return render(trained.tokenizer, said, manner.toolbox.schemas, ask=True, thinking=manner.thinking).ids
+
+
+def _reply(trained: Trained, said: list[Message], console: Console, answers: bool, manner: Manner) -> list[Message]:
+    """Write the answer as it comes, run the tools that it calls, and go on; returns what is to be remembered."""
+    tokenizer = trained.tokenizer
+    if not answers:
+        ids = [tokenizer.begin, *tokenizer.encode(said[-1].content)]
+        written = _write(trained, ids, console, answers, manner)
+        return [Message(role="assistant", content=tokenizer.decode(written))]
+    turns = ToolTurns(tokenizer, manner.toolbox, max_turns=MOST_TURNS, thinking=manner.thinking)
+    ids = _prompt(trained, said, manner)
+    longest = trained.model.config.max_tokens
+    remembered: list[Message] = []
+    for number in range(1, MOST_TURNS + 1):
+        written = _write(trained, ids, console, answers, manner)
+        stopped = len(written) < manner.max_tokens and len(ids) + len(written) < longest
+        given = turns.after(written) if manner.toolbox and stopped else None
+        exchange = given.note if given is not None else Exchange(said=turns.parsed(written))
+        remembered.append(exchange.said.message)
+        remembered += [Message(role="tool", content=result.text) for result in exchange.results]
+        for result in exchange.results:
+            console.print(f"  = {result.text}", style="cyan", highlight=False, markup=False)
+        if given is None or number == MOST_TURNS:
+            break
+        ids = [*ids, *written, tokenizer.message_end, *given.ids]
+        if len(ids) >= longest:
+            console.print("(no room left for an answer)", style="dim")
+            break
+    return remembered
+
+
+def _write(trained: Trained, ids: Sequence[int], console: Console, answers: bool, manner: Manner) -> list[int]:
+    """One turn, shown as it comes; returns its ids without the one that ended it."""
+    tokenizer = trained.tokenizer
+    written: list[int] = []
+    screen = _Screen(console)
+    began = time.perf_counter()
+    for pairs in stream(
+        trained.model,
+        [ids],
+        max_new_tokens=manner.max_tokens,
+        stop=tokenizer.stop,
+        sampling=manner.sampling,
+        seed=manner.seed,
+    ):
+        written.append(pairs[0][1])
+        screen.show(
+            parts(tokenizer, written, thinking=manner.thinking)
+            if answers
+            else [Part("words", tokenizer.decode(written))]
+        )
+    screen.end()
+    if console.is_terminal:
+        rate = len(written) / max(1e-9, time.perf_counter() - began)
+        console.print(Text(f"{len(written)} tokens, {units.count(rate)}/s", style="dim"))
+    return written
+
+
+class _Screen:
+    """A turn on the terminal: thoughts dim and apart from the words, each call on a line of its own."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.part = Part("words", "")  # that is being written
+        self.number = -1  # of that part
+        self.shown = 0  # characters of it
+
+    def show(self, found: Sequence[Part]) -> None:
+        """What is new since the last time. Ends of lines and halves of characters wait for what follows them."""
+        for number in range(max(0, self.number), len(found)):
+            part = found[number]
+            if not part.text.strip() and (part.kind == "thought" or (part.kind == "words" and number > 0)):
+                continue  # an empty thought, or the newline between two calls
+            if number != self.number:
+                if self.number >= 0:
+                    self._close()
+                self.number, self.shown = number, 0
+                if part.kind == "thought":
+                    self.console.print("thinking: ", style="dim", end="")
+            self.part = part
+            self._more("\n\ufffd")
+
+    def end(self) -> None:
+        """Whatever still waits, and the end of the line."""
+        self._more("" if self.part.kind == "words" else "\n")
+        self._close()
+
+    def _more(self, waiting: str) -> None:
+        if self.part.kind == "call":
+            return
+        is_first = self.part.kind == "words" and self.number == 0
+        text = self.part.text if is_first else self.part.text.lstrip("\n")
+        text = text.rstrip(waiting) if waiting else text
+        if len(text) > self.shown:
+            style = "dim" if self.part.kind == "thought" else None
+            self.console.out(text[self.shown :], end="", style=style, highlight=False)
+            self.shown = len(text)
+
+    def _close(self) -> None:
+        if self.part.kind == "call":
+            self.console.print(f"  {_call_line(self.part.text)}", style="cyan", highlight=False, markup=False)
+            return
+        self.console.out("\n" if self.part.kind == "thought" else "", highlight=False)
+
+
+def _call_line(text: str) -> str:
+    """`calculator(expression=1+2)`; what is no call, as it was written."""
+    try:
+        call: Any = json.loads(text)
+        words = ", ".join(f"{name}={value}" for name, value in call["arguments"].items())
+        return f"{call['name']}({words})"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return " ".join(text.split())

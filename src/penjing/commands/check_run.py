@@ -1,0 +1,144 @@
+"""Is a run's folder sound, and what can be continued from where? Run: penjing doctor runs/quickstart
+
+Reads every byte that a resume would read, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from penjing.base import formatting as units
+from penjing.base.errors import UserError
+from penjing.base.files import read_json
+from penjing.base.lock import is_held, owner
+from penjing.base.markup import marked
+from penjing.checkpoint.manifest import damage, folder_name, steps
+from penjing.data.token_shards import META, Shards
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.track.jsonl import read_lines
+from penjing.train.run_dir import RunFolder, read_settings
+
+
+@dataclass
+class Findings:
+    """What was found in one run's folder. `wrong` is empty where all is sound."""
+
+    folder: Path
+    resumes_from: int | None = None  # step; None: nothing to continue from
+    finished: bool = False
+    sound: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        """What the same command would do."""
+        if self.resumes_from is None:
+            return "nothing to continue from" if self.wrong else "no checkpoint yet: the same command begins anew"
+        if self.finished:
+            return f"finished at step {self.resumes_from}: the same command shows what came of it"
+        return f"the same command continues after step {self.resumes_from}"
+
+
+def doctor(path: Path, console: Console) -> bool:
+    """Examine a run, or all runs of a quickstart, and print what was found; whether all is sound.
+
+    Raises UserError if there is no run.
+    """
+    found = [examine(folder) for folder in run_folders(path)]
+    for each in found:
+        console.print(marked(str(each.folder), each.verdict, style="bold", indent=""))
+        for mark, style, lines in (
+            ("sound", "green", each.sound),
+            ("wrong", "red", each.wrong),
+            ("note ", "", each.notes),
+        ):
+            for line in lines:
+                console.print(marked(mark, line, style=style, between="  "), soft_wrap=True)
+    return not any(each.wrong for each in found)
+
+
+def run_folders(path: Path) -> list[Path]:
+    """`path`, or the runs directly below it. Raises UserError if there are none."""
+    candidates = [path, *sorted(each for each in path.iterdir() if each.is_dir())] if path.is_dir() else []
+    found = [each for each in candidates if RunFolder(each).settings.is_file() or RunFolder(each).checkpoints.is_dir()]
+    if not found:
+        raise UserError("no run here", where=path, wanted="a folder made by `penjing train` or `penjing quickstart`")
+    return found
+
+
+def examine(path: Path) -> Findings:
+    """Everything that can be told of one run's folder without training."""
+    folder, findings = RunFolder(path), Findings(path)
+    _checkpoints(folder, findings)
+    _files(folder, findings)
+    for name, place in (("train", folder.shards / "train"), ("validation", folder.shards / "validation")):
+        if (place / META).is_file():
+            _try(findings, f"{name} shards, every byte", partial(_verify, place))
+    if is_held(path):
+        findings.notes.append(f"in use by {owner(path)}")
+    return findings
+
+
+def _verify(place: Path) -> None:
+    Shards(place).verify()
+
+
+def _checkpoints(folder: RunFolder, findings: Findings) -> None:
+    for step in steps(folder.checkpoints):
+        place = folder.checkpoints / folder_name(step)
+        wrong = damage(place)
+        if wrong is not None:
+            findings.wrong.append(f"checkpoint {place.name}: {wrong}")
+            continue
+        size = sum(file.stat().st_size for file in place.iterdir())
+        findings.sound.append(f"checkpoint {place.name}, {units.count(size)}B, every byte")
+        if findings.resumes_from is None:
+            findings.resumes_from = step
+    left = list(folder.checkpoints.glob(".step-*.partial")) if folder.checkpoints.is_dir() else []
+    if left:
+        findings.notes.append(f"{len(left)} half-written checkpoint, which the next save removes")
+    if findings.resumes_from is None and any(line.startswith("checkpoint") for line in findings.wrong):
+        findings.notes.append("every checkpoint is damaged: a run here is refused, and never silently begun anew")
+
+
+def _files(folder: RunFolder, findings: Findings) -> None:
+    _try(findings, "run.toml", lambda: read_settings(folder.path))
+    if folder.tokenizer.is_dir():
+        _try(findings, "tokenizer", lambda: Tokenizer.load(folder.tokenizer))
+    if folder.metrics.is_file():
+        lines = read_lines(folder.metrics)
+        last = max((line["step"] for line in lines), default=0)
+        findings.sound.append(f"metrics.jsonl, {len(lines)} lines up to step {last}")
+    if folder.plan.is_file() and findings.resumes_from is not None:
+        findings.finished = findings.resumes_from == _table(folder.plan, findings).get("steps")
+    if folder.incidents.is_file():
+        kinds = Counter(str(line.get("kind")) for line in read_lines(folder.incidents))
+        findings.notes += [f"incidents.jsonl: {count} x {kind}" for kind, count in sorted(kinds.items())]
+    if folder.quarantine.is_file():
+        count = sum(1 for _ in open(folder.quarantine, "rb"))
+        findings.notes.append(f"quarantine.jsonl: {count} records left out")
+
+
+def _table(path: Path, findings: Findings) -> dict[str, object]:
+    try:
+        value = read_json(path)
+    except UserError as error:
+        findings.wrong.append(f"{path.name}: {error.what}")
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _try(findings: Findings, name: str, look: Callable[[], object]) -> None:
+    try:
+        look()
+    except UserError as error:
+        findings.wrong.append(f"{name}: {error.what}")
+    else:
+        findings.sound.append(name)

@@ -1,0 +1,89 @@
+"""Measure a trained model. Run: penjing eval runs/quickstart --questions runs/quickstart/data/eval.jsonl
+
+Unlike training, which leaves broken records out, measuring stops at the first: a figure of part of a file would stand
+beside figures of the whole one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from penjing.base import formatting as units
+from penjing.base.interval import wilson
+from penjing.base.markup import marked
+from penjing.data import formats as records
+from penjing.eval import questions as asking
+from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
+from penjing.train.run_dir import load_trained, set_threads, use_device
+
+ROW_TOKENS = 1024  # of a text's rows at most, where rows of the run were shorter than the model's context
+
+
+def evaluate_questions(
+    path: Path,
+    questions: Path,
+    console: Console,
+    thinking: bool | None = None,
+    max_tokens: int = 0,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+) -> None:
+    """Accuracy by exact match per kind and language, with its 95 % interval and the chance level.
+
+    thinking, max_tokens: as `ask` is told.
+    """
+    set_threads(0, 1)
+    trained = load_trained(path)
+    use_device(trained.model, device, dtype)
+    asked = asking.read_questions(questions)
+    answered = asking.ask(trained.model, trained.tokenizer, asked, thinking=thinking, max_tokens=max_tokens)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("kind", "language", "right", "asked", "accuracy", "95 %", "chance"):
+        table.add_column(heading, justify="left" if heading in ("kind", "language") else "right")
+    rows = asking.table("", answered)
+    rows.append(
+        {
+            "kind": "all",
+            "language": "",
+            "right": sum(row["right"] for row in rows),
+            "asked": sum(row["asked"] for row in rows),
+            "chance": sum(row["chance"] * row["asked"] for row in rows) / max(1, sum(row["asked"] for row in rows)),
+        }
+    )
+    for row in rows:
+        low, high = wilson(row["right"], row["asked"])
+        share = row["right"] / row["asked"] if row["asked"] else 0.0
+        table.add_row(
+            row["kind"],
+            row["language"],
+            str(row["right"]),
+            str(row["asked"]),
+            f"{share:.0%}",
+            f"{low:.0%}-{high:.0%}",
+            f"{row['chance']:.0%}",
+        )
+    console.print(table)
+    if cut := sum(one.cut for one in answered):
+        told = (
+            f"{cut} of {len(answered)} answers had not ended where they were cut off; --max-tokens gives them more room"
+        )
+        console.print(marked("note", told, indent=""))
+
+
+def evaluate_text(path: Path, text: Path, console: Console, *, device: str = "auto", dtype: str = "auto") -> None:
+    """Bits per byte of a text, beside what zstd -19 makes of it."""
+    set_threads(0, 1)
+    trained = load_trained(path)
+    use_device(trained.model, device, dtype)
+    texts = [document.text for document in records.read_documents([text])]
+    # Rows of few conversations are short, and of a model from elsewhere there are none.
+    row_tokens = max(trained.run.data.row_tokens, min(ROW_TOKENS, trained.context_tokens))
+    bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, row_tokens=row_tokens)
+    zstd = zstd_bits_per_byte("\n".join(texts))
+    console.print(
+        f"{text}: {units.megabytes(num_bytes)}, {bits:.4f} bits per byte; zstd -19: {zstd:.4f}", highlight=False
+    )

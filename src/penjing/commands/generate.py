@@ -1,0 +1,309 @@
+"""Have a model answer a file of prompts. Run: penjing generate runs/large --prompts PROMPTS.jsonl --out ANSWERS.jsonl
+
+What comes out is a file of conversations: training on it (penjing train sft data.train=ANSWERS.jsonl) distils the model
+into another one, of any vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from penjing.base.errors import UserError
+from penjing.base.files import disk_error, read_json, sha256_text, write_json
+from penjing.base.seeds import derive
+from penjing.data import formats as records
+from penjing.data.chat.render import Switch, render, switched
+from penjing.data.chat.turn_parser import parse
+from penjing.data.formats import Chat, Message, OnSkip
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.infer.batched_sampler import Request, Written, rollout
+from penjing.infer.sample import Sampling
+from penjing.model.lora import fingerprint
+from penjing.train.run_dir import Trained, load_trained, set_threads, use_device
+
+PROMPTS_AT_ONCE = 128  # answered between two writes: what a stop can lose
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """How prompts are answered; written beside the answers, and the same when they are gone on with."""
+
+    answers: int = 1  # of each prompt
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+    seed: int = 0
+    thinking: Switch = "auto"  # on: answers begin inside a thought; off: behind an empty one; auto: as the model likes
+    cut: str = "drop"  # drop: answers that did not end within max_tokens are left out; keep: they are not
+    turns: str = "last"  # all: every question of a conversation is answered, each after the model's own answers before
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How many answers were written in all, and how many were left out: cut off, empty, or their prompt too long.
+
+    not_asked: prompts that are conversations with an empty answer.
+    """
+
+    written: int
+    left_out: int
+    not_asked: int
+
+
+def generate_file(
+    path: Path,
+    prompts: Sequence[Path],
+    out: Path,
+    console: Console,
+    asked: Asked,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+) -> Outcome:
+    """Answer every prompt and write one conversation a line, in the order of the prompts.
+
+    A prompt is a conversation that ends with a question; of one that has an answer already, the last answer is given
+    anew (or all of them, with turns=all). Killed anywhere, the same call goes on. Each answer depends on the seed and
+    its prompt's place alone.
+    Raises UserError if `out` holds answers of another model, other prompts, other settings or another dtype.
+    """
+    asked.sampling  # noqa: B018 (raises on settings that cannot be, before a model is read)
+    if asked.answers < 1 or asked.max_tokens < 1:
+        raise UserError("nothing to write", got=f"--answers {asked.answers} --max-tokens {asked.max_tokens}")
+    if asked.answers > 1 and not asked.temperature:
+        raise UserError(
+            f"all {asked.answers} answers to a prompt would be the same one",
+            where="--answers",
+            wanted="--temperature above 0, such as 0.8",
+        )
+    set_threads(0, 1)
+    not_asked: list[str] = []
+    chats = list(read_questions(prompts, lambda file, line, reason: not_asked.append(f"{file}:{line}")))
+    trained = load_trained(path, adapters="merged")
+    if not trained.answers:
+        raise UserError("was only pretrained, and does not answer", where=path, wanted="a model taught conversations")
+    model_sha256 = fingerprint(trained.model)
+    _, chosen = use_device(trained.model, device, dtype)
+    about = {
+        "model": str(path),
+        "model_sha256": model_sha256,
+        "prompts": [str(each) for each in prompts],
+        "prompts_sha256": sha256_text(json.dumps([_record(chat) for chat in chats], ensure_ascii=False)),
+        "settings": asdict(asked),
+        "dtype": str(chosen).removeprefix("torch."),
+    }
+    state = _take_up(out, about)
+    if state["done"] < len(chats):
+        _answer(trained, chats, out, state, about, console, asked)
+    return Outcome(state["written"], state["left_out"], len(not_asked))
+
+
+def read_questions(prompts: Sequence[Path], on_skip: OnSkip | None = None) -> Iterator[Chat]:
+    """Conversations that end with a question, of files of either kind. on_skip: told of those with an empty answer.
+
+    Raises UserError at the first broken record: answers to part of a file would pass for answers to all of it.
+    """
+    for path in records.list_files(prompts):
+        if records.sniff(path) == "prompts":
+            yield from (chat for chat, _ in records.read_prompts([path]))
+            continue
+        for chat in records.read_chats([path], on_skip=on_skip):
+            answered = chat.messages[-1].role == "assistant"
+            messages = chat.messages[:-1] if answered else chat.messages
+            yield Chat(messages=messages, tools=chat.tools, source=chat.source, line=chat.line)
+
+
+def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
+    """How far the file is; what was written after that was noted is cut off again."""
+    notes, state = _notes(out), {"done": 0, "written": 0, "left_out": 0, "bytes": 0}
+    if out.exists() and not notes.is_file():
+        raise UserError("is there already", where=out, next_step="Choose another --out.")
+    if out.exists():  # notes of answers that were removed count no more
+        known = {"dtype": "float32", **read_json(notes)}  # all were, before it was written down
+        for name, value in about.items():
+            if known.get(name) != value and name not in ("model", "prompts"):
+                raise UserError(
+                    f"these answers were begun with another {name.removesuffix('_sha256')}",
+                    where=out,
+                    got=value if name == "settings" else value[:12],
+                    wanted=known.get(name) if name == "settings" else known.get(name, "")[:12],
+                    next_step="Choose another --out, or remove it.",
+                )
+        state = known["state"]
+        if out.stat().st_size < state["bytes"]:
+            raise UserError(
+                "something was cut off these answers",
+                where=out,
+                got=f"{out.stat().st_size:,} bytes",
+                wanted=f"at least the {state['bytes']:,} that were written",
+                next_step="Choose another --out, or remove it to begin anew.",
+            )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with open(out, "ab") as stream:
+            stream.truncate(state["bytes"])
+    except OSError as error:
+        raise disk_error(error, out) from error
+    write_json(notes, {**about, "state": state})
+    return state
+
+
+def _notes(out: Path) -> Path:
+    return out.with_name(out.name + ".about.json")
+
+
+def _answer(
+    trained: Trained,
+    chats: Sequence[Chat],
+    out: Path,
+    state: dict[str, int],
+    about: dict[str, Any],
+    console: Console,
+    asked: Asked,
+) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("prompts", total=len(chats), completed=state["done"])
+        for first in range(state["done"], len(chats), PROMPTS_AT_ONCE):
+            part = range(first, min(first + PROMPTS_AT_ONCE, len(chats)))
+            lines = list(_lines(trained, chats, part, asked))
+            try:
+                with open(out, "ab") as stream:
+                    stream.write("".join(line + "\n" for line in lines).encode())
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                    state["bytes"] = stream.tell()
+            except OSError as error:
+                raise disk_error(error, out) from error
+            state["done"] = part.stop
+            state["written"] += len(lines)
+            state["left_out"] += len(part) * asked.answers - len(lines)
+            write_json(_notes(out), {**about, "state": state})
+            progress.update(task, completed=state["done"])
+
+
+@dataclass(slots=True)
+class _Talk:
+    """A conversation under way: what was said, and what is still to be said before each answer."""
+
+    index: int  # of its prompt
+    number: int  # among the answers to that prompt
+    said: list[Message]
+    stretches: list[tuple[Message, ...]]
+    answered: int = 0
+
+
+def _lines(trained: Trained, chats: Sequence[Chat], part: Iterable[int], asked: Asked) -> Iterator[str]:
+    """The conversations of these prompts that got an answer. One that gets none, or has no room, ends before it."""
+    talks = [
+        _Talk(index, number, [], stretches(chats[index], asked.turns))
+        for index in part
+        for number in range(asked.answers)
+    ]
+    going = talks
+    while going:
+        going = _next_answers(trained, chats, going, asked)
+    for talk in talks:
+        if talk.answered:
+            chat = chats[talk.index]
+            yield json.dumps(_record(replace(chat, messages=tuple(talk.said))), ensure_ascii=False)
+
+
+def _next_answers(trained: Trained, chats: Sequence[Chat], talks: Sequence[_Talk], asked: Asked) -> list[_Talk]:
+    """Give each conversation its next answer. Returns those that go on."""
+    tokenizer, longest = trained.tokenizer, trained.model.config.max_tokens
+    thinks = switched(asked.thinking)
+    prompts: dict[tuple[int, ...], list[_Talk]] = {}  # one read only once, however often it is answered
+    for talk in talks:
+        messages = [*talk.said, *talk.stretches[talk.answered]]
+        ids = tuple(render(tokenizer, messages, chats[talk.index].tools, ask=True, thinking=thinks).ids)
+        if len(ids) < longest:
+            prompts.setdefault(ids, []).append(talk)
+    requests = [Request(prompt=ids, seeds=[_seed(asked, talk) for talk in sharing]) for ids, sharing in prompts.items()]
+    if not requests:
+        return []
+    with torch.no_grad():
+        written = rollout(
+            trained.model,
+            requests,
+            max_new_tokens=asked.max_tokens,
+            stop=tokenizer.stop,
+            sampling=asked.sampling,
+        )
+    going = []
+    for sharing, answers in zip(prompts.values(), written, strict=True):
+        for talk, answer in zip(sharing, answers, strict=True):
+            message = _message(answer, tokenizer, asked)
+            if message is None:
+                continue
+            talk.said += [*talk.stretches[talk.answered], message]
+            talk.answered += 1
+            if talk.answered < len(talk.stretches):
+                going.append(talk)
+    return going
+
+
+def _seed(asked: Asked, talk: _Talk) -> int:
+    return derive(asked.seed, "generate", talk.index, talk.number, *([talk.answered] if talk.answered else []))
+
+
+def stretches(chat: Chat, turns: str) -> list[tuple[Message, ...]]:
+    """What is said before each answer that the model is to give: to the last question, or to each in turn.
+
+    In turn, a conversation ends at a tool's result: it belongs to a call that the model may not make again.
+    """
+    if turns == "last":
+        return [chat.messages]
+    found: list[tuple[Message, ...]] = []
+    said: list[Message] = []
+    for message in chat.messages:
+        if message.role == "tool":
+            return found
+        if message.role != "assistant":
+            said.append(message)
+        elif said:
+            found.append(tuple(said))
+            said = []
+    return [*found, tuple(said)] if said else found
+
+
+def _message(written: Written, tokenizer: Tokenizer, asked: Asked) -> Message | None:
+    """What was said as a message, or None if it is to be left out."""
+    if written.ended != "stop" and asked.cut == "drop":
+        return None
+    message = parse(tokenizer, written.ids, thinking=switched(asked.thinking)).message
+    if "\\u0000" in json.dumps(message.tool_calls):
+        return None
+    # A model that knows little writes zero bytes too, which no reader of conversations takes for text.
+    content, thoughts = (text.strip().replace("\0", "\ufffd") for text in (message.content, message.reasoning_content))
+    message = replace(message, content=content, reasoning_content=thoughts)
+    return message if message.content or message.tool_calls else None
+
+
+def _record(chat: Chat) -> dict[str, Any]:
+    """A conversation in the form that `read_chats` reads."""
+    record: dict[str, Any] = {"messages": [_turn(message) for message in chat.messages]}
+    return record | ({"tools": [dict(tool) for tool in chat.tools]} if chat.tools else {})
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning_content:
+        turn["reasoning_content"] = message.reasoning_content
+    if message.tool_calls:
+        turn["tool_calls"] = [dict(call) for call in message.tool_calls]
+    return turn

@@ -1,0 +1,181 @@
+"""What else to try: how others would train, and settings that would be faster or smaller and that training accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from penjing.base import formatting as units
+from penjing.commands.plan_fit import Fitted, divisors
+from penjing.commands.plan_run import Amount, Asked, accepted, generation_seconds, lengths_of
+from penjing.optim.muon import Muon
+from penjing.plan import compute_optimal as tokens
+from penjing.plan import cost
+from penjing.plan.device_model import Machine, machine_of_card
+from penjing.plan.gpu_specs import find_card
+from penjing.plan.memory import safe_bytes
+from penjing.plan.shape import Shape
+from penjing.plan.step_time import step_time
+from penjing.plan.step_workload import Workload
+from penjing.train.compile_policy import choose
+from penjing.train.config import Run
+
+CARDS = ("RTX 4090", "A100", "H100")  # that are suggested
+Found = tuple[float, str]  # how much it helps, and what to say
+
+
+def advice(run: Run, shape: Shape, amount: Amount) -> list[str]:
+    """How many tokens, in which batch and at which rate others would train."""
+    best = tokens.advise(shape.parameters, shape.matrices)
+    ratio = amount.tokens / shape.parameters
+    law = tokens.LAWS["corrected"]
+    lines = []
+    if run.data.kind == "documents":
+        lines.append(
+            f"compute-optimal: {units.count(best.tokens)} tokens ({units.count(best.low)} to "
+            f"{units.count(best.high)}), "
+            f"{best.tokens / shape.parameters:.0f} for each of all {units.count(shape.parameters)} parameters; by "
+            f"matrices and head alone, {tokens.MATRICES_RATIO} x {units.count(shape.matrices)} = "
+            f"{units.count(best.by_matrices)}"
+        )
+        gains = []
+        base = law.loss(shape.parameters, amount.tokens)
+        for each in tokens.RATIOS:
+            if each > 1.2 * ratio:
+                gain = base - law.loss(shape.parameters, each * shape.parameters)
+                gains.append(f"{each} per parameter -{gain:.2f} nats for {each / ratio:.1f} x the time")
+        if gains:
+            lines.append("training longer: " + ", ".join(gains))
+        embedding = shape.vocabulary * shape.width
+        checks = tokens.cross_checks(
+            shape.parameters - embedding, amount.tokens, 6.0 * shape.parameters * amount.tokens
+        )
+        batch = run.batch.rows * run.data.row_tokens
+        said = "; ".join(
+            f"{check.rule.split(' (')[0]} {units.count(float(round(check.batch_tokens)))} tokens"
+            + (f", rate {check.learning_rate:.1e}" if check.learning_rate else "")
+            for check in checks
+        )
+        rate = f"rate {run.optimizer.learning_rate:.1e}"
+        if isinstance(run.optimizer, Muon):
+            rate = f"Muon at {rate}, AdamW at {run.optimizer.adamw_learning_rate:.1e}"
+        lines.append(f"batch {units.count(batch)} tokens, {rate}; others would take, with AdamW, {said}")
+    return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Now:
+    """The run as it is planned."""
+
+    run: Run
+    asked: Asked
+    machine: Machine
+    work: Workload
+    seconds: float  # of the whole run
+
+    def step_seconds(
+        self, run: Run | None = None, work: Workload | None = None, machine: Machine | None = None, gpus: int = 0
+    ) -> float:
+        """Of one step with what is given changed, writing answers included."""
+        run, work, machine = run or self.run, work or self.work, machine or self.machine
+        return step_time(work, machine).seconds + generation_seconds(run, work, machine, gpus or self.asked.gpus)
+
+    def gain(self, run: Run, work: Workload, machine: Machine | None = None, gpus: int = 0) -> float:
+        return 1 - self.step_seconds(run, work, machine, gpus) / self.step_seconds()
+
+
+def alternatives(
+    run: Run, asked: Asked, machine: Machine, fitted: Fitted | None, work: Workload, seconds: float
+) -> list[str]:
+    """Three changes that would help most, each with what it would give at the same rates, and each one that training
+    accepts for this run."""
+    now = _Now(run=run, asked=asked, machine=machine, work=work, seconds=seconds)
+    found = [
+        *(_passes(now, fitted) if fitted else ()),
+        *_compiled(now),
+        *_cards(now, fitted),
+        *_more_gpus(now),
+        *_larger_batch(now),
+    ]
+    found.sort(key=lambda pair: -pair[0])
+    return [line for _, line in found[:3]]
+
+
+def _passes(now: _Now, fitted: Fitted) -> Iterator[Found]:
+    """More rows in a pass, where they fit and are faster; fewer, for their memory."""
+    share, tokens_each = now.run.batch.rows // now.asked.gpus, lengths_of(now.run).tokens
+
+    def with_rows(rows: int) -> tuple[Run, Workload]:
+        run = replace(now.run, batch=replace(now.run.batch, micro_rows=rows))
+        return run, replace(now.work, tokens=round(rows * tokens_each), passes=share // rows)
+
+    def possible(rows: int) -> bool:
+        return accepted(with_rows(rows)[0], now.machine, now.asked.gpus)
+
+    for rows in divisors(share):
+        if fitted.micro_rows < rows <= fitted.largest and possible(rows):
+            gain = now.gain(*with_rows(rows))
+            if gain > 0.005 and fitted.fits(rows):
+                yield gain, f"batch.micro_rows={rows}: {gain:.0%} faster, and fits"
+                break
+    rows = next((each for each in divisors(share) if each < fitted.micro_rows and possible(each)), 0)
+    if rows and fitted.slope > 0:
+        saved, slower = fitted.slope * (fitted.micro_rows - rows), max(0.0, -now.gain(*with_rows(rows)))
+        said = f"batch.micro_rows={rows}: {units.gibibytes(saved)} less memory, {slower:.1%} slower"
+        yield (0.02 if fitted.plan.fits is not False else 1.0), said
+
+
+def _compiled(now: _Now) -> Iterator[Found]:
+    """Compiling where it was switched off and `auto` would do it."""
+    run = replace(now.run, compute=replace(now.run.compute, compile="blocks"))
+    if now.run.compute.compile != "off" or not accepted(run, now.machine, now.asked.gpus):
+        return
+    if choose("auto", now.machine.kind, "", now.seconds).how != "off":
+        gain = now.gain(run, replace(now.work, compiled=True))
+        yield gain, f"compute.compile=auto: {gain:.0%} faster by formula (estimate)"
+
+
+def _cards(now: _Now, fitted: Fitted | None) -> Iterator[Found]:
+    """A faster card that has the memory."""
+    if now.machine.kind != "cuda" or now.asked.gpus > 1:
+        return
+    for name in CARDS:
+        other = machine_of_card(find_card(name))
+        fits = fitted is None or fitted.plan.total_bytes <= safe_bytes(other.memory_bytes)
+        if other.name == now.machine.name or not fits or not accepted(now.run, other, 1):
+            continue
+        gain = now.gain(now.run, now.work, other)
+        if gain > 0.1:
+            price = cost.price_of(name)
+            money = f", {cost.cost(price, now.seconds * (1 - gain), 1)}" if price else ""
+            yield gain / 4, f"--gpu {name!r}: {units.duration(now.seconds * (1 - gain))}{money} (L0)"
+            return
+
+
+def _more_gpus(now: _Now) -> Iterator[Found]:
+    more, work = 2 * now.asked.gpus, now.work
+    halved = work.passes % 2 == 0
+    if now.machine.kind != "cuda" or not accepted(now.run, now.machine, more):
+        return
+    if not halved and now.run.batch.micro_rows:
+        return
+    shared = replace(
+        work,
+        ranks=more,
+        sharding="ddp" if work.sharding == "none" else work.sharding,
+        passes=work.passes // 2 if halved else work.passes,
+        tokens=work.tokens if halved else max(1, work.tokens // 2),
+    )
+    gain = now.gain(now.run, shared, gpus=more)
+    if gain > 0.02:
+        yield gain / 8, f"--gpus {more}: {units.duration(now.seconds * (1 - gain))} ({gain:.0%} less)"
+
+
+def _larger_batch(now: _Now) -> Iterator[Found]:
+    rows = now.run.batch.rows * 2
+    run = replace(now.run, batch=replace(now.run.batch, rows=rows))
+    if not accepted(run, now.machine, now.asked.gpus):
+        return
+    gain = 1 - now.step_seconds(run, replace(now.work, passes=now.work.passes * 2)) / (2 * now.step_seconds())
+    if gain > 0.02:
+        yield gain, f"batch.rows={rows}: {gain:.0%} less time for the same tokens; learns in fewer, larger steps"

@@ -1,0 +1,106 @@
+"""Whether a step fits: traced memory, with as many rows in a pass as there is memory for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from penjing.base import formatting as units
+from penjing.commands.plan_run import Asked, Engine
+from penjing.plan.memory import MemoryPlan, Target, safe_bytes
+from penjing.plan.shape import Shape
+from penjing.plan.step_workload import Workload
+from penjing.train.config import Run
+
+MOST_LOGITS = 1 << 36  # of the largest pass that is looked for: 512 of the head's blocks, a second of tracing
+WHOLE_BYTES = {"zero1": 8.0, "zero2": 4.0, "fsdp": 0.0}  # of a parameter's 16 that every device holds; else all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """The traced memory of a step with so many rows in a pass, and the most that would fit."""
+
+    plan: MemoryPlan
+    micro_rows: int
+    largest: int  # about; 0 = not known
+    slope: float  # bytes of each row, up to the rows that were wanted
+    notes: list[str]
+    fits: Callable[[int], bool]  # whether a pass of so many rows does, traced
+
+
+def fit(run: Run, target: Target, asked: Asked, wanted: int) -> Fitted:
+    """Trace the step as the settings have it; if it does not fit and they leave it open, with as many rows as do."""
+    from penjing.train.memory_trace.trace import predict_memory  # slow to import, and not every page traces
+
+    engine: Engine = asked.engine or ("ddp" if asked.gpus > 1 else "single")
+    known: dict[int, MemoryPlan] = {}
+
+    def at(rows: int) -> MemoryPlan:
+        if rows not in known:
+            known[rows] = predict_memory(run, target, micro_rows=rows, ranks=asked.gpus, engine=engine)
+        return known[rows]
+
+    plan, share, rows = at(wanted), run.batch.rows // asked.gpus, wanted
+    less = next((each for each in divisors(share) if each < wanted), 0)
+    slope = (plan.total_bytes - at(less).total_bytes) / (wanted - less) if less else 0.0
+    notes = [note for note in plan.notes if "every position" not in note]
+    room = safe_bytes(target.memory_bytes)
+    if room and plan.total_bytes > room and not run.batch.micro_rows:
+        line = wanted - (plan.total_bytes - room) / max(1.0, slope)
+        rows = next((each for each in divisors(wanted) if each <= line), 1)
+        while at(rows).total_bytes > room and rows > 1:
+            rows = next(each for each in divisors(wanted) if each < rows)
+        if at(rows).total_bytes > target.memory_bytes:
+            rows = wanted
+        elif rows < wanted:
+            same = "the same gradients" if run.passes_are_exact else "the routers' balance loss is taken over each"
+            notes.append(
+                f"{wanted} rows in one pass take {units.gibibytes(plan.total_bytes)}; "
+                f"planned with batch.micro_rows={rows} in {share // rows} passes: {same}"
+            )
+    most = MOST_LOGITS // (run.data.row_tokens * run.model.vocabulary_size)
+    return Fitted(
+        plan=at(rows),
+        micro_rows=rows,
+        largest=_largest(known, at, slope, room, most) if room and less else 0,
+        slope=slope,
+        notes=notes,
+        fits=lambda each: at(each).total_bytes <= room,
+    )
+
+
+def _largest(
+    known: Mapping[int, MemoryPlan], at: Callable[[int], MemoryPlan], slope: float, room: int, most: int
+) -> int:
+    """About how many rows fit in one pass, at most `most`; 0 if none of those that were traced do.
+
+    Memory is the highest of several lines in the rows: the optimizer's peak stays, that of activations grows. Between
+    two traced numbers it is at most on the line through them; beyond them it may be far above. So where that line
+    leaves the room is traced too.
+    """
+    good = max((rows for rows, plan in known.items() if plan.total_bytes <= room), default=0)
+    if not good:
+        return 0
+    if good == max(known):
+        further = (room - known[good].total_bytes) / max(1.0, slope)
+        beyond = min(good + math.floor(further), max(good, most))
+        if at(beyond).total_bytes <= room:
+            return beyond
+    bad = min(rows for rows in known if rows > good)
+    share = (room - known[good].total_bytes) / (known[bad].total_bytes - known[good].total_bytes)
+    return good + math.floor((bad - good) * share)
+
+
+def divisors(number: int) -> list[int]:
+    """Largest first."""
+    return [each for each in range(number, 0, -1) if number % each == 0]
+
+
+def foreign_memory(shape: Shape, work: Workload) -> float:
+    """A formula: states of 16 bytes a parameter, of which devices that share them hold a part each, activations by
+    width, whole logits, and a context."""
+    whole = WHOLE_BYTES.get(work.sharding, 16.0)
+    states = (whole + (16.0 - whole) / work.ranks) * shape.parameters
+    layers = shape.layers * work.tokens * (34 * shape.width + 4 * shape.mlp_size)
+    return states + layers + 12.0 * work.tokens * shape.vocabulary + 0.5 * 2**30

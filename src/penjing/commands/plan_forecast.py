@@ -1,0 +1,278 @@
+"""Foresee the loss of a run from a handful of tiny ones on the same data: penjing scale pretrain data.train=FILE"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from penjing.base import config
+from penjing.base import formatting as units
+from penjing.base.errors import UserError
+from penjing.base.files import read_json, write_json
+from penjing.base.markup import marked
+from penjing.commands.plan_run import Asked, find_machine
+from penjing.commands.plan_verify import unseen
+from penjing.commands.train import execute
+from penjing.model.config import ModelConfig
+from penjing.plan import cost
+from penjing.plan.device_model import Machine
+from penjing.plan.flops import parameters, training_flops_per_token
+from penjing.plan.scaling_law_fit import Forecast, Point, forecast
+from penjing.plan.shape import shape_of
+from penjing.plan.step_time import step_time
+from penjing.plan.step_workload import Workload
+from penjing.train.config import Run
+from penjing.train.run_dir import RunFolder
+from penjing.train.step_probe import FORECAST
+
+LOSS = "validation_loss_nats_per_token"
+LADDER = "ladder.json"  # beside the small runs: what was asked, and which of them were chosen for it
+SHARES = (1 / 32, 1 / 16, 1 / 8)  # of the planned model's parameters without embedding
+LENGTHS = (1.0, 2.0, 4.0)  # tokens of the runs of one size, as multiples of the shortest
+SMALLEST = 20_000  # parameters without embedding, below which a model says little of larger ones
+OVERHEAD = 2.0  # a run takes longer than its steps by formula: the probe, validation, saving
+
+
+@dataclass(frozen=True, kw_only=True)
+class Small:
+    """One of the small runs: a shape of the planned model's family, and for how many steps."""
+
+    name: str
+    model: dict[str, Any]
+    parameters: int
+    steps: int
+    tokens: int
+    seconds: float  # by formula
+
+
+def family(run: Run) -> list[dict[str, Any]]:
+    """Shapes like the planned one, narrower and shallower, same vocabulary and heads' size. Raises UserError."""
+    whole = config.to_dict(run.model)
+    if run.model.is_mixture:
+        raise UserError("a law is fitted to dense models only", where="model", got=run.model.architecture)
+    found: list[dict[str, Any]] = []
+    for share in SHARES:
+        # Parameters go with width^2 x depth: both shrink, the width by more.
+        width_share, depth_share = share ** (2 / 5), share ** (1 / 5)
+        head = run.model.head_size
+        heads = max(1, round(run.model.num_heads * width_share))
+        keys = max(1, round(heads * run.model.num_kv_heads / run.model.num_heads))
+        heads = keys * max(1, round(heads / keys))
+        width = max(16, 16 * round(run.model.hidden_size * width_share / 16))
+        layers = max(1, round(run.model.num_layers * depth_share))
+        shape = {
+            **whole,
+            "preset": "",
+            "hidden_size": width,
+            "num_layers": layers,
+            "num_heads": heads,
+            "num_kv_heads": keys,
+            "head_size": head if head <= 2 * width else max(2, 2 * (width // 2)),
+            "mlp_size": max(16, 16 * round(run.model.mlp_size * width_share / 16)),
+            **_windows(run.model, layers),
+        }
+        if shape not in found:
+            found.append(shape)
+    sized = [(_count(run, shape).without_embedding, shape) for shape in found]
+    kept = [shape for count, shape in sized if count >= SMALLEST]
+    if len(kept) < 2:
+        raise UserError(
+            "the model is too small to be foreseen from smaller ones",
+            where="model",
+            got=f"{parameters(run.model).without_embedding:,} parameters without embedding",
+            wanted=f"at least {round(SMALLEST / SHARES[1]):,}",
+        )
+    return kept
+
+
+def _windows(model: ModelConfig, layers: int) -> dict[str, Any]:
+    """Which of so many layers have the planned model's window: the same share of them all the way up."""
+    if not model.windowed_layers:  # every layer, or none
+        return {}
+    planned = [layer in model.windowed_layers for layer in range(model.num_layers)]
+    counts = []  # windowed layers among the first ones, to the nearest
+    for layer in range(layers + 1):
+        whole, rest = divmod(layer * model.num_layers, layers)
+        part = rest if rest and planned[whole] else 0
+        counts.append((2 * (sum(planned[:whole]) * layers + part) + model.num_layers) // (2 * model.num_layers))
+    found = tuple(layer for layer in range(layers) if counts[layer + 1] > counts[layer])
+    return {"sliding_window": model.sliding_window if found else 0, "windowed_layers": found}
+
+
+def _count(run: Run, shape: Mapping[str, Any]) -> Any:
+    return parameters(config.resolve(type(run.model), {**shape, "preset": ""}))
+
+
+def small_runs(run: Run, budget_seconds: float, machine: Machine) -> list[Small]:
+    """Sizes x lengths that take about the budget, each length a multiple of the shortest, which is as long as fits."""
+    per_step = run.batch.rows * run.data.row_tokens
+    made = []
+    for shape in family(run):
+        model = config.resolve(type(run.model), {**shape, "preset": ""})
+        dtype = max(machine.product_flops, key=lambda name: machine.product_flops[name])
+        half = max(1, run.batch.rows // 2)
+        work = Workload(
+            shape=shape_of(model),
+            tokens=half * run.data.row_tokens,
+            row_tokens=run.data.row_tokens,
+            keys=(run.data.row_tokens + 1) / 2,
+            passes=max(1, run.batch.rows // half),
+            dtype=dtype,
+            optimizer=run.optimizer.kind,
+        )
+        made.append((shape, parameters(model).total, OVERHEAD * step_time(work, machine).seconds))
+    whole = sum(seconds for _, _, seconds in made) * sum(LENGTHS)
+    shortest = max(20, math.floor(budget_seconds / whole))
+    runs = []
+    for shape, count, seconds in made:
+        for length in LENGTHS:
+            steps = round(shortest * length)
+            name = f"{units.count(count)}-{steps}"
+            runs.append(
+                Small(
+                    name=name,
+                    model=shape,
+                    parameters=count,
+                    steps=steps,
+                    tokens=steps * per_step,
+                    seconds=steps * seconds,
+                )
+            )
+    return runs
+
+
+def scale(run: Run, budget: str, console: Console) -> Forecast:
+    """Train the small runs, fit a law and foresee the planned run's held-out loss; written to its folder for `verify`.
+
+    Raises UserError for no data, a bad budget, a stage whose held-out figure is not that loss, a run that continues
+    another model, or a model too small to have smaller ones.
+    """
+    if run.objective.kind not in ("next_token", "distill") or run.data.kind == "prompts":
+        stage = f"{run.objective.kind} on {run.data.kind}"
+        raise UserError("a law is fitted to losses of next tokens only", where=run.stage, got=stage)
+    if run.start:
+        raise UserError(
+            "the small runs begin from nothing, as the planned one must",
+            where="start",
+            got=run.start,
+            next_step="Leave start= out.",
+        )
+    if not run.data.train:
+        raise UserError("no data", where="data.train", next_step="Give data.train=FILE.")
+    given = cost.read_budget(budget)
+    if not given.seconds:
+        raise UserError("not a time", where="--budget", got=repr(budget), wanted="such as 30min or 2h")
+    place = Path(run.out) / "scale"
+    runs = _ladder(run, given.seconds, place / LADDER)
+    console.print(
+        f"  {len(runs)} small runs, about {units.duration(sum(each.seconds for each in runs))}", highlight=False
+    )
+    points, first = [], ""
+    for each in runs:
+        outcome = _train(run, each, place, first, console)
+        first = first or str(place / each.name)
+        if LOSS not in outcome:
+            raise UserError("a small run's loss is no number", where=place / each.name, next_step="Lower its rate.")
+        points.append(Point(each.parameters, int(outcome["tokens"]), float(outcome[LOSS])))
+        console.print(f"  {each.name}: {points[-1].loss:.4f} nats per token", highlight=False)
+    return _foresee(run, points, place, first, console)
+
+
+def _ladder(run: Run, budget_seconds: float, file: Path) -> list[Small]:
+    """The small runs, chosen once: how fast a machine is differs from one measurement to the next, and a stopped
+    `scale` goes on with the runs it has. Whatever else is asked, they are chosen anew."""
+    settings = {name: value for name, value in config.to_dict(run).items() if name not in ("out", "steps", "epochs")}
+    settings["batch"].pop("min_steps")  # small runs have a number of steps
+    settings["data"].pop("min_row_tokens")
+    asked = json.loads(json.dumps({"budget_seconds": budget_seconds, "settings": settings}))
+    if not file.is_file() or read_json(file).get("asked") != asked:
+        machine, _, _ = find_machine(Asked(), run)
+        runs = [asdict(each) for each in small_runs(run, budget_seconds, machine)]
+        write_json(file, {"asked": asked, "runs": runs})
+    return [Small(**each) for each in read_json(file)["runs"]]
+
+
+def _train(run: Run, small: Small, place: Path, first: str, console: Console) -> dict[str, Any]:
+    """One small run, all with the first one's tokenizer and shards; one that is finished gives what it came to.
+
+    Raises UserError if it was begun with other settings or data.
+    """
+    shared: dict[str, Any] = {}
+    if first:
+        before = RunFolder(Path(first))
+        shared = {"tokenizer": {"folder": str(before.tokenizer)}}
+        if before.shards.is_dir():  # else the data were shards already
+            shared["data"] = {"train": [str(before.shards)]}
+    settings = {
+        "out": str(place / small.name),
+        "steps": small.steps,
+        "epochs": 1,  # says nothing beside steps
+        "model": small.model,
+        "batch": {"min_steps": 0},
+        "validate": {"every": 0},
+        "sample": {"every": 0},
+        "save": {"every": max(1, small.steps)},
+        **shared,
+    }
+    return execute(config.resolve(Run, config.to_dict(run), settings), unseen(console))
+
+
+def _foresee(run: Run, points: list[Point], place: Path, first: str, console: Console) -> Forecast:
+    count = parameters(run.model)
+    per_step = run.batch.rows * run.data.row_tokens
+    shards = read_json(RunFolder(Path(first)).plan)
+    tokens = run.steps * per_step if run.steps else round(run.epochs * shards["tokens_per_epoch"])
+    found = forecast(points, count.total, tokens)
+    law = found.law
+    table = Table(box=None, pad_edge=False)
+    for heading in ("parameters", "tokens", "loss", "law"):
+        table.add_column(heading, justify="right")
+    for point in points:
+        fitted = law.loss(point.parameters, point.tokens)
+        table.add_row(units.count(point.parameters), units.count(point.tokens), f"{point.loss:.4f}", f"{fitted:.4f}")
+    console.print(table)
+    console.print(
+        f"L = {law.limit:.3f} + {law.a:.4g} / N^{law.alpha:.2f} + {law.b:.4g} / D^{law.beta:.2f}, off by "
+        f"{found.residual_nats:.3f} nats",
+        highlight=False,
+    )
+    console.print(
+        f"{units.count(count.total)} parameters on {units.count(tokens)} tokens: {found.loss:.3f} nats per token "
+        f"({found.low:.3f} to {found.high:.3f}, four of five)",
+        highlight=False,
+    )
+    largest = max(point.tokens * training_flops_per_token(run.model, 1.0) for point in points)
+    reach = tokens * training_flops_per_token(run.model, 1.0) / largest
+    if reach > 100:
+        console.print(marked("note", f"{reach:.0f} times the longest of the small runs is far to see", indent=""))
+    write_json(
+        Path(run.out) / FORECAST,
+        {
+            "points": [vars_of(point) for point in points],
+            "law": {"limit": law.limit, "a": law.a, "b": law.b, "alpha": law.alpha, "beta": law.beta},
+            "parameters": count.total,
+            "tokens": tokens,
+            "predicted_loss_nats_per_token": found.loss,
+            "predicted_loss_low": found.low,
+            "predicted_loss_high": found.high,
+            "tokenizer": str(RunFolder(Path(first)).tokenizer),
+        },
+    )
+    console.print(
+        f"`penjing train` with out={run.out} and tokenizer.folder={RunFolder(Path(first)).tokenizer} is held against "
+        "it by `penjing verify`",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return found
+
+
+def vars_of(point: Point) -> dict[str, float]:
+    return {"parameters": point.parameters, "tokens": point.tokens, "loss": point.loss}

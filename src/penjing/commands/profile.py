@@ -1,0 +1,71 @@
+"""Measure this machine and keep it for plans: penjing profile"""
+
+from __future__ import annotations
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from penjing.base import formatting as units
+from penjing.plan.gpu_specs import card_called
+from penjing.plan.microbenchmarks import key_of, measure
+from penjing.plan.profile import Profile, find_profile, save_profile
+from penjing.plan.shape import shape_of
+from penjing.plan.step_workload import Workload
+from penjing.train.config import Run
+from penjing.train.run_dir import set_threads
+
+
+def own_shapes(run: Run, *, rows: int = 0) -> list[tuple[int, int, int]]:
+    """The distinct products (rows, inner, outputs) of a run's step, forward and backward; most work first."""
+    micro = rows or run.batch.micro_rows or max(1, run.batch.rows // 2)
+    row = run.data.row_tokens
+    work = Workload(shape=shape_of(run.model), tokens=micro * row, row_tokens=row, keys=(row + 1) / 2)
+    found: dict[tuple[int, int, int], float] = {}
+    for left, inner, outputs, count in work.products():
+        found[left, inner, outputs] = found.get((left, inner, outputs), 0.0) + 2.0 * left * inner * outputs * count
+    return sorted(found, key=lambda shape: -found[shape])
+
+
+def profile(run: Run | None, seconds: float, console: Console) -> Profile:
+    """Measure, print and keep. run: whose products are measured one by one; None: squares only."""
+    set_threads(run.compute.threads if run else 0, 1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    before = find_profile(key_of(device))
+    if before is not None and before[1]:
+        console.print(f"  the old profile is stale: {', '.join(before[1])}", highlight=False)
+    shapes = own_shapes(run) if run else []
+    found = measure(
+        device, shapes, budget_seconds=seconds, report=lambda text: console.print(f"  {text}", highlight=False)
+    )
+    path = save_profile(found)
+    print_profile(found, console)
+    console.print(f"{path}: plans on this machine stand on it from now on (L1)", highlight=False, soft_wrap=True)
+    return found
+
+
+def print_profile(found: Profile, console: Console) -> None:
+    """The figures, with the share of the card's stated peak where there is one."""
+    card = card_called(found.key.device, found.memory_bytes)
+    table = Table(box=None, pad_edge=False, title=f"{found.key.device}, torch {found.key.torch}", title_justify="left")
+    for heading in ("product", "dtype", "TFLOPS", "spread", "of the sheet"):
+        table.add_column(heading, justify="right")
+    for one in [*found.squares, *found.shapes]:
+        rate = one["flops_per_second"]
+        size = f"{one['size']}^3" if "size" in one else f"{one['rows']} x {one['inner']} x {one['outputs']}"
+        share = f"{rate / card.peak_flops(one['dtype']):.0%}" if card else ""
+        table.add_row(size, one["dtype"], f"{rate / 1e12:.3g}", f"{one['spread']:.0%}", share)
+    console.print(table)
+    for one in found.attentions:
+        keys, rate = one["keys"], one["flops_per_second"]
+        told = f"causal, {one['dtype']}, {keys:g} keys: {rate / 1e12:.3g} TFLOPS"
+        console.print(f"  attention, {told}", highlight=False)
+    for dtype, rate in () if found.attentions else found.attention_flops_per_second.items():
+        console.print(f"  attention, causal, {dtype}: {rate / 1e12:.3g} TFLOPS", highlight=False)
+    console.print(
+        f"  copies {found.copy_bytes_per_second / 1e9:.3g} GB/s, launch {found.launch_seconds * 1e6:.3g} us, "
+        f"held beside tensors {units.gibibytes(found.context_bytes)}",
+        highlight=False,
+    )
+    if found.all_reduce_bytes_per_second:
+        console.print(f"  all-reduce {found.all_reduce_bytes_per_second / 1e9:.3g} GB/s (bus)", highlight=False)

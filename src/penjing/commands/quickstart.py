@@ -1,0 +1,477 @@
+"""From raw text to a model that answers, in one command. Run: make quickstart, or penjing quickstart --data my.txt
+
+Every stage leaves its result in the folder and is not done again: a run that was killed anywhere continues where it
+was, and a finished one only shows what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from penjing import __version__
+from penjing.base import formatting as units
+from penjing.base.config import convert, parse_overrides
+from penjing.base.errors import UserError
+from penjing.base.files import make_folder, read_json, sha256_file, sha256_text, write_json
+from penjing.base.lock import LOCK, is_held, locked, owner
+from penjing.commands.train import execute, resolve_run
+from penjing.data import dataset_stats as survey
+from penjing.data import formats as records
+from penjing.data import synthetic as toyworld
+from penjing.data import tokenize_dataset as prepare
+from penjing.data.catalog import registry as catalogue
+from penjing.data.token_shards import Shards
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.eval import questions as asking
+from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
+from penjing.export.hf import export
+from penjing.export.model_card import model_card
+from penjing.plan import hardware
+from penjing.report.html import write_report
+from penjing.report.terminal import print_summary
+from penjing.train.config import Run
+from penjing.train.run_dir import RunFolder, load_trained, set_threads
+
+TOYWORLD = "toyworld"
+STORY_PROMPTS = ("One sunny day, Mia", "一天早上，小明")
+CHAT_PROMPTS = (
+    "Tell a story about Tom and a kite.",
+    "讲一个小红和风筝的故事。",
+    "What is 3 + 4?",
+    "用英文说：红色的苹果",
+)
+OPENING_CHARACTERS = 20
+HELD_OUT_OF_REAL_TEXT = 0.05  # a share: real corpora here are small
+EXAMPLES_SHOWN = 24
+FILES_NAMED = 5  # of those not used
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a quickstart is asked for."""
+
+    data: str = TOYWORLD  # toyworld, a name of `penjing data list`, or files and folders separated by commas
+    out: Path = Path("runs/quickstart")
+    fresh: bool = False  # forget what is there
+    short: bool = False  # a hundredth of the training: shows that everything works, not what it can do
+    settings: Sequence[str] = ()  # further a.b=c for the pretraining, or sft.a.b=c for the SFT stage
+
+
+@dataclass
+class Corpus:
+    """Files to learn from. Without chats there is no SFT, without questions no accuracy."""
+
+    documents: list[str]
+    chats: list[str]
+    questions: Path | None
+    source: str
+    unused: list[str] = field(default_factory=list)  # files of other kinds, each with its kind
+
+
+@dataclass
+class Journal:
+    """quickstart.json: what was asked, and what each stage came to. Written after every stage."""
+
+    path: Path
+    facts: dict[str, Any]
+    console: Console
+
+    def stage(self, name: str, work: Callable[[], str]) -> None:
+        """Do a stage that is not done yet; `work` returns one sentence on what came of it."""
+        entry = next((entry for entry in self.facts["stages"] if entry["name"] == name), None)
+        if entry is not None and entry["state"] in ("done", "skipped"):
+            self.console.print(Text(f"{name}: {entry['note']} (from before)", style="dim"))
+            return
+        self.console.print(Text(name, style="bold"))
+        began = time.perf_counter()
+        before = entry["seconds"] if entry else 0.0
+        note = work()
+        state = "skipped" if note.startswith("skipped") else "done"
+        seconds = before + time.perf_counter() - began
+        done = {"name": name, "state": state, "seconds": seconds, "note": note}
+        self.facts["stages"] = [other for other in self.facts["stages"] if other["name"] != name] + [done]
+        write_json(self.path, self.facts)
+        self.console.print(Text(f"  {note} ({units.duration(seconds)})"))
+
+    def tell(self, **facts: Any) -> None:
+        self.facts.update(facts)
+        write_json(self.path, self.facts)
+
+
+def quickstart(settings: Settings, console: Console) -> None:
+    """Data, tokenizer, pretraining, SFT, evaluation, export and report under `settings.out`."""
+    set_threads(0, 1)
+    corpus = _corpus(settings)  # a word that cannot be is refused before there is a folder that remembers it
+    _asked(settings)
+    journal = _open_journal(settings, console)
+    with locked(settings.out):
+        _work_through(settings, corpus, journal, console)
+
+
+def _work_through(settings: Settings, corpus: Corpus, journal: Journal, console: Console) -> None:
+    out = settings.out
+    journal.stage("data", lambda: _make_data(settings, corpus, journal))
+    corpus = _found(settings, corpus)
+    pretraining = _pretraining(settings, corpus)
+    journal.stage("pretrain", lambda: _train(pretraining, journal, console))
+    _tell_tokens(journal, pretraining)
+    finetuning = _finetuning(settings, corpus)
+    if finetuning is None:
+        journal.stage("sft", lambda: "skipped: this data has no conversations to learn answers from")
+    else:
+        journal.stage("sft", lambda: _train(finetuning, journal, console))
+    journal.stage("evaluate", lambda: _evaluate(out, corpus, pretraining, finetuning))
+    last = out / ("pretrain" if finetuning is None else "sft")
+    journal.stage("export", lambda: _export(out, last, journal))
+    journal.tell(next=f"penjing chat {out}")
+    page = write_report(out)
+    print_summary(out, console)
+    console.print(Text.assemble(f"\nreport: {page}\nnext:   ", (f"penjing chat {out}", "bold")))
+
+
+# --- beginning -------------------------------------------------------------------------------------------------------
+
+
+def _open_journal(settings: Settings, console: Console) -> Journal:
+    """The journal of the folder; another quickstart's is refused unless `fresh`."""
+    out, path = settings.out, settings.out / "quickstart.json"
+    make_folder(out)
+    if settings.fresh:
+        if not path.is_file() and any(each.name != LOCK for each in out.iterdir()):
+            raise UserError("not a quickstart's folder; it is not removed", where=out, next_step="Choose another OUT.")
+        if is_held(out):
+            raise UserError("another process is at work in this folder", where=out, got=owner(out))
+        try:
+            shutil.rmtree(out)
+        except OSError as error:
+            raise UserError(f"cannot be removed: {error.strerror or error}", where=error.filename or out) from None
+        make_folder(out)
+    asked = {"data": settings.data, "short": settings.short, "settings": list(settings.settings)}
+    if path.is_file():
+        facts = read_json(path)
+        if facts["asked"] != asked:
+            before = facts["asked"]
+            raise UserError(
+                "this folder holds a quickstart that was asked for something else",
+                where=out,
+                got=json.dumps(asked, ensure_ascii=False),
+                wanted=json.dumps(before, ensure_ascii=False),
+                next_step="Start anew with --fresh (make: FRESH=1), or give another --out (make: OUT=...).",
+            )
+        return Journal(path, facts, console)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    facts = {
+        "title": "A small language model, made here",
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": f"penjing quickstart --data {settings.data}",
+        "asked": asked,
+        "penjing": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": hardware.describe(device, hardware.compute_dtype("auto", device)),
+        "stages": [],
+    }
+    write_json(path, facts)
+    return Journal(path, facts, console)
+
+
+def _corpus(settings: Settings) -> Corpus:
+    """What `--data` means; nothing is read or fetched yet, but a missing file is refused here."""
+    folder = settings.out / "data"
+    if settings.data == TOYWORLD:
+        files = [[str(folder / name)] for name in ("pretrain.jsonl", "sft.jsonl")]
+        return Corpus(files[0], files[1], folder / "eval.jsonl", "the toy world, made here")
+    names = _names(settings)
+    if all(name in catalogue.CATALOGUE for name in names):
+        return Corpus([], [], None, ", ".join(catalogue.CATALOGUE[name].title for name in names))
+    for name in names:
+        if not Path(name).exists() and name not in catalogue.CATALOGUE:
+            raise UserError(
+                "no such file, and no such name in the catalogue",
+                where=name,
+                wanted="a file, a folder, toyworld, or one of " + ", ".join(catalogue.CATALOGUE),
+            )
+    return Corpus([], [], None, ", ".join(Path(name).name for name in names))
+
+
+def _names(settings: Settings) -> tuple[str, ...]:
+    """What `--data` lists. Raises UserError if that is nothing."""
+    names: tuple[str, ...] = convert(tuple[str, ...], settings.data, "--data")
+    if not names:
+        raise UserError(
+            "no data is named", where="--data", got=repr(settings.data), wanted="toyworld, files, folders or names"
+        )
+    return names
+
+
+TOYWORLD_SIZES = {"documents": 16_000, "conversations": 24_000, "preferences": 1_000, "prompts": 6_000}
+TOYWORLD_SEED = 1
+QUESTIONS_PER_KIND = 20
+
+
+def _make_data(settings: Settings, corpus: Corpus, journal: Journal) -> str:
+    folder = settings.out / "data"
+    if settings.data == TOYWORLD:
+        sizes: dict[str, Any] = {name: size // 50 if settings.short else size for name, size in TOYWORLD_SIZES.items()}
+        toyworld.write(folder, seed=TOYWORLD_SEED, questions_per_kind=QUESTIONS_PER_KIND, **sizes)
+    else:
+        for name in _names(settings):
+            if name in catalogue.CATALOGUE:
+                catalogue.get(name, folder / name)
+    found = _found(settings, corpus)
+    if not found.documents:
+        raise UserError(
+            "there is no text to pretrain on",
+            where=settings.data,
+            got=_listed([f"{name} (chats)" for name in found.chats] + found.unused),
+            next_step="Add a text: --data TEXT.txt,CHATS.jsonl",
+        )
+    paths = records.list_files([Path(name) for name in found.documents])
+    aside = survey.Aside(_asked(settings).data.max_bad)
+    documents = records.read_documents(paths, on_skip=aside.skip, quarantine=aside.quarantine)
+    facts = survey.survey(documents, aside=aside)
+    journal.tell(
+        data={
+            "source": corpus.source,
+            "documents": facts.num_documents,
+            "bytes": facts.num_bytes,
+            "han_fraction": facts.han_fraction,
+            "warnings": list(facts.warnings),
+            "files_sha256": {path.name: sha256_file(path) for path in paths[:20]},
+        }
+    )
+    note = f"{facts.num_documents:,} texts, {units.megabytes(facts.num_bytes)}, from {corpus.source}"
+    if aside.quarantine.bad:
+        note += f"; {aside.quarantine.note()}"
+    return note + (f"; not used here: {_listed(found.unused)}" if found.unused else "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - FILES_NAMED} more" if len(names) > FILES_NAMED else ""
+    return ", ".join(names[:FILES_NAMED]) + more
+
+
+def _found(settings: Settings, corpus: Corpus) -> Corpus:
+    """The corpus with its files sorted into texts, conversations and what is not used."""
+    if settings.data == TOYWORLD:
+        return corpus
+    found = Corpus([], [], None, corpus.source)
+    for name in _names(settings):
+        path = settings.out / "data" / name if name in catalogue.CATALOGUE else Path(name)
+        for file in records.list_files([path]):
+            kind, named = survey.file_kind(file), convert(str, str(file), "--data")
+            if kind == "documents":
+                found.documents.append(named)
+            elif kind == "chats":
+                found.chats.append(named)
+            else:
+                found.unused.append(f"{named} ({kind})")
+    return found
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+SHORT_STEPS = {"pretrain": 12, "sft": 8}
+
+
+def _overrides(settings: Settings, stage: str) -> list[str]:
+    """Settings of one stage from the command line: `sft.a.b=c` is for SFT alone, the rest for pretraining."""
+    mine = [word.removeprefix("sft.") for word in settings.settings if word.startswith("sft.") == (stage == "sft")]
+    if settings.short:
+        every = [f"{name}.every=4" for name in ("validate", "sample", "save", "track")]
+        mine = [f"steps={SHORT_STEPS[stage]}", *every, *mine]
+    return mine
+
+
+def _asked(settings: Settings) -> Run:
+    """The pretraining as far as it is known before the data. Raises UserError for a setting that cannot be."""
+    return resolve_run("tiny", parse_overrides(_overrides(settings, "pretrain")))
+
+
+def _pretraining(settings: Settings, corpus: Corpus) -> Run:
+    toy = settings.data == TOYWORLD
+    prompts = list(STORY_PROMPTS) if toy else _openings(corpus)
+    layer: dict[str, Any] = {
+        "out": str(settings.out / "pretrain"),
+        "data": {"train": corpus.documents, "validation_fraction": 0.01 if toy else HELD_OUT_OF_REAL_TEXT},
+        "sample": {"prompts": prompts},
+        "validate": {"rows": 128 if toy else 1024},
+    }
+    return resolve_run("tiny", layer, parse_overrides(_overrides(settings, "pretrain")))
+
+
+def _finetuning(settings: Settings, corpus: Corpus) -> Run | None:
+    if not corpus.chats:
+        return None
+    layer: dict[str, Any] = {
+        "out": str(settings.out / "sft"),
+        "start": str(settings.out / "pretrain"),
+        "data": {"train": corpus.chats, "validation_fraction": 0.01},
+        "sample": {"prompts": list(CHAT_PROMPTS)},
+        "validate": {"questions": str(corpus.questions or "")},
+    }
+    return resolve_run("tiny_sft", layer, parse_overrides(_overrides(settings, "sft")))
+
+
+def _openings(corpus: Corpus) -> list[str]:
+    """The first characters of two texts that are held out, to be continued while learning."""
+    paths = [Path(name) for name in corpus.documents]
+    openings: list[str] = []
+    below = prepare.held_out_below(_texts(paths), HELD_OUT_OF_REAL_TEXT)
+    for text in _texts(paths):
+        if prepare.is_held_out(text, below):
+            openings.append(text.strip()[:OPENING_CHARACTERS])
+        if len(openings) == 2:
+            break
+    return openings
+
+
+def _texts(paths: Sequence[Path]) -> Iterator[str]:
+    """All whole texts. Broken ones were counted with the data."""
+    documents = records.read_documents(paths, quarantine=records.Quarantine(max_bad=1.0))
+    return (document.text for document in documents)
+
+
+def _train(run: Run, journal: Journal, console: Console) -> str:
+    outcome = execute(run, console)
+    loss = outcome.get("validation_loss_nats_per_token", math.nan)
+    text = f"{units.count(outcome['tokens'])} tokens at {units.count(outcome['tokens_per_second'])}/s"
+    if "validation_bits_per_byte" in outcome:
+        return f"{text}, held-out {outcome['validation_bits_per_byte']:.3f} bits per byte"
+    return f"{text}, held-out loss {loss:.3f} nats per token"
+
+
+def _tell_tokens(journal: Journal, run: Run) -> None:
+    """Facts of the tokenizer and the shards, for the report."""
+    folder = RunFolder(Path(run.out))
+    train, validation = Shards(folder.shards / "train"), Shards(folder.shards / "validation")
+    tokenizer = Tokenizer.load(folder.tokenizer)
+    tokens = train.num_tokens + validation.num_tokens
+    num_bytes = train.num_bytes + validation.num_bytes
+    journal.tell(
+        data={
+            **journal.facts["data"],
+            "tokens": train.num_tokens,
+            "validation_tokens": validation.num_tokens,
+            "bytes_per_token": num_bytes / tokens,
+        },
+        tokenizer={"vocabulary": tokenizer.size, "sha256": sha256_text(tokenizer.fingerprint)},
+    )
+
+
+# --- evaluating and handing over -------------------------------------------------------------------------------------
+
+
+def _evaluate(out: Path, corpus: Corpus, pretraining: Run, finetuning: Run | None) -> str:
+    notes = []
+    if corpus.questions is not None and finetuning is not None:
+        notes.append(_ask(out, corpus.questions))
+    else:
+        notes.append("skipped questions: this data has none")
+    if corpus.questions is None:
+        notes.append(_compare_with_zstd(out, pretraining))
+    note = "; ".join(notes)
+    return note.removeprefix("skipped questions: this data has none; ") if len(notes) > 1 else note
+
+
+def _ask(out: Path, path: Path) -> str:
+    """Ask both models the held-out questions; writes evaluation.json."""
+    questions = asking.read_questions(path)
+    rows: list[dict[str, Any]] = []
+    answers: dict[str, list[asking.Answered]] = {}
+    for stage in ("pretrain", "sft"):
+        trained = load_trained(out / stage)
+        answers[stage] = asking.ask(trained.model, trained.tokenizer, questions)
+        rows += asking.table(stage, answers[stage])
+    stories = [one for one in answers["sft"] if one.question.must_contain]
+    examples = [
+        {
+            "kind": after.question.kind,
+            "language": after.question.language,
+            "question": after.question.text,
+            "answer": after.question.answer,
+            "pretrain": before.said,
+            "sft": after.said,
+            "pretrain_right": before.right,
+            "sft_right": after.right,
+        }
+        for before, after in zip(answers["pretrain"], answers["sft"], strict=True)
+        if not after.question.must_contain
+    ]
+    write_json(
+        out / "evaluation.json",
+        {
+            "questions": sum(not one.question.must_contain for one in answers["sft"]),
+            "rows": rows,
+            "stories": {
+                "asked": len(stories),
+                "with_required_words": sum(one.right for one in stories),
+                "examples": [
+                    {"prompt": one.question.text, "text": one.said, "language": one.question.language}
+                    for one in stories[:: max(1, len(stories) // 6)]
+                ],
+            },
+            "examples": examples[:: max(1, len(examples) // EXAMPLES_SHOWN)],
+        },
+    )
+    by_language = ", ".join(
+        f"{name} {asking.accuracy(answers['sft'], code):.0%}" for name, code in (("English", "en"), ("Chinese", "zh"))
+    )
+    chance = sum(row["chance"] * row["asked"] for row in rows if row["stage"] == "sft")
+    asked = sum(row["asked"] for row in rows if row["stage"] == "sft")
+    return (
+        f"{asking.accuracy(answers['sft']):.0%} of {asked} held-out questions right ({by_language}; "
+        f"chance {chance / asked:.0%}; before SFT {asking.accuracy(answers['pretrain']):.0%})"
+    )
+
+
+def _compare_with_zstd(out: Path, run: Run) -> str:
+    """Bits per byte of the held-out text, the model against `zstd -19`; writes compression.json."""
+    trained = load_trained(out / "pretrain")
+    paths = [Path(name) for name in run.data.train]
+    below = Shards(RunFolder(out / "pretrain").shards / "validation").meta["held_out_below"]
+    texts = [text for text in _texts(paths) if prepare.is_held_out(text, below)]
+    model_bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, row_tokens=run.data.row_tokens)
+    zstd_bits = zstd_bits_per_byte("\n".join(texts))
+    verdict = "below" if model_bits < zstd_bits else "above"
+    note = (
+        f"{model_bits:.3f} bits per byte on {units.megabytes(num_bytes)} of held-out text, "
+        f"{abs(model_bits - zstd_bits):.3f} {verdict} zstd -19 ({zstd_bits:.3f})"
+    )
+    write_json(
+        out / "compression.json",
+        {
+            "validation_bytes": num_bytes,
+            "zstd_19_bits_per_byte": zstd_bits,
+            "model_bits_per_byte": model_bits,
+            "note": note,
+        },
+    )
+    return note
+
+
+def _export(out: Path, last: Path, journal: Journal) -> str:
+    trained = load_trained(last)
+    done = export(trained.model, trained.tokenizer, out / "export", card=model_card(trained, out))
+    journal.tell(
+        export={
+            "path": str(done.path),
+            "verified": done.largest_difference is not None,
+            "largest_logit_difference": done.largest_difference,
+            "note": done.note,
+        }
+    )
+    return f"{done.path}: {done.note}"

@@ -1,0 +1,209 @@
+"""penjing bench sweep and penjing bench matmul: to the terminal, Markdown, CSV, JSON and a plot."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from penjing.base import formatting as units
+from penjing.base.errors import UserError
+from penjing.base.files import write_json, write_text
+from penjing.base.markup import marked
+from penjing.bench.matmul import matmul
+from penjing.bench.sweep import Grid, Measured, sweep
+from penjing.commands.plan_run import Asked, find_machine
+from penjing.plan import hardware
+from penjing.plan.microbenchmarks import dtypes_of, key_of
+from penjing.report.charts import Axis, Series, line_chart
+from penjing.train.config import Run
+from penjing.train.run_dir import set_threads
+
+# Heading, how it is shown.
+COLUMNS: tuple[tuple[str, str], ...] = (
+    ("micro_rows", "rows"),
+    ("accumulate", "passes"),
+    ("row_tokens", "T"),
+    ("dtype", "dtype"),
+    ("recompute", "recomputed"),
+    ("steps_per_second", "it/s"),
+    ("predicted_steps_per_second", "predicted"),
+    ("tokens_per_second", "tokens/s"),
+    ("model_tflops_causal", "TFLOPS causal"),
+    ("model_tflops_full_square", "full square"),
+    ("mfu_causal", "MFU causal"),
+    ("mfu_full_square", "full square"),
+    ("peak_memory_bytes", "memory"),
+    ("predicted_memory_bytes", "predicted"),
+    ("dram", "DRAM %"),
+    ("tensor", "tensor %"),
+    ("fp32", "FP32 %"),
+    ("counters", "by"),
+)
+PERCENT = ("mfu_causal", "mfu_full_square", "dram", "tensor", "fp32")
+STYLE = """<style>
+text { font: 11.5px sans-serif; fill: #444 } .line { fill: none; stroke-width: 2 } .axis, line { stroke: #ccc }
+.c0 { stroke: #0b7285; fill: #0b7285 } .c1 { stroke: #e8590c; fill: #e8590c } .c2 { stroke: #5f3dc4; fill: #5f3dc4 }
+.c3 { stroke: #2b8a3e; fill: #2b8a3e } polyline { fill: none !important } .hit circle { fill-opacity: 0; stroke: none }
+</style>"""
+
+
+def run_sweep(
+    run: Run, grid: Grid, console: Console, *, steps: int, seconds: float, out: Path | None, trace: bool = True
+) -> list[Measured]:
+    """Sweep on this machine, print the table, and write it: OUT.json, .csv, .md and .svg."""
+    from penjing.train.memory_trace.trace import predict_memory
+
+    if run.lora.rank or run.objective.kind != "next_token":
+        got = f"lora.rank={run.lora.rank}, {run.objective.kind}"
+        raise UserError("steps of next tokens, of all weights, are timed only", where=run.stage, got=got)
+    set_threads(run.compute.threads, 1)
+    device = torch.device("cuda" if torch.cuda.is_available() and run.compute.device != "cpu" else "cpu")
+    machine, target, notes = find_machine(Asked(), run)
+
+    def predict_bytes(variant: Run) -> int | None:
+        try:
+            return predict_memory(variant, target).total_bytes
+        except UserError:
+            return None
+
+    rows = sweep(
+        run,
+        grid,
+        machine,
+        target,
+        steps=steps,
+        seconds=seconds,
+        device=device,
+        predict_bytes=predict_bytes if trace else lambda variant: None,
+        report=lambda row: console.print(f"  {_short(row)}", highlight=False),
+    )
+    table = Table(box=None, pad_edge=False, title=f"{machine.name}, predicted at {machine.level}", title_justify="left")
+    for _, heading in COLUMNS:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*cells(row))
+    console.print(table)
+    for note in notes:
+        console.print(marked("note", note))
+    if out is not None:
+        out = out.with_suffix("") if out.suffix in (".json", ".csv", ".md", ".svg") else out
+        machine_facts = {**asdict(key_of(device)), "cores": hardware.physical_cores(), "level": machine.level}
+        write(rows, out, {"machine": machine_facts, "model": run.model.preset, "steps": steps})
+        console.print(f"{out}.json, .csv, .md, .svg: the same as data, table and plot", highlight=False)
+    return rows
+
+
+def _short(row: Measured) -> str:
+    point = row.point
+    where = f"{point.micro_rows} x {point.accumulate} x {point.row_tokens} {point.dtype}"
+    return f"{where}: {row.ended if row.steps_per_second is None else f'{row.steps_per_second:.3g} it/s'}"
+
+
+def cells(row: Measured) -> list[str]:
+    """A row of the table as text; of one that did not fit, what ended it."""
+    known = row.to_dict()
+    shown = []
+    for name, _ in COLUMNS:
+        value = known[name]
+        if value is None:
+            shown.append(row.ended if name == "steps_per_second" else "")
+        elif name in PERCENT:
+            shown.append(f"{value:.0%}")
+        elif name.endswith("memory_bytes"):
+            shown.append(units.gibibytes(value))
+        elif isinstance(value, float):
+            shown.append(units.count(float(f"{value:.3g}")))
+        else:
+            shown.append(str(value))
+    return shown
+
+
+def write(rows: Sequence[Measured], out: Path, facts: dict[str, Any]) -> None:
+    """OUT.json with everything, OUT.csv and OUT.md with the table, OUT.svg with the plot."""
+
+    def named(suffix: str) -> Path:
+        return out.with_name(out.name + suffix)
+
+    flat = [row.to_dict() for row in rows]
+    write_json(named(".json"), {**facts, "rows": flat})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(flat[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    write_text(named(".csv"), text.getvalue())
+    lines = ["| " + " | ".join(heading for _, heading in COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
+    write_text(named(".md"), "\n".join(lines) + "\n")
+    write_text(named(".svg"), plot(rows))
+
+
+def plot(rows: Sequence[Measured]) -> str:
+    """Tokens per second over tokens of a step, measured and predicted, as a picture of its own."""
+
+    def tokens(row: Measured) -> int:
+        return row.point.micro_rows * row.point.accumulate * row.point.row_tokens
+
+    done = sorted((row for row in rows if row.tokens_per_second), key=tokens)
+    measured = [(float(tokens(row)), row.tokens_per_second) for row in done]
+    predicted = [(float(tokens(row)), tokens(row) * (row.predicted_steps_per_second or 0.0)) for row in done]
+    drawn = line_chart(
+        [Series("measured", measured, dots=True), Series("predicted", predicted, dots=True)],
+        title="Tokens per second",
+        x=Axis("tokens of a step", log=len({place for place, _ in measured}) > 1),
+        y=Axis("tokens/s", from_zero=True),
+        width=640,
+        height=360,
+    )
+    text = str(drawn)
+    start = text.find("<svg")
+    if start < 0:
+        words = '<text x="10" y="30">nothing fitted</text>'
+        return f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="60">{words}</svg>\n'
+    svg = text[start : text.rfind("</svg>") + 6]
+    if "xmlns=" not in svg[: svg.index(">")]:
+        svg = svg.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    end = svg.index(">") + 1
+    return svg[:end] + STYLE + svg[end:] + "\n"
+
+
+def run_matmul(
+    sizes: tuple[int, ...], dtypes: tuple[str, ...], seconds: float, out: Path | None, console: Console
+) -> dict[str, Any]:
+    """Print the classic table of matrix products, and write it."""
+    known = ("bfloat16", "float16", "tf32", "float32")
+    wrong = [name for name in dtypes if name not in known]
+    if wrong:
+        raise UserError("no such dtype", where="--dtypes", got=", ".join(wrong), wanted=", ".join(known))
+    if any(size < 1 for size in sizes):
+        raise UserError("not above zero", where="--sizes", got=min(sizes))
+    set_threads(0, 1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if "tf32" in dtypes and "tf32" not in dtypes_of(device):
+        raise UserError("this device has no such products", where="--dtypes", got="tf32")
+    found = matmul(device, sizes=sizes, dtypes=dtypes, budget_seconds=seconds)
+    if not found["rows"]:
+        raise UserError("nothing was measured in the time and memory that there is", where="--sizes, --seconds")
+    table = Table(box=None, pad_edge=False, title=found["machine"]["device"], title_justify="left")
+    for heading in ("size", "dtype", "TFLOPS (median)", "spread", "of the stated peak"):
+        table.add_column(heading, justify="right")
+    for one in found["rows"]:
+        share = one["share_of_peak"]
+        table.add_row(
+            str(one["size"]),
+            one["dtype"],
+            f"{one['flops_per_second'] / 1e12:.3g}",
+            f"{one['spread']:.0%}",
+            "no stated peak" if share is None else f"{share:.0%}",
+        )
+    console.print(table)
+    if out is not None:
+        write_json(out, found)
+    return found

@@ -1,0 +1,63 @@
+"""Python's own standard library as a corpus of code: on every machine, no download, and its output can be parsed."""
+
+from __future__ import annotations
+
+import platform
+import sysconfig
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penjing.base.errors import UserError
+from penjing.data.catalog.sources import Fetched, Say, write_jsonl
+
+LARGEST_FILE_BYTES = 200_000
+FOLDERS_LEFT_OUT = frozenset(
+    ("test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages", "_bundled", "pydoc_data")
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StdlibSource:
+    """The `.py` files of the running Python's standard library. `root` is another folder, for tests."""
+
+    root: Path | None = None
+
+    @property
+    def resumes(self) -> bool:
+        return False
+
+    def identity(self) -> dict[str, Any]:
+        return {"python": platform.python_version(), "largest_file_bytes": LARGEST_FILE_BYTES}
+
+    def fetch(self, folder: Path, say: Say) -> Fetched:
+        """Copy the sources into `stdlib.jsonl`. Raises `UserError` where Python came without its sources."""
+        root = self.root or Path(sysconfig.get_paths()["stdlib"])
+        if next(root.glob("*.py"), None) is None:
+            step = "Use another Python or another text."
+            raise UserError("this Python has no sources of its standard library", where=root, next_step=step)
+        say(f"copying the standard library of Python {platform.python_version()}")
+        dropped: Counter[str] = Counter()
+        num_records = write_jsonl(folder / "stdlib.jsonl", _modules(root, dropped))
+        return Fetched(num_records=num_records, dropped=dict(dropped), provenance=self.identity())
+
+
+def _modules(root: Path, dropped: Counter[str]) -> Iterator[dict[str, str]]:
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if FOLDERS_LEFT_OUT.intersection(name.parts[:-1]) or name.parts[0].startswith("config-"):
+            continue
+        if path.stat().st_size > LARGEST_FILE_BYTES:
+            dropped[f"files larger than {LARGEST_FILE_BYTES // 1000} kB"] += 1
+            continue
+        try:
+            with tokenize.open(path) as stream:  # honours the file's own coding line
+                text = stream.read()
+        except (SyntaxError, UnicodeDecodeError):
+            dropped["files that cannot be decoded"] += 1
+            continue
+        if text.strip():
+            yield {"text": text, "file": name.as_posix()}

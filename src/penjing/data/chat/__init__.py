@@ -1,0 +1,1 @@
+"""Chat templates: conversations as tokens, and back."""

@@ -1,0 +1,461 @@
+"""Other people's chat templates: run in a sandbox, and cut so that what was said never becomes structure.
+
+A Jinja template writes one string in which its own control tokens and the users' words can no longer be told apart.
+So it is run on a conversation in which private-use marks stand for every word that was said, and the result is cut at
+the marks: what lies between is the template's own. The pieces, with the words put back, must be the string that the
+template writes for the real conversation; a template that looks into the words and changes them is followed only where
+that can be checked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import lru_cache, partial
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+
+from penjing.base.errors import UserError
+from penjing.data.chat.template_sandbox import LARGEST_TEMPLATE, LimitedEnvironment, TemplateLimit
+from penjing.data.formats import Message
+
+_OPEN, _CLOSE = (
+    "\ue010",
+    "\ue011",
+)  # around a mark's number; what is said may contain them, it is never searched for them
+Write = Callable[[Sequence[Message], Sequence[dict[str, Any]], bool], str]  # messages, tools, ask -> text
+_MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a rendered conversation: the template's own text, or words (`said`) that are only ever text."""
+
+    text: str
+    said: bool
+    taught: bool = False  # whether the model is to learn to write it
+
+
+# --- the sandbox -----------------------------------------------------------------------------------------------------
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what an assistant says in some templates; its body is written as it is."""
+
+    tags = {"generation"}  # noqa: RUF012  # the library's own declaration
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: object) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+@lru_cache(maxsize=16)
+def _compiled(source: str) -> tuple[LimitedEnvironment, jinja2.Template]:
+    """The environment of transformers: blocks trimmed, JSON unescaped, no way out of the sandbox."""
+    environment = LimitedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.limit_filters()
+    environment.globals.update(raise_exception=_raise, strftime_now=_now)
+    try:
+        if len(source) > LARGEST_TEMPLATE:
+            raise TemplateLimit(f"it has more than {LARGEST_TEMPLATE:,} characters")
+        return environment, environment.from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise UserError(f"the chat template cannot be read: {error}", where="chat template") from None
+
+
+def as_dict(message: Message) -> dict[str, Any]:
+    """A message as templates know it; reasoning under both of the names in use."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning_content:
+        fields |= {"thinking": message.reasoning_content, "reasoning_content": message.reasoning_content}
+    if message.tool_calls:
+        fields["tool_calls"] = [{"type": "function", "function": call} for call in message.tool_calls]
+    return fields
+
+
+def run_template(
+    source: str,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    names: Mapping[str, str],
+    *,
+    ask: bool,
+    thinking: bool,
+) -> str:
+    """What a template writes. names: `bos_token` and the like. Raises UserError if it refuses the conversation."""
+    wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
+    environment, template = _compiled(source)
+    values = {
+        "messages": [as_dict(message) for message in messages],
+        "tools": wrapped or None,
+        "documents": None,
+        "add_generation_prompt": ask,
+        "enable_thinking": thinking,  # Qwen3's name for it
+        "open_thinking": thinking,  # MiniMind's
+        **names,
+    }
+    said = sum(len(message.content) + len(message.reasoning_content) for message in messages) + len(str(tools))
+    try:
+        return environment.render(template, said, values)
+    except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise UserError(f"the chat template refuses this conversation: {error}", where="chat template") from None
+
+
+# --- marks in the place of words -------------------------------------------------------------------------------------
+
+
+class _Marks:
+    """Marks handed out so far, with the words each stands for and the message they belong to."""
+
+    def __init__(self, control: re.Pattern[str] | None) -> None:
+        self.control = control
+        self.words: list[str] = []
+        self.owner: list[int] = []
+
+    def mark(self, words: str, owner: int) -> str:
+        """A mark for `words`. Words of spaces alone stay as they are: templates ask whether there are any."""
+        if not words.strip():
+            return words
+        self.words.append(words)
+        self.owner.append(owner)
+        return f"{_OPEN}{len(self.words) - 1}{_CLOSE}"
+
+    def dangerous(self, value: Any, owner: int) -> Any:
+        """A JSON value in which only texts that hold a control token are replaced by marks."""
+        if isinstance(value, str):
+            held = _OPEN in value or (self.control is not None and self.control.search(value) is not None)
+            return self.mark(value, owner) if held else value
+        if isinstance(value, Mapping):
+            return {self.dangerous(key, owner): self.dangerous(inner, owner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.dangerous(inner, owner) for inner in value]
+        return value
+
+
+def _marked(messages: Sequence[Message], marks: _Marks) -> list[Message]:
+    return [
+        replace(
+            message,
+            content=marks.mark(message.content, index),
+            reasoning_content=marks.mark(message.reasoning_content, index),
+            tool_calls=tuple(
+                {**marks.dangerous(call, index), "name": marks.mark(str(call.get("name", "")), index)}
+                for call in message.tool_calls
+            ),
+        )
+        for index, message in enumerate(messages)
+    ]
+
+
+def _forms(words: str) -> Iterator[str]:
+    """The ways in which templates write words: as they are, trimmed, or inside a JSON text."""
+    seen = set()
+    for form in (words, words.strip(), words.lstrip("\n"), words.strip("\n"), words.lstrip(), words.rstrip()):
+        for written in (form, _to_json(form)[1:-1]):
+            if written not in seen:
+                seen.add(written)
+                yield written
+
+
+def _put_back(marked: str, real: str, marks: _Marks) -> list[tuple[str, int]] | None:
+    """(text, mark or -1) of `real`, cut where `marked` has its marks; None if it is not the same text between them."""
+    parts = _MARK.split(marked)  # own, number, own, number, ..., own
+    if not real.startswith(parts[0]):
+        return None
+    found, place = [(parts[0], -1)], len(parts[0])
+    for number, following in zip(map(int, parts[1::2]), parts[2::2], strict=True):
+        for form in _forms(marks.words[number]):
+            if real.startswith(form, place) and real.startswith(following, place + len(form)):
+                found += [(form, number), (following, -1)]
+                place += len(form) + len(following)
+                break
+        else:
+            return None
+    return found if place == len(real) else None
+
+
+# --- cutting ---------------------------------------------------------------------------------------------------------
+
+
+def cut(
+    source: str,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    names: Mapping[str, str],
+    *,
+    control: re.Pattern[str] | None,
+    message_end: str,
+    ask: bool,
+    thinking: bool | None,
+) -> list[Piece]:
+    """A conversation as pieces: whose text each is, and whether the model learns it.
+
+    control: finds the tokenizer's control tokens in a text. message_end: the one that closes an answer. Learned is
+    what stands between the prompt for an answer and the end of its turn, that token included.
+    thinking: these templates have two positions, and None is on where somebody thought before, else off. Thoughts that
+    a template leaves out are said as words, <think> and all, since nothing else would be taught of them.
+    Raises UserError if the template cannot be followed.
+    """
+    if thinking is None or not ask:
+        thinking = thinking or any(message.reasoning_content for message in messages)
+    switch = thinking
+    if any(message.reasoning_content for message in messages) and not _shows_thoughts(source, tuple(names.items())):
+        messages = [_thought_in_words(message) for message in messages]
+
+    def write(said: Sequence[Message], offered: Sequence[dict[str, Any]], ask: bool) -> str:
+        return run_template(source, said, offered, names, ask=ask, thinking=switch)
+
+    real = write(messages, tools, ask)
+    for said in (messages, _split_thoughts(messages)):
+        marks = _Marks(control)
+        marked_messages = _marked(said, marks)
+        marked_tools = [marks.dangerous(tool, -1) for tool in tools]
+        marked = write(marked_messages, marked_tools, ask)
+        pieces = _put_back(marked, real, marks)
+        if pieces is not None:
+            prompt = partial(_prompt, marked_messages, marked_tools, write)
+            spans = list(_answers(pieces, said, marks, prompt, message_end))
+            return _with_spans(pieces, spans)
+    return _by_prefix(real, messages, tools, write, control, message_end, ask)
+
+
+@lru_cache(maxsize=64)
+def _shows_thoughts(source: str, names: tuple[tuple[str, str], ...]) -> bool:
+    """Whether a template writes the thought of an answer. One that cannot be asked is taken to."""
+    talk = [
+        Message(role="user", content="\ue020"),
+        Message(role="assistant", content="\ue021", reasoning_content="\ue022"),
+    ]
+    try:
+        return "\ue022" in run_template(source, talk, (), dict(names), ask=False, thinking=True)
+    except UserError:
+        return True
+
+
+def _thought_in_words(message: Message) -> Message:
+    """The message with its thought at the head of its content."""
+    if not message.reasoning_content:
+        return message
+    parts = (f"<think>\n{message.reasoning_content}\n</think>", message.content.lstrip("\n"))
+    return replace(message, reasoning_content="", content="\n\n".join(part for part in parts if part))
+
+
+def _split_thoughts(messages: Sequence[Message]) -> list[Message]:
+    """Thoughts that stand inside the content, taken out of it as the templates do that look for them."""
+    split = []
+    for message in messages:
+        if message.role == "assistant" and "</think>" in message.content and not message.reasoning_content:
+            before, _, after = message.content.rpartition("</think>")
+            thought = before.rstrip("\n").rpartition("<think>")[2].lstrip("\n")
+            message = replace(message, reasoning_content=thought, content=after.lstrip("\n"))
+        split.append(message)
+    return split
+
+
+def _prompt(
+    messages: Sequence[Message], tools: Sequence[dict[str, Any]], write: Write, index: int
+) -> tuple[int, str] | None:
+    """Of the prompt for answer `index`: its last mark (-1: none) and what follows it, such as ` [/INST]`.
+
+    None where the template refuses: it wants a whole exchange.
+    """
+    try:
+        parts = _MARK.split(write(messages[:index], tools, True))
+    except UserError:
+        return None
+    return int(parts[-2]) if len(parts) > 1 else -1, parts[-1]
+
+
+def _answers(
+    pieces: list[tuple[str, int]],
+    messages: Sequence[Message],
+    marks: _Marks,
+    prompt: Callable[[int], tuple[int, str] | None],
+    message_end: str,
+) -> Iterator[tuple[int, int]]:
+    """(first, last) character of each answer, from the end of the prompt for it to the end of its turn.
+
+    All that the model has to produce is learned, the template's own text too, like the blank after `[/INST]`.
+    """
+    starts, place = [], 0
+    for text, _ in pieces:
+        starts.append(place)
+        place += len(text)
+    own = "".join(text if number < 0 else "\x00" * len(text) for text, number in pieces)  # words hidden
+    holders = [-1 if number < 0 else marks.owner[number] for _, number in pieces]
+    known: dict[tuple[str, str], int] = {}  # alike messages: the template runs once
+    for index, message in enumerate(messages):
+        mine = [piece for piece, holder in enumerate(holders) if holder == index]
+        if message.role != "assistant" or not mine:
+            continue
+        first, last = starts[mine[0]], starts[mine[-1]] + len(pieces[mine[-1]][0])
+        marked = next((piece for piece in range(mine[0] - 1, -1, -1) if pieces[piece][1] >= 0), -1)
+        low = starts[marked + 1] if marked >= 0 else 0
+        like = (messages[index - 1].role if index else "", own[low:first])
+        if like not in known:
+            mark, following = prompt(index) or (-2, "")
+            same = mark == (pieces[marked][1] if marked >= 0 else -1)
+            known[like] = _shared(following, own[low:first]) if same else first - low
+        after = [starts[piece] for piece in range(mine[-1] + 1, len(pieces)) if holders[piece] >= 0]
+        end = own.find(message_end, last, min(after, default=len(own))) if message_end else -1
+        yield low + known[like], last if end < 0 else end + len(message_end)
+
+
+def _shared(prompt: str, written: str) -> int:
+    """How much of the prompt's end stands before the answer too: all of it, or as many whole tokens and lines.
+
+    Where a conversation goes on, some templates leave out a part of the prompt, such as an empty thought.
+    """
+    common = _common_start(prompt, written)
+    if common == prompt:
+        return len(common)
+    return max(common.rfind(border) for border in ">]\n") + 1
+
+
+def _with_spans(pieces: list[tuple[str, int]], spans: list[tuple[int, int]]) -> list[Piece]:
+    """The pieces cut again where an answer begins and ends."""
+    borders = sorted({border for span in spans for border in span})
+    result, place = [], 0
+    for text, number in pieces:
+        inner = [border - place for border in borders if place < border < place + len(text)]
+        for start, stop in zip([0, *inner], [*inner, len(text)], strict=True):
+            if stop > start:
+                taught = any(begin <= place + start < end for begin, end in spans)
+                result.append(Piece(text[start:stop], number >= 0, taught))
+        place += len(text)
+    return result
+
+
+def _by_prefix(
+    real: str,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    write: Write,
+    control: re.Pattern[str] | None,
+    message_end: str,
+    ask: bool,
+) -> list[Piece]:
+    """For templates that change what was said: an answer is what one more message adds to the conversation before it.
+
+    Only where nobody said a control token, since here the template's text and the words cannot be told apart.
+    """
+    problem = None
+    if control is not None and _makes_tokens(real, messages, tools, write, control, ask):
+        problem = "it changes what was said, and a message holds a control token"
+    spans = []
+    for index, message in enumerate(messages):
+        if message.role == "assistant" and problem is None:
+            asked, answered = write(messages[:index], tools, True), write(messages[: index + 1], tools, False)
+            if not (real.startswith(asked) and answered.startswith(asked)):
+                problem = "it writes earlier messages otherwise once there are more of them"
+                break
+            begin = len(asked)
+            end = real.find(message_end, begin) if message_end else -1
+            stop = len(_common_start(real, answered))
+            spans.append((begin, end + len(message_end) if 0 <= end < stop else stop))
+    if problem is not None:
+        raise UserError(
+            f"the chat template cannot be followed: {problem}",
+            where="chat template",
+            next_step="Put another chat_template.jinja into the tokenizer's folder.",
+        )
+    return _with_spans([(real, -1)], spans)
+
+
+def _makes_tokens(
+    real: str,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    write: Write,
+    control: re.Pattern[str],
+    ask: bool,
+) -> bool:
+    """Whether words hold a control token, or the template makes one of them (`<|IM_END|>` in small letters).
+
+    The template's own are those that it writes where the words have lost their punctuation.
+    """
+    words = [(message.content, message.reasoning_content, *message.tool_calls) for message in messages]
+    if any(control.search(text) for text in _texts([words, tools])):
+        return True
+    harmless = [
+        Message(
+            role=message.role,
+            content=_unpointed(message.content),
+            reasoning_content=_unpointed(message.reasoning_content),
+            tool_calls=_unpointed(message.tool_calls),
+        )
+        for message in messages
+    ]
+    return control.findall(real) != control.findall(write(harmless, _unpointed(tools), ask))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text of a JSON value, names of fields included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value.keys(), *value.values()])
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _unpointed(value: Any) -> Any:
+    """A JSON value whose texts have a private-use character for each that is no letter, digit or blank."""
+    if isinstance(value, str):
+        return re.sub(r"[^\w\s]", "\ue030", value)
+    if isinstance(value, Mapping):
+        return {_unpointed(key): _unpointed(inner) for key, inner in value.items()}
+    return type(value)(map(_unpointed, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _common_start(first: str, second: str) -> str:
+    length = next(
+        (index for index, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]),
+        min(len(first), len(second)),
+    )
+    return first[:length]
+
+
+def answer_end(source: str, names: Mapping[str, str], ends: Sequence[str], special: Sequence[str]) -> str | None:
+    """The token that a template puts after an answer: of `ends` where one stands there, else of `special`."""
+    messages = [
+        Message(role="user", content="\ue020"),
+        Message(role="assistant", content="\ue021"),
+        Message(role="user", content="\ue022"),
+    ]
+    for count in (3, 2):  # some close the last answer only, and some want to end with a question
+        try:
+            text = run_template(source, messages[:count], (), names, ask=False, thinking=False)
+        except UserError:
+            continue
+        after = text.partition("\ue021")[2].partition("\ue022")[0]
+        for group in (ends, special):
+            found = [(after.index(token), -len(token), token) for token in group if token and token in after]
+            if found:
+                return min(found)[2]
+    return None

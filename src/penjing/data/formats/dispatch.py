@@ -1,0 +1,94 @@
+"""Records of any format, by the file's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from penjing.base.errors import UserError
+from penjing.data.formats.csv_parquet import csv_records, parquet_records, tsv_records
+from penjing.data.formats.files import format_of
+from penjing.data.formats.json_values import json_records
+from penjing.data.formats.schema import (
+    ANSWER_FIELDS,
+    CHAT_FIELDS,
+    LABEL_FIELDS,
+    QUESTION_FIELDS,
+    ROLES,
+    TEXT_FIELDS,
+    Kind,
+)
+from penjing.data.formats.source_location import Place, names_of, present, text_of
+
+
+def rows_of(path: Path, text_only: bool = False) -> Iterator[tuple[int, dict[str, Any] | UserError]]:
+    """(line, record) of a file; what is broken is an error in its place. text_only: a field of text is all that counts.
+
+    Raises UserError if the file cannot be opened at all.
+    """
+    match format_of(path):
+        case "csv":
+            return csv_records(path)
+        case "tsv":
+            return tsv_records(path)
+        case "parquet":
+            return parquet_records(path, text_only)
+        case _:
+            return json_records(path)
+
+
+def record_text(record: Mapping[str, Any], place: Place) -> str:
+    """The text of a document record. Raises UserError if it has none."""
+    name = next((name for name in TEXT_FIELDS if name in record), None)
+    if name is None or (name == "content" and "role" in record):
+        kind = kind_of(record)
+        hint = f"This looks like {kind}, not documents: data.kind={kind}." if kind not in (None, "documents") else None
+        got = names_of(list(record))
+        raise UserError("no field text", where=place, got=got, wanted=" or ".join(TEXT_FIELDS), next_step=hint)
+    return text_of(record[name], name, place)
+
+
+def kind_of(record: Mapping[str, Any]) -> Kind | None:
+    """What kind of data a record is, as far as it shows."""
+    has_text = any(isinstance(record.get(name), str) for name in TEXT_FIELDS)
+    turns = record.get(present(record, CHAT_FIELDS) or "")
+    if ("chosen" in record and "rejected" in record) or _is_judged(record, has_text):
+        return "preferences"
+    if isinstance(turns, list) and turns:
+        return "prompts" if "gt" in record or _ends_unanswered(turns[-1]) else "chats"
+    if present(record, ("instruction", "en_instruction", "zh_instruction")):
+        return "chats"
+    if present(record, QUESTION_FIELDS):
+        answered = present(record, ANSWER_FIELDS) is not None
+        return "chats" if answered else "documents" if has_text else "prompts"
+    return "documents" if has_text else None
+
+
+def _is_judged(record: Mapping[str, Any], has_text: bool) -> bool:
+    """Whether an answer stands beside a judgement: taught as it is, it would be learned where it is the bad one."""
+    if not any(isinstance(record.get(name), bool) for name in LABEL_FIELDS):
+        return False
+    if record.get(present(record, CHAT_FIELDS) or ""):
+        return True
+    asked = present(record, (*QUESTION_FIELDS, "instruction"))
+    return present(record, (*ANSWER_FIELDS, "output")) is not None and (asked is not None or not has_text)
+
+
+def _ends_unanswered(last: object) -> bool:
+    if not isinstance(last, dict):
+        return False
+    role = last.get("role") or last.get("from")
+    if role is None:
+        return not last.get("assistant")
+    said = last.get("content") or last.get("value") or last.get("tool_calls")
+    return ROLES.get(str(role).lower()) != "assistant" or not said
+
+
+def unknown_record(record: Mapping[str, Any], place: Place) -> UserError:
+    return UserError(
+        "not a known kind of record",
+        where=place,
+        got=names_of(list(record)),
+        wanted="text, conversations, messages, instruction + output, or prompt + response",
+    )

@@ -1,0 +1,182 @@
+"""JSON: one value a line, or an array (or values one after another) decoded value by value in bounded memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from codecs import BOM_UTF8
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from penjing.base.errors import UserError
+from penjing.data.formats.files import blocks, format_of, head, lines
+from penjing.data.formats.source_location import rest_lost, type_name
+
+LARGEST_RECORD_CHARACTERS = 1 << 26
+_JSON_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | UserError]]:
+    """(line, record) of a JSON file; what is no record is an error in its place."""
+    values = _json_lines(path) if _is_json_lines(path) else _stream_values(path)
+    for line, value in values:
+        if isinstance(value, (dict, UserError)):
+            yield line, value
+        else:
+            got = type_name(value)
+            yield line, UserError("not a record", where=f"{path}:{line}", got=got, wanted="a JSON object {...}")
+
+
+def _is_json_lines(path: Path) -> bool:
+    start = head(path).removeprefix(BOM_UTF8).lstrip()
+    first, newline, _ = start.partition(b"\n")
+    if first.startswith(b"[") or first.strip() == b"{":
+        return False
+    if format_of(path) == "jsonl":
+        return True
+    try:
+        return bool(newline) and isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    for number, line in lines(path):
+        if isinstance(line, UserError):
+            yield number, line
+        elif line and not line.isspace():
+            yield number, _value_of(line, path, number)
+
+
+def _value_of(line: str, path: Path, number: int) -> Any:
+    """The value, or the error."""
+    where = f"{path}:{number}"
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        return broken_json(where, error.msg, error.pos + 1, line[error.pos :])
+    except RecursionError:
+        return UserError("JSON nested too deeply", where=where)
+    except ValueError as error:  # an integer of thousands of digits
+        return UserError(f"broken JSON: {error}", where=where)
+
+
+def broken_json(where: str, message: str, column: int, rest: str) -> UserError:
+    found = repr(rest[:20]) if rest else "the end"
+    return UserError(f"broken JSON at column {column}: {message}", where=where, got=found)
+
+
+def _stream_values(path: Path) -> Iterator[tuple[int, Any]]:
+    """The values of an array. After broken JSON nobody can say where the next value begins: that is the end."""
+    stream = JsonStream(path)
+    try:
+        yield from stream.values()
+    except UserError as error:
+        yield stream.line, rest_lost(error)
+
+
+class JsonStream:
+    """A JSON array, or values one after another, decoded value by value in memory of a few blocks and one record."""
+
+    _decoder = json.JSONDecoder()
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.blocks = blocks(path)
+        self.buffer = ""
+        self.position = 0  # in the buffer
+        self.line = 1  # of the position
+        self.line_start = 0  # where that line starts in the buffer; negative once it has been let go
+
+    def values(self) -> Iterator[tuple[int, Any]]:
+        in_array = self._next() == "["
+        if in_array:
+            self._move(self.position + 1)
+            if self._next() == "]":
+                return
+        while True:
+            char = self._next()
+            if not char:
+                if in_array:
+                    raise UserError("the JSON array is never closed: the file is cut short", where=self._where())
+                return
+            line = self.line
+            yield line, self._value()
+            if in_array and not self._step_to_next_item():
+                return
+
+    def _step_to_next_item(self) -> bool:
+        char = self._next()
+        if char not in ("", ",", "]"):
+            raise broken_json(self._where(), "wanted , or ]", self._column(self.position), self._rest())
+        if char:
+            self._move(self.position + 1)
+        if char == "]" and self._next():
+            raise broken_json(self._where(), "text after the array", self._column(self.position), self._rest())
+        return char != "]"
+
+    def _where(self) -> str:
+        return f"{self.path}:{self.line}"
+
+    def _rest(self) -> str:
+        return self.buffer[self.position : self.position + 20]
+
+    def _column(self, position: int) -> int:
+        last = self.buffer.rfind("\n", self.position, position)
+        return position - (last if last >= 0 else self.line_start - 1)
+
+    def _move(self, position: int) -> None:
+        last = self.buffer.rfind("\n", self.position, position)
+        if last >= 0:
+            self.line += self.buffer.count("\n", self.position, position)
+            self.line_start = last + 1
+        self.position = position
+
+    def _fill(self) -> bool:
+        """Let go of what is done with and read at least as much as is left; False at the end of the file."""
+        rest = self.buffer[self.position :]
+        self.line_start -= self.position
+        self.position = 0
+        pieces, num_new = [rest], 0
+        for block in self.blocks:
+            pieces.append(block)
+            num_new += len(block)
+            if num_new >= len(rest):
+                break
+        self.buffer = "".join(pieces)
+        if len(rest) > LARGEST_RECORD_CHARACTERS:
+            raise UserError("a record longer than 67 million characters", where=self._where())
+        return num_new > 0
+
+    def _next(self) -> str:
+        """The next character that is not white space, without taking it; empty at the end."""
+        while True:
+            match = _JSON_SPACE.match(self.buffer, self.position)
+            assert match is not None
+            self._move(match.end())
+            if self.position < len(self.buffer):
+                return self.buffer[self.position]
+            if not self._fill():
+                return ""
+
+    def _value(self) -> Any:
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self.buffer, self.position)
+            except json.JSONDecodeError as error:
+                # 16: the longest literal or escape that a block's end can cut in two
+                cut = error.msg.startswith("Unterminated string") or error.pos >= len(self.buffer) - 16
+                after = error.pos - self.position
+                if cut and self._fill():
+                    continue
+                place = self.position + after
+                line = self.line + self.buffer.count("\n", self.position, place)
+                rest = self.buffer[place : place + 20]
+                raise broken_json(f"{self.path}:{line}", error.msg, self._column(place), rest) from None
+            except RecursionError:
+                raise UserError("JSON nested too deeply", where=self._where()) from None
+            except ValueError as error:  # an integer of thousands of digits
+                raise UserError(f"broken JSON: {error}", where=self._where()) from None
+            self._move(end)
+            return value

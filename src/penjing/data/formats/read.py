@@ -1,0 +1,226 @@
+"""The readers. Each goes through files in order, hands out one record at a time, and accounts for every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penjing.base.errors import UserError
+from penjing.data.formats.bad_records import Quarantine
+from penjing.data.formats.chats import chats_of, prompt_of
+from penjing.data.formats.dispatch import kind_of, record_text, rows_of, unknown_record
+from penjing.data.formats.files import format_of, list_files, nothing_in
+from penjing.data.formats.messages import says_nothing
+from penjing.data.formats.plain_text import plain_documents
+from penjing.data.formats.preferences import judged_of
+from penjing.data.formats.schema import PLAIN_FORMATS, Chat, Document, Judged, Kind, OnSkip
+from penjing.data.formats.source_location import Place, rest_lost
+
+Value = TypeVar("Value")
+
+
+class _Empty(Exception):
+    """A whole record with nothing to learn from; `str` of it says why."""
+
+
+class _Tally:
+    """Counts what one file gave, so that a file that gives nothing is an error and nothing is dropped in silence.
+
+    Without a quarantine the first broken record ends the reading.
+    """
+
+    def __init__(self, path: Path, on_skip: OnSkip | None, quarantine: Quarantine | None) -> None:
+        self.path, self.on_skip, self.quarantine = path, on_skip, quarantine
+        self.num_kept = self.num_skipped = self.num_bad = 0
+        self.first = ""
+
+    def keep(self) -> None:
+        self.num_kept += 1
+        if self.quarantine is not None:
+            self.quarantine.good += 1
+
+    def skip(self, line: int, reason: str) -> None:
+        if not self.num_skipped:
+            self.first = f"line {line}: {reason}"
+        self.num_skipped += 1
+        if self.quarantine is not None:
+            self.quarantine.leave_out(self.path, line, reason)
+        if self.on_skip is not None:
+            self.on_skip(str(self.path), line, reason)
+
+    def bad(self, line: int, error: UserError) -> None:
+        if self.quarantine is None:
+            raise error from None
+        self.num_bad += 1
+        self.quarantine.add(error, self.path, line)
+
+    def check(self) -> None:
+        if self.num_kept or self.num_bad:
+            return
+        if self.num_skipped:
+            if self.quarantine is None:
+                raise UserError(f"no usable record: all {self.num_skipped} are left out, {self.first}", where=self.path)
+        else:
+            self.bad(1, nothing_in(self.path))
+
+
+def _read(
+    paths: Sequence[Path],
+    rows: Callable[[Path], Iterator[tuple[int, Value | UserError]]],
+    make: Callable[[Value, Place], Sequence[Any]],
+    on_skip: OnSkip | None,
+    quarantine: Quarantine | None,
+) -> Iterator[Any]:
+    """What `make` makes of each row. It raises UserError for a broken one and _Empty for one with nothing in it."""
+    for path in list_files(paths):
+        tally = _Tally(path, on_skip, quarantine)
+        for line, value in _to_the_end(rows, path):
+            if isinstance(value, UserError):
+                tally.bad(line, value)
+                continue
+            try:
+                made = make(value, Place(path, line))
+            except _Empty as reason:
+                tally.skip(line, str(reason))
+            except UserError as error:
+                tally.bad(line, error)
+            else:
+                tally.keep()
+                yield from made
+        tally.check()
+    if quarantine is not None:
+        quarantine.check()
+
+
+def _to_the_end(
+    rows: Callable[[Path], Iterator[tuple[int, Value | UserError]]], path: Path
+) -> Iterator[tuple[int, Value | UserError]]:
+    """The rows of a file; that it cannot be opened, or read on, is an error as the last one."""
+    line = 0
+    try:
+        for line, value in rows(path):
+            yield line, value
+    except UserError as error:
+        yield line + 1, rest_lost(error)
+
+
+def read_documents(
+    paths: Sequence[Path],
+    *,
+    document_characters: int = 2000,
+    on_skip: OnSkip | None = None,
+    quarantine: Quarantine | None = None,
+) -> Iterator[Document]:
+    """Documents of `paths`, in order, one at a time.
+
+    Plain text: BOM dropped, CRLF -> LF, trailing spaces and the full-width (or, before Chinese, any) indents of novels
+    dropped; documents are parted by lines `<|endoftext|>` where the file has one, else the file is cut after a blank
+    line, or at the latest after some line, into documents of about `document_characters`, so that whole documents can
+    be held out of a novel too. No line is ever cut and none is lost.
+    A record whose text is empty is left out and reported to `on_skip(file, line, reason)`. A broken one is set aside
+    in `quarantine`; without one it raises `UserError`.
+    """
+
+    def rows(path: Path) -> Iterator[tuple[int, Any]]:
+        if format_of(path) in PLAIN_FORMATS:
+            return plain_documents(path, document_characters)
+        return rows_of(path, text_only=True)
+
+    def make(value: Any, place: Place) -> Sequence[Document]:
+        text = value if isinstance(value, str) else record_text(value, place)
+        if not text or text.isspace():
+            raise _Empty("the text is empty")
+        return [Document(text=text, source=str(place.path), line=place.line)]
+
+    return _read(paths, rows, make, on_skip, quarantine)
+
+
+def read_chats(
+    paths: Sequence[Path], *, on_skip: OnSkip | None = None, quarantine: Quarantine | None = None
+) -> Iterator[Chat]:
+    """Chats of `paths`, in order, one at a time, whatever their shape (see the package's docstring).
+
+    A chat in which some answer is empty is left out and reported to `on_skip(file, line, reason)`.
+    Everything that is not a chat is set aside in `quarantine`; without one it raises `UserError`: the line, the field,
+    what was got and what was wanted.
+    """
+
+    def make(record: Mapping[str, Any], place: Place) -> Sequence[Chat]:
+        chats = list(chats_of(record, place))
+        whole = [
+            chat
+            for chat in chats
+            if not any(says_nothing(message) for message in chat.messages if message.role == "assistant")
+        ]
+        for _ in range(len(chats) - max(1, len(whole))):  # one more is told below where none is whole
+            if on_skip is not None:
+                on_skip(str(place.path), place.line, "an answer is empty")
+        if not whole:
+            raise _Empty("an answer is empty")
+        return whole
+
+    return _read(paths, _rows_of_records("documents, not chats"), make, on_skip, quarantine)
+
+
+def read_prompts(
+    paths: Sequence[Path], *, quarantine: Quarantine | None = None
+) -> Iterator[tuple[Chat, Mapping[str, Any]]]:
+    """Conversations that wait for an answer, each with its whole record (reference answers stand in further fields).
+
+    The chat ends with a user or tool turn: an assistant's turn at its end is dropped, whatever it says. A broken record
+    is set aside in `quarantine`; without one it raises `UserError`.
+    """
+
+    def make(record: Mapping[str, Any], place: Place) -> Sequence[tuple[Chat, Mapping[str, Any]]]:
+        return [(prompt_of(record, place), record)]
+
+    return _read(paths, _rows_of_records("documents, not prompts"), make, None, quarantine)
+
+
+def read_preferences(
+    paths: Sequence[Path], *, on_skip: OnSkip | None = None, quarantine: Quarantine | None = None
+) -> Iterator[Judged]:
+    """Pairs of answers, and single answers with a label, one at a time, whatever their shape (see the package).
+
+    A pair of equal answers, and a record with an empty answer, is left out and reported to `on_skip`.
+    Everything else that is no preference is set aside in `quarantine`; without one it raises `UserError`: the line, the
+    field, what was got and what was wanted.
+    """
+
+    def make(record: Mapping[str, Any], place: Place) -> Sequence[Judged]:
+        judged = judged_of(record, place)
+        if any(says_nothing(chat.messages[-1]) for chat in judged.chats):
+            raise _Empty("an answer is empty")
+        if len(judged.chats) == 2 and judged.chats[0].messages == judged.chats[1].messages:
+            raise _Empty("both answers are the same")
+        return [judged]
+
+    return _read(paths, _rows_of_records("no preferences"), make, on_skip, quarantine)
+
+
+def _rows_of_records(holds: str) -> Callable[[Path], Iterator[tuple[int, Any]]]:
+    def rows(path: Path) -> Iterator[tuple[int, Any]]:
+        if format_of(path) in PLAIN_FORMATS:
+            wanted = "jsonl, json, csv or parquet"
+            return iter([(1, UserError(f"plain text holds {holds}", where=path, wanted=wanted))])
+        return rows_of(path)
+
+    return rows
+
+
+def sniff(path: Path) -> Kind:
+    """What a file (or the first file of a folder) holds, judged by its first whole record. Raises `UserError`."""
+    first = list_files([path])[0]
+    if format_of(first) in PLAIN_FORMATS:
+        return "documents"
+    broken: UserError | None = None
+    for line, record in rows_of(first):
+        if isinstance(record, UserError):
+            broken = broken or record
+            continue
+        kind = kind_of(record)
+        if kind is None:
+            raise unknown_record(record, Place(first, line))
+        return kind
+    raise broken or nothing_in(first)

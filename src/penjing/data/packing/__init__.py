@@ -1,0 +1,1 @@
+"""Documents laid out as rows of equal length."""

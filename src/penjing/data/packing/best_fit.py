@@ -1,0 +1,164 @@
+"""Rows of whole documents and no padding: the layout for pretraining (best-fit packing, arXiv:2404.10830).
+
+A stream cut every T tokens breaks many documents; what follows the cut has lost what it speaks of. Here a document of
+at most T positions stays in one row wherever possible, and the few gaps left at the ends of rows are filled with pieces
+of a few documents set aside for it.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from penjing.base.errors import UserError
+from penjing.base.seeds import derive
+from penjing.data.packing.concat import Row, best_fit
+from penjing.data.token_shards import Shards
+
+IntArray = npt.NDArray[np.int64]
+Segment = tuple[int, int, int]  # document, first position, length
+
+
+# Documents are laid out a block at a time: enough for a good fit, few enough that rows keep to the files' order.
+BLOCK_ROWS = 256
+
+
+class WholeRows:
+    """Rows for pretraining, each a list of segments (document, first position, length).
+
+    A document of n tokens has n + 1 positions: it opens with the end-of-text token and every position's target is the
+    token after it, the last one's the end-of-text token. One longer than T is cut every T positions. The layout is
+    made once; attention never crosses documents, so who shares a row with whom is of no consequence. Less than one
+    row's worth of positions is left out.
+
+    order: `shuffled` draws a new order of all rows each epoch; `as_given` keeps to the files, for a curriculum: only
+    rows of one block of about 256 change places; `fixed` changes nothing.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        row_tokens: int,
+        *,
+        end_of_text: int,
+        seed: int,
+        order: Literal["shuffled", "as_given", "fixed"] = "shuffled",
+    ) -> None:
+        self.shards, self.row_tokens, self.end_of_text, self.seed = shards, row_tokens, end_of_text, seed
+        self.order = order
+        positions_D = shards.end_D - shards.start_D + 1
+        if int(positions_D.sum()) < row_tokens:
+            raise UserError(
+                "too little text for one row",
+                where=shards.folder,
+                got=f"{shards.num_tokens} tokens",
+                wanted=f"at least {row_tokens}",
+                next_step="Give more text or a smaller data.row_tokens.",
+            )
+        self.segment_S3, self.first_R = lay_out(positions_D, row_tokens)
+        self.rows_per_epoch = len(self.first_R) - 1
+        self.tokens_per_epoch = self.rows_per_epoch * row_tokens
+        self.padding_per_epoch = 0
+        self._epoch = -1
+
+    def _arrange(self, epoch: int) -> None:
+        """Draw one epoch's order of rows."""
+        if epoch == self._epoch:
+            return
+        generator = np.random.Generator(np.random.PCG64(derive(self.seed, "rows", epoch)))
+        rows = np.arange(self.rows_per_epoch)
+        if self.order == "shuffled":
+            rows = generator.permutation(rows)
+        elif self.order == "as_given":
+            blocks = [rows[first : first + BLOCK_ROWS] for first in range(0, len(rows), BLOCK_ROWS)]
+            rows = np.concatenate([generator.permutation(block) for block in blocks])
+        self._order, self._epoch = rows, epoch
+
+    def documents(self, index: int) -> list[int]:
+        """Which documents of the shards stand in row `index`."""
+        epoch, place = divmod(index, self.rows_per_epoch)
+        self._arrange(epoch)
+        row = int(self._order[place])
+        return [int(source) for source in self.segment_S3[self.first_R[row] : self.first_R[row + 1], 0]]
+
+    def row(self, index: int) -> Row:
+        epoch, place = divmod(index, self.rows_per_epoch)
+        self._arrange(epoch)
+        ids = np.empty(self.row_tokens, dtype=np.int64)
+        target = np.empty_like(ids)
+        document = np.empty_like(ids)
+        row = int(self._order[place])
+        filled = 0
+        for number, segment in enumerate(self.segment_S3[self.first_R[row] : self.first_R[row + 1]].tolist()):
+            source, start, length = segment
+            part = slice(filled, filled + length)
+            first, end = int(self.shards.start_D[source]), int(self.shards.end_D[source])
+            # Position p reads token p - 1 and predicts token p, with the end-of-text token at both ends.
+            said = self.shards.token_N[max(first, first + start - 1) : min(end, first + start + length)]
+            opened = [self.end_of_text] if start == 0 else []
+            closed = [self.end_of_text] if first + start + length > end else []
+            sequence = np.concatenate((opened, said, closed)).astype(np.int64)
+            ids[part], target[part], document[part] = sequence[:-1], sequence[1:], number
+            filled += length
+        assert filled == self.row_tokens
+        return Row(ids, target, document, np.ones(self.row_tokens, dtype=np.float32))
+
+
+def lay_out(positions_D: IntArray, row_tokens: int) -> tuple[IntArray, IntArray]:
+    """Segments [S, 3] of (document, first position, length), and where each row begins in them, [rows + 1].
+
+    Every row is full. Documents are whole but for those over `row_tokens` and the few that fill gaps. Rows follow the
+    order of the documents, a block of about `BLOCK_ROWS` rows at a time; what is left of one block begins the next.
+    """
+    ends_D = np.cumsum(positions_D)
+    cuts = np.searchsorted(ends_D, np.arange(1, ends_D[-1] // (BLOCK_ROWS * row_tokens) + 1) * BLOCK_ROWS * row_tokens)
+    rows: list[list[Segment]] = []
+    rest: list[Segment] = []
+    for documents in np.split(np.arange(len(positions_D)), np.unique(cuts)):
+        pieces = rest + [piece for d in documents.tolist() for piece in _pieces(d, int(positions_D[d]), row_tokens)]
+        made, rest = _fill_rows(pieces, row_tokens)
+        rows += made
+    counts = np.array([0, *(len(segments) for segments in rows)])
+    flat = np.array(list(chain.from_iterable(rows)), dtype=np.int64).reshape(-1, 3)
+    return flat, np.cumsum(counts)
+
+
+def _pieces(document: int, positions: int, row_tokens: int) -> list[Segment]:
+    """A document cut every `row_tokens` positions."""
+    return [(document, start, min(row_tokens, positions - start)) for start in range(0, positions, row_tokens)]
+
+
+def _fill_rows(pieces: list[Segment], row_tokens: int) -> tuple[list[list[Segment]], list[Segment]]:
+    """Full rows from these pieces, and the pieces that are left (less than a row's worth)."""
+    if not pieces:
+        return [], []
+    bins = best_fit(np.array([length for _, _, length in pieces]), row_tokens)
+    packed = sorted(([pieces[index] for index in each] for each in bins), key=_size, reverse=True)
+    fill = [_size(segments) for segments in packed]
+    # The fullest rows, as many as the others can complete: all positions together fill just so many.
+    kept = sum(fill) // row_tokens
+    filler = list(chain.from_iterable(packed[kept:]))[::-1]
+    rows = []
+    for segments, size in zip(packed[:kept], fill[:kept], strict=True):
+        rows.append(segments + _take(filler, row_tokens - size))
+    return rows, filler
+
+
+def _size(segments: list[Segment]) -> int:
+    return sum(length for _, _, length in segments)
+
+
+def _take(filler: list[Segment], need: int) -> list[Segment]:
+    """Take `need` positions off the end of `filler`, cutting the last segment taken."""
+    taken = []
+    while need:
+        document, start, length = filler.pop()
+        used = min(length, need)
+        taken.append((document, start, used))
+        if used < length:
+            filler.append((document, start + used, length - used))
+        need -= used
+    return taken

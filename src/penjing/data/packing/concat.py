@@ -1,0 +1,220 @@
+"""Documents to rows of a fixed number of tokens, with document ids, so that no position is spent on padding.
+
+Both packers are pure functions of (shards, row length, seed): row `index` of the endless stream of epochs can be made
+at any time, in any process. A row has T inputs and T targets, the token after each input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penjing.base.errors import UserError
+from penjing.base.seeds import derive
+from penjing.data.token_shards import Shards
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One packed row: ids_T, target_T, document_T (which document a position belongs to), weight_T (0 or 1)."""
+
+    ids_T: IntArray
+    target_T: IntArray
+    document_T: IntArray
+    weight_T: npt.NDArray[np.float32]
+
+
+class Rows(Protocol):
+    """Rows of an endless stream; epoch = index // rows_per_epoch."""
+
+    row_tokens: int
+    rows_per_epoch: int
+    tokens_per_epoch: int  # targets that count, in one epoch
+    padding_per_epoch: int  # positions that hold no token, in one epoch
+
+    def row(self, index: int) -> Row: ...
+
+
+class StreamRows:
+    """Pretraining: all documents in an order drawn anew each epoch, as one stream cut every T tokens.
+
+    Each document is followed by the end-of-text token, whose position also opens the next document; no padding, and
+    every token is a target. What is left after the last full row (less than T tokens) waits for the next epoch, where
+    the order is another.
+    """
+
+    def __init__(self, shards: Shards, row_tokens: int, *, end_of_text: int, seed: int, shuffle: bool = True) -> None:
+        self.shards, self.row_tokens, self.end_of_text, self.seed = shards, row_tokens, end_of_text, seed
+        self.shuffle = shuffle
+        self._length_D = shards.end_D - shards.start_D + 1
+        total = int(self._length_D.sum())
+        self.rows_per_epoch = (total - 1) // row_tokens
+        if self.rows_per_epoch < 1:
+            raise UserError(
+                "too little text for one row",
+                where=shards.folder,
+                got=f"{shards.num_tokens} tokens",
+                wanted=f"more than {row_tokens}",
+                next_step="Give more text or a smaller data.row_tokens.",
+            )
+        self.tokens_per_epoch = self.rows_per_epoch * row_tokens
+        self.padding_per_epoch = 0
+        self._epoch = -1
+
+    def _arrange(self, epoch: int) -> None:
+        """Lay out one epoch's order of documents."""
+        if epoch == self._epoch:
+            return
+        num_documents = self.shards.num_documents
+        if self.shuffle:
+            generator = np.random.Generator(np.random.PCG64(derive(self.seed, "documents", epoch)))
+            self._order_D = generator.permutation(num_documents)
+        else:
+            self._order_D = np.arange(num_documents)
+        # Stream position where each document begins. It opens with the end-of-text token that closed the one before.
+        self._begin_D = np.concatenate(([0], np.cumsum(self._length_D[self._order_D])))
+        self._epoch = epoch
+
+    def row(self, index: int) -> Row:
+        epoch, place = divmod(index, self.rows_per_epoch)
+        self._arrange(epoch)
+        begin = place * self.row_tokens
+        end = begin + self.row_tokens + 1
+        stream = np.empty(self.row_tokens + 1, dtype=np.int64)
+        document = np.empty(self.row_tokens + 1, dtype=np.int64)
+        which = int(np.searchsorted(self._begin_D, begin, side="right")) - 1
+        filled = 0
+        while filled < end - begin:
+            # In the stream a document is its opening end-of-text token and then its own tokens.
+            source = int(self._order_D[which])
+            offset = begin + filled - int(self._begin_D[which])
+            take = min(int(self._length_D[source]) - offset, end - begin - filled)
+            part = slice(filled, filled + take)
+            document[part] = which
+            first = int(self.shards.start_D[source])
+            if offset == 0:
+                stream[filled] = self.end_of_text
+                stream[filled + 1 : filled + take] = self.shards.token_N[first : first + take - 1]
+            else:
+                stream[part] = self.shards.token_N[first + offset - 1 : first + offset - 1 + take]
+            filled += take
+            which += 1
+        return Row(stream[:-1], stream[1:], document[:-1], np.ones(self.row_tokens, dtype=np.float32))
+
+    def documents(self, index: int) -> list[int]:
+        """Which documents of the shards stand in row `index`."""
+        epoch, place = divmod(index, self.rows_per_epoch)
+        self._arrange(epoch)
+        begin = place * self.row_tokens
+        first = int(np.searchsorted(self._begin_D, begin, side="right")) - 1
+        last = int(np.searchsorted(self._begin_D, begin + self.row_tokens, side="left"))
+        return [int(which) for which in self._order_D[first:last]]
+
+
+class BestFitRows:
+    """Chats: each whole in one row, laid into the row where it leaves the least room (best fit, longest first).
+
+    The little room left at the ends of rows is padding of weight 0. The layout is made once; each epoch takes the
+    rows in an order of its own.
+    """
+
+    def __init__(self, shards: Shards, row_tokens: int, *, end_of_text: int, seed: int, shuffle: bool = True) -> None:
+        self.shards, self.row_tokens, self.end_of_text, self.seed = shards, row_tokens, end_of_text, seed
+        self.shuffle = shuffle
+        length_D = shards.end_D - shards.start_D - 1
+        if shards.num_documents == 0:
+            raise UserError("no conversation fits", where=shards.folder, wanted=f"some of at most {row_tokens} tokens")
+        if int(length_D.max()) > row_tokens:
+            raise UserError(
+                "a conversation is longer than a row",
+                where=shards.folder,
+                got=f"{int(length_D.max())} tokens",
+                wanted=f"at most {row_tokens}",
+                next_step="Give a larger data.row_tokens, or the chats themselves as data.train.",
+            )
+        self._bins = best_fit(length_D, row_tokens)
+        self.rows_per_epoch = len(self._bins)
+        weights = shards.weight_N
+        assert weights is not None
+        # The first token of a chat is never a target.
+        self.tokens_per_epoch = int(weights.sum(dtype=np.int64)) - int(weights[shards.start_D].sum(dtype=np.int64))
+        self.padding_per_epoch = self.rows_per_epoch * row_tokens - int(length_D.sum())
+        self._epoch = -1
+
+    def documents(self, index: int) -> list[int]:
+        """Which documents of the shards stand in row `index`."""
+        epoch, place = divmod(index, self.rows_per_epoch)
+        if epoch != self._epoch:
+            generator = np.random.Generator(np.random.PCG64(derive(self.seed, "rows", epoch)))
+            self._order = generator.permutation(self.rows_per_epoch) if self.shuffle else np.arange(self.rows_per_epoch)
+            self._epoch = epoch
+        return self._bins[int(self._order[place])]
+
+    def row(self, index: int) -> Row:
+        ids = np.full(self.row_tokens, self.end_of_text, dtype=np.int64)
+        target = ids.copy()
+        document = np.full(self.row_tokens, -1, dtype=np.int64)
+        weight = np.zeros(self.row_tokens, dtype=np.float32)
+        assert self.shards.weight_N is not None
+        filled = 0
+        for number, source in enumerate(self.documents(index)):
+            first, end = int(self.shards.start_D[source]), int(self.shards.end_D[source])
+            part = slice(filled, filled + end - first - 1)
+            ids[part] = self.shards.token_N[first : end - 1]
+            target[part] = self.shards.token_N[first + 1 : end]
+            weight[part] = self.shards.weight_N[first + 1 : end]
+            document[part] = number
+            filled = part.stop
+        return Row(ids, target, document, weight)
+
+
+def best_fit(length_D: IntArray, capacity: int) -> list[list[int]]:
+    """Best-fit decreasing: which documents share a row. Every length must be at most `capacity`.
+
+    One bucket per number of free places makes it O(documents x log capacity) rather than O(documents x rows).
+    """
+    assert int(length_D.max(initial=0)) <= capacity
+    free: list[list[int]] = [[] for _ in range(capacity + 1)]
+    # leaf i of the tree is true where some row has exactly i free places
+    size = 1 << capacity.bit_length()
+    tree = [False] * (2 * size)
+
+    def mark(room: int) -> None:
+        node = room + size
+        value = bool(free[room])
+        while node:
+            tree[node] = value if node >= size else tree[2 * node] or tree[2 * node + 1]
+            node >>= 1
+
+    def smallest(at_least: int) -> int | None:
+        node = at_least + size
+        if tree[node]:
+            return at_least
+        while node > 1:
+            if node % 2 == 0 and tree[node + 1]:
+                node += 1
+                while node < size:
+                    node = 2 * node if tree[2 * node] else 2 * node + 1
+                return node - size
+            node >>= 1
+        return None
+
+    bins: list[list[int]] = []
+    for source in np.argsort(-length_D, kind="stable"):
+        need = int(length_D[source])
+        room = smallest(need)
+        if room is None:
+            bins.append([])
+            row, room = len(bins) - 1, capacity
+        else:
+            row = free[room].pop()
+            mark(room)
+        bins[row].append(int(source))
+        free[room - need].append(row)
+        mark(room - need)
+    return bins

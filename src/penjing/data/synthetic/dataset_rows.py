@@ -1,0 +1,276 @@
+"""Rows of the training and evaluation files: pretraining texts, conversations, preferences, prompts, questions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from penjing.data.synthetic.holdout_split import held_out
+from penjing.data.synthetic.questions import STORY_KINDS, Question, Reading
+from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.surface_realization import LANGUAGES, word_answer
+from penjing.data.synthetic.tasks.drills import DRILL_KINDS, drill, story_request
+from penjing.data.synthetic.tasks.games import echo, roll_call
+from penjing.data.synthetic.world import Fact
+
+KINDS: dict[str, str] = {**STORY_KINDS, **DRILL_KINDS}
+Row = dict[str, Any]
+
+# Each file tells its own stories: item i of a file uses story (offset + i).
+_OFFSETS = {"pretrain": 0, "sft": 10**9, "dpo": 2 * 10**9, "rl": 3 * 10**9}
+
+TOOLS = json.dumps(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": "calc",
+                "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+            },
+        }
+    ]
+)
+# Kinds that a plain text can show; a tool call is a matter of the chat format.
+_PLAIN_DRILLS = tuple(kind for kind in DRILL_KINDS if kind not in ("tool", "story"))
+_ABSENT_FRACTION = 0.15
+
+
+def _start(name: str, seed: int, index: int) -> tuple[Dice, str, int]:
+    """The dice of a row, its language, and the number of the story it tells."""
+    dice = Dice(seed, name, index)
+    return dice, dice.choice(tuple(LANGUAGES)), _OFFSETS[name] + index
+
+
+def plain(question: Question) -> str:
+    """A question and its answer, a line each: the same words begin an answer here and in a chat."""
+    return f"{question.question}\n{question.answer}"
+
+
+# What pretraining texts are, in the order in which they are best learned: first to copy, then to look things up, then
+# to read. Each line: up to which part of the file, and the shares of the kinds of text until then.
+CURRICULUM: tuple[tuple[float, dict[str, float]], ...] = (
+    (0.15, {"echo": 1.0}),
+    (0.35, {"echo": 0.2, "roll_call": 0.8}),
+    (1.0, {"reading": 0.45, "story": 0.2, "drills": 0.2, "roll_call": 0.1, "echo": 0.05}),
+)
+
+
+def pretrain_documents(seed: int, count: int, *, start: int = 0) -> Iterator[str]:
+    """Texts `start` to `start + count` of a file of that many: games first, then stories, questions and drills.
+
+    Plain stories, stories with up to 9 questions, 5 to 8 drills, roll calls with questions, echoes.
+    """
+    for index in range(start, start + count):
+        dice, language, number = _start("pretrain", seed, index)
+        shares = next(shares for until, shares in CURRICULUM if index < until * (start + count) or until == 1.0)
+        yield "\n".join(_TEXTS[_draw(shares, dice)](seed, number, language, dice))
+
+
+def _draw(shares: dict[str, float], dice: Dice) -> str:
+    roll = dice.random()
+    for kind, share in shares.items():
+        roll -= share
+        if roll < 0:
+            return kind
+    return next(iter(shares))
+
+
+def _story_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+    return [Reading(seed, number, language, "train").text]
+
+
+def _reading_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+    reading = Reading(seed, number, language, "train")
+    return [reading.text, *map(plain, reading.draw(dice.between(7, 9), _ABSENT_FRACTION))]
+
+
+def _drill_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+    return [plain(question) for question in _drills(seed, number, language, dice.between(5, 8), dice)]
+
+
+def _roll_call_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+    text, questions = roll_call(dice, language, dice.between(5, 8))
+    return [text, *map(plain, questions)]
+
+
+def _echo_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+    return [echo(dice, language)]
+
+
+_TEXTS = {
+    "story": _story_text,
+    "reading": _reading_text,
+    "drills": _drill_text,
+    "roll_call": _roll_call_text,
+    "echo": _echo_text,
+}
+
+
+def _drills(seed: int, number: int, language: str, count: int, dice: Dice) -> list[Question]:
+    kinds = [dice.choice(_PLAIN_DRILLS) for _ in range(count)]
+    return [drill(seed, number * 16 + at, language=language, kind=kind) for at, kind in enumerate(kinds)]
+
+
+def prompt_text(question: Question) -> str:
+    """What the user says first: the story, if any, and the question."""
+    return f"{question.story}\n{question.question}" if question.story else question.question
+
+
+def _opening(question: Question) -> list[Row]:
+    """The messages before the first answer; a tool is announced in a system message."""
+    system = [{"role": "system", "content": "", "tools": TOOLS}] if question.tool_call else []
+    return [*system, {"role": "user", "content": prompt_text(question)}]
+
+
+def _reply(question: Question) -> Row:
+    if question.tool_call:
+        return {"role": "assistant", "content": "", "tool_calls": json.dumps([question.tool_call])}
+    return {"role": "assistant", "content": question.answer}
+
+
+def conversations(
+    seed: int,
+    count: int,
+    *,
+    start: int = 0,
+    request_fraction: float = 0.10,
+    tool_fraction: float = 0.06,
+    drill_fraction: float = 0.24,
+    roll_call_fraction: float = 0.12,
+) -> Iterator[Row]:
+    """Conversations: mostly a story with up to 10 questions, then drills, roll calls, story requests and tool calls."""
+    for index in range(start, start + count):
+        dice, language, number = _start("sft", seed, index)
+        roll = dice.random()
+        if roll < request_fraction:
+            questions = [story_request(seed, number, language=language)]
+        elif roll < request_fraction + tool_fraction:
+            questions = [drill(seed, number, language=language, kind="tool")]
+        elif roll < request_fraction + tool_fraction + drill_fraction:
+            questions = _drills(seed, number, language, dice.between(4, 8), dice)
+        elif roll < request_fraction + tool_fraction + drill_fraction + roll_call_fraction:
+            questions = roll_call(dice, language, dice.between(6, 9))[1]
+        else:
+            questions = Reading(seed, number, language, "train").draw(dice.between(7, 10), _ABSENT_FRACTION)
+        messages = [*_opening(questions[0]), _reply(questions[0])]
+        for question in questions[1:]:
+            messages += [{"role": "user", "content": question.question}, _reply(question)]
+        yield {"conversations": messages}
+
+
+def _short_question(name: str, seed: int, index: int) -> tuple[Dice, Question, Fact | None]:
+    """One question with a short answer, three in four about a story; the fact is None for all but those."""
+    dice, language, number = _start(name, seed, index)
+    if dice.coin(0.25):
+        return dice, drill(seed, number, language=language, kind=dice.choice(_PLAIN_DRILLS)), None
+    reading = Reading(seed, number, language, "train")
+    if dice.coin(_ABSENT_FRACTION):
+        absent = reading.ask_absent()
+        if absent is not None:
+            return dice, absent, None
+    kind = dice.choice(tuple(dict.fromkeys(fact.kind for fact in reading.tale.facts)))
+    fact = dice.choice([fact for fact in reading.tale.facts if fact.kind == kind])
+    return dice, reading.ask(fact), fact
+
+
+def _rejected(dice: Dice, question: Question, fact: Fact | None) -> str:
+    """A bad answer: mostly a wrong one, else in the wrong language, repeated, too long or evasive."""
+    space = " " if question.language == "en" else ""
+    roll = dice.random()
+    if roll < 0.6 and question.wrong:
+        return dice.choice(question.wrong)
+    if roll < 0.7 and fact is not None and not isinstance(fact.answer, int):
+        other = "zh" if question.language == "en" else "en"
+        return word_answer(fact.answer, other, many=fact.ask.endswith("_many"))
+    if roll < 0.8:
+        return space.join([question.answer] * dice.between(3, 5))
+    if roll < 0.9 and question.story:
+        return question.story
+    return "I do not know." if question.language == "en" else "我不知道。"
+
+
+def preferences(seed: int, count: int, *, start: int = 0) -> Iterator[Row]:
+    """Pairs of a right answer and a bad one to the same prompt."""
+    for index in range(start, start + count):
+        dice, question, fact = _short_question("dpo", seed, index)
+        prompt = _opening(question)
+        bad = {"role": "assistant", "content": _rejected(dice, question, fact)}
+        yield {"chosen": [*prompt, _reply(question)], "rejected": [*prompt, bad]}
+
+
+def prompts(seed: int, count: int, *, start: int = 0) -> Iterator[Row]:
+    """Prompts for reinforcement learning, with the only right answer in `gt`."""
+    for index in range(start, start + count):
+        _, question, _ = _short_question("rl", seed, index)
+        yield {
+            "conversations": [*_opening(question), {"role": "assistant", "content": ""}],
+            "gt": [question.answer],
+            "kind": question.kind,
+            "language": question.language,
+        }
+
+
+def _evaluation_row(question: Question) -> Row:
+    row: Row = {
+        "conversations": _opening(question),
+        "answer": "" if question.kind == "story" else question.answer,
+        "kind": question.kind,
+        "language": question.language,
+        "chance": question.chance,
+        "wrong": list(question.wrong),
+    }
+    if question.tool_call:
+        row["tool_call"] = question.tool_call
+    if question.must_contain:
+        row["must_contain"] = list(question.must_contain)
+    return row
+
+
+def _held_out_story_questions(seed: int, index: int, language: str, wanted: set[str]) -> Iterator[Question]:
+    """At most one question per wanted kind about one story, each about a held-out combination and not guessable."""
+    reading = Reading(seed, index, language, "held_out")
+    if "absent" in wanted:
+        absent = reading.ask_absent()
+        if absent is not None:
+            yield absent
+    done: set[str] = set()
+    for fact in reading.dice.shuffled(reading.tale.facts):
+        if fact.kind in wanted and fact.kind not in done and held_out(*fact.pair):
+            question = reading.ask(fact)
+            if question.chance <= 0.5:
+                done.add(fact.kind)
+                yield question
+
+
+def held_out_questions(seed: int, per_kind: int, language: str) -> dict[str, list[Question]]:
+    """`per_kind` different held-out questions of every kind (fewer only where that many do not exist)."""
+    found: dict[str, dict[str, Question]] = {kind: {} for kind in KINDS}
+    for index in range(60 * per_kind + 600):
+        wanted = {kind for kind in STORY_KINDS if len(found[kind]) < per_kind}
+        if not wanted:
+            break
+        for question in _held_out_story_questions(seed, index, language, wanted):
+            found[question.kind].setdefault(prompt_text(question), question)
+    for kind in DRILL_KINDS:
+        for index in range(60 * per_kind + 600):
+            if len(found[kind]) >= per_kind:
+                break
+            if kind == "story":
+                question = story_request(seed, index, language=language, split="held_out")
+            else:
+                question = drill(seed, index, language=language, split="held_out", kind=kind)
+            if question.is_held_out:
+                found[kind].setdefault(prompt_text(question), question)
+    return {kind: list(questions.values()) for kind, questions in found.items()}
+
+
+def evaluation(seed: int, per_kind: int) -> Iterator[Row]:
+    """Evaluation rows, the kinds and languages taking turns, so that any beginning of the file is balanced."""
+    columns = [
+        questions for language in LANGUAGES for questions in held_out_questions(seed, per_kind, language).values()
+    ]
+    for at in range(per_kind):
+        for questions in columns:
+            if at < len(questions):
+                yield _evaluation_row(questions[at])

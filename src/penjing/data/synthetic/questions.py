@@ -1,0 +1,276 @@
+"""Questions about a story whose answers are known from the state of the world.
+
+Chance is the accuracy of the best reader who knows the kinds of words but not the story's meaning: it picks at random
+among the story's candidates (its people for `who`, its places for `where`, and so on). For `absent` the refusal counts
+as one more candidate; a model that always refuses scores 1 there and 0 elsewhere, so read the kinds together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penjing.data.synthetic.holdout_split import held_out
+from penjing.data.synthetic.lexicon import COLOURS, FEELINGS, PEOPLE, PLACES, THINGS, Being, Thing
+from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.surface_realization import (
+    first_phrases,
+    language_table,
+    tell,
+    word_answer,
+    word_reason,
+    word_roles,
+)
+from penjing.data.synthetic.tasks.plots import simulate
+from penjing.data.synthetic.world import Fact, Pair, Reason, Tale, pair_of
+
+SPLITS = ("train", "held_out")
+
+STORY_KINDS: dict[str, str] = {
+    "who": "which person or animal did or had something",
+    "what": "which thing someone had, found, gave or wanted",
+    "where": "where someone was or where something was found",
+    "how_many": "a number that the story states",
+    "how_many_after": "a number that follows from two of the story by a sum or a difference",
+    "colour": "the colour of a thing",
+    "feeling": "how someone felt",
+    "why": "why someone felt so",
+    "absent": "asked like who, what or where, about something that is not in the story",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """One question with its only right answer.
+
+    `wrong` are plausible wrong answers; `chance` is the accuracy of a blind guess, in (0, 1]; `pairs` are the
+    combinations that the question asks about, of which at least one is held out in an evaluation; `must_contain` are
+    the words that an answer to a story request needs.
+    """
+
+    kind: str
+    language: str
+    story: str
+    question: str
+    answer: str
+    wrong: tuple[str, ...]
+    chance: float
+    tool_call: dict[str, Any] | None = None
+    pairs: tuple[Pair, ...] = ()
+    must_contain: tuple[str, ...] = ()
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether the question asks about a combination that training never shows."""
+        return any(held_out(*pair) for pair in self.pairs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Story:
+    """A story, its plot, all questions that can be asked of it, and the two words it is about."""
+
+    language: str
+    text: str
+    plot: str
+    questions: tuple[Question, ...]
+    about: tuple[str, str]
+
+
+def candidates(tale: Tale, kind: str) -> tuple[Any, ...]:
+    """Everything in the tale that could answer a question of this kind."""
+    found: dict[str, tuple[Any, ...]] = {
+        "who": tale.beings,
+        "what": tale.things,
+        "where": tale.places,
+        "how_many": tale.numbers,
+        "colour": tale.colours,
+        "feeling": tuple(dict.fromkeys(tale.feelings)),
+        "why": tale.reasons,
+    }
+    return found[kind]
+
+
+_POOLS: dict[str, tuple[Any, ...]] = {
+    "who": PEOPLE,
+    "what": THINGS,
+    "where": PLACES,
+    "how_many": tuple(range(2, 10)),
+    "colour": COLOURS,
+    "feeling": FEELINGS,
+}
+_OTHER_REASONS = ("lost", "broken", "found", "mended", "none", "have")
+
+
+def _sums(fact: Fact) -> list[int]:
+    """The natural guesses for a question that needs a sum: both results and both operands, without repeats."""
+    first, second = int(fact.pair[1]), int(fact.pair[2])
+    return list(dict.fromkeys((first + second, abs(first - second), first, second)))
+
+
+def chance_of(tale: Tale, fact: Fact) -> float:
+    """1 / number of candidates; 1.0 where the story has only one, so that evaluation can leave such questions out."""
+    if fact.kind == "how_many_after":
+        return 1 / len(_sums(fact))
+    return 1 / len(candidates(tale, fact.kind))
+
+
+def _some_of(kind: str, dice: Dice) -> list[Any]:
+    """Enough of a category for three wrong answers; a small category is shuffled, a large one sampled (faster)."""
+    pool = _POOLS[kind]
+    return dice.shuffled(pool) if len(pool) <= 8 else [dice.choice(pool) for _ in range(8)]
+
+
+def _wrong(tale: Tale, fact: Fact, answer: str, language: str, dice: Dice) -> tuple[str, ...]:
+    """Three wrong answers: the other candidates of the story first, then others of the same category."""
+    many = fact.ask.endswith("_many")
+    if fact.kind == "how_many_after":
+        pool = [*_sums(fact), *range(2, 10)]
+    elif fact.kind == "why":
+        subject, thing = fact.roles["a"], tale.things[0]
+        pool = [*tale.reasons, *(Reason(name, {"a": subject, "t": thing}) for name in _OTHER_REASONS)]
+    else:
+        pool = [*candidates(tale, fact.kind), *_some_of(fact.kind, dice)]
+    wrong: list[str] = []
+    for value in pool:
+        text = word_answer(value, language, many=many)
+        if text != answer and text not in wrong:
+            wrong.append(text)
+            if len(wrong) == 3:
+                break
+    return tuple(wrong)
+
+
+def _word_question(fact: Fact, language: str, phrases: tuple[str, ...], dice: Dice) -> str:
+    table = language_table(language)
+    why = fact.roles.get("why")
+    if language == "zh" and why is not None and table.REASONS[why.name].startswith("{a.ta}"):
+        # The clause begins with a pronoun; a question that begins with it needs the name instead.
+        clause = fact.roles["a"].zh + word_reason(why, language)[1:]
+        return str(dice.choice(table.ASKS["feeling_own"]).format(why=clause))
+    return dice.choice(phrases).format(**word_roles(fact.roles, language))
+
+
+def ask(tale: Tale, fact: Fact, story: str, language: str, dice: Dice) -> Question:
+    """The question about `fact`; `story` is the tale as it was told in `language`."""
+    answer = word_answer(fact.answer, language, many=fact.ask.endswith("_many"))
+    return Question(
+        kind=fact.kind,
+        language=language,
+        story=story,
+        question=_word_question(fact, language, language_table(language).ASKS[fact.ask], dice),
+        answer=answer,
+        wrong=_wrong(tale, fact, answer, language, dice),
+        chance=chance_of(tale, fact),
+        pairs=(fact.pair,),
+    )
+
+
+def _stranger(tale: Tale, fact: Fact, old: Any, split: str, dice: Dice) -> tuple[Any, Pair] | None:
+    """Someone or something that is not in the tale and could stand in for `old`, with the combination it asks about."""
+    here = (*tale.beings, *tale.things, *tale.places)
+    partners = [value for value in (fact.answer, *fact.roles.values()) if value is not old]
+    for _ in range(20):
+        entry = dice.choice(PEOPLE if isinstance(old, Being) else THINGS)
+        pairs = [pair for pair in (pair_of(entry, partner) for partner in partners) if pair]
+        if entry in here or not pairs:
+            continue
+        everywhere = [pair for pair in (pair_of(entry, other) for other in here) if pair]
+        if split == "train" and not any(held_out(*pair) for pair in everywhere):
+            return entry, pairs[0]
+        reserved = [pair for pair in pairs if held_out(*pair)]
+        if split == "held_out" and reserved:
+            return entry, reserved[0]
+    return None
+
+
+def ask_absent(tale: Tale, story: str, language: str, split: str, dice: Dice) -> Question | None:
+    """A question of the story with one role played by a stranger, or None where the rolls find none."""
+    facts = [fact for fact in tale.facts if fact.kind in ("who", "what", "where")]
+    fact = dice.choice(facts)
+    role, old = dice.choice([item for item in fact.roles.items() if isinstance(item[1], Being | Thing)] or [("", None)])
+    phrases = first_phrases(language, fact.ask, role)
+    if not phrases or (isinstance(old, Being) and not old.is_person):
+        return None
+    found = _stranger(tale, fact, old, split, dice)
+    if found is None:
+        return None
+    entry, pair = found
+    strange = replace(fact, roles={**fact.roles, role: entry})
+    many = fact.ask.endswith("_many")
+    here = candidates(tale, fact.kind)
+    values = [word_answer(value, language, many=many) for value in (*here, *_some_of(fact.kind, dice))]
+    return Question(
+        kind="absent",
+        language=language,
+        story=story,
+        question=_word_question(strange, language, phrases, dice),
+        answer=language_table(language).REFUSAL,
+        wrong=tuple(dict.fromkeys(values))[:3],
+        chance=1 / (len(here) + 1),
+        pairs=(pair,),
+    )
+
+
+def check_split(split: str) -> None:
+    """ValueError for a split that does not exist."""
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
+
+
+class Reading:
+    """A told tale, from which questions are drawn one by one (asking all of them costs more than telling the story)."""
+
+    def __init__(self, seed: int, index: int, language: str, split: str) -> None:
+        check_split(split)
+        language_table(language)
+        self.tale = simulate(seed, split, index)
+        self.language, self.split = language, split
+        self.dice = Dice(seed, split, "telling", index, language)
+        self.text = tell(self.tale, language, self.dice)
+
+    def ask(self, fact: Fact) -> Question:
+        """The question about one fact of the tale."""
+        return ask(self.tale, fact, self.text, self.language, self.dice)
+
+    def ask_absent(self) -> Question | None:
+        """A question that the story does not answer, if a few rolls find one."""
+        for _ in range(6):
+            question = ask_absent(self.tale, self.text, self.language, self.split, self.dice)
+            if question is not None:
+                return question
+        return None
+
+    def draw(self, count: int, absent_fraction: float) -> list[Question]:
+        """`count` different questions, of as many kinds as possible, in random order."""
+        by_kind: dict[str, list[Fact]] = {}
+        for fact in self.dice.shuffled(self.tale.facts):
+            by_kind.setdefault(fact.kind, []).append(fact)
+        chosen: list[Question] = []
+        asked: set[str] = set()
+        while len(chosen) < count and by_kind:
+            for kind in self.dice.shuffled(list(by_kind)):
+                absent = self.ask_absent() if self.dice.coin(absent_fraction) else None
+                question = absent or self.ask(by_kind[kind].pop())
+                if absent is None and not by_kind[kind]:
+                    del by_kind[kind]
+                if question.question not in asked and len(chosen) < count:
+                    asked.add(question.question)
+                    chosen.append(question)
+        return chosen
+
+    def about(self) -> tuple[Being, Thing]:
+        """The main character and the main thing."""
+        return self.tale.beings[0], self.tale.things[0]
+
+
+def story(seed: int, index: int, *, language: str, split: str = "train") -> Story:
+    """Story number `index` of a split, with all its questions (one phrasing each) and up to two unanswerable ones."""
+    reading = Reading(seed, index, language, split)
+    questions = [reading.ask(fact) for fact in reading.tale.facts]
+    for _ in range(2):
+        absent = reading.ask_absent()
+        if absent is not None and absent.question not in (question.question for question in questions):
+            questions.append(absent)
+    being, thing = reading.about()
+    about = (word_answer(being, language), thing.en if language == "en" else thing.zh)
+    return Story(language=language, text=reading.text, plot=reading.tale.plot, questions=tuple(questions), about=about)

@@ -1,0 +1,79 @@
+"""Turns tales, reasons and answers into words of either language."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from penjing.data.synthetic import chinese, english
+from penjing.data.synthetic.lexicon import OPENINGS, Place, Thing
+from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.world import Reason, Roles, Tale
+
+LANGUAGES: dict[str, ModuleType] = {"en": english, "zh": chinese}
+
+
+def language_table(language: str) -> ModuleType:
+    """The phrase tables of a language; ValueError for one that the world does not speak."""
+    try:
+        return LANGUAGES[language]
+    except KeyError:
+        raise ValueError(f"unknown language {language!r}; known: {', '.join(LANGUAGES)}") from None
+
+
+def word_reason(reason: Reason, language: str) -> str:
+    """A reason as a clause: "the kite was lost", “风筝丢了”."""
+    clause: str = LANGUAGES[language].REASONS[reason.name].format(**reason.roles)
+    return clause
+
+
+def word_roles(roles: Roles, language: str) -> Roles:
+    """The roles with a reason already worded, ready for a phrase."""
+    return {**roles, "why": word_reason(roles["why"], language)} if "why" in roles else roles
+
+
+def word_answer(value: Any, language: str, *, many: bool = False) -> str:
+    """The canonical short answer: "Tom", "a kite", "in the garden", "3", "red", "because the kite was lost"."""
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, Reason):
+        answer: str = LANGUAGES[language].BECAUSE.format(why=word_reason(value, language))
+        return answer
+    if isinstance(value, Thing) and language == "en":
+        return value.plural if many else value.en_a
+    word: str = value.en if language == "en" else value.zh
+    return word
+
+
+def bare_word(entry: Any, language: str) -> str:
+    """The entry as a word alone, for drills: "kite", "garden", "Tom"."""
+    if isinstance(entry, Place):
+        return entry.key if language == "en" else entry.zh_inside
+    return entry.key if language == "en" else str(entry.zh)
+
+
+_THEN = ("Then ", "后来，")  # not twice in a row
+
+
+def tell(tale: Tale, language: str, dice: Dice) -> str:
+    """The whole story in one language; which phrasings are used is up to the dice."""
+    table = LANGUAGES[language]
+    sentences: list[str] = []
+    for event in tale.events:
+        phrases: tuple[str, ...] = table.EVENTS[event.name]
+        phrase = dice.choice(phrases)
+        if sentences and phrase.startswith(_THEN) and sentences[-1].startswith(_THEN):
+            phrase = next((other for other in phrases if not other.startswith(_THEN)), phrase)
+        sentence = phrase.format(**word_roles(event.roles, language))
+        sentences.append(sentence[0].upper() + sentence[1:])
+    opening = OPENINGS[tale.opening][language == "zh"]
+    if language == "zh":
+        return f"{opening}，{''.join(sentences)}"
+    return f"{opening}, {' '.join(sentences)}"
+
+
+@cache
+def first_phrases(language: str, ask: str, needed: str) -> tuple[str, ...]:
+    """The phrasings of a question that mention the role `needed`."""
+    return tuple(phrase for phrase in LANGUAGES[language].ASKS[ask] if "{" + needed + "." in phrase)

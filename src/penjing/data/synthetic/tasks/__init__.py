@@ -1,0 +1,1 @@
+"""Tasks of the synthetic world: drills, games, plots."""

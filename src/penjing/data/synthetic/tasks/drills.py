@@ -1,0 +1,230 @@
+"""Exercises without a story: copying, reversing, counting, comparing, sums, translation, tool calls, story requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from math import factorial
+from typing import Any
+
+from penjing.data.synthetic.holdout_split import held_out
+from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, FEELINGS, PEOPLE, PLACES, THINGS, Thing
+from penjing.data.synthetic.questions import Question, Reading, check_split
+from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.surface_realization import bare_word, language_table
+from penjing.data.synthetic.world import Pair, pair_of
+
+DRILL_KINDS: dict[str, str] = {
+    "copy": "repeat 2 to 4 words",
+    "reverse": "say 3 words in reverse order",
+    "compare": "the bigger or the smaller of two numbers",
+    "count": "how often a word is written",
+    "sum": "a sum or difference within 20",
+    "translate": "a word or a phrase in the other language",
+    "tool": "a call of the tool calc with the right expression",
+    "story": "a story about a given person and thing",
+}
+_WORDS = (PEOPLE, ANIMALS, THINGS, THINGS, PLACES, COLOURS)
+_NO_STORY = tuple(kind for kind in DRILL_KINDS if kind != "story")
+
+
+def _allowed(pairs: list[Pair], split: str) -> bool:
+    """Training: no pair is held out. Evaluation: at least one is."""
+    return any(held_out(*pair) for pair in pairs) == (split == "held_out")
+
+
+def _word_pairs(entries: list[Any]) -> list[Pair]:
+    return [pair for pair in (pair_of(one, other) for one, other in combinations(entries, 2)) if pair]
+
+
+def _number_pair(dice: Dice, split: str, low: int, high: int) -> tuple[int, int]:
+    while True:
+        x, y = dice.between(low, high), dice.between(low, high)
+        if x != y and _allowed([("number", str(x), str(y))], split):
+            return x, y
+
+
+class Draft:
+    """What every drill needs: the dice, the language, the split, and a way to close the question."""
+
+    def __init__(self, dice: Dice, language: str, split: str) -> None:
+        self.dice, self.language, self.split = dice, language, split
+        self.table = language_table(language)
+
+    def done(self, kind: str, phrase: str, answer: str, wrong: list[str], chance: float, **more: Any) -> Question:
+        """The finished question; `more` holds the slots of the phrase and the fields `pairs`, `tool_call`."""
+        fields = {name: more.pop(name) for name in ("pairs", "tool_call") if name in more}
+        distinct = [text for text in dict.fromkeys(wrong) if text != answer]
+        return Question(
+            kind=kind,
+            language=self.language,
+            story="",
+            question=self.dice.choice(self.table.DRILLS[phrase]).format(**more),
+            answer=answer,
+            wrong=tuple(distinct[:3]),
+            chance=chance,
+            **fields,
+        )
+
+    def words(self, count: int) -> list[Any]:
+        """`count` different entries whose combinations the split allows."""
+        while True:
+            entries = [self.dice.choice(self.dice.choice(_WORDS)) for _ in range(count)]
+            if len(set(entries)) == count and _allowed(_word_pairs(entries), self.split):
+                return entries
+
+
+def _copy(draft: Draft) -> Question:
+    entries = draft.words(draft.dice.between(2, 4))
+    words = [bare_word(entry, draft.language) for entry in entries]
+    space = draft.table.WORD_SPACE
+    wrong = [words[::-1], words[1:], [*words[1:], words[0]]]
+    chance = 1 / factorial(len(words))
+    text = space.join(words)
+    return draft.done(
+        "copy", "copy", text, list(map(space.join, wrong)), chance, words=text, pairs=tuple(_word_pairs(entries))
+    )
+
+
+def _reverse(draft: Draft) -> Question:
+    entries = draft.words(3)
+    words = [bare_word(entry, draft.language) for entry in entries]
+    space = draft.table.WORD_SPACE
+    wrong = [words, [words[2], words[0], words[1]], [words[1], words[0], words[2]]]
+    pairs = tuple(_word_pairs(entries))
+    answer, text = space.join(words[::-1]), space.join(words)
+    return draft.done("reverse", "reverse", answer, list(map(space.join, wrong)), 1 / 6, words=text, pairs=pairs)
+
+
+def _compare(draft: Draft) -> Question:
+    x, y = _number_pair(draft.dice, draft.split, 1, 20 if draft.dice.coin(0.5) else 99)
+    phrase, right = draft.dice.choice((("bigger", max), ("smaller", min)))
+    answer = right(x, y)
+    wrong = [str(x + y - answer), str(x + y)]
+    return draft.done("compare", phrase, str(answer), wrong, 1 / 2, x=x, y=y, pairs=(("number", str(x), str(y)),))
+
+
+def _count(draft: Draft) -> Question:
+    while True:
+        number, thing = draft.dice.between(2, 9), draft.dice.choice(THINGS)
+        pair: Pair = ("count", str(number), thing.key)
+        if _allowed([pair], draft.split):
+            break
+    words = draft.table.LIST_SPACE.join([bare_word(thing, draft.language)] * number)
+    wrong = [str(number + 1), str(number - 1), str(number + 2)]
+    return draft.done("count", "count", str(number), wrong, 1 / 8, t=thing, words=words, pairs=(pair,))
+
+
+def _sum(draft: Draft) -> Question:
+    """The result is drawn first and evenly, so that no favourite result makes guessing pay."""
+    dice = draft.dice
+    while True:
+        phrase = dice.choice(("plus", "minus"))
+        answer = dice.between(2, 19)
+        x = dice.between(1, answer - 1) if phrase == "plus" else dice.between(answer + 1, 20)
+        y = answer - x if phrase == "plus" else x - answer
+        pair: Pair = ("number", str(x), str(y))
+        if _allowed([pair], draft.split):
+            break
+    wrong = [str(abs(x - y) if phrase == "plus" else x + y), str(answer + 1), str(answer - 1)]
+    return draft.done("sum", phrase, str(answer), wrong, 1 / 18, x=x, y=y, pairs=(pair,))
+
+
+def _translatable(draft: Draft) -> tuple[dict[str, str], list[dict[str, str]], list[Pair]]:
+    """A word or phrase in both languages, some near misses, and its combinations."""
+    dice, roll = draft.dice, draft.dice.random()
+    if roll < 0.4 and draft.split == "train":
+        pool = dice.choice((THINGS, THINGS, PLACES, COLOURS, ANIMALS, FEELINGS))
+        entries = dice.sample(pool, 4)
+        forms = [{lang: _word_form(entry, lang) for lang in ("en", "zh")} for entry in entries]
+        return forms[0], forms[1:], []
+    with_place = roll > 0.8
+    pool = PLACES if with_place else COLOURS
+    while True:
+        thing, first = dice.choice(THINGS), dice.choice(pool)
+        pair = pair_of(first, thing)
+        assert pair is not None
+        if _allowed([pair], draft.split):
+            break
+    second = dice.choice([entry for entry in pool if entry is not first])
+    other = dice.choice([entry for entry in THINGS if entry is not thing])
+    near = [_phrase_form(thing, second), _phrase_form(other, first), _phrase_form(other, second)]
+    return _phrase_form(thing, first), near, [pair]
+
+
+def _word_form(entry: Any, language: str) -> str:
+    """A single entry for translation; a place as its whole phrase, so that the preposition is learned with it."""
+    if entry in PLACES:
+        return str(entry.en if language == "en" else entry.zh)
+    return bare_word(entry, language)
+
+
+def _phrase_form(thing: Thing, with_entry: Any) -> dict[str, str]:
+    if with_entry in PLACES:
+        return {"en": f"the {thing.en} {with_entry.en}", "zh": f"{with_entry.zh_inside}的{thing.zh}"}
+    return {"en": f"{with_entry.en} {thing.en}", "zh": f"{with_entry.zh}的{thing.zh}"}
+
+
+def _translate(draft: Draft) -> Question:
+    form, near, pairs = _translatable(draft)
+    source, target = draft.dice.choice((("en", "zh"), ("zh", "en")))
+    wrong = [other[target] for other in near]
+    chance = 1 / len(THINGS) if not pairs else 1 / (len(THINGS) * len(COLOURS))
+    phrase = "to_chinese" if target == "zh" else "to_english"
+    return draft.done("translate", phrase, form[target], wrong, chance, words=form[source], pairs=tuple(pairs))
+
+
+def _tool(draft: Draft) -> Question:
+    x, y = _number_pair(draft.dice, draft.split, 10, 99)
+    sign = draft.dice.choice("+-")
+    if sign == "-" and x < y:
+        x, y = y, x
+    expression = f"{x}{sign}{y}"
+    wrong = [f"{y}{sign}{x}", f"{x}{'-' if sign == '+' else '+'}{y}", f"{x}{sign}{x}"]
+    call = {"name": "calc", "arguments": {"expression": expression}}
+    pairs = (("number", str(x), str(y)),)
+    return draft.done("tool", "tool", expression, wrong, 1 / 4, x=x, y=y, sign=sign, tool_call=call, pairs=pairs)
+
+
+_MAKERS: dict[str, Callable[[Draft], Question]] = {
+    "copy": _copy,
+    "reverse": _reverse,
+    "compare": _compare,
+    "count": _count,
+    "sum": _sum,
+    "translate": _translate,
+    "tool": _tool,
+}
+
+
+def drill(seed: int, index: int, *, language: str, split: str = "train", kind: str | None = None) -> Question:
+    """Drill number `index` of a split: of the given kind, or of any kind but `story`."""
+    check_split(split)
+    dice = Dice(seed, split, "drill", index, language, kind or "any")
+    chosen = kind or dice.choice(_NO_STORY)
+    if chosen not in _MAKERS:
+        raise ValueError(f"unknown kind of drill {chosen!r}; known: {', '.join(_MAKERS)}")
+    return _MAKERS[chosen](Draft(dice, language, split))
+
+
+def story_request(seed: int, index: int, *, language: str, split: str = "train") -> Question:
+    """A request for a story about a person and a thing, answered by story number `index`.
+
+    `chance` is that of naming both by luck. In the held-out split the pair need not be held out: see
+    `is_held_out`.
+    """
+    reading = Reading(seed, index, language, split)
+    being, thing = reading.about()
+    phrase = reading.dice.choice(language_table(language).STORY_REQUESTS)
+    words = (being.en, thing.en) if language == "en" else (being.zh, thing.zh)
+    return Question(
+        kind="story",
+        language=language,
+        story="",
+        question=phrase.format(a=being, t=thing),
+        answer=reading.text,
+        wrong=(),
+        chance=1 / (len(PEOPLE) * len(THINGS)),
+        pairs=(("person_thing", being.key, thing.key),),
+        must_contain=words,
+    )

@@ -1,0 +1,116 @@
+"""Two games without a plot that teach looking things up in what was just read: an echo, and a roll call.
+
+A small model learns to copy from its context late and suddenly. In a story most words could have been guessed; in an
+echo every word of the second line must be looked up, and in a roll call every answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penjing.data.synthetic.holdout_split import held_out
+from penjing.data.synthetic.lexicon import (
+    ANIMALS,
+    COLOURS,
+    PEOPLE,
+    PLACES,
+    THINGS,
+    Being,
+    Place,
+    Thing,
+    Word,
+    described,
+)
+from penjing.data.synthetic.questions import Question
+from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.surface_realization import bare_word, language_table, word_answer
+from penjing.data.synthetic.world import pair_of
+
+# What is asked in a roll call: the kind of question it counts as, and which of the facts is the answer.
+_ASKS = {
+    "who_had": ("who", "who"),
+    "who_was": ("who", "who"),
+    "what": ("what", "thing"),
+    "where": ("where", "place"),
+    "where_thing": ("where", "place"),
+    "colour": ("colour", "colour"),
+}
+_ECHO_WORDS = (*PEOPLE, *ANIMALS, *THINGS, *THINGS, *PLACES, *COLOURS)
+
+
+def echo(dice: Dice, language: str) -> str:
+    """Rounds of a game: a line of words, and the same line again."""
+    table = language_table(language)
+    lines = [dice.choice(table.ECHO_TITLES)]
+    for _ in range(dice.between(3, 5)):
+        words = table.ECHO_SPACE.join(bare_word(entry, language) for entry in _words(dice))
+        lines += [words, words]
+    return "\n".join(lines)
+
+
+def _words(dice: Dice) -> list[Any]:
+    """4 to 7 words of which no two are a combination kept for evaluation."""
+    chosen: list[Any] = []
+    count = dice.between(4, 7)
+    while len(chosen) < count:
+        entry = dice.choice(_ECHO_WORDS)
+        pairs = [pair_of(entry, other) for other in chosen]
+        if entry not in chosen and not any(pair and held_out(*pair) for pair in pairs):
+            chosen.append(entry)
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """One who answered the roll call: who, with what of which colour, where."""
+
+    who: Being
+    thing: Thing
+    colour: Word
+    place: Place
+
+
+def _call(dice: Dice, count: int) -> list[_Present]:
+    """People with things and places, all different, and none with a combination kept for evaluation."""
+    present: list[_Present] = []
+    while len(present) < count:
+        one = _Present(dice.choice(PEOPLE), dice.choice(THINGS), dice.choice(COLOURS), dice.choice(PLACES))
+        pairs = [
+            pair_of(one.who, one.thing),
+            pair_of(one.who, one.place),
+            pair_of(one.thing, one.place),
+            pair_of(one.colour, one.thing),
+        ]
+        taken = any(one.who is o.who or one.thing is o.thing or one.place is o.place for o in present)
+        if not taken and not any(pair and held_out(*pair) for pair in pairs):
+            present.append(one)
+    return present
+
+
+def roll_call(dice: Dice, language: str, num_questions: int) -> tuple[str, list[Question]]:
+    """A line on each of 3 to 5 people, and questions about them."""
+    table = language_table(language)
+    present = _call(dice, dice.between(3, 5))
+    space = "" if language == "zh" else " "
+    text = space.join(
+        dice.choice(table.ROLL_CALL).format(a=one.who, p=one.place, t=described(one.thing, one.colour, None))
+        for one in present
+    )
+    asked = [(one, kind) for one in present for kind in _ASKS]
+    return text, [_ask(text, one, kind, present, language, dice) for one, kind in dice.sample(asked, num_questions)]
+
+
+def _ask(text: str, one: _Present, kind: str, present: list[_Present], language: str, dice: Dice) -> Question:
+    table = language_table(language)
+    subject, value = _ASKS[kind]
+    answers = {o: word_answer(getattr(o, value), language) for o in present}
+    return Question(
+        kind=subject,
+        language=language,
+        story=text,
+        question=dice.choice(table.ROLL_CALL_PHRASES[kind]).format(a=one.who, p=one.place, t=one.thing),
+        answer=answers[one],
+        wrong=tuple(dict.fromkeys(answer for o, answer in answers.items() if answer != answers[one]))[:3],
+        chance=1 / len(set(answers.values())),
+    )

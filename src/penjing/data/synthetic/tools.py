@@ -1,0 +1,146 @@
+"""Conversations in which a calculator is called, in English and Chinese, half of them with thoughts.
+
+Sums and products too large to be known by heart, some of two steps where the second needs the result of the first, and
+now and then a question for which the calculator on offer is of no use.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.surface_realization import LANGUAGES
+from penjing.data.synthetic.tasks.drills import drill
+
+# As penjing.agent_tools offers it; a test compares them, since this floor cannot look there.
+CALCULATOR: dict[str, Any] = {
+    "name": "calculator",
+    "description": "Work out an arithmetic expression.",
+    "parameters": {
+        "type": "object",
+        "properties": {"expression": {"type": "string", "description": "such as (12+3)*4"}},
+        "required": ["expression"],
+    },
+}
+KINDS = {"sum": 0.35, "product": 0.25, "two_steps": 0.25, "direct": 0.15}
+THOUGHT_FRACTION = 0.5
+_DIRECT = ("copy", "reverse")
+_OFFSETS = {"tools": 4 * 10**9, "tools_rl": 5 * 10**9}
+
+_QUESTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "en": {
+        "plus": ("What is {a} + {b}?", "Work out {a} + {b}.", "How much is {a} plus {b}?"),
+        "minus": ("What is {a} - {b}?", "Work out {a} - {b}.", "How much is {a} minus {b}?"),
+        "product": ("What is {a} x {b}?", "Work out {a} times {b}.", "Multiply {a} by {b}."),
+        "two_steps": ("Add {a} and {b}, then multiply by {c}.", "Take {a} plus {b}, and then {c} times that."),
+    },
+    "zh": {
+        "plus": ("{a}加{b}是多少？", "算一算{a}+{b}。", "请计算{a}加{b}。"),
+        "minus": ("{a}减{b}是多少？", "算一算{a}-{b}。", "请计算{a}减{b}。"),
+        "product": ("{a}乘{b}是多少？", "算一算{a}乘以{b}。", "请计算{a}乘{b}。"),
+        "two_steps": ("先算{a}加{b}，再乘{c}。", "{a}加{b}，然后乘以{c}，是多少？"),
+    },
+}
+_THOUGHTS = {
+    "en": {
+        "call": "The calculator can work out {expression}.",
+        "then": "That is {result}. Now {expression}.",
+        "answer": "The calculator says {result}.",
+        "direct": "This needs no calculator.",
+    },
+    "zh": {
+        "call": "用计算器算{expression}。",
+        "then": "得{result}。再算{expression}。",
+        "answer": "计算器说是{result}。",
+        "direct": "这不用计算器。",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """A question, the expressions to be worked out one after another with their results, and the answer."""
+
+    kind: str
+    language: str
+    question: str
+    steps: tuple[tuple[str, int], ...]
+    answer: str
+
+
+def errand(name: str, seed: int, index: int) -> Errand:
+    """Number `index` of the file `name`."""
+    dice = Dice(seed, name, index)
+    language, kind = dice.choice(tuple(LANGUAGES)), _kind(dice.random())
+    if kind == "direct":
+        asked = drill(seed, _OFFSETS[name] + index, language=language, kind=dice.choice(_DIRECT))
+        return Errand(kind, language, asked.question, (), asked.answer)
+    phrases = _QUESTIONS[language]
+    if kind == "product":
+        a, b = dice.between(12, 99), dice.between(12, 99)
+        return _worked_out(dice, kind, language, phrases["product"], (f"{a}*{b}", a * b), a=a, b=b)
+    if kind == "two_steps":
+        a, b, c = dice.between(12, 99), dice.between(12, 99), dice.between(3, 9)
+        steps = (f"{a}+{b}", a + b), (f"{a + b}*{c}", (a + b) * c)
+        return _worked_out(dice, kind, language, phrases["two_steps"], *steps, a=a, b=b, c=c)
+    a, b = dice.between(100, 999), dice.between(100, 999)
+    if dice.coin(0.5):
+        return _worked_out(dice, kind, language, phrases["plus"], (f"{a}+{b}", a + b), a=a, b=b)
+    a, b = max(a, b), min(a, b)
+    return _worked_out(dice, kind, language, phrases["minus"], (f"{a}-{b}", a - b), a=a, b=b)
+
+
+def _kind(roll: float) -> str:
+    for kind, share in KINDS.items():
+        roll -= share
+        if roll < 0:
+            return kind
+    return next(iter(KINDS))
+
+
+def _worked_out(
+    dice: Dice, kind: str, language: str, phrases: tuple[str, ...], *steps: tuple[str, int], **numbers: int
+) -> Errand:
+    return Errand(kind, language, dice.choice(phrases).format(**numbers), steps, str(steps[-1][1]))
+
+
+def _opening(one: Errand) -> list[dict[str, Any]]:
+    system = {"role": "system", "content": "", "tools": json.dumps([CALCULATOR])}
+    return [system, {"role": "user", "content": one.question}]
+
+
+def tool_conversations(seed: int, count: int, *, start: int = 0) -> Iterator[dict[str, Any]]:
+    """Whole conversations, calls and results included, in MiniMind's form."""
+    for index in range(start, start + count):
+        one = errand("tools", seed, index)
+        thinks = Dice(seed, "thinks", index).coin(THOUGHT_FRACTION)
+        thoughts = _THOUGHTS[one.language]
+        messages, result = _opening(one), ""
+
+        def say(thought: str, content: str, *, thinks: bool = thinks, **more: Any) -> dict[str, Any]:
+            thinking = {"reasoning_content": thought} if thinks else {}
+            return {"role": "assistant", "content": content, **thinking, **more}
+
+        for number, (expression, value) in enumerate(one.steps):
+            call = {"name": "calculator", "arguments": {"expression": expression}}
+            thought = thoughts["then" if number else "call"].format(expression=expression, result=result)
+            messages.append(say(thought, "", tool_calls=json.dumps([call])))
+            result = str(value)
+            messages.append({"role": "tool", "content": result})
+        messages.append(say(thoughts["answer" if one.steps else "direct"].format(result=result), one.answer))
+        yield {"conversations": messages}
+
+
+def tool_prompts(seed: int, count: int, *, start: int = 0) -> Iterator[dict[str, Any]]:
+    """Questions alone, with the only right answer in `gt`."""
+    for index in range(start, start + count):
+        one = errand("tools_rl", seed, index)
+        yield {
+            "conversations": [*_opening(one), {"role": "assistant", "content": ""}],
+            "gt": [one.answer],
+            "kind": one.kind,
+            "language": one.language,
+        }

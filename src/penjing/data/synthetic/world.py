@@ -1,0 +1,416 @@
+"""The simulation: who is where, who has what, how many, how they feel. Events change the state; facts are read from it.
+
+A plot (see `plots`) calls the methods of `World` in the order in which things happen. Each method changes the state,
+appends one `Event` for the renderers and notes the facts that can be asked about it. Facts about the end of the story
+are read from the final state by `finish`. Nothing here knows any language beyond the entries of the lexicon.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penjing.data.synthetic.holdout_split import held_out
+from penjing.data.synthetic.lexicon import (
+    ANIMALS,
+    COLOURS,
+    OUTDOORS,
+    PEOPLE,
+    PLACES,
+    PROPERTIES,
+    Being,
+    Place,
+    Thing,
+    Word,
+    amount,
+    described,
+)
+from penjing.data.synthetic.rng import Dice
+
+Pair = tuple[str, str, str]
+Roles = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens: a key of the phrase tables and who or what takes part."""
+
+    name: str
+    roles: Roles
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reason:
+    """Why someone feels so: a key of the reason tables and its roles."""
+
+    name: str
+    roles: Roles
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that can be asked: `kind` of answer, `ask` (key of the question phrases), and the true answer.
+
+    `pair` is the combination that the question is about, for the split rule.
+    """
+
+    kind: str
+    ask: str
+    roles: Roles
+    answer: Any
+    pair: Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Tale:
+    """One run of the world: what happened, what is true, and every candidate answer that it mentions."""
+
+    plot: str
+    opening: int
+    events: tuple[Event, ...]
+    facts: tuple[Fact, ...]
+    beings: tuple[Being, ...]
+    things: tuple[Thing, ...]
+    places: tuple[Place, ...]
+    numbers: tuple[int, ...]
+    colours: tuple[Word, ...]
+    feelings: tuple[Word, ...]
+    reasons: tuple[Reason, ...]
+
+
+class NoCast(Exception):
+    """The split rule left no candidate; the caller tries again with other rolls."""
+
+
+_PAIR_KINDS: dict[tuple[type, type], str] = {
+    (Being, Thing): "person_thing",
+    (Being, Place): "person_place",
+    (Thing, Place): "thing_place",
+    (Word, Thing): "colour_thing",
+}
+
+
+def pair_of(one: Any, other: Any) -> Pair | None:
+    """The combination that two entries form under the split rule, or None where the rule has no such kind."""
+    kind = _PAIR_KINDS.get((type(one), type(other)))
+    if kind:
+        return kind, one.key, other.key
+    kind = _PAIR_KINDS.get((type(other), type(one)))
+    return (kind, other.key, one.key) if kind else None
+
+
+class Cast:
+    """Chooses who and what takes part, under the split rule.
+
+    In training no two members of the cast form a held-out combination, whether or not a fact joins them. For
+    evaluation, held-out combinations are preferred.
+    """
+
+    def __init__(self, dice: Dice, split: str) -> None:
+        self.dice = dice
+        self.training = split == "train"
+        self.chosen: list[Any] = []
+
+    def reserved(self, entry: Any) -> bool:
+        """Whether `entry` forms a held-out combination with anything chosen so far."""
+        pairs = (pair_of(entry, other) for other in self.chosen)
+        return any(pair is not None and held_out(*pair) for pair in pairs)
+
+    def pick(self, pool: tuple[Any, ...]) -> Any:
+        """One entry of `pool` that is not chosen yet."""
+        for attempt in range(40):
+            entry = self.dice.choice(pool)
+            if entry in self.chosen:
+                continue
+            if self.reserved(entry) != self.training or (not self.training and attempt > 3):
+                self.chosen.append(entry)
+                return entry
+        raise NoCast
+
+    def person(self) -> Being:
+        return self.pick(PEOPLE)  # type: ignore[no-any-return]
+
+    def animal(self) -> Being:
+        return self.pick(ANIMALS)  # type: ignore[no-any-return]
+
+    def place(self, *, outdoors: bool = False) -> Place:
+        return self.pick(OUTDOORS if outdoors else PLACES)  # type: ignore[no-any-return]
+
+    def thing(self, pool: tuple[Thing, ...]) -> Thing:
+        return self.pick(pool)  # type: ignore[no-any-return]
+
+    def colour(self, thing: Thing, used: tuple[Word | None, ...] = ()) -> Word:
+        """A colour for `thing` other than those `used`."""
+        for attempt in range(40):
+            colour = self.dice.choice(COLOURS)
+            if colour in used:
+                continue
+            reserved = held_out("colour_thing", colour.key, thing.key)
+            if reserved != self.training or (not self.training and attempt > 3):
+                return colour
+        raise NoCast
+
+    def numbers(self, *, least_left: int | None = None) -> tuple[int, int]:
+        """Two different numbers from 2 to 9, whose pair is allowed (training) or preferably held out (evaluation).
+
+        With `least_left` the second can be taken from the first, and at least so many are left.
+        """
+        for attempt in range(60):
+            first, second = self.dice.between(2, 9), self.dice.between(2, 9)
+            if first == second or (least_left is not None and first - second < least_left):
+                continue
+            reserved = held_out("number", str(first), str(second))
+            if reserved != self.training or (not self.training and attempt > 30):
+                return first, second
+        raise NoCast
+
+
+class World:
+    """The state of one story and its record."""
+
+    def __init__(self, cast: Cast) -> None:
+        self.cast = cast
+        self.dice = cast.dice
+        self.place: dict[Being, Place] = {}
+        self.owner: dict[Thing, Being] = {}
+        self.first_owner: dict[Thing, Being] = {}
+        self.spot: dict[Thing, Place] = {}
+        self.count: dict[tuple[Being, Thing], int] = {}
+        self.colour: dict[Thing, Word] = {}
+        self.events: list[Event] = []
+        self.facts: list[Fact] = []
+        self.feelings: list[Word] = []
+        self.reasons: list[Reason] = []
+
+    def happen(self, name: str, **roles: Any) -> None:
+        """Adds an event that changes nothing else."""
+        self.events.append(Event(name, roles))
+
+    def know(self, kind: str, ask: str, answer: Any, pair: Pair, **roles: Any) -> None:
+        """Notes a fact that can be asked."""
+        self.facts.append(Fact(kind, ask, roles, answer, pair))
+
+    def know_both(self, ask: str, being: Being, thing: Thing) -> None:
+        """Notes that `being` did `ask` to `thing`, asked from both sides."""
+        pair = ("person_thing", being.key, thing.key)
+        self.know("who", f"who_{ask}", being, pair, t=thing)
+        self.know("what", f"what_{ask}", thing, pair, a=being)
+
+    # Where people are
+
+    def stay(self, a: Being, p: Place) -> None:
+        """`a` plays at `p` without a thing."""
+        self.place[a] = p
+        self.happen("stay", a=a, p=p)
+        self.know("where", "where_was", p, ("person_place", a.key, p.key), a=a)
+
+    def meet(self, a: Being, b: Being, p: Place) -> None:
+        """`a` meets `b` at `p`."""
+        self.place[a] = self.place[b] = p
+        self.happen("meet" if b.is_person else "see", a=a, b=b, p=p)
+        self.know("where", "where_met" if b.is_person else "where_saw", p, ("person_place", a.key, p.key), a=a, b=b)
+        if not b.is_person:
+            self.know("who", "who_saw", a, ("person_place", a.key, p.key), b=b)
+
+    # Having one thing
+
+    def look_of(self, thing: Thing, coloured: float = 0.85) -> Any:
+        """How `thing` looks at its first mention; its colour becomes a fact of the world."""
+        colour = None
+        if "solid" in thing.tags and self.dice.coin(coloured):
+            colour = self.cast.colour(thing, tuple(self.colour.values()))
+            self.colour[thing] = colour
+        looks = self.dice.choice(PROPERTIES) if self.dice.coin(0.25) else None
+        return described(thing, colour, looks)
+
+    def own(self, a: Being, t: Thing, p: Place | None = None) -> None:
+        """At the beginning `a` has `t` (and is at `p`)."""
+        self.owner[t] = self.first_owner[t] = a
+        if p is None:
+            self.happen("own", a=a, t=t, d=self.look_of(t))
+        else:
+            self.place[a] = p
+            self.happen("with", a=a, t=t, d=self.look_of(t), p=p)
+            self.know("where", "where_was", p, ("person_place", a.key, p.key), a=a)
+
+    def lose(self, a: Being, t: Thing, how: str = "lose", b: Being | None = None) -> None:
+        """`t` is gone: lost, blown away, or taken by the animal `b`."""
+        del self.owner[t]
+        if b is None:
+            self.happen(how, a=a, t=t)
+            self.know_both("lost", a, t)
+        else:
+            self.owner[t] = b
+            self.happen(how, a=a, b=b, t=t)
+            self.know_both("took", b, t)
+
+    def find(self, a: Being, t: Thing, p: Place) -> None:
+        """`a` finds `t`, known before, at `p` and takes it."""
+        self.owner[t], self.place[a] = a, p
+        self.happen("find", a=a, t=t, p=p)
+        self._found(a, t, p)
+
+    def discover(self, a: Being, t: Thing, p: Place) -> None:
+        """`a` comes upon `t`, not mentioned with its looks before, at `p` and takes it."""
+        self.owner[t], self.place[a] = a, p
+        self.happen("discover", a=a, t=t, d=self.look_of(t), p=p)
+        self._found(a, t, p)
+
+    def _found(self, a: Being, t: Thing, p: Place) -> None:
+        self.know_both("found", a, t)
+        self.know("where", "where_found", p, ("thing_place", t.key, p.key), a=a, t=t)
+
+    def give(self, a: Being, b: Being, t: Thing, how: str = "give") -> None:
+        """`a` gives `t` to `b`; `how` is give, give_back or lend."""
+        assert self.owner[t] is a
+        self.owner[t] = b
+        self.happen(how, a=a, b=b, t=t)
+        ask = "lent" if how == "lend" else "gave"
+        if how != "give_back":
+            self.know("who", f"who_{ask}", a, ("person_thing", a.key, t.key), t=t)
+            self.know("who", "who_got" if ask == "gave" else "who_borrowed", b, ("person_thing", b.key, t.key), t=t)
+            self.know("what", f"what_{ask}", t, ("person_thing", b.key, t.key), a=a, b=b)
+
+    def bring(self, a: Being, b: Being, t: Thing) -> None:
+        """`a` brings `b` a thing not mentioned before."""
+        self.owner[t] = b
+        self.happen("bring", a=a, b=b, t=t, d=self.look_of(t))
+        self.know_both("brought", a, t)
+
+    def trade(self, a: Being, t: Thing, b: Being, u: Thing) -> None:
+        """`a` and `b` exchange `t` and `u`."""
+        assert self.owner[t] is a and self.owner[u] is b
+        self.owner[t], self.owner[u] = b, a
+        self.happen("trade", a=a, b=b, t=t, u=u)
+
+    def want(self, a: Being, t: Thing) -> None:
+        """`a` wishes for `t`."""
+        self.happen("want", a=a, t=t)
+        self.know_both("wanted", a, t)
+
+    def damage(self, a: Being, t: Thing) -> None:
+        """`t` of `a` breaks."""
+        self.happen("break", a=a, t=t)
+
+    def mend(self, a: Being, t: Thing, p: Place) -> None:
+        """`a` mends `t` at `p`."""
+        self.place[a] = p
+        self.happen("mend", a=a, t=t, p=p)
+        self.know_both("mended", a, t)
+        self.know("where", "where_mended", p, ("thing_place", t.key, p.key), a=a, t=t)
+
+    def put(self, a: Being, t: Thing, p: Place, how: str) -> None:
+        """`a` puts `t` at `p`; `how` is leave, hide or move."""
+        self.spot[t] = self.place[a] = p
+        self.happen(how, a=a, t=t, p=p)
+        verb = {"leave": "left", "hide": "hid", "move": "moved"}[how]
+        self.know("who", f"who_{verb}", a, ("person_thing", a.key, t.key), t=t)
+        self.know("where", f"where_{verb}", p, ("thing_place", t.key, p.key), a=a, t=t)
+
+    def win(self, a: Being, b: Being, t: Thing, p: Place) -> None:
+        """`a` beats `b` in a race at `p` and gets `t`."""
+        self.owner[t] = a
+        self.place[a] = self.place[b] = p
+        self.happen("race", a=b, b=a, p=p)
+        self.happen("win", a=a, t=t, d=self.look_of(t))
+        self.know_both("won", a, t)
+        self.know("where", "where_raced", p, ("person_place", a.key, p.key), a=a, b=b)
+
+    # Numbers of things
+
+    def own_many(self, a: Being, t: Thing, number: int) -> None:
+        """`a` has `number` of `t` at the beginning."""
+        self.count[a, t] = number
+        self.happen("own_many", a=a, t=t, n=amount(number, t))
+        self.know("how_many", "many_had", number, ("person_thing", a.key, t.key), a=a, t=t)
+
+    def gather(self, a: Being, t: Thing, number: int, p: Place) -> None:
+        """`a` finds `number` of `t` at `p`."""
+        self.count[a, t] = self.count.get((a, t), 0) + number
+        self.place[a] = p
+        self.happen("gather", a=a, t=t, n=amount(number, t), p=p)
+        self.know("how_many", "many_found", number, ("person_thing", a.key, t.key), a=a, t=t)
+        self.know("where", "where_gathered", p, ("thing_place", t.key, p.key), a=a, t=t)
+
+    def give_many(self, a: Being, b: Being, t: Thing, number: int) -> None:
+        """`a` gives `b` `number` of `t`."""
+        assert self.count[a, t] > number
+        self.count[a, t] -= number
+        self.count[b, t] = self.count.get((b, t), 0) + number
+        self.happen("give_many", a=a, b=b, t=t, n=amount(number, t))
+        self.know("how_many", "many_gave", number, ("person_thing", b.key, t.key), a=a, b=b, t=t)
+        self.know("what", "what_gave_many", t, ("person_thing", b.key, t.key), a=a, b=b)
+
+    def use_up(self, a: Being, t: Thing, number: int, dish: Word | None = None) -> None:
+        """`a` eats `number` of `t`, or makes a dish of them."""
+        self.count[a, t] -= number
+        self.happen("cook" if dish else "eat", a=a, t=t, n=amount(number, t), w=dish)
+        pair = ("person_thing", a.key, t.key)
+        self.know("how_many", "many_used" if dish else "many_ate", number, pair, a=a, t=t, w=dish)
+        self.know("who", "who_cooked" if dish else "who_ate", a, pair, t=t, w=dish)
+
+    def remember_left(self, a: Being, t: Thing, first: int, second: int) -> None:
+        """How many `a` still has, read from the state; `first` and `second` are the operands of the sum."""
+        pair = ("number", str(first), str(second))
+        self.know("how_many_after", "many_now", self.count[a, t], pair, a=a, t=t)
+
+    def give_rest(self, a: Being, b: Being, t: Thing, first: int, second: int) -> None:
+        """`a` gives `b` all that is left of `t`: the difference of `first` and `second`, read from the state."""
+        self.count[b, t] = self.count.pop((a, t))
+        self.happen("give_rest", a=a, b=b, t=t)
+        pair = ("number", str(first), str(second))
+        self.know("how_many_after", "many_got", self.count[b, t], pair, a=a, b=b, t=t)
+
+    def remember_total(self, a: Being, b: Being, t: Thing) -> None:
+        """How many both have together, read from the state."""
+        first, second = self.count[a, t], self.count[b, t]
+        self.know("how_many_after", "many_together", first + second, ("number", str(first), str(second)), a=a, b=b, t=t)
+
+    # Feelings and the end
+
+    def feel(self, a: Being, pool: tuple[Word, ...], reason: str, pair: Pair, /, **roles: Any) -> None:
+        """`a` has one of the feelings of `pool`, for a reason that the story gives."""
+        feeling, why = self.dice.choice(pool), Reason(reason, roles)
+        self.feelings.append(feeling)
+        self.reasons.append(why)
+        self.happen("feel", a=a, f=feeling, why=why)
+        self.know("feeling", "feeling", feeling, pair, a=a, why=why)
+        self.know("why", "why", why, pair, a=a, f=feeling)
+
+    def finish(self, plot: str, opening: int) -> Tale:
+        """Reads the remaining facts from the state and closes the record."""
+        for thing, colour in self.colour.items():
+            self.know("colour", "colour", colour, ("colour_thing", colour.key, thing.key), t=thing)
+        for thing, being in self.first_owner.items():
+            pair = ("person_thing", being.key, thing.key)
+            self.know("who", "who_had", being, pair, t=thing)
+            if sum(owner is being for owner in self.first_owner.values()) == 1:
+                self.know("what", "what_had", thing, pair, a=being)
+        for thing, being in self.owner.items():
+            pair = ("person_thing", being.key, thing.key)
+            if thing not in self.spot:
+                self.know("who", "who_has", being, pair, t=thing)
+            if sum(owner is being for owner in self.owner.values()) == 1 and thing not in self.spot:
+                self.know("what", "what_has", thing, pair, a=being)
+        for thing, place in self.spot.items():
+            self.know("where", "where_is", place, ("thing_place", thing.key, place.key), t=thing)
+        return self._record(plot, opening)
+
+    def _record(self, plot: str, opening: int) -> Tale:
+        values = [value for event in self.events for value in event.roles.values()]
+        kinds: dict[str, dict[Any, None]] = {"Being": {}, "Thing": {}, "Place": {}, "Amount": {}}
+        for value in values:
+            kinds.setdefault(type(value).__name__, {})[value] = None
+        return Tale(
+            plot,
+            opening,
+            tuple(self.events),
+            tuple(self.facts),
+            tuple(kinds["Being"]),
+            tuple(kinds["Thing"]),
+            tuple(kinds["Place"]),
+            tuple(dict.fromkeys(item.number for item in kinds["Amount"])),
+            tuple(self.colour.values()),
+            tuple(self.feelings),
+            tuple(self.reasons),
+        )

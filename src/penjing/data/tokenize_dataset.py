@@ -1,0 +1,233 @@
+"""Records to shards: encode, hold out a share by hash of the text, write. Documents for pretraining, chats for SFT."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from penjing.base.errors import UserError
+from penjing.base.seeds import fraction
+from penjing.data.chat.render import Rendered, render
+from penjing.data.formats import Chat, Document, Message, Quarantine
+from penjing.data.token_shards import Kind, Shards, ShardWriter
+from penjing.data.tokenizer.tokenizer import Tokenizer
+
+BATCH = 512  # documents encoded at once; ids of more than a few thousand documents would crowd the memory
+SPLIT_SEED = 0  # fixed, so that a text is held out by every run or by none
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Where the two halves went, and what did not fit. `meta["held_out_below"]` of both says how they were split."""
+
+    train: Shards
+    validation: Shards
+    skipped: int  # chats of which not even the first exchange fits a row
+    shortened: int  # chats that lost their last turns to the row's length
+
+
+# --- the split -------------------------------------------------------------------------------------------------------
+
+
+def split_key(record: Document | Chat) -> str:
+    """The text by whose hash a record is held out or not."""
+    if isinstance(record, Document):
+        return record.text
+    return "\n".join(f"{message.role}: {message.content}" for message in record.messages)
+
+
+def _hash(text: str) -> float:
+    return fraction(SPLIT_SEED, "held out", text)
+
+
+def is_held_out(text: str, below: float) -> bool:
+    """Whether a text belongs to the validation half: a pure function of the text, so copies of it fall together."""
+    return _hash(text) < below
+
+
+def held_out_below(texts: Iterable[str], share: float) -> float:
+    """The hash below which texts are held out: `share`, wherever that leaves something in both halves.
+
+    A handful of texts may all fall on one side; then the text with the smallest hash alone is held out, if there are
+    at least two different ones. Reads no further than it must.
+    """
+    lowest, highest = 1.0, 0.0
+    for place in map(_hash, texts):
+        lowest, highest = min(lowest, place), max(highest, place)
+        if lowest < share <= highest:
+            return share
+    return math.nextafter(lowest, 1.0) if lowest < highest else share
+
+
+# --- encoding --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    key: str
+    ids: Sequence[int]
+    num_bytes: int
+    weights: Sequence[int] | None = None
+
+
+def prepare_documents(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    validation_fraction: float,
+    about: dict[str, Any],
+    progress: Callable[[int], None] = lambda num_bytes: None,
+) -> Prepared:
+    """Encode documents into `folder/train` and `folder/validation`. Raises UserError if one half stays empty."""
+    encoded = _encode_documents(documents, tokenizer, progress)
+    train, validation = _write(encoded, "documents", tokenizer, folder, validation_fraction, about)
+    return Prepared(train, validation, 0, 0)
+
+
+def prepare_chats(
+    chats: Iterable[Chat],
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    row_tokens: int,
+    validation_fraction: float,
+    about: dict[str, Any],
+    thinking: bool | None = None,
+    quarantine: Quarantine | None = None,
+    progress: Callable[[int], None] = lambda num_bytes: None,
+) -> Prepared:
+    """Render conversations into `folder/train` and `folder/validation`, each short enough for a row of `row_tokens`.
+
+    A longer one loses whole turns from its end; one whose first exchange is too long is skipped. Both are counted.
+    quarantine: where a conversation goes that the template refuses or that teaches nothing; None: it is an error.
+    thinking: as `render` is told; not None, answers without a thought are written with an empty one.
+    Raises UserError if one half stays empty, and for `thinking` where somebody else's template decides.
+    """
+    if thinking is not None and not tokenizer.is_ours:
+        raise UserError(
+            "has no effect: this tokenizer's own chat template says how thoughts are written",
+            where="data.thinking",
+            next_step="Leave it out.",
+        )
+    counts: Counter[str] = Counter()
+    encoded = _encode_chats(chats, tokenizer, row_tokens, thinking, counts, quarantine, progress)
+    about = {**about, "row_tokens": row_tokens}
+    train, validation = _write(encoded, "chats", tokenizer, folder, validation_fraction, about)
+    return Prepared(train, validation, counts["skipped"], counts["shortened"])
+
+
+def _encode_documents(
+    documents: Iterable[Document], tokenizer: Tokenizer, progress: Callable[[int], None]
+) -> Iterator[_Encoded]:
+    stream = iter(documents)
+    opening = [] if tokenizer.begin == tokenizer.end_of_text else [tokenizer.begin]
+    while batch := list(islice(stream, BATCH)):
+        for document, ids in zip(batch, tokenizer.encode_many([document.text for document in batch]), strict=True):
+            num_bytes = len(document.text.encode())
+            progress(num_bytes)
+            if ids:
+                yield _Encoded(split_key(document), [*opening, *ids] if opening else ids, num_bytes)
+
+
+def _encode_chats(
+    chats: Iterable[Chat],
+    tokenizer: Tokenizer,
+    row_tokens: int,
+    thinking: bool | None,
+    counts: Counter[str],
+    quarantine: Quarantine | None,
+    progress: Callable[[int], None],
+) -> Iterator[_Encoded]:
+    for chat in chats:
+        try:
+            fitting = _fit(tokenizer, chat, row_tokens + 1, thinking)
+            silent = fitting is not None and not any(fitting[0].weights)
+            if silent and not any(_says_something(message) for message in chat.messages):
+                raise UserError("no token of it is learned from", where=f"{chat.source}:{chat.line}")
+        except UserError as error:
+            if quarantine is None:
+                raise
+            quarantine.reject(error, chat.source, chat.line)
+            continue
+        progress(sum(len(message.content) for message in chat.messages))
+        if fitting is None or silent:  # silent: there are templates that show no tool calls
+            counts["skipped"] += 1
+            continue
+        rendered, messages, shorter = fitting
+        counts["shortened"] += shorter
+        said = "".join(message.content for message in messages if message.role == "assistant")
+        yield _Encoded(split_key(chat), rendered.ids, len(said.encode()), rendered.weights)
+
+
+def _says_something(message: Message) -> bool:
+    return message.role == "assistant" and bool(message.content or message.tool_calls or message.reasoning_content)
+
+
+def _fit(
+    tokenizer: Tokenizer, chat: Chat, max_tokens: int, thinking: bool | None
+) -> tuple[Rendered, tuple[Message, ...], bool] | None:
+    """As many whole exchanges as fit in `max_tokens` ids, and whether any were dropped; None if not one fits."""
+    for count, messages in enumerate(_shorter(chat.messages)):
+        rendered = render(tokenizer, messages, chat.tools, thinking=thinking)
+        if len(rendered.ids) <= max_tokens:
+            return rendered, messages, count > 0
+    return None
+
+
+def _shorter(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
+    """The conversation, then without its last exchange, and so on; each ends with what the assistant says."""
+    for end in range(len(messages), 0, -1):
+        if messages[end - 1].role == "assistant" and (end == len(messages) or messages[end].role != "tool"):
+            yield messages[:end]
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _write(
+    encoded: Iterator[_Encoded],
+    kind: Kind,
+    tokenizer: Tokenizer,
+    folder: Path,
+    validation_fraction: float,
+    about: dict[str, Any],
+) -> tuple[Shards, Shards]:
+    """Two shard folders, in the order of `encoded`. Few records wait in memory: those before both halves have one."""
+    waiting: list[_Encoded] = []
+
+    def keys() -> Iterator[str]:
+        for one in encoded:
+            waiting.append(one)
+            yield one.key
+
+    below = held_out_below(keys(), validation_fraction)
+    about = {
+        **about,
+        "tokenizer": tokenizer.fingerprint,
+        "validation_fraction": validation_fraction,
+        "held_out_below": below,
+    }
+    train, validation = (
+        ShardWriter(folder / name, kind=kind, vocabulary_size=tokenizer.size, about={**about, "split": name})
+        for name in ("train", "validation")
+    )
+    for one in chain(waiting, encoded):
+        half = validation if is_held_out(one.key, below) else train
+        half.add(one.ids, one.num_bytes, one.weights)
+    return _filled(train.close()), _filled(validation.close())
+
+
+def _filled(half: Shards) -> Shards:
+    if half.num_documents == 0:
+        raise UserError(
+            f"nothing was left for the {half.folder.name} half",
+            where=half.folder,
+            next_step="Give more text: at least two different ones that fit.",
+        )
+    return half

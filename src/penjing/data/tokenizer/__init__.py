@@ -1,0 +1,1 @@
+"""Training, loading and checking tokenizers."""

@@ -1,0 +1,322 @@
+/* The parts of a training step on a CPU that are no matrix products, each in one pass over memory.
+
+   Built on the user's machine, for its processor, by kernels/cpu/ops.py, which says what each takes and returns; tests hold
+   all of them against torch's own operations. Rows are dealt to threads in runs, and sums over rows are made in lots
+   whose number does not depend on the threads: equal steps come to equal bits. */
+
+#include "types.h"
+
+INLINE float logistic(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+/* --- RMSNorm ------------------------------------------------------------------------------------------------------ */
+
+/* out = x * scale * gain with scale = 1 / sqrt(mean(x^2) + epsilon). */
+INLINE void norm_row(const void *x, const float *gain, void *out, float *scale, long width, float epsilon, int type,
+                     int out_type) {
+    float squares = 0.0f;
+    _Pragma("omp simd reduction(+ : squares)")
+    for (long i = 0; i < width; i++) { float v = get(x, i, type); squares += v * v; }
+    float s = *scale = 1.0f / sqrtf(squares / (float)width + epsilon);
+    SIMD for (long i = 0; i < width; i++) put(out, i, get(x, i, type) * s * gain[i], out_type);
+}
+
+void penjing_norm(const void *x, const float *gain, void *out, float *scale, long rows, long width, float epsilon,
+                  int type, int out_type, int threads) {
+    ROWS(threads) for (long n = 0; n < rows; n++)
+        WITH_TYPES(norm_row, type, out_type, row_of(x, n * width, type), gain, room_of(out, n * width, out_type),
+                   scale + n, width, epsilon);
+}
+
+/* With n = x * scale and g = gain * above: grad = (g - n mean(g n)) * scale (+ beside), and above * n is added to
+   gains. */
+INLINE void norm_slopes_row(const void *x, float scale, const float *gain, const void *above, const void *beside,
+                            void *grad, float *gains, long width, int type, int above_type) {
+    float share = 0.0f;
+    _Pragma("omp simd reduction(+ : share)")
+    for (long i = 0; i < width; i++) {
+        float product = get(above, i, above_type) * get(x, i, type) * scale;
+        gains[i] += product;
+        share += product * gain[i];
+    }
+    share /= (float)width;
+    SIMD for (long i = 0; i < width; i++)
+        put(grad, i, (get(above, i, above_type) * gain[i] - get(x, i, type) * scale * share) * scale, type);
+    if (beside) /* in a loop of its own, or the product above would not be rounded before: the same bits either way */
+        SIMD for (long i = 0; i < width; i++) put(grad, i, get(grad, i, type) + get(beside, i, type), type);
+}
+
+/* gains: lots x width, zeroed; rows are dealt to lots in equal runs. */
+void penjing_norm_slopes(const void *x, const float *scale, const float *gain, const void *above, const void *beside,
+                         void *grad, float *gains, long lots, long rows, long width, int type, int above_type,
+                         int threads) {
+    long each = (rows + lots - 1) / lots;
+    ROWS(threads) for (long lot = 0; lot < lots; lot++)
+        for (long n = lot * each; n < rows && n < (lot + 1) * each; n++)
+            WITH_TYPES(norm_slopes_row, type, above_type, row_of(x, n * width, type), scale[n], gain,
+                       row_of(above, n * width, above_type), beside ? row_of(beside, n * width, type) : 0,
+                       room_of(grad, n * width, type), gains + lot * width, width);
+}
+
+/* --- sums of two types ---------------------------------------------------------------------------------------------*/
+
+enum { RUN = 4096 }; /* values that a thread takes at a time */
+
+INLINE void add_run(const float *x, const void *y, float *out, long count, int type) {
+    SIMD for (long i = 0; i < count; i++) out[i] = x[i] + get(y, i, type);
+}
+
+/* out = x + y; out may be x. */
+void penjing_add(const float *x, const void *y, float *out, long count, int type, int threads) {
+    ROWS(threads) for (long start = 0; start < count; start += RUN)
+        WITH_TYPE(add_run, type, x + start, row_of(y, start, type), out + start,
+                  count - start < RUN ? count - start : RUN);
+}
+
+INLINE void add_scaled_run(float *x, const void *y, float keep, float scale, long count, int type) {
+    SIMD for (long i = 0; i < count; i++) x[i] = x[i] * keep + get(y, i, type) * scale;
+}
+
+void penjing_add_scaled(float *x, const void *y, float keep, float scale, long count, int type, int threads) {
+    ROWS(threads) for (long start = 0; start < count; start += RUN)
+        WITH_TYPE(add_scaled_run, type, x + start, row_of(y, start, type), keep, scale,
+                  count - start < RUN ? count - start : RUN);
+}
+
+/* A momentum's mean, and Nesterov's step ahead of it. */
+void penjing_lead(const float *gradient, float *mean, float *out, float momentum, long count, int threads) {
+    ROWS(threads) for (long start = 0; start < count; start += RUN) {
+        long end = start + RUN < count ? start + RUN : count;
+        SIMD for (long i = start; i < end; i++) {
+            float g = gradient[i], m = mean[i] + (1.0f - momentum) * (g - mean[i]);
+            mean[i] = m;
+            out[i] = g + momentum * (m - g);
+        }
+    }
+}
+
+/* --- SwiGLU ------------------------------------------------------------------------------------------------------- */
+
+INLINE void gated_row(const void *gate, const void *up, void *inner, long width, int type) {
+    SIMD for (long i = 0; i < width; i++) {
+        float g = get(gate, i, type);
+        put(inner, i, g * logistic(g) * get(up, i, type), type);
+    }
+}
+
+/* inner[rows, width] = silu(gate) up. step: values from one row of gate, and of up, to the next. */
+void penjing_gated(const void *gate, const void *up, void *inner, long rows, long width, long step, int type,
+                   int threads) {
+    ROWS(threads) for (long n = 0; n < rows; n++)
+        WITH_TYPE(gated_row, type, row_of(gate, n * step, type), row_of(up, n * step, type),
+                  room_of(inner, n * width, type), width);
+}
+
+INLINE void gated_slopes_row(const void *above, const void *gate, const void *up, void *inner, void *grad_gate,
+                             void *grad_up, float weight, float *share, long width, int type) {
+    if (share) {
+        float sum[LANES] = {0};
+        long i = 0;
+        for (; i + LANES <= width; i += LANES)
+            SIMD for (int j = 0; j < LANES; j++) {
+                float g = get(gate, i + j, type);
+                sum[j] += get(above, i + j, type) * (g * logistic(g) * get(up, i + j, type));
+            }
+        for (; i < width; i++) {
+            float g = get(gate, i, type);
+            sum[0] += get(above, i, type) * (g * logistic(g) * get(up, i, type));
+        }
+        *share = 0.0f;
+        for (int j = 0; j < LANES; j++) *share += sum[j];
+    }
+    if (inner)
+        SIMD for (long i = 0; i < width; i++) {
+            float a = get(above, i, type) * weight, g = get(gate, i, type), u = get(up, i, type), s = logistic(g);
+            put(inner, i, g * s * u * weight, type);
+            put(grad_gate, i, a * u * s * (1.0f + g * (1.0f - s)), type);
+            put(grad_up, i, a * g * s, type);
+        }
+    else
+        SIMD for (long i = 0; i < width; i++) {
+            float a = get(above, i, type) * weight, g = get(gate, i, type), u = get(up, i, type), s = logistic(g);
+            put(grad_gate, i, a * u * s * (1.0f + g * (1.0f - s)), type);
+            put(grad_up, i, a * g * s, type);
+        }
+}
+
+/* The gradients of gate and up, and silu(gate) up in `inner` if it is there. Rows may have weights: `above` is what it
+   would be were each 1, `inner` comes with them, and share[rows] is their gradient. grad_up may be `above`. step: of
+   gate and up, grad_step: of their gradients. */
+void penjing_gated_slopes(const void *above, const void *gate, const void *up, void *inner, void *grad_gate,
+                          void *grad_up, const float *weight, float *share, long rows, long width, long step,
+                          long grad_step, int type, int threads) {
+    ROWS(threads) for (long n = 0; n < rows; n++)
+        WITH_TYPE(gated_slopes_row, type, row_of(above, n * width, type), row_of(gate, n * step, type),
+                  row_of(up, n * step, type), inner ? room_of(inner, n * width, type) : 0,
+                  room_of(grad_gate, n * grad_step, type), room_of(grad_up, n * grad_step, type),
+                  weight ? weight[n] : 1.0f, share ? share + n : 0, width);
+}
+
+/* --- attention: rotation, tiles, softmax -------------------------------------------------------------------------- */
+
+/* Pairs (i, i + pairs) turned by an angle, what is left of the head copied. */
+INLINE void turn_head(const void *x, void *y, const float *cosine, const float *sine, float sign, long pairs,
+                      long size, int type, int y_type) {
+    SIMD for (long i = 0; i < pairs; i++) {
+        float a = get(x, i, type), b = get(x, i + pairs, type), s = sign * sine[i];
+        put(y, i, a * cosine[i] - b * s, y_type);
+        put(y, i + pairs, b * cosine[i] + a * s, y_type);
+    }
+    SIMD for (long i = 2 * pairs; i < size; i++) put(y, i, get(x, i, type), y_type);
+}
+
+/* Where position t of row b has head h: rows as [B, T, H, K], or as tiles [B x tiles, H, TILE, K]. */
+INLINE long place(long b, long t, long h, long tokens, long tiles, long heads, long size, int is_tiled) {
+    if (!is_tiled) return ((b * tokens + t) * heads + h) * size;
+    return (((b * tiles + t / TILE) * heads + h) * TILE + t % TILE) * size;
+}
+
+/* table_step: values between the tables of two rows, 0 where rows share one. Tiles are filled up with zeros. */
+void penjing_turn(const void *x, void *y, const float *cosine, const float *sine, long table_step, float sign,
+                  long pairs, long rows, long tokens, long heads, long size, int x_tiled, int y_tiled, int type,
+                  int y_type, int threads) {
+    long tiles = (tokens + TILE - 1) / TILE, all = y_tiled ? tiles * TILE : tokens;
+    ROWS(threads) for (long n = 0; n < rows * all; n++) {
+        long b = n / all, t = n % all;
+        for (long h = 0; h < heads; h++) {
+            void *to = room_of(y, place(b, t, h, tokens, tiles, heads, size, y_tiled), y_type);
+            if (t >= tokens) { memset(to, 0, (size_t)size * (y_type == BFLOAT16 ? 2 : 4)); continue; }
+            const void *from = row_of(x, place(b, t, h, tokens, tiles, heads, size, x_tiled), type);
+            long angle = b * table_step + t * pairs;
+            WITH_TYPES(turn_head, type, y_type, from, to, cosine + angle, sine + angle, sign, pairs, size);
+        }
+    }
+}
+
+/* Of the first `seen` values, a multiple of LANES; the others are 0. */
+INLINE void softmax_row(const void *scores, const void *bias, void *out, long seen, long width, int type) {
+    float top = -INFINITY, sum = 0.0f, odds[seen];
+    _Pragma("omp simd reduction(max : top)")
+    for (long i = 0; i < seen; i++) {
+        float v = odds[i] = get(scores, i, type) + get(bias, i, type);
+        top = v > top ? v : top;
+    }
+    _Pragma("omp simd reduction(+ : sum)")
+    for (long i = 0; i < seen; i++) sum += odds[i] = exponential(odds[i] - top);
+    float share = 1.0f / sum;
+    SIMD for (long i = 0; i < seen; i++) put(out, i, odds[i] * share, type);
+    memset(room_of(out, seen, type), 0, (size_t)(width - seen) * (type == BFLOAT16 ? 2 : 4));
+}
+
+/* scores: [tiles x groups, queries, width], queries being heads that share a key head, TILE of each; bias:
+   [tiles, TILE, width], by which nobody looks at what comes later. out may be scores. */
+void penjing_softmax(const void *scores, const void *bias, void *out, long tiles, long groups, long queries,
+                     long width, int type, int threads) {
+    ROWS(threads) for (long n = 0; n < tiles * groups * queries; n++) {
+        long tile = n / (groups * queries), query = n % queries % TILE;
+        WITH_TYPE(softmax_row, type, row_of(scores, n * width, type),
+                  row_of(bias, (tile * TILE + query) * width, type), room_of(out, n * width, type),
+                  width - TILE + query / LANES * LANES + LANES, width);
+    }
+}
+
+/* into[place] += value, tile by tile in order: every thread adds up its own part of each tile. */
+void penjing_add_tiles(float *into, const int64_t *places, const void *value, long count, long size, int type,
+                       int threads) {
+    ROWS(threads) for (long start = 0; start < size; start += RUN / 4) {
+        long run = size - start < RUN / 4 ? size - start : RUN / 4;
+        for (long n = 0; n < count; n++) {
+            float *to = into + places[n] * size + start;
+            WITH_TYPE(add_run, type, to, row_of(value, n * size + start, type), to, run);
+        }
+    }
+}
+
+/* --- the head ----------------------------------------------------------------------------------------------------- */
+
+enum { OUT_OF_RANGE = 2 };
+enum { KEPT = 1 << 17 }; /* odds of a row that are kept between two passes; those of wider rows are made again */
+
+static int is_out_of_range(const int64_t *target, long rows, long width) {
+    for (long n = 0; n < rows; n++)
+        if (target[n] < 0 || target[n] >= width) return 1;
+    return 0;
+}
+
+INLINE void nats_row(void *logits, int64_t target, float weight, float *nats, long width, int with_slope, int type) {
+    float top = -INFINITY, said = get(logits, target, type), odds[width <= KEPT ? width : 1];
+    double all = 0.0; /* a sum of all in float32 would be off by 1e-5 of it in wide rows */
+    _Pragma("omp simd reduction(max : top)")
+    for (long i = 0; i < width; i++) { float v = get(logits, i, type); top = v > top ? v : top; }
+    for (long start = 0; start < width; start += RUN) {
+        long end = start + RUN < width ? start + RUN : width;
+        float part = 0.0f;
+        _Pragma("omp simd reduction(+ : part)")
+        for (long i = start; i < end; i++) {
+            float each = exponential(get(logits, i, type) - top);
+            if (width <= KEPT) odds[i] = each;
+            part += each;
+        }
+        all += part;
+    }
+    float sum = (float)all;
+    *nats = (logf(sum) + top - said) * weight;
+    if (!with_slope) return;
+    float share = weight / sum;
+    if (width <= KEPT)
+        SIMD for (long i = 0; i < width; i++) put(logits, i, odds[i] * share, type);
+    else
+        SIMD for (long i = 0; i < width; i++) put(logits, i, exponential(get(logits, i, type) - top) * share, type);
+    put(logits, target, exponential(said - top) * share - weight, type);
+}
+
+/* weight * -log softmax(logits)[target]; with_slope: its gradient, (softmax - one_hot) * weight, takes the logits'
+   place. */
+int penjing_nats(void *logits, const int64_t *target, const float *weight, float *nats, long rows, long width,
+                 int with_slope, int type, int threads) {
+    if (is_out_of_range(target, rows, width)) return OUT_OF_RANGE;
+    ROWS(threads) for (long n = 0; n < rows; n++)
+        WITH_TYPE(nats_row, type, room_of(logits, n * width, type), target[n], weight[n], nats + n, width, with_slope);
+    return 0;
+}
+
+INLINE void log_probs_row(const void *logits, int64_t target, float *logp, float *entropy, float *norm, long width,
+                          int type) {
+    float top = -INFINITY, sum = 0.0f, mean = 0.0f;
+    _Pragma("omp simd reduction(max : top)")
+    for (long i = 0; i < width; i++) { float v = get(logits, i, type); top = v > top ? v : top; }
+    _Pragma("omp simd reduction(+ : sum, mean)")
+    for (long i = 0; i < width; i++) {
+        float below = get(logits, i, type) - top, odds = exponential(below);
+        sum += odds;
+        mean += odds > 0.0f ? odds * below : 0.0f; /* of a logit of -infinity */
+    }
+    float log_sum = logf(sum);
+    *norm = top + log_sum;
+    *logp = get(logits, target, type) - *norm;
+    *entropy = log_sum - mean / sum;
+}
+
+/* Of each row log softmax(logits)[target], the entropy in nats, and the logarithm of the softmax's sum. */
+int penjing_log_probs(const void *logits, const int64_t *target, float *logp, float *entropy, float *norm, long rows,
+                      long width, int type, int threads) {
+    if (is_out_of_range(target, rows, width)) return OUT_OF_RANGE;
+    ROWS(threads) for (long n = 0; n < rows; n++)
+        WITH_TYPE(log_probs_row, type, row_of(logits, n * width, type), target[n], logp + n, entropy + n, norm + n,
+                  width);
+    return 0;
+}
+
+INLINE void log_prob_slopes_row(void *logits, int64_t target, float norm, float slope, long width, int type) {
+    float said = exponential(get(logits, target, type) - norm);
+    SIMD for (long i = 0; i < width; i++) put(logits, i, exponential(get(logits, i, type) - norm) * -slope, type);
+    put(logits, target, (1.0f - said) * slope, type);
+}
+
+/* logits <- (one_hot - softmax(logits)) * slope, the gradient of log softmax(logits)[target] * slope. */
+int penjing_log_prob_slopes(void *logits, const int64_t *target, const float *norm, const float *slope, long rows,
+                            long width, int type, int threads) {
+    if (is_out_of_range(target, rows, width)) return OUT_OF_RANGE;
+    ROWS(threads) for (long n = 0; n < rows; n++)
+        WITH_TYPE(log_prob_slopes_row, type, room_of(logits, n * width, type), target[n], norm[n], slope[n], width);
+    return 0;
+}

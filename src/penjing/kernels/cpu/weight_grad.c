@@ -1,0 +1,118 @@
+/* The gradient of a weight on a CPU with matrix units (AMX): sums over tokens of products of bfloat16, in float32.
+
+   Both factors lie with their tokens one under another, while a matrix unit wants one with its tokens in a line, in
+   tiles of 16 by 32, and the other with them in pairs. Turning and pairing is half of the work, so it is done in the
+   cache: of one side as much as stays there, the other block by block. */
+
+#include <stdlib.h>
+
+#include "types.h"
+
+#ifdef HAS_TILES
+enum { PAIR = 2048 };               /* bytes of two tiles */
+enum { STRIPS = 16, DEEPEST = 64 }; /* strips that stay, and tiles of tokens, at most */
+enum { STAYS = 1 << 19, PASSES = 3 << 17, MOST = 8 }; /* bytes that stay; that pass by, and strips of them, at most */
+
+/* Strips `from` to `to`, tiles of tokens `first` to `last` of `depth` that begin with `token`, one strip after another. */
+static void pack_strips(const uint16_t *x, long tokens, long width, long step, long from, long to, long token, long first,
+                        long last, long depth, char *out, int turned) {
+    for (long t = first; t < last; t++)
+        for (long s = from; s < to; s++) {
+            char *place = out + ((s - from) * depth + t) * PAIR;
+            if (turned) pack_strip(x, tokens, width, step, token + t * STRIP, s * STRIP, place, 64, 1);
+            else pack_strip(x, tokens, width, step, token + t * STRIP, s * STRIP, place, 64, 0);
+        }
+}
+
+/* out[rows, columns] of a wider matrix, at most STRIP of each, becomes or gets the product of two strips. */
+static void multiply_strips(float *out, long step, long rows, long columns, const char *left, const char *right,
+                            long depth, int adds) {
+    float sum[STRIP * STRIP] __attribute__((aligned(64)));
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (long t = 0; t < depth; t++, left += PAIR, right += PAIR) {
+        _tile_loadd(4, left, 64);
+        _tile_loadd(6, right, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, left + 1024, 64);
+        _tile_dpbf16ps(1, 5, 6);
+        _tile_loadd(7, right + 1024, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sum, STRIP * 4);
+    _tile_stored(1, sum + 16 * STRIP, STRIP * 4);
+    _tile_stored(2, sum + 16, STRIP * 4);
+    _tile_stored(3, sum + 16 * STRIP + 16, STRIP * 4);
+    uint32_t here = ~(uint32_t)0 >> (columns < STRIP ? STRIP - columns : 0);
+    for (long row = 0; row < (rows < STRIP ? rows : STRIP); row++, out += step)
+        for (int half = 0; half < STRIP; half += 16) {
+            __mmask16 mask = (__mmask16)(here >> half);
+            __m512 value = _mm512_load_ps(sum + row * STRIP + half);
+            if (adds) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, out + half));
+            _mm512_mask_storeu_ps(out + half, mask, value);
+        }
+}
+
+/* out[O, N] (+)= above[tokens, O]^T x[tokens, N]. step: values from one row of `above` to the next. Returns 1 where
+   there is no memory for it. */
+int penjing_weight_slopes(const void *above, const void *x, float *out, long tokens, long outputs, long inputs,
+                          long step, int adds, int threads) {
+    int by_rows = outputs < inputs; /* above is what stays: the narrower of the two */
+    const uint16_t *still = by_rows ? above : x, *moving = by_rows ? x : above;
+    long near = by_rows ? outputs : inputs, far = by_rows ? inputs : outputs;
+    long near_step = by_rows ? step : inputs, far_step = by_rows ? inputs : step;
+    long strips = (near + STRIP - 1) / STRIP, others = (far + STRIP - 1) / STRIP;
+    long parts = (strips + STRIPS - 1) / STRIPS, part = (strips + parts - 1) / parts;
+    long tiles = (tokens + STRIP - 1) / STRIP, deepest = STAYS / PAIR / part;
+    if (deepest > DEEPEST) deepest = DEEPEST;
+    long blocks = (tiles + deepest - 1) / deepest, block = (tiles + blocks - 1) / blocks;
+    long group = PASSES / PAIR / block < MOST ? PASSES / PAIR / block : MOST, share = (others + threads - 1) / threads;
+    if (group > share) group = share;
+    int failed = 0;
+    char *stays = aligned_alloc(64, (size_t)(part * block * PAIR));
+    if (!stays) return 1;
+    _Pragma("omp parallel num_threads(threads) if (threads > 1)")
+    {
+        char before[64] __attribute__((aligned(64))) = {0};
+        char *passes = aligned_alloc(64, (size_t)(group * block * PAIR));
+        if (!passes) {
+            _Pragma("omp atomic write")
+            failed = 1;
+        }
+        begin_thread(before);
+        for (long first = 0; first < strips; first += part)
+            for (long at = 0; at < tiles; at += block) {
+                long depth = tiles - at < block ? tiles - at : block, end = first + part < strips ? first + part : strips;
+                _Pragma("omp for schedule(static)")
+                for (long t = 0; t < depth; t++)
+                    pack_strips(still, tokens, near, near_step, first, end, at * STRIP, t, t + 1, depth, stays, by_rows);
+                _Pragma("omp for schedule(static)")
+                for (long from = 0; from < others; from += group) {
+                    long to = from + group < others ? from + group : others, count = to - from;
+                    if (!passes) continue;
+                    pack_strips(moving, tokens, far, far_step, from, to, at * STRIP, 0, depth, depth, passes, !by_rows);
+                    for (long i = 0; i < count * (end - first); i++) { /* row by row of `out` */
+                        long s = by_rows ? i / count : i % (end - first), m = by_rows ? i % count : i / (end - first);
+                        const char *held = stays + s * depth * PAIR, *come = passes + m * depth * PAIR;
+                        long row = STRIP * (by_rows ? first + s : from + m), column = STRIP * (by_rows ? from + m : first + s);
+                        multiply_strips(out + row * inputs + column, inputs, outputs - row, inputs - column,
+                                        by_rows ? held : come, by_rows ? come : held, depth, adds || at > 0);
+                    }
+                }
+            }
+        end_thread(before);
+        free(passes);
+    }
+    free(stays);
+    return failed;
+}
+#else
+int penjing_weight_slopes(const void *above, const void *x, float *out, long tokens, long outputs, long inputs,
+                          long step, int adds, int threads) {
+    (void)above, (void)x, (void)out, (void)tokens, (void)outputs, (void)inputs, (void)step, (void)adds, (void)threads;
+    return 1;
+}
+#endif

@@ -1,0 +1,91 @@
+"""What a model is shown at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penjing.data.packing.concat import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Packed rows as tensors.
+
+    ids_BT, document_BT: inputs, and which document each belongs to. scored_N: flat indices of the positions that reach
+    the output head (None: all of them); target_N, weight_N: what they should say and how much it counts.
+    num_tokens: positions that hold a token, for the speed figures; padding is not counted.
+    edge_S: where documents begin in the rows laid end to end (see `document_edges`); made on the way to CUDA.
+    """
+
+    ids_BT: Tensor
+    document_BT: Tensor
+    scored_N: Tensor | None
+    target_N: Tensor
+    weight_N: Tensor
+    num_tokens: int
+    edge_S: Tensor | None = None
+
+    def units_B(self) -> Tensor:
+        """How much each row counts: the sum of its positions' weights."""
+        rows, num_tokens = self.ids_BT.shape
+        if self.scored_N is None:
+            return self.weight_N.view(rows, num_tokens).sum(dim=1)
+        return self.weight_N.new_zeros(rows).index_add_(0, self.scored_N // num_tokens, self.weight_N)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on `device`; copies do not wait for the device where memory is pinned."""
+        if device.type == "cpu":
+            return self
+        if device.type != "cuda":
+            return replace(self, **{name: value.to(device) for name, value in self._tensors()})
+        ready = replace(self, edge_S=document_edges(self.document_BT))
+        moved = {name: value.pin_memory().to(device, non_blocking=True) for name, value in ready._tensors()}
+        return replace(ready, **moved)
+
+    def _tensors(self) -> list[tuple[str, Any]]:
+        return [(name, value) for name, value in vars(self).items() if isinstance(value, Tensor)]
+
+
+# Positions for each place in `document_edges`: with documents longer than this on average, all batches of a run have
+# as many places, so that what is compiled for one serves all.
+POSITIONS_PER_EDGE = 64
+
+
+def document_edges(document_BT: Tensor) -> Tensor:
+    """edge_S, int32, for variable-length attention: each document's first position, counted through all rows.
+
+    The number of positions follows, and is repeated up to a length that few batches exceed.
+    """
+    total = document_BT.numel()
+    new_BT = torch.ones_like(document_BT, dtype=torch.bool)
+    new_BT[:, 1:] = document_BT[:, 1:] != document_BT[:, :-1]
+    first_N = new_BT.flatten().nonzero()[:, 0]
+    size = max(64, total // POSITIONS_PER_EDGE)
+    while size < len(first_N):
+        size *= 2
+    edge_S = torch.full((size + 1,), total, dtype=torch.int32)
+    edge_S[: len(first_N)] = first_N
+    return edge_S
+
+
+def collate(rows: Sequence[Row]) -> Batch:
+    """Stack rows; positions of weight 0 are left out of `scored_N`, so they cost nothing in the head."""
+    weight_BT = np.stack([row.weight_T for row in rows])
+    target_BT = np.stack([row.target_T for row in rows])
+    document_BT = np.stack([row.document_T for row in rows])
+    scored_N = None if weight_BT.all() else np.flatnonzero(weight_BT)
+    pick = slice(None) if scored_N is None else scored_N
+    return Batch(
+        ids_BT=torch.from_numpy(np.stack([row.ids_T for row in rows])),
+        document_BT=torch.from_numpy(document_BT),
+        scored_N=None if scored_N is None else torch.from_numpy(scored_N),
+        target_N=torch.from_numpy(target_BT.reshape(-1)[pick]),
+        weight_N=torch.from_numpy(weight_BT.reshape(-1)[pick]),
+        num_tokens=int((document_BT >= 0).sum()),
+    )

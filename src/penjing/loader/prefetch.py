@@ -1,0 +1,78 @@
+"""Batches made ready in a background thread while the model computes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from penjing.loader.batch import Batch
+from penjing.loader.batch_source import Source, samples_between
+
+
+class Prefetch:
+    """Wraps a source; up to `depth` batches wait on `device`.
+
+    `state()` is the place after the last batch handed out, not the last one made, so a resume repeats and loses none.
+    An error in the background is raised by the call that would have returned that batch; the call after it tries again.
+    """
+
+    def __init__(self, source: Source, device: torch.device, depth: int = 2) -> None:
+        self.source, self.device, self.depth = source, device, depth
+        self._state = source.state()
+        self._thread: threading.Thread | None = None
+
+    def _start(self) -> None:
+        self._ready: queue.Queue[tuple[Batch, dict[str, Any]] | BaseException] = queue.Queue(self.depth)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(self._ready, self._stop), daemon=True)
+        self._thread.start()
+
+    def _work(self, ready: queue.Queue[Any], stop: threading.Event) -> None:
+        item: Any
+        if self.device.type == "cuda" and self.device.index is not None:
+            torch.cuda.set_device(self.device)  # every thread has its own current device, at first card 0
+        while not stop.is_set():
+            try:
+                batch = next(self.source).to(self.device)
+                item = (batch, self.source.state())
+            except BaseException as error:  # handed to the caller, whatever it is
+                item = error
+            ready.put(item)  # waits while the queue is full, until close() empties it
+            if isinstance(item, BaseException):
+                return
+
+    def __next__(self) -> Batch:
+        if self._thread is None:
+            self._start()
+        item = self._ready.get()
+        if isinstance(item, BaseException):
+            self.close()
+            raise item
+        batch, self._state = item
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        return self._state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.close()
+        self.source.restore(state)
+        self._state = state
+
+    def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+        return samples_between(self.source, before, after)
+
+    def close(self) -> None:
+        """Stop the thread and put the source, which ran ahead, back to the last batch handed out."""
+        if self._thread is not None:
+            self._stop.set()
+            with suppress(queue.Empty):
+                while True:  # the thread may wait to put a batch; after that one it stops
+                    self._ready.get_nowait()
+            self._thread.join()
+            self._thread = None
+            self.source.restore(self._state)

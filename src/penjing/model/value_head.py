@@ -1,0 +1,66 @@
+"""One number for each token: a reward or a value, read off the hidden states of a decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penjing.kernels import fused_linear_cross_entropy as head
+from penjing.model.transformer import Transformer
+
+
+class ScalarHead(nn.Module):
+    """A decoder (`model`) with a head that gives one number for a position: v = w . hidden.
+
+    w begins at zero, so that every answer starts out equal; it is a vector, and decays as little as gains do.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+        self.scalar = nn.Parameter(torch.zeros(model.config.hidden_size))
+
+    def forward(
+        self,
+        ids_BT: Tensor,
+        document_BT: Tensor | None = None,
+        *,
+        scalar_N: Tensor | None = None,
+        scored_N: Tensor | None = None,
+        target_N: Tensor | None = None,
+        branch_BT: Tensor | None = None,
+        position_BT: Tensor | None = None,
+    ) -> Any:
+        """value_N in float32 of the positions scalar_N; with targets too, (logp_2N, value_N), read in one pass.
+
+        scalar_N, scored_N: flat indices (row * T + position); without scalar_N the decoder alone answers. A mixture
+        of experts that is being trained returns at the end what its routers did.
+        """
+        if scalar_N is None:
+            return self.model(
+                ids_BT,
+                document_BT,
+                scored_N=scored_N,
+                target_N=target_N,
+                branch_BT=branch_BT,
+                position_BT=position_BT,
+            )
+        hidden_BTD, routers = self.model._hidden(ids_BT, document_BT, None, branch_BT, position_BT)
+        hidden_ND = hidden_BTD.flatten(0, 1)
+        # In float32 whatever the products are in: one vector costs nothing, and rewards differ in small digits.
+        value_N = (hidden_ND[scalar_N].float() * self.scalar).sum(dim=-1)
+        given: tuple[Any, ...] = (value_N,)
+        if target_N is not None:
+            scored_ND = hidden_ND if scored_N is None else hidden_ND[scored_N]
+            weight_VD, dtype = self.model.head_weight_VD, self.model._head_dtype
+            given = (head.log_probs(scored_ND, weight_VD, target_N, dtype), value_N)
+        if routers is not None:
+            given = (*given, routers)
+        return given[0] if len(given) == 1 else given
+
+
+def answer_places(scored_N: Tensor, answer_N: Tensor, num_answers: int) -> Tensor:
+    """The position that predicts each answer's last token, [A]: answers' tokens stand one after the other."""
+    return scored_N[torch.bincount(answer_N, minlength=num_answers).cumsum(0) - 1]

@@ -1,0 +1,298 @@
+"""Meta tensors that say they are on another device, so that code takes the paths it would take there.
+
+Code of ours and of others asks tensors where they are (`x.device.type == "cpu"`, `x.is_cuda`). Under a `Disguise` they
+answer with the target's device, and whatever is asked to be made there is made on the meta device. Where torch itself
+chooses by device below Python (attention, dropout, RMSNorm), the choice is made here by the target's rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+import torch.utils.checkpoint
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from penjing.kernels.cpu import tensor_arena as arena
+from penjing.plan.memory.device_target import Target
+from penjing.plan.memory.trace import note_line
+
+META = torch.device("meta")
+_autograd: Any = torch.autograd  # a module that is written to here
+# How torch tells whether a checkpoint recomputed what it had kept, by name.
+_recomputed_checks: dict[str, Any] = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+_DEVICE = torch.Tensor.device.__get__
+_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_IS_CPU = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
+_IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+# Questions about values. There are none: every number is zero and nothing is the case.
+_VALUES: dict[Any, Callable[[Tensor], Any]] = {
+    torch.Tensor.item: lambda x: False if x.dtype == torch.bool else 0.0 if x.is_floating_point() else 0,
+    torch.Tensor.__bool__: lambda x: False,
+    torch.Tensor.__float__: lambda x: 0.0,
+    torch.Tensor.__int__: lambda x: 0,
+    torch.Tensor.__index__: lambda x: 0,
+    torch.Tensor.tolist: lambda x: _zeros(x.shape),
+}
+_STAY = (torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.pin_memory)
+
+
+def _zeros(shape: Any) -> Any:
+    return [_zeros(shape[1:]) for _ in range(shape[0])] if len(shape) else 0
+
+
+_MAKERS = _device_constructors()  # functions that make a tensor on the current device
+_GROUPED = getattr(torch, "_grouped_mm", None)  # behind `functional.grouped_mm`
+
+
+class _HostGenerator(torch.Generator):
+    """A generator on the host, wherever one was asked for."""
+
+    def __new__(cls, device: Any = None) -> _HostGenerator:
+        return super().__new__(cls)
+
+
+class Disguise(TorchFunctionMode):
+    """While entered, meta tensors are the target's. Also notes in the graph which line made each result."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.target = target
+        self.device = torch.device("cuda", 0) if target.kind == "cuda" else torch.device("cpu")
+        self._real = (torch.Generator, torch.cuda.get_device_capability, _autograd._engine_run_backward)
+        self._real_check = _recomputed_checks["default"]
+
+    def __enter__(self) -> Disguise:
+        # A generator of CUDA's cannot be made without CUDA, and meta tensors want none.
+        torch.Generator = _HostGenerator  # type: ignore[misc]
+        torch.cuda.get_device_capability = lambda device=None: self.target.capability
+        _autograd._engine_run_backward = self._run_backward
+        # What is kept for a checkpoint is looked at below Python, without the disguise; what is recomputed, with it.
+        _recomputed_checks["default"] = lambda x: {"shape": x.shape, "dtype": x.dtype}
+        self._aside = arena.set_aside()
+        self._aside.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._aside.__exit__(*error)
+        torch.Generator, torch.cuda.get_device_capability, _autograd._engine_run_backward = self._real  # type: ignore[misc]
+        _recomputed_checks["default"] = self._real_check
+
+    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """torch sets this mode aside for the whole of `backward()`, where functions of ours and checkpoints need it."""
+        with _Again(self):
+            return self._real[2](*args, **kwargs)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.device:  # a name is no tensor: torch looks up the target's module by it
+            return func(*args, **kwargs)
+        if self.target.kind == "cpu" and func in _MAKERS and kwargs.get("device") is None:
+            kwargs = {**kwargs, "device": META}
+        first = args[0] if args else None
+        if isinstance(first, Tensor) and first.device == META:
+            if func == _DEVICE:
+                return self.device
+            if func in (_IS_CUDA, _IS_CPU, _IS_META):
+                return func == (_IS_CUDA if self.target.kind == "cuda" else _IS_CPU)
+            if func in _VALUES:
+                return _VALUES[func](first)
+            if func in _STAY:
+                return first
+            if func is torch.bincount:  # there is no description of it; what comes out is as long as was asked for
+                return torch.empty(kwargs.get("minlength", 1), dtype=torch.long, device=META)
+            if kwargs.get("generator") is not None:
+                kwargs = {**kwargs, "generator": None}
+        args = tuple(self._meta(value) for value in args)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": self._meta(kwargs["device"])}
+            if kwargs["device"] == META and kwargs.get("generator") is not None:
+                kwargs["generator"] = None
+        result = self._call(func, args, kwargs)
+        if torch.is_grad_enabled():
+            note_line(result)
+        return result
+
+    def _meta(self, value: Any) -> Any:
+        """The meta device for the target's."""
+        if isinstance(value, torch.device):
+            return META if value.type in (self.device.type, "meta") else value
+        if isinstance(value, str) and (value == self.device.type or value.startswith(self.device.type + ":")):
+            return META
+        return value
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.target.kind == "cuda":
+            if func is functional.scaled_dot_product_attention:
+                return attention(self.target, *args, **kwargs)
+            if func is functional.dropout:
+                return _dropout(*args, **kwargs)
+            if func in (functional.rms_norm, torch.rms_norm):
+                return _rms_norm(*args, **kwargs)
+            if func is _GROUPED and args[0].dtype != torch.bfloat16:
+                return _grouped(*args, **kwargs)
+        elif func is functional.scaled_dot_product_attention:
+            return cpu_attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+class _Again(TorchFunctionMode):
+    """A disguise once more, while its own is set aside."""
+
+    def __init__(self, disguise: Disguise) -> None:
+        super().__init__()
+        self._disguise = disguise
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._disguise.__torch_function__(func, types, args, kwargs)
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+def attention_kernel(
+    target: Target, query: Tensor, key: Tensor, mask: Tensor | None, *, is_causal: bool = False
+) -> str:
+    """Which of torch's kernels takes an attention: flash, cudnn, efficient or math.
+
+    The filters of `sdp_utils.cpp`, as far as our shapes can meet them: flash wants no mask, half precision and sm_80;
+    cuDNN comes first on sm_90 and sm_10x and takes masks; the efficient kernel wants as many key heads as query heads
+    (newer releases lift that) and takes masks and float32; what nobody takes is written out with all its maps.
+    """
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    major, width = target.capability[0], query.shape[-1]
+    if major in (9, 10) and half and width <= 128 and width % 8 == 0:
+        return "cudnn"
+    if major >= 8 and mask is None and half and width <= 256:
+        return "flash"
+    allowed = (torch.float32, torch.float16) if major < 8 else (torch.float32, torch.float16, torch.bfloat16)
+    multiple = 8 if half and major >= 7 else 4 if major >= 8 else 1
+    if query.dtype in allowed and query.shape[1] == key.shape[1] and width % multiple == 0:
+        return "efficient"
+    return "math"
+
+
+def attention(
+    target: Target,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`scaled_dot_product_attention` through the operation that the target's kernel is behind."""
+    aten = torch.ops.aten
+    kernel = attention_kernel(target, query, key, attn_mask, is_causal=is_causal)
+    if kernel == "flash" or (kernel == "cudnn" and attn_mask is None):
+        # cuDNN keeps what flash keeps: the output and one float32 for each query and head.
+        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    elif kernel in ("efficient", "cudnn"):
+        if key.shape[1] != query.shape[1]:  # cuDNN reads grouped heads in place, this operation does not
+            key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+            value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+        bias = _as_bias(attn_mask, query, key)
+        out = aten._scaled_dot_product_efficient_attention(
+            query, key, value, bias, query.requires_grad, dropout_p, is_causal, scale=scale
+        )[0]
+    else:
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    assert isinstance(out, Tensor)
+    return out
+
+
+def _as_bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """A mask of booleans as what is added to the scores, in the query's dtype, its rows padded to 16."""
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=query.dtype, device=META).masked_fill_(mask.logical_not(), -math.inf)
+    if mask.shape[-1] % 16:
+        mask = functional.pad(mask, (0, 16 - mask.shape[-1] % 16))[..., : mask.shape[-1]]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def cpu_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """CPUs have a flash kernel too, which takes masks and grouped heads but no dropout."""
+    if dropout_p:
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    bias = attn_mask
+    if bias is not None and bias.dtype == torch.bool:
+        bias = torch.zeros(bias.shape, dtype=query.dtype, device=META).masked_fill_(bias.logical_not(), -math.inf)
+    out = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale
+    )[0]
+    assert isinstance(out, Tensor)
+    return out
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """CUDA's dropout keeps a mask of one byte; the plain one would keep one in the input's dtype."""
+    if not training or not 0 < p < 1:
+        return functional.dropout(input, p, training, inplace)
+    out: Tensor = torch.native_dropout(input, p, True)[0]
+    return out
+
+
+def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """One fused kernel each way; where the dtypes of input and gain differ torch writes the formula out."""
+    if weight is None or weight.dtype != input.dtype:
+        return functional.rms_norm(input, normalized_shape, weight, eps)
+    out: Tensor = _FusedRMSNorm.apply(input, weight)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _grouped(left: Tensor, right: Tensor, offs: Tensor, **rest: None) -> Tensor:
+    """Grouped products are taken in every dtype, but torch describes those in bfloat16 alone."""
+    rows, outputs = left.shape[0], right.shape[-1]
+    return left.new_empty((rows, outputs) if right.ndim == 3 else (len(offs), rows, outputs))
+
+
+class _FusedRMSNorm(torch.autograd.Function):
+    """What `_fused_rms_norm` keeps and makes: the input, one float32 for each row; a gradient of each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=META)
+        ctx.save_for_backward(x, gain, scale)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, gain, _ = ctx.saved_tensors
+        needs_x, needs_gain = ctx.needs_input_grad
+        slope = upstream[0].contiguous()
+        grad = torch.empty_like(slope, dtype=x.dtype) if needs_x else None
+        return grad, torch.empty_like(gain) if needs_gain else None

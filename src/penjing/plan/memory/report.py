@@ -1,0 +1,173 @@
+"""From a trace to the figures a person asks for: peaks, where they are, and what they are made of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from penjing.plan.memory.allocator import CachingAllocator, OutOfMemory, round_request
+from penjing.plan.memory.device_target import Target
+from penjing.plan.memory.trace import Trace
+
+CURVE_POINTS = 400
+# Order of the waterfall, from what stays to what comes and goes.
+ORDER = (
+    "weights",
+    "master weights",
+    "gradients",
+    "optimizer state",
+    "activations",
+    "logits and loss",
+    "batch",
+    "temporaries",
+    "workspaces",
+    "communication",
+    "fragmentation",
+    "context",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """What a step needs of a device, in bytes.
+
+    peak_allocated_bytes, peak_reserved_bytes: as `torch.cuda.max_memory_allocated` and `max_memory_reserved` count;
+    of a CPU both are the bytes of tensors. total_bytes: with what stands outside PyTorch (context, communication; of a
+    CPU the process itself). waterfall: parts of total_bytes at the moment of the peak, which add up to it.
+    peak_at, peak_line: the operation whose result made the peak, and the source line it was called from.
+    curve: (event, allocated bytes), thinned, peaks kept. notes: what is an estimate, and why.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    total_bytes: int
+    waterfall: dict[str, int]
+    peak_at: str
+    peak_line: str
+    peak_phase: str
+    curve: list[tuple[int, int]]
+    fits: bool | None  # None where the device's memory is not known
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Replay:
+    """A trace, gone through the allocator. fits: False if the device had no room on the way."""
+
+    allocated: int
+    reserved: int
+    place: int  # event of the peak of allocated bytes
+    curve: list[int]
+    fits: bool
+
+
+def replay(trace: Trace, target: Target, *, capacity: int = 0) -> Replay:
+    """Run a trace's events through the target's allocator.
+
+    capacity: bytes for segments, 0 = no limit. On a CPU nothing is rounded and nothing is kept.
+    """
+    if target.kind == "cpu":
+        curve = trace.live_bytes()
+        peak = max(curve, default=0)
+        return Replay(peak, peak, curve.index(peak) if curve else 0, curve, not capacity or peak <= capacity)
+    allocator = CachingAllocator(capacity, expandable_segments=target.expandable_segments)
+    blocks = {}
+    curve, highest, place = [], -1, 0
+    try:
+        for event in trace.events:
+            number = abs(event) - 1
+            if event > 0:
+                size = trace.storages[number].num_bytes
+                blocks[number] = allocator.malloc(target.workspace_bytes if size < 0 else size)
+            else:
+                allocator.free(blocks.pop(number))
+            if allocator.allocated > highest:
+                highest, place = allocator.allocated, len(curve)
+            curve.append(allocator.allocated)
+    except OutOfMemory:
+        return Replay(allocator.peak_allocated, allocator.peak_reserved, place, curve, False)
+    return Replay(allocator.peak_allocated, allocator.peak_reserved, place, curve, True)
+
+
+def plan_from(
+    trace: Trace,
+    target: Target,
+    *,
+    communication_bytes: int = 0,
+    outside_bytes: int | None = None,
+    place: int | None = None,
+    notes: tuple[str, ...] = (),
+) -> MemoryPlan:
+    """The plan of a traced step.
+
+    communication_bytes: buffers of a communication library, outside PyTorch's count. outside_bytes: in place of the
+    target's context (of a CPU: the process without its tensors). place: of a CPU, the event to look at in the peak's
+    stead.
+    """
+    found = replay(trace, target)
+    if place is not None:
+        found.place, found.allocated, found.reserved = place, found.curve[place], found.curve[place]
+    context = target.context_bytes if outside_bytes is None else outside_bytes
+    waterfall = dict.fromkeys(ORDER, 0)
+    waterfall |= alive_at(trace, target, found.place)
+    waterfall["fragmentation"] = found.reserved - sum(waterfall.values())
+    waterfall["communication"] += communication_bytes
+    waterfall["context"] = context
+    total = found.reserved + communication_bytes + context
+    assert sum(waterfall.values()) == total
+    fits = None
+    if target.memory_bytes:
+        room = target.memory_bytes - context - communication_bytes
+        fits = replay(trace, target, capacity=room).fits if room > 0 else False
+    peak = trace.storages[abs(trace.events[found.place]) - 1] if trace.events else None
+    return MemoryPlan(
+        peak_allocated_bytes=found.allocated,
+        peak_reserved_bytes=found.reserved,
+        total_bytes=total,
+        waterfall={name: size for name, size in waterfall.items() if size},
+        peak_at=peak.operation if peak else "",
+        peak_line=peak.line if peak else "",
+        peak_phase=peak.phase if peak else "",
+        curve=thin(found.curve),
+        fits=fits,
+        notes=notes,
+    )
+
+
+def highest_places(trace: Trace) -> dict[tuple[str, str, str], int]:
+    """By phase, source line and operation: the event at which the most bytes are alive, of those it makes."""
+    curve, highest = trace.live_bytes(), dict[tuple[str, str, str], int]()
+    for place, event in enumerate(trace.events):
+        if event > 0:
+            made = trace.storages[event - 1]
+            key = (made.phase, made.line, made.operation)
+            if key not in highest or curve[place] > curve[highest[key]]:
+                highest[key] = place
+    return highest
+
+
+def alive_at(trace: Trace, target: Target, place: int) -> dict[str, int]:
+    """Bytes by component of what is alive after event `place`, rounded as the allocator does."""
+    alive: dict[int, int] = {}
+    for event in trace.events[: place + 1]:
+        number = abs(event) - 1
+        if event < 0:
+            del alive[number]
+            continue
+        size = trace.storages[number].num_bytes
+        size = target.workspace_bytes if size < 0 else size
+        alive[number] = round_request(size) if target.kind == "cuda" and size else size
+    sizes: defaultdict[str, int] = defaultdict(int)
+    for number, size in alive.items():
+        sizes[trace.storages[number].component] += size
+    return dict(sizes)
+
+
+def thin(curve: list[int]) -> list[tuple[int, int]]:
+    """At most about CURVE_POINTS points, the highest of every stretch, so that no peak is lost."""
+    stretch = max(1, -(-len(curve) // CURVE_POINTS))
+    points = []
+    for first in range(0, len(curve), stretch):
+        part = curve[first : first + stretch]
+        points.append((first + part.index(max(part)), max(part)))
+    return points

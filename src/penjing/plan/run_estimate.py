@@ -1,0 +1,192 @@
+"""The plan of one run: what it will compute, how long it will take, how much memory it needs. Written before step 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from penjing.model.config import ModelConfig
+from penjing.plan.device_model import MARGINS
+from penjing.plan.flops import parameters
+from penjing.plan.step_time import Line, interval
+
+PARTS = ("training", "validation", "checkpoint", "sample")  # of a run's time, as the meter counts them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bill:
+    """A prediction, with how it was come by. Seconds are wall time of the whole run, validation and saving included."""
+
+    parameters: int
+    parameters_without_embedding: int
+    trainable_parameters: int
+    rows_per_epoch: int
+    tokens_per_epoch: int
+    epochs: float
+    steps: int
+    rows_per_step: int
+    tokens_per_step: int
+    tokens: int
+    flops_per_token: float  # causal: keys really seen
+    flops_per_token_full_square: float  # T keys for every query
+    flops: float  # causal
+    predicted_seconds: float  # sum of `parts_seconds`
+    predicted_seconds_low: float  # four of five runs should fall between
+    predicted_seconds_high: float
+    parts_seconds: dict[str, float]  # training, validation, checkpoint, sample
+    step_seconds: float
+    step_parts_seconds: dict[str, float]  # what a step is spent on
+    startup_seconds: float  # that passed before the plan was made, the probe among them; not in predicted_seconds
+    predicted_peak_memory_bytes: int
+    memory_source: str
+    tokens_per_second: float
+    level: str  # L0 spec sheet, L1 machine profile, L2 probe of the real step
+    machine: str = ""  # what it was made for
+    # L2: the line through the two probes, seconds = fixed + each x passes of a step; and what each of them took.
+    probe: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)  # why the run may learn little
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, known: Mapping[str, Any]) -> Bill:
+        """A plan that was written; what older ones lack is filled with nothing."""
+        empty: dict[str, Any] = {
+            "flops_per_token_full_square": 0.0,
+            "parts_seconds": {},
+            "step_seconds": 0.0,
+            "step_parts_seconds": {},
+            "startup_seconds": 0.0,
+            "memory_source": "",
+        }
+        return cls(
+            **{each.name: {**empty, **known}[each.name] for each in fields(cls) if each.name in {**empty, **known}}
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """What a short probe of the real training step found, in seconds."""
+
+    step_seconds: float  # mean of the steps timed
+    wait_seconds: float = 0.0  # of them, for the next batch: reading, or sampling answers
+    waits_for: str = "data_wait"  # what that wait is called
+    validation_seconds: float  # one validation pass
+    checkpoint_seconds: float  # that training stands still for one on the way, which is written beside it
+    last_checkpoint_seconds: float  # for the one at the end, which is waited for
+    sample_seconds: float = 0.0
+    startup_seconds: float = 0.0
+    spread: float  # half of what four of five steps lie within, over the mean; of the mean itself less
+    num_steps: int = 0  # that were timed
+    line: Line | None = None  # seconds by passes of a step, from two probes
+    points: tuple[tuple[float, float], ...] = ()  # (passes, seconds)
+    peak_memory_bytes: int = 0
+    start_loss: float | None = None  # nats per token of held-out rows under the weights the run begins with
+
+
+def estimate_memory(config: ModelConfig, micro_tokens: int, optimizer_bytes_per_parameter: int) -> dict[str, int]:
+    """A closed-form estimate of training memory by component, for where no trace was made.
+
+    Activations per token and layer, in values of four bytes: two norms' inputs and outputs and the residual, q, k, v
+    and attention, gate, up and their product. Logits are made in blocks and not kept.
+    """
+    size = parameters(config).total
+    width, inner = config.hidden_size, config.mlp_size
+    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_size
+    if config.is_mixture:
+        inner = config.expert_size * config.experts_per_token + config.shared_expert_size
+    per_token = config.num_layers * (5 * width + 2 * heads + 3 * inner) * 4
+    return {
+        "weights": 4 * size,
+        "gradients": 4 * size,
+        "optimizer state": optimizer_bytes_per_parameter * size,
+        "activations": micro_tokens * (per_token + 8 * width),
+        "interpreter": 450 * 2**20,  # an allowance: 0.22 GiB after import, and what preparing data leaves
+    }
+
+
+def estimate_memory_bytes(config: ModelConfig, micro_tokens: int, optimizer_bytes_per_parameter: int) -> int:
+    """The sum of `estimate_memory`."""
+    return sum(estimate_memory(config, micro_tokens, optimizer_bytes_per_parameter).values())
+
+
+def margin_of(pace: Pace, usual_error: float = 0.0) -> float:
+    """Half-width of the interval: the level's own, and the error of a mean of so few steps; but what this machine's
+    runs were usually off by, where that is more."""
+    seen: float = 1.28 * pace.spread / max(1, pace.num_steps) ** 0.5
+    return max(MARGINS["L2"] + min(0.5, seen), usual_error)
+
+
+def make_bill(
+    config: ModelConfig,
+    *,
+    trainable: int,
+    flops_per_token: float,
+    flops_per_token_full_square: float,
+    units_per_epoch: int,
+    tokens_per_unit: float,
+    units_per_step: int,
+    micro_tokens: int,
+    steps: int,
+    pace: Pace,
+    validations: int,
+    checkpoints: int,
+    optimizer_bytes_per_parameter: int,
+    samples: int = 0,
+    machine: str = "",
+    usual_error: float = 0.0,
+    versions: Mapping[str, str] | None = None,
+) -> Bill:
+    """Put an L2 bill together. Units are what batch.rows counts (rows, pairs, prompts). usual_error: of the time of
+    four of five earlier runs on this machine, at most; 0: too few are known."""
+    count = parameters(config)
+    tokens_per_step = round(units_per_step * tokens_per_unit)
+    parts = {
+        "training": steps * pace.step_seconds,
+        "validation": validations * pace.validation_seconds,
+        "checkpoint": max(0, checkpoints - 1) * pace.checkpoint_seconds + pace.last_checkpoint_seconds,
+        "sample": samples * pace.sample_seconds,
+    }
+    seconds = sum(parts.values())
+    low, high = interval(seconds, margin_of(pace, usual_error))
+    measured = pace.peak_memory_bytes
+    formula = estimate_memory_bytes(config, micro_tokens, optimizer_bytes_per_parameter)
+    line = pace.line
+    return Bill(
+        parameters=count.total,
+        parameters_without_embedding=count.without_embedding,
+        trainable_parameters=trainable,
+        rows_per_epoch=units_per_epoch,
+        tokens_per_epoch=round(units_per_epoch * tokens_per_unit),
+        epochs=steps * units_per_step / units_per_epoch,
+        steps=steps,
+        rows_per_step=units_per_step,
+        tokens_per_step=tokens_per_step,
+        tokens=steps * tokens_per_step,
+        flops_per_token=flops_per_token,
+        flops_per_token_full_square=flops_per_token_full_square,
+        flops=flops_per_token * steps * tokens_per_step,
+        predicted_seconds=seconds,
+        predicted_seconds_low=low,
+        predicted_seconds_high=high,
+        parts_seconds=parts,
+        step_seconds=pace.step_seconds,
+        step_parts_seconds={"compute": pace.step_seconds - pace.wait_seconds, pace.waits_for: pace.wait_seconds},
+        startup_seconds=pace.startup_seconds,
+        predicted_peak_memory_bytes=measured or formula,
+        memory_source="measured in the probe" if measured else "estimate: closed form",
+        tokens_per_second=tokens_per_step / pace.step_seconds,
+        level="L2",
+        machine=machine,
+        probe={
+            "num_steps": pace.num_steps,
+            "spread": pace.spread,
+            "points": [list(point) for point in pace.points],
+            "fixed_seconds": line.fixed if line else None,
+            "pass_seconds": line.each if line else None,
+        },
+        versions=dict(versions or {}),
+    )

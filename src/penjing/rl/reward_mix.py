@@ -1,0 +1,59 @@
+"""Several rewards as one: the weighted sum, and each for the curves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from penjing.base.errors import UserError
+from penjing.base.registry import look_up
+from penjing.objective.policy import Policy
+from penjing.rl.rewards import REWARDS
+from penjing.rl.rewards.base import Asked, Judged, Reward, Setting
+
+
+class Scorer:
+    """The rewards of a run, made once."""
+
+    def __init__(self, settings: Policy, setting: Setting) -> None:
+        if len(set(settings.rewards)) < len(settings.rewards):
+            raise UserError("named twice", where="objective.rewards", got=", ".join(settings.rewards))
+        self.names = settings.rewards
+        self.weights = settings.reward_weights or (1.0,) * len(settings.rewards)
+        self.rewards: list[Reward] = [
+            look_up(REWARDS, name, what="reward")(settings.reward, setting) for name in settings.rewards
+        ]
+
+    def check(self, prompts: Sequence[Asked]) -> None:
+        """Raises UserError, before any is answered, if there are prompts whose answers a reward could not judge."""
+        for reward in self.rewards:
+            check: Callable[[Asked], None] | None = getattr(reward, "check", None)
+            if check is None:
+                continue
+            broken: list[UserError] = []
+            for prompt in prompts:
+                try:
+                    check(prompt)
+                except UserError as error:
+                    broken.append(error)
+            if broken:
+                first = broken[0]
+                got = first.got or f"none, as {len(broken):,} of {len(prompts):,} prompts"
+                raise UserError(first.what, where=first.where, got=got, wanted=first.wanted)
+
+    def __call__(self, answers: Sequence[Judged]) -> npt.NDArray[np.float64]:
+        """reward_RN of each of R rewards and N answers."""
+        if not answers:
+            return np.zeros((len(self.names), 0))
+        score_RN = np.array([reward(answers) for reward in self.rewards], dtype=np.float64)
+        if not np.isfinite(score_RN).all():
+            bad = self.names[int(np.argwhere(~np.isfinite(score_RN))[0, 0])]
+            raise UserError("a reward is not a number", where=f"reward {bad}")
+        return score_RN
+
+    def total(self, score_RN: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The weighted sum, reward_N."""
+        summed: npt.NDArray[np.float64] = np.asarray(self.weights) @ score_RN
+        return summed

@@ -1,0 +1,418 @@
+"""Reinforcement learning's source of batches: it asks the model, with the weights as they are now.
+
+A round answers the prompts of `updates` optimizer steps; every rank samples its share, and then all know the whole
+round. Which prompt comes when, and what random numbers each answer draws, follows from the run's seed and the global
+position alone: a run may stop in the middle of a round and go on with another number of ranks.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penjing.base.errors import UserError
+from penjing.base.seeds import derive
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.infer.batched_sampler import Request, Written, default_slots, rollout
+from penjing.infer.sample import Sampling
+from penjing.infer.tool_loop import ToolTurns, last_turn
+from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
+from penjing.model.transformer import Transformer
+from penjing.model.value_head import ScalarHead
+from penjing.objective.policy import ADVANTAGE, Policy
+from penjing.objective.value import advantages as token_advantages
+from penjing.objective.value import whitened
+from penjing.parallel.base import Engine
+from penjing.rl.advantages import advantages, degenerate
+from penjing.rl.prompts import Order, Prompt
+from penjing.rl.reward_mix import Scorer
+from penjing.rl.rewards.base import Judged
+from penjing.rl.rollout_buffer import Round, joined, packed, picked, split
+from penjing.train.oom_recovery import release, with_room
+
+LogProbs = Callable[[AnswerBatch], Tensor]
+"""logp_N of a batch, under some model."""
+SCORED_ROWS = 8  # rows of one pass of a reference
+# What each rank fills in for its own prompts; the rest follows from it.
+SHARED = (
+    "id_PAM", "length_PA", "said_PAM", "turns_PA", "calls_PA", "failed_PA", "behaviour_PAM", "reference_PAM",
+    "value_PAM", "cut_off_PA", "score_RPA",
+)  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class Sampler:
+    """Answers prompts and judges the answers.
+
+    reference: gives log-probabilities to compare with, where asked for. values: the model with its value head, for ppo.
+    turns: reads what was said and runs the tools that it calls; None where answers are taken as they come.
+    slots: answers written at once; halved where memory does not suffice, and so for the rest of the run.
+    scored_rows: rows of one pass of a reference; the same. record: takes down that this happened.
+    """
+
+    settings: Policy
+    model: Transformer
+    tokenizer: Tokenizer
+    scorer: Scorer
+    engine: Engine
+    row_tokens: int
+    reference: LogProbs | None = None
+    values: ScalarHead | None = None
+    turns: ToolTurns | None = None
+    record: Callable[[dict[str, Any]], None] = lambda incident: None
+    slots: int = field(init=False)
+    scored_rows: int = SCORED_ROWS
+
+    def __post_init__(self) -> None:
+        self.slots = self._slots_asked
+
+    @property
+    def _slots_asked(self) -> int:
+        return self.settings.rollout.slots or default_slots(self.model)
+
+    @property
+    def style(self) -> Sampling:
+        """How answers are drawn in training."""
+        how = self.settings.rollout
+        return Sampling(temperature=how.temperature, top_p=how.top_p, top_k=how.top_k)
+
+    def answer(
+        self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], sampling: Sampling
+    ) -> list[list[Written]]:
+        """Answers to each prompt, one for each of its seeds."""
+        how, slots = self.settings.rollout, self.slots
+        requests = [Request(prompt=prompt.ids, seeds=own) for prompt, own in zip(prompts, seeds, strict=True)]
+        asked = sum(map(len, seeds))
+
+        def write() -> list[list[Written]]:
+            return rollout(
+                self.model,
+                requests,
+                max_new_tokens=how.max_tokens,
+                stop=self.tokenizer.stop,
+                sampling=sampling,
+                slots=self.slots,
+                score_temperature=how.temperature,
+                follow=self.turns if how.max_turns > 1 else None,
+            )
+
+        answers = with_room(write, lambda said: self._halve_slots(asked, said))
+        if self.slots < slots:
+            warnings.warn(f"out of memory while writing answers: slots are now {self.slots}", stacklevel=2)
+            self.record({"kind": "out of memory", "slots": self.slots})
+        return answers
+
+    def _halve_slots(self, asked: int, said: str) -> None:
+        """Each answer draws from its own seed, so fewer at once are the same answers."""
+        release()
+        self.slots = min(self.slots, asked) // 2
+        if not self.slots:
+            raise UserError(
+                f"out of memory while a single answer is written: {said}",
+                where="objective.rollout.max_tokens",
+                got=self.settings.rollout.max_tokens,
+                next_step="Take shorter answers or prompts (data.row_tokens), or a smaller model.",
+            )
+
+    def _halve_scored_rows(self, said: str) -> None:
+        release()
+        if self.scored_rows == 1:
+            raise UserError(
+                f"out of memory while one row of answers is scored: {said}",
+                where="data.row_tokens",
+                got=self.row_tokens,
+                next_step="Take shorter rows or a smaller model.",
+            )
+        self.scored_rows //= 2
+
+    @property
+    def has_fewer_slots(self) -> bool:
+        """Than the run asked for, as memory did not suffice."""
+        return self.slots < self._slots_asked
+
+    def judged(self, prompt: Prompt, written: Written) -> Judged:
+        """What rewards see of an answer."""
+        stopped = written.ended == "stop"
+        last = last_turn(written)
+        return Judged(
+            messages=prompt.messages,
+            text=self.tokenizer.decode(last[:-1] if stopped else last).strip(),
+            num_tokens=(len(written.ids) if written.said is None else sum(written.said)) - stopped,
+            cut_off=written.ended == "length",
+            truths=prompt.truths,
+            record=prompt.record,
+            where=prompt.where,
+            turns=self.turns.exchanges(written) if self.turns is not None else (),
+        )
+
+    def sample(self, prompts: Sequence[Prompt], indices: Sequence[int], seeds: Sequence[Sequence[int]]) -> Round:
+        """Answer and judge prompts, all ranks together: of prompt number i rank i mod world takes care.
+
+        prompts: all that there are; indices: which of them are asked. Every rank gets the whole round.
+        """
+        engine, how = self.engine, self.settings.rollout
+        mine = range(engine.rank, len(indices), engine.world)
+        asked = [prompts[indices[place]] for place in mine]
+        began = time.perf_counter()
+        written = self.answer(asked, [seeds[place] for place in mine], self.style)
+        seconds = time.perf_counter() - began
+        one = self._empty(indices)
+        for place, answers in zip(mine, written, strict=True):
+            for number, each in enumerate(answers):
+                length = len(each.ids)
+                one.id_PAM[place, number, :length] = each.ids
+                one.length_PA[place, number] = length
+                one.behaviour_PAM[place, number, :length] = each.logp
+                one.said_PAM[place, number, :length] = 1 if each.said is None else each.said
+                one.cut_off_PA[place, number] = each.ended == "length"
+        judged = [self.judged(prompt, each) for prompt, answers in zip(asked, written, strict=True) for each in answers]
+        for number, answer in enumerate(judged):
+            at = mine[number // how.answers], number % how.answers
+            results = [result for turn in answer.turns for result in turn.results]
+            one.turns_PA[at] = max(1, len(answer.turns))
+            one.calls_PA[at] = sum(len(turn.said.calls) for turn in answer.turns)
+            one.failed_PA[at] = one.calls_PA[at] - sum(result.worked for result in results)
+        scores = self.scorer(judged).reshape(len(self.scorer.names), len(asked), how.answers)
+        one.score_RPA[:, list(mine)] = scores
+        values: dict[str, LogProbs] = {}
+        if self.reference is not None:
+            values["reference"] = self.reference
+        if how.behaviour == "recomputed":
+            values["behaviour"] = lambda batch: log_probs(self.model, batch, how.temperature)
+        head = self.values
+        if head is not None:
+            values["value"] = lambda batch: state_values(head, batch)
+        for name, scored_by in values.items():
+            with_room(partial(self._score, one, mine, prompts, name, scored_by), self._halve_scored_rows)
+        one.seconds, one.scoring_seconds = seconds, time.perf_counter() - began - seconds
+        self._exchange(one)
+        one.tokens = int(one.said_PAM.sum())
+        one.reward_PA = self.scorer.total(one.score_RPA.reshape(len(self.scorer.names), -1)).reshape(
+            len(indices), how.answers
+        )
+        one.advantage_PA = advantages(one.reward_PA, self.settings.advantage_kind)
+        if head is not None:
+            self._foresee(one)
+        same_P = degenerate(one.reward_PA)
+        one.sampled, one.degenerate = len(indices), int(same_P.sum())
+        if self.settings.degenerate_kind != "keep":
+            one.counts_P = (~same_P).astype(np.float64)
+        return one
+
+    def _empty(self, indices: Sequence[int]) -> Round:
+        how = self.settings.rollout
+        prompts, answers, tokens, rewards = len(indices), how.answers, how.max_tokens, len(self.scorer.names)
+        valued = tokens if self.values is not None else 0
+        return Round(
+            prompt_P=np.asarray(indices, dtype=np.int64),
+            id_PAM=np.zeros((prompts, answers, tokens), dtype=np.int64),
+            length_PA=np.zeros((prompts, answers), dtype=np.int64),
+            behaviour_PAM=np.zeros((prompts, answers, tokens), dtype=np.float32),
+            reference_PAM=np.zeros((prompts, answers, tokens), dtype=np.float32),
+            value_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
+            gain_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
+            return_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
+            said_PAM=np.zeros((prompts, answers, tokens), dtype=np.int64),
+            turns_PA=np.zeros((prompts, answers), dtype=np.int64),
+            calls_PA=np.zeros((prompts, answers), dtype=np.int64),
+            failed_PA=np.zeros((prompts, answers), dtype=np.int64),
+            cut_off_PA=np.zeros((prompts, answers), dtype=np.int64),
+            score_RPA=np.zeros((rewards, prompts, answers)),
+            reward_PA=np.zeros((prompts, answers)),
+            advantage_PA=np.zeros((prompts, answers)),
+            counts_P=np.ones(prompts),
+        )
+
+    def _exchange(self, one: Round) -> None:
+        """Every rank filled in its own prompts and left zeros elsewhere: the sum is the whole round."""
+        if self.engine.world == 1:
+            return
+        for name in SHARED:
+            array = getattr(one, name)
+            setattr(one, name, self.engine.add(torch.from_numpy(array).to(self.engine.device)).cpu().numpy())
+
+    def _foresee(self, one: Round) -> None:
+        """Advantages of tokens from values; an answer's reward comes with its last token. Whitened over the round.
+
+        Tokens that the model was given do not count: the one before them is followed by the first of the next turn.
+        """
+        how = self.settings.value
+        said_PAM = one.said_PAM.astype(bool)
+        last_PAM = np.arange(one.value_PAM.shape[2]) == one.length_PA[..., None] - 1
+        reward_N = torch.from_numpy((last_PAM * one.reward_PA[..., None])[said_PAM]).float()
+        answer_N = torch.from_numpy(np.repeat(np.arange(one.length_PA.size), said_PAM.sum(-1).reshape(-1)))
+        value_N = torch.from_numpy(one.value_PAM[said_PAM])
+        gain_N, return_N = token_advantages(reward_N, value_N, answer_N, discount=how.discount, decay=how.decay)
+        one.gain_PAM[said_PAM] = whitened(gain_N, torch.ones_like(gain_N)).numpy()
+        one.return_PAM[said_PAM] = return_N.numpy()
+
+    @torch.no_grad()
+    def _score(
+        self, one: Round, mine: Sequence[int], prompts: Sequence[Prompt], name: str, scored_by: LogProbs
+    ) -> None:
+        """Fill in log-probabilities of this rank's answers, a few rows at a time; on a CPU each prompt's alone.
+
+        There the rounding of a pass depends on its size, and which prompts a rank has is not to be seen in a value.
+        """
+        alone = self.engine.device.type == "cpu"
+        array = {"reference": one.reference_PAM, "behaviour": one.behaviour_PAM, "value": one.value_PAM}[name]
+        waiting: list[tuple[int, int, Group]] = []  # place, number of the first answer, group
+
+        def flush() -> None:
+            if not waiting:
+                return
+            batch = pack([group for _, _, group in waiting], self.row_tokens)
+            logp = scored_by(batch.to(self.engine.device)).float().cpu().numpy()
+            first = 0
+            for place, number, group in waiting:
+                for offset, answer in enumerate(group.answers):
+                    array[place, number + offset, : len(answer.ids)] = logp[first : first + len(answer.ids)]
+                    first += len(answer.ids)
+            waiting.clear()
+
+        tokens = 0
+        for place in mine:
+            number = 0
+            if alone:
+                flush()
+                tokens = 0
+            for group in split(one.group(place, prompts, ()), self.row_tokens):
+                if tokens + group.num_tokens > self.scored_rows * self.row_tokens:
+                    flush()
+                    tokens = 0
+                waiting.append((place, number, group))
+                number += len(group.answers)
+                tokens += group.num_tokens
+        flush()
+
+
+def log_probs(model: Any, batch: AnswerBatch, temperature: float) -> Tensor:
+    """logp_N of the answers' tokens, without dropout."""
+    before = model.training
+    model.eval()
+    logp_2N = model(
+        batch.ids_BT,
+        batch.document_BT,
+        branch_BT=batch.branch_BT,
+        position_BT=batch.position_BT,
+        scored_N=batch.scored_N,
+        target_N=batch.target_N,
+        temperature=temperature,
+    )
+    model.train(before)
+    logp_N: Tensor = (logp_2N[0] if isinstance(logp_2N, tuple) else logp_2N)[0]
+    return logp_N
+
+
+def state_values(head: ScalarHead, batch: AnswerBatch) -> Tensor:
+    """value_N of the state before each of the answers' tokens, without dropout."""
+    before = head.training
+    head.eval()
+    said = head(
+        batch.ids_BT,
+        batch.document_BT,
+        branch_BT=batch.branch_BT,
+        position_BT=batch.position_BT,
+        scalar_N=batch.scored_N,
+    )
+    head.train(before)
+    value_N: Tensor = said[0] if isinstance(said, tuple) else said
+    return value_N
+
+
+class RolloutSource:
+    """Batches of sampled answers, `micro_units` prompts on each rank; see the file's docstring."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        prompts: Sequence[Prompt],
+        *,
+        seed: int,
+        prompts_per_step: int,
+        micro_units: int,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.sampler, self.prompts, self.seed = sampler, prompts, seed
+        self.order = Order(len(prompts), seed)
+        self.prompts_per_step, self.micro_units, self.rank, self.world = prompts_per_step, micro_units, rank, world
+        how = sampler.settings.rollout
+        self.round_prompts = prompts_per_step * how.updates
+        self.round_units = self.round_prompts * how.repeats
+        self._next_place = 0  # in the stream of prompts
+        self._unit = 0  # of the round that is under way, over all ranks
+        self._round: Round | None = None
+
+    def __next__(self) -> AnswerBatch:
+        if self._round is None:
+            self._round = self._sample_round()
+        one, how = self._round, self.sampler.settings.rollout
+        first = (self._unit + self.rank * self.micro_units) % self.round_prompts
+        step = first // self.prompts_per_step
+        places = range(step * self.prompts_per_step, (step + 1) * self.prompts_per_step)
+        values = ["behaviour", *(["reference"] if self.sampler.reference is not None else [])]
+        if self.sampler.values is not None:
+            values += ["value", ADVANTAGE, "return"]
+        groups = [one.group(place, self.prompts, values) for place in range(first, first + self.micro_units)]
+        figures = one.figures(places, self.sampler.scorer.names, how.updates * how.repeats, turns=how.max_turns > 1)
+        batch = packed(groups, self.sampler.row_tokens, figures)
+        self._unit += self.world * self.micro_units
+        if self._unit >= self.round_units:
+            self._unit, self._round = 0, None
+        return batch
+
+    def _sample_round(self) -> Round:
+        """The next prompts' answers; with `resample`, further prompts take the places of those that teach nothing."""
+        settings = self.sampler.settings
+        one = self._sample(self.round_prompts)
+        if settings.degenerate_kind == "resample":
+            for _ in range(settings.resample_rounds):
+                missing = self.round_prompts - int(one.counts_P.sum())
+                if not missing:
+                    break
+                one = joined(one, self._sample(missing))
+            teaching = np.flatnonzero(one.counts_P).tolist()[: self.round_prompts]
+            silent = np.flatnonzero(one.counts_P == 0).tolist()
+            one = picked(one, [*teaching, *silent[: self.round_prompts - len(teaching)]])
+        if not one.counts_P.any() and self.rank == 0:
+            warnings.warn(
+                "no prompt of a round had answers of unlike reward: its steps teach nothing and show no rewards; "
+                "the prompts are too hard or too easy, or the reward knows no difference",
+                stacklevel=2,
+            )
+        return one
+
+    def _sample(self, num_prompts: int) -> Round:
+        places = range(self._next_place, self._next_place + num_prompts)
+        self._next_place += num_prompts
+        answers = range(self.sampler.settings.rollout.answers)
+        seeds = [[derive(self.seed, "answer", place, answer) for answer in answers] for place in places]
+        return self.sampler.sample(self.prompts, [self.order[place] for place in places], seeds)
+
+    def state(self) -> dict[str, Any]:
+        """A position, and in the middle of a round what was sampled: the weights that did it are gone."""
+        place = self.place()
+        return {**place, "round": "" if self._round is None else self._round.to_text()}
+
+    def place(self) -> dict[str, Any]:
+        """The same with the round itself, which is not compressed: for use in this process."""
+        slots = {"slots": self.sampler.slots} if self.sampler.has_fewer_slots else {}
+        return {"next_place": self._next_place, "unit": self._unit, "round": self._round, **slots}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Of a state or a place. Slots that were found to be too many stay away."""
+        self._next_place, self._unit = int(state["next_place"]), int(state["unit"])
+        one = state["round"]
+        self._round = Round.from_text(one) if isinstance(one, str) and one else one or None
+        self.sampler.slots = min(self.sampler.slots, int(state.get("slots", self.sampler.slots)))
+        if self._unit % (self.world * self.micro_units):
+            raise UserError("the checkpoint does not lie at the edge of a step", where="batch.micro_rows")

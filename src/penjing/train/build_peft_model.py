@@ -1,0 +1,77 @@
+"""A run that trains adapters: its base is another run or model, which it names and knows by hash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from penjing.base.errors import UserError
+from penjing.base.seeds import derive
+from penjing.checkpoint.load import Checkpoint
+from penjing.model.lora import adapt, fingerprint, own_state
+from penjing.model.transformer import Transformer
+from penjing.train.config import Run
+
+
+def build_adapted(
+    run: Run, checkpoint: Checkpoint | None, load_base: Callable[[Run], Transformer]
+) -> tuple[Transformer, dict[str, str]]:
+    """The base with the run's adapter in use, and what the checkpoint says of the base (`start`, `sha256`).
+
+    load_base: the model to begin with, by the run's settings. Without a checkpoint the adapter is fresh. Raises
+    UserError if there is no base, or it is not the one that the adapter was begun on.
+    """
+    if not run.start:
+        raise UserError(
+            "adapters need a trained model to sit on",
+            where="start",
+            wanted="a run, or a Hugging Face directory",
+            next_step="Give start=RUN, or lora.rank=0 to train all weights.",
+        )
+    known = dict(checkpoint.state().get("base", {})) if checkpoint is not None else {}
+    where: object = run.start if checkpoint is None else checkpoint.folder
+    if "start" in known and not Path(run.start).exists() and Path(known["start"]).exists():
+        run = replace(run, start=known["start"])  # it was named from another working folder
+    try:
+        model = load_base(run)
+    except UserError as error:
+        if checkpoint is None:
+            raise
+        raise UserError(
+            f"the base of this adapter is not there ({error.line()})",
+            where=where,
+            wanted=known.get("start"),
+            next_step="Put it back, or train anew.",
+        ) from None
+    start = Path(run.start)  # or a hub name
+    base = {"start": str(start.resolve()) if start.exists() else run.start, "sha256": fingerprint(model)}
+    if known and known["sha256"] != base["sha256"]:
+        raise UserError(
+            "the base of this adapter has changed since",
+            where=where,
+            got=f"{run.start} with hash {base['sha256'][:12]}",
+            wanted=known["sha256"][:12],
+            next_step="Put the old weights back, or train anew with another out=.",
+        )
+    adapt(model, run.lora, seed=derive(run.seed, "lora"))
+    if checkpoint is not None:
+        _restore(model, checkpoint)
+    return model, base
+
+
+def _restore(model: Transformer, checkpoint: Checkpoint) -> None:
+    weights, expected = checkpoint.weights(), own_state(model)
+    # Where the model was trained inside a module with a head of its own, the head is not its business.
+    weights = {name.removeprefix("model."): weights[name] for name in weights if name.startswith("model.")} or weights
+    for name in sorted(weights.keys() | expected.keys()):
+        got = tuple(weights[name].shape) if name in weights else None
+        wanted = tuple(expected[name].shape) if name in expected else None
+        if got != wanted:
+            raise UserError(
+                "the adapter is of another shape",
+                where=checkpoint.folder,
+                got=f"{name} {got}",
+                wanted=f"{name} {wanted}",
+            )
+    model.load_state_dict(weights, strict=False)

@@ -1,0 +1,281 @@
+"""Every setting of a training run, in one tree. `penjing show pretrain` prints it resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penjing.base.errors import UserError
+from penjing.kernels.fp8 import Float8
+from penjing.model.config import ModelConfig
+from penjing.model.lora import Lora
+from penjing.model.transformer import Recompute
+from penjing.objective.distill import Distill
+from penjing.objective.next_token import NextTokenSettings
+from penjing.objective.policy import Policy
+from penjing.objective.preference import Preference
+from penjing.objective.reward_model import RewardModel
+from penjing.objective.router import RouterSettings
+from penjing.optim.adamw import AdamW
+from penjing.optim.muon import Muon
+from penjing.optim.schedule import Constant, Cosine, WarmupStableDecay
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What is read."""
+
+    train: tuple[str, ...] = ()  # files or folders of text or chats, or one folder of ready token shards
+    # Whole texts are learned; or of conversations what an assistant says; or pairs of answers; or prompts are answered.
+    kind: Literal["documents", "chats", "preferences", "prompts"] = "documents"
+    row_tokens: int = 512  # T, positions of one packed row (the classic script's max_seq_len)
+    # Where conversations are few: `row_tokens` is the most, and rows become shorter, down to this and to the longest
+    # conversation, until an epoch has 25 of them and a run batch.min_steps. 0 = `row_tokens` as it is.
+    min_row_tokens: int = 0
+    # Of documents (chats always stay whole): `whole` keeps each in one row where it can, `stream` cuts every T tokens
+    # and costs nothing to lay out, for corpora of many millions of documents.
+    packing: Literal["whole", "stream"] = "whole"
+    # `as_given` keeps to the order of the files, for a curriculum; `shuffled` draws a new order each epoch.
+    order: Literal["shuffled", "as_given"] = "shuffled"
+    # Of chats: `switch` writes answers without a thought with an empty one, so that thinking can be switched off later.
+    thinking: Literal["as_given", "switch"] = "as_given"
+    validation_fraction: float = 0.01  # of the texts, held out by hash
+    prefetch: int = 2  # batches made ready in a background thread; 0 makes them in line
+    max_bad: float = 0.01  # share of records that may be broken: they are left out and listed in quarantine.jsonl
+
+    def __post_init__(self) -> None:
+        if self.min_row_tokens < 0:
+            raise UserError("negative", where="data.min_row_tokens", got=self.min_row_tokens, wanted="0 or more")
+        if self.row_tokens < 8:
+            raise UserError("too small", where="data.row_tokens", got=self.row_tokens, wanted="at least 8")
+        if self.thinking == "switch" and self.kind != "chats":
+            raise UserError("has no effect", where="data.thinking", got=f"data.kind={self.kind}", wanted="chats")
+        if self.prefetch < 0:
+            raise UserError("negative", where="data.prefetch", got=self.prefetch, wanted="0 or more")
+        if not 0 <= self.max_bad <= 1:
+            raise UserError("out of range", where="data.max_bad", got=self.max_bad, wanted="0..1")
+        if not 0 < self.validation_fraction < 1:
+            raise UserError(
+                "out of range", where="data.validation_fraction", got=self.validation_fraction, wanted="0..1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSettings:
+    """Which tokenizer, or how to train one."""
+
+    folder: str = ""  # a tokenizer to use; empty: that of `start`, or one trained on data.train
+    vocabulary: int = 0  # ids of a newly trained one; 0 = model.vocabulary_size
+    han_run: int = 4  # most Chinese characters in one token of a newly trained one
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """How much is learned from at once."""
+
+    rows: int = 32  # rows (pairs, prompts) of one optimizer step, over all devices and accumulation
+    # Rows of one forward pass on one device; 0 = a device's whole share, on one CPU half of it. Fewer take less memory.
+    # Gradients are the same but for rounding, and to the last bit where a step's passes are the same ones. Only where a
+    # softmax router has router.balance=batch (its default) they are not: that loss is taken over each pass.
+    micro_rows: int = 0
+    # Where the data are few: `rows` is the most, and becomes smaller until the run takes so many optimizer steps and an
+    # epoch 25, where that is possible. 0 = `rows` as they are, as where batch.rows or steps is set.
+    min_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.micro_rows < 0 or self.min_steps < 0:
+            raise UserError(
+                "too small", where="batch", got=f"rows={self.rows} micro_rows={self.micro_rows}", wanted="rows >= 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeSettings:
+    """Where and in which precision."""
+
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    # Of matrix products; weights and optimizer stay float32. float16 has loss scaling, for cards without bfloat16.
+    dtype: Literal["auto", "bfloat16", "float16", "tf32", "float32"] = "auto"
+    # Products of the blocks' linear layers in float8, a scale for each tensor (kernels/fp8.py). For models from about
+    # 700M parameters on, on cards of compute capability 8.9 or later; below that it is slower.
+    float8: Float8 = "off"
+    # torch.compile. auto: each block, in runs long enough to pay for it (train/compile_policy.py); `whole`: one graph
+    # with the loss; `graphs`: that as CUDA graphs, for very short passes.
+    compile: Literal["auto", "off", "blocks", "whole", "graphs"] = "auto"
+    # Activations that are made again in the backward pass instead of kept: those of MLPs, or of whole blocks. Takes
+    # less memory and more time; what is learned is the same.
+    recompute: Recompute = "none"
+    threads: int = 0  # CPU threads of one process; 0 = physical cores / processes
+
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise UserError("negative", where="compute.threads", got=self.threads, wanted="0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateSettings:
+    """Loss on the held-out texts."""
+
+    every: int = 200  # steps; 0 = never. Always once at the end
+    rows: int = 128  # of the held-out rows (pairs, prompts), at most
+    before: Literal["no", "yes"] = "no"  # also before the first step, to see what training changed
+    # A file of questions by which the model is known (`penjing eval --questions`). With before=yes they are asked
+    # before the first step and after the last, and what was lost is named. Empty: those of `start`; none: no file.
+    questions: str = ""
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise UserError("negative", where="validate.every", got=self.every, wanted="0 (never) or more")
+        if self.rows < 1:
+            raise UserError("too small", where="validate.rows", got=self.rows, wanted="at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSettings:
+    """What the model writes while it learns."""
+
+    every: int = 0  # steps; 0 = never
+    prompts: tuple[str, ...] = ()  # continued by a base model, answered by a chat model; empty: nothing is written
+    tokens: int = 64  # longest continuation
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise UserError("negative", where="sample.every", got=self.every, wanted="0 (never) or more")
+        if self.tokens < 1:
+            raise UserError("too small", where="sample.tokens", got=self.tokens, wanted="at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveSettings:
+    """Checkpoints. The last step is always saved."""
+
+    every: int = 500  # steps
+    keep: int = 2  # newest checkpoints that stay
+    milestones: int = 0  # every so many steps one stays for good, beside the newest; 0 = none
+    # `background` copies what is to be saved (weights and optimizer state) and writes while training goes on.
+    how: Literal["background", "waiting"] = "background"
+
+    def __post_init__(self) -> None:
+        for name in ("every", "keep"):
+            if getattr(self, name) < 1:
+                raise UserError("too small", where=f"save.{name}", got=getattr(self, name), wanted="at least 1")
+        if self.milestones < 0:
+            raise UserError("too small", where="save.milestones", got=self.milestones, wanted="0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackSettings:
+    """Where the figures go besides the terminal and metrics.jsonl."""
+
+    every: int = 10  # steps between logged figures
+    wandb: bool = False  # also to Weights & Biases
+    project: str = "penjing"  # its project
+    name: str = ""  # its run name; empty: the folder's name
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UserError("too small", where="track.every", got=self.every, wanted="at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run: a stage is a recipe that fills this in."""
+
+    stage: str = "pretrain"  # name of the recipe
+    out: str = "runs/pretrain"  # folder of the run; the same command again continues what is there
+    start: str = ""  # run or checkpoint whose weights to begin with; empty: from nothing
+    seed: int = 1  # of initial weights, order of data and samples
+    epochs: float = 1.0  # times through the training rows
+    steps: int = 0  # optimizer steps; 0 = as many as `epochs` takes
+    clip_norm: float = 1.0  # largest gradient norm; 0 = no clipping
+    freeze: tuple[str, ...] = ()  # patterns of parameters that do not learn, such as embed.* or blocks.[0-3].*
+    model: ModelConfig = field(default_factory=ModelConfig)
+    objective: NextTokenSettings | Preference | RewardModel | Distill | Policy = field(
+        default_factory=NextTokenSettings
+    )
+    lora: Lora = field(default_factory=Lora)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    data: Data = field(default_factory=Data)
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    optimizer: AdamW | Muon = field(default_factory=AdamW)
+    schedule: Cosine | WarmupStableDecay | Constant = field(default_factory=Cosine)
+    router: RouterSettings = field(default_factory=RouterSettings)
+    compute: ComputeSettings = field(default_factory=ComputeSettings)
+    validate: ValidateSettings = field(default_factory=ValidateSettings)
+    sample: SampleSettings = field(default_factory=SampleSettings)
+    save: SaveSettings = field(default_factory=SaveSettings)
+    track: TrackSettings = field(default_factory=TrackSettings)
+
+    @property
+    def passes_are_exact(self) -> bool:
+        """Whether gradients are the same however a step is cut into passes; rounding aside."""
+        biased = self.model.architecture == "glm4_moe"
+        return not self.model.is_mixture or self.router.balance_kind(biased=biased) != "batch"
+
+    @property
+    def no_static_graph(self) -> str:
+        """Why the passes of this run cannot be compiled, with one graph of fixed shapes for all of them; empty: nothing
+        is in the way."""
+        objective = self.objective
+        if isinstance(objective, (Policy, Preference, RewardModel)) or getattr(objective, "mode", "") == "on_policy":
+            return "answers make batches of another shape in every step"
+        if self.lora.dropout:
+            return "the masks of lora.dropout are drawn outside of any graph"
+        return "norms that DoRA keeps are looked up outside of any graph" if self.lora.kind == "dora" else ""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps", "clip_norm"):
+            if getattr(self, name) < 0:
+                raise UserError("negative", where=name, got=getattr(self, name), wanted="0 or more")
+        if not -(2**63) <= self.seed < 2**63:
+            raise UserError("out of range", where="seed", got=self.seed, wanted="a whole number of 64 bits")
+        if self.epochs == 0 and self.steps == 0:
+            raise UserError("nothing to do", where="epochs", got=self.epochs, wanted="more than 0, or steps=N")
+        if not self.model.is_mixture and self.router != RouterSettings():
+            raise UserError(
+                "has no effect on a dense model",
+                where="router",
+                next_step="Take a mixture of experts, such as model=tiny-moe, or leave router.* out.",
+            )
+        if self.compute.recompute != "none" and (self.model.is_mixture or self.lora.dropout):
+            raise UserError(
+                "what a forward pass counts or draws would be counted or drawn twice",
+                where="compute.recompute",
+                got="a mixture of experts" if self.model.is_mixture else "lora.dropout",
+                wanted="none",
+            )
+        if self.compute.compile in ("whole", "graphs") and self.data.kind == "chats":
+            raise UserError(
+                "answers differ in length, and each pass would be compiled anew",
+                where="compute.compile",
+                got=f"{self.compute.compile} with data.kind=chats",
+                wanted="blocks, auto or off",
+            )
+        objective = self.objective
+        compares = isinstance(objective, Policy) or (isinstance(objective, Preference) and objective.needs_reference)
+        if self.lora.dropout and compares:
+            raise UserError(
+                "what is learned compares two passes, of which only one would have its inputs left out",
+                where="lora.dropout",
+                got=f"{self.lora.dropout} with objective.kind={objective.kind}",
+                wanted="0",
+            )
+        if self.compute.float8 != "off":
+            if self.compute.dtype not in ("auto", "bfloat16"):
+                raise UserError(
+                    "goes with bfloat16 only", where="compute.float8", got=f"compute.dtype={self.compute.dtype}"
+                )
+            if compares:
+                raise UserError(
+                    "what is learned compares two passes, of which only one would be rounded",
+                    where="compute.float8",
+                    got=f"objective.kind={objective.kind}",
+                    wanted="off",
+                )
+        if self.data.row_tokens > self.model.max_tokens:
+            raise UserError(
+                "rows longer than the model's longest sequence",
+                where="data.row_tokens",
+                got=self.data.row_tokens,
+                wanted=f"at most model.max_tokens = {self.model.max_tokens}",
+            )

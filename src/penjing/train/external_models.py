@@ -1,0 +1,71 @@
+"""Models that were not made by a run of ours: a Hugging Face directory or hub name, or MiniMind's `.pth`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from penjing.base.errors import UserError
+from penjing.convert import hf, minimind
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.model.config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outside:
+    """A model of somebody else's form. The weights are read when they are asked for."""
+
+    path: Path  # the directory, or the .pth file
+    config: ModelConfig
+    tokenizer_folder: Path | None  # None where none was found; a .pth file has none of its own
+    read_weights: Callable[[], dict[str, Tensor]]  # by our names, float32, on the CPU
+
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer; a UserError says what to give where there is none."""
+        if self.tokenizer_folder is None:
+            raise UserError(
+                "no tokenizer.json beside these weights",
+                where=self.path,
+                next_step="Give tokenizer.folder=DIR in training, or put the tokenizer's files beside the weights.",
+            )
+        return Tokenizer.load(self.tokenizer_folder)
+
+
+def read_outside(name: str | Path, hints: Mapping[str, Any] | None = None) -> Outside | None:
+    """The model that `name` means if it is in another's form, else None; a hub name is fetched.
+
+    hints: settings of `model.*` that were asked for, for weights that do not show their whole shape.
+    """
+    path = Path(name)
+    if path.is_file():
+        if path.suffix not in minimind.SUFFIXES:
+            raise UserError(
+                "not a model",
+                where=path,
+                wanted="a run's folder, a Hugging Face directory or hub name, or a MiniMind .pth file",
+            )
+        return _read_minimind(path, hints or {})
+    folder = hf.find_hf(str(name))
+    if folder is None:
+        return None
+    return Outside(
+        path=folder,
+        config=hf.read_config(folder),
+        tokenizer_folder=folder if (folder / "tokenizer.json").is_file() else None,
+        read_weights=lambda: hf.read_hf(folder).weights,
+    )
+
+
+def _read_minimind(path: Path, hints: Mapping[str, Any]) -> Outside:
+    tensors = minimind.read_tensors(path)
+    config = minimind.infer_config(tensors, hints, path)
+    return Outside(
+        path=path,
+        config=config,
+        tokenizer_folder=minimind.tokenizer_folder(path),
+        read_weights=lambda: minimind.from_minimind(tensors, config, path)[0],
+    )

@@ -1,0 +1,94 @@
+"""Begin with a model that is there: its shape, its tokenizer, and what may be set otherwise."""
+
+from __future__ import annotations
+
+import os
+import typing
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penjing.base import config
+from penjing.base.config import Layer
+from penjing.base.errors import UserError
+from penjing.model.config import ModelConfig
+from penjing.train.config import Run
+from penjing.train.run_dir import is_run_or_checkpoint, read_settings, stage_folder, start_shape, start_tokenizer
+
+# What may be set beside `start`: none of it changes a weight's shape, and all of it is meant for longer texts.
+NONE = "none"  # validate.questions=none: no questions are asked
+FREE = ("preset", "max_tokens", "sliding_window", "windowed_layers")
+FREE_PREFIX = "rope_"
+
+
+def begin_from(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
+    """The settings of a run that begins with `start`: that model's shape, room for its tokenizer's tokens, and the
+    questions it is known by.
+
+    base: the recipe; layers: what was asked for, the last first in rank. Raises UserError naming the setting if one
+    contradicts the weights.
+    """
+    asked = _asked(layers)
+    shape = start_shape(start, asked)
+    begun = [base, {"model": config.to_dict(shape)}, *layers]
+    # Rows too long for the model come second: what contradicts the weights is the mistake to name.
+    _check(config.resolve(Run, *begun, {"data": {"row_tokens": 8}}).model, shape, start)
+    run = config.resolve(Run, *begun)
+    tokenizer = start_tokenizer(run)
+    if "vocabulary_size" not in asked and tokenizer is not None:
+        size = max(shape.vocabulary_size, tokenizer.size)
+        run = replace(run, model=replace(run.model, vocabulary_size=size))
+    if not run.validate.questions:
+        run = replace(run, validate=replace(run.validate, questions=questions_of_start(start)))
+    return run
+
+
+def _asked(layers: Sequence[Layer]) -> dict[str, Any]:
+    """The settings of `model.*` that the layers name, a preset's among them, as values of their types."""
+    types, asked = typing.get_type_hints(ModelConfig), dict[str, Any]()
+    for layer in layers:
+        table = layer.get("model")
+        table = table if isinstance(table, Mapping) else {"preset": table} if isinstance(table, str) else {}
+        preset = table.get("preset", table.get(""))
+        if isinstance(preset, str):
+            asked |= ModelConfig.named(preset)
+        for name, value in table.items():
+            if name in types:
+                asked[name] = config.convert(types[name], value, f"model.{name}")
+    return asked
+
+
+def _check(model: ModelConfig, shape: ModelConfig, start: str) -> None:
+    """Raise UserError for the first setting that contradicts the weights to begin with."""
+    wanted, got = config.to_dict(shape), config.to_dict(model)
+    for name, value in wanted.items():
+        if got[name] == value or name in FREE or name.startswith(FREE_PREFIX):
+            continue
+        if name == "vocabulary_size" and got[name] > value:
+            continue  # rows are added
+        raise UserError(
+            f"contradicts the shape of {start}",
+            where=f"model.{name}",
+            got=got[name],
+            wanted=f"at least {value}" if name == "vocabulary_size" else value,
+            next_step="Leave it out: a run that begins with weights has their shape.",
+        )
+
+
+def questions_of_start(start: str) -> str:
+    """The file of questions by which the model of a run is known; empty where it names none, or is no run."""
+    if not start or not is_run_or_checkpoint(Path(start)):
+        return ""
+    folder = stage_folder(Path(start))
+    run = read_settings(folder)
+    named = run.validate.questions
+    if named in ("", NONE):
+        return named
+    beside = folder / os.path.relpath(named, run.out)  # where the run was moved together with its data
+    for file in (beside, Path(named)):
+        if file.is_file():
+            return os.path.normpath(file)
+    warnings.warn(f"the questions that {folder} is known by are not there, and are not asked: {named}", stacklevel=2)
+    return ""

@@ -1,0 +1,148 @@
+"""What stands in for the rest of a run while its step is traced: values, batches, meter and engine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from penjing.kernels.document_attention import Lot
+from penjing.model import attention, moe
+from penjing.parallel.base import clip_gradients
+from penjing.plan.memory.device_target import Target
+from penjing.plan.memory.fake_device_mode import Disguise
+from penjing.plan.memory.sharded_memory import Buckets, Layout
+from penjing.plan.memory.trace import Tracer
+from penjing.train.memory_trace.batches import tensors_of
+
+META = torch.device("meta")
+_attention: Any = attention  # a module that is written to here
+
+
+@contextmanager
+def on_target(target: Target, document_tokens: int) -> Iterator[None]:
+    """Run as on the target; on a CPU also without the values that the model looks at there."""
+    if target.kind == "cuda":
+        with Disguise(target):
+            yield
+        return
+    with _without_values(document_tokens), Disguise(target):
+        try:
+            _forget()
+            yield
+        finally:
+            _forget()
+
+
+def _forget() -> None:
+    """Empty the caches of model code, which must not hold on to tensors without values, nor give others here."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("penjing.model.", "penjing.kernels.")):
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+
+
+@contextmanager
+def _without_values(document_tokens: int) -> Iterator[None]:
+    """On a CPU the model looks at values: where documents end, and which expert got how many rows. All get the same."""
+    plain_group, plain_lots = moe.group, _attention.find_lots
+
+    def even_experts(expert_Nk: Tensor, num_experts: int, *, on_host: bool) -> moe.Groups:
+        groups = plain_group(expert_Nk, num_experts, on_host=False)
+        if not on_host:
+            return groups
+        lot = moe.lot_rows(expert_Nk.numel(), num_experts)
+        rows = -(-expert_Nk.numel() // num_experts // lot) * lot
+        ends = [rows * (expert + 1) for expert in range(num_experts)]
+        return groups._replace(token_R=torch.empty(ends[-1], dtype=torch.long, device=META), ends=ends)
+
+    def even_documents(document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtype: torch.dtype) -> list[Lot]:
+        rows, tokens = document_BT.shape
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            number_T = torch.arange(tokens, device="cpu") // (document_tokens or tokens)
+            seen = None if mask_B1TS is None else torch.ones(rows, 1, tokens, tokens, dtype=torch.bool).tril()
+            lots = plain_lots(number_T.repeat(rows, 1), seen, window, dtype)
+        return [Lot(each.tile_N.to(META), each.key_tile_NM.to(META), each.bias_NTS.to(META)) for each in lots]
+
+    moe.group, _attention.find_lots = even_experts, even_documents
+    try:
+        yield
+    finally:
+        moe.group, _attention.find_lots = plain_group, plain_lots
+
+
+class StandInSource:
+    """Batches out of nothing, as many made ahead as the run prefetches."""
+
+    def __init__(self, make: Callable[[], Any], tracer: Tracer, ahead: int) -> None:
+        """make: a batch. ahead: how many are there before they are asked for."""
+        self._make, self._tracer = make, tracer
+        self._ahead = [self._new() for _ in range(ahead)]
+
+    def _new(self) -> Any:
+        batch = self._make()
+        self._tracer.tag(tensors_of(batch), "batch")
+        return batch
+
+    def __next__(self) -> Any:
+        self._ahead.append(self._new())
+        return self._ahead.pop(0)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class NoMeter:
+    def waiting_for_data(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class TraceEngine:
+    """An engine that tells the tracer where the step is. With several ranks it keeps DDP's buckets."""
+
+    def __init__(self, tracer: Tracer, device: torch.device, layout: Layout, ranks: int) -> None:
+        self.device, self.rank, self.world = device, 0, ranks
+        self._tracer, self._layout = tracer, layout
+        self._buckets: Buckets | None = None
+
+    def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
+        self._model = model
+        if self._layout == "ddp":
+            self._buckets = Buckets(model, views=True)
+            self._tracer.tag(self._buckets.tensors, "communication")
+        return model
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
+        self._tracer.phase = "forward"
+        if self._buckets is not None:
+            self._buckets.synchronises = last
+        return nullcontext()
+
+    def backward(self, total: Tensor) -> None:
+        (total * self.world if self._buckets is not None else total).backward()  # type: ignore[no-untyped-call]
+        self._tracer.tag_gradients(self._model)
+
+    def clip(self, largest_norm: float) -> Tensor:
+        self._tracer.phase = "optimizer"
+        return clip_gradients(self._model, largest_norm)
+
+    def add(self, value: Tensor) -> Tensor:
+        return value.clone() if self.world > 1 else value
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+    def close(self) -> None:
+        pass

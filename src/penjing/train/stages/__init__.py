@@ -1,0 +1,1 @@
+"""One file a stage: its data, source, objective and validation."""

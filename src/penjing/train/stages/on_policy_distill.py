@@ -1,0 +1,269 @@
+"""On-policy distillation: the student answers, and the teacher judges its tokens (arXiv:2306.13649)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from torch import nn
+
+from penjing.base.errors import UserError
+from penjing.base.files import sha256_text
+from penjing.base.seeds import derive, fraction
+from penjing.data import formats as records
+from penjing.data import tokenize_dataset as prepare
+from penjing.data.chat.render import render
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.infer.sampler_factory import Write
+from penjing.loader.batch_source import Source
+from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group, pack
+from penjing.model.transformer import Transformer
+from penjing.objective.distill import Distill, Distillation
+from penjing.objective.next_token import FIGURE
+from penjing.parallel.base import Engine
+from penjing.train.config import Run
+from penjing.train.run_dir import RunFolder
+from penjing.train.stages.base import Report, Size, micro_units
+from penjing.train.stages.next_token import data_paths, run_tokenizer
+from penjing.train.stages.teacher_model import (
+    about_teacher,
+    check_vocabulary,
+    judge,
+    load_teacher,
+    note_teacher,
+    place,
+    relative_cost,
+    take_tokenizer,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is asked, and what the data answer (empty where they do not)."""
+
+    ids: list[int]
+    answer: list[int]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids) + max(0, len(self.answer) - 1)
+
+
+def encode_prompts(
+    run: Run, settings: Distill, tokenizer: Tokenizer, quarantine: records.Quarantine
+) -> tuple[list[Prompt], list[Prompt], int]:
+    """(to learn from, held out, left out as too long). Of a conversation the last answer is asked for again.
+
+    quarantine: where a conversation goes that is broken, or that the template refuses.
+    """
+    paths, answered = data_paths(run), run.data.kind == "chats"
+    prompts = (chat for chat, _ in records.read_prompts(paths, quarantine=quarantine))
+    chats = records.read_chats(paths, quarantine=quarantine) if answered else prompts
+    fitting: list[tuple[Prompt, str]] = []
+    left_out = 0
+    for chat in chats:
+        try:
+            asked = _prompts(chat, tokenizer, answered=answered)
+            fits = next((each for each in asked if _room_for(each, settings) <= run.data.row_tokens), None)
+        except UserError as error:
+            quarantine.reject(error, chat.source, chat.line)
+            continue
+        if fits is None:
+            left_out += 1
+        else:
+            fitting.append((fits, prepare.split_key(chat)))
+    below = prepare.held_out_below((key for _, key in fitting), run.data.validation_fraction)
+    halves: tuple[list[Prompt], list[Prompt]] = ([], [])
+    for prompt, key in fitting:
+        halves[prepare.is_held_out(key, below)].append(prompt)
+    for half, what in zip(halves, ("to learn from", "held out"), strict=True):
+        if not half:
+            raise UserError(
+                f"no prompt {what} leaves room for an answer",
+                where="data.row_tokens",
+                got=f"{run.data.row_tokens}, of which objective.answer_tokens={settings.answer_tokens} for the answer",
+                next_step="Give more prompts, longer rows or shorter answers.",
+            )
+    return *halves, left_out
+
+
+def _room_for(prompt: Prompt, settings: Distill) -> int:
+    """Positions of a row that it takes with the longest answer."""
+    return max(len(prompt.ids) + settings.answer_tokens - 1, prompt.num_tokens)
+
+
+def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Iterator[Prompt]:
+    """What a conversation asks: with answers, its last question, and then those before, each shorter to read."""
+    if not answered:
+        yield Prompt(render(tokenizer, chat.messages, chat.tools, ask=True).ids, [])
+        return
+    for number in range(len(chat.messages), 0, -1):
+        if chat.messages[number - 1].role != "assistant":
+            continue
+        rendered = render(tokenizer, chat.messages[:number], chat.tools)
+        if not any(rendered.weights):  # there are templates that show no tool calls
+            continue
+        # The last stretch of taught tokens is what the assistant said last.
+        end = len(rendered.weights) - rendered.weights[::-1].index(1)
+        start = end
+        while start > 0 and rendered.weights[start - 1]:
+            start -= 1
+        if start:
+            yield Prompt(rendered.ids[:start], rendered.ids[start:end])
+
+
+class OnPolicyStage:
+    """Prompts that the student answers with the weights of the step, for the teacher to judge token by token.
+
+    What is drawn depends on the run's seed and the prompt's place in the order alone, for any number of ranks.
+    """
+
+    runs_ahead = False
+
+    def __init__(self, run: Run, engine: Engine, report: Report, write: Write, write_likeliest: Write) -> None:
+        """write: answers as they are drawn in training; write_likeliest: greedy ones, for held-out prompts."""
+        assert isinstance(run.objective, Distill)
+        self.run, self.engine, self.settings = run, engine, run.objective
+        self._write, self._write_likeliest = write, write_likeliest
+        if run.data.kind not in ("chats", "prompts"):
+            raise UserError("nothing to answer", where="data.kind", got=run.data.kind, wanted="chats or prompts")
+        if run.data.kind == "prompts" and self.settings.own_fraction < 1:
+            raise UserError(
+                "prompts have no answers of the data's own",
+                where="objective.own_fraction",
+                got=self.settings.own_fraction,
+                wanted="1, or data.kind=chats",
+            )
+        if run.data.thinking != "as_given":
+            raise UserError(
+                "has no effect on answers of the student's own",
+                where="data.thinking",
+                got=run.data.thinking,
+                wanted="it left out, or objective.mode=logits or top_k",
+            )
+        teacher = load_teacher(run, self.settings)
+        folder = RunFolder(Path(run.out))
+        if engine.rank == 0:
+            take_tokenizer(run, teacher)
+            run_tokenizer(run, folder, report)
+        engine.any(False)
+        self.tokenizer = Tokenizer.load(folder.tokenizer)
+        check_vocabulary(self.tokenizer, teacher, self.settings)
+        if engine.rank == 0:
+            note_teacher(run, teacher, self.settings)
+        bad = records.Quarantine(run.data.max_bad, folder.quarantine if engine.rank == 0 else None)
+        self._prompts, self._held_out, left_out = encode_prompts(run, self.settings, self.tokenizer, bad)
+        self.fingerprint = sha256_text(repr([(prompt.ids, prompt.answer) for prompt in self._prompts]))
+        self.notes = [note] if (note := bad.note()) else []
+        if left_out:
+            self.notes.append(f"{left_out} prompts that leave no room for an answer were left out")
+        self._teacher = place(teacher, run, engine)
+        self._describe = about_teacher(run, self.settings, teacher.model)
+
+    def size(self) -> Size:
+        lengths = [prompt.num_tokens if prompt.answer else len(prompt.ids) for prompt in self._prompts]
+        tokens = sum(lengths) / len(lengths)
+        if self.run.data.kind == "prompts":
+            tokens += self.settings.answer_tokens / 2
+        return Size(
+            unit="prompts",
+            units_per_epoch=len(self._prompts),
+            tokens_per_unit=tokens,
+            row_tokens=self.run.data.row_tokens,
+            num_keys=tokens / 2,
+            padding_fraction=0.0,
+            # The student's writing is about one forward pass more, a token at a time.
+            extra_forwards=relative_cost(self.run, self._teacher, tokens / 2) + self.settings.own_fraction,
+            probe_steps=2,
+        )
+
+    def trained(self, model: Transformer) -> nn.Module:
+        return model
+
+    def begin(self, model: nn.Module, engine: Engine) -> None:
+        assert isinstance(model, Transformer)
+        self._model = model
+
+    def source(self, micro_units: int, rank: int, world: int) -> Source:
+        return cast(Source, OwnAnswers(self, micro_units, rank, world))
+
+    def objective(self) -> Distillation:
+        return Distillation(
+            self.settings, self._teacher, self.run.router, biased=self.run.model.architecture == "glm4_moe"
+        )
+
+    def batch(self, indices: Sequence[int]) -> AnswerBatch:
+        """The prompts at these places of the endless order, with the student's answers or the data's."""
+        chosen = [self._prompt(index) for index in indices]
+        seed = derive(self.run.seed, self.run.stage, "own")
+        own = [fraction(seed, index) < self.settings.own_fraction for index in indices]
+        asked = [number for number, mine in enumerate(own) if mine]
+        seeds = [derive(self.run.seed, self.run.stage, "answer", indices[number]) for number in asked]
+        asked_ids = [chosen[number].ids for number in asked]
+        written = self._write(self._model, asked_ids, seeds, self.tokenizer.stop) if asked else []
+        answers = [prompt.answer for prompt in chosen]
+        for number, said in zip(asked, written, strict=True):
+            answers[number] = said
+        return self._pack(chosen, answers, [not mine for mine in own])
+
+    def _pack(self, prompts: Sequence[Prompt], answers: Sequence[list[int]], given: Sequence[bool]) -> AnswerBatch:
+        groups = [
+            Group(prompt=prompt.ids, answers=[Answer(ids=said, values={"given": [float(by_data)] * len(said)})])
+            for prompt, said, by_data in zip(prompts, answers, given, strict=True)
+        ]
+        return pack(groups, self.run.data.row_tokens)
+
+    def _prompt(self, index: int) -> Prompt:
+        epoch, place = divmod(index, len(self._prompts))
+        if getattr(self, "_epoch", None) != epoch:
+            generator = np.random.Generator(np.random.PCG64(derive(self.run.seed, self.run.stage, "order", epoch)))
+            self._order, self._epoch = generator.permutation(len(self._prompts)), epoch
+        return self._prompts[int(self._order[place])]
+
+    def validate(self) -> dict[str, float]:
+        """KL and agreement on held-out prompts: with the data's answers, and their cross-entropy; where there are none,
+        with the student's likeliest ones."""
+        if self.run.data.kind == "prompts":
+            return judge(self.objective(), self._model, self._judged(), self.engine, ("kl_nats_per_token", "agreement"))
+        settings = replace(self.settings, own_fraction=0.0)
+        objective = Distillation(settings, self._teacher)
+        names = (FIGURE, "kl_nats_per_token", "agreement")
+        return judge(objective, self._model, self._judged(), self.engine, names)
+
+    def _judged(self) -> Iterator[AnswerBatch]:
+        held_out = self._held_out[: self.run.validate.rows][self.engine.rank :: self.engine.world]
+        size = micro_units(self.run, self.engine)
+        for first in range(0, len(held_out), size):
+            prompts = held_out[first : first + size]
+            by_data = self.run.data.kind == "chats"
+            if by_data:
+                answers = [prompt.answer for prompt in prompts]
+            else:
+                asked, seeds = [prompt.ids for prompt in prompts], [0] * len(prompts)
+                answers = self._write_likeliest(self._model, asked, seeds, self.tokenizer.stop)
+            yield self._pack(prompts, answers, [by_data] * len(prompts)).to(self.engine.device)
+
+    def describe(self) -> list[tuple[str, str]]:
+        return [self._describe]
+
+
+class OwnAnswers:
+    """`micro_units` prompts at a time; of each group of `world` batches this rank takes its own."""
+
+    def __init__(self, stage: OnPolicyStage, micro_units: int, rank: int, world: int) -> None:
+        self._stage, self._size, self._rank, self._world = stage, micro_units, rank, world
+        self._next = 0
+
+    def __next__(self) -> AnswerBatch:
+        first = self._next + self._rank * self._size
+        self._next += self._world * self._size
+        return self._stage.batch(range(first, first + self._size))
+
+    def state(self) -> dict[str, Any]:
+        return {"next_prompt": self._next}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._next = int(state["next_prompt"])

@@ -1,0 +1,168 @@
+"""The other tools, and what comes of calls: always a text."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penjing.agent_tools import TOOLS
+from penjing.agent_tools.base import ToolSettings
+from penjing.agent_tools.box import MOST_CALLS, Result, Toolbox
+from penjing.base.errors import UserError
+from penjing.data.chat.turn_parser import Call
+
+SETTINGS = ToolSettings(today="2024-02-28", output_characters=60, seconds=1.0)
+
+
+def call(box: Toolbox, name: str, **arguments: Any) -> Result:
+    return box.run([Call(name=name, arguments=arguments)])[0]
+
+
+def made(name: str, tmp_path: Path) -> Toolbox:
+    (tmp_path / "table.json").write_text(json.dumps({"Mia's cat": "Tom", "ages": {"Mia": 7}}))
+    try:
+        return Toolbox([name], ToolSettings(today="2024-02-28", table=str(tmp_path / "table.json"), seconds=1.0))
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_every_tool_has_a_schema_and_survives_what_it_is_given(name: str, tmp_path: Path) -> None:
+    box = made(name, tmp_path)
+    (schema,) = box.schemas
+    assert schema["name"] == name and schema["description"]
+    assert schema["parameters"]["type"] == "object" and set(schema["parameters"]["required"]) <= set(
+        schema["parameters"]["properties"]
+    )
+    json.dumps(schema)
+    wanted = schema["parameters"]["properties"]
+    for value in ("", "x", "\x00", "-1", 1.5, 10**5000, None, True, [1], {"a": 1}, "</tool_response>", "9" * 30_000):
+        result = call(box, name, **dict.fromkeys(wanted, value))
+        assert isinstance(result.text, str)
+    assert not call(box, name).worked
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "result"),
+    [
+        ("dates", {"what": "difference", "date": "2024-02-28", "other": "2024-03-01"}, "2"),
+        ("dates", {"what": "difference", "date": "2024-03-01", "other": "today"}, "-2"),
+        ("dates", {"what": "weekday", "date": "2024-02-29"}, "Thursday"),
+        ("dates", {"what": "add", "days": 2}, "2024-03-01"),
+        ("dates", {"what": "today"}, "2024-02-28"),
+        ("dates", {"what": "add", "date": "2024-02-30", "days": "1"}, None),
+        ("dates", {"what": "add", "days": "1e99"}, None),
+        ("dates", {"what": "add", "days": "9" * 30}, None),
+        ("dates", {"what": "guess"}, None),
+        ("units", {"value": "3", "from": "miles", "to": "km"}, "4.828032"),
+        ("units", {"value": 100, "from": "°C", "to": "fahrenheit"}, "212"),
+        ("units", {"value": "-40", "from": "F", "to": "C"}, "-40"),
+        ("units", {"value": 3, "from": "斤", "to": "公斤"}, "1.5"),
+        ("units", {"value": 1, "from": "GiB", "to": "bytes"}, "1073741824"),
+        ("units", {"value": 1, "from": "kg", "to": "hours"}, None),
+        ("units", {"value": 1, "from": "parsec", "to": "m"}, None),
+        ("units", {"value": "one", "from": "m", "to": "km"}, None),
+        ("count", {"text": "a b 你好", "what": "words"}, "4"),
+        ("count", {"text": "a b 你好", "what": "characters"}, "6"),
+        ("count", {"text": "a\nb", "what": "lines"}, "2"),
+        ("count", {"text": "banana", "what": "occurrences", "of": "an"}, "2"),
+        ("count", {"text": "banana", "what": "occurrences", "of": ""}, None),
+        ("lookup", {"key": " MIA'S  cat "}, "Tom"),
+        ("lookup", {"key": "ages"}, '{"Mia": 7}'),
+        ("lookup", {"key": "Mia's dog"}, None),
+        ("python", {"code": "print(6 * 7)"}, "42"),
+        ("python", {"code": "x = 1"}, "(nothing was printed)"),
+        ("python", {"code": "print(1)\n1/0"}, "1\nZeroDivisionError: division by zero"),
+        ("python", {"code": "open('/etc/passwd')"}, "PermissionError: [Errno 13] Permission denied: '/etc/passwd'"),
+    ],
+)
+def test_what_tools_say(name: str, arguments: dict[str, Any], result: str | None, tmp_path: Path) -> None:
+    found = call(made(name, tmp_path), name, **arguments)
+    assert (found.text == result and found.worked) or (result is None and found.text.startswith("error: "))
+    assert found.worked == (result is not None)
+
+
+def test_calls_that_cannot_be_run_are_told_so() -> None:
+    box = Toolbox(["sum=calculator"], SETTINGS)
+    results = box.run([
+        Call(name="sum", arguments={"expression": "1+2"}),
+        Call(name="calculator", arguments={"expression": "1+2"}),
+        Call(problem="the call is not JSON", text="1+2"),
+        Call(name="sum", arguments={"expression": "1+"}),
+    ])  # fmt: skip
+    assert [result.worked for result in results] == [True, False, False, False]
+    assert results[0].text == "3"
+    assert results[1].text == "error: no tool is called calculator; there are: sum"
+    assert results[2].text == "error: the call is not JSON"
+    assert box.schemas[0]["name"] == "sum"
+    many = box.run([Call(name="sum", arguments={"expression": "1"})] * (MOST_CALLS + 2))
+    assert sum(result.worked for result in many) == MOST_CALLS
+
+
+OWN = """
+import time
+
+class Shout:
+    schema = {"name": "shout", "description": "", "parameters": {"type": "object", "properties": {}}}
+
+    def call(self, arguments):
+        if arguments.get("wait"):
+            time.sleep(60)
+        return arguments["text"].upper() * 40 + chr(0xD800)
+
+class Mute:
+    schema = {"name": "mute"}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "shouting_tool.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "shouting_tool", raising=False)
+    return "shouting_tool"
+
+
+def test_a_tool_of_ones_own_fails_alone_and_in_time(own: str) -> None:
+    box = Toolbox([f"{own}:Shout", "calculator"], SETTINGS)
+    assert call(box, "shout", text="ab").text == "AB" * 30 + " ..."
+    assert call(box, "shout") == Result(text="error: 'text'", worked=False)
+    began = time.monotonic()
+    slow, quick = box.run([
+        Call(name="shout", arguments={"wait": True}), Call(name="calculator", arguments={"expression": "1+1"}),
+    ])  # fmt: skip
+    assert slow.text == "error: no result within 1 seconds" and quick.text == "2"
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["calculater"], "Did you mean calculator"),
+        (["calculator", "calculator"], "two tools of one name"),
+        (["absent_module:Tool"], "the tool cannot be imported"),
+        (["json:Absent"], "the tool cannot be imported"),
+        (["shouting_tool:Mute"], "not a tool"),
+        (["lookup"], "objective.tool.table: the tool lookup needs a table"),
+    ],
+)
+def test_what_is_no_tool_is_refused(own: str, words: list[str], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        Toolbox(words)
+
+
+def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no date"):
+        ToolSettings(today="tomorrow")
+    with pytest.raises(UserError, match="too small"):
+        ToolSettings(output_characters=0)
+    (tmp_path / "list.json").write_text("[1]")
+    with pytest.raises(UserError, match="not a table"):
+        Toolbox(["lookup"], ToolSettings(table=str(tmp_path / "list.json")))
+    with pytest.raises(UserError, match="no such file"):
+        Toolbox(["lookup"], ToolSettings(table=str(tmp_path / "absent.json")))

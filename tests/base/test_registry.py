@@ -1,0 +1,34 @@
+"""Look-ups by name, and a suggestion after a wrong one."""
+
+from __future__ import annotations
+
+import pytest
+
+from penjing.base.errors import UserError
+from penjing.base.registry import look_up
+
+TABLE = {"ordered": "collections:OrderedDict", "counter": "collections:Counter", "absent": "no_such_module_here:X"}
+
+
+def test_the_named_object_is_imported_and_no_other() -> None:
+    from collections import Counter
+
+    assert look_up(TABLE, "counter", what="container") is Counter
+
+
+def test_a_wrong_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"no container is called 'conter'\. Did you mean counter\?"):
+        look_up(TABLE, "conter", what="container")
+    with pytest.raises(UserError, match="Choices: absent, counter, ordered"):
+        look_up(TABLE, "xyz", what="container")
+
+
+def test_our_own_tables_name_things_that_exist() -> None:
+    from penjing.optim import OPTIMIZERS, SCHEDULES
+    from penjing.parallel import ENGINES
+    from penjing.recipes import RECIPES
+    from penjing.track import TRACKERS
+
+    for table in (OPTIMIZERS, SCHEDULES, ENGINES, RECIPES, TRACKERS):
+        for name in table:
+            assert callable(look_up(table, name, what="entry"))

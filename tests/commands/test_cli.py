@@ -1,0 +1,239 @@
+"""The command line from outside: help that teaches, real examples, mistakes that get one line and exit code 2."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.main import get_command
+
+from penjing.cli import app, main
+
+
+def commands(command, path=()):
+    for name, sub in getattr(command, "commands", {}).items():
+        yield (*path, name), sub
+        yield from commands(sub, (*path, name))
+
+
+ALL = dict(commands(get_command(app)))
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_every_command_explains_itself(path):
+    command = ALL[path]
+    assert command.help
+    if not hasattr(command, "commands") and path not in [("doctor",), ("data", "list")]:
+        assert "[bold]Example" in command.help
+
+
+def test_examples_name_commands_and_options_that_exist():
+    examples = [
+        line for command in ALL.values() for line in (command.help or "").splitlines() if line.startswith("penjing ")
+    ]
+    assert len(examples) >= 15
+    for line in examples:
+        words = line.split()[1:]
+        path = tuple(words[:2]) if tuple(words[:2]) in ALL else tuple(words[:1])
+        path = ("plan", "run") if path == ("plan",) else path  # what is no verb of `plan` is something to plan
+        assert path in ALL, line
+        known = {option for parameter in ALL[path].params for option in parameter.opts}
+        for option in re.findall(r"(?<= )--?[a-z][a-z-]*", line):
+            assert option in known, line
+
+
+@pytest.fixture
+def mistake(penjing, tmp_path):
+    """Run a command that must fail as a user's mistake does; returns its one line."""
+
+    def run(*words):
+        done = penjing(*words, check=False, cwd=tmp_path)
+        assert done.returncode == 2, done.stdout + done.stderr
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        assert len(lines) == 1, done.stderr
+        assert "Traceback" not in done.stderr
+        return lines[0]
+
+    return run
+
+
+def test_no_such_file(mistake):
+    assert "nowhere.jsonl: no such file" in mistake("train", "pretrain", "data.train=nowhere.jsonl")
+
+
+def test_no_data(mistake):
+    assert "data.train" in mistake("train", "pretrain")
+
+
+def test_empty_file(mistake, tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    assert "empty.txt" in mistake("train", "pretrain", "data.train=empty.txt")
+
+
+def test_wrong_json_field_names_file_line_and_field(mistake, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n{"txt": "two"}\n')
+    line = mistake("train", "pretrain", "model=tiny", "data.train=bad.jsonl")
+    assert "bad.jsonl:2" in line
+    assert "text" in line
+
+
+def test_broken_json_names_the_line(mistake, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n{"text": "two"\n')
+    assert "bad.jsonl:2" in mistake("train", "pretrain", "model=tiny", "data.train=bad.jsonl")
+
+
+def test_rows_longer_than_the_model(mistake):
+    line = mistake("train", "pretrain", "model=tiny", "data.row_tokens=4096", "data.train=x.txt")
+    assert "data.row_tokens" in line
+    assert "4096" in line
+
+
+def test_vocabulary_mismatch(mistake, toy, tmp_path):
+    from penjing.data.tokenizer.tokenizer import train_tokenizer
+
+    train_tokenizer(["some words and others " * 50, "其他的字"], 300).save(tmp_path / "tokenizer")
+    line = mistake(
+        "train",
+        "pretrain",
+        "model=tiny",
+        "model.vocabulary_size=270",
+        "tokenizer.folder=tokenizer",
+        f"data.train={toy / 'pretrain.jsonl'}",
+    )
+    assert "model.vocabulary_size" in line
+
+
+def test_cuda_absent(mistake, toy):
+    assert "CUDA" in mistake("train", "pretrain", "compute.device=cuda", f"data.train={toy / 'pretrain.jsonl'}")
+
+
+def test_unknown_setting_suggests(mistake):
+    assert "Did you mean batch.rows?" in mistake("train", "pretrain", "batch.row=3")
+
+
+def test_unknown_recipe_suggests(mistake):
+    assert "Did you mean pretrain?" in mistake("train", "pretain")
+
+
+def test_experts_in_a_dense_model_are_refused(mistake):
+    assert "qwen3 is a dense architecture" in mistake("train", "tiny", "model.experts=4")
+
+
+def test_router_settings_of_a_dense_model_are_refused(mistake):
+    assert "no effect on a dense model" in mistake("train", "tiny", "router.z_weight=0.001")
+
+
+def test_a_setting_of_another_choice_is_refused(mistake):
+    assert "optimizer.momentum" in mistake("train", "pretrain", "optimizer.kind=adamw", "optimizer.momentum=0.9")
+
+
+def test_never_saving_is_refused(mistake):
+    assert "save.every" in mistake("train", "pretrain", "save.every=0", "data.train=x.txt")
+
+
+def test_epochs_and_steps_together_are_refused(mistake):
+    assert "epochs, steps" in mistake("train", "pretrain", "epochs=2", "steps=100", "data.train=x.txt")
+
+
+def test_epochs_take_the_place_of_a_recipes_steps():
+    from penjing.commands.train import resolve_run
+
+    assert resolve_run("tiny", {"epochs": 2}).steps == 0
+    assert resolve_run("tiny", {"steps": 7}).steps == 7
+
+
+def test_chats_cannot_be_pretrained_on_as_documents(mistake, toy):
+    assert "sft.jsonl" in mistake("train", "pretrain", "model=tiny", f"data.train={toy / 'sft.jsonl'}")
+
+
+def test_chat_with_nothing_there(mistake):
+    assert "no such folder" in mistake("chat", "runs/none")
+
+
+def test_quickstart_with_unknown_data(mistake, tmp_path):
+    assert "nosuch" in mistake("quickstart", "--data", "nosuch")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_quickstart_with_a_file_for_a_folder(mistake, tmp_path):
+    (tmp_path / "my.txt").write_text("mine")
+    assert "my.txt: a file, not a folder" in mistake("quickstart", "--out", "my.txt", "--fresh")
+
+
+def test_where_a_tokenizer_goes_is_looked_at_before_the_text(mistake, tmp_path):
+    for name in ("empty.txt", "taken"):
+        (tmp_path / name).write_text("")
+    assert "taken: a file, not a folder" in mistake("tokenizer", "train", "empty.txt", "--out", "taken")
+
+
+def test_a_tokenizer_is_trained_on_what_is_whole(penjing, tmp_path):
+    (tmp_path / "my.jsonl").write_text('{"text": "some words and others"}\n' * 20 + '{"text": "cut\n')
+    done = penjing("tokenizer", "train", "my.jsonl", "--vocabulary", "300", cwd=tmp_path)
+    assert "of 21 records 1 are broken" in done.stdout
+    assert (tmp_path / "tokenizer/tokenizer.json").is_file()
+
+
+def test_settings_that_cannot_be_read(mistake, tmp_path):
+    (tmp_path / "x.toml").symlink_to("x.toml")
+    assert "x.toml: cannot be read" in mistake("train", "x.toml")
+
+
+def test_wrong_option_is_exit_code_2(penjing):
+    assert penjing("train", "--nonsense", check=False).returncode == 2
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(mistake, tmp_path, toy):
+    """A file size limit stands for a full disk: the write is refused in the middle."""
+    script = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
+        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "sys.argv = ['penjing', 'data', 'toyworld', '--out', 'world']; from penjing.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list((tmp_path / "world").glob("*.jsonl"))
+    assert not list((tmp_path / "world").glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("quickstart", "--nope"), "No such option: --nope. See `"),
+        (("traain",), "Did you mean 'train'?"),
+        (("train",), "Missing argument"),
+        (("data", "toyworld", "--documents", "many"), "--documents"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(mistake, words, expected):
+    assert expected in mistake(*words)
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys, tmp_path):
+    """Where no signal handler of training stands, and what had been measured by then is named."""
+    out = tmp_path / "bench.json"
+
+    def interrupted(*_, save, **__):
+        out.write_text("of another day")
+        save({"finished": False, "parameters": 1})
+        assert out.read_text() == "of another day"  # until there is a trial
+        save({"finished": False, "parameters": 1, "path": {"trials": {}}})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penjing.commands.bench.bench", interrupted)
+    monkeypatch.setattr("penjing.cli.sys.argv", ["penjing", "bench", "train", "--out", str(out)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    said = capsys.readouterr()
+    assert stopped.value.code == 130
+    assert said.err == "penjing: interrupted\n"
+    assert said.out.replace("\n", "").endswith("the figures of trials that ended; `--resume` goes on with them")
+    assert '"finished": false' in out.read_text()
+
+
+def test_another_system_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("penjing.cli.sys.platform", "win32")
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "penjing: needs Linux or macOS; on Windows run it in WSL 2\n"

@@ -1,0 +1,66 @@
+"""The forecast of a loss: which small runs it takes, that they go on where they were, and what it refuses."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from penjing.base.config import parse_overrides
+from penjing.base.errors import UserError
+from penjing.commands import plan_forecast as scaling
+from penjing.commands.plan_forecast import LADDER, LOSS, _ladder, _train, scale
+from penjing.commands.train import resolve_run
+
+
+def run_of(recipe, *words):
+    return resolve_run(recipe, parse_overrides(["compute.device=cpu", *words]))
+
+
+def silent():
+    return Console(file=io.StringIO(), width=200)
+
+
+def test_a_ladder_is_chosen_once_for_what_was_asked(tmp_path, monkeypatch):
+    run, file = run_of("pretrain", "model=tiny", "data.train=x.txt"), tmp_path / LADDER
+    chosen = _ladder(run, 60.0, file)
+    monkeypatch.setattr(scaling, "small_runs", lambda *asked: [])
+    assert _ladder(run, 60.0, file) == chosen
+    longer = run_of("pretrain", "model=tiny", "data.train=x.txt", "steps=99")
+    assert _ladder(longer, 60.0, file) == chosen  # how far is foreseen says nothing of the small runs
+    assert _ladder(run, 61.0, file) == []
+    other = run_of("pretrain", "model=tiny", "data.train=x.txt", "batch.rows=2")
+    assert _ladder(other, 61.0, file) == []
+
+
+def test_a_finished_small_run_is_not_taken_for_other_data_or_settings(small_run, toy, tmp_path):
+    words = [*small_run, "validate.every=0", f"out={tmp_path}"]
+    run = run_of("pretrain", *words)
+    model = {"num_layers": 1}
+    small = scaling.Small(name="small", model=model, parameters=1, steps=2, tokens=1024, seconds=0.0)
+    first = _train(run, small, tmp_path, "", silent())
+    assert _train(run, small, tmp_path, "", silent()) == first and first[LOSS] > 0
+    without_steps = [word for word in words if not word.startswith("steps=")]
+    assert _train(run_of("pretrain", *without_steps, "epochs=3"), small, tmp_path, "", silent()) == first
+    with pytest.raises(UserError, match="seed was"):
+        _train(run_of("pretrain", *words, "seed=9"), small, tmp_path, "", silent())
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join((toy / "pretrain.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:200]))
+    with pytest.raises(UserError, match="data was"):
+        _train(run_of("pretrain", *words, f"data.train={other}"), small, tmp_path, "", silent())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "said"),
+    [
+        ("reward", [], "losses of next tokens only"),
+        ("dpo", ["objective.loss=simpo"], "losses of next tokens only"),
+        ("pretrain", ["start={run}"], "begin from nothing"),
+    ],
+)
+def test_what_has_no_such_loss_or_begins_with_a_model_is_refused_first(recipe, words, said, tmp_path, monkeypatch):
+    run = run_of(recipe, "data.train=x.jsonl", f"out={tmp_path / 'out'}", *[w for w in words if "{run}" not in w])
+    if words and "{run}" in words[0]:
+        run = scaling.config.resolve(type(run), scaling.config.to_dict(run), {"start": "runs/x"})
+    with pytest.raises(UserError, match=said):
+        scale(run, "1min", silent())
+    assert not (tmp_path / "out").exists()

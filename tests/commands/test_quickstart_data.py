@@ -1,0 +1,166 @@
+"""What a quickstart makes of the data it is given: which files are used and for what, and what is wrong with them."""
+
+import io
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from penjing.base.errors import UserError
+from penjing.base.files import read_json, write_json
+from penjing.commands import quickstart as module
+from penjing.commands.quickstart import Settings, quickstart
+from penjing.commands.train import resolve_run
+from penjing.train.stages.next_token import made_once
+
+TURNS = [{"from": "human", "value": "a?"}, {"from": "gpt", "value": "b."}]
+ANSWERED, WAITING = {"conversations": TURNS}, {"conversations": [*TURNS, {"from": "human", "value": "c?"}]}
+PAIR = {"prompt": "a?", "chosen": "b.", "rejected": "c."}
+PROMPT = {"conversations": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": ""}], "gt": ["b."]}
+OUT = Path("out")
+
+
+class Stopped(Exception):
+    """Before anything is evaluated."""
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def jsonl(name, *rows):
+    Path(name).write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+
+
+def texts(num):
+    return [{"text": f"Text {n} of a little book says that {n} and {n + 1} make {2 * n + 1}."} for n in range(num)]
+
+
+@pytest.fixture
+def begin(monkeypatch):
+    """Do all but train: the files as they were sorted, the settings of the pretraining, and what was said."""
+    corpora, runs = [], []
+
+    def pretrained(run, journal, console):
+        runs.append(run)
+        return "trained"
+
+    def stop(*_):
+        raise Stopped
+
+    monkeypatch.setattr(module, "_train", pretrained)
+    monkeypatch.setattr(module, "_tell_tokens", lambda *_: None)
+    monkeypatch.setattr(module, "_finetuning", lambda settings, corpus: corpora.append(corpus))
+    monkeypatch.setattr(module, "_evaluate", stop)
+
+    def run(data, *settings):
+        console = Console(file=io.StringIO(), width=1000)
+        with pytest.raises(Stopped):
+            quickstart(Settings(data=data, out=OUT, settings=settings), console)
+        return corpora[-1], runs[-1], console.file.getvalue()
+
+    return run
+
+
+def test_every_file_is_used_or_named(begin):
+    jsonl("my.jsonl", *texts(40))
+    jsonl("share.json", WAITING, WAITING, ANSWERED)  # the first alone looks like a prompt
+    jsonl("dpo[old].jsonl", PAIR)
+    jsonl("rl.jsonl", PROMPT, PROMPT)
+    corpus, _, said = begin("my.jsonl,share.json,dpo[old].jsonl,rl.jsonl")
+    assert (corpus.documents, corpus.chats) == (["my.jsonl"], ["share.json"])
+    assert "; not used here: dpo[old].jsonl (preferences), rl.jsonl (prompts) (" in said
+
+
+def test_nothing_between_commas_is_no_folder(begin):
+    jsonl("my.jsonl", *texts(40))
+    Path("diary.txt").write_text("Dear diary.\n")
+    corpus, run, _ = begin(",my.jsonl,")
+    assert corpus.documents == ["my.jsonl"] == list(run.data.train)
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "words"),
+    [
+        ("", (), "--data: no data is named; got ''"),
+        (",", (), "--data: no data is named; got ','"),
+        ("nosuch.txt", (), "nosuch.txt: no such file"),
+        ("b\udcd6.txt", (), r"--data: not valid UTF-8; got 'b\udcd6.txt'"),
+        ("toyworld", ("stesp=3",), "Did you mean steps?"),
+    ],
+)
+def test_words_that_cannot_be_leave_no_folder_behind(data, settings, words):
+    Path("diary.txt").write_text("Dear diary.\n")
+    with pytest.raises(UserError) as caught:
+        quickstart(Settings(data=data, out=OUT, settings=settings), Console(quiet=True))
+    assert words in caught.value.line()
+    assert not OUT.exists()
+
+
+def test_without_a_text_it_says_what_there_is():
+    jsonl("chats.jsonl", ANSWERED)
+    jsonl("dpo.jsonl", PAIR)
+    with pytest.raises(UserError, match=r"no text .*; got chats\.jsonl \(chats\), dpo\.jsonl \(preferences\)"):
+        quickstart(Settings(data="chats.jsonl,dpo.jsonl", out=OUT), Console(quiet=True))
+
+
+def test_a_broken_line_is_left_out_and_told(begin, monkeypatch):
+    jsonl("my.jsonl", *texts(56), '{"text": "cut\n', *texts(200), {"text": ""})
+    _, run, said = begin("my.jsonl")
+    assert "256 texts" in said and "of 258 records 1 are broken and 1 have nothing to learn" in said
+    assert any("my.jsonl:57" in warning for warning in read_json(OUT / "quickstart.json")["data"]["warnings"])
+    assert len(run.sample.prompts) == 2  # the file was read on behind it
+    read = []
+    monkeypatch.setattr(module, "load_trained", lambda path: SimpleNamespace(model=None, tokenizer=None))
+    monkeypatch.setattr(module, "Shards", lambda path: SimpleNamespace(meta={"held_out_below": 1.0}))
+    monkeypatch.setattr(module, "bits_per_byte", lambda model, tokenizer, given, **_: (read.extend(given) or 1.0, 9))
+    module._compare_with_zstd(OUT, run)
+    assert len(read) == 256
+
+
+def test_too_many_broken_lines_are_refused_before_anything_is_trained(begin):
+    jsonl("my.jsonl", *texts(97), *['{"text": "cut\n'] * 3)
+    with pytest.raises(UserError, match=r"3 of 100 records are broken.*my\.jsonl:98.*data\.max_bad=0\.03"):
+        quickstart(Settings(data="my.jsonl", out=Path("other")), Console(quiet=True))
+    assert "97 texts" in begin("my.jsonl", "data.max_bad=0.03")[2]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_file_in_the_folders_place_is_one_line_and_stays(fresh):
+    Path("my.txt").write_text("mine\n")
+    for out, words in (("my.txt", "a file, not a folder"), ("my.txt/out", "cannot write: Not a directory")):
+        with pytest.raises(UserError, match=words):
+            quickstart(Settings(out=Path(out), fresh=fresh), Console(quiet=True))
+    assert Path("my.txt").read_text() == "mine\n"
+
+
+def test_a_folder_that_cannot_be_emptied_is_one_line(monkeypatch):
+    write_json(OUT / "quickstart.json", {})
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(module.shutil, "rmtree", refuse)
+    with pytest.raises(UserError, match="out: cannot be removed: Permission denied"):
+        quickstart(Settings(out=OUT, fresh=True), Console(quiet=True))
+
+
+def test_a_file_named_in_another_encoding_is_trained_on(folder):
+    """Its name stands in the shards' metadata, which is UTF-8."""
+    old = os.fsdecode("中".encode("gbk") + b".txt")
+    (folder / "archive").mkdir()
+    (folder / "archive" / old).write_text("A text.\n")
+    run = resolve_run("pretrain", {"data": {"train": ["archive"]}})
+
+    def make(paths, about):
+        assert [path.name for path in paths] == [old]
+        write_json(folder / "about.json", about)
+        return {"bad": 0}
+
+    made_once(run, folder / "place", SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
+    assert list(read_json(folder / "about.json")["source_files"]) == [r"archive/\xd6\xd0.txt"]

@@ -1,0 +1,109 @@
+"""What is shown of data before anything is trained on it."""
+
+import io
+import json
+import re
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+from rich.console import Console
+
+from penjing.base.errors import UserError
+from penjing.commands.show import corpus_report, doctor, tokens
+from penjing.data.tokenizer.tokenizer import train_tokenizer
+
+
+def report(*paths):
+    console = Console(file=io.StringIO(), width=1000)
+    corpus_report(list(paths), console)
+    return console.file.getvalue()
+
+
+def cells(said, name):
+    """What stands behind a name, in the order of the lines that begin with it."""
+    rows = [re.split(r"  +", line.strip()) for line in said.splitlines()]
+    return [row[1] for row in rows if row[0] == name and len(row) > 1]
+
+
+def test_a_folder_with_data_of_every_kind_has_a_report_on_each(toy):
+    said = report(toy)
+    headings = [line for line in said.splitlines() if line.startswith(("documents: ", "chats: ", "pref", "prompts: "))]
+    assert headings == [
+        f"chats: {toy / 'sft.jsonl'}",
+        f"documents: {toy / 'pretrain.jsonl'}",
+        f"preferences: {toy / 'dpo.jsonl'}",
+        f"prompts: {toy / 'eval.jsonl'}, {toy / 'rl.jsonl'}",
+    ]
+    for name, value in (
+        ("documents", "400"),
+        ("conversations", "200"),
+        ("pairs", "20"),
+        ("prompts", f"{sum(len((toy / name).read_text().splitlines()) for name in ('eval.jsonl', 'rl.jsonl'))}"),
+    ):
+        assert cells(said, name) == [value]
+    assert {"gt 20", "must_contain 2"} <= set(", ".join(cells(said, "other fields")).split(", "))
+    assert report(toy / "rl.jsonl", toy / "sft.jsonl") == report(toy / "sft.jsonl", toy / "rl.jsonl")
+
+
+def test_figures_have_names_units_and_one_row_for_quantiles(toy, tmp_path):
+    lengths = (1, 10, 100, 1000)
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": chr(97 + i) * size}) + "\n" for i, size in enumerate(lengths)))
+    said = report(path)
+    heading, row = (
+        re.split(r"  +", line.strip()) for line in said.splitlines() if line.startswith(("length ", "document,"))
+    )
+    assert dict(zip(heading, row, strict=True)) == {
+        "length": "document, bytes",
+        "min": "1",
+        "5 %": "1",
+        "25 %": "1",
+        "median": "10",
+        "75 %": "100",
+        "95 %": "100",
+        "max": "1,000",
+    }
+    assert cells(said, "size") == ["1.1 kB"]
+    assert cells(said, "scripts") == ["Latin 100.0 %, Han 0.0 %, digits 0.0 %, other 0.0 %"]
+    assert cells(said, "long line")[0] == f"1,000 characters, {path}:4"
+    assert not re.search(r"None|\bnum\b|\bp5\b|: min\b", said + report(toy))
+
+
+def test_what_is_broken_is_counted_and_quoted_as_it_stands(tmp_path):
+    path = tmp_path / "my[old].jsonl"
+    path.write_text('{"text": "one"}\n{"text": ""}\n{"text" [/x]}\n{"text": "two"}\n')
+    said = report(path)
+    assert f"documents: {path}\n" in said
+    assert (cells(said, "documents"), cells(said, "broken records")) == (["2"], ["1"])
+    assert cells(said, "left out") == ["1: the text is empty"]
+    assert "warning: 25 % of documents are left out: the text is empty." in said
+    assert f"1 of 4 records are broken, too many to train on as they are; the first: {path}:3: broken JSON" in said
+    assert "[/x]" in said
+
+
+def test_a_file_of_another_kind_is_named(tmp_path):
+    (tmp_path / "package.json").write_text('{"name": "x"}')
+    with pytest.raises(UserError, match=r"package\.json:1: not a known kind of record"):
+        report(tmp_path)
+
+
+def test_a_folder_of_wandb_s_runs_is_not_its_library(tmp_path, monkeypatch):
+    def version(name):
+        if name == "wandb":
+            raise PackageNotFoundError(name)
+        return "1.2.3"
+
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("importlib.metadata.version", version)
+    console = Console(file=io.StringIO(), width=200)
+    doctor(console)
+    said = console.file.getvalue()
+    assert 'wandb                not installed; pip install "penjing[wandb]"' in said
+    assert "transformers         1.2.3" in said
+
+
+def test_half_a_character_is_no_text_to_cut(tmp_path):
+    train_tokenizer(["so it is, and so it was"] * 9, 300).save(tmp_path)
+    with pytest.raises(UserError, match="not valid UTF-8"):
+        tokens(tmp_path, "a\udce4", Console(file=io.StringIO()))

@@ -1,0 +1,215 @@
+"""The report on a corpus: hand-counted figures, and a warning in words for each thing that goes wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from penjing.data.dataset_stats import Lengths, file_kind, survey, survey_chats, survey_files
+from penjing.data.formats import Chat, Document, Message, read_chats, read_documents
+
+DATA = Path(__file__).parents[2] / "../shared/data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the real files of ../shared/data are not here")
+
+
+def documents(*texts: str) -> list[Document]:
+    return [Document(text=text, source="a.txt", line=number) for number, text in enumerate(texts, 1)]
+
+
+def test_hand_counted() -> None:
+    found = survey(documents("ab 12", "中文。\n字", "ab 12"), tokens=len)
+    assert (found.num_documents, found.num_characters, found.num_tokens) == (3, 15, 15)
+    assert found.num_bytes == 5 + 13 + 5
+    visible = 12  # abab 1212 中文字 。
+    assert found.latin_fraction == pytest.approx(4 / visible)
+    assert found.digit_fraction == pytest.approx(4 / visible)
+    assert found.han_fraction == pytest.approx(3 / visible)
+    assert found.other_fraction == pytest.approx(1 / visible)
+    assert (found.num_duplicates, found.duplicate_fraction) == (1, pytest.approx(1 / 3))
+    assert found.length_bytes == {"min": 5, "p5": 5, "p25": 5, "p50": 5, "p75": 5, "p95": 5, "max": 13}
+    assert found.lengths_exact
+    assert found.num_distinct_characters == 10
+    assert found.common_characters[:2] == (("1", 2), ("2", 2))
+    assert [(line.num_characters, line.line) for line in found.longest_lines] == [(5, 3), (5, 1), (3, 2)]
+    assert json.loads(json.dumps(found.to_dict()))["num_bytes"] == 23
+
+
+def test_no_text_and_no_tokens() -> None:
+    found = survey([])
+    assert found.warnings == ("There is no text at all.",)
+    assert found.num_tokens is None
+    assert found.length_bytes["p50"] == 0 and found.han_fraction == found.other_fraction == 0
+
+
+def test_counts_do_not_depend_on_the_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = documents(*(f"第{i}章 text {i} 🙂" for i in range(50)))
+    whole = survey(texts)
+    monkeypatch.setattr("penjing.data.dataset_stats._FLUSH_CHARACTERS", 7)
+    assert survey(iter(texts)) == whole
+
+
+def test_quantiles_exact_then_sampled() -> None:
+    exact = Lengths()
+    for number in range(101):
+        exact.add(number)
+    assert exact.quantiles() == {"min": 0, "p5": 5, "p25": 25, "p50": 50, "p75": 75, "p95": 95, "max": 100}
+    sampled = Lengths(num_kept=500)
+    numbers = list(range(20_000))
+    random.Random(1).shuffle(numbers)
+    for number in numbers:
+        sampled.add(number)
+    found = sampled.quantiles()
+    assert not sampled.exact
+    assert (found["min"], found["max"]) == (0, 19_999)
+    assert abs(found["p50"] - 10_000) < 2000  # four standard errors of a median of 500
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (
+            ["same text, again and again, fifty bytes and more."] * 7 + [f"{i} " * 40 for i in range(93)],
+            "6 % of documents are exact duplicates: they will be learned by heart",
+        ),
+        ([f"{i}" for i in range(100)], "Half of the documents are 2 bytes or less"),
+        ([f"{i} " * 40 for i in range(3)], "Only 3 documents: too few to hold some out"),
+        ([f"{i} " * 40 for i in range(50)] + ["x y " * 9000], "One document is 87 % of all bytes"),
+        (["one\r\ntwo", "three \ufffd\ufffd", "\x1b[31m red"], "2 replacement characters"),
+        (["one\r\ntwo", "three \ufffd\ufffd", "\x1b[31m red"], "1 control characters"),
+        (["one\r\ntwo", "three \ufffd\ufffd", "\x1b[31m red"], "1 carriage returns"),
+        (["\u3000\u3000话说天下大势"], "2 full-width spaces"),
+        (["x" * 100_001], "The longest line has 100,001 characters (a.txt:1)"),
+        (["hello"], "Only 0.00 MB of text"),
+    ],
+)  # fmt: skip
+def test_warnings(texts: list[str], words: str) -> None:
+    assert any(words in warning for warning in survey(documents(*texts)).warnings)
+
+
+def test_a_sound_corpus_has_no_warning() -> None:
+    texts = [" ".join(f"{i}-{j}" for j in range(2000)) + "." for i in range(100)]
+    assert survey(documents(*texts)).warnings == ()
+
+
+def chat(*turns: tuple[str, str], tools: bool = False) -> Chat:
+    messages = tuple(Message(role=role, content=content) for role, content in turns)
+    return Chat(messages=messages, tools=({"name": "f"},) if tools else (), source="a", line=1)
+
+
+def test_chats_hand_counted() -> None:
+    call = Message(role="assistant", content="", reasoning_content="hm", tool_calls=({"name": "f", "arguments": {}},))
+    chats = [
+        chat(("system", "s"), ("user", "a"), ("assistant", "答案"), tools=True),
+        chat(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "dd")),
+        chat(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "dd")),
+        chat(("user", "a"), ("assistant", "hello"), ("user", "a")),
+        Chat(messages=(Message(role="user", content="a"), call), tools=(), source="a", line=1),
+    ]
+    found = survey_chats(chats, tokens=len)
+    assert (found.num_chats, found.num_answers, found.num_answer_bytes, found.num_tokens) == (5, 7, 17, 13)
+    assert found.roles == {"user": 8, "assistant": 7, "system": 1}
+    assert found.turns_per_chat["p50"] == 3 and found.turns_per_chat["max"] == 4
+    assert (found.num_with_system, found.num_with_tools, found.num_with_reasoning, found.num_tool_calls) == (1, 1, 1, 1)
+    assert found.num_duplicates == 1
+    assert found.warnings == (
+        "20 % of chats are exact duplicates: they will be learned by heart.",
+        "20 % of chats end on a turn that is never answered.",
+    )
+    assert json.loads(json.dumps(found.to_dict()))["num_chats"] == 5
+    assert survey_chats([]).warnings == ("There is no chat at all.",)
+    assert "one question and one answer" in survey_chats([chat(("user", "a"), ("assistant", "b"))]).warnings[0]
+
+
+def jsonl(path: Path, *rows: object) -> Path:
+    """A file of rows; one of text stands in it as it is."""
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def turns(*contents: str, first: str = "user") -> dict[str, object]:
+    roles = ["user", "assistant"] if first == "user" else ["assistant", "user"]
+    return {"messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]}
+
+
+def test_what_the_reader_sets_aside_is_counted(tmp_path: Path) -> None:
+    texts: list[object] = [{"text": f"{i} " * 40} for i in range(96)]
+    path = jsonl(tmp_path / "a.jsonl", *texts, {"text": ""}, {"text": " \n"}, '{"text": "cut\n', {"text": 3})
+    found = survey_files([path], "documents").to_dict()
+    assert (found["num_documents"], found["num_broken"], found["left_out"]) == (96, 2, {"the text is empty": 2})
+    assert "2 % of documents are left out: the text is empty." in found["warnings"]
+    broken = f"2 of 100 records are broken, too many to train on as they are; the first: {path}:99: broken JSON"
+    assert found["warnings"][-1].startswith(broken)
+    path = jsonl(tmp_path / "c.json", '[{"text": "a"}, {"text": "b"}, {"text": "cut\n')
+    assert (
+        f"Not read to the end, for damage that hides what follows: {path}:1."
+        in survey_files([path], "documents").warnings
+    )
+    path = jsonl(tmp_path / "b.jsonl", turns("a", "b"), turns("a", ""), turns("hello", "a", "b", first="assistant"))
+    found = survey_files([path], "chats").to_dict()
+    assert (found["num_chats"], found["num_broken"], found["left_out"]) == (1, 1, {"an answer is empty": 1})
+    assert "33 % of chats are left out: an answer is empty." in found["warnings"]
+
+
+ENDS = {"prompt": (1, 3), "chosen": (1, 6), "rejected": (1, 2)}
+
+
+def test_preferences_hand_counted(tmp_path: Path) -> None:
+    longer = {"prompt": "a", "chosen": "bb", "rejected": "c"}
+    path = jsonl(
+        tmp_path / "a.jsonl",
+        longer,
+        longer,
+        {"prompt": "aaa", "chosen": "b", "rejected": "cc"},
+        {"prompt": "a", "chosen": "same", "rejected": "same"},
+        {"prompt": "a", "completion": "字字", "label": True},
+        {"prompt": "a"},
+    )
+    found = survey_files([path], "preferences").to_dict()
+    assert (found["num_pairs"], found["num_judged"], found["num_broken"], found["num_duplicates"]) == (3, 1, 1, 1)
+    assert found["left_out"] == {"both answers are the same": 1}
+    assert found["chosen_longer_fraction"] == pytest.approx(2 / 3)
+    ends = {name: (found[f"{name}_bytes"]["min"], found[f"{name}_bytes"]["max"]) for name in ENDS}
+    assert ends == ENDS
+    assert found["warnings"][:2] == (
+        "25 % of records are exact duplicates: they will be learned by heart.",
+        "17 % of records are left out: both answers are the same.",
+    )
+    biased = survey_files([jsonl(tmp_path / "b.jsonl", longer)], "preferences").to_dict()
+    assert "The chosen answer is the longer one in 100 % of pairs: a model may learn to be long." in biased["warnings"]
+
+
+def test_prompts_hand_counted(tmp_path: Path) -> None:
+    asked, again = turns("2+2") | {"answer": "4"}, turns("a", "b", "ccc", "") | {"gt": ["x"]}
+    path = jsonl(tmp_path / "a.jsonl", asked, asked, again, '{"cut\n')
+    found = survey_files([path], "prompts").to_dict()
+    assert (found["num_prompts"], found["num_broken"], found["num_duplicates"]) == (3, 1, 1)
+    assert found["fields"] == {"answer": 2, "gt": 1}
+    assert (found["turns_per_prompt"]["max"], found["prompt_bytes"]["min"], found["prompt_bytes"]["max"]) == (3, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        ([turns("a", "b", "c"), turns("a"), turns("a", "b")], "chats"),
+        ([turns("a", "b", "c"), '{"cut\n', turns("a")], "prompts"),
+        ([turns("a", "") | {"gt": ["x"]}, turns("a", "b", "c", ""), turns("a", "none") | {"gt": ["x"]}], "prompts"),
+        ([{"prompt": "a", "chosen": "b", "rejected": "c"}], "preferences"),
+        ([{"text": "a"}, turns("a", "b")], "documents"),
+    ],
+)
+def test_a_file_of_chats_may_begin_with_one_that_waits(tmp_path: Path, rows: list[object], kind: str) -> None:
+    assert file_kind(jsonl(tmp_path / "a.jsonl", *rows)) == kind
+
+
+@needs_data
+def test_real_files() -> None:
+    poems = survey(read_documents([DATA / "pretrain_zh/songci.jsonl"]))
+    assert (poems.num_documents, poems.num_duplicates, poems.num_distinct_characters) == (21_050, 4, 6099)
+    assert poems.han_fraction > 0.83
+    stories = survey(read_documents([DATA / "pretrain_en/tinystories_a.txt"]))
+    assert stories.warnings == () and stories.latin_fraction > 0.94
+    dialogues = survey_chats(read_chats([DATA / "sft/crosswoz_val_minimind.jsonl"]))
+    assert (dialogues.num_chats, dialogues.num_answers, dialogues.turns_per_chat["max"]) == (500, 4229, 46)

@@ -1,0 +1,195 @@
+"""Bytes in, bytes out; no text becomes a control token; every engine reads the files alike."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penjing.base.errors import UserError
+from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, SMALLEST_VOCABULARY, Tokenizer, train_tokenizer
+
+# Unassigned characters are left out: which of them compose is a matter of the Unicode version.
+ANY = st.text(st.characters(exclude_categories=["Cs", "Cn"]))
+PIECES = st.sampled_from(
+    [
+        *CONTROL_TOKENS,
+        *(token[1:] for token in CONTROL_TOKENS),
+        *("<", "|", ">", "im_end", "assistant\n", " ", "\n\n"),
+        "从前，有一只猫。",
+        "naïve café",
+        "e\u0301",
+        "👩‍👩‍👧",
+        "🏴󠁧󠁢󠁥󠁮󠁧󠁿",
+        "def f(x):\n\treturn x**2  # 平方",
+        "１２３",
+        "1234567890",
+        "'ll",
+    ]
+)
+MIXED = st.lists(PIECES | ANY, max_size=12).map("".join)
+
+
+@given(text=MIXED)
+def test_what_is_encoded_comes_back(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
+    assert tokenizer.decode(ids, hide=False) == unicodedata.normalize("NFC", text)
+    assert all(0 <= index < tokenizer.size for index in ids)
+
+
+@given(text=MIXED)
+def test_no_text_becomes_a_control_token(tokenizer: Tokenizer, text: str) -> None:
+    assert not tokenizer.added_ids.intersection(tokenizer.encode(text))
+
+
+@given(texts=st.lists(MIXED, max_size=4))
+def test_many_at_once_are_the_same_as_one_by_one(tokenizer: Tokenizer, texts: list[str]) -> None:
+    assert tokenizer.encode_many(texts) == [tokenizer.encode(text) for text in texts]
+
+
+def test_control_tokens_come_first_and_are_reached_by_name(tokenizer: Tokenizer) -> None:
+    assert [tokenizer.control(token) for token in CONTROL_TOKENS] == list(range(9))
+    assert tokenizer.added_ids == set(range(9))
+    assert (tokenizer.end_of_text, tokenizer.message_end) == (0, 2)
+    assert [tokenizer.token(index) for index in range(9)] == list(CONTROL_TOKENS)
+    with pytest.raises(KeyError):
+        tokenizer.control("<|no_such|>")
+
+
+def test_tokens_that_only_mark_ends_are_hidden(tokenizer: Tokenizer) -> None:
+    ids = [1, *tokenizer.encode("hi"), 3, 2, 0]
+    assert tokenizer.decode(ids) == "hi<think>"
+    assert tokenizer.decode(ids, hide=False) == "<|im_start|>hi<think><|im_end|><|endoftext|>"
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+
+@pytest.mark.parametrize("size", [SMALLEST_VOCABULARY, 300, 777])
+@pytest.mark.parametrize("han_run", [1, 2, 4])
+def test_the_size_is_exact(corpus: list[str], size: int, han_run: int) -> None:
+    assert train_tokenizer(corpus[:200], size, han_run=han_run).size == size
+
+
+def is_chinese(character: str) -> bool:
+    return unicodedata.name(character, "").startswith("CJK UNIFIED IDEOGRAPH")
+
+
+@pytest.mark.parametrize("han_run", [1, 2, 4])
+def test_chinese_stays_by_itself_and_in_short_runs(corpus: list[str], han_run: int) -> None:
+    trained = train_tokenizer(corpus, 1200, han_run=han_run)
+    runs = set()
+    for index in range(9, trained.size):
+        text = trained.token(index)
+        num_chinese = sum(map(is_chinese, text))
+        assert num_chinese in (0, len(text)), f"{text!r} mixes Chinese with something else"
+        runs.add(num_chinese)
+    assert max(runs) == han_run
+
+
+def test_digits_stand_alone(tokenizer: Tokenizer) -> None:
+    assert len(tokenizer.encode("2026")) == 4
+
+
+def test_training_twice_gives_the_same(corpus: list[str], tokenizer: Tokenizer) -> None:
+    again = train_tokenizer(corpus, 1200, han_run=4)
+    assert again.fingerprint == tokenizer.fingerprint
+    assert train_tokenizer(corpus, 1200, han_run=2).fingerprint != tokenizer.fingerprint
+
+
+@pytest.mark.parametrize("texts", [[], [""], [" \n", "\t"]])
+def test_no_text_is_a_clear_error(texts: list[str]) -> None:
+    with pytest.raises(UserError, match="no text"):
+        train_tokenizer(texts, 1000)
+
+
+def test_impossible_sizes_are_clear_errors() -> None:
+    with pytest.raises(UserError, match=r"tokenizer\.vocabulary: too small; got 264; wanted at least 265"):
+        train_tokenizer(["text"], SMALLEST_VOCABULARY - 1)
+    with pytest.raises(UserError, match=r"tokenizer\.han_run"):
+        train_tokenizer(["text"], 1000, han_run=0)
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def test_transformers_reads_the_folder_alike(tokenizer: Tokenizer, corpus: list[str], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert len(theirs) == tokenizer.size
+    assert (theirs.eos_token_id, theirs.pad_token_id) == (tokenizer.message_end, tokenizer.end_of_text)
+    draw = random.Random(0)
+    odd = ["  two", "café e\u0301", "👩‍👩‍👧", "a\r\n\tb", "３.14", "x == 'it''s'", "。！？", "\u3000全角", "", "\n\n\n"]
+    for _ in range(200):
+        parts = [draw.choice(corpus)[draw.randrange(60) :][:30] for _ in range(2)] + draw.choices(odd, k=3)
+        draw.shuffle(parts)
+        text = draw.choice(["", " ", "\n"]).join(parts)
+        ids = tokenizer.encode(text)
+        assert theirs.encode(text) == ids, text
+        assert theirs.decode(ids) == tokenizer.decode(ids, hide=False), text
+
+
+def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "deep" / "folder")
+    loaded = Tokenizer.load(tmp_path / "deep" / "folder")
+    assert (loaded.fingerprint, loaded.size) == (tokenizer.fingerprint, tokenizer.size)
+    assert loaded.added_ids == tokenizer.added_ids
+    assert loaded.encode("从前 <|im_end|> cat") == tokenizer.encode("从前 <|im_end|> cat")
+
+
+def test_a_folder_with_the_template_in_its_settings_only(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.template, kept = "{{ 'mine' }}", tokenizer.template
+    try:
+        tokenizer.save(tmp_path)
+    finally:
+        tokenizer.template = kept
+    (tmp_path / "chat_template.jinja").unlink()
+    assert Tokenizer.load(tmp_path).template == "{{ 'mine' }}"
+
+
+def test_no_folder_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no tokenizer here; wanted a folder with tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_tokenizer_without_chatml_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("<|im_end|>", "<|eot_id|>"), encoding="utf-8")
+    with pytest.raises(UserError, match=r"has no <\|im_end\|>"):
+        Tokenizer.load(tmp_path)
+
+
+def test_damage_is_a_clear_error_or_does_no_harm(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    whole = path.read_bytes()
+    draw = random.Random(0)
+    refused = 0
+    for trial in range(40):
+        if trial % 2:
+            damaged = whole[: draw.randrange(len(whole))]
+        else:
+            place = draw.randrange(len(whole))
+            damaged = whole[:place] + bytes([whole[place] ^ 1 << draw.randrange(8)]) + whole[place + 1 :]
+        path.write_bytes(damaged)
+        with contextlib.suppress(UserError):
+            refused += 1
+            Tokenizer.load(tmp_path).encode("text 文字")
+            refused -= 1
+    assert refused >= 20  # every file that was cut short, and most of the others
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "null", '"text"', json.dumps({"model": {"type": "BPE"}})])
+def test_other_json_is_a_clear_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match=r"tokenizer\.json: not a readable tokenizer"):
+        Tokenizer.load(tmp_path)

@@ -1,0 +1,132 @@
+"""Answers of several turns: as a plain twin writes them, one at a time, reading everything anew for each token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from penjing.infer.batched_sampler import Given, Request, Turn, draw, rollout
+from penjing.infer.sample import Sampling
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.transformer import Transformer
+
+STOP = {5, 11}
+CALL = 7  # a turn in which this was said is followed by something
+SHAPES = {
+    "qwen3": {},
+    "window": {"architecture": "qwen2", "sliding_window": 6},
+    "experts": {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_size": 16},
+}
+
+
+@pytest.fixture(params=list(SHAPES))
+def model(request):
+    made = Transformer(
+        ModelConfig(
+            **{
+                "vocabulary_size": 24, "hidden_size": 24, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+                "head_size": 8, "mlp_size": 40, "max_tokens": 80, "rope_theta": 1e4, "embeddings": "untied",
+                **SHAPES[request.param],
+            }
+        )
+    )  # fmt: skip
+    initialise(made, 3)
+    generator = torch.Generator().manual_seed(9)
+    for value in made.parameters():
+        value.data += 0.1 * torch.randn(value.shape, generator=generator)
+        value.data *= 2 if value.ndim > 1 else 1
+    return made.eval()
+
+
+def make_requests(num_prompts=5, answers=3):
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(12, 24, generator.integers(1, 20)).tolist() for _ in range(num_prompts)]
+    return [
+        Request(prompt=prompt, seeds=[100 * index + number for number in range(answers)])
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def after(ids, number):
+    """What follows a turn; depends on all that was said in it."""
+    if CALL not in ids or number >= 4:
+        return None
+    return [1, 2, sum(ids) % 24, *range(12, 12 + len(ids) % 9)]
+
+
+def follow(turns: list[Turn]):
+    given = [after(turn.ids, turn.number) for turn in turns]
+    return [
+        None if ids is None else Given(ids, (turn.number, tuple(turn.ids)))
+        for turn, ids in zip(turns, given, strict=True)
+    ]
+
+
+@torch.no_grad()
+def by_hand(model, prompt, seed, sampling, limit):
+    """(ids, log-probabilities, said, ended) without cache, batch or slots."""
+    uniform = np.random.Generator(np.random.PCG64(seed)).random(limit, dtype=np.float32)
+    room = min(limit, model.config.max_tokens - len(prompt))
+    ids, logp, said, turn, number = [], [], [], [], 1
+    while True:
+        logits_TV = model(torch.tensor([[*prompt, *ids]]))
+        logits_1V = (logits_TV[0] if isinstance(logits_TV, tuple) else logits_TV)[0, -1:]
+        drawn = draw(logits_1V, torch.tensor([uniform[len(ids)]]), sampling)
+        ids.append(int(drawn.id_B))
+        turn.append(ids[-1])
+        logp.append(float(drawn.logp_B))
+        said.append(True)
+        if ids[-1] in STOP:
+            given = after(turn, number)
+            if given is None:
+                return ids, logp, said, "stop"
+            if len(ids) + len(given) >= room:
+                return ids, logp, said, "length"
+            ids, logp, said = ids + given, logp + [0.0] * len(given), said + [False] * len(given)
+            turn, number = [], number + 1
+        elif len(ids) == room:
+            return ids, logp, said, "length"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)])
+@pytest.mark.parametrize("slots", [2, 64])
+def test_the_plain_twin_says_the_same(model, sampling, slots):
+    requests = make_requests()
+    written = rollout(model, requests, max_new_tokens=36, stop=STOP, sampling=sampling, slots=slots, follow=follow)
+    turns, ends = [], set()
+    for request, given in zip(requests, written, strict=True):
+        for seed, each in zip(request.seeds, given, strict=True):
+            ids, logp, said, ended = by_hand(model, request.prompt, seed, sampling, 36)
+            assert (each.ids, each.ended) == (ids, ended)
+            assert (each.said or [True] * len(ids)) == said
+            assert each.said is None or not all(each.said)
+            torch.testing.assert_close(torch.tensor(each.logp), torch.tensor(logp), rtol=1e-4, atol=1e-4)
+            assert all(value == 0 for value, own in zip(each.drawn_logp, said, strict=True) if not own)
+            assert said[-1], "an answer ends with what the model said"
+            assert [number for number, _ in each.notes] == list(range(1, len(each.notes) + 1))
+            turns.append(len(each.notes) + 1)
+            ends.add(ended)
+    if not sampling.is_greedy:
+        assert {1, 2} <= set(turns), "few went on: the test shows little"
+        assert ends == {"stop", "length"}
+
+
+def test_nothing_changes_where_nothing_follows(model):
+    requests = make_requests()
+    plain = rollout(model, requests, max_new_tokens=20, stop=STOP, sampling=Sampling(temperature=1.0), slots=7)
+    followed = rollout(
+        model, requests, max_new_tokens=20, stop=STOP, sampling=Sampling(temperature=1.0), slots=7,
+        follow=lambda turns: [None] * len(turns),
+    )  # fmt: skip
+    assert plain == followed
+
+
+def test_what_has_no_room_is_not_read(model):
+    (given,) = rollout(
+        model, [Request(prompt=[13, 14], seeds=range(40))], max_new_tokens=12, stop=STOP,
+        sampling=Sampling(temperature=1.0), follow=lambda turns: [Given([1] * 11, None)] * len(turns),
+    )  # fmt: skip
+    assert all(each.said is None and not each.notes and each.ended == "length" for each in given)
+    assert any(each.ids[-1] in STOP for each in given)

@@ -1,0 +1,467 @@
+"""The CPU's own kernels come to what torch's operations come to, whatever the shape, and to equal bits each time."""
+
+import concurrent.futures
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as functional
+
+from penjing.kernels.cpu import ops as cpu
+from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.document_attention import TILE, tiled_attention
+from penjing.kernels.fused_linear_cross_entropy import summed_nats
+from penjing.model.linear import set_compute_dtype
+from penjing.model.mlp import gated
+from penjing.model.norm import RMSNorm
+from penjing.model.rope import rotate
+
+pytestmark = pytest.mark.skipif(bool(cpu.why_not()), reason=f"no kernels of our own here: {cpu.why_not()}")
+F32, BF16 = torch.float32, torch.bfloat16
+# Of one rounding to bfloat16 of values up to 1; in float32, of sums in another order.
+CLOSE = {F32: {"rtol": 2e-6, "atol": 2e-6}, BF16: {"rtol": 8e-3, "atol": 8e-3}}
+
+
+def drawn(*shape, dtype=F32, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def without(without_cpu_kernels):
+    return without_cpu_kernels
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5, 24), (70, 512), (333, 96)])
+@pytest.mark.parametrize("out", [F32, BF16])
+def test_norm(shape, dtype, out, threads):
+    norm = RMSNorm(shape[-1], 1e-6)
+    norm.compute_dtype = out
+    norm.weight.data = 1 + 0.1 * drawn(shape[-1], seed=1)
+    x, upstream = drawn(*shape, dtype=dtype).requires_grad_(), drawn(*shape, dtype=out, seed=2)
+    beside = drawn(*shape, dtype=dtype, seed=3)
+    got = torch.autograd.grad(norm.beside(x), (x, norm.weight), (beside, upstream))
+    wide = x.detach().double().requires_grad_()
+    gain = norm.weight.detach().double().requires_grad_()
+    expected = functional.rms_norm(wide, (shape[-1],), gain, 1e-6)
+    torch.testing.assert_close(norm(x), expected.to(out), **CLOSE[out])
+    wanted = torch.autograd.grad((wide, expected), (wide, gain), (beside.double(), upstream.double()))
+    torch.testing.assert_close(got[0], wanted[0].to(dtype), **CLOSE[dtype])
+    torch.testing.assert_close(got[1], wanted[1].float(), rtol=1e-5, atol=1e-5 * math.sqrt(x.numel()))
+    (alone,) = torch.autograd.grad(norm(x), x, upstream)
+    assert torch.equal(got[0], alone + beside)  # as where a block's activations are made again
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("shape", [(1,), (7, 33), (40, 513)])
+def test_gated_product(shape, dtype, threads):
+    gate, up = drawn(*shape, dtype=dtype).mul_(4).requires_grad_(), drawn(*shape, dtype=dtype, seed=1).requires_grad_()
+    upstream = drawn(*shape, dtype=dtype, seed=2)
+    got = torch.autograd.grad(gated(gate, up), (gate, up), upstream)
+    wide = [x.detach().double().requires_grad_() for x in (gate, up)]
+    expected = functional.silu(wide[0]) * wide[1]
+    torch.testing.assert_close(gated(gate, up), expected.to(dtype), **CLOSE[dtype])
+    wanted = torch.autograd.grad(expected, wide, upstream.double())
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other.to(dtype), **CLOSE[dtype])
+    place = upstream.clone()
+    grad_gate, grad_up, inner = cpu.gated_slopes(place, gate.detach(), up.detach(), remade=True)
+    assert grad_up is place
+    for one, other in zip((grad_gate, grad_up, inner), (*got, gated(gate, up)), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 33), (40, 513)])
+def test_gated_product_of_rows_with_weights(shape, dtype, threads):
+    """As experts have it: gate and up side by side in one matrix, and a weight for each row."""
+    rows, width = shape
+    both, slope = drawn(rows, 2 * width, dtype=dtype), drawn(*shape, dtype=dtype, seed=1)
+    weight, grad_weight = drawn(rows, seed=2), torch.empty(rows)
+    gate, up = both.chunk(2, dim=-1)
+    assert torch.equal(cpu.gated(gate, up), cpu.gated(gate.contiguous(), up.contiguous()))
+    grad_both, inner = cpu.weighted_gated_slopes(slope, both, weight, grad_weight)
+    wide, wide_weight = both.double().requires_grad_(), weight.double().requires_grad_()
+    wide_gate, wide_up = wide.chunk(2, dim=-1)
+    expected = functional.silu(wide_gate) * wide_up * wide_weight[:, None]
+    wanted, wanted_weight = torch.autograd.grad(expected, (wide, wide_weight), slope.double())
+    torch.testing.assert_close(inner, expected.to(dtype), **CLOSE[dtype])
+    torch.testing.assert_close(grad_both, wanted.to(dtype), **CLOSE[dtype])
+    torch.testing.assert_close(grad_weight, wanted_weight.float(), rtol=1e-5, atol=1e-6 * width)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "inputs"),
+    [(1, 1, 1), (33, 70, 50), (97, 333, 65), (1310, 64, 33), (2100, 31, 700), (70, 600, 1200), (1500, 1100, 530)],
+)
+def test_weights_gradients(tokens, outputs, inputs, threads):
+    """Ends of tiles, strips, blocks of tokens and parts of columns, whichever side is the narrower."""
+    if not cpu.takes_weights(BF16):
+        pytest.skip("no matrix units here")
+    wider, x = drawn(tokens, outputs + 5, dtype=BF16), drawn(tokens, inputs, dtype=BF16, seed=1)
+    above = wider[:, 3 : outputs + 3]
+    expected = above.double().T @ x.double()
+    close = {"rtol": 1e-5, "atol": 1e-6 * tokens**0.5}
+    out = torch.full((outputs, inputs), math.nan)
+    got = cpu.weight_slopes(above, x, out)
+    assert got is out
+    torch.testing.assert_close(got, expected.float(), **close)
+    assert torch.equal(cpu.weight_slopes(above.contiguous(), x), got)
+    cpu.weight_slopes(above, x, out, adds=True)
+    torch.testing.assert_close(out, 2 * expected.float(), rtol=2e-5, atol=2e-6 * tokens**0.5)
+
+
+def test_which_weights_gradients():
+    above, x = drawn(256, 128, dtype=BF16), drawn(256, 64, dtype=BF16)
+    assert cpu.serves_weights(above, x) == cpu.takes_weights(BF16)
+    assert cpu.serves_weights(above[:, :64], x) == cpu.takes_weights(BF16)
+    assert not cpu.serves_weights(above[:4], x[:4])  # little work
+    assert not cpu.serves_weights(above.float(), x.float())
+    assert not cpu.serves_weights(above, x.T.contiguous().T)
+    assert not cpu.serves_weights(above[:, ::2], x)
+    assert not cpu.takes_weights(F32)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_sums_of_two_types(dtype, threads):
+    x, y = drawn(3, 10001), drawn(3, 10001, dtype=dtype, seed=1)
+    expected = x + y
+    assert torch.equal(cpu.add(x, y, torch.empty_like(x)), expected)
+    assert cpu.add(x, y, x) is x
+    assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_what_an_optimizer_adds(dtype, threads):
+    x, y = drawn(3, 10001), drawn(3, 10001, dtype=dtype, seed=1)
+    expected = 0.99 * x - 0.02 * y.float()
+    cpu.add_scaled(x, y, 0.99, -0.02)
+    torch.testing.assert_close(x, expected, rtol=1e-6, atol=1e-6)
+    gradient, mean, out = drawn(3, 10001, seed=2), drawn(3, 10001, seed=3), torch.empty(3, 10001)
+    wanted = torch.lerp(mean, gradient, 0.05)
+    cpu.lead(gradient, mean, out, 0.95)
+    torch.testing.assert_close(mean, wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(out, torch.lerp(gradient, wanted, 0.95), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("num_tokens", [TILE, 70, 200])
+@pytest.mark.parametrize(("size", "turned"), [(16, 16), (16, 8), (6, 6)])
+def test_heads_become_tiles_and_rows_again(num_tokens, size, turned, dtype, threads):
+    x_BTHK = drawn(2, num_tokens, 3, size, dtype=dtype)
+    angle = drawn(2, num_tokens, 1, turned // 2, seed=1)
+    rotary = angle.cos(), angle.sin()
+    tiles = cpu.tiles_of(x_BTHK, rotary)
+    assert tiles.shape == (2 * math.ceil(num_tokens / TILE), 3, TILE, size)
+    wide = torch.cat((rotary[0], rotary[0]), dim=-1)
+    x = x_BTHK.float()
+    halves = torch.cat((-x[..., turned // 2 : turned], x[..., : turned // 2]), dim=-1)
+    whole = x[..., :turned] * wide + halves * torch.cat((rotary[1], rotary[1]), dim=-1)
+    expected = torch.cat((whole, x[..., turned:]), dim=-1).to(dtype)
+    torch.testing.assert_close(rotate(x_BTHK, *rotary), expected, **CLOSE[dtype])
+    laid = tiles.view(2, -1, 3, TILE, size).transpose(2, 3).reshape(2, -1, 3, size)
+    torch.testing.assert_close(laid[:, :num_tokens], expected, **CLOSE[dtype])
+    assert not laid[:, num_tokens:].any()
+    assert torch.equal(cpu.rows_of(cpu.tiles_of(x_BTHK, None), num_tokens, dtype, None), x_BTHK)
+    torch.testing.assert_close(cpu.rows_of(tiles, num_tokens, F32, rotary), x_BTHK.float(), **CLOSE[dtype])
+
+
+def attended(num_tokens, mean_length, window, groups, size, dtype):
+    """mixed and the gradients of q, k and v, by three ways: our kernel, tiles, and tiles in float64."""
+    generator = torch.Generator().manual_seed(0)
+    document_BT = (torch.rand(3, num_tokens, generator=generator) < 1 / mean_length).long().cumsum(1)
+    given = [drawn(3, num_tokens, heads, size, dtype=dtype, seed=n) for n, heads in enumerate((4, groups, groups))]
+    given[0] *= 2
+    upstream = drawn(3, num_tokens, 4, size, dtype=dtype, seed=5)
+    angle = drawn(1, num_tokens, 1, size // 2, seed=1)
+    rotary = angle.cos(), angle.sin()
+
+    def run(kind, first_BT, rotary):
+        tensors = [x.to(kind).requires_grad_() for x in given]
+        q, k, v = tensors
+        if kind == torch.float64:  # the plain way all along
+            q, k, rotary = rotate(q, *(x.double() for x in rotary)), rotate(k, *(x.double() for x in rotary)), None
+        mixed = tiled_attention(q, k, v, document_BT, None, window, None, rotary, first_BT)
+        return (mixed.detach(), *torch.autograd.grad(mixed, tensors, upstream.to(kind)))
+
+    first_BT = cpu.first_keys(document_BT, window)
+    return run(dtype, first_BT, rotary), run(dtype, None, rotary), run(torch.float64, None, rotary)
+
+
+def off(one, other):
+    return float((one.double() - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bfloat16 without tiles"])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("num_tokens", "mean_length", "window", "size"),
+    [(128, 20, 0, 16), (300, 70, 0, 64), (200, 90, 33, 48), (70, 5, 4, 32), (130, 1000, 0, 128)],
+)
+def test_attention(num_tokens, mean_length, window, size, groups, kind, threads):
+    dtype = F32 if kind == "float32" else BF16
+    built = cpu.kernels()
+    if not built.types & 1 << cpu.TYPES[dtype]:  # matrix units, or AVX512-BF16, which stands in for them
+        pytest.skip("this processor has no products of pairs in bfloat16")
+    built.use_tiles("tiles" not in kind)
+    try:
+        ours, tiled, exact = attended(num_tokens, mean_length, window, groups, size, dtype)
+    finally:
+        built.use_tiles(True)
+    for got, other, wanted in zip(ours, tiled, exact, strict=True):
+        assert got.dtype == dtype
+        assert off(got, wanted) <= (2e-6 if dtype == F32 else 1.05 * off(other, wanted))
+
+
+def test_what_attention_takes(monkeypatch):
+    assert cpu.serves_attention(F32, 64, 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    assert cpu.serves_attention(F32, 16, 4)
+    assert not cpu.serves_attention(F32, 16, 3)  # a thread takes a key head of a row
+    assert not cpu.serves_attention(F32, 24, 8)  # vectors would be half full
+    assert not cpu.serves_attention(torch.float64, 64, 8)
+    document_BT = torch.tensor([[4, 4, 4, 5, 5, 5]])
+    first_BT = cpu.first_keys(document_BT, 2)
+    assert first_BT.shape == (1, TILE)
+    assert first_BT[0, :8].tolist() == [0, 0, 1, 3, 3, 4, 6, 7]  # what is added at the end looks at itself
+
+
+def test_other_documents_have_no_part_at_all():
+    """Neither in what is mixed nor in gradients, whatever stands there."""
+    document_BT = torch.arange(200)[None] // 90
+    first_BT = cpu.first_keys(document_BT, 0)
+    tensors = [drawn(1, 200, heads, 32, seed=n).requires_grad_() for n, heads in enumerate((4, 2, 2))]
+    mixed = tiled_attention(*tensors, document_BT, first_BT=first_BT)
+    grads = torch.autograd.grad(mixed[:, 90:180].sum(), tensors)
+    assert not any(grad[:, :90].any() or grad[:, 180:].any() for grad in grads)
+    assert all(grad[:, 90:180].any() for grad in grads[:1])
+    with torch.no_grad():
+        for x in tensors:
+            x[:, :90] = 1e4
+    assert torch.equal(tiled_attention(*tensors, document_BT, first_BT=first_BT)[:, 90:], mixed[:, 90:])
+
+
+def test_hidden_keys_have_no_part_at_all(threads):
+    scores = drawn(2, 2 * TILE, 2 * TILE, dtype=BF16) * 8
+    bias = torch.full((1, TILE, 2 * TILE), -math.inf, dtype=BF16).triu(TILE + 1)
+    bias[:, :, :30] = -math.inf
+    expected = torch.softmax(scores.view(2, 2, TILE, -1).double() + bias, dim=-1).view(scores.shape)
+    odds = cpu.softmax(scores, bias, torch.empty_like(scores))
+    torch.testing.assert_close(odds, expected.to(BF16), **CLOSE[BF16])
+    assert not odds[expected == 0].any()
+    assert torch.equal(cpu.softmax(scores, bias, scores), odds)  # in place
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_tiles_are_added_where_they_belong(dtype, threads):
+    into, value = drawn(5, 40, 30), drawn(6, 40, 30, dtype=dtype, seed=1)
+    place = torch.tensor([3, 0, 3, 3, 1, 0])
+    expected = into.clone().index_add_(0, place, value.float())
+    cpu.add_tiles(into, place, value)
+    torch.testing.assert_close(into, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("shape", [(1, 5), (40, 333), (9, 70001), (2, (1 << 17) + 3)])  # the last is not kept
+def test_nats(shape, dtype, threads):
+    logits, weight = drawn(*shape, dtype=dtype) * 3, drawn(shape[0], seed=1).abs()
+    target = torch.randint(shape[1], shape[:1], generator=torch.Generator().manual_seed(2))
+    wide = logits.double().requires_grad_()
+    expected = functional.cross_entropy(wide, target, reduction="none") * weight
+    (slope,) = torch.autograd.grad(expected.sum(), wide)
+    before = logits.clone()
+    torch.testing.assert_close(cpu.nats_in_place(logits, target, weight, False), expected.float(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(logits, before)
+    torch.testing.assert_close(cpu.nats_in_place(logits, target, weight, True), expected.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, slope.to(dtype), **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("shape", [(1, 5), (40, 333)])
+def test_log_probabilities(shape, dtype, threads):
+    logits, slope = drawn(*shape, dtype=dtype) * 3, drawn(shape[0], seed=1)
+    logits[0, 3] = -math.inf
+    target = torch.zeros(shape[0], dtype=torch.long)
+    wide = logits.double().requires_grad_()
+    every = wide.log_softmax(dim=-1)
+    (wanted,) = torch.autograd.grad((every[:, 0] * slope).sum(), wide)
+    logp, entropy, norm = torch.empty(3, shape[0])
+    cpu.log_probs(logits, target, logp, entropy, norm)
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(logp, every[:, 0].float(), **close)
+    torch.testing.assert_close(entropy, -(every.exp() * every).nansum(dim=-1).float(), **close)
+    torch.testing.assert_close(norm, wide.logsumexp(dim=-1).float(), **close)
+    torch.testing.assert_close(cpu.log_prob_slopes(logits, target, norm, slope), wanted.to(dtype), **CLOSE[dtype])
+
+
+def test_what_is_no_number_stays_none():
+    bad = torch.tensor([[math.nan, 1.0], [math.inf, 1.0]])
+    for dtype in (F32, BF16):
+        x = bad.to(dtype)
+        assert cpu.norm(x, torch.ones(2), 1e-6, dtype)[0].isnan().any(dim=1).all()
+        assert cpu.gated(x, x)[0, 0].isnan()
+        assert cpu.nats_in_place(x, torch.zeros(2, dtype=torch.long), torch.ones(2), True).isnan().all()
+
+
+def test_what_is_kept_in_bfloat16_is_read_as_such():
+    """A model whose weights are in bfloat16 has gains that kernels do not take; other defaults change nothing."""
+    norm, x = RMSNorm(24, 1e-6), drawn(5, 24, dtype=BF16)
+    norm.weight.data = 1 + 0.1 * drawn(24, seed=1)
+    expected = functional.rms_norm(x.float(), (24,), norm.weight.bfloat16().float(), 1e-6).to(BF16)
+    for grad in (False, True):
+        torch.set_default_dtype(torch.float64)
+        try:
+            with torch.set_grad_enabled(grad):
+                before = norm(x)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(RMSNorm.forward(norm.bfloat16(), x), expected, **CLOSE[BF16])
+            torch.testing.assert_close(before, expected, rtol=2e-2, atol=2e-2)
+        norm.float()
+
+
+def test_the_number_of_threads_changes_no_bit():
+    """Norms' gains are summed in lots whose number is fixed; everything else is row by row."""
+    before, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            x, norm = drawn(2400, 64).requires_grad_(), RMSNorm(64, 1e-6)
+            (q, k, v), document_BT = (
+                (drawn(3, 200, n, 32, seed=n).requires_grad_() for n in (4, 1, 1)),
+                torch.zeros(3, 200),
+            )
+            mixed = tiled_attention(q, k, v, document_BT, first_BT=cpu.first_keys(document_BT, 0))
+            found.append(torch.autograd.grad((norm(x).sum(), mixed.square().sum()), (x, norm.weight, q, k, v)))
+            if cpu.takes_weights(BF16):
+                above, x = drawn(1000, 200, dtype=BF16), drawn(1000, 300, dtype=BF16, seed=1)
+                found[-1] = (*found[-1], cpu.weight_slopes(above, x))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [None, BF16])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])  # the second normalises heads
+def test_a_model_learns_the_same(make_model, dtype, architecture, without):
+    model = make_model(hidden_size=512, architecture=architecture, num_heads=4, head_size=32)
+    set_compute_dtype(model, dtype)
+    generator = torch.Generator().manual_seed(0)
+    ids_BT = torch.randint(61, (2, 150), generator=generator)
+    document_BT = (torch.rand(2, 150, generator=generator) < 1 / 40).long().cumsum(1)
+    target_N, weight_N = torch.randint(61, (300,), generator=generator), torch.rand(300, generator=generator)
+
+    def run():
+        model.zero_grad()
+        loss = model(ids_BT, document_BT, target_N=target_N, weight_N=weight_N)
+        loss.backward()
+        return loss.detach(), {name: each.grad.clone() for name, each in model.named_parameters()}
+
+    loss, grads = run()
+    without()
+    plain_loss, plain_grads = run()
+    torch.testing.assert_close(loss, plain_loss, rtol=1e-6 if dtype is None else 2e-3, atol=0)
+    set_compute_dtype(model, None)
+    _, exact = run()
+    if dtype is None:
+        for name, grad in grads.items():
+            assert off(grad, exact[name].double()) < 2e-5, name
+    else:
+        ours, theirs = (torch.cat([x.flatten() for x in each.values()]) for each in (grads, plain_grads))
+        wanted = torch.cat([x.flatten() for x in exact.values()]).double()
+        assert off(ours, wanted) < 1.1 * off(theirs, wanted)  # most of both is the products' rounding
+
+
+def test_the_heads_gradient(without):
+    hidden, weight = drawn(70, 32, dtype=BF16).requires_grad_(), drawn(90, 32, seed=1).requires_grad_()
+    target, counts = torch.arange(70), torch.ones(70)
+
+    def run():
+        loss = summed_nats(hidden, weight, target, counts, BF16)
+        return (loss.detach(), *torch.autograd.grad(loss, (hidden, weight)))
+
+    got = run()
+    without()
+    for one, other in zip(got, run(), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+def test_a_target_that_is_no_token():
+    """As torch's own operations raise it, instead of reading what is not there."""
+    logits, ones, room = drawn(2, 5), torch.ones(2), torch.empty(3, 2)
+    for bad in (-100, 5):
+        target = torch.tensor([0, bad])
+        with pytest.raises(IndexError, match="out of range"):
+            cpu.nats_in_place(logits, target, ones, True)
+        with pytest.raises(IndexError, match="out of range"):
+            cpu.log_probs(logits, target, *room)
+        with pytest.raises(IndexError, match="out of range"):
+            cpu.log_prob_slopes(logits, target, ones, ones)
+
+
+def test_what_they_do_not_take():
+    x = drawn(4, 8)
+    assert cpu.serves(x, x.bfloat16(), torch.nn.Parameter(x))
+    assert not cpu.serves(x.double())
+    assert not cpu.serves(x.half())
+    assert not cpu.serves(x.T)
+    assert not cpu.serves(x.to("meta"))
+    assert cpu.serves(x.bfloat16(), wide=[x]) and not cpu.serves(x, wide=[x.bfloat16()])
+    before = x.clone()
+    with arena.set_aside():  # stand-ins without memory: what is made has its shape, and nothing is called
+        assert cpu.add(x, x, x) is x
+        assert cpu.gated(x, x).shape == x.shape
+    assert torch.equal(x, before)
+
+
+def child(code, **environment):
+    """A process of its own."""
+    values = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run([sys.executable, "-c", code], env=values, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+ASK = "import torch; from penjing.model import cpu; print(cpu.serves(torch.ones(2)), cpu.why_not())"
+
+
+def test_they_are_built_once_and_by_several_at_once(tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        said = list(pool.map(lambda _: child(ASK, XDG_CACHE_HOME=str(tmp_path)), range(3)))
+    assert said == ["True"] * 3
+    (built,) = (tmp_path / "penjing").iterdir()
+    stamp = built.stat().st_mtime_ns
+    assert child(ASK, XDG_CACHE_HOME=str(tmp_path)) == "True"
+    assert built.stat().st_mtime_ns == stamp
+    built.write_bytes(built.read_bytes()[:100])  # as a crash leaves it
+    assert child(ASK, XDG_CACHE_HOME=str(tmp_path)) == "True"
+    assert [each.name for each in (tmp_path / "penjing").iterdir()] == [built.name]
+
+
+def test_without_a_compiler_torch_does_and_says_why(tmp_path):
+    nothing = {"XDG_CACHE_HOME": str(tmp_path), "CC": ""}
+    assert child(ASK, **nothing, PATH=str(tmp_path)) == "False there is no C compiler (cc, gcc or clang)"
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho 'cc: internal error' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    assert child(ASK, **nothing, PATH=str(tmp_path)).endswith("could not build them: cc: internal error")
+    assert child(ASK, **nothing, PATH=f"{tmp_path}:{os.environ['PATH']}") == "True"  # the next compiler can
+    assert child(ASK, PENJING_KERNELS="off") == "False PENJING_KERNELS=off"
+    folder = tmp_path / "file"
+    folder.write_text("")  # a cache that cannot be written
+    left = tmp_path / "left"
+    left.mkdir()
+    assert child(ASK, XDG_CACHE_HOME=str(folder / "below"), TMPDIR=str(left)) == "True"
+    assert not list(left.glob("penjing-*"))

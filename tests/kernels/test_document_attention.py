@@ -1,0 +1,177 @@
+"""Attention by documents equals the masked reference: values, gradients, windows, branches, any length of row."""
+
+import pytest
+import torch
+
+from penjing.kernels import document_attention as documents
+from penjing.kernels.document_attention import call_varlen, has_varlen, tiled_attention
+from penjing.loader.batch import document_edges
+from penjing.model.attention import branch_mask, document_mask, plain_attention
+
+
+def rows(num_rows, num_tokens, mean_length, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(num_rows, num_tokens, generator=generator) < 1 / mean_length).long().cumsum(1)
+
+
+def inputs(num_rows, num_tokens, heads=4, groups=2, size=16, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((heads, size), (groups, size), (groups, size))
+    made = [torch.randn(num_rows, num_tokens, *shape, generator=generator).to(dtype) for shape in shapes]
+    return [x.requires_grad_() for x in made]
+
+
+def reference(q_BTHK, k_BTGK, v_BTGK, mask_B1TS):
+    return plain_attention(q_BTHK, k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), mask_B1TS)
+
+
+def same(run, wanted, tensors, **tolerance):
+    upstream = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(2)).to(tensors[0])
+    got, expected = run(), wanted()
+    torch.testing.assert_close(got, expected, **tolerance)
+    for one, other in zip(
+        torch.autograd.grad(got, tensors, upstream), torch.autograd.grad(expected, tensors, upstream), strict=True
+    ):
+        torch.testing.assert_close(one, other, **tolerance)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("num_tokens", "mean_length", "window"),
+    [(128, 20, 0), (300, 70, 0), (640, 1000, 0), (200, 90, 33), (70, 5, 4), (1100, 300, 0)],
+)
+def test_documents(groups, num_tokens, mean_length, window):
+    document_BT = rows(3, num_tokens, mean_length)
+    tensors = inputs(3, num_tokens, groups=groups)
+    mask_B1TS = document_mask(document_BT, window)
+    same(lambda: tiled_attention(*tensors, document_BT, None, window), lambda: reference(*tensors, mask_B1TS), tensors)
+
+
+def test_probabilities_made_again_are_those_that_were_kept(monkeypatch):
+    document_BT, tensors = rows(2, 192, 60), inputs(2, 192)
+    kept = torch.autograd.grad(tiled_attention(*tensors, document_BT).square().sum(), tensors)
+    monkeypatch.setattr(documents, "KEPT_KEYS", 0)
+    again = torch.autograd.grad(tiled_attention(*tensors, document_BT).square().sum(), tensors)
+    for one, other in zip(kept, again, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("window", [0, 20])
+def test_branches(window):
+    """A prompt of 30, then two answers of 25 that each go on where it ends; a second document; padding."""
+    document_T = torch.tensor([0] * 80 + [1] * 20 + [-1] * 10)
+    branch_T = torch.tensor([0] * 30 + [1] * 25 + [2] * 25 + [0] * 20 + [0] * 10)
+    parts = (range(30), range(30, 55), range(30, 55), range(20), [0] * 10)
+    position_T = torch.tensor([place for part in parts for place in part])
+    document_BT, branch_BT, position_BT = document_T[None], branch_T[None], position_T[None]
+    mask_B1TS, tensors = branch_mask(document_BT, branch_BT, position_BT, window), inputs(1, 110)
+    same(lambda: tiled_attention(*tensors, document_BT, mask_B1TS), lambda: reference(*tensors, mask_B1TS), tensors)
+
+
+def test_bfloat16_is_as_near_to_the_truth_as_an_eager_softmax():
+    document_BT, exact = rows(2, 256, 80), inputs(2, 256, dtype=torch.float32)
+    rounded = [x.detach().bfloat16().requires_grad_() for x in exact]
+    wanted = reference(*exact, document_mask(document_BT))
+    got = tiled_attention(*rounded, document_BT)
+    assert (got.float() - wanted).abs().max() < 0.03
+
+
+def test_a_document_does_not_depend_on_its_neighbours():
+    tensors = inputs(1, 100, dtype=torch.float32)
+    document_BT = torch.tensor([[0] * 40 + [1] * 60])
+    before = tiled_attention(*tensors, document_BT)[:, 40:].clone()
+    with torch.no_grad():
+        for x in tensors:
+            x[:, :40] += 100
+    assert torch.equal(tiled_attention(*tensors, document_BT)[:, 40:], before)
+
+
+def test_the_operator_for_the_compiler_computes_the_same(without_cpu_kernels):
+    without_cpu_kernels()
+    document_BT, tensors = rows(2, 100, 30), inputs(2, 100, dtype=torch.float32)
+    lots = documents.find_lots(document_BT, None, 0, torch.float32)
+
+    def by_operator():
+        tiles = (documents._tiles(x, 2) for x in tensors)
+        return documents._rows(documents._tiled_op(*tiles, document_BT, None, 0, True)[0], 100, torch.float32)
+
+    same(by_operator, lambda: documents._Tiled.apply(*tensors, lots, None), tensors, rtol=0, atol=0)
+    tiles = [documents._tiles(x, 2).detach().requires_grad_() for x in tensors]
+    torch.library.opcheck(
+        documents._tiled_op, (*tiles, document_BT, None, 0, False), test_utils=("test_schema", "test_faketensor")
+    )
+
+
+def test_tiles_that_were_found_are_found_again_only_for_other_documents():
+    found, kind = documents._Found(), torch.float32
+    one, other = rows(2, 200, 30), rows(2, 200, 30, seed=1)
+    first = found(one, None, 0, kind)
+    assert found(one.clone(), None, 0, kind) is first
+    assert found(one, None, 16, kind) is not first  # another window; the first is kept
+    assert found(one, None, 0, kind) is first
+    again = found(other, None, 0, kind)
+    expected = documents.find_lots(other, None, 0, kind)
+    for mine, its in zip(again, expected, strict=True):
+        for name in ("tile_N", "key_tile_NM", "bias_NTS"):
+            assert torch.equal(getattr(mine, name), getattr(its, name)), name
+    mask_B1TS = document_mask(other)
+    assert found(other, mask_B1TS, 0, kind) is not again
+
+
+def test_edges_of_documents():
+    document_BT = torch.tensor([[0, 0, 1, 1], [1, 1, 1, -1]])
+    edge_S = document_edges(document_BT)
+    assert edge_S[:4].tolist() == [0, 2, 4, 7]
+    assert edge_S[4:].eq(8).all()
+    assert edge_S.dtype == torch.int32
+    same_shape = [len(document_edges(rows(8, 512, mean, seed))) for mean in (90, 200, 5000) for seed in (1, 2)]
+    assert set(same_shape) == {65}
+    assert len(document_edges(torch.arange(4096).view(8, 512))) == 4097
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("is_causal",), {"is_causal": True}),
+        (("window_size",), {"window_size": (6, 0)}),
+        (("window_size", "enable_gqa"), {"window_size": (6, 0), "enable_gqa": True}),
+    ],
+)
+def test_the_kernel_is_told_what_its_version_knows(names, said):
+    """A stand-in that attends as the kernel says it does, by its edges, with the heads it is given."""
+    document_BT = rows(2, 64, 20)
+    q_BTHK, k_BTGK, v_BTGK = inputs(2, 64)
+    window = 7 if "window_size" in names else 0
+
+    def kernel(q_NHK, k_NGK, v_NGK, edge_q, edge_k, longest_q, longest_k, **told):
+        assert told == said
+        assert longest_q == longest_k == 64
+        assert (k_NGK.shape[1] == q_NHK.shape[1]) == ("enable_gqa" not in names)
+        number_N = torch.searchsorted(edge_q.long(), torch.arange(128), right=True)
+        left = told.get("window_size", (-1, 0))[0]
+        mask = document_mask(number_N[None], left + 1 if left >= 0 else 0)
+        return reference(q_NHK[None], k_NGK[None], v_NGK[None], mask)[0]
+
+    got = call_varlen(kernel, frozenset(names), q_BTHK, k_BTGK, v_BTGK, document_edges(document_BT), 64, window)
+    torch.testing.assert_close(got, reference(q_BTHK, k_BTGK, v_BTGK, document_mask(document_BT, window)))
+
+
+def test_the_kernel_is_for_half_precision_on_cuda():
+    assert not has_varlen(torch.device("cpu"), torch.bfloat16, 64)
+    assert not has_varlen(torch.device("cuda"), torch.float32, 64)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("window", [0, 33])
+def test_the_kernel_equals_the_reference(window):
+    document_BT = rows(4, 512, 90).cuda()
+    tensors = [x.detach().cuda().bfloat16().requires_grad_() for x in inputs(4, 512, size=64, dtype=torch.float32)]
+    edge_S = document_edges(document_BT.cpu()).cuda()
+    same(
+        lambda: documents.varlen_attention(*tensors, edge_S, 512, window),
+        lambda: reference(*tensors, document_mask(document_BT, window)),
+        tensors,
+        rtol=2e-2,
+        atol=2e-2,
+    )

@@ -1,0 +1,49 @@
+"""A vocabulary grows without disturbing what is known, and never shrinks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penjing.base.errors import UserError
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.resize_embeddings import grow
+from penjing.model.transformer import Transformer
+
+SHAPE = {
+    "hidden_size": 16,
+    "num_layers": 1,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "head_size": 8,
+    "mlp_size": 24,
+    "max_tokens": 32,
+}
+
+
+@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+def test_new_rows_are_the_mean_and_old_ones_stay(embeddings):
+    model = Transformer(ModelConfig(**SHAPE, vocabulary_size=11, embeddings=embeddings))
+    initialise(model, 1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    grown = grow(model.state_dict(), 14)
+    bigger = Transformer(ModelConfig(**SHAPE, vocabulary_size=14, embeddings=embeddings))
+    bigger.load_state_dict(grown)
+    for name, value in before.items():
+        assert torch.equal(grown[name][: len(value)], value)
+        assert torch.equal(model.state_dict()[name], value)
+        for row in grown[name][len(value) :]:
+            assert torch.allclose(row, value.mean(0), atol=1e-7)
+    ids_BT = torch.tensor([[3, 1, 4]])
+    with torch.no_grad():
+        old_BTV, new_BTV = model(ids_BT), bigger(ids_BT)
+    assert torch.allclose(new_BTV[..., :11], old_BTV, atol=1e-6)
+    assert torch.allclose(new_BTV[..., 11:], old_BTV.mean(-1, keepdim=True), atol=1e-6)
+    assert grow(before, 11).keys() == before.keys()
+
+
+def test_it_never_shrinks():
+    state = Transformer(ModelConfig(**SHAPE, vocabulary_size=11)).state_dict()
+    with pytest.raises(UserError, match=r"model\.vocabulary_size: smaller than that.*got 10; wanted at least 11"):
+        grow(state, 10)

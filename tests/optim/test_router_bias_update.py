@@ -1,0 +1,95 @@
+"""The keeper of balance: it moves the biases by the sign of the load, over all ranks, and clears what it read."""
+
+from __future__ import annotations
+
+import torch
+
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.moe import mixtures
+from penjing.model.transformer import Transformer
+from penjing.optim.router_bias_update import RouterBalance
+
+SHAPE = {
+    "vocabulary_size": 50,
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "head_size": 16,
+    "experts": 4,
+    "experts_per_token": 1,
+    "expert_size": 16,
+    "max_tokens": 64,
+}
+
+
+def made(architecture):
+    model = Transformer(ModelConfig(architecture=architecture, **SHAPE))
+    initialise(model, 0)
+    return model
+
+
+def test_a_busy_expert_is_chosen_less():
+    model = made("glm4_moe")
+    keeper = RouterBalance(model, 0.01, lambda value: 2 * value)  # as if another rank had seen the same
+    layers = mixtures(model)
+    layers[0].load_E[:] = torch.tensor([9.0, 1.0, 4.0, 2.0])
+    layers[1].load_E[:] = 4.0
+    keeper.step()
+    torch.testing.assert_close(layers[0].router.correction, torch.tensor([-0.01, 0.01, 0.0, 0.01]))
+    assert layers[1].router.correction.abs().max() == 0
+    assert keeper.figures() == {"expert_load_worst": 2.25, "expert_load_mean": 1.625}
+    keeper.zero_grad()
+    assert all(layer.load_E.sum() == 0 for layer in layers)
+
+
+def test_routers_without_a_bias_are_only_watched():
+    model = made("qwen3_moe")
+    keeper = RouterBalance(model, 0.01, lambda value: value)
+    model(torch.randint(0, 50, (2, 16)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    keeper.step()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert keeper.figures()["expert_load_worst"] >= 1
+
+
+def test_uneven_routing_becomes_even():
+    """A router that prefers one expert by far spreads its tokens after some steps of moving biases alone."""
+    torch.manual_seed(0)
+    model = made("glm4_moe")
+    layer = mixtures(model)[0]
+    keeper = RouterBalance(model, 0.02, lambda value: value)
+    with torch.no_grad():
+        layer.router.weight.normal_(0, 0.05)
+        layer.router.correction[0] = 0.3
+    loads = []
+    for _ in range(60):
+        layer(torch.randn(4, 64, 32))
+        keeper.step()
+        loads.append(keeper.figures()["expert_load_worst"])
+        keeper.zero_grad()
+    assert loads[0] > 3.9
+    assert max(loads[-10:]) < 1.7
+
+
+def test_a_step_that_is_found_to_be_bad_moves_nothing():
+    """As torch's scalers say it: `found_inf` is a tensor that is 1."""
+    model = made("glm4_moe")
+    keeper = RouterBalance(model, 0.01, lambda value: value)
+    bias = mixtures(model)[0].router.correction
+    for found, moved in ((1.0, [0.0] * 4), (0.0, [-0.01, 0.01, 0.01, -0.01])):
+        mixtures(model)[0].load_E[:] = torch.tensor([9.0, 1.0, 1.0, 9.0])
+        keeper.found_inf = torch.tensor(found)
+        keeper.step()
+        keeper.zero_grad()
+        torch.testing.assert_close(bias, torch.tensor(moved))
+
+
+def test_the_load_is_that_of_all_ranks():
+    """Here the first expert is the busy one, on all ranks together it is the idle one."""
+    model = made("glm4_moe")
+    keeper = RouterBalance(model, 0.01, lambda value: value + torch.tensor([0.0, 10.0, 10.0, 0.0]))
+    mixtures(model)[0].load_E[:] = torch.tensor([4.0, 0.0, 1.0, 3.0])
+    keeper.step()
+    torch.testing.assert_close(mixtures(model)[0].router.correction, torch.tensor([0.01, -0.01, -0.01, 0.01]))

@@ -1,0 +1,136 @@
+"""float16 with a scaled loss learns as float32 does; an overflow costs one step and touches nothing."""
+
+import copy
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.linear import set_compute_dtype
+from penjing.model.transformer import Transformer
+from penjing.optim.adamw import AdamW
+from penjing.parallel.grad_scaler import LossScaler
+from penjing.parallel.single import Single
+from penjing.train.nonfinite_guard import update
+
+CPU = torch.device("cpu")
+SHAPE = {"vocabulary_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_size": 16}
+
+
+def steps(dtype, num_steps, first=2.0**16):
+    """Losses of some steps, and what they were taken with."""
+    model = Transformer(ModelConfig(**SHAPE, mlp_size=64))
+    initialise(model, 0)
+    set_compute_dtype(model, dtype)
+    engine = Single(CPU)
+    if dtype == torch.float16:
+        engine.scaler = LossScaler(CPU, first=first)
+    engine.wrap(model)
+    optimizers = AdamW(learning_rate=3e-3).build(model)
+    ids_BT = torch.randint(64, (4, 64), generator=torch.Generator().manual_seed(1))
+    losses = []
+    for _ in range(num_steps):
+        total = model(ids_BT, torch.zeros_like(ids_BT), target_N=ids_BT.roll(-1, 1).flatten(), weight_N=torch.ones(256))
+        engine.backward(total / 256)
+        update(optimizers, engine.clip(1.0), torch.tensor(1.0))
+        losses.append(float(total.detach()) / 256)
+    return losses, model, engine, optimizers
+
+
+def test_float16_learns_as_float32():
+    half, full = steps(torch.float16, 20)[0], steps(None, 20)[0]
+    assert half[-1] < half[0] - 0.5
+    assert max(abs(one - other) for one, other in zip(half, full, strict=True)) < 0.02
+
+
+def test_gradients_do_not_depend_on_the_scale():
+    small, large = steps(torch.float16, 1, first=2.0**8), steps(torch.float16, 1, first=2.0**12)
+    for one, other in zip(small[1].parameters(), large[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_an_overflow_is_left_out_and_halves_the_scale():
+    _, model, engine, optimizers = steps(torch.float16, 2)
+    before = copy.deepcopy(model.state_dict())
+    engine.scaler.restore({"scale": 2.0**20, "good_steps": 5.0})
+    ids_BT = torch.zeros(1, 8, dtype=torch.long)
+    total = model(ids_BT, target_N=ids_BT[0], weight_N=torch.ones(8))
+    engine.backward(total * 1e4)  # beyond float16
+    bad = update(optimizers, engine.clip(1.0), torch.tensor(1.0))
+    assert bool(bad)
+    assert engine.scaler.state() == {"scale": 2.0**19, "good_steps": 0.0}
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_the_scale_grows_after_good_steps_and_comes_back_from_a_file():
+    scaler = LossScaler(CPU, first=8.0, grow_after=3)
+    for _ in range(3):
+        scaler.look(torch.tensor(1.0))
+    assert scaler.state() == {"scale": 16.0, "good_steps": 0.0}
+    scaler.look(torch.tensor(1.0))
+    other = LossScaler(CPU)
+    other.restore(json.loads(json.dumps(scaler.state())))
+    assert other.state() == scaler.state()
+    for _ in range(10):
+        other.look(torch.tensor(torch.inf))
+    assert other.state()["scale"] == 1.0  # never below
+    assert other.figures() == {"loss_scale": 1.0}
+
+
+def test_unscaling_divides():
+    scaler, gradients = LossScaler(CPU, first=4.0), [torch.full((2,), 8.0)]
+    assert float(scaler.scaled(torch.tensor(2.0))) == 8.0
+    scaler.unscale(gradients)
+    assert gradients[0].tolist() == pytest.approx([2.0, 2.0])
+
+
+def test_it_begins_and_moves_as_torchs_own_does():
+    """Scale by scale beside torch.amp.GradScaler: the first, the doubling after 2,000 good steps, overflows."""
+    theirs, ours = torch.amp.GradScaler("cpu"), LossScaler(CPU)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = SimpleNamespace(param_groups=[{"params": [weight]}], step=lambda: None)  # stands still
+
+    def take(gradient):
+        theirs.scale(weight.sum()).backward()
+        weight.grad.fill_(gradient)
+        theirs.unscale_(optimizer)
+        ours.look(torch.tensor(gradient))
+        theirs.step(optimizer)
+        theirs.update()
+        weight.grad = None
+        return ours.state()["scale"], theirs.get_scale()
+
+    def jump(good_steps):
+        """As if so many good steps had been taken."""
+        theirs.load_state_dict({**theirs.state_dict(), "_growth_tracker": good_steps})
+        ours.restore({**ours.state(), "good_steps": float(good_steps)})
+
+    assert float(ours.scaled(torch.tensor(1.0))) == theirs.get_scale() == 65536.0
+    scales = [take(1.0) for _ in range(3)]
+    jump(1997)
+    scales += [take(1.0) for _ in range(4)] + [take(math.inf) for _ in range(3)]
+    jump(1998)
+    scales += [take(1.0) for _ in range(2)]
+    assert [mine for mine, _ in scales] == [other for _, other in scales]
+    assert [mine for mine, _ in scales[-9:]] == [2.0**power for power in (16, 16, 17, 17, 16, 15, 14, 14, 15)]
+
+
+def test_an_overflow_begins_the_count_of_good_steps_anew():
+    scaler = LossScaler(CPU, first=8.0, grow_after=3)
+    for norm in (1.0, 1.0, math.inf, 1.0, 1.0):
+        scaler.look(torch.tensor(norm))
+    assert scaler.state() == {"scale": 4.0, "good_steps": 2.0}
+
+
+def test_the_scale_stays_where_float32_can_bear_it():
+    scaler = LossScaler(CPU, first=2.0**24, grow_after=1)
+    scaler.look(torch.tensor(1.0))
+    assert scaler.state()["scale"] == 2.0**24
+    assert bool(scaler.can_fall())
+    scaler.restore({"scale": 1.0, "good_steps": 0.0})
+    assert not bool(scaler.can_fall())

@@ -1,0 +1,172 @@
+"""Tokens, repeats, batches, prices and budgets, against published figures and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from penjing.base.errors import UserError
+from penjing.plan import compute_optimal as tokens
+from penjing.plan import cost
+from penjing.plan import scaling_law_fit as losslaw
+from penjing.plan import six_nd_formula as textbook
+from penjing.plan.compute_optimal import LAWS, LossLaw
+from penjing.plan.scaling_law_fit import Point
+
+
+@pytest.mark.parametrize(
+    ("law", "ratios"),
+    [
+        ("corrected", [27.1, 25.6, 24.1, 22.7]),
+        ("as printed", [20.5, 25.7, 32.1, 40.1]),
+        ("tied", [19.6, 19.6, 19.6, 19.6]),
+    ],
+)
+def test_optimal_tokens_for_each_parameter(law, ratios):
+    """At 1e17 to 1e20 FLOPs: the corrected fit falls gently, the printed one climbs and contradicts its own paper."""
+    for flops, ratio in zip((1e17, 1e18, 1e19, 1e20), ratios, strict=True):
+        size, amount = LAWS[law].optimum(flops)
+        assert amount / size == pytest.approx(ratio, abs=0.06)
+        assert 6 * size * amount == pytest.approx(flops)
+
+
+@given(some.floats(1e15, 1e23))
+def test_the_optimum_is_one(flops):
+    law = LAWS["corrected"]
+    size, amount = law.optimum(flops)
+    assert law.tokens_for(size) == pytest.approx(amount)
+    best = law.loss(size, amount)
+    for factor in (0.8, 1.25):
+        assert law.loss(size * factor, amount / factor) > best
+
+
+def test_advice_names_both_counts_and_its_range():
+    found = tokens.advise(64_000_000, 60_000_000)
+    assert found.low < found.tokens < found.high
+    assert found.tokens / 64e6 == pytest.approx(25.9, abs=0.1)
+    assert found.by_matrices == 10.5 * 60_000_000
+    assert tokens.supported_parameters(found.tokens) == pytest.approx(64e6, rel=1e-3)
+
+
+@pytest.mark.parametrize(("epochs", "worth"), [(1, 1.0), (2, 0.98), (4, 0.93), (8, 0.83), (16, 0.66), (40, 0.38)])
+def test_repeats_are_worth_what_was_published(epochs, worth):
+    assert tokens.repeat_worth(epochs) == pytest.approx(worth, abs=0.006)
+
+
+def test_warnings_of_repeats_and_small_data():
+    assert tokens.repeat_warning(4) == ""
+    assert "more text" not in tokens.repeat_warning(8) and tokens.repeat_warning(8)
+    assert "more text" in tokens.repeat_warning(40)
+    assert tokens.small_data_advice(64_000_000, 2e9) == []
+    assert "2.5M" in tokens.small_data_advice(64_000_000, 20e6)[0]
+
+
+def test_batches_and_rates_of_others():
+    assert tokens.batch_tokens(1.2e9) == 2**19
+    step_law, deepseek, power = tokens.cross_checks(60_000_000, 1.2e9, 6 * 64e6 * 1.2e9)
+    assert step_law.batch_tokens == pytest.approx(0.58 * 1.2e9**0.571)
+    assert step_law.learning_rate == pytest.approx(1.79 * 6e7**-0.713 * 1.2e9**0.307)
+    assert deepseek.learning_rate == pytest.approx(0.3118 * (6 * 64e6 * 1.2e9) ** -0.125)
+    assert power.learning_rate is None and power.batch_tokens == 2**19
+
+
+def test_ids_take_two_bytes_up_to_65536_of_them():
+    assert [tokens.token_bytes(size) for size in (6400, 65_536, 65_537)] == [2, 2, 4]
+
+
+def test_the_textbook_by_hand():
+    assert textbook.seconds(26e6, 10e9, 75e12) / 60 == pytest.approx(346.7, abs=0.1)
+    assert textbook.seconds(26e6, 10e9, 165e12) / 60 == pytest.approx(157.6, abs=0.1)
+    states = textbook.states(6e9)
+    assert (states.weights, states.gradients, states.moments, states.total) == (24e9, 24e9, 48e9, 96e9)
+    assert textbook.memory_bytes(1e9) == 17.3e9
+    assert textbook.steps(16_527_707, 3, 8) == 6_197_892
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "currency"),
+    [("2.5USD", 2.5, "USD"), ("$5", 5, "USD"), ("20CNY", 20, "CNY"), ("¥3", 3, "CNY"), ("1.3 RMB", 1.3, "CNY")],
+)
+def test_prices_are_read(text, amount, currency):
+    assert cost.read_money(text, "--price") == cost.Money(amount, currency)
+
+
+@pytest.mark.parametrize("text", ["free", "-3USD", "3 bananas", "$3USD", ""])
+def test_bad_prices_are_one_line(text):
+    with pytest.raises(UserError, match="--price"):
+        cost.read_money(text, "--price")
+
+
+def test_budgets_are_read():
+    found = cost.read_budget("3h,24GB,20CNY")
+    assert (found.seconds, found.memory_bytes, found.money) == (10800, 24 * 10**9, cost.Money(20, "CNY"))
+    assert cost.read_budget("24GiB").memory_bytes == 24 * 2**30
+    assert cost.read_budget("90min").seconds == 5400
+
+
+@pytest.mark.parametrize("text", ["3parsecs", "24", "-3h", "GB", "3h,,", "0h", "$0", "5XQZ"])
+def test_bad_budgets_are_one_line(text):
+    with pytest.raises(UserError, match="--budget"):
+        cost.read_budget(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("8GBB", "8GB"), ("3houres", "3hours"), ("5USDD", "5USD"), ("2GiBs", "2GiB")]
+)
+def test_an_unknown_unit_names_the_nearest(text, meant):
+    with pytest.raises(UserError, match=rf"unknown unit.*Did you mean {meant}\?"):
+        cost.read_budget(text)
+
+
+def test_counts_are_read():
+    assert [cost.read_count(text, "x") for text in ("64M", "1.2B", "10000", "10_000", "1e9")] == [
+        64_000_000,
+        1_200_000_000,
+        10_000,
+        10_000,
+        10**9,
+    ]
+    for text in ("-64M", "0", "many", "5X"):
+        with pytest.raises(UserError, match="--params"):
+            cost.read_count(text, "--params")
+
+
+def test_cost_and_energy(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENJING_HOME", str(tmp_path))
+    price = cost.price_of("RTX 3090")
+    assert str(cost.cost(price, 7200, 2)) == "5.20 CNY"
+    assert cost.price_of("RTX 3090", "2USD").hour == cost.Money(2, "USD")
+    assert cost.price_of("TITAN X") is None
+    (tmp_path / "prices.toml").write_text('"TITAN X" = "0.4 EUR"\n"RTX 3090" = "9 CNY"\n')
+    assert cost.price_of("TITAN X").hour == cost.Money(0.4, "EUR")
+    assert cost.price_of("RTX 3090").hour.amount == 9
+    assert cost.kilowatt_hours(3600, 1, 350) == pytest.approx(0.35 * 0.9 + 0.1)
+    assert cost.kilowatt_hours(3600, 1, 0, cores=4) == pytest.approx(0.032)
+
+
+def runs_of(law: LossLaw, noise: float) -> list[Point]:
+    random = np.random.default_rng(3)
+    return [
+        Point(int(size), int(amount), law.loss(size, amount) + float(random.normal(0, noise)))
+        for size in (3e5, 1e6, 3e6)
+        for amount in (2e6, 5e6, 12e6)
+    ]
+
+
+def test_a_law_is_found_again_and_foresees_a_larger_run():
+    law = LossLaw(120.0, 900.0, 1.2, 0.34, 0.40)
+    found = losslaw.forecast(runs_of(law, 0.005), 3e7, 1e8)
+    assert found.residual_nats < 0.01
+    assert abs(found.loss - law.loss(3e7, 1e8)) < 0.06
+    assert found.low <= law.loss(3e7, 1e8) <= found.high
+    assert found.high - found.low < 0.3
+
+
+def test_a_law_wants_several_sizes_and_lengths():
+    points = runs_of(LAWS["corrected"], 0.0)
+    with pytest.raises(UserError, match="too few"):
+        losslaw.fit(points[:3])
+    with pytest.raises(UserError, match="one size"):
+        losslaw.fit([point for point in points if point.parameters == 300_000] * 2)

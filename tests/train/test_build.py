@@ -1,0 +1,109 @@
+"""What a run is put together from, looked at before its first pass."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from penjing.base import config
+from penjing.base.config import parse_overrides
+from penjing.data.tokenizer.tokenizer import train_tokenizer
+from penjing.model.init import initialise
+from penjing.model.lora import adapt
+from penjing.model.transformer import Transformer
+from penjing.optim.router_bias_update import RouterBalance
+from penjing.parallel.single import Single
+from penjing.train import build as assemble
+from penjing.train.config import Run
+from penjing.train.stages.base import Size
+from penjing.train.stages.next_token import NextTokenStage
+
+SHAPE = {
+    "vocabulary_size": 400,
+    "hidden_size": 32,
+    "num_layers": 1,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "head_size": 16,
+    "mlp_size": 48,
+}
+
+
+class Enough(Exception):
+    """The plan would be made now."""
+
+
+@pytest.fixture
+def parts(monkeypatch, tmp_path):
+    """The parts of a run with these settings, as they are when its plan is to be made."""
+    texts = [f"text number {number} of a few" for number in range(40)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    train_tokenizer(texts, 300).save(tmp_path / "tokenizer")
+
+    def enough(run, stage, size, engine, trained, parts, **more):
+        raise Enough(parts)
+
+    monkeypatch.setattr(assemble, "plan", enough)
+    # A CPU's products of float16 are too slow to be timed here.
+    monkeypatch.setattr(assemble.hardware, "peak", lambda *given: SimpleNamespace(flops_per_second=None))
+
+    def make(*words):
+        common = [f"model.{name}={value}" for name, value in SHAPE.items()]
+        common += [f"data.train={tmp_path / 'texts.jsonl'}", f"tokenizer.folder={tmp_path / 'tokenizer'}"]
+        common += ["data.row_tokens=16", "data.validation_fraction=0.3", "batch.rows=2", f"out={tmp_path / 'out'}"]
+        run = config.resolve(Run, parse_overrides([*common, *words]))
+        engine = Single(torch.device("cpu"))
+        with pytest.raises(Enough) as found:
+            assemble.assemble(run, engine, NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None)
+        return found.value.args[0]
+
+    return make
+
+
+def test_float16_scales_its_loss_and_saves_the_scale(parts):
+    made = parts("compute.dtype=float16")
+    stateful = made.save.__self__.stateful
+    assert stateful["scaler"] is made.engine.scaler is made.guard.scaler
+    assert stateful["scaler"].state()["scale"] == 65536
+
+
+def test_float32_scales_nothing(parts):
+    made = parts("compute.dtype=float32")
+    assert not hasattr(made.engine, "scaler")
+    assert made.save.__self__.stateful.keys() == {"source", "meter", "guard"}
+
+
+def test_settings_reach_their_parts(parts):
+    made = parts("compute.dtype=float32", "clip_norm=0.3", "steps=7", "save.every=5", "optimizer=adamw",
+                 "optimizer.learning_rate=0.02", "optimizer.beta2=0.7")  # fmt: skip
+    assert (made.clip_norm, made.num_steps, made.save_every) == (0.3, 7, 5)
+    (adamw,) = made.optimizers
+    assert {group["peak"] for group in adamw.param_groups} == {0.02}
+    assert {group["betas"] for group in adamw.param_groups} == {(0.9, 0.7)}
+
+
+@pytest.mark.parametrize(("words", "rate"), [((), 0.25), (("lora.rank=2",), 0.0)])
+def test_routers_beneath_adapters_stay_as_they_are(parts, monkeypatch, words, rate):
+    def build(run, checkpoint):
+        model = Transformer(run.model)
+        initialise(model, 0)
+        if run.lora.rank:
+            adapt(model, run.lora)
+        return model, {}
+
+    monkeypatch.setattr(assemble, "_build_model", build)
+    mixture = [f"model.{name}" for name in ("architecture=glm4_moe", "experts=4", "experts_per_token=2")]
+    made = parts("compute.dtype=float32", *mixture, "model.expert_size=16", "router.bias_rate=0.25", *words)
+    (balance,) = (each for each in made.optimizers if isinstance(each, RouterBalance))
+    assert balance.rate == rate
+
+
+def test_an_epoch_is_taken_to_its_end():
+    """Of 10 rows, four a step: the third step takes the two that are left and two of the next epoch."""
+    size = Size(unit="rows", units_per_epoch=10, tokens_per_unit=16, row_tokens=16, num_keys=8, padding_fraction=0)
+    run = config.resolve(Run, parse_overrides(["batch.rows=4", "epochs=1"]))
+    assert assemble.num_steps(run, size) == 3
+    assert assemble.num_steps(config.resolve(Run, parse_overrides(["batch.rows=4", "epochs=2"])), size) == 5

@@ -1,0 +1,193 @@
+"""Settings that cannot be are one line that names them, before anything is built."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from penjing.base import config
+from penjing.base.config import parse_overrides
+from penjing.base.errors import UserError
+from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from penjing.parallel.single import Single
+from penjing.train import run_dir as folder
+from penjing.train.config import Run
+from penjing.train.run_dir import RunFolder
+from penjing.train.stages.next_token import NextTokenStage, made_once, run_tokenizer
+
+
+def resolve(*words):
+    return config.resolve(Run, parse_overrides(words))
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "steps=-5",
+        "epochs=-1",
+        "clip_norm=-1",
+        f"seed={2**64}",
+        "data.prefetch=-1",
+        "compute.threads=-1",
+        "validate.every=-1",
+        "validate.rows=0",
+        "validate.rows=-3",
+        "sample.every=-1",
+        "sample.tokens=0",
+    ],
+)
+def test_numbers_out_of_range_are_named(word):
+    name, _, value = word.partition("=")
+    with pytest.raises(UserError) as refused:
+        resolve(word)
+    assert refused.value.where == name
+    assert float(refused.value.got) == float(value)
+
+
+def test_nothing_to_do_is_said():
+    with pytest.raises(UserError, match="nothing to do"):
+        resolve("epochs=0")
+    assert resolve("epochs=0", "steps=3").steps == 3
+
+
+@pytest.mark.parametrize("objective", ["policy", "preference"])
+def test_where_two_passes_are_compared_nothing_is_left_out_of_one(objective):
+    words = ("lora.rank=4", f"objective={objective}")
+    with pytest.raises(UserError, match=r"lora\.dropout: what is learned compares two passes"):
+        resolve(*words, "lora.dropout=0.1")
+    assert resolve(*words).lora.rank == 4
+
+
+@pytest.mark.parametrize(
+    "words", [("objective=preference", "objective.loss=simpo"), ("objective=distill",), ("objective=reward",), ()]
+)
+def test_elsewhere_dropout_is_as_good_as_ever(words):
+    assert resolve(*words, "lora.rank=4", "lora.dropout=0.1").lora.dropout == 0.1
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """How many threads are set, with eight cores, where OMP_NUM_THREADS says this."""
+    asked = []
+    monkeypatch.setattr(folder.torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(folder, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(folder, "physical_cores", lambda: 8)
+
+    def set_by(said, setting=0, world=2):
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+        assert folder.set_threads(setting, world) == asked[-1]
+        return asked[-1]
+
+    return set_by
+
+
+@pytest.mark.parametrize(("said", "count"), [("3", 3), ("4,2", 4), (" 5 , 1", 5), ("", 4), ("0", 4)])
+def test_openmp_s_variable_is_read_as_openmp_reads_it(threads, said, count):
+    assert threads(said) == count
+    assert threads(said, setting=7) == 7
+
+
+@pytest.mark.parametrize("said", ["four", "-2", "2.5", "x,2"])
+def test_what_is_no_number_of_threads_is_one_line(threads, said):
+    with pytest.raises(UserError, match="OMP_NUM_THREADS: not a number of threads"):
+        threads(said)
+    assert threads(said, setting=2) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], ""),
+        (["objective=preference", "data.kind=preferences"], "answers make batches of another shape"),
+        (["objective=policy", "data.kind=prompts"], "answers make batches of another shape"),
+        (["objective=distill", "objective.mode=on_policy", "objective.data_weight=0"], "answers make batches"),
+        (["lora.rank=4"], ""),
+        (["lora.rank=4", "lora.dropout=0.1"], "the masks of lora.dropout"),
+        (["lora.rank=4", "lora.kind=dora"], "norms that DoRA keeps"),
+    ],
+)
+def test_which_runs_are_no_static_graph(words, said):
+    found = resolve(*words).no_static_graph
+    assert found.startswith(said) and bool(found) == bool(said)
+
+
+def test_a_graph_of_all_of_a_pass_needs_texts():
+    assert resolve("compute.compile=blocks", "data.kind=chats")
+    with pytest.raises(UserError, match=r"compute\.compile: answers differ in length"):
+        resolve("compute.compile=whole", "data.kind=chats")
+
+
+def test_halves_that_were_half_replaced_are_made_again(tmp_path):
+    """A kill between the two must not leave the old note beside them."""
+    (tmp_path / "a.txt").write_text("text")
+    made = []
+
+    def make(paths, about):
+        made.append(None)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return {"made": len(made)}
+
+    def ask(fraction):
+        run = resolve(f"data.train={tmp_path / 'a.txt'}", f"data.validation_fraction={fraction}")
+        return made_once(run, tmp_path, SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
+
+    assert ask(0.5) == ask(0.5) == {"made": 1}
+    with pytest.raises(KeyboardInterrupt):
+        ask(0.01)
+    assert ask(0.5) == {"made": 3}
+
+
+def test_no_tokenizer_is_trained_on_preferences(tmp_path):
+    run = resolve("objective=preference", "data.kind=preferences", f"out={tmp_path}")
+    with pytest.raises(UserError, match=r"start: no tokenizer: .*got data.kind=preferences"):
+        run_tokenizer(run, RunFolder(tmp_path), print)
+
+
+def test_ready_shards_that_switch_thoughts_otherwise_are_refused(tmp_path):
+    asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"conversations": [{**turn, "content": f"{turn['content']} {row}"} for turn in asked]} for row in range(9)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train_tokenizer(["one two three"], 300).save(tmp_path / "tokenizer")
+
+    def stage(data, out, *words):
+        common = (f"data.train={data}", f"out={tmp_path / out}", f"tokenizer.folder={tmp_path / 'tokenizer'}")
+        run = resolve("data.kind=chats", "data.row_tokens=64", "data.validation_fraction=0.3", *common, *words)
+        return NextTokenStage(run, Single(torch.device("cpu")), lambda text: None)
+
+    made = stage(tmp_path / "chats.jsonl", "first", "data.thinking=switch")
+    shards = RunFolder(tmp_path / "first").shards
+    assert stage(shards, "second", "data.thinking=switch").fingerprint == made.fingerprint
+    with pytest.raises(UserError, match=r"data.thinking: these token shards were made otherwise; got as_given"):
+        stage(shards, "third")
+    plain = stage(tmp_path / "chats.jsonl", "fourth")
+    shards = RunFolder(tmp_path / "fourth").shards
+    assert stage(shards, "fifth").fingerprint == plain.fingerprint != made.fingerprint
+    with pytest.raises(UserError, match=r"data.thinking: .*wanted as_given"):
+        stage(shards, "sixth", "data.thinking=switch")
+
+
+def test_a_tokenizer_that_an_abandoned_attempt_left_is_not_taken_for_another_start(tmp_path):
+    left, wanted = (train_tokenizer(["one two three"], size) for size in (300, 310))
+    out = RunFolder(tmp_path / "out")
+    left.save(out.tokenizer)
+    wanted.save(tmp_path / "wanted")
+    run = resolve(f"tokenizer.folder={tmp_path / 'wanted'}", f"out={out.path}")
+    assert run_tokenizer(run, out, print).fingerprint == wanted.fingerprint
+    assert Tokenizer.load(out.tokenizer).fingerprint == wanted.fingerprint
+    left.save(out.tokenizer)
+    (out.checkpoints / "step-00000001").mkdir(parents=True)  # a run that has begun keeps its own
+    assert run_tokenizer(run, out, print).fingerprint == left.fingerprint
+
+
+def test_passes_are_exact_but_for_the_balance_of_softmax_routers():
+    """Their loss is taken over each pass: `batch.micro_rows` then changes the gradients, and the texts say so."""
+    assert config.resolve(Run, {"model": "tiny"}).passes_are_exact
+    assert config.resolve(Run, {"model": "tiny-moe"}).passes_are_exact  # balanced by a bias
+    assert not config.resolve(Run, {"model": "198m-moe"}).passes_are_exact
+    for balance in ("sequence", "none"):
+        assert config.resolve(Run, {"model": "198m-moe", "router": {"balance": balance}}).passes_are_exact

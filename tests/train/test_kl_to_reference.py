@@ -1,0 +1,99 @@
+"""The divergence on a model's own answers, beside a slow twin that makes all logits, one answer at a time."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from penjing.infer.sampler_factory import Sampling, writer
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.lora import Lora, adapt, own_state
+from penjing.model.transformer import Transformer
+from penjing.parallel.single import Single
+from penjing.train.kl_to_reference import WithoutAdapter, drift
+
+SHAPE = ModelConfig(
+    architecture="qwen3", vocabulary_size=50, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_size=8,
+    mlp_size=24, max_tokens=64,
+)  # fmt: skip
+PROMPTS = [[3 + number, 7, 9 + number % 3] for number in range(40)]  # more than a chunk
+SEEDS = list(range(40))
+STOP = (1, 2)
+WRITE = writer(6, Sampling(temperature=1.0))
+
+
+def made(seed):
+    model = Transformer(SHAPE)
+    initialise(model, seed)
+    with torch.no_grad():  # far from its start, where all answers are equally likely
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.3, generator=torch.Generator().manual_seed(seed))
+    return model.eval()
+
+
+def twin(model, reference):
+    nats = tokens = 0.0
+    for prompt, said in zip(PROMPTS, WRITE(model, PROMPTS, SEEDS, STOP), strict=True):
+        ids = torch.tensor([[*prompt, *said]])
+        with torch.no_grad():
+            logq_TV, logp_TV = (each(ids)[0].log_softmax(-1) for each in (model, reference))
+        for place in range(len(prompt) - 1, len(prompt) + len(said) - 1):
+            nats += float((logq_TV[place].exp() * (logq_TV[place] - logp_TV[place])).sum())
+            tokens += 1
+    return nats, tokens
+
+
+def test_it_is_the_divergence_summed_over_what_the_model_says():
+    model, reference = made(1), made(2)
+    nats, tokens = twin(model, reference)
+    found = drift(model, reference, PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
+    assert found["validation_kl_nats_per_token"] == pytest.approx(nats / tokens, rel=1e-4)
+    assert found["validation_kl_nats_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
+    assert found["validation_own_answer_tokens"] == tokens / len(PROMPTS)
+
+
+def test_of_a_model_from_itself_it_is_nothing():
+    model = made(1)
+    found = drift(model, copy.deepcopy(model), PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
+    assert found["validation_kl_nats_per_token"] == pytest.approx(0, abs=1e-6)
+
+
+def test_an_adapter_is_compared_with_the_model_beneath_it():
+    base, model = made(1), made(1)
+    adapt(model, Lora(rank=2), seed=1)
+    with torch.no_grad():
+        for name, value in own_state(model).items():
+            if name.endswith(".B"):
+                value.normal_(0, 0.3, generator=torch.Generator().manual_seed(3))
+    found = drift(model, WithoutAdapter(model), PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
+    nats, _ = twin(model, base)
+    assert nats > 0.1
+    assert found["validation_kl_nats_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
+
+
+class TwoRanks(Single):
+    """One of two ranks, as far as the share of the work goes."""
+
+    def __init__(self, rank):
+        super().__init__(torch.device("cpu"))
+        self.rank, self.world, self.seen = rank, 2, None
+
+    def add(self, value):
+        self.seen = value.clone()
+        return value
+
+
+def test_ranks_share_the_answers():
+    model, reference = made(1), made(2)
+    whole = twin(model, reference)
+    parts = []
+    for rank in (0, 1):
+        engine = TwoRanks(rank)
+        drift(model, reference, PROMPTS, SEEDS, WRITE, STOP, engine, 32)
+        parts.append(engine.seen)
+    nats, tokens, answers = (parts[0] + parts[1]).tolist()
+    assert (nats, tokens, answers) == pytest.approx((*whole, len(PROMPTS)), rel=1e-4)

@@ -1,0 +1,106 @@
+"""Judged answers on their way into batches, and the reference that they are compared with."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from penjing.data.chat.render import Rendered
+from penjing.data.formats import Message
+from penjing.data.preference_shards import TokenAnswer, TokenGroup
+from penjing.loader.shared_prompt_batch import Answer, Group, pack
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.lora import Lora, adapt, adapted
+from penjing.model.transformer import Transformer
+from penjing.model.value_head import ScalarHead
+from penjing.objective.base import Loss
+from penjing.parallel.single import Single
+from penjing.train.stages import reward
+from penjing.train.stages.preference import _Half, _score_base, held_out_figures
+
+RUN = SimpleNamespace(seed=1, data=SimpleNamespace(row_tokens=64))
+ENGINE = Single(torch.device("cpu"))
+
+
+def made():
+    model = Transformer(
+        ModelConfig(
+            vocabulary_size=24, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_size=8, mlp_size=24,
+            max_tokens=64,
+        )
+    )  # fmt: skip
+    initialise(model, 0)
+    generator = torch.Generator().manual_seed(9)
+    for value in model.parameters():
+        value.data += 0.3 * torch.randn(value.shape, generator=generator)
+    return model
+
+
+def test_each_question_gets_the_answers_of_another_one_which_count_for_nothing_else():
+    """KTO's estimate, arXiv:2402.01306 section 4.2. A prompt and its answer carry the same number here."""
+    groups = [TokenGroup([n], (TokenAnswer([100 + n, 0], [1, 1]),), (n % 2 == 0,)) for n in range(7)]
+    half = _Half(groups, RUN, mismatched=True)
+    partners = []
+    for number in range(7):
+        group = half.group(number)
+        own, other = group.answers
+        assert list(own.ids) == [100 + number, 0]
+        partners.append(other.ids[0] - 100)
+        assert group.figures["mismatched"] == [0.0, 1.0]
+        assert group.figures["wanted"] == [float(number % 2 == 0), 0.0]
+    assert sorted(partners) == list(range(7))
+    assert all(partner != number for number, partner in enumerate(partners))
+
+
+def test_without_mismatched_answers_a_pair_is_a_pair():
+    group = TokenGroup([5], (TokenAnswer([6, 0], [1, 1]), TokenAnswer([7, 8, 0], [1, 0, 1])), (True, False), 0.5)
+    made_of = _Half([group], RUN, mismatched=False).group(0)
+    assert [list(answer.ids) for answer in made_of.answers] == [[6, 0], [7, 8, 0]]
+    assert [answer.weights for answer in made_of.answers] == [None, [1.0, 0.0, 1.0]]
+    assert made_of.figures["mismatched"] == [0.0, 0.0]
+
+
+def test_the_reference_of_adapters_is_the_base():
+    model, prompt, answers = made(), (3, 5, 7), [[7, 3, 0], [2, 0]]
+    with torch.no_grad():
+        wanted = []
+        for ids in answers:
+            logp_TV = model(torch.tensor([[*prompt, *ids]]))[0, len(prompt) - 1 : -1].log_softmax(-1)
+            wanted.append(logp_TV.gather(1, torch.tensor(ids)[:, None])[:, 0])
+    adapt(model, Lora(rank=2))
+    for layer in adapted(model).values():
+        layer.adapters["default"].B.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(1))
+    batch = pack([Group(prompt=prompt, answers=[Answer(ids=ids) for ids in answers])], 64)
+    torch.testing.assert_close(_score_base(model, batch), torch.cat(wanted), rtol=1e-4, atol=1e-4)
+
+
+def test_held_out_figures_are_means_over_units():
+    class Sums:
+        def __call__(self, model, batch):
+            return Loss(torch.tensor(0.0), {"nats": torch.tensor(float(batch.worth))})
+
+        def weight(self, batch):
+            return torch.tensor(float(batch.units))
+
+    batches = [SimpleNamespace(worth=6, units=2), SimpleNamespace(worth=1, units=5)]
+    for batch in batches:
+        batch.to = lambda device, batch=batch: batch
+    chunks = ((range(0), batch) for batch in batches)
+    assert held_out_figures(Sums(), None, chunks, ENGINE) == {"validation_nats": pytest.approx(1.0)}
+
+
+def test_a_judge_reads_where_the_end_of_the_last_answer_is_predicted(monkeypatch):
+    model = made()
+    head = ScalarHead(model)
+    head.scalar.data.normal_(generator=torch.Generator().manual_seed(2))
+    ids, weights = [3, 4, 5, 6, 7, 0, 9], [0, 0, 1, 1, 1, 1, 0]  # the last is a newline after the turn
+    monkeypatch.setattr(reward, "render", lambda tokenizer, messages: Rendered(ids, weights))
+    found = reward.Judge(head.eval(), None).rewards([[Message(role="user", content="?")]])
+    with torch.no_grad():
+        hidden_BTD = model.hidden(torch.tensor([ids[:5]]))
+    assert found == pytest.approx([(hidden_BTD[0, -1] @ head.scalar.detach()).item()], rel=1e-5)
+    assert math.isfinite(found[0])
