@@ -407,11 +407,11 @@ def test_what_does_not_fit_is_a_row(monkeypatch, tmp_path):
 
 def test_a_grid_stands_at_the_runs_own_values():
     run = resolve_run("pretrain", settings())
-    assert Grid().points(run) == [
+    assert Grid().points(run, CPU) == [
         Point(micro_rows=4, accumulate=2, row_tokens=64, dtype=run.compute.dtype, recompute="none")
     ]
     with pytest.raises(UserError):
-        sweeping.settings_of(run, replace(Grid().points(run)[0], dtype="float7"))
+        sweeping.settings_of(run, replace(Grid().points(run, CPU)[0], dtype="float7"))
 
 
 def test_matmul_is_a_table(tmp_path, monkeypatch):

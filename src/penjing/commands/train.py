@@ -47,13 +47,14 @@ from penjing.track.background import BackgroundTracker
 from penjing.track.base import Tracker
 from penjing.track.console import ConsoleTracker
 from penjing.track.jsonl import read_lines
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build import Assembled, assemble
 from penjing.train.config import Run
 from penjing.train.from_pretrained import begin_from
 from penjing.train.loop import train
 from penjing.train.oom_recovery import is_out_of_memory
 from penjing.train.run_dir import RunFolder, set_threads
-from penjing.train.stages.base import MakeStage, Size, micro_units
+from penjing.train.stages.base import MakeStage, Size
 from penjing.train.watchdog import watched
 
 SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
@@ -205,7 +206,7 @@ def print_plan(assembled: Assembled, engine: Engine, console: Console, further: 
         ("model", f"{named}, {bill.parameters:,} parameters, {bill.trainable_parameters:,} trainable"),
         ("examples", f"{bill.rows_per_epoch:,} {_unit(size)}, {size.padding_fraction:.1%} padding"),
         ("epochs", f"{bill.epochs:.2f}"),
-        ("batch per device", f"{micro_units(run, engine)} {size.unit}"),
+        ("batch per device", f"{batch_geometry(run, engine.world, engine.device).micro_size} {size.unit}"),
         ("total batch", f"{run.batch.rows} {size.unit} = {bill.tokens_per_step:,} tokens"),
         ("accumulation", f"{assembled.parts.accumulate} on each of {engine.world} {engine.device.type}"),
         ("optimizer steps", f"{bill.steps:,}"),

@@ -17,6 +17,15 @@ class Loss:
     parts: dict[str, Tensor] = field(default_factory=dict)
 
 
+class ObjectiveSettings:
+    """What a run asks the settings of its objective, whichever it is. A class overrides what differs."""
+
+    @property
+    def indivisible_units(self) -> int:
+        """Units that one forward pass must hold together."""
+        return 1
+
+
 class Objective(Protocol):
     """Sums over units (tokens, pairs, answers), never means.
 

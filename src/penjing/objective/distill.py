@@ -24,13 +24,13 @@ from penjing.kernels.fused_distillation_loss import (
 from penjing.loader.batch import Batch
 from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.model.transformer import Transformer
-from penjing.objective.base import Loss
+from penjing.objective.base import Loss, ObjectiveSettings
 from penjing.objective.next_token import FIGURE
 from penjing.objective.router import RouterSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distill:
+class Distill(ObjectiveSettings):
     """Learn from another model that has the same vocabulary. Formulas: `penjing.kernels.fused_distillation_loss`."""
 
     kind: Literal["distill"] = "distill"

@@ -9,14 +9,14 @@ from typing import Any, Literal
 from torch import Tensor
 
 from penjing.loader.batch import Batch
-from penjing.objective.base import Loss
+from penjing.objective.base import Loss, ObjectiveSettings
 from penjing.objective.router import RouterSettings
 
 FIGURE = "loss_nats_per_token"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NextTokenSettings:
+class NextTokenSettings(ObjectiveSettings):
     """Learn to predict each next token: pretraining, and SFT where only answers count."""
 
     kind: Literal["next_token"] = "next_token"

@@ -35,7 +35,7 @@ from penjing.agent_tools.base import ToolSettings
 from penjing.base.errors import UserError
 from penjing.data.chat.render import Switch
 from penjing.loader.shared_prompt_batch import AnswerBatch
-from penjing.objective.base import Loss
+from penjing.objective.base import Loss, ObjectiveSettings
 from penjing.objective.router import RouterSettings
 from penjing.objective.value import value_loss
 
@@ -189,7 +189,7 @@ class Value:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy(ObjectiveSettings):
     """Reinforcement learning on sampled answers."""
 
     kind: Literal["policy"] = "policy"

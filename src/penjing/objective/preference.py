@@ -18,7 +18,7 @@ from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import AnswerBatch, run_model
-from penjing.objective.base import Loss
+from penjing.objective.base import Loss, ObjectiveSettings
 from penjing.objective.router import RouterSettings
 
 Kind = Literal["dpo", "cdpo", "robust", "ipo", "hinge", "simpo", "orpo", "kto"]
@@ -30,7 +30,7 @@ WANTED, MISMATCHED = "wanted", "mismatched"  # names among a batch's figures
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preference:
+class Preference(ObjectiveSettings):
     """Learn from judged answers: pairs (all losses), or single answers called good or bad (kto)."""
 
     kind: Literal["preference"] = "preference"
@@ -96,15 +96,9 @@ class Preference:
             next_step=next_step,
         )
 
-    def check_pass(self, groups: int) -> None:
-        """Raises UserError if a forward pass of so many groups cannot be learned from."""
-        if self.loss == "kto" and groups % self.kl_groups:
-            raise UserError(
-                "a forward pass must hold whole blocks of groups that share an estimate",
-                where="objective.kl_groups",
-                got=self.kl_groups,
-                wanted=f"a divisor of {groups}, the groups of one forward pass (batch.micro_rows)",
-            )
+    @property
+    def indivisible_units(self) -> int:
+        return self.kl_groups if self.loss == "kto" else 1
 
     @property
     def needs_reference(self) -> bool:

@@ -13,14 +13,14 @@ from torch import Tensor
 from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.model.value_head import answer_places
-from penjing.objective.base import Loss
+from penjing.objective.base import Loss, ObjectiveSettings
 from penjing.objective.router import RouterSettings
 
 MARGIN = "margin"  # name among a batch's figures: by how much a pair's first answer is better, on both of its answers
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardModel:
+class RewardModel(ObjectiveSettings):
     """Learn to score answers from pairs."""
 
     kind: Literal["reward"] = "reward"

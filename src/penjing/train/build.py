@@ -39,6 +39,7 @@ from penjing.plan.run_estimate import Bill
 from penjing.plan.trainable import trainable_of
 from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import JsonLines
+from penjing.train.batch_geometry import batch_geometry, smaller_micro_size
 from penjing.train.build_peft_model import build_adapted
 from penjing.train.checkpointer import Keeper, Stateful
 from penjing.train.compile_policy import EAGER_SHARE, compile_model, compile_optimizers, compiled_seconds, decide
@@ -48,8 +49,8 @@ from penjing.train.nonfinite_guard import Guard, Record
 from penjing.train.oom_recovery import Feed, release, with_room
 from penjing.train.resume import begun_dtype, check_same_run, with_known_batch
 from penjing.train.run_dir import RunFolder, load_start, load_weights
-from penjing.train.small_data import fit_batch, units_together
-from penjing.train.stages.base import MakeStage, OnDevice, Report, Size, Stage, accumulation, micro_units
+from penjing.train.small_data import fit_batch
+from penjing.train.stages.base import MakeStage, OnDevice, Report, Size, Stage
 from penjing.train.step_probe import Trials, expected, plan
 from penjing.train.throughput import Meter
 
@@ -102,7 +103,7 @@ def assemble(
     run = settle_dtype(run, engine, "" if checkpoint is None else begun_dtype(checkpoint, allow_change))
     stage = make_stage(run, engine, report)
     run = stage.run = fit_batch(stage.run, stage.size().units_per_epoch, engine.world)
-    size, size_of_micro = stage.size(), micro_units(run, engine)
+    size, geometry = stage.size(), batch_geometry(run, engine.world, engine.device)
     dtype = hardware.compute_dtype(run.compute.dtype, engine.device)
     allow_tf32(run.compute.dtype, engine.device)
     if dtype == torch.float16:
@@ -138,8 +139,8 @@ def assemble(
         notes += check_same_run(run, facts, checkpoint, allow_change)
     feed = Feed(
         lambda size: _ready(stage.source(size, engine.rank, engine.world), run, stage, engine),
-        size_of_micro,
-        together=units_together(run),
+        geometry.micro_size,
+        together=geometry.indivisible,
         exact=run.passes_are_exact,
     )
     progress = Progress()
@@ -185,7 +186,7 @@ def assemble(
         trackers=Trackers(_trackers(engine, folder, trackers(run, steps, progress.step), progress.step)),
         meter=meter,
         num_steps=steps,
-        accumulate=accumulation(run, engine),
+        accumulate=geometry.accumulation,
         clip_norm=run.clip_norm,
         log_every=run.track.every,
         validate_every=run.validate.every,
@@ -298,7 +299,8 @@ def _validate(stage: Stage, engine: Engine) -> dict[str, float]:
 
     def make_room(said: str) -> None:
         release()
-        smaller = Feed.smaller(micro_units(stage.run, engine), units_together(stage.run))
+        geometry = batch_geometry(stage.run, engine.world, engine.device)
+        smaller = smaller_micro_size(geometry.micro_size, geometry.indivisible)
         if smaller is None or engine.world > 1:
             raise _NoRoom(said)
         stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_rows=smaller))

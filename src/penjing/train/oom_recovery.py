@@ -11,6 +11,7 @@ import torch
 
 from penjing.base.errors import UserError
 from penjing.loader.batch_source import Source, place_of, samples_between
+from penjing.train.batch_geometry import smaller_micro_size
 
 Result = TypeVar("Result")
 
@@ -55,17 +56,12 @@ class Feed:
         other.times = self.times
         return other
 
-    @staticmethod
-    def smaller(count: int, together: int = 1) -> int | None:
-        """The largest proper divisor that is a multiple of `together`, None if there is none."""
-        return next((size for size in range(count // 2, 0, -1) if count % size == 0 and size % together == 0), None)
-
     def shrink(self, at: dict[str, Any]) -> bool:
         """Halve the batches (of an odd number of units: the largest part that divides it) and go back to `at`.
 
         False if a batch is as small as can be already.
         """
-        smaller = self.smaller(self.micro_units, self.together)
+        smaller = smaller_micro_size(self.micro_units, self.together)
         if smaller is None:
             return False
         self.close()

@@ -26,11 +26,12 @@ from penjing.plan.flops import training_flops_per_token
 from penjing.plan.run_estimate import Bill, Pace, make_bill
 from penjing.plan.step_time import Line, quantile, two_points
 from penjing.plan.trainable import trainable_of
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.loop import Parts, step
 from penjing.train.run_dir import RunFolder
 from penjing.train.small_data import doubts, start_doubts
-from penjing.train.stages.base import OnDevice, Size, Stage, micro_units
+from penjing.train.stages.base import OnDevice, Size, Stage
 from penjing.train.throughput import Expected, Meter
 
 FORECAST = "scale.json"  # in the run's folder: the loss that `penjing scale` foresaw
@@ -86,6 +87,7 @@ def plan(
         sizes = known.steps, known.rows_per_step, known.rows_per_epoch
         if sizes == (parts.num_steps, run.batch.rows, size.units_per_epoch):
             return known
+    micro_size = batch_geometry(run, engine.world, engine.device).micro_size
     pace = probe(run, stage, size, engine, model, parts, trials)
     machine = _machine(engine)
     bill = make_bill(
@@ -96,7 +98,7 @@ def plan(
         units_per_epoch=size.units_per_epoch,
         tokens_per_unit=size.tokens_per_unit,
         units_per_step=run.batch.rows,
-        micro_tokens=round(micro_units(run, engine) * size.tokens_per_unit / (1 - size.padding_fraction)),
+        micro_tokens=round(micro_size * size.tokens_per_unit / (1 - size.padding_fraction)),
         steps=parts.num_steps,
         pace=pace,
         validations=_times(run.validate.every, parts.num_steps),
@@ -232,7 +234,8 @@ def _timed(
     if hasattr(parts.source, "fresh"):
         feed = parts.source.fresh()
     else:
-        feed = OnDevice(stage.source(micro_units(run, engine), engine.rank, engine.world), engine.device)
+        micro_size = batch_geometry(run, engine.world, engine.device).micro_size
+        feed = OnDevice(stage.source(micro_size, engine.rank, engine.world), engine.device)
     meter = Meter(0.0, None)
     trial = replace(parts, source=feed, meter=meter, schedule=AtRest(), accumulate=passes)
     each, begin = size.round_steps, place_of(feed)

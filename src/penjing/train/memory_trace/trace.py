@@ -38,6 +38,7 @@ from penjing.plan.memory.host_rss import at_more_rows, measured_process_bytes, p
 from penjing.plan.memory.report import MemoryPlan, plan_from
 from penjing.plan.memory.sharded_memory import Layout, share
 from penjing.plan.memory.trace import Trace, Tracer
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.loop import Parts, step
 from penjing.train.memory_trace.batches import make_batch, tensors_of
@@ -81,16 +82,7 @@ def shape_of(
     scored_fraction: float = 1.0,
 ) -> Shape:
     """The shape of a run's step on `ranks` devices. Raises UserError if the rows do not divide evenly."""
-    # As `stage.micro_units`: on one CPU half of the share, where that is even.
-    cut = target.kind == "cpu" and run.batch.rows % 2 == 0
-    rows = micro_rows or run.batch.micro_rows or max(1, run.batch.rows // max(ranks, 2 if cut else 1))
-    if micro_rows is None and run.batch.rows % (rows * ranks):
-        raise UserError(
-            "the rows of a step do not divide evenly",
-            where="batch.rows",
-            got=run.batch.rows,
-            wanted=f"a multiple of {ranks} devices x {rows} rows",
-        )
+    rows = micro_rows or batch_geometry(run, ranks, torch.device(target.kind)).micro_size
     passes = max(1, run.batch.rows // (rows * ranks))
     layout: Layout = "ddp" if ranks > 1 and engine == "single" else engine
     return Shape(

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from penjing.base.errors import UserError
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch_source import Source, place_of, samples_between
 from penjing.model.transformer import Transformer
@@ -70,30 +69,6 @@ class Stage(Protocol):
 
 
 MakeStage = Callable[[Run, Engine, Report], Stage]
-
-
-def micro_units(run: Run, engine: Engine) -> int:
-    """Units (rows, pairs, prompts) of one forward pass on one device. Raises UserError if they do not divide evenly.
-
-    Unless set, a device's whole share; but on one CPU half of it, where that is even. In bfloat16 every pass rounds its
-    gradients, so only the same passes give the same bits: this way two processes learn exactly what one does.
-    """
-    world, cut = engine.world, run.batch.rows % 2 == 0 and engine.device.type == "cpu"
-    rows = run.batch.micro_rows or max(1, run.batch.rows // max(world, 2 if cut else 1))
-    if run.batch.rows % (rows * world):
-        share = f"{world} devices" + (f" x {rows} batch.micro_rows" if run.batch.micro_rows else "")
-        raise UserError(
-            "the rows of a step do not divide evenly",
-            where="batch.rows",
-            got=run.batch.rows,
-            wanted=f"a multiple of {share}",
-        )
-    return rows
-
-
-def accumulation(run: Run, engine: Engine) -> int:
-    """Forward passes of one step on each device."""
-    return run.batch.rows // (micro_units(run, engine) * engine.world)
 
 
 class OnDevice:

@@ -25,8 +25,9 @@ from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation, TaughtBatch
 from penjing.objective.next_token import FIGURE
 from penjing.parallel.base import Engine
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.stages.base import Report, Size, micro_units
+from penjing.train.stages.base import Report, Size
 from penjing.train.stages.next_token import NextTokenStage
 from penjing.train.stages.teacher_model import (
     TeacherModel,
@@ -95,7 +96,13 @@ class DistillStage:
             return Store(folder / key.name, key)
         assert self._teacher is not None
         return make_store(
-            self._teacher, in_order(fixed), folder, key, self.engine, report, micro_units(self.run, self.engine)
+            self._teacher,
+            in_order(fixed),
+            folder,
+            key,
+            self.engine,
+            report,
+            batch_geometry(self.run, self.engine.world, self.engine.device).micro_size,
         )
 
     def size(self) -> Size:
@@ -133,7 +140,7 @@ class DistillStage:
     def _held_out(self) -> Iterator[Batch]:
         rows = self._data.held_out
         mine = range(self.engine.rank, min(self.run.validate.rows, rows.rows_per_epoch), self.engine.world)
-        size = micro_units(self.run, self.engine)
+        size = batch_geometry(self.run, self.engine.world, self.engine.device).micro_size
         taught = Taught(_fixed(rows), self._stores[1]) if self._stores else None
         for first in range(0, len(mine), size):
             chosen = mine[first : first + size]

@@ -27,10 +27,11 @@ from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
 from penjing.parallel.base import Engine
 from penjing.plan.flops import mean_keys
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.run_dir import RunFolder, start_tokenizer
 from penjing.train.small_data import fit_rows
-from penjing.train.stages.base import Report, Size, micro_units
+from penjing.train.stages.base import Report, Size
 
 TOKENIZER_TRAINING_BYTES = 64 << 20  # of text a tokenizer is trained on; more changes few merges
 
@@ -120,7 +121,7 @@ class NextTokenStage:
 
     def _validation_batches(self) -> Iterator[Batch]:
         mine = range(self.engine.rank, self._num_held_out, self.engine.world)
-        size = micro_units(self.run, self.engine)
+        size = batch_geometry(self.run, self.engine.world, self.engine.device).micro_size
         for first in range(0, len(mine), size):
             rows = [self.held_out.row(index) for index in mine[first : first + size]]
             yield collate(rows).to(self.engine.device)

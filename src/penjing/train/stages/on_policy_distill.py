@@ -24,9 +24,10 @@ from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation
 from penjing.objective.next_token import FIGURE
 from penjing.parallel.base import Engine
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.run_dir import RunFolder
-from penjing.train.stages.base import Report, Size, micro_units
+from penjing.train.stages.base import Report, Size
 from penjing.train.stages.next_token import data_paths, run_tokenizer
 from penjing.train.stages.teacher_model import (
     about_teacher,
@@ -235,7 +236,7 @@ class OnPolicyStage:
 
     def _judged(self) -> Iterator[AnswerBatch]:
         held_out = self._held_out[: self.run.validate.rows][self.engine.rank :: self.engine.world]
-        size = micro_units(self.run, self.engine)
+        size = batch_geometry(self.run, self.engine.world, self.engine.device).micro_size
         for first in range(0, len(held_out), size):
             prompts = held_out[first : first + size]
             by_data = self.run.data.kind == "chats"

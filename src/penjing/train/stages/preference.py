@@ -29,11 +29,12 @@ from penjing.objective.base import Objective
 from penjing.objective.preference import MISMATCHED, REFERENCE, WANTED, Preference, PreferenceObjective
 from penjing.parallel.base import Engine
 from penjing.plan import hardware
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.kl_to_reference import WithoutAdapter, drift
 from penjing.train.oom_recovery import release, with_room
 from penjing.train.run_dir import RunFolder, load_start
-from penjing.train.stages.base import Report, Size, micro_units
+from penjing.train.stages.base import Report, Size
 from penjing.train.stages.preference_data import measure, need_pairs, prepare_judgements
 
 CHUNK = 32  # groups of a forward pass without gradients, at most; the same for any number of ranks
@@ -82,7 +83,7 @@ class PreferenceStage:
         self.fingerprint = self._data.train.fingerprint
         self._needs_mismatched = settings.loss == "kto"
         if self._needs_mismatched:
-            settings.check_pass(micro_units(run, engine))
+            batch_geometry(run, engine.world, engine.device)  # raises where kl_groups does not fit
         else:
             for half in (self._data.train, self._data.validation):
                 need_pairs(half, f"objective.loss={settings.loss}")
@@ -110,7 +111,9 @@ class PreferenceStage:
 
     def size(self) -> Size:
         train = self._train
-        tokens, num_keys, padding = measure(train.group, len(train), micro_units(self.run, self.engine))
+        tokens, num_keys, padding = measure(
+            train.group, len(train), batch_geometry(self.run, self.engine.world, self.engine.device).micro_size
+        )
         return Size(
             unit="pairs" if self._data.train.has_pairs else "judged answers",
             units_per_epoch=len(train),

@@ -27,9 +27,10 @@ from penjing.model.value_head import ScalarHead
 from penjing.objective.base import Objective
 from penjing.objective.reward_model import MARGIN, RewardModel, RewardObjective, score_answers
 from penjing.parallel.base import Engine
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.run_dir import load_trained
-from penjing.train.stages.base import Report, Size, micro_units
+from penjing.train.stages.base import Report, Size
 from penjing.train.stages.preference import CHUNK, groups_of_pass, held_out_figures
 from penjing.train.stages.preference_data import measure, need_pairs, prepare_judgements
 
@@ -58,7 +59,11 @@ class RewardStage:
         return self._group(self._train, index)
 
     def size(self) -> Size:
-        tokens, num_keys, padding = measure(self._train_group, len(self._train), micro_units(self.run, self.engine))
+        tokens, num_keys, padding = measure(
+            self._train_group,
+            len(self._train),
+            batch_geometry(self.run, self.engine.world, self.engine.device).micro_size,
+        )
         return Size(
             unit="pairs",
             units_per_epoch=len(self._train),
