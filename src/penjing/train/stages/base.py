@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from penjing.parallel.base import Engine
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.nonfinite_guard import Record
+from penjing.train.run_dir import RunFolder
 from penjing.train.stages import stage_class
 
 Report = Callable[[str], None]
@@ -50,15 +52,19 @@ class Stage(ABC, Generic[S]):
 
     runs_ahead = True  # whether batches may be made before the weights of their step are there
     tokenizer: Tokenizer  # set by prepare_data
-    fingerprint: str  # SHA-256 of the data, so that a continued run can tell other data; set by prepare_data
 
     def __init__(self, run: Run, engine: Engine, report: Report = lambda text: None) -> None:
         """report: says what takes long."""
         self.run = run  # `batch.micro_rows` becomes smaller where memory does not suffice for a validation
         self.engine, self.report = engine, report
         self.settings: S = run.objective  # type: ignore[assignment]  # the table of stages pairs them
+        self.fingerprint = ""  # SHA-256 of the data, by which a resumed run tells other data; empty before prepare_data
         self.notes: list[str] = []  # lines for the user before step 1
         self.record: Record = lambda incident: None  # takes down what went wrong on the way
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(Path(self.run.out))
 
     @property
     def micro_size(self) -> int:
@@ -102,7 +108,7 @@ class Stage(ABC, Generic[S]):
 
     @abstractmethod
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> Any:
-        """The largest batch that the run can meet, without values. scored_fraction: of positions that reach the head."""
+        """The largest batch that a run can meet, without values. scored_fraction: of positions that reach the head."""
 
     def validation_size(self, micro_size: int) -> int:
         """Units of a forward pass of `validate`; 0 if it has none of a batch."""
