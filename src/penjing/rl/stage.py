@@ -24,7 +24,7 @@ from penjing.model.lora import adapted, strip, using
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import Policy, PolicyObjective
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.rl import prompts as prompt_files
 from penjing.rl.reward_mix import Scorer
 from penjing.rl.rewards.base import Setting
@@ -43,10 +43,10 @@ class PolicyStage:
 
     runs_ahead = False  # answers come from the weights of their own step
 
-    def __init__(self, run: Run, engine: Engine, report: Report) -> None:
+    def __init__(self, run: Run, strategy: Strategy, report: Report) -> None:
         settings = run.objective
         assert isinstance(settings, Policy)
-        self.run, self.engine, self.settings = run, engine, settings
+        self.run, self.strategy, self.settings = run, strategy, settings
         how = settings.rollout
         if run.data.kind != "prompts":
             raise UserError("not what is answered", where="data.kind", got=run.data.kind, wanted="prompts")
@@ -63,7 +63,7 @@ class PolicyStage:
             )
         self.toolbox = Toolbox(how.tools, settings.tool)
         thinking = switched(how.thinking)
-        listed = RunFolder(Path(run.out)).quarantine if not engine.rank else None
+        listed = RunFolder(Path(run.out)).quarantine if not strategy.rank else None
         quarantine = Quarantine(run.data.max_bad, listed)
         read = prompt_files.read(
             [Path(name) for name in run.data.train],
@@ -82,7 +82,7 @@ class PolicyStage:
         )
         self.prompts, self.held_out = read.train, read.held_out[: run.validate.rows]
         self.fingerprint = read.fingerprint
-        self.scorer = Scorer(settings, Setting(device=engine.device, max_tokens=how.max_tokens))
+        self.scorer = Scorer(settings, Setting(device=strategy.device, max_tokens=how.max_tokens))
         self.scorer.check([*self.prompts, *self.held_out])
         self.record: Record = lambda incident: None
         self.notes: list[str] = [note] if (note := quarantine.note()) else []
@@ -97,7 +97,7 @@ class PolicyStage:
     def _own_tokenizer(self) -> Tokenizer:
         whole = RunFolder(Path(self.run.out))
         folder = whole.tokenizer
-        if self.engine.rank == 0 and not ((folder / "tokenizer.json").is_file() and steps(whole.checkpoints)):
+        if self.strategy.rank == 0 and not ((folder / "tokenizer.json").is_file() and steps(whole.checkpoints)):
             given = start_tokenizer(self.run)
             if given is None or not given.template:
                 raise UserError(
@@ -107,7 +107,7 @@ class PolicyStage:
                     wanted="a run of `penjing train sft`, or another chat model",
                 )
             given.save(folder)
-        self.engine.any(False)  # the others wait until the files are whole
+        self.strategy.any(False)  # the others wait until the files are whole
         return Tokenizer.load(folder)
 
     def size(self) -> Size:
@@ -130,7 +130,7 @@ class PolicyStage:
     def trained(self, model: Transformer) -> nn.Module:
         return ScalarHead(model) if self.settings.loss == "ppo" else model
 
-    def begin(self, model: nn.Module, engine: Engine) -> None:
+    def begin(self, model: nn.Module, strategy: Strategy) -> None:
         values = model if isinstance(model, ScalarHead) else None
         model = values.model if values is not None else model
         assert isinstance(model, Transformer)
@@ -139,7 +139,7 @@ class PolicyStage:
             model=model,
             tokenizer=self.tokenizer,
             scorer=self.scorer,
-            engine=engine,
+            strategy=strategy,
             row_tokens=self.run.data.row_tokens,
             reference=self._reference(model) if self.settings.kl_weight else None,
             values=values,
@@ -189,9 +189,9 @@ class PolicyStage:
 
         Also the exact match of one answer each, drawn as in training, from the same random numbers every time.
         """
-        engine, after = self.engine, self.settings.reward.answer_after
+        strategy, after = self.strategy, self.settings.reward.answer_after
         kinds = sorted({prompt.kind for prompt in self.held_out if prompt.truths and prompt.kind})
-        mine = self.held_out[engine.rank :: engine.world]
+        mine = self.held_out[strategy.rank :: strategy.world]
         answers = self.sampler.answer(mine, [[0]] * len(mine), Sampling())
         judged = [self.sampler.judged(prompt, one[0]) for prompt, one in zip(mine, answers, strict=True)]
         sums: dict[str, float] = defaultdict(float)
@@ -207,13 +207,15 @@ class PolicyStage:
                     sums["asked "] -= 1
                     sums["right "] -= right
         seeds = [[derive(self.run.seed, "validation", place)] for place in range(len(self.held_out))]
-        drawn = self.sampler.answer(mine, seeds[engine.rank :: engine.world], self.sampler.style)
+        drawn = self.sampler.answer(mine, seeds[strategy.rank :: strategy.world], self.sampler.style)
         for prompt, one in zip(mine, drawn, strict=True):
             sums["drawn"] += is_right(self.sampler.judged(prompt, one[0]), after)
         counters = [f"{what} {kind}" for kind in ["", *kinds] for what in ("asked", "right")]
         names = ["reward", "drawn", "answers", "tokens", *counters]
-        dtype = torch.float32 if engine.device.type == "mps" else torch.float64
-        totals = engine.add(torch.tensor([sums[name] for name in names], dtype=dtype, device=engine.device)).tolist()
+        dtype = torch.float32 if strategy.device.type == "mps" else torch.float64
+        totals = strategy.add(
+            torch.tensor([sums[name] for name in names], dtype=dtype, device=strategy.device)
+        ).tolist()
         total = dict(zip(names, totals, strict=True))
         if not total["answers"]:
             return {}

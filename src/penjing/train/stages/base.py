@@ -1,4 +1,4 @@
-"""What a kind of training brings to a run: data, objective, and how it is judged. `assemble` does the rest."""
+"""What a kind of training brings to a run: data, objective, and how it is judged. `prepare_run` does the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch_source import Source, place_of, samples_between
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Objective
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.train.config import Run
 
 Report = Callable[[str], None]
@@ -35,7 +35,7 @@ class Size:
 
 
 class Stage(Protocol):
-    """Made by `make(run, engine, report)`; `report` says what takes long."""
+    """Made by `make(run, strategy, report)`; `report` says what takes long."""
 
     run: Run  # its settings; `batch.micro_rows` becomes smaller where memory does not suffice for a validation
     tokenizer: Tokenizer
@@ -49,7 +49,7 @@ class Stage(Protocol):
         """What is trained and saved: the model, or a module that holds it as `model` beside a head of its own."""
         ...
 
-    def begin(self, model: nn.Module, engine: Engine) -> None:
+    def begin(self, model: nn.Module, strategy: Strategy) -> None:
         """Called once, with the start weights in place and before a checkpoint's are: references are copied here."""
         ...
 
@@ -68,10 +68,10 @@ class Stage(Protocol):
         ...
 
 
-MakeStage = Callable[[Run, Engine, Report], Stage]
+MakeStage = Callable[[Run, Strategy, Report], Stage]
 
 
-class OnDevice:
+class DeviceSource:
     """A source whose batches are moved in line."""
 
     def __init__(self, source: Source, device: torch.device) -> None:

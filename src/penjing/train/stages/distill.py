@@ -24,7 +24,7 @@ from penjing.loader.batch_source import PackedSource, Source
 from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation, TaughtBatch
 from penjing.objective.next_token import FIGURE
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.stages.base import Report, Size
@@ -49,10 +49,10 @@ class DistillStage:
 
     runs_ahead = True
 
-    def __init__(self, run: Run, engine: Engine, report: Report) -> None:
+    def __init__(self, run: Run, strategy: Strategy, report: Report) -> None:
         """Makes tokenizer and shards where they are not there yet, and with mode=top_k the store."""
         assert isinstance(run.objective, Distill)
-        self.run, self.engine, self.settings = run, engine, run.objective
+        self.run, self.strategy, self.settings = run, strategy, run.objective
         if run.data.kind not in ("documents", "chats"):
             raise UserError(
                 "nothing to read for the teacher",
@@ -61,18 +61,18 @@ class DistillStage:
                 wanted="documents or chats, or objective.mode=on_policy",
             )
         teacher = load_teacher(run, self.settings)
-        if engine.rank == 0:
+        if strategy.rank == 0:
             take_tokenizer(run, teacher)
-        self._data = NextTokenStage(run, engine, report)
+        self._data = NextTokenStage(run, strategy, report)
         self.run = run = self._data.run  # whose rows may be shorter
         self.tokenizer, self.fingerprint, self.notes = self._data.tokenizer, self._data.fingerprint, self._data.notes
         check_vocabulary(self.tokenizer, teacher, self.settings)
-        if engine.rank == 0:
+        if strategy.rank == 0:
             note_teacher(run, teacher, self.settings)
         self.num_ids = min(teacher.model.config.vocabulary_size, run.model.vocabulary_size)
         self._cost = relative_cost(run, teacher.model, self._data.size().num_keys)
         self._describe = about_teacher(run, self.settings, teacher.model)
-        self._teacher: Transformer | None = place(teacher, run, engine)
+        self._teacher: Transformer | None = place(teacher, run, strategy)
         self._stores: list[Store] = []
         if self.settings.mode == "top_k":
             self._stores = [self._store(half, teacher, report) for half in (self._data.rows, self._data.held_out)]
@@ -91,7 +91,7 @@ class DistillStage:
             temperature=self.settings.temperature,
         )
         folder = Path(self.settings.store) if self.settings.store else Path(self.run.out) / "teacher"
-        known = self.engine.broadcast(find(folder, key) is not None if self.engine.rank == 0 else None)
+        known = self.strategy.broadcast(find(folder, key) is not None if self.strategy.rank == 0 else None)
         if known:
             return Store(folder / key.name, key)
         assert self._teacher is not None
@@ -100,9 +100,9 @@ class DistillStage:
             in_order(fixed),
             folder,
             key,
-            self.engine,
+            self.strategy,
             report,
-            batch_geometry(self.run, self.engine.world, self.engine.device).micro_size,
+            batch_geometry(self.run, self.strategy.world, self.strategy.device).micro_size,
         )
 
     def size(self) -> Size:
@@ -111,7 +111,7 @@ class DistillStage:
     def trained(self, model: Transformer) -> nn.Module:
         return model
 
-    def begin(self, model: nn.Module, engine: Engine) -> None:
+    def begin(self, model: nn.Module, strategy: Strategy) -> None:
         self._model = model
 
     def source(self, micro_units: int, rank: int, world: int) -> Source:
@@ -131,7 +131,7 @@ class DistillStage:
     def validate(self) -> dict[str, float]:
         """Cross-entropy, KL and agreement on the held-out rows, every row on one rank only."""
         names = (FIGURE, "kl_nats_per_token", "agreement")
-        figures = judge(self.objective(), self._model, self._held_out(), self.engine, names)
+        figures = judge(self.objective(), self._model, self._held_out(), self.strategy, names)
         if self.run.data.kind == "documents":
             nats = figures[f"validation_{FIGURE}"]
             figures["validation_bits_per_byte"] = nats / math.log(2) * self._data.targets_per_byte
@@ -139,13 +139,13 @@ class DistillStage:
 
     def _held_out(self) -> Iterator[Batch]:
         rows = self._data.held_out
-        mine = range(self.engine.rank, min(self.run.validate.rows, rows.rows_per_epoch), self.engine.world)
-        size = batch_geometry(self.run, self.engine.world, self.engine.device).micro_size
+        mine = range(self.strategy.rank, min(self.run.validate.rows, rows.rows_per_epoch), self.strategy.world)
+        size = batch_geometry(self.run, self.strategy.world, self.strategy.device).micro_size
         taught = Taught(_fixed(rows), self._stores[1]) if self._stores else None
         for first in range(0, len(mine), size):
             chosen = mine[first : first + size]
             batch = taught.batch(chosen) if taught else collate([rows.row(index) for index in chosen])
-            yield batch.to(self.engine.device)
+            yield batch.to(self.strategy.device)
 
     def describe(self) -> list[tuple[str, str]]:
         lines = [self._describe]
@@ -172,7 +172,7 @@ def _all_files(shards: Shards) -> str:
 
 
 def make_store(
-    teacher: Transformer, rows: FixedRows, folder: Path, key: Key, engine: Engine, report: Report, micro_rows: int
+    teacher: Transformer, rows: FixedRows, folder: Path, key: Key, strategy: Strategy, report: Report, micro_rows: int
 ) -> Store:
     """Have the teacher read every row once and keep its predictions; each rank reads its share. A stop loses little.
 
@@ -180,28 +180,30 @@ def make_store(
     """
     slots = Slots(rows.shards)
     writer = Writer(folder, key, slots.count)
-    done = engine.broadcast(writer.begin() if engine.rank == 0 else None)
+    done = strategy.broadcast(writer.begin() if strategy.rank == 0 else None)
     writer.open()
     report(f"the teacher reads {max(0, rows.rows_per_epoch - done):,} rows, once")
     places = numbered(rows)
-    stride = engine.world * micro_rows
+    stride = strategy.world * micro_rows
     for number, first in enumerate(range(done, rows.rows_per_epoch, stride), start=1):
-        mine = range(first + engine.rank * micro_rows, min(first + (engine.rank + 1) * micro_rows, rows.rows_per_epoch))
+        mine = range(
+            first + strategy.rank * micro_rows, min(first + (strategy.rank + 1) * micro_rows, rows.rows_per_epoch)
+        )
         if mine:
-            batch = collate([rows.row(index) for index in mine]).to(engine.device)
+            batch = collate([rows.row(index) for index in mine]).to(strategy.device)
             id_NK, logp_NJ = read_teacher(teacher, batch, key)
             slot_N = np.concatenate([slots.of(places.row(index)) for index in mine])
             writer.write(slot_N, id_NK.cpu().numpy(), logp_NJ.cpu().numpy())
         if number % SYNC_BATCHES == 0:
             writer.flush()
-            engine.any(False)
-            if engine.rank == 0:
+            strategy.any(False)
+            if strategy.rank == 0:
                 writer.note(first + stride)
     writer.flush()
-    engine.any(False)
-    if engine.rank == 0:
+    strategy.any(False)
+    if strategy.rank == 0:
         writer.finish({"rows": rows.rows_per_epoch})
-    engine.any(False)
+    strategy.any(False)
     return Store(folder / key.name, key)
 
 

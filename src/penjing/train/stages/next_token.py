@@ -25,7 +25,7 @@ from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
 from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.plan.flops import mean_keys
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
@@ -41,16 +41,16 @@ class NextTokenStage:
 
     runs_ahead = True
 
-    def __init__(self, run: Run, engine: Engine, report: Report) -> None:
+    def __init__(self, run: Run, strategy: Strategy, report: Report) -> None:
         """Makes tokenizer and shards where they are not there yet: rank 0 does, the others wait and read them."""
-        self.run, self.engine = run, engine
+        self.run, self.strategy = run, strategy
         folder = RunFolder(Path(run.out))
-        if engine.rank == 0:
+        if strategy.rank == 0:
             tokenizer = run_tokenizer(run, folder, report)
             shards, counts = _shards(run, folder, tokenizer, report)
         else:
             shards, counts = Path(), {}
-        shards, counts = engine.broadcast((shards, counts))
+        shards, counts = strategy.broadcast((shards, counts))
         self.tokenizer = Tokenizer.load(folder.tokenizer)
         train, validation = Shards(shards / "train"), Shards(shards / "validation")
         for half in (train, validation):
@@ -94,7 +94,7 @@ class NextTokenStage:
     def trained(self, model: Transformer) -> nn.Module:
         return model
 
-    def begin(self, model: nn.Module, engine: Engine) -> None:
+    def begin(self, model: nn.Module, strategy: Strategy) -> None:
         self._model = model
 
     def source(self, micro_units: int, rank: int, world: int) -> Source:
@@ -111,8 +111,8 @@ class NextTokenStage:
         for batch in self._validation_batches():
             sums[0] += objective(self._model, batch).total.cpu().double()  # in this order: Apple's GPUs know no float64
             sums[1] += objective.weight(batch).cpu().double()
-        on_device = sums.to(self.engine.device) if self.engine.device.type == "cuda" else sums
-        total, units = self.engine.add(on_device).tolist()
+        on_device = sums.to(self.strategy.device) if self.strategy.device.type == "cuda" else sums
+        total, units = self.strategy.add(on_device).tolist()
         loss = total / max(1.0, units)
         figures = {"validation_loss_nats_per_token": loss}
         if self.run.data.kind == "documents":
@@ -120,11 +120,11 @@ class NextTokenStage:
         return figures
 
     def _validation_batches(self) -> Iterator[Batch]:
-        mine = range(self.engine.rank, self._num_held_out, self.engine.world)
-        size = batch_geometry(self.run, self.engine.world, self.engine.device).micro_size
+        mine = range(self.strategy.rank, self._num_held_out, self.strategy.world)
+        size = batch_geometry(self.run, self.strategy.world, self.strategy.device).micro_size
         for first in range(0, len(mine), size):
             rows = [self.held_out.row(index) for index in mine[first : first + size]]
-            yield collate(rows).to(self.engine.device)
+            yield collate(rows).to(self.strategy.device)
 
     def describe(self) -> list[tuple[str, str]]:
         return []

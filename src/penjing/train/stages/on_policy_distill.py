@@ -23,7 +23,7 @@ from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group, pack
 from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation
 from penjing.objective.next_token import FIGURE
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.run_dir import RunFolder
@@ -124,10 +124,10 @@ class OnPolicyStage:
 
     runs_ahead = False
 
-    def __init__(self, run: Run, engine: Engine, report: Report, write: Write, write_likeliest: Write) -> None:
+    def __init__(self, run: Run, strategy: Strategy, report: Report, write: Write, write_likeliest: Write) -> None:
         """write: answers as they are drawn in training; write_likeliest: greedy ones, for held-out prompts."""
         assert isinstance(run.objective, Distill)
-        self.run, self.engine, self.settings = run, engine, run.objective
+        self.run, self.strategy, self.settings = run, strategy, run.objective
         self._write, self._write_likeliest = write, write_likeliest
         if run.data.kind not in ("chats", "prompts"):
             raise UserError("nothing to answer", where="data.kind", got=run.data.kind, wanted="chats or prompts")
@@ -147,21 +147,21 @@ class OnPolicyStage:
             )
         teacher = load_teacher(run, self.settings)
         folder = RunFolder(Path(run.out))
-        if engine.rank == 0:
+        if strategy.rank == 0:
             take_tokenizer(run, teacher)
             run_tokenizer(run, folder, report)
-        engine.any(False)
+        strategy.any(False)
         self.tokenizer = Tokenizer.load(folder.tokenizer)
         check_vocabulary(self.tokenizer, teacher, self.settings)
-        if engine.rank == 0:
+        if strategy.rank == 0:
             note_teacher(run, teacher, self.settings)
-        bad = records.Quarantine(run.data.max_bad, folder.quarantine if engine.rank == 0 else None)
+        bad = records.Quarantine(run.data.max_bad, folder.quarantine if strategy.rank == 0 else None)
         self._prompts, self._held_out, left_out = encode_prompts(run, self.settings, self.tokenizer, bad)
         self.fingerprint = sha256_text(repr([(prompt.ids, prompt.answer) for prompt in self._prompts]))
         self.notes = [note] if (note := bad.note()) else []
         if left_out:
             self.notes.append(f"{left_out} prompts that leave no room for an answer were left out")
-        self._teacher = place(teacher, run, engine)
+        self._teacher = place(teacher, run, strategy)
         self._describe = about_teacher(run, self.settings, teacher.model)
 
     def size(self) -> Size:
@@ -184,7 +184,7 @@ class OnPolicyStage:
     def trained(self, model: Transformer) -> nn.Module:
         return model
 
-    def begin(self, model: nn.Module, engine: Engine) -> None:
+    def begin(self, model: nn.Module, strategy: Strategy) -> None:
         assert isinstance(model, Transformer)
         self._model = model
 
@@ -228,15 +228,17 @@ class OnPolicyStage:
         """KL and agreement on held-out prompts: with the data's answers, and their cross-entropy; where there are none,
         with the student's likeliest ones."""
         if self.run.data.kind == "prompts":
-            return judge(self.objective(), self._model, self._judged(), self.engine, ("kl_nats_per_token", "agreement"))
+            return judge(
+                self.objective(), self._model, self._judged(), self.strategy, ("kl_nats_per_token", "agreement")
+            )
         settings = replace(self.settings, own_fraction=0.0)
         objective = Distillation(settings, self._teacher)
         names = (FIGURE, "kl_nats_per_token", "agreement")
-        return judge(objective, self._model, self._judged(), self.engine, names)
+        return judge(objective, self._model, self._judged(), self.strategy, names)
 
     def _judged(self) -> Iterator[AnswerBatch]:
-        held_out = self._held_out[: self.run.validate.rows][self.engine.rank :: self.engine.world]
-        size = batch_geometry(self.run, self.engine.world, self.engine.device).micro_size
+        held_out = self._held_out[: self.run.validate.rows][self.strategy.rank :: self.strategy.world]
+        size = batch_geometry(self.run, self.strategy.world, self.strategy.device).micro_size
         for first in range(0, len(held_out), size):
             prompts = held_out[first : first + size]
             by_data = self.run.data.kind == "chats"
@@ -245,7 +247,7 @@ class OnPolicyStage:
             else:
                 asked, seeds = [prompt.ids for prompt in prompts], [0] * len(prompts)
                 answers = self._write_likeliest(self._model, asked, seeds, self.tokenizer.stop)
-            yield self._pack(prompts, answers, [by_data] * len(prompts)).to(self.engine.device)
+            yield self._pack(prompts, answers, [by_data] * len(prompts)).to(self.strategy.device)
 
     def describe(self) -> list[tuple[str, str]]:
         return [self._describe]

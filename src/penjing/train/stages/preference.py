@@ -27,7 +27,7 @@ from penjing.model.lora import fingerprint, keep_base_in, strip, using
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Objective
 from penjing.objective.preference import MISMATCHED, REFERENCE, WANTED, Preference, PreferenceObjective
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.plan import hardware
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
@@ -66,7 +66,7 @@ class PreferenceStage:
 
     runs_ahead = True
 
-    def __init__(self, run: Run, engine: Engine, report: Report, write: Write) -> None:
+    def __init__(self, run: Run, strategy: Strategy, report: Report, write: Write) -> None:
         """write: draws the model's own answers to held-out questions."""
         settings = run.objective
         assert isinstance(settings, Preference)
@@ -77,13 +77,13 @@ class PreferenceStage:
                 where="start",
                 next_step="Give start=RUN, the folder of a run that was taught conversations.",
             )
-        self.run, self.engine, self.settings, self._report = run, engine, settings, report
-        self._data = prepare_judgements(run, engine, report)
+        self.run, self.strategy, self.settings, self._report = run, strategy, settings, report
+        self._data = prepare_judgements(run, strategy, report)
         self.tokenizer, self.notes = self._data.tokenizer, self._data.notes
         self.fingerprint = self._data.train.fingerprint
         self._needs_mismatched = settings.loss == "kto"
         if self._needs_mismatched:
-            batch_geometry(run, engine.world, engine.device)  # raises where kl_groups does not fit
+            batch_geometry(run, strategy.world, strategy.device)  # raises where kl_groups does not fit
         else:
             for half in (self._data.train, self._data.validation):
                 need_pairs(half, f"objective.loss={settings.loss}")
@@ -112,7 +112,7 @@ class PreferenceStage:
     def size(self) -> Size:
         train = self._train
         tokens, num_keys, padding = measure(
-            train.group, len(train), batch_geometry(self.run, self.engine.world, self.engine.device).micro_size
+            train.group, len(train), batch_geometry(self.run, self.strategy.world, self.strategy.device).micro_size
         )
         return Size(
             unit="pairs" if self._data.train.has_pairs else "judged answers",
@@ -127,10 +127,10 @@ class PreferenceStage:
     def trained(self, model: Transformer) -> nn.Module:
         return model
 
-    def begin(self, model: nn.Module, engine: Engine) -> None:
+    def begin(self, model: nn.Module, strategy: Strategy) -> None:
         assert isinstance(model, Transformer)
         self._model = model
-        dtype = hardware.compute_dtype(self.run.compute.dtype, engine.device)
+        dtype = hardware.compute_dtype(self.run.compute.dtype, strategy.device)
         self._scorer: Callable[[AnswerBatch], Tensor] | None = None
         self._copied: Transformer | None = None
         if self.reference == "copy":
@@ -151,7 +151,7 @@ class PreferenceStage:
             "dtype": dtype,
             "form": f"{self.settings.loss == 'kto'} {self.run.data.row_tokens} {self.run.seed}",
         }
-        known = self.engine.broadcast(self.engine.rank == 0 and _written_for(file, about))
+        known = self.strategy.broadcast(self.strategy.rank == 0 and _written_for(file, about))
         halves = {"train": self._train, "validation": self._validation}
         if known:
             found = safetensors.torch.load_file(file)
@@ -161,10 +161,10 @@ class PreferenceStage:
         self._report(f"asking the reference about {len(self._train):,} {self.size().unit}")
         for half in halves.values():
             half.take_reference(self._ask_in_room(model, half))
-        if self.engine.rank == 0:
+        if self.strategy.rank == 0:
             tensors = {name: torch.from_numpy(half.reference_N) for name, half in halves.items()}
             write_tensors(file, tensors, about)
-        self.engine.any(False)  # the others wait until the file is whole
+        self.strategy.any(False)  # the others wait until the file is whole
 
     def _ask_in_room(self, model: Transformer, half: _Half) -> npt.NDArray[np.float32]:
         """In smaller passes where memory does not suffice."""
@@ -173,7 +173,7 @@ class PreferenceStage:
         def make_room(said: str) -> None:
             nonlocal size
             release()
-            if size == 1 or self.engine.world > 1:
+            if size == 1 or self.strategy.world > 1:
                 raise UserError(f"out of memory: {said}", where="batch.micro_rows", next_step="Halve it.")
             size //= 2
 
@@ -181,8 +181,8 @@ class PreferenceStage:
 
     def _ask(self, model: Transformer, half: _Half, size: int) -> npt.NDArray[np.float32]:
         found_N = torch.zeros(half.num_values)
-        for indices, batch in _chunks(half, len(half), self.engine, size):
-            logp_N = _score_base(model, batch.to(self.engine.device)).cpu()
+        for indices, batch in _chunks(half, len(half), self.strategy, size):
+            logp_N = _score_base(model, batch.to(self.strategy.device)).cpu()
             places = [place for index in indices for place in half.places(index)]
             first = 0
             for place in places:
@@ -191,7 +191,7 @@ class PreferenceStage:
                 first += length
             assert first == len(logp_N)
         # Each value comes from one rank and is zero on the others: the sum is exact.
-        return self.engine.add(found_N.to(self.engine.device)).cpu().numpy()
+        return self.strategy.add(found_N.to(self.strategy.device)).cpu().numpy()
 
     def source(self, micro_units: int, rank: int, world: int) -> Source:
         return GroupSource(
@@ -213,8 +213,8 @@ class PreferenceStage:
         size = groups_of_pass(self.run)
         if self._needs_mismatched:  # whole blocks that share an estimate
             size = max(size, self.settings.kl_groups)
-        chunks = _chunks(self._validation, number, self.engine, size)
-        figures = held_out_figures(objective, self._model, chunks, self.engine)
+        chunks = _chunks(self._validation, number, self.strategy, size)
+        figures = held_out_figures(objective, self._model, chunks, self.strategy)
         return {**figures, **self._drift(min(number, self.settings.own_answers))}
 
     def _drift(self, number: int) -> dict[str, float]:
@@ -225,7 +225,7 @@ class PreferenceStage:
         seeds = [derive(self.run.seed, self.run.stage, "own", index) for index in range(number)]
         reference, model = self._as_begun(), self._model
         size = groups_of_pass(self.run)
-        return drift(model, reference, prompts, seeds, self._write, self.tokenizer.stop, self.engine, size)
+        return drift(model, reference, prompts, seeds, self._write, self.tokenizer.stop, self.strategy, size)
 
     def _as_begun(self) -> Transformer | WithoutAdapter:
         """The model as it was before step 1. Read again where no copy is kept: a look needs it, and the steps' memory
@@ -236,7 +236,7 @@ class PreferenceStage:
             return WithoutAdapter(self._model)
         begun = load_start(self.run).requires_grad_(False).eval()
         set_compute_dtype(begun, self._model.compute_dtype)
-        return begun.to(self.engine.device)
+        return begun.to(self.strategy.device)
 
     def describe(self) -> list[tuple[str, str]]:
         judged = f"objective.loss={self.settings.loss}, beta={self.settings.strength:g}"
@@ -324,29 +324,29 @@ def groups_of_pass(run: Run) -> int:
     return min(CHUNK, run.batch.micro_rows or CHUNK)
 
 
-def _chunks(half: _Half, number: int, engine: Engine, size: int) -> Iterator[tuple[range, AnswerBatch]]:
+def _chunks(half: _Half, number: int, strategy: Strategy, size: int) -> Iterator[tuple[range, AnswerBatch]]:
     """The first `number` groups, this rank's only, `size` at a time whatever the number of ranks."""
-    for first in range(engine.rank * size, number, engine.world * size):
+    for first in range(strategy.rank * size, number, strategy.world * size):
         indices = range(first, min(first + size, number))
         yield indices, pack_tight([half.group(index) for index in indices])
 
 
 def held_out_figures(
-    objective: Objective, model: Callable[..., Any], chunks: Iterator[tuple[range, AnswerBatch]], engine: Engine
+    objective: Objective, model: Callable[..., Any], chunks: Iterator[tuple[range, AnswerBatch]], strategy: Strategy
 ) -> dict[str, float]:
     """Means of an objective's parts over batches, each on one rank; named `validation_...`."""
     sums: dict[str, float] = {}
     units = 0.0
     with torch.no_grad():
         for _, batch in chunks:
-            on_device = batch.to(engine.device)
+            on_device = batch.to(strategy.device)
             for name, value in objective(model, on_device).parts.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
             units += float(objective.weight(on_device))
-    names = engine.broadcast(sorted(sums))  # rank 0 has a chunk, whoever else may have none
+    names = strategy.broadcast(sorted(sums))  # rank 0 has a chunk, whoever else may have none
     totals = torch.tensor([units, *(sums.get(name, 0.0) for name in names)], dtype=torch.float64)
-    if engine.device.type != "mps":  # which knows no float64, and has no neighbours
-        totals = engine.add(totals.to(engine.device))
+    if strategy.device.type != "mps":  # which knows no float64, and has no neighbours
+        totals = strategy.add(totals.to(strategy.device))
     units, *values = totals.tolist()
     return {f"validation_{name}": value / max(1.0, units) for name, value in zip(names, values, strict=True)}
 

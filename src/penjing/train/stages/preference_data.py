@@ -14,7 +14,7 @@ from penjing.data.preference_shards import META, TokenGroups, prepare_groups
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.group_sampler import pack_tight
 from penjing.loader.shared_prompt_batch import Group
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.train.config import Run
 from penjing.train.run_dir import RunFolder
 from penjing.train.stages.base import Report
@@ -33,7 +33,7 @@ class Judgements:
     notes: list[str]
 
 
-def prepare_judgements(run: Run, engine: Engine, report: Report) -> Judgements:
+def prepare_judgements(run: Run, strategy: Strategy, report: Report) -> Judgements:
     """Tokenizer and groups of a run; rank 0 makes the files, the others wait and read them.
 
     Raises UserError for data of another kind, or groups made with another tokenizer.
@@ -46,12 +46,12 @@ def prepare_judgements(run: Run, engine: Engine, report: Report) -> Judgements:
             wanted="preferences",
         )
     folder = RunFolder(Path(run.out))
-    if engine.rank == 0:
+    if strategy.rank == 0:
         tokenizer = run_tokenizer(run, folder, report)
         made, counts = _groups(run, folder, tokenizer, report)
     else:
         made, counts = Path(), {}
-    made, counts = engine.broadcast((made, counts))
+    made, counts = strategy.broadcast((made, counts))
     tokenizer = Tokenizer.load(folder.tokenizer)
     train, validation = TokenGroups(made / "train"), TokenGroups(made / "validation")
     for half in (train, validation):

@@ -26,7 +26,7 @@ from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.base import Objective
 from penjing.objective.reward_model import MARGIN, RewardModel, RewardObjective, score_answers
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.run_dir import load_trained
@@ -40,11 +40,11 @@ class RewardStage:
 
     runs_ahead = True
 
-    def __init__(self, run: Run, engine: Engine, report: Report) -> None:
+    def __init__(self, run: Run, strategy: Strategy, report: Report) -> None:
         settings = run.objective
         assert isinstance(settings, RewardModel)
-        self.run, self.engine, self.settings = run, engine, settings
-        data = prepare_judgements(run, engine, report)
+        self.run, self.strategy, self.settings = run, strategy, settings
+        data = prepare_judgements(run, strategy, report)
         for half in (data.train, data.validation):
             need_pairs(half, "a reward model")
         self.tokenizer, self.notes, self.fingerprint = data.tokenizer, data.notes, data.train.fingerprint
@@ -62,7 +62,7 @@ class RewardStage:
         tokens, num_keys, padding = measure(
             self._train_group,
             len(self._train),
-            batch_geometry(self.run, self.engine.world, self.engine.device).micro_size,
+            batch_geometry(self.run, self.strategy.world, self.strategy.device).micro_size,
         )
         return Size(
             unit="pairs",
@@ -78,7 +78,7 @@ class RewardStage:
             model.head.requires_grad_(False)  # no word is predicted here
         return ScalarHead(model)
 
-    def begin(self, model: nn.Module, engine: Engine) -> None:
+    def begin(self, model: nn.Module, strategy: Strategy) -> None:
         assert isinstance(model, ScalarHead)
         self._model = model
 
@@ -96,12 +96,12 @@ class RewardStage:
         return RewardObjective(self.settings, self.run.router, biased=self.run.model.architecture == "glm4_moe")
 
     def validate(self) -> dict[str, float]:
-        return held_out_figures(RewardObjective(self.settings), self._model, self._chunks(), self.engine)
+        return held_out_figures(RewardObjective(self.settings), self._model, self._chunks(), self.strategy)
 
     def _chunks(self) -> Iterator[tuple[range, AnswerBatch]]:
         number = min(self.run.validate.rows, len(self._validation))
         size = groups_of_pass(self.run)
-        for first in range(self.engine.rank * size, number, self.engine.world * size):
+        for first in range(self.strategy.rank * size, number, self.strategy.world * size):
             indices = range(first, min(first + size, number))
             yield indices, pack_tight([self._group(self._validation, index) for index in indices])
 

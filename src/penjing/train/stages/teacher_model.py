@@ -18,7 +18,7 @@ from penjing.model.linear import set_compute_dtype
 from penjing.model.lora import fingerprint, keep_base_in
 from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.plan import hardware
 from penjing.plan.flops import training_flops_per_token
 from penjing.train.config import Run
@@ -50,12 +50,12 @@ def load_teacher(run: Run, settings: Distill) -> TeacherModel:
     return TeacherModel(trained.model.requires_grad_(False), trained.tokenizer, fingerprint(trained.model))
 
 
-def place(teacher: TeacherModel, run: Run, engine: Engine) -> Transformer:
+def place(teacher: TeacherModel, run: Run, strategy: Strategy) -> Transformer:
     """The teacher on the run's device, in the precision of its products."""
-    dtype = hardware.compute_dtype(run.compute.dtype, engine.device)
+    dtype = hardware.compute_dtype(run.compute.dtype, strategy.device)
     keep_base_in(teacher.model, dtype)
     set_compute_dtype(teacher.model, None if dtype == torch.float32 else dtype)
-    return teacher.model.to(engine.device)
+    return teacher.model.to(strategy.device)
 
 
 def take_tokenizer(run: Run, teacher: TeacherModel) -> None:
@@ -113,7 +113,7 @@ def about_teacher(run: Run, settings: Distill, teacher: Transformer) -> tuple[st
 
 
 def judge(
-    objective: Distillation, model: nn.Module, batches: Iterator[Any], engine: Engine, names: Sequence[str]
+    objective: Distillation, model: nn.Module, batches: Iterator[Any], strategy: Strategy, names: Sequence[str]
 ) -> dict[str, float]:
     """Means of the objective's parts over batches that are spread over the ranks, under `validation_` names."""
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)
@@ -122,5 +122,5 @@ def judge(
             parts = objective(cast(Callable[..., Tensor], model), batch).parts
             values = torch.stack([*(parts[name] for name in names), objective.weight(batch)])
             sums += values.cpu().double()  # in this order: Apple's GPUs know no float64
-    *totals, weight = engine.add(sums.to(engine.device) if engine.device.type == "cuda" else sums).tolist()
+    *totals, weight = strategy.add(sums.to(strategy.device) if strategy.device.type == "cuda" else sums).tolist()
     return {f"validation_{name}": total / max(1.0, weight) for name, total in zip(names, totals, strict=True)}
