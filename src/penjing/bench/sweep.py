@@ -35,7 +35,7 @@ from penjing.plan.step_workload import Workload
 from penjing.track.base import Trackers
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.loop import Parts, step
+from penjing.train.loop import TrainingContext, step
 from penjing.train.oom_recovery import is_out_of_memory, release
 from penjing.train.throughput import Meter
 
@@ -259,16 +259,16 @@ def _timed(
     return taken, peak, used
 
 
-def _parts(run: Run, point: Point, dtype: torch.dtype, device: torch.device) -> Parts:
+def _parts(run: Run, point: Point, dtype: torch.dtype, device: torch.device) -> TrainingContext:
     model = Transformer(run.model)
     initialise(model, derive(run.seed, "weights"))
     model.to(device)
     set_compute_dtype(model, None if dtype == torch.float32 else dtype)
     recompute_activations(model, run.compute.recompute)
-    engine = Single(device)
-    return Parts(
-        engine=engine,
-        model=engine.wrap(model),
+    strategy = Single(device)
+    return TrainingContext(
+        strategy=strategy,
+        model=strategy.wrap(model),
         objective=NextToken(run.router, biased=run.model.architecture == "glm4_moe"),
         source=RandomRows(point.micro_rows, point.row_tokens, run.model.vocabulary_size, device),
         optimizers=run.optimizer.build(model),

@@ -13,7 +13,7 @@ from penjing.kernels.fp8 import require_float8
 from penjing.objective.distill import Distill
 from penjing.objective.policy import Policy
 from penjing.objective.preference import WITHOUT_REFERENCE, Preference
-from penjing.parallel import ENGINES
+from penjing.parallel import STRATEGIES
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost, hardware
 from penjing.plan.device_model import Machine, machine_of_card
@@ -66,8 +66,8 @@ class Asked:
 
 def not_run(engine: Engine) -> str:
     """What to say of a way to share work that training here does not have; empty: it has it."""
-    known = " and ".join(ENGINES)
-    return "" if engine in ENGINES else f"{engine} is for other programs: training here knows {known} only"
+    known = " and ".join(STRATEGIES)
+    return "" if engine in STRATEGIES else f"{engine} is for other programs: training here knows {known} only"
 
 
 def pass_rows(run: Run, kind: str, gpus: int) -> int:

@@ -17,7 +17,7 @@ from penjing.base.config import Layer
 from penjing.infer.sample import Sampling
 from penjing.infer.sampler_factory import writer
 from penjing.objective.distill import Distill
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.recipes.pretrain import pretrain
 from penjing.train.config import Run
 from penjing.train.run_dir import start_shape
@@ -38,14 +38,14 @@ def distill() -> Layer:
     }
 
 
-def make_stage(run: Run, engine: Engine, report: Report) -> DistillStage | OnPolicyStage:
+def make_stage(run: Run, strategy: Strategy, report: Report) -> DistillStage | OnPolicyStage:
     """What distillation brings to a run, by `objective.mode`."""
     settings = run.objective
     assert isinstance(settings, Distill)
     if settings.mode != "on_policy":
-        return DistillStage(run, engine, report)
+        return DistillStage(run, strategy, report)
     drawn = writer(settings.answer_tokens, Sampling(temperature=settings.sample_temperature))
-    return OnPolicyStage(run, engine, report, drawn, writer(settings.answer_tokens, Sampling()))
+    return OnPolicyStage(run, strategy, report, drawn, writer(settings.answer_tokens, Sampling()))
 
 
 def fit_to_teacher(run: Run, layers: Sequence[Layer]) -> Run:

@@ -16,7 +16,7 @@ from penjing.base.config import Layer
 from penjing.infer.sample import Sampling
 from penjing.infer.sampler_factory import writer
 from penjing.objective.preference import Preference
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.recipes.sft import sft
 from penjing.train.config import Run
 from penjing.train.stages.base import Report
@@ -38,8 +38,8 @@ def dpo() -> Layer:
     }
 
 
-def make_stage(run: Run, engine: Engine, report: Report) -> PreferenceStage:
+def make_stage(run: Run, strategy: Strategy, report: Report) -> PreferenceStage:
     """What preference tuning brings to a run."""
     settings = run.objective
     assert isinstance(settings, Preference)
-    return PreferenceStage(run, engine, report, writer(settings.own_answer_tokens, Sampling(temperature=1.0)))
+    return PreferenceStage(run, strategy, report, writer(settings.own_answer_tokens, Sampling(temperature=1.0)))

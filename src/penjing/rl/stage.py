@@ -49,7 +49,7 @@ class PolicyStage(Stage[Policy]):
             raise UserError("not what is answered", where="data.kind", got=run.data.kind, wanted="prompts")
         if not run.data.train:
             raise UserError("no prompts", where="data.train", next_step="Give data.train=FILE.")
-        on_rank_0(self.engine, self._save_tokenizer)
+        on_rank_0(self.strategy, self._save_tokenizer)
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
         longest = run.data.row_tokens - how.max_tokens
         if longest < 1:
@@ -61,7 +61,7 @@ class PolicyStage(Stage[Policy]):
             )
         self.toolbox = Toolbox(how.tools, self.settings.tool)
         thinking = switched(how.thinking)
-        quarantine = Quarantine(run.data.max_bad, None if self.engine.rank else self.folder.quarantine)
+        quarantine = Quarantine(run.data.max_bad, None if self.strategy.rank else self.folder.quarantine)
         read = prompt_files.read(
             [Path(name) for name in run.data.train],
             self.tokenizer,
@@ -79,7 +79,7 @@ class PolicyStage(Stage[Policy]):
         )
         self.prompts, self.held_out = read.train, read.held_out[: run.validate.rows]
         self.fingerprint = read.fingerprint
-        self.scorer = Scorer(self.settings, Setting(device=self.engine.device, max_tokens=how.max_tokens))
+        self.scorer = Scorer(self.settings, Setting(device=self.strategy.device, max_tokens=how.max_tokens))
         self.scorer.check([*self.prompts, *self.held_out])
         self.notes += [note] if (note := quarantine.note()) else []
         if read.skipped:
@@ -139,7 +139,7 @@ class PolicyStage(Stage[Policy]):
             model=policy,
             tokenizer=self.tokenizer,
             scorer=self.scorer,
-            engine=self.engine,
+            strategy=self.strategy,
             row_tokens=self.run.data.row_tokens,
             reference=reference,
             values=values,
@@ -161,7 +161,7 @@ class PolicyStage(Stage[Policy]):
                     return log_probs(model, batch, temperature)
 
             return without_adapters
-        dtype = hardware.compute_dtype(self.run.compute.dtype, self.engine.device)
+        dtype = hardware.compute_dtype(self.run.compute.dtype, self.strategy.device)
         frozen = self._copied = frozen_copy(model, dtype)
         return lambda batch: log_probs(frozen, batch, temperature)
 
@@ -197,9 +197,9 @@ class PolicyStage(Stage[Policy]):
 
         Also the exact match of one answer each, drawn as in training, from the same random numbers every time.
         """
-        engine, after = self.engine, self.settings.reward.answer_after
+        strategy, after = self.strategy, self.settings.reward.answer_after
         kinds = sorted({prompt.kind for prompt in self.held_out if prompt.truths and prompt.kind})
-        mine = self.held_out[engine.rank :: engine.world]
+        mine = self.held_out[strategy.rank :: strategy.world]
         answers = self.sampler.answer(mine, [[0]] * len(mine), Sampling())
         judged = [self.sampler.judged(prompt, one[0]) for prompt, one in zip(mine, answers, strict=True)]
         sums: dict[str, float] = defaultdict(float)
@@ -215,13 +215,15 @@ class PolicyStage(Stage[Policy]):
                     sums["asked "] -= 1
                     sums["right "] -= right
         seeds = [[derive(self.run.seed, "validation", place)] for place in range(len(self.held_out))]
-        drawn = self.sampler.answer(mine, seeds[engine.rank :: engine.world], self.sampler.style)
+        drawn = self.sampler.answer(mine, seeds[strategy.rank :: strategy.world], self.sampler.style)
         for prompt, one in zip(mine, drawn, strict=True):
             sums["drawn"] += is_right(self.sampler.judged(prompt, one[0]), after)
         counters = [f"{what} {kind}" for kind in ["", *kinds] for what in ("asked", "right")]
         names = ["reward", "drawn", "answers", "tokens", *counters]
-        dtype = torch.float32 if engine.device.type == "mps" else torch.float64
-        totals = engine.add(torch.tensor([sums[name] for name in names], dtype=dtype, device=engine.device)).tolist()
+        dtype = torch.float32 if strategy.device.type == "mps" else torch.float64
+        totals = strategy.add(
+            torch.tensor([sums[name] for name in names], dtype=dtype, device=strategy.device)
+        ).tolist()
         total = dict(zip(names, totals, strict=True))
         if not total["answers"]:
             return {}

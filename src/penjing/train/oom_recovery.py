@@ -16,7 +16,7 @@ from penjing.train.batch_geometry import smaller_micro_size
 Result = TypeVar("Result")
 
 
-class Feed:
+class ResizableBatchSource:
     """A source whose micro-batches can be made smaller on the way. `times`: how many are now made of one at first."""
 
     def __init__(
@@ -50,9 +50,9 @@ class Feed:
         if close is not None:
             close()
 
-    def fresh(self) -> Feed:
+    def fresh(self) -> ResizableBatchSource:
         """Another one at the beginning, with batches of the same size: for trials."""
-        other = Feed(self._make, self.micro_units, together=self.together, exact=self.exact)
+        other = ResizableBatchSource(self._make, self.micro_units, together=self.together, exact=self.exact)
         other.times = self.times
         return other
 

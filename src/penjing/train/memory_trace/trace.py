@@ -40,9 +40,9 @@ from penjing.plan.memory.sharded_memory import Layout, share
 from penjing.plan.memory.trace import Trace, Tracer
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.loop import Parts, step
+from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.batches import make_batch, tensors_of
-from penjing.train.memory_trace.dummy_batches import NoMeter, StandInSource, TraceEngine, on_target
+from penjing.train.memory_trace.dummy_batches import NoMeter, StandInSource, TraceStrategy, on_target
 from penjing.train.run_dir import start_shape
 from penjing.train.stages.preference import frozen_copy, groups_of_pass, score
 
@@ -237,14 +237,14 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
                 on_cuda=target.kind == "cuda",
             )
 
-        engine = TraceEngine(tracer, torch.device(device), shape.layout, shape.ranks)
-        wrapped = engine.wrap(trained)
+        strategy = TraceStrategy(tracer, torch.device(device), shape.layout, shape.ranks)
+        wrapped = strategy.wrap(trained)
         optimizers: list[Any] = run.optimizer.build(trained)
         if run.model.is_mixture:
-            optimizers.append(RouterBalance(model, 0.0 if run.lora.rank else run.router.bias_rate, engine.add))
+            optimizers.append(RouterBalance(model, 0.0 if run.lora.rank else run.router.bias_rate, strategy.add))
         source = StandInSource(make, tracer, run.data.prefetch)
         given: dict[str, Any] = dict(
-            engine=engine,
+            strategy=strategy,
             model=wrapped,
             objective=objective,
             source=source,
@@ -256,9 +256,11 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
             clip_norm=run.clip_norm,
         )
         rest: dict[str, Any] = {
-            field.name: None for field in fields(Parts) if field.default is MISSING and field.name not in given
+            field.name: None
+            for field in fields(TrainingContext)
+            if field.default is MISSING and field.name not in given
         }
-        parts = Parts(**given, **rest)
+        parts = TrainingContext(**given, **rest)
         # On a CPU, where freed memory has no history, the optimizer's state is made by itself and one step is enough.
         if target.kind == "cpu":
             _make_state(trained, optimizers, tracer)
@@ -280,14 +282,14 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
 
 
 def target_dtype(run: Run, target: Target) -> torch.dtype:
-    """The dtype of the products, as `assemble` chooses it; `auto` on a GPU by its architecture."""
+    """The dtype of the products, as `prepare_run` chooses it; `auto` on a GPU by its architecture."""
     if run.compute.dtype != "auto" or target.kind == "cpu":
         return compute_dtype(run.compute.dtype, torch.device("cpu"))
     return torch.bfloat16 if target.capability >= (8, 0) else torch.float16
 
 
 def build(run: Run, dtype: torch.dtype) -> tuple[Transformer, nn.Module]:
-    """The decoder and what is trained (the same, or a module around it), in the order of `assemble`."""
+    """The decoder and what is trained (the same, or a module around it), in the order of `prepare_run`."""
     model = Transformer(run.model)
     if run.lora.rank:
         adapt(model, run.lora, seed=derive(run.seed, "lora"))

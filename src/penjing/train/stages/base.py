@@ -16,7 +16,7 @@ from penjing.loader.batch_source import Source, place_of, samples_between
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Objective, ObjectiveSettings
 from penjing.objective.router import RouterSettings
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.nonfinite_guard import Record
@@ -53,10 +53,10 @@ class Stage(ABC, Generic[S]):
     runs_ahead = True  # whether batches may be made before the weights of their step are there
     tokenizer: Tokenizer  # set by prepare_data
 
-    def __init__(self, run: Run, engine: Engine, report: Report = lambda text: None) -> None:
+    def __init__(self, run: Run, strategy: Strategy, report: Report = lambda text: None) -> None:
         """report: says what takes long."""
         self.run = run  # `batch.micro_rows` becomes smaller where memory does not suffice for a validation
-        self.engine, self.report = engine, report
+        self.strategy, self.report = strategy, report
         self.settings: S = run.objective  # type: ignore[assignment]  # the table of stages pairs them
         self.fingerprint = ""  # SHA-256 of the data, by which a resumed run tells other data; empty before prepare_data
         self.notes: list[str] = []  # lines for the user before step 1
@@ -69,7 +69,7 @@ class Stage(ABC, Generic[S]):
     @property
     def micro_size(self) -> int:
         """Units (rows, pairs, prompts) of one forward pass on one device."""
-        return batch_geometry(self.run, self.engine.world, self.engine.device).micro_size
+        return batch_geometry(self.run, self.strategy.world, self.strategy.device).micro_size
 
     @property
     def router(self) -> RouterSettings:
@@ -123,12 +123,12 @@ class Stage(ABC, Generic[S]):
         return []
 
 
-def make_stage(run: Run, engine: Engine, report: Report = lambda text: None) -> Stage[Any]:
+def make_stage(run: Run, strategy: Strategy, report: Report = lambda text: None) -> Stage[Any]:
     """The stage of a run's objective. Its data are not read yet."""
-    return stage_class(run.objective.stage)(run, engine, report)
+    return stage_class(run.objective.stage)(run, strategy, report)
 
 
-class OnDevice:
+class DeviceSource:
     """A source whose batches are moved in line."""
 
     def __init__(self, source: Source, device: torch.device) -> None:

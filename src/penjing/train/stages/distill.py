@@ -23,7 +23,7 @@ from penjing.loader.batch_source import PackedSource, Source
 from penjing.model.transformer import Transformer
 from penjing.objective.distill import TaughtBatch
 from penjing.objective.next_token import FIGURE
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.train.stages.base import Report, Size
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.next_token import NextTokenStage
@@ -45,7 +45,7 @@ class DistillStage(TeacherStage):
                 wanted="documents or chats, or objective.mode=on_policy",
             )
         teacher = self.read_teacher()
-        self._data = NextTokenStage(self.run, self.engine, self.report)
+        self._data = NextTokenStage(self.run, self.strategy, self.report)
         self._data.prepare_data()
         self.run = self._data.run  # whose rows may be shorter
         self.tokenizer, self.fingerprint, self.notes = self._data.tokenizer, self._data.fingerprint, self._data.notes
@@ -67,11 +67,11 @@ class DistillStage(TeacherStage):
             temperature=self.settings.temperature,
         )
         folder = Path(self.settings.store) if self.settings.store else Path(self.run.out) / "teacher"
-        known = self.engine.broadcast(find(folder, key) is not None if self.engine.rank == 0 else None)
+        known = self.strategy.broadcast(find(folder, key) is not None if self.strategy.rank == 0 else None)
         if known:
             return Store(folder / key.name, key)
         assert self.teacher is not None
-        return make_store(self.teacher, in_order(fixed), folder, key, self.engine, self.report, self.micro_size)
+        return make_store(self.teacher, in_order(fixed), folder, key, self.strategy, self.report, self.micro_size)
 
     def size(self) -> Size:
         return replace(self._data.size(), extra_forwards=0.0 if self._stores else self._cost)
@@ -82,7 +82,7 @@ class DistillStage(TeacherStage):
         return StoredSource(_fixed(self._data.rows), self._stores[0], micro_rows=micro_size, rank=rank, world=world)
 
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> Batch:
-        batch = NextTokenStage(self.run, self.engine).example_batch(micro_size, device, scored_fraction)
+        batch = NextTokenStage(self.run, self.strategy).example_batch(micro_size, device, scored_fraction)
         if self.settings.mode != "top_k":
             return batch
         num_scored, count = len(batch.target_N), self.settings.top_k
@@ -95,7 +95,7 @@ class DistillStage(TeacherStage):
     def validate(self) -> dict[str, float]:
         """Cross-entropy, KL and agreement on the held-out rows, every row on one rank only."""
         names = (FIGURE, "kl_nats_per_token", "agreement")
-        figures = held_out_means(self.objective(), self.model, self._held_out(), self.engine, names)
+        figures = held_out_means(self.objective(), self.model, self._held_out(), self.strategy, names)
         return self._data.with_bits_per_byte(figures)
 
     def _held_out(self) -> Iterator[Batch]:
@@ -129,7 +129,7 @@ def _all_files(shards: Shards) -> str:
 
 
 def make_store(
-    teacher: Transformer, rows: FixedRows, folder: Path, key: Key, engine: Engine, report: Report, micro_rows: int
+    teacher: Transformer, rows: FixedRows, folder: Path, key: Key, strategy: Strategy, report: Report, micro_rows: int
 ) -> Store:
     """Have the teacher read every row once and keep its predictions; each rank reads its share. A stop loses little.
 
@@ -137,28 +137,30 @@ def make_store(
     """
     slots = Slots(rows.shards)
     writer = Writer(folder, key, slots.count)
-    done = engine.broadcast(writer.begin() if engine.rank == 0 else None)
+    done = strategy.broadcast(writer.begin() if strategy.rank == 0 else None)
     writer.open()
     report(f"the teacher reads {max(0, rows.rows_per_epoch - done):,} rows, once")
     places = numbered(rows)
-    stride = engine.world * micro_rows
+    stride = strategy.world * micro_rows
     for number, first in enumerate(range(done, rows.rows_per_epoch, stride), start=1):
-        mine = range(first + engine.rank * micro_rows, min(first + (engine.rank + 1) * micro_rows, rows.rows_per_epoch))
+        mine = range(
+            first + strategy.rank * micro_rows, min(first + (strategy.rank + 1) * micro_rows, rows.rows_per_epoch)
+        )
         if mine:
-            batch = collate([rows.row(index) for index in mine]).to(engine.device)
+            batch = collate([rows.row(index) for index in mine]).to(strategy.device)
             id_NK, logp_NJ = read_teacher(teacher, batch, key)
             slot_N = np.concatenate([slots.of(places.row(index)) for index in mine])
             writer.write(slot_N, id_NK.cpu().numpy(), logp_NJ.cpu().numpy())
         if number % SYNC_BATCHES == 0:
             writer.flush()
-            engine.any(False)
-            if engine.rank == 0:
+            strategy.any(False)
+            if strategy.rank == 0:
                 writer.note(first + stride)
     writer.flush()
-    engine.any(False)
-    if engine.rank == 0:
+    strategy.any(False)
+    if strategy.rank == 0:
         writer.finish({"rows": rows.rows_per_epoch})
-    engine.any(False)
+    strategy.any(False)
     return Store(folder / key.name, key)
 
 

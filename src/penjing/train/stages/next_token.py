@@ -36,7 +36,9 @@ class NextTokenStage(Stage[NextTokenSettings]):
 
     def prepare_data(self) -> None:
         run, folder = self.run, self.folder
-        shards, counts = on_rank_0(self.engine, lambda: make_shards(run, run_tokenizer(run, self.report), self.report))
+        shards, counts = on_rank_0(
+            self.strategy, lambda: make_shards(run, run_tokenizer(run, self.report), self.report)
+        )
         self.tokenizer = Tokenizer.load(folder.tokenizer)
         train, validation = Shards(shards / "train"), Shards(shards / "validation")
         for half in (train, validation):
@@ -82,7 +84,7 @@ class NextTokenStage(Stage[NextTokenSettings]):
         return NextToken(self.router)
 
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> Batch:
-        on_cuda = self.engine.device.type == "cuda"
+        on_cuda = self.strategy.device.type == "cuda"
         return example_rows(micro_size, self.run.data.row_tokens, device, scored_fraction, with_edges=on_cuda)
 
     def validate(self) -> dict[str, float]:
@@ -90,11 +92,11 @@ class NextTokenStage(Stage[NextTokenSettings]):
             collate([self.held_out.row(index) for index in indices])
             for indices in self.held_out_indices(self.micro_size)
         )
-        return self.with_bits_per_byte(held_out_means(NextToken(), self.model, batches, self.engine, [FIGURE]))
+        return self.with_bits_per_byte(held_out_means(NextToken(), self.model, batches, self.strategy, [FIGURE]))
 
     def held_out_indices(self, size: int) -> Iterator[range]:
         """The held-out rows of each of this rank's batches."""
-        mine = range(self.engine.rank, min(self.run.validate.rows, self.held_out.rows_per_epoch), self.engine.world)
+        mine = range(self.strategy.rank, min(self.run.validate.rows, self.held_out.rows_per_epoch), self.strategy.world)
         return (mine[first : first + size] for first in range(0, len(mine), size))
 
     def with_bits_per_byte(self, figures: dict[str, float]) -> dict[str, float]:

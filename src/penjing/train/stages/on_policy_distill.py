@@ -117,11 +117,11 @@ class OnPolicyStage(TeacherStage):
         run = self.run
         self._check()
         teacher = self.read_teacher()
-        if self.engine.rank == 0:
+        if self.strategy.rank == 0:
             run_tokenizer(run, self.report)
-        self.engine.any(False)
+        self.strategy.any(False)
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
-        bad = records.Quarantine(run.data.max_bad, self.folder.quarantine if self.engine.rank == 0 else None)
+        bad = records.Quarantine(run.data.max_bad, self.folder.quarantine if self.strategy.rank == 0 else None)
         self.set_teacher(teacher)
         self._prompts, self._held_out, left_out = encode_prompts(run, self.settings, self.tokenizer, bad)
         self.fingerprint = sha256_text(repr([(prompt.ids, prompt.answer) for prompt in self._prompts]))
@@ -213,10 +213,10 @@ class OnPolicyStage(TeacherStage):
         if self.run.data.kind == "chats":
             names, settings = (FIGURE, *names), replace(settings, own_fraction=0.0)
         objective = Distillation(settings, self.teacher)
-        return held_out_means(objective, self.model, self._held_out_batches(), self.engine, names)
+        return held_out_means(objective, self.model, self._held_out_batches(), self.strategy, names)
 
     def _held_out_batches(self) -> Iterator[AnswerBatch]:
-        held_out = self._held_out[: self.run.validate.rows][self.engine.rank :: self.engine.world]
+        held_out = self._held_out[: self.run.validate.rows][self.strategy.rank :: self.strategy.world]
         size, by_data = self.micro_size, self.run.data.kind == "chats"
         for first in range(0, len(held_out), size):
             prompts = held_out[first : first + size]

@@ -62,7 +62,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
                 where="start",
                 next_step="Give start=RUN, the folder of a run that was taught conversations.",
             )
-        batch_geometry(self.run, self.engine.world, self.engine.device)  # raises where kl_groups does not fit
+        batch_geometry(self.run, self.strategy.world, self.strategy.device)  # raises where kl_groups does not fit
         super().prepare_data()
         run, number = self.run, len(self.train)
         uses = run.steps * run.batch.rows if run.steps else run.epochs * number
@@ -98,7 +98,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
     def setup(self, model: nn.Module) -> None:
         super().setup(model)
         decoder = cast(Transformer, model)
-        dtype = hardware.compute_dtype(self.run.compute.dtype, self.engine.device)
+        dtype = hardware.compute_dtype(self.run.compute.dtype, self.strategy.device)
         self._log_probs: LogProbs | None = None
         self._copied: Transformer | None = None
         if self.reference == "copy":
@@ -122,7 +122,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             "dtype": dtype,
             "form": f"{self.settings.loss == 'kto'} {self.run.data.row_tokens} {self.run.seed}",
         }
-        known = self.engine.broadcast(self.engine.rank == 0 and _written_for(file, about))
+        known = self.strategy.broadcast(self.strategy.rank == 0 and _written_for(file, about))
         halves = {"train": self.train, "validation": self.held_out}
         if known:
             found = safetensors.torch.load_file(file)
@@ -132,10 +132,10 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         self.report(f"asking the reference about {len(self.train):,} {self.size().unit}")
         for half in halves.values():
             half.take_reference(self._ask_in_room(model, half))
-        if self.engine.rank == 0:
+        if self.strategy.rank == 0:
             tensors = {name: torch.from_numpy(half.reference_N) for name, half in halves.items()}
             write_tensors(file, tensors, about)
-        self.engine.any(False)  # the others wait until the file is whole
+        self.strategy.any(False)  # the others wait until the file is whole
 
     def _ask_in_room(self, model: Transformer, half: _Half) -> npt.NDArray[np.float32]:
         """In smaller passes where memory does not suffice."""
@@ -144,7 +144,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         def make_room(said: str) -> None:
             nonlocal size
             release()
-            if size == 1 or self.engine.world > 1:
+            if size == 1 or self.strategy.world > 1:
                 raise UserError(f"out of memory: {said}", where="batch.micro_rows", next_step="Halve it.")
             size //= 2
 
@@ -153,7 +153,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
     def _ask(self, model: Transformer, half: _Half, size: int) -> npt.NDArray[np.float32]:
         found_N = torch.zeros(half.num_values)
         for indices, batch in self.chunks(half, len(half), size):
-            logp_N = base_log_probs(model, batch.to(self.engine.device)).cpu()
+            logp_N = base_log_probs(model, batch.to(self.strategy.device)).cpu()
             places = [place for index in indices for place in half.places(index)]
             first = 0
             for place in places:
@@ -162,7 +162,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
                 first += length
             assert first == len(logp_N)
         # Each value comes from one rank and is zero on the others: the sum is exact.
-        return self.engine.add(found_N.to(self.engine.device)).cpu().numpy()
+        return self.strategy.add(found_N.to(self.strategy.device)).cpu().numpy()
 
     def objective(self) -> Objective:
         return PreferenceObjective(self.settings, self._log_probs, self.router)
@@ -180,7 +180,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         objective = PreferenceObjective(self.settings, self._log_probs)
         # Whole blocks that share an estimate.
         batches = self.held_out_batches(max(self.pass_without_gradient, self.settings.indivisible_units))
-        figures = held_out_means(objective, self.model, batches, self.engine)
+        figures = held_out_means(objective, self.model, batches, self.strategy)
         return {**figures, **self._drift(min(self.run.validate.rows, len(self.held_out), self.settings.own_answers))}
 
     def _drift(self, number: int) -> dict[str, float]:
@@ -191,7 +191,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         seeds = [derive(self.run.seed, self.run.stage, "own", index) for index in range(number)]
         write = writer(self.settings.own_answer_tokens, Sampling(temperature=1.0))
         stop, size = self.tokenizer.stop, self.pass_without_gradient
-        return drift(self.model, self._as_begun(), prompts, seeds, write, stop, self.engine, size)
+        return drift(self.model, self._as_begun(), prompts, seeds, write, stop, self.strategy, size)
 
     def _as_begun(self) -> Transformer | WithoutAdapter:
         """The model as it was before step 1. Read again where no copy is kept: a look needs it, and the steps' memory
@@ -202,7 +202,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             return WithoutAdapter(self.model)
         begun = load_start(self.run).requires_grad_(False).eval()
         set_compute_dtype(begun, self.model.compute_dtype)
-        return begun.to(self.engine.device)
+        return begun.to(self.strategy.device)
 
     def describe(self) -> list[tuple[str, str]]:
         judged = f"objective.loss={self.settings.loss}, beta={self.settings.strength:g}"

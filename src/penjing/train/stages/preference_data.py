@@ -51,7 +51,7 @@ class PreferenceDataStage(Stage[S]):
                 got=run.data.kind,
                 wanted="preferences",
             )
-        made, counts = on_rank_0(self.engine, lambda: _make_groups(run, run_tokenizer(run, self.report), self.report))
+        made, counts = on_rank_0(self.strategy, lambda: _make_groups(run, run_tokenizer(run, self.report), self.report))
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
         self.tokens = {half: self._checked(TokenGroups(made / half)) for half in ("train", "validation")}
         self.fingerprint = self.tokens["train"].fingerprint
@@ -105,7 +105,7 @@ class PreferenceDataStage(Stage[S]):
 
     def chunks(self, half: Groups, number: int, size: int) -> Iterator[tuple[range, AnswerBatch]]:
         """The first `number` groups, this rank's only, `size` at a time whatever the number of ranks."""
-        for first in range(self.engine.rank * size, number, self.engine.world * size):
+        for first in range(self.strategy.rank * size, number, self.strategy.world * size):
             indices = range(first, min(first + size, number))
             yield indices, pack_tight([half.group(index) for index in indices])
 

@@ -66,7 +66,7 @@ class RewardStage(PreferenceDataStage[RewardModel]):
 
     def validate(self) -> dict[str, float]:
         batches = self.held_out_batches(self.pass_without_gradient)
-        return held_out_means(RewardObjective(self.settings), self.model, batches, self.engine)
+        return held_out_means(RewardObjective(self.settings), self.model, batches, self.strategy)
 
     def describe(self) -> list[tuple[str, str]]:
         return [("preferences", f"{len(self.held_out):,} pairs held out by question")]

@@ -13,7 +13,7 @@ from penjing.checkpoint.manifest import steps
 from penjing.data import formats as records
 from penjing.data import tokenize_dataset as prepare
 from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.train.config import Run
 from penjing.train.run_dir import RunFolder, start_tokenizer
 from penjing.train.stages.base import Report
@@ -22,9 +22,9 @@ T = TypeVar("T")
 TOKENIZER_TRAINING_BYTES = 64 << 20  # of text a tokenizer is trained on; more changes few merges
 
 
-def on_rank_0(engine: Engine, make: Callable[[], T]) -> T:
+def on_rank_0(strategy: Strategy, make: Callable[[], T]) -> T:
     """What `make` returns on rank 0, which the other ranks wait for."""
-    made: T = engine.broadcast(make() if engine.rank == 0 else None)
+    made: T = strategy.broadcast(make() if strategy.rank == 0 else None)
     return made
 
 

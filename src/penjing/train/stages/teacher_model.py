@@ -43,21 +43,21 @@ class TeacherStage(Stage[Distill]):
     def read_teacher(self) -> TeacherModel:
         """The teacher, on the CPU; a student without a tokenizer of its own has its from here on."""
         found = load_teacher(self.run, self.settings)
-        if self.engine.rank == 0:
+        if self.strategy.rank == 0:
             adopt_tokenizer(self.run, found)
         return found
 
     def set_teacher(self, found: TeacherModel) -> None:
         """Check it against the student's tokenizer, note which it is, and move it to the run's device."""
         check_vocabulary(self.tokenizer, found, self.settings)
-        if self.engine.rank == 0:
+        if self.strategy.rank == 0:
             pin_teacher(self.run, found, self.settings)
         self.num_ids = min(found.model.config.vocabulary_size, self.run.model.vocabulary_size)
-        self.teacher = self._in_compute_dtype(found.model).to(self.engine.device)
+        self.teacher = self._in_compute_dtype(found.model).to(self.strategy.device)
         self._teacher_size = sum(value.numel() for value in found.model.parameters())
 
     def _in_compute_dtype(self, teacher: Transformer) -> Transformer:
-        dtype = hardware.compute_dtype(self.run.compute.dtype, self.engine.device)
+        dtype = hardware.compute_dtype(self.run.compute.dtype, self.strategy.device)
         keep_base_in(teacher, dtype)
         set_compute_dtype(teacher, None if dtype == torch.float32 else dtype)
         return teacher
