@@ -62,7 +62,7 @@ class PreparedRun:
     run: Run
     context: TrainingContext
     state: TrainState
-    stage: Stage
+    stage: Stage[Any]
     size: Size
     model: Transformer
     folder: RunFolder
@@ -102,6 +102,7 @@ def prepare_run(
         check_same_run(run, {}, checkpoint, allow_change)
     run = settle_dtype(run, strategy, "" if checkpoint is None else begun_dtype(checkpoint, allow_change))
     stage = make_stage(run, strategy, report)
+    stage.prepare_data()
     run = stage.run = fit_batch(stage.run, stage.size().units_per_epoch, strategy.world)
     size, geometry = stage.size(), batch_geometry(run, strategy.world, strategy.device)
     dtype = hardware.compute_dtype(run.compute.dtype, strategy.device)
@@ -113,12 +114,12 @@ def prepare_run(
     recompute_activations(model, run.compute.recompute)
     if run.lora.rank:
         keep_base_in(model, dtype)
-    trained = stage.trained(model)
+    trained = stage.trainable(model)
     trained.to(strategy.device)
     set_compute_dtype(trained, None if dtype == torch.float32 else dtype)
     if run.compute.float8 != "off":
         use_float8(model)
-    stage.begin(trained, strategy)
+    stage.setup(trained)
     if checkpoint is not None:
         load_weights(trained, checkpoint)
     callable_model = strategy.wrap(trained)
@@ -152,8 +153,7 @@ def prepare_run(
     )
     start = 0 if checkpoint is None else checkpoint.step
     record = _incidents(strategy, folder, start)
-    if hasattr(stage, "record"):  # of a stage that meets incidents of its own
-        stage.record = lambda incident: record({"step": progress.step + 1, **incident})
+    stage.record = lambda incident: record({"step": progress.step + 1, **incident})
     guard = Guard(record, getattr(strategy, "scaler", None))
     # Whatever else has state of its own, such as a loss scaler, gets a line here, and is saved and restored with it.
     stateful: dict[str, Stateful] = {"source": feed, "meter": meter, "guard": guard}
@@ -271,7 +271,7 @@ def _build_model(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, 
     """
     if run.lora.rank:
         return build_adapted(run, checkpoint, load_start)
-    if run.start and (checkpoint is None or run.objective.kind != "next_token"):
+    if run.start and (checkpoint is None or run.objective.compares_with_start):
         return load_start(run), {}
     model = Transformer(run.model)
     if checkpoint is None:
@@ -288,13 +288,13 @@ def _flops_per_token(run: Run, size: Size, trained: nn.Module) -> float:
 _OTHER_OPTIMIZER = ("allowed to change: optimizer.kind ", "allowed to change: optimizer.state ")
 
 
-def _ready(source: Source, run: Run, stage: Stage, strategy: Strategy) -> Source:
+def _ready(source: Source, run: Run, stage: Stage[Any], strategy: Strategy) -> Source:
     """A source whose batches are on the device, made ready ahead where the stage allows it."""
     ahead = run.data.prefetch if stage.runs_ahead else 0
     return Prefetch(source, strategy.device, ahead) if ahead else DeviceSource(source, strategy.device)
 
 
-def _validate(stage: Stage, strategy: Strategy) -> dict[str, float]:
+def _validate(stage: Stage[Any], strategy: Strategy) -> dict[str, float]:
     """A stage's figures, in smaller passes where memory does not suffice; none if it never does: training goes on."""
 
     def make_room(said: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +72,7 @@ class AtRest(Constant):
 
 def plan(
     run: Run,
-    stage: Stage,
+    stage: Stage[Any],
     size: Size,
     strategy: Strategy,
     model: nn.Module,
@@ -163,7 +164,7 @@ def _times(every: int, steps: int) -> int:
 
 def probe(
     run: Run,
-    stage: Stage,
+    stage: Stage[Any],
     size: Size,
     strategy: Strategy,
     model: nn.Module,
@@ -214,7 +215,7 @@ def probe(
 
 def _timed(
     run: Run,
-    stage: Stage,
+    stage: Stage[Any],
     size: Size,
     strategy: Strategy,
     parts: TrainingContext,

@@ -123,6 +123,9 @@ class Stage(ABC, Generic[S]):
         return []
 
 
+MakeStage = Callable[[Run, Strategy, Report], Stage[Any]]
+
+
 def make_stage(run: Run, strategy: Strategy, report: Report = lambda text: None) -> Stage[Any]:
     """The stage of a run's objective. Its data are not read yet."""
     return stage_class(run.objective.stage)(run, strategy, report)
