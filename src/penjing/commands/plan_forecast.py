@@ -1,4 +1,4 @@
-"""Foresee the loss of a run from a handful of tiny ones on the same data: penjing scale pretrain data.train=FILE"""
+"""penjing plan forecast: predict the loss of a run from a few tiny runs on the same data."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def _foresee(run: Run, points: list[Point], place: Path, first: str, console: Co
     )
     console.print(
         f"`penjing train` with out={run.out} and tokenizer.folder={RunFolder(Path(first)).tokenizer} is held against "
-        "it by `penjing verify`",
+        "it by `penjing plan verify`",
         highlight=False,
         soft_wrap=True,
     )

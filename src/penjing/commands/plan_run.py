@@ -20,7 +20,7 @@ from penjing.plan.device_model import Machine, machine_of_card
 from penjing.plan.gpu_specs import Card, card_called, find_card
 from penjing.plan.memory import Target
 from penjing.plan.microbenchmarks import attention_rate, copy_rate, key_of, launch_seconds, product
-from penjing.plan.profile import find_profile, profile_called
+from penjing.plan.profile import find_profile, gpu_called, with_specs
 from penjing.plan.shape import Shape
 from penjing.plan.step_time import Decode, StepTime, decode_time, step_time
 from penjing.plan.step_workload import Workload
@@ -107,37 +107,23 @@ def target_of(card: Card, machine: Machine | None = None) -> Target:
 def find_machine(asked: Asked, run: Run) -> tuple[Machine, Target, list[str]]:
     """The device asked for, or this one, with its profile where there is one; and what to say about it."""
     if asked.gpu:
-        card = find_card(asked.gpu)
-        stored = profile_called(card.name)
-        machine = machine_of_card(card) if stored is None else _with_sheet(stored.machine(), card)
-        return machine, target_of(card, machine), []
+        machine = gpu_called(asked.gpu)
+        return machine, target_of(find_card(asked.gpu), machine), []
     if torch.cuda.is_available() and run.compute.device not in ("cpu",):
         device = torch.device("cuda")
         name, total = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
         known = card_called(name, total)
         found = find_profile(key_of(device))
         if found is None and known is None:
-            raise UserError("an unknown card, never measured", where=name, next_step="Run `penjing profile` once.")
-        notes = [f"the profile is stale ({', '.join(found[1])}): run `penjing profile`"] if found and found[1] else []
-        machine = _with_sheet(found[0].machine(), known) if found else machine_of_card(known)  # type: ignore[arg-type]
+            raise UserError("an unknown card, never measured", where=name, next_step="Run `penjing plan profile` once.")
+        notes = (
+            [f"the profile is stale ({', '.join(found[1])}): run `penjing plan profile`"] if found and found[1] else []
+        )
+        machine = with_specs(found[0].machine(), known) if found else machine_of_card(known)  # type: ignore[arg-type]
         machine = replace(machine, memory_bytes=total)
         target = target_of(known, machine) if known else Target(kind="cuda", name=name, memory_bytes=total)
         return machine, replace(target, memory_bytes=total), notes
     return _this_cpu(run)
-
-
-def _with_sheet(machine: Machine, card: Card | None) -> Machine:
-    """A profile's rates beside the sheet's peaks and, where the driver did not tell, its watts."""
-    if card is None:
-        return machine
-    sheet = machine_of_card(card)
-    return replace(
-        machine,
-        name=card.name,
-        peak_flops=sheet.peak_flops,
-        watts=machine.watts or sheet.watts,
-        product_flops={**sheet.product_flops, **machine.product_flops},
-    )
 
 
 def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
@@ -147,7 +133,7 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
     memory = int(str(hardware.describe(device, torch.float32)["memory_bytes"]))
     target = Target(kind="cpu", name=hardware.cpu_name(), memory_bytes=memory)
     if found is not None:
-        notes = [f"the profile is stale ({', '.join(found[1])}): run `penjing profile`"] if found[1] else []
+        notes = [f"the profile is stale ({', '.join(found[1])}): run `penjing plan profile`"] if found[1] else []
         return found[0].machine(), target, notes
     own = str(hardware.compute_dtype(run.compute.dtype, device)).removeprefix("torch.")
     rate = product(512, 512, 512, own, device, tries=3)["flops_per_second"]
@@ -163,7 +149,7 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
         memory_bytes=memory,
         peak_flops={own: rate},
     )
-    return machine, target, ["no profile of this machine: `penjing profile` halves the interval"]
+    return machine, target, ["no profile of this machine: `penjing plan profile` halves the interval"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,12 +27,12 @@ from penjing.base.lock import locked
 from penjing.base.markup import marked
 from penjing.base.registry import look_up
 from penjing.checkpoint.manifest import folder_name, steps
-from penjing.commands.adapter import save_run_adapter
 from penjing.commands.known_questions import KnownQuestions
 from penjing.commands.plan_verify import keep_score, money_lines, step_line, time_line, unseen
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.export.adapter import save_run_adapter
 from penjing.infer.generate import generate
 from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer

@@ -35,7 +35,7 @@ from penjing.train.small_data import doubts, start_doubts
 from penjing.train.stages.base import DeviceSource, Size, Stage
 from penjing.train.throughput import Expected, Meter
 
-FORECAST = "scale.json"  # in the run's folder: the loss that `penjing scale` foresaw
+FORECAST = "scale.json"  # in the run's folder: the loss that `penjing plan forecast` foresaw
 FORECAST_TOLERANCE = 0.05  # of the tokens: those of full rows are foreseen, and rows have some padding
 LEAST_STEPS, ALWAYS_ALLOWED = 4, 20  # timed; of slow steps two are the least
 PROBE_SECONDS = 2.0  # of timed steps at least
@@ -123,7 +123,7 @@ def plan(
 
 
 def foreseen_loss(file: Path, bill: Bill) -> dict[str, float]:
-    """The loss that `penjing scale` foresaw, if for so many parameters and about so many tokens."""
+    """The loss that `penjing plan forecast` foresaw, if for so many parameters and about so many tokens."""
     found = read_json(file) if file.is_file() else {}
     tokens, planned = found.get("tokens", 0), bill.tokens
     if found.get("parameters") != bill.parameters or abs(tokens - planned) > FORECAST_TOLERANCE * planned:
