@@ -33,7 +33,7 @@ from penjing.plan.gpu_specs import find_card
 from penjing.plan.memory import Target, is_tight, safe_bytes
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
-from penjing.train.build import assemble
+from penjing.train.build import prepare_run
 from penjing.train.memory_trace import trace
 from penjing.train.step_probe import still_to_grow
 
@@ -407,11 +407,11 @@ def test_what_does_not_fit_is_a_row(monkeypatch, tmp_path):
 
 def test_a_grid_stands_at_the_runs_own_values():
     run = resolve_run("pretrain", settings())
-    assert Grid().points(run) == [
+    assert Grid().points(run, CPU) == [
         Point(micro_rows=4, accumulate=2, row_tokens=64, dtype=run.compute.dtype, recompute="none")
     ]
     with pytest.raises(UserError):
-        sweeping.settings_of(run, replace(Grid().points(run)[0], dtype="float7"))
+        sweeping.settings_of(run, replace(Grid().points(run, CPU)[0], dtype="float7"))
 
 
 def test_matmul_is_a_table(tmp_path, monkeypatch):
@@ -443,12 +443,12 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
         words = [*small_run, f"out={tmp_path / name}", "compute.compile=off"]
         run = resolve_run("pretrain", config.parse_overrides(words))
         torch.manual_seed(5)
-        made = assemble(
+        made = prepare_run(
             run, Single(CPU), stage_maker(run), lambda fitted, steps, start: [], lambda *given: [], lambda text: None
         )
-        made.parts.trackers.close()
-        optimizers = [optimizer.state_dict() for optimizer in made.parts.optimizers]
-        return made.model.state_dict(), optimizers, made.parts.source.state(), torch.get_rng_state(), made.bill
+        made.context.trackers.close()
+        optimizers = [optimizer.state_dict() for optimizer in made.context.optimizers]
+        return made.model.state_dict(), optimizers, made.context.source.state(), torch.get_rng_state(), made.bill
 
     probed = states("probed")
     monkeypatch.setattr(module, "plan", lambda *given, **named: probed[4])
@@ -477,7 +477,7 @@ def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, m
     tracker = SimpleNamespace(log=lambda *given: None, close=lambda: closed.append(True))
     run = resolve_run("pretrain", config.parse_overrides([*small_run, f"out={tmp_path / 'run'}"]))
     with pytest.raises(UserError, match="no plan"):
-        assemble(run, Single(CPU), stage_maker(run), lambda *given: [tracker], lambda *given: [], lambda text: None)
+        prepare_run(run, Single(CPU), stage_maker(run), lambda *given: [tracker], lambda *given: [], lambda text: None)
     assert closed == [True]
 
 

@@ -26,7 +26,7 @@ from penjing.objective.next_token import NextToken
 from penjing.optim.schedule import Constant
 from penjing.parallel.single import Single
 from penjing.track.base import Trackers
-from penjing.train.loop import Parts, step
+from penjing.train.loop import TrainingContext, step
 from penjing.train.throughput import Meter
 
 PEOPLE = ["小明", "小红", "奶奶"]
@@ -110,13 +110,13 @@ def test_follow_a_token(tmp_path: Path) -> None:
 
     # train/loop takes one step. Plain descent at rate 0.5 makes it easy to follow: w - 0.5 d(nats / 24) / dw.
     twin = copy.deepcopy(model)
-    engine = Single(torch.device("cpu"))
+    strategy = Single(torch.device("cpu"))
     source = PackedSource(rows, micro_rows=2)
     source.restore({"next_row": 12})
     descent = torch.optim.SGD([{"params": list(model.parameters()), "peak": 0.5}], lr=0.5)
-    parts = Parts(
-        engine=engine,
-        model=engine.wrap(model),
+    parts = TrainingContext(
+        strategy=strategy,
+        model=strategy.wrap(model),
         objective=objective,
         source=source,
         optimizers=[descent],

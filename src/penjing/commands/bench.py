@@ -32,6 +32,7 @@ from penjing.optim.adamw import AdamW
 from penjing.plan import hardware
 from penjing.recipes import STAGES
 from penjing.rl.prompts import Order, read
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.run_dir import load_trained
 
@@ -63,7 +64,7 @@ def bench_train(model: Path, data: Path, asked: Asked, console: Console, *settin
             layer["objective"] = {"reference": "copy"}
         run = resolve_run(asked.method, layer, config.parse_overrides(list(settings)))
         _check(run)
-        micro = run.batch.micro_rows or (run.batch.rows // 2 if run.batch.rows % 2 == 0 else run.batch.rows)
+        micro = batch_geometry(run, 1, torch.device("cpu")).micro_size
         run = replace(run, batch=replace(run.batch, micro_rows=micro))
         objective, optimizer = run.objective, run.optimizer
         assert isinstance(optimizer, AdamW), "checked"

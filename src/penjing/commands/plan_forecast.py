@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +29,7 @@ from penjing.plan.scaling_law_fit import Forecast, Point, forecast
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
 from penjing.plan.step_workload import Workload
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.run_dir import RunFolder
 from penjing.train.step_probe import FORECAST
@@ -117,13 +119,13 @@ def small_runs(run: Run, budget_seconds: float, machine: Machine) -> list[Small]
     for shape in family(run):
         model = config.resolve(type(run.model), {**shape, "preset": ""})
         dtype = max(machine.product_flops, key=lambda name: machine.product_flops[name])
-        half = max(1, run.batch.rows // 2)
+        geometry = batch_geometry(run, 1, torch.device(machine.kind))
         work = Workload(
             shape=shape_of(model),
-            tokens=half * run.data.row_tokens,
+            tokens=geometry.micro_size * run.data.row_tokens,
             row_tokens=run.data.row_tokens,
             keys=(run.data.row_tokens + 1) / 2,
-            passes=max(1, run.batch.rows // half),
+            passes=geometry.accumulation,
             dtype=dtype,
             optimizer=run.optimizer.kind,
         )

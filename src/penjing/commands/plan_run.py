@@ -13,7 +13,7 @@ from penjing.kernels.fp8 import require_float8
 from penjing.objective.distill import Distill
 from penjing.objective.policy import Policy
 from penjing.objective.preference import WITHOUT_REFERENCE, Preference
-from penjing.parallel import ENGINES
+from penjing.parallel import STRATEGIES
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost, hardware
 from penjing.plan.device_model import Machine, machine_of_card
@@ -25,10 +25,10 @@ from penjing.plan.shape import Shape
 from penjing.plan.step_time import Decode, StepTime, decode_time, step_time
 from penjing.plan.step_workload import Workload
 from penjing.plan.trainable import Trainable, trainable_by
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.compile_policy import COST_SECONDS, choose, missing_compiler, obstacle
 from penjing.train.config import Run
 from penjing.train.run_dir import set_threads
-from penjing.train.stages.base import micro_units
 
 START_SECONDS = 20.0  # imports, reading data and the probe, before step 1: an estimate
 WRITE_RATE = 300e6  # bytes per second of a checkpoint
@@ -66,24 +66,13 @@ class Asked:
 
 def not_run(engine: Engine) -> str:
     """What to say of a way to share work that training here does not have; empty: it has it."""
-    known = " and ".join(ENGINES)
-    return "" if engine in ENGINES else f"{engine} is for other programs: training here knows {known} only"
-
-
-@dataclass(frozen=True, slots=True)
-class _Devices:
-    """Of an engine what `micro_units` asks for."""
-
-    world: int
-    device: torch.device
+    known = " and ".join(STRATEGIES)
+    return "" if engine in STRATEGIES else f"{engine} is for other programs: training here knows {known} only"
 
 
 def pass_rows(run: Run, kind: str, gpus: int) -> int:
     """Rows (pairs, prompts) of a pass on each device, as training takes them. Raises UserError where it does."""
-    rows = micro_units(run, _Devices(gpus, torch.device(kind)))  # type: ignore[arg-type]  # no more of an engine
-    if isinstance(run.objective, Preference):
-        run.objective.check_pass(rows)
-    return rows
+    return batch_geometry(run, gpus, torch.device(kind)).micro_size
 
 
 def accepted(run: Run, machine: Machine, gpus: int) -> bool:

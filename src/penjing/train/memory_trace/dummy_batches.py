@@ -1,4 +1,4 @@
-"""What stands in for the rest of a run while its step is traced: values, batches, meter and engine."""
+"""What stands in for the rest of a run while its step is traced: values, batches, meter and strategy."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ class NoMeter:
         return nullcontext()
 
 
-class TraceEngine:
-    """An engine that tells the tracer where the step is. With several ranks it keeps DDP's buckets."""
+class TraceStrategy:
+    """A strategy that tells the tracer where the step is. With several ranks it keeps DDP's buckets."""
 
     def __init__(self, tracer: Tracer, device: torch.device, layout: Layout, ranks: int) -> None:
         self.device, self.rank, self.world = device, 0, ranks

@@ -38,10 +38,11 @@ from penjing.plan.memory.host_rss import at_more_rows, measured_process_bytes, p
 from penjing.plan.memory.report import MemoryPlan, plan_from
 from penjing.plan.memory.sharded_memory import Layout, share
 from penjing.plan.memory.trace import Trace, Tracer
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.loop import Parts, step
+from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.batches import make_batch, tensors_of
-from penjing.train.memory_trace.dummy_batches import NoMeter, StandInSource, TraceEngine, on_target
+from penjing.train.memory_trace.dummy_batches import NoMeter, StandInSource, TraceStrategy, on_target
 from penjing.train.run_dir import start_shape
 from penjing.train.stages.preference import frozen_copy, groups_of_pass, score
 
@@ -81,16 +82,7 @@ def shape_of(
     scored_fraction: float = 1.0,
 ) -> Shape:
     """The shape of a run's step on `ranks` devices. Raises UserError if the rows do not divide evenly."""
-    # As `stage.micro_units`: on one CPU half of the share, where that is even.
-    cut = target.kind == "cpu" and run.batch.rows % 2 == 0
-    rows = micro_rows or run.batch.micro_rows or max(1, run.batch.rows // max(ranks, 2 if cut else 1))
-    if micro_rows is None and run.batch.rows % (rows * ranks):
-        raise UserError(
-            "the rows of a step do not divide evenly",
-            where="batch.rows",
-            got=run.batch.rows,
-            wanted=f"a multiple of {ranks} devices x {rows} rows",
-        )
+    rows = micro_rows or batch_geometry(run, ranks, torch.device(target.kind)).micro_size
     passes = max(1, run.batch.rows // (rows * ranks))
     layout: Layout = "ddp" if ranks > 1 and engine == "single" else engine
     return Shape(
@@ -245,14 +237,14 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
                 on_cuda=target.kind == "cuda",
             )
 
-        engine = TraceEngine(tracer, torch.device(device), shape.layout, shape.ranks)
-        wrapped = engine.wrap(trained)
+        strategy = TraceStrategy(tracer, torch.device(device), shape.layout, shape.ranks)
+        wrapped = strategy.wrap(trained)
         optimizers: list[Any] = run.optimizer.build(trained)
         if run.model.is_mixture:
-            optimizers.append(RouterBalance(model, 0.0 if run.lora.rank else run.router.bias_rate, engine.add))
+            optimizers.append(RouterBalance(model, 0.0 if run.lora.rank else run.router.bias_rate, strategy.add))
         source = StandInSource(make, tracer, run.data.prefetch)
         given: dict[str, Any] = dict(
-            engine=engine,
+            strategy=strategy,
             model=wrapped,
             objective=objective,
             source=source,
@@ -264,9 +256,11 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
             clip_norm=run.clip_norm,
         )
         rest: dict[str, Any] = {
-            field.name: None for field in fields(Parts) if field.default is MISSING and field.name not in given
+            field.name: None
+            for field in fields(TrainingContext)
+            if field.default is MISSING and field.name not in given
         }
-        parts = Parts(**given, **rest)
+        parts = TrainingContext(**given, **rest)
         # On a CPU, where freed memory has no history, the optimizer's state is made by itself and one step is enough.
         if target.kind == "cpu":
             _make_state(trained, optimizers, tracer)
@@ -288,14 +282,14 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
 
 
 def target_dtype(run: Run, target: Target) -> torch.dtype:
-    """The dtype of the products, as `assemble` chooses it; `auto` on a GPU by its architecture."""
+    """The dtype of the products, as `prepare_run` chooses it; `auto` on a GPU by its architecture."""
     if run.compute.dtype != "auto" or target.kind == "cpu":
         return compute_dtype(run.compute.dtype, torch.device("cpu"))
     return torch.bfloat16 if target.capability >= (8, 0) else torch.float16
 
 
 def build(run: Run, dtype: torch.dtype) -> tuple[Transformer, nn.Module]:
-    """The decoder and what is trained (the same, or a module around it), in the order of `assemble`."""
+    """The decoder and what is trained (the same, or a module around it), in the order of `prepare_run`."""
     model = Transformer(run.model)
     if run.lora.rank:
         adapt(model, run.lora, seed=derive(run.seed, "lora"))
