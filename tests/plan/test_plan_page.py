@@ -27,6 +27,7 @@ from penjing.commands.plan_print import print_page, verdict_of
 from penjing.commands.plan_run import Asked
 from penjing.commands.train import execute, resolve_run
 from penjing.model.config import ModelConfig
+from penjing.plan import profile
 from penjing.plan.device_model import machine_of_card
 from penjing.plan.flops import parameters
 from penjing.plan.gpu_specs import find_card
@@ -73,7 +74,8 @@ def test_the_whole_page_without_gpu_and_without_data():
 
 def test_a_card_that_is_too_small_is_said_and_rows_are_found_that_fit(monkeypatch):
     small = replace(find_card("RTX 3060"), memory_gib=0.9)
-    monkeypatch.setattr(plan_run, "find_card", lambda name: small)
+    for module in (plan_run, profile):
+        monkeypatch.setattr(module, "find_card", lambda name: small)
     run = resolve_run("pretrain", settings("batch.rows=256", "data.row_tokens=256"))
     page = make_page("pretrain", run, Asked(gpu="small", tokens="1M"))
     assert page.fits and 0 < page.micro_rows < 256 and 256 % page.micro_rows == 0
