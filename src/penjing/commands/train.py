@@ -47,8 +47,8 @@ from penjing.track.console import ConsoleTracker
 from penjing.track.jsonl import read_lines
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build import PreparedRun, prepare_run
-from penjing.train.config import Run
 from penjing.train.build_peft_model import adapter_rate
+from penjing.train.config import Run
 from penjing.train.from_pretrained import begin_from, with_vocabulary
 from penjing.train.loop import train
 from penjing.train.oom_recovery import is_out_of_memory
