@@ -156,7 +156,7 @@ def scale(run: Run, budget: str, console: Console) -> Forecast:
     Raises UserError for no data, a bad budget, a stage whose held-out figure is not that loss, a run that continues
     another model, or a model too small to have smaller ones.
     """
-    if run.objective.kind not in ("next_token", "distill") or run.data.kind == "prompts":
+    if not run.objective.is_language_modelling or run.data.kind == "prompts":
         stage = f"{run.objective.kind} on {run.data.kind}"
         raise UserError("a law is fitted to losses of next tokens only", where=run.stage, got=stage)
     if run.start:

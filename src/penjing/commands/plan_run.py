@@ -10,9 +10,8 @@ import torch
 
 from penjing.base.errors import UserError
 from penjing.kernels.fp8 import require_float8
-from penjing.objective.distill import Distill
-from penjing.objective.policy import Policy
-from penjing.objective.preference import WITHOUT_REFERENCE, Preference
+from penjing.objective.base import UnitLengths
+from penjing.objective.rollout import Rollout
 from penjing.parallel import STRATEGIES
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost, hardware
@@ -152,34 +151,9 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
     return machine, target, ["no profile of this machine: `penjing plan profile` halves the interval"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """What one unit of a batch (row, pair, prompt) is taken to hold where there are no data to look at."""
-
-    tokens: float  # positions of its forward pass
-    keys: float  # that a query sees on average
-    extra_forwards: float = 0.0
-    note: str = ""
-
-
-def lengths_of(run: Run) -> Lengths:
-    """Full rows, the most there can be, and for answers half of the longest."""
-    row = run.data.row_tokens
-    objective = run.objective
-    if isinstance(objective, Policy):
-        how = objective.rollout
-        prompt, answer = (row - how.max_tokens) / 2, how.max_tokens / 2
-        extra = float(objective.kl_weight > 0) + float(how.behaviour == "recomputed")
-        note = f"prompts are taken to have {prompt:.0f} tokens and answers {answer:.0f}, half of the most"
-        return Lengths(tokens=prompt + how.answers * answer, keys=prompt + answer / 2, extra_forwards=extra, note=note)
-    if isinstance(objective, Preference):
-        with_reference = objective.loss not in WITHOUT_REFERENCE and objective.reference == "copy"
-        return Lengths(
-            tokens=row, keys=(row + 1) / 2, extra_forwards=float(with_reference), note="every pair fills its row"
-        )
-    extra = 1.0 if isinstance(objective, Distill) else 0.0
-    note = "the teacher is taken to be as large as the student" if extra else ""
-    return Lengths(tokens=row, keys=(row + 1) / 2, extra_forwards=extra, note=note)
+def lengths_of(run: Run) -> UnitLengths:
+    """What a unit of the run's batches is taken to hold."""
+    return run.objective.unit_lengths(run.data.row_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +170,7 @@ class Amount:
         return self.tokens / self.unique if self.unique else 1.0
 
 
-def amount_of(run: Run, asked: Asked, lengths: Lengths, shape: Shape) -> Amount:
+def amount_of(run: Run, asked: Asked, lengths: UnitLengths, shape: Shape) -> Amount:
     """Steps and tokens: as the command line says, as the settings say, or compute-optimal."""
     each = lengths.tokens * run.batch.rows
     unique = cost.read_count(asked.unique, "--unique") if asked.unique else 0
@@ -217,7 +191,7 @@ def amount_of(run: Run, asked: Asked, lengths: Lengths, shape: Shape) -> Amount:
 def workload_of(
     run: Run,
     shape: Shape,
-    lengths: Lengths,
+    lengths: UnitLengths,
     machine: Machine,
     *,
     micro_rows: int,
@@ -276,16 +250,14 @@ def _dtype(run: Run, machine: Machine) -> str:
 
 def generation_seconds(run: Run, work: Workload, machine: Machine, gpus: int) -> float:
     """Of one step, its share of writing the answers it learns from. 0: none are written."""
-    if not isinstance(run.objective, Policy):
+    how = run.objective.sampling
+    if how is None:
         return 0.0
-    how = run.objective.rollout
     prompts = max(1, run.batch.rows * how.updates // gpus)
-    return _writing_seconds(run, prompts * how.answers, work, machine) / (how.updates * how.repeats)
+    return _writing_seconds(run, how, prompts * how.answers, work, machine) / how.steps_per_round
 
 
-def _writing_seconds(run: Run, answers: int, work: Workload, machine: Machine) -> float:
-    assert isinstance(run.objective, Policy)
-    how = run.objective.rollout
+def _writing_seconds(run: Run, how: Rollout, answers: int, work: Workload, machine: Machine) -> float:
     decode = Decode(
         answers=answers,
         prompt_tokens=(run.data.row_tokens - how.max_tokens) / 2,
@@ -298,8 +270,8 @@ def _writing_seconds(run: Run, answers: int, work: Workload, machine: Machine) -
 
 def _validation_seconds(run: Run, step: StepTime, work: Workload, machine: Machine, gpus: int) -> float:
     """Of one validation: a forward pass of the held-out rows; of RL two answers to each prompt, greedy and drawn."""
-    if isinstance(run.objective, Policy):
-        return 2 * _writing_seconds(run, max(1, math.ceil(run.validate.rows / gpus)), work, machine)
+    if how := run.objective.sampling:
+        return 2 * _writing_seconds(run, how, max(1, math.ceil(run.validate.rows / gpus)), work, machine)
     forward = (step.products + step.attention + step.elementwise + step.head) / 3 / max(1, work.tokens * work.passes)
     return run.validate.rows * lengths_of(run).tokens * forward / gpus
 
