@@ -14,9 +14,9 @@ from rich.console import Console
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands import quickstart
-from penjing.commands.known_questions import KnownQuestions, print_changes
 from penjing.commands.train import execute, resolve_run
 from penjing.eval import questions as asking
+from penjing.eval.known_questions import KnownQuestions, print_changes
 from penjing.parallel.single import Single
 from penjing.train.from_pretrained import questions_of_start
 from penjing.train.run_dir import RunFolder

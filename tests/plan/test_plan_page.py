@@ -18,8 +18,8 @@ from penjing.bench import sweep as sweeping
 from penjing.bench.sweep import Grid, Point
 from penjing.commands import plan as planning
 from penjing.commands import plan_counts, plan_run
+from penjing.commands import plan_history as verify
 from penjing.commands import plan_subcommands as plan_tools
-from penjing.commands import plan_verify as verify
 from penjing.commands import sweep as tables
 from penjing.commands.plan import make_page, read_foreign
 from penjing.commands.plan_forecast import family
@@ -499,7 +499,7 @@ def test_a_run_keeps_its_plan_and_its_score(small_run, tmp_path):
     assert outcome["refit_seconds"] > 0
     execute(run, Console(quiet=True))
     assert (tmp_path / "run/plan.json").read_bytes() == written
-    shown = text_of(verify.show_ledger)
+    shown = text_of(verify.print_history)
     assert shown.count("run  ") == 2 or shown.count("L2") >= 2  # a line, and the summary of its level
 
 
@@ -517,7 +517,7 @@ def test_a_run_that_breaks_is_scored_too(small_run, tmp_path, monkeypatch):
     ended = json.loads((tmp_path / "run/ended.json").read_text())
     assert (ended["ended"], ended["steps_done"]) == ("out of memory", 3)
     assert "out of memory after step 3 of 12" in text_of(lambda console: verify.verify(tmp_path / "run", console))
-    assert "out of memory" in text_of(verify.show_ledger)
+    assert "out of memory" in text_of(verify.print_history)
 
 
 def test_what_was_never_planned_or_never_ended_is_one_line(tmp_path):
@@ -526,8 +526,8 @@ def test_what_was_never_planned_or_never_ended_is_one_line(tmp_path):
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(UserError, match="not ended"):
         verify.verify(tmp_path, Console(quiet=True))
-    with pytest.raises(UserError, match="nothing yet"):
-        verify.show_ledger(Console(quiet=True))
+    with pytest.raises(UserError, match="no runs yet"):
+        verify.print_history(Console(quiet=True))
 
 
 def test_exit_codes_of_the_command_line(penjing, tmp_path):

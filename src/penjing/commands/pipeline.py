@@ -68,8 +68,8 @@ def train(
 
     penjing train runs/six/run.toml out=runs/again
     """
-    from penjing.commands.known_questions import print_changes
     from penjing.commands.train import execute
+    from penjing.eval.known_questions import print_changes
 
     outcome = execute(resolved(recipe, settings), console, allow_change or ())
     if os.environ.get("RANK", "0") != "0":

@@ -11,15 +11,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from penjing.base import config
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
-from penjing.base.markup import marked
+from penjing.base.markup import marked, print_table, silent_console
 from penjing.commands.plan_run import Asked, find_machine
-from penjing.commands.plan_verify import unseen
 from penjing.commands.train import execute
 from penjing.model.config import ModelConfig
 from penjing.plan import cost
@@ -43,7 +41,7 @@ OVERHEAD = 2.0  # a run takes longer than its steps by formula: the probe, valid
 
 
 @dataclass(frozen=True, kw_only=True)
-class Small:
+class ProxyRun:
     """One of the small runs: a shape of the planned model's family, and for how many steps."""
 
     name: str
@@ -112,7 +110,7 @@ def _count(run: Run, shape: Mapping[str, Any]) -> Any:
     return parameters(config.resolve(type(run.model), {**shape, "preset": ""}))
 
 
-def small_runs(run: Run, budget_seconds: float, machine: Machine) -> list[Small]:
+def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyRun]:
     """Sizes x lengths that take about the budget, each length a multiple of the shortest, which is as long as fits."""
     per_step = run.batch.rows * run.data.row_tokens
     made = []
@@ -138,7 +136,7 @@ def small_runs(run: Run, budget_seconds: float, machine: Machine) -> list[Small]
             steps = round(shortest * length)
             name = f"{units.count(count)}-{steps}"
             runs.append(
-                Small(
+                ProxyRun(
                     name=name,
                     model=shape,
                     parameters=count,
@@ -150,7 +148,7 @@ def small_runs(run: Run, budget_seconds: float, machine: Machine) -> list[Small]
     return runs
 
 
-def scale(run: Run, budget: str, console: Console) -> Forecast:
+def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
     """Train the small runs, fit a law and foresee the planned run's held-out loss; written to its folder for `verify`.
 
     Raises UserError for no data, a bad budget, a stage whose held-out figure is not that loss, a run that continues
@@ -184,10 +182,10 @@ def scale(run: Run, budget: str, console: Console) -> Forecast:
             raise UserError("a small run's loss is no number", where=place / each.name, next_step="Lower its rate.")
         points.append(Point(each.parameters, int(outcome["tokens"]), float(outcome[LOSS])))
         console.print(f"  {each.name}: {points[-1].loss:.4f} nats per token", highlight=False)
-    return _foresee(run, points, place, first, console)
+    return _predict(run, points, place, first, console)
 
 
-def _ladder(run: Run, budget_seconds: float, file: Path) -> list[Small]:
+def _ladder(run: Run, budget_seconds: float, file: Path) -> list[ProxyRun]:
     """The small runs, chosen once: how fast a machine is differs from one measurement to the next, and a stopped
     `scale` goes on with the runs it has. Whatever else is asked, they are chosen anew."""
     settings = {name: value for name, value in config.to_dict(run).items() if name not in ("out", "steps", "epochs")}
@@ -196,12 +194,12 @@ def _ladder(run: Run, budget_seconds: float, file: Path) -> list[Small]:
     asked = json.loads(json.dumps({"budget_seconds": budget_seconds, "settings": settings}))
     if not file.is_file() or read_json(file).get("asked") != asked:
         machine, _, _ = find_machine(Asked(), run)
-        runs = [asdict(each) for each in small_runs(run, budget_seconds, machine)]
+        runs = [asdict(each) for each in proxy_runs(run, budget_seconds, machine)]
         write_json(file, {"asked": asked, "runs": runs})
-    return [Small(**each) for each in read_json(file)["runs"]]
+    return [ProxyRun(**each) for each in read_json(file)["runs"]]
 
 
-def _train(run: Run, small: Small, place: Path, first: str, console: Console) -> dict[str, Any]:
+def _train(run: Run, small: ProxyRun, place: Path, first: str, console: Console) -> dict[str, Any]:
     """One small run, all with the first one's tokenizer and shards; one that is finished gives what it came to.
 
     Raises UserError if it was begun with other settings or data.
@@ -223,23 +221,26 @@ def _train(run: Run, small: Small, place: Path, first: str, console: Console) ->
         "save": {"every": max(1, small.steps)},
         **shared,
     }
-    return execute(config.resolve(Run, config.to_dict(run), settings), unseen(console))
+    return execute(config.resolve(Run, config.to_dict(run), settings), silent_console(console))
 
 
-def _foresee(run: Run, points: list[Point], place: Path, first: str, console: Console) -> Forecast:
+def _predict(run: Run, points: list[Point], place: Path, first: str, console: Console) -> Forecast:
     count = parameters(run.model)
     per_step = run.batch.rows * run.data.row_tokens
     shards = read_json(RunFolder(Path(first)).plan)
     tokens = run.steps * per_step if run.steps else round(run.epochs * shards["tokens_per_epoch"])
     found = forecast(points, count.total, tokens)
     law = found.law
-    table = Table(box=None, pad_edge=False)
-    for heading in ("parameters", "tokens", "loss", "law"):
-        table.add_column(heading, justify="right")
-    for point in points:
-        fitted = law.loss(point.parameters, point.tokens)
-        table.add_row(units.count(point.parameters), units.count(point.tokens), f"{point.loss:.4f}", f"{fitted:.4f}")
-    console.print(table)
+    rows = [
+        (
+            units.count(point.parameters),
+            units.count(point.tokens),
+            f"{point.loss:.4f}",
+            f"{law.loss(point.parameters, point.tokens):.4f}",
+        )
+        for point in points
+    ]
+    print_table(console, ("parameters>", "tokens>", "loss>", "law>"), rows)
     console.print(
         f"L = {law.limit:.3f} + {law.a:.4g} / N^{law.alpha:.2f} + {law.b:.4g} / D^{law.beta:.2f}, off by "
         f"{found.residual_nats:.3f} nats",

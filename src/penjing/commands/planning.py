@@ -226,9 +226,9 @@ def plan_forecast(
 
     penjing plan forecast pretrain model=tiny data.train=corpus.jsonl steps=5000 --budget 20min
     """
-    from penjing.commands.plan_forecast import scale
+    from penjing.commands.plan_forecast import forecast_loss
 
-    scale(resolved(recipe, settings), budget, console)
+    forecast_loss(resolved(recipe, settings), budget, console)
 
 
 @app.command("verify")
@@ -241,7 +241,7 @@ def plan_verify(
 
     penjing plan verify runs/quickstart
     """
-    from penjing.commands.plan_verify import verify
+    from penjing.commands.plan_history import verify
 
     verify(run, console)
 
@@ -254,9 +254,9 @@ def plan_history(last: Annotated[int, typer.Option(help="Runs to show.", min=1)]
 
     penjing plan history --last 5
     """
-    from penjing.commands.plan_verify import show_ledger
+    from penjing.commands.plan_history import print_history
 
-    show_ledger(console, last)
+    print_history(console, last)
 
 
 @app.command("profile")

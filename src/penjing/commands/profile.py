@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from penjing.base import formatting as units
+from penjing.base.markup import print_table
 from penjing.plan.gpu_specs import card_called
 from penjing.plan.microbenchmarks import key_of, measure
 from penjing.plan.profile import Profile, find_profile, save_profile
@@ -47,15 +47,14 @@ def profile(run: Run | None, seconds: float, console: Console) -> Profile:
 def print_profile(found: Profile, console: Console) -> None:
     """The figures, with the share of the card's stated peak where there is one."""
     card = card_called(found.key.device, found.memory_bytes)
-    table = Table(box=None, pad_edge=False, title=f"{found.key.device}, torch {found.key.torch}", title_justify="left")
-    for heading in ("product", "dtype", "TFLOPS", "spread", "of the sheet"):
-        table.add_column(heading, justify="right")
+    rows = []
     for one in [*found.squares, *found.shapes]:
         rate = one["flops_per_second"]
         size = f"{one['size']}^3" if "size" in one else f"{one['rows']} x {one['inner']} x {one['outputs']}"
         share = f"{rate / card.peak_flops(one['dtype']):.0%}" if card else ""
-        table.add_row(size, one["dtype"], f"{rate / 1e12:.3g}", f"{one['spread']:.0%}", share)
-    console.print(table)
+        rows.append((size, one["dtype"], f"{rate / 1e12:.3g}", f"{one['spread']:.0%}", share))
+    title = f"{found.key.device}, torch {found.key.torch}"
+    print_table(console, ("matmul>", "dtype>", "TFLOPS>", "spread>", "of specified peak>"), rows, title=title)
     for one in found.attentions:
         keys, rate = one["keys"], one["flops_per_second"]
         told = f"causal, {one['dtype']}, {keys:g} keys: {rate / 1e12:.3g} TFLOPS"
