@@ -35,7 +35,7 @@ def quickstart(
     """
     from penjing.commands import quickstart as stages
 
-    options = stages.Settings(data=data, out=out, fresh=fresh, short=short, settings=tuple(settings or ()))
+    options = stages.QuickstartOptions(data=data, out=out, fresh=fresh, short=short, settings=tuple(settings or ()))
     stages.quickstart(options, console)
 
 

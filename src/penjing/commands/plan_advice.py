@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from penjing.base import formatting as units
 from penjing.commands.plan_fit import Fitted, divisors
-from penjing.commands.plan_run import Amount, Asked, accepted, generation_seconds, lengths_of
+from penjing.commands.plan_run import Amount, PlanOptions, accepted, generation_seconds, lengths_of
 from penjing.optim.muon import Muon
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
@@ -68,7 +68,7 @@ class _Now:
     """The run as it is planned."""
 
     run: Run
-    asked: Asked
+    options: PlanOptions
     machine: Machine
     work: Workload
     seconds: float  # of the whole run
@@ -78,18 +78,18 @@ class _Now:
     ) -> float:
         """Of one step with what is given changed, writing answers included."""
         run, work, machine = run or self.run, work or self.work, machine or self.machine
-        return step_time(work, machine).seconds + generation_seconds(run, work, machine, gpus or self.asked.gpus)
+        return step_time(work, machine).seconds + generation_seconds(run, work, machine, gpus or self.options.gpus)
 
     def gain(self, run: Run, work: Workload, machine: Machine | None = None, gpus: int = 0) -> float:
         return 1 - self.step_seconds(run, work, machine, gpus) / self.step_seconds()
 
 
 def alternatives(
-    run: Run, asked: Asked, machine: Machine, fitted: Fitted | None, work: Workload, seconds: float
+    run: Run, options: PlanOptions, machine: Machine, fitted: Fitted | None, work: Workload, seconds: float
 ) -> list[str]:
     """Three changes that would help most, each with what it would give at the same rates, and each one that training
     accepts for this run."""
-    now = _Now(run=run, asked=asked, machine=machine, work=work, seconds=seconds)
+    now = _Now(run=run, options=options, machine=machine, work=work, seconds=seconds)
     found = [
         *(_passes(now, fitted) if fitted else ()),
         *_compiled(now),
@@ -103,14 +103,14 @@ def alternatives(
 
 def _passes(now: _Now, fitted: Fitted) -> Iterator[Found]:
     """More rows in a pass, where they fit and are faster; fewer, for their memory."""
-    share, tokens_each = now.run.batch.rows // now.asked.gpus, lengths_of(now.run).tokens
+    share, tokens_each = now.run.batch.rows // now.options.gpus, lengths_of(now.run).tokens
 
     def with_rows(rows: int) -> tuple[Run, Workload]:
         run = replace(now.run, batch=replace(now.run.batch, micro_rows=rows))
         return run, replace(now.work, tokens=round(rows * tokens_each), passes=share // rows)
 
     def possible(rows: int) -> bool:
-        return accepted(with_rows(rows)[0], now.machine, now.asked.gpus)
+        return accepted(with_rows(rows)[0], now.machine, now.options.gpus)
 
     for rows in divisors(share):
         if fitted.micro_rows < rows <= fitted.largest and possible(rows):
@@ -128,7 +128,7 @@ def _passes(now: _Now, fitted: Fitted) -> Iterator[Found]:
 def _compiled(now: _Now) -> Iterator[Found]:
     """Compiling where it was switched off and `auto` would do it."""
     run = replace(now.run, compute=replace(now.run.compute, compile="blocks"))
-    if now.run.compute.compile != "off" or not accepted(run, now.machine, now.asked.gpus):
+    if now.run.compute.compile != "off" or not accepted(run, now.machine, now.options.gpus):
         return
     if choose("auto", now.machine.kind, "", now.seconds).how != "off":
         gain = now.gain(run, replace(now.work, compiled=True))
@@ -137,7 +137,7 @@ def _compiled(now: _Now) -> Iterator[Found]:
 
 def _cards(now: _Now, fitted: Fitted | None) -> Iterator[Found]:
     """A faster card that has the memory."""
-    if now.machine.kind != "cuda" or now.asked.gpus > 1:
+    if now.machine.kind != "cuda" or now.options.gpus > 1:
         return
     for name in CARDS:
         other = machine_of_card(find_card(name))
@@ -153,7 +153,7 @@ def _cards(now: _Now, fitted: Fitted | None) -> Iterator[Found]:
 
 
 def _more_gpus(now: _Now) -> Iterator[Found]:
-    more, work = 2 * now.asked.gpus, now.work
+    more, work = 2 * now.options.gpus, now.work
     halved = work.passes % 2 == 0
     if now.machine.kind != "cuda" or not accepted(now.run, now.machine, more):
         return
@@ -174,7 +174,7 @@ def _more_gpus(now: _Now) -> Iterator[Found]:
 def _larger_batch(now: _Now) -> Iterator[Found]:
     rows = now.run.batch.rows * 2
     run = replace(now.run, batch=replace(now.run.batch, rows=rows))
-    if not accepted(run, now.machine, now.asked.gpus):
+    if not accepted(run, now.machine, now.options.gpus):
         return
     gain = 1 - now.step_seconds(run, replace(now.work, passes=now.work.passes * 2)) / (2 * now.step_seconds())
     if gain > 0.02:

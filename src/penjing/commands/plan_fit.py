@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penjing.base import formatting as units
-from penjing.commands.plan_run import Asked, Engine
+from penjing.commands.plan_run import Engine, PlanOptions
 from penjing.plan.memory import MemoryPlan, Target, safe_bytes
 from penjing.plan.shape import Shape
 from penjing.plan.step_workload import Workload
@@ -29,19 +29,19 @@ class Fitted:
     fits: Callable[[int], bool]  # whether a pass of so many rows does, traced
 
 
-def fit(run: Run, target: Target, asked: Asked, wanted: int) -> Fitted:
+def fit(run: Run, target: Target, options: PlanOptions, wanted: int) -> Fitted:
     """Trace the step as the settings have it; if it does not fit and they leave it open, with as many rows as do."""
     from penjing.train.memory_trace.trace import predict_memory  # slow to import, and not every page traces
 
-    engine: Engine = asked.engine or ("ddp" if asked.gpus > 1 else "single")
+    engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "single")
     known: dict[int, MemoryPlan] = {}
 
     def at(rows: int) -> MemoryPlan:
         if rows not in known:
-            known[rows] = predict_memory(run, target, micro_rows=rows, ranks=asked.gpus, engine=engine)
+            known[rows] = predict_memory(run, target, micro_rows=rows, ranks=options.gpus, engine=engine)
         return known[rows]
 
-    plan, share, rows = at(wanted), run.batch.rows // asked.gpus, wanted
+    plan, share, rows = at(wanted), run.batch.rows // options.gpus, wanted
     less = next((each for each in divisors(share) if each < wanted), 0)
     slope = (plan.total_bytes - at(less).total_bytes) / (wanted - less) if less else 0.0
     notes = [note for note in plan.notes if "every position" not in note]

@@ -17,7 +17,7 @@ from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
 from penjing.base.markup import marked, print_table, silent_console
-from penjing.commands.plan_run import Asked, find_machine
+from penjing.commands.plan_run import PlanOptions, find_machine
 from penjing.commands.train import execute
 from penjing.model.config import ModelConfig
 from penjing.plan import cost
@@ -193,7 +193,7 @@ def _ladder(run: Run, budget_seconds: float, file: Path) -> list[ProxyRun]:
     settings["data"].pop("min_row_tokens")
     asked = json.loads(json.dumps({"budget_seconds": budget_seconds, "settings": settings}))
     if not file.is_file() or read_json(file).get("asked") != asked:
-        machine, _, _ = find_machine(Asked(), run)
+        machine, _, _ = find_machine(PlanOptions(), run)
         runs = [asdict(each) for each in proxy_runs(run, budget_seconds, machine)]
         write_json(file, {"asked": asked, "runs": runs})
     return [ProxyRun(**each) for each in read_json(file)["runs"]]

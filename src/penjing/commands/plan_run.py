@@ -47,7 +47,7 @@ Engine = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PlanOptions:
     """What the command line said beside the settings."""
 
     gpu: str = ""
@@ -75,7 +75,7 @@ def pass_rows(run: Run, kind: str, gpus: int) -> int:
 
 
 def accepted(run: Run, machine: Machine, gpus: int) -> bool:
-    """Whether training takes these settings on such devices: asked of the checks that training itself makes."""
+    """Whether training takes these settings on such devices, by the checks of training itself."""
     try:
         pass_rows(run, machine.kind, gpus)
         dtype = _dtype(run, machine)
@@ -103,11 +103,11 @@ def target_of(card: Card, machine: Machine | None = None) -> Target:
     return Target(kind="cuda", name=card.name, capability=capability, memory_bytes=card.memory_bytes, **known)  # type: ignore[arg-type]
 
 
-def find_machine(asked: Asked, run: Run) -> tuple[Machine, Target, list[str]]:
-    """The device asked for, or this one, with its profile where there is one; and what to say about it."""
-    if asked.gpu:
-        machine = gpu_called(asked.gpu)
-        return machine, target_of(find_card(asked.gpu), machine), []
+def find_machine(options: PlanOptions, run: Run) -> tuple[Machine, Target, list[str]]:
+    """The named GPU or this machine, with its profile where there is one; and what to say about it."""
+    if options.gpu:
+        machine = gpu_called(options.gpu)
+        return machine, target_of(find_card(options.gpu), machine), []
     if torch.cuda.is_available() and run.compute.device not in ("cpu",):
         device = torch.device("cuda")
         name, total = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
@@ -170,12 +170,12 @@ class Amount:
         return self.tokens / self.unique if self.unique else 1.0
 
 
-def amount_of(run: Run, asked: Asked, lengths: UnitLengths, shape: Shape) -> Amount:
+def amount_of(run: Run, options: PlanOptions, lengths: UnitLengths, shape: Shape) -> Amount:
     """Steps and tokens: as the command line says, as the settings say, or compute-optimal."""
     each = lengths.tokens * run.batch.rows
-    unique = cost.read_count(asked.unique, "--unique") if asked.unique else 0
-    if asked.tokens and asked.tokens != "auto":
-        total, reason = cost.read_count(asked.tokens, "--tokens"), "as asked"
+    unique = cost.read_count(options.unique, "--unique") if options.unique else 0
+    if options.tokens and options.tokens != "auto":
+        total, reason = cost.read_count(options.tokens, "--tokens"), "--tokens"
     elif run.steps:
         total, reason = round(run.steps * each), f"steps={run.steps}"
     elif unique:
@@ -195,24 +195,24 @@ def workload_of(
     machine: Machine,
     *,
     micro_rows: int,
-    asked: Asked,
+    options: PlanOptions,
     steps: int = 0,
 ) -> Workload:
     """The run's step on one of the devices. steps: of the whole run, which say whether compiling pays."""
     dtype = _dtype(run, machine)
-    engine = asked.engine or ("ddp" if asked.gpus > 1 else "single")
+    engine = options.engine or ("ddp" if options.gpus > 1 else "single")
     eager = Workload(
         shape=shape,
         tokens=max(1, round(micro_rows * lengths.tokens)),
         row_tokens=run.data.row_tokens,
         keys=lengths.keys,
-        passes=max(1, run.batch.rows // (micro_rows * asked.gpus)),
+        passes=max(1, run.batch.rows // (micro_rows * options.gpus)),
         dtype=dtype,
         optimizer=run.optimizer.kind,
         fused_optimizer=True,
         own_kernels=machine.kind == "cuda" and dtype == "bfloat16",  # cards that have it have the kernels
         recompute=run.compute.recompute,
-        ranks=asked.gpus,
+        ranks=options.gpus,
         sharding=SHARDINGS[engine],  # type: ignore[arg-type]  # from the table
         trainable=learns(run),
         extra_forwards=lengths.extra_forwards,
@@ -226,7 +226,7 @@ def learns(run: Run) -> Trainable | None:
 
 
 def _compiled(run: Run, machine: Machine, eager_seconds: float) -> bool:
-    """Whether the run would be compiled. Raises UserError where training refuses what was asked for."""
+    """Whether the run would be compiled. Raises UserError where training refuses the setting."""
     lacking = _obstacle(run, machine, _dtype(run, machine))
     return choose(run.compute.compile, machine.kind, lacking, eager_seconds).how != "off"
 
