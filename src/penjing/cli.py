@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -17,6 +18,7 @@ from penjing.base import formatting as units
 from penjing.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, suggest
 from penjing.base.markup import marked
 from penjing.base.process_info import first_of_launch
+from penjing.commands.report import report
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -135,7 +137,8 @@ def train(
     from penjing.commands.known_questions import print_changes
     from penjing.commands.train import execute
 
-    outcome = execute(_resolved(recipe, settings), console, allow_change or ())
+    run = _resolved(recipe, settings)
+    outcome = execute(run, console, allow_change or ())
     if os.environ.get("RANK", "0") != "0":
         return  # the first of several says it for all
     loss = outcome.get("validation_loss_nats_per_token")
@@ -148,6 +151,10 @@ def train(
         _say(f"  held-out {label}: {first:.4g} before, {outcome[name]:.4g} after")
     if outcome.get("questions"):
         print_changes(outcome["questions"], console)
+    _say(f"report: penjing report {shlex.quote(run.out)}")
+
+
+app.command()(report)
 
 
 Planned = Annotated[
