@@ -172,7 +172,7 @@ def bounds(values: Iterable[float], axis: Axis) -> tuple[float, float]:
         if axis.log:
             return low / 2, high * 2
         room = abs(high) * 0.1 or 1.0
-        return low - room, high + room
+        return (0.0, room) if axis.from_zero else (low - room, high + room)
     if axis.log:
         return low, high
     room = (high - low) * 0.04

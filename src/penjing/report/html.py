@@ -25,6 +25,13 @@ LARGEST_PAGE_BYTES = 500_000
 MOST_CURVES = charts.NUM_COLOURS  # runs drawn over each other; the tables hold all
 BEFORE_AFTER = ("before training", "after training")
 
+TEMPLATES = Environment(  # escaping always on; an unknown name is a bug
+    loader=PackageLoader("penjing.report", package_path=""),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 LIMITS = (
     Limits(points=160, letters=360, steps=4, items=8),
     Limits(points=60, letters=200, steps=3, items=4),
@@ -50,15 +57,13 @@ class Table:
     texts: int = 1
 
 
-PLAN_FACTS: FactTable = (
+RUN_FACTS: FactTable = (
     ("Parameters", "parameters", count),
     ("without the embedding", "parameters_without_embedding", count),
     ("Steps", "steps", count),
     ("Tokens per step", "tokens_per_step", count),
     ("Passes over the data", "epochs", figure),
     ("Arithmetic", "flops", lambda flops: f"{charts.power_label(flops)} FLOP"),
-)
-MFU_FACTS: FactTable = (
     ("Model FLOPs utilisation, causal (keys seen)", "mfu", percent),
     ("Model FLOPs utilisation, full square (PaLM)", "mfu_full_square", percent),
 )
@@ -79,7 +84,7 @@ def group_view(runs: Sequence[Run], limits: Limits) -> View:
         "compares": len(runs) > 1,
         "plan": plan_table(runs),
         "note": plan_note(runs[0]) if len(runs) == 1 else "",
-        "facts": [*facts(runs[0].plan, PLAN_FACTS), *facts(runs[0].outcome, MFU_FACTS)] if len(runs) == 1 else [],
+        "facts": facts(Fields({**runs[0].plan.raw, **runs[0].outcome.raw}), RUN_FACTS) if len(runs) == 1 else [],
         "charts": drawn(CHARTS, runs, limits),
         "small": drawn(SMALL_CHARTS, runs, limits, small=True),
         "others": drawn(others[: 3 * limits.items], runs, limits, small=True),
@@ -89,14 +94,6 @@ def group_view(runs: Sequence[Run], limits: Limits) -> View:
         "samples": [group for run in runs for group in sample_groups(run, limits, len(runs) > 1)],
         "incidents": incidents_table(runs, limits),
     }
-
-
-def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs by what they learn, in order of appearance."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.task, []).append(run)
-    return list(groups.values())
 
 
 def plan_note(run: Run) -> str:
@@ -125,7 +122,8 @@ def _plan_cells(rows: Sequence[text_format.PlanRow], names: Sequence[str]) -> li
     cells = []
     for row in map(found.get, names):
         error = text_format.signed_percent(row.difference) if row and row.difference is not None else ""
-        cells.append(Cell(f"{row.predicted} → {row.actual}", error) if row else Cell(NONE))
+        sides = [side.replace(" ", "\u00a0") for side in (row.predicted, row.actual)] if row else [NONE]
+        cells.append(Cell(" → ".join(sides), error))
     return cells
 
 
@@ -205,7 +203,7 @@ def _labels(label: str) -> tuple[tuple[str, str], tuple[str, str]]:
 
 def _column(runs: Sequence[Run], chart: Chart, name: str) -> list[Cell]:
     """The last value of a metric in each run, the best one marked where there is a best."""
-    last = [next(reversed(run.figures[name].values())) if run.figures.get(name) else None for run in runs]
+    last = [list(run.figures[name].values())[-1] if run.figures.get(name) else None for run in runs]
     there = [value for value in last if value is not None]
     best = (min if chart.best == "low" else max)(there) if chart.best and len(there) > 1 else math.nan
     return [Cell(_form(chart, value), marked=value == best) for value in last]
@@ -363,7 +361,8 @@ def title_of(record: Record) -> str:
 
 def context(record: Record, limits: Limits) -> Mapping[str, Any]:
     """Everything the template shows, already in words."""
-    groups = [group_view(runs, limits) for runs in groups_of(record.runs)]
+    tasks = dict.fromkeys(run.task for run in record.runs)
+    groups = [group_view([run for run in record.runs if run.task == task], limits) for task in tasks]
     quickstart = quickstart_view(record.quickstart, record.runs, limits) if record.quickstart else None
     has = {
         "stages": bool(quickstart and quickstart["stages"]),
@@ -390,15 +389,9 @@ def context(record: Record, limits: Limits) -> Mapping[str, Any]:
     }
 
 
-def environment() -> Environment:
-    """The template environment: escaping always on, an unknown name is a bug."""
-    loader = PackageLoader("penjing.report", package_path="")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-
-
 def render(record: Record) -> str:
     """The page as text, showing less of a long run until it is below `LARGEST_PAGE_BYTES`."""
-    template = environment().get_template("page.html.jinja")
+    template = TEMPLATES.get_template("page.html.jinja")
     page = ""
     for limits in LIMITS:
         page = template.render(context(record, limits))

@@ -119,17 +119,13 @@ def plan_basis(run: Run) -> str:
     plan, seconds = run.plan, run.outcome.number("seconds")
     if not plan:
         return "There is no plan.json, so nothing is known of what was predicted."
-    if plan.text("level") in ("probe", "L2"):
-        sentence = "The prediction rests on a short probe on this machine before the stage began."
-    else:
-        sentence = "The prediction is an estimate from a formula: nothing was measured on this machine before."
+    probed = plan.text("level") in ("probe", "L2")
+    basis = "rests on a short probe on this machine" if probed else "is an estimate: nothing was measured here before"
     low, high = plan.number("predicted_seconds_low"), plan.number("predicted_seconds_high")
     if low is None or high is None:
-        return sentence
-    sentence += f" The time was predicted to lie between {duration(low)} and {duration(high)}"
-    if seconds is None:
-        return sentence + "."
-    return sentence + (", and it does." if low <= seconds <= high else ", and it does not.")
+        return f"The prediction {basis}."
+    inside = "" if seconds is None else ", and it does" if low <= seconds <= high else ", and it does not"
+    return f"The prediction {basis}; the time was to lie between {duration(low)} and {duration(high)}{inside}."
 
 
 def time_parts(run: Run) -> str:
@@ -177,8 +173,7 @@ def lost_sentence(run: Run) -> str:
         return ""
     kinds = [(kind_name(line.kind), line.before, line.after) for line in lost_kinds(run.questions)]
     lost = [f"{kind} {old.right} → {new.right} of {new.asked}" for kind, old, new in kinds if old and new]
-    what = ", ".join(lost) or "no kind of question"
-    return f"Lost (the share right fell below the 95\u00a0% interval from before): {what}."
+    return f"Lost: {', '.join(lost) or 'no kind of question'}."
 
 
 def total_seconds(stages: Sequence[Fields]) -> float | None:
