@@ -27,6 +27,7 @@ from penjing.base.config import convert, parse_overrides
 from penjing.base.errors import UserError
 from penjing.base.files import make_folder, read_json, sha256_file, sha256_text, write_json
 from penjing.base.lock import LOCK, is_held, locked, owner
+from penjing.commands.report import write_page
 from penjing.commands.train import execute, resolve_run
 from penjing.data import dataset_stats as survey
 from penjing.data import formats as records
@@ -40,7 +41,6 @@ from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
 from penjing.plan import hardware
-from penjing.report.html import write_report
 from penjing.report.terminal import print_summary
 from penjing.train.config import Run
 from penjing.train.run_dir import RunFolder, load_trained, set_threads
@@ -137,8 +137,8 @@ def _work_through(options: QuickstartOptions, corpus: Corpus, log: StageLog, con
     last = out / ("pretrain" if finetuning is None else "sft")
     log.stage("export", lambda: _export(out, last, log))
     log.record(next=f"penjing chat {out}")
-    page = write_report(out)
-    print_summary(out, console)
+    record, page = write_page([out])
+    print_summary(record, console)
     console.print(Text.assemble(f"\nreport: {page}\nnext:   ", (f"penjing chat {out}", "bold")))
 
 
