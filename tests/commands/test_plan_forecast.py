@@ -52,9 +52,9 @@ def test_a_finished_small_run_is_not_taken_for_other_data_or_settings(small_run,
 @pytest.mark.parametrize(
     ("recipe", "words", "said"),
     [
-        ("reward", [], "losses of next tokens only"),
-        ("dpo", ["objective.loss=simpo"], "losses of next tokens only"),
-        ("pretrain", ["start={run}"], "begin from nothing"),
+        ("reward", [], "next-token losses only"),
+        ("dpo", ["objective.loss=simpo"], "next-token losses only"),
+        ("pretrain", ["start={run}"], "trains from scratch"),
     ],
 )
 def test_what_has_no_such_loss_or_begins_with_a_model_is_refused_first(recipe, words, said, tmp_path, monkeypatch):

@@ -20,11 +20,11 @@ from penjing.commands.plan_run import (
     amount_of,
     checkpoint_bytes,
     find_machine,
-    learns,
     lengths_of,
     not_run,
     parts_of,
     pass_rows,
+    trainable_part,
     workload_of,
 )
 from penjing.convert.shape import config_from_hf
@@ -45,7 +45,7 @@ from penjing.train.small_data import doubts, fit_batch, fit_rows
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """Everything the page says, as data. Bytes, seconds, FLOPs."""
+    """All figures of the page. Bytes, seconds, FLOPs."""
 
     what: str
     device: str
@@ -101,8 +101,8 @@ class Page:
 
 
 def _fitted_to_data(run: Run, options: PlanOptions) -> Run:
-    """The run with the rows and the batch that training takes of so much data. No conversation is taken to need longer
-    rows than that."""
+    """The run with the sequence length and batch that training would choose for so many unique tokens. Conversations
+    are assumed not to need longer rows."""
     if not options.unique:
         return run
     unique, total = cost.read_count(options.unique, "--unique"), options.tokens not in ("", "auto")
@@ -232,7 +232,7 @@ def _flops(run: Run, lengths: UnitLengths, foreign: Shape | None) -> tuple[float
         per_key, windows = 12.0 * foreign.query_size, foreign.windows or (0,) * foreign.layers
         keys = sum(windowed_keys(lengths.keys, each) for each in windows)
         return 6.0 * foreign.matrices + per_key * keys, 6.0 * foreign.matrices + per_key * foreign.layers * square
-    how: dict[str, Any] = {"trainable": learns(run), "extra_forwards": lengths.extra_forwards}
+    how: dict[str, Any] = {"trainable": trainable_part(run), "extra_forwards": lengths.extra_forwards}
     return (
         training_flops_per_token(run.model, lengths.keys, **how),
         training_flops_per_token(run.model, square, window_keys=square, **how),
@@ -242,7 +242,7 @@ def _flops(run: Run, lengths: UnitLengths, foreign: Shape | None) -> tuple[float
 def _formulas(
     shape: Shape, work: Workload, machine: Machine, step: StepTime, amount: Amount, causal: float, full: float
 ) -> list[str]:
-    """Each figure's formula with its numbers."""
+    """The formula of each figure, with its numbers."""
     rate, moved = machine.rate(work.dtype), machine.bytes_per_second
     keys = sum(work.layer_keys()) / shape.layers
     attention = machine.attention_rate(work.dtype, keys)
@@ -255,7 +255,7 @@ def _formulas(
         f"FLOPs a token, causal: 6 M + 12 L H K x {keys:g} keys = {causal:.4g}; "
         f"full square: 6 M + 12 L H K x {work.row_tokens} = {full:.4g}",
         f"tokens = {amount.tokens:,} ({amount.reason}); steps = tokens / {work.tokens * n * work.ranks:,} a step",
-        f"products: {n} x {work.product_flops():.4g} FLOPs / {rate / 1e12:.4g} TFLOPS = {step.products:.4g} s",
+        f"matmul: {n} x {work.product_flops():.4g} FLOPs / {rate / 1e12:.4g} TFLOPS = {step.products:.4g} s",
         f"attention: {n} x {work.attention_flops():.4g} FLOPs / {attention / 1e12:.4g} TFLOPS = {step.attention:.4g} s",
         f"elementwise: {n} x {work.elementwise_bytes():.4g} bytes / {moved / 1e9:.4g} GB/s = {step.elementwise:.4g} s",
         f"logits and loss: {n} x {work.head_bytes():.4g} bytes / {moved / 1e9:.4g} GB/s = {step.head:.4g} s",
@@ -269,7 +269,7 @@ def _formulas(
 
 
 def over_budget(options: PlanOptions, seconds: float, memory: int, device: str) -> list[str]:
-    """What a plan takes beyond --budget, for a plan that was made by a probe, on one device."""
+    """What exceeds --budget in a plan with measured steps, on one device."""
     if not options.budget:
         return []
     card = card_called(device)
@@ -297,12 +297,12 @@ def _over(budget: cost.Budget, seconds: float, spent: cost.Money | None, memory:
 def read_foreign(path: Path, settings: Mapping[str, Any]) -> tuple[Run, Shape | None]:
     """A Hugging Face `config.json` or its folder, as a pretraining run of that shape.
 
-    The shape of a class that we do not train comes beside it; the run then has stand-in settings.
+    The shape of an architecture that penjing cannot train is returned beside it; the run then has default settings.
     """
     file = path / "config.json" if path.is_dir() else path
     given = read_json(file)
     if not isinstance(given, dict):
-        raise UserError("not a model's config.json", where=file)
+        raise UserError("not the config.json of a model", where=file)
     base = {**pretrain(), "stage": "pretrain"}
     try:
         shape = config.to_dict(config_from_hf(given, file))

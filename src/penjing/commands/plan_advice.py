@@ -1,4 +1,4 @@
-"""What else to try: how others would train, and settings that would be faster or smaller and that training accepts."""
+"""Advice of a plan: tokens, batch and rate by published rules, and settings that are faster or smaller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Found = tuple[float, str]  # how much it helps, and what to say
 
 
 def advice(run: Run, shape: Shape, amount: Amount) -> list[str]:
-    """How many tokens, in which batch and at which rate others would train."""
+    """Tokens, batch and learning rate by published rules."""
     best = tokens.advise(shape.parameters, shape.matrices)
     ratio = amount.tokens / shape.parameters
     law = tokens.LAWS["corrected"]
@@ -51,7 +51,7 @@ def advice(run: Run, shape: Shape, amount: Amount) -> list[str]:
             shape.parameters - embedding, amount.tokens, 6.0 * shape.parameters * amount.tokens
         )
         batch = run.batch.rows * run.data.row_tokens
-        said = "; ".join(
+        rules = "; ".join(
             f"{check.rule.split(' (')[0]} {units.count(float(round(check.batch_tokens)))} tokens"
             + (f", rate {check.learning_rate:.1e}" if check.learning_rate else "")
             for check in checks
@@ -59,7 +59,7 @@ def advice(run: Run, shape: Shape, amount: Amount) -> list[str]:
         rate = f"rate {run.optimizer.learning_rate:.1e}"
         if isinstance(run.optimizer, Muon):
             rate = f"Muon at {rate}, AdamW at {run.optimizer.adamw_learning_rate:.1e}"
-        lines.append(f"batch {units.count(batch)} tokens, {rate}; others would take, with AdamW, {said}")
+        lines.append(f"batch {units.count(batch)} tokens, {rate}; published rules for AdamW: {rules}")
     return lines
 
 
@@ -87,8 +87,7 @@ class _Now:
 def alternatives(
     run: Run, options: PlanOptions, machine: Machine, fitted: Fitted | None, work: Workload, seconds: float
 ) -> list[str]:
-    """Three changes that would help most, each with what it would give at the same rates, and each one that training
-    accepts for this run."""
+    """The three changes that help most, with their predicted gain; each is one that training accepts for this run."""
     now = _Now(run=run, options=options, machine=machine, work=work, seconds=seconds)
     found = [
         *(_passes(now, fitted) if fitted else ()),
@@ -102,7 +101,7 @@ def alternatives(
 
 
 def _passes(now: _Now, fitted: Fitted) -> Iterator[Found]:
-    """More rows in a pass, where they fit and are faster; fewer, for their memory."""
+    """A larger micro-batch, where it fits and is faster; a smaller one for its memory."""
     share, tokens_each = now.run.batch.rows // now.options.gpus, lengths_of(now.run).tokens
 
     def with_rows(rows: int) -> tuple[Run, Workload]:
@@ -121,12 +120,12 @@ def _passes(now: _Now, fitted: Fitted) -> Iterator[Found]:
     rows = next((each for each in divisors(share) if each < fitted.micro_rows and possible(each)), 0)
     if rows and fitted.slope > 0:
         saved, slower = fitted.slope * (fitted.micro_rows - rows), max(0.0, -now.gain(*with_rows(rows)))
-        said = f"batch.micro_rows={rows}: {units.gibibytes(saved)} less memory, {slower:.1%} slower"
-        yield (0.02 if fitted.plan.fits is not False else 1.0), said
+        line = f"batch.micro_rows={rows}: {units.gibibytes(saved)} less memory, {slower:.1%} slower"
+        yield (0.02 if fitted.plan.fits is not False else 1.0), line
 
 
 def _compiled(now: _Now) -> Iterator[Found]:
-    """Compiling where it was switched off and `auto` would do it."""
+    """torch.compile, where it is off and `auto` would turn it on."""
     run = replace(now.run, compute=replace(now.run.compute, compile="blocks"))
     if now.run.compute.compile != "off" or not accepted(run, now.machine, now.options.gpus):
         return
@@ -136,7 +135,7 @@ def _compiled(now: _Now) -> Iterator[Found]:
 
 
 def _cards(now: _Now, fitted: Fitted | None) -> Iterator[Found]:
-    """A faster card that has the memory."""
+    """A faster GPU with enough memory."""
     if now.machine.kind != "cuda" or now.options.gpus > 1:
         return
     for name in CARDS:

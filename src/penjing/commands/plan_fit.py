@@ -1,4 +1,4 @@
-"""Whether a step fits: traced memory, with as many rows in a pass as there is memory for."""
+"""Whether a step fits: traced memory, at the largest micro-batch that there is memory for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from penjing.plan.step_workload import Workload
 from penjing.train.config import Run
 
 MOST_LOGITS = 1 << 36  # of the largest pass that is looked for: 512 of the head's blocks, a second of tracing
-WHOLE_BYTES = {"zero1": 8.0, "zero2": 4.0, "fsdp": 0.0}  # of a parameter's 16 that every device holds; else all
+WHOLE_BYTES = {"zero1": 8.0, "zero2": 4.0, "fsdp": 0.0}  # of the 16 of a parameter, not sharded; other strategies: all
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """The traced memory of a step with so many rows in a pass, and the most that would fit."""
+    """The traced memory of a step at a micro-batch size, and the largest size that fits."""
 
     plan: MemoryPlan
     micro_rows: int
@@ -30,7 +30,7 @@ class Fitted:
 
 
 def fit(run: Run, target: Target, options: PlanOptions, wanted: int) -> Fitted:
-    """Trace the step as the settings have it; if it does not fit and they leave it open, with as many rows as do."""
+    """Trace the step as the settings say. If it does not fit and micro_rows is not set, trace one that fits."""
     from penjing.train.memory_trace.trace import predict_memory  # slow to import, and not every page traces
 
     engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "single")
@@ -56,8 +56,8 @@ def fit(run: Run, target: Target, options: PlanOptions, wanted: int) -> Fitted:
         elif rows < wanted:
             same = "the same gradients" if run.passes_are_exact else "the routers' balance loss is taken over each"
             notes.append(
-                f"{wanted} rows in one pass take {units.gibibytes(plan.total_bytes)}; "
-                f"planned with batch.micro_rows={rows} in {share // rows} passes: {same}"
+                f"a micro-batch of {wanted} takes {units.gibibytes(plan.total_bytes)}; "
+                f"planned with batch.micro_rows={rows} and accumulation {share // rows}: {same}"
             )
     most = MOST_LOGITS // (run.data.row_tokens * run.model.vocabulary_size)
     return Fitted(

@@ -26,7 +26,7 @@ STYLES = {"note": "yellow", "over budget": "red"}
 
 
 def print_page(page: Page, console: Console, *, explain: bool = False) -> None:
-    """One screen: what, how much, how long, whether it fits, what it costs, what would be better."""
+    """The page: model, tokens, time, memory, cost, and advice."""
     level = f"{page.level}, {LEVELS[page.level]}"
     title = f"{page.what} on {page.devices} x {page.device} ({page.source})"
     rows = [*_model(page), *_amount(page), *_time(page, level), *_memory(page), *_money(page)]
@@ -65,8 +65,8 @@ def _amount(page: Page) -> list[tuple[str, str]]:
         ("compute", f"{total:.2e} FLOPs (causal) in {page.dtype}"),
         (
             "batch",
-            f"{page.rows_per_step} x {page.row_tokens} = {page.tokens_per_step:,} tokens, in {page.passes} "
-            f"{'pass' if page.passes == 1 else 'passes'} of {page.micro_rows} on each device",
+            f"{page.rows_per_step} x {page.row_tokens} = {page.tokens_per_step:,} tokens; per device "
+            f"micro-batches of {page.micro_rows}, accumulation {page.passes}",
         ),
         ("steps", f"{page.steps:,}"),
     ]
@@ -88,15 +88,15 @@ def _time(page: Page, level: str) -> list[tuple[str, str]]:
     return [
         ("time", f"{units.duration(page.predicted_seconds)} ({low} to {high}; {level})"),
         ("step", f"{page.step_seconds * 1e3:.4g} ms, {rates} ({page.level})"),
-        ("spent on", f"{shares}; beside training: {rest}"),
+        ("breakdown", f"{shares}; outside training: {rest}"),
         ("bottleneck", page.bottleneck.replace("_", " ")),
     ]
 
 
 def verdict_of(fits: bool | None, tight: bool) -> Text:
-    """Whether it fits, in words."""
+    """Whether it fits, as text."""
     if tight:
-        return Text.assemble(("tight", "yellow"), f", by less than the {MEMORY_MARGIN:.1%} that this figure may be off")
+        return Text.assemble(("tight", "yellow"), f", within the {MEMORY_MARGIN:.1%} error of this figure")
     if fits is None:
         return Text("the device's memory is not known")
     return Text("fits") if fits else Text("does not fit", style="red")
@@ -112,9 +112,9 @@ def _memory(page: Page) -> list[tuple[str, str | Text]]:
     peak = Text.assemble(f"{units.gibibytes(page.peak_memory_bytes)}{room}: ", verdict, f"{left} ({how}; a device)")
     lines: list[tuple[str, str | Text]] = [("peak memory", peak)]
     if parts:
-        lines.append(("made of", ", ".join(f"{name} {units.gibibytes(size)}" for name, size in parts)))
+        lines.append(("consists of", ", ".join(f"{name} {units.gibibytes(size)}" for name, size in parts)))
     if page.largest_micro_rows:
-        lines.append(("largest pass", f"about {page.largest_micro_rows} rows (batch.micro_rows)"))
+        lines.append(("largest micro-batch", f"about {page.largest_micro_rows} rows (batch.micro_rows)"))
     data, saved = units.gibibytes(page.disk_data_bytes), units.gibibytes(page.disk_checkpoint_bytes)
     lines.append(("disk", f"{data} of tokens, {saved} a checkpoint"))
     return lines
@@ -182,7 +182,7 @@ def _time_line(bill: Bill) -> str:
 
 
 def _step_line(bill: Bill) -> str:
-    """What a step is spent on, and what the run is spent on beside steps."""
+    """The time of a step by part, and the run's time outside steps."""
     step = sum(bill.step_parts_seconds.values())
     shares = ", ".join(
         f"{name.replace('_', ' ')} {seconds / step:.0%}"
@@ -194,7 +194,7 @@ def _step_line(bill: Bill) -> str:
         for name, seconds in bill.parts_seconds.items()
         if name != "training" and seconds >= 0.05
     )
-    return f"{bill.step_seconds * 1e3:.4g} ms: {shares}" + (f"; beside steps: {rest}" if rest else "")
+    return f"{bill.step_seconds * 1e3:.4g} ms: {shares}" + (f"; outside steps: {rest}" if rest else "")
 
 
 def _money_lines(bill: Bill, strategy: Strategy) -> list[tuple[str, str]]:

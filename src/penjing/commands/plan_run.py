@@ -1,4 +1,4 @@
-"""What a plan takes from the settings and the command line: the device, the lengths, the amount, and one step."""
+"""Inputs of a plan, from settings and options: device, sequence lengths, number of tokens, the work of one step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ START_SECONDS = 20.0  # imports, reading data and the probe, before step 1: an e
 WRITE_RATE = 300e6  # bytes per second of a checkpoint
 COPY_RATE = 4e9  # bytes per second of copying what is saved from a GPU into plain memory: an estimate
 SAVE_SECONDS = 0.02  # of a checkpoint, whatever its size
-STEPS_UNSAID = 1000  # of a stage whose examples are not known
+DEFAULT_STEPS = 1000  # of a stage without data
 CAPABILITY = {
     "pascal": (6, 0),
     "volta": (7, 0),
@@ -48,11 +48,11 @@ Engine = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What the command line said beside the settings."""
+    """Options of `penjing plan` beside the settings."""
 
     gpu: str = ""
     gpus: int = 1
-    engine: Engine | Literal[""] = ""  # how several GPUs share the work; empty: ddp, or single
+    engine: Engine | Literal[""] = ""  # parallelism; empty: ddp, or single for one GPU
     budget: str = ""
     tokens: str = ""
     unique: str = ""
@@ -64,13 +64,13 @@ class PlanOptions:
 
 
 def not_run(engine: Engine) -> str:
-    """What to say of a way to share work that training here does not have; empty: it has it."""
+    """A note for a strategy that penjing cannot train with; empty for one that it can."""
     known = " and ".join(STRATEGIES)
-    return "" if engine in STRATEGIES else f"{engine} is for other programs: training here knows {known} only"
+    return "" if engine in STRATEGIES else f"penjing cannot train with {engine}, only with {known}"
 
 
 def pass_rows(run: Run, kind: str, gpus: int) -> int:
-    """Rows (pairs, prompts) of a pass on each device, as training takes them. Raises UserError where it does."""
+    """Micro-batch size per device, as in training. Raises the same UserError as training."""
     return batch_geometry(run, gpus, torch.device(kind)).micro_size
 
 
@@ -104,7 +104,7 @@ def target_of(card: Card, machine: Machine | None = None) -> Target:
 
 
 def find_machine(options: PlanOptions, run: Run) -> tuple[Machine, Target, list[str]]:
-    """The named GPU or this machine, with its profile where there is one; and what to say about it."""
+    """The named GPU or this machine, with its profile if there is one; and notes."""
     if options.gpu:
         machine = gpu_called(options.gpu)
         return machine, target_of(find_card(options.gpu), machine), []
@@ -114,7 +114,7 @@ def find_machine(options: PlanOptions, run: Run) -> tuple[Machine, Target, list[
         known = card_called(name, total)
         found = find_profile(key_of(device))
         if found is None and known is None:
-            raise UserError("an unknown card, never measured", where=name, next_step="Run `penjing plan profile` once.")
+            raise UserError("unknown GPU without a profile", where=name, next_step="Run `penjing plan profile` once.")
         notes = (
             [f"the profile is stale ({', '.join(found[1])}): run `penjing plan profile`"] if found and found[1] else []
         )
@@ -140,7 +140,7 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
         name=hardware.cpu_name(),
         kind="cpu",
         level="L0",
-        source="a moment's measurement",
+        source="a short measurement",
         product_flops={own: rate},
         attention_share=min(1.0, attention_rate(own, device) / rate),
         bytes_per_second=copy_rate(device),
@@ -184,7 +184,7 @@ def amount_of(run: Run, options: PlanOptions, lengths: UnitLengths, shape: Shape
         advice = tokens.advise(shape.parameters, shape.matrices)
         total, reason = round(advice.tokens), "no data given: compute-optimal for this size"
     else:
-        total, reason = round(STEPS_UNSAID * each), f"no data given: {STEPS_UNSAID} steps for the sake of the example"
+        total, reason = round(DEFAULT_STEPS * each), f"no data given: {DEFAULT_STEPS} steps assumed"
     return Amount(steps=max(1, math.ceil(total / each)), tokens=total, unique=unique, reason=reason)
 
 
@@ -214,14 +214,14 @@ def workload_of(
         recompute=run.compute.recompute,
         ranks=options.gpus,
         sharding=SHARDINGS[engine],  # type: ignore[arg-type]  # from the table
-        trainable=learns(run),
+        trainable=trainable_part(run),
         extra_forwards=lengths.extra_forwards,
     )
     return replace(eager, compiled=_compiled(run, machine, steps * step_time(eager, machine).seconds))
 
 
-def learns(run: Run) -> Trainable | None:
-    """What of the run's model learns; None: all of it."""
+def trainable_part(run: Run) -> Trainable | None:
+    """The trainable part of the run's model; None: all of it."""
     return trainable_by(run.model, run.lora, run.freeze)
 
 
@@ -249,7 +249,7 @@ def _dtype(run: Run, machine: Machine) -> str:
 
 
 def generation_seconds(run: Run, work: Workload, machine: Machine, gpus: int) -> float:
-    """Of one step, its share of writing the answers it learns from. 0: none are written."""
+    """Generation time of one step; 0 if the stage generates nothing."""
     how = run.objective.sampling
     if how is None:
         return 0.0
@@ -277,14 +277,14 @@ def _validation_seconds(run: Run, step: StepTime, work: Workload, machine: Machi
 
 
 def checkpoint_bytes(run: Run, shape: Shape) -> int:
-    """On the disk: float32 weights, with adapters theirs alone, and the optimizer's state of all that learns."""
-    part = learns(run)
+    """Size of a checkpoint: float32 weights (with adapters only theirs), and the state of the optimizer."""
+    part = trainable_part(run)
     trained = shape.parameters if part is None else part.learns
     return 4 * (trained if run.lora.rank else shape.parameters) + run.optimizer.state_bytes * trained
 
 
 def checkpoint_seconds(run: Run, saved: int, machine: Machine, step_seconds: float, steps: int) -> float:
-    """That training stands still for all checkpoints of a run.
+    """Seconds that training waits for all checkpoints of a run.
 
     In the background only the copy counts, and what the disk has not finished when the next one is due. The last one
     is waited for.
@@ -301,7 +301,7 @@ def checkpoint_seconds(run: Run, saved: int, machine: Machine, step_seconds: flo
 def parts_of(
     run: Run, shape: Shape, step: StepTime, work: Workload, machine: Machine, steps: int, gpus: int
 ) -> tuple[dict[str, float], float]:
-    """Seconds of the run by part, and of one step's share of writing answers."""
+    """Seconds of the run by part, and the generation time of one step."""
     generation = generation_seconds(run, work, machine, gpus)
     busy = step.seconds + generation
     validations = math.ceil(steps / run.validate.every) if run.validate.every else 0
