@@ -99,7 +99,16 @@ def search(
         )
         for each in shown
     ]
-    headings = ("rows in a pass", "passes", "row tokens", "recomputed", "sharding", "peak (traced)", "step", "tokens/s")
+    headings = (
+        "micro-batch",
+        "accumulation",
+        "seq len",
+        "checkpointing",
+        "sharding",
+        "peak (traced)",
+        "step",
+        "tokens/s",
+    )
     title = f"{run.stage} on {options.gpus} x {machine.name}, {machine.level}"
     print_table(console, [f"{heading}>" for heading in headings], rows_shown, title=title)
     limit = units.gibibytes(room) if room else "no known limit"
