@@ -439,16 +439,16 @@ def test_growth_of_memory_is_taken_for_a_geometric_series():
 
 def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch):
     """Weights, buffers, optimizers and the place in the data after the plan are those of a run without one."""
-    from penjing.commands.train import stage_maker
     from penjing.parallel.single import Single
     from penjing.train import build as module
+    from penjing.train.stages.base import make_stage
 
     def states(name: str):
         words = [*small_run, f"out={tmp_path / name}", "compute.compile=off"]
         run = resolve_run("pretrain", config.parse_overrides(words))
         torch.manual_seed(5)
         made = prepare_run(
-            run, Single(CPU), stage_maker(run), lambda fitted, steps, start: [], lambda *given: [], lambda text: None
+            run, Single(CPU), make_stage, lambda fitted, steps, start: [], lambda *given: [], lambda text: None
         )
         made.context.trackers.close()
         optimizers = [optimizer.state_dict() for optimizer in made.context.optimizers]
@@ -469,9 +469,9 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
 
 
 def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, monkeypatch):
-    from penjing.commands.train import stage_maker
     from penjing.parallel.single import Single
     from penjing.train import build as module
+    from penjing.train.stages.base import make_stage
 
     def refuse(*given, **named):
         raise UserError("no plan")
@@ -481,7 +481,7 @@ def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, m
     tracker = SimpleNamespace(log=lambda *given: None, close=lambda: closed.append(True))
     run = resolve_run("pretrain", config.parse_overrides([*small_run, f"out={tmp_path / 'run'}"]))
     with pytest.raises(UserError, match="no plan"):
-        prepare_run(run, Single(CPU), stage_maker(run), lambda *given: [tracker], lambda *given: [], lambda text: None)
+        prepare_run(run, Single(CPU), make_stage, lambda *given: [tracker], lambda *given: [], lambda text: None)
     assert closed == [True]
 
 

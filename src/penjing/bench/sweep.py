@@ -269,7 +269,7 @@ def _parts(run: Run, point: Point, dtype: torch.dtype, device: torch.device) -> 
     return TrainingContext(
         strategy=strategy,
         model=strategy.wrap(model),
-        objective=NextToken(run.router, biased=run.model.architecture == "glm4_moe"),
+        objective=NextToken(run.router.for_model(run.model)),
         source=RandomRows(point.micro_rows, point.row_tokens, run.model.vocabulary_size, device),
         optimizers=run.optimizer.build(model),
         schedule=run.schedule,
