@@ -53,9 +53,8 @@ class ModelConfig(Settings):
     experts: int = 0  # E, routed experts of a layer; 0 = dense
     experts_per_token: int = 0  # k, routed experts that each token goes through
     expert_size: int = 0  # inner width of one routed expert
-    shared_expert_size: NonNegativeInt = (
-        0  # inner width of the shared experts together, which every token goes through; 0 = none
-    )
+    # inner width of the shared experts together, which every token goes through; 0 = none
+    shared_expert_size: NonNegativeInt = 0
     dense_layers: tuple[int, ...] = ()  # layers, from 0, with an MLP of mlp_size instead of experts
     router_weights: Literal["renormalised", "raw"] = "renormalised"  # k experts' weights add to 1, or stay as they are
     routed_scaling: PositiveFloat = 1.0  # glm4_moe: the routed experts' sum is multiplied by this

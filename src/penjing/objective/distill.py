@@ -44,9 +44,8 @@ class Distill(Settings):
     # forward: KL(teacher || student), which covers all the teacher might say. reverse: KL(student || teacher), which
     # keeps to what it likes best. mixed: both. jsd: each against a mixture of the two, never infinite.
     divergence: Divergence = "forward"
-    mixture: Annotated[float, Gt(0), Lt(1)] = (
-        0.5  # of mixed: how much is reverse; of jsd: how much of the mixture is the teacher
-    )
+    # of mixed: how much is reverse; of jsd: how much of the mixture is the teacher
+    mixture: Annotated[float, Gt(0), Lt(1)] = 0.5
     temperature: PositiveFloat = 1.0  # divides both models' logits; above 1, unlikely tokens are taught more of
     data_weight: Fraction = 0.0  # of the loss, how much is the cross-entropy of the data as in SFT
     top_k: PositiveInt = 16  # of mode=top_k: ids kept per position; 4 bytes each on disk

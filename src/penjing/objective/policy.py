@@ -67,9 +67,8 @@ class Rollout(Settings):
     answers: PositiveInt = 8  # to each prompt
     max_tokens: PositiveInt = 64  # longest answer; of several turns all together, with what tools say between them
     temperature: PositiveFloat = 1.0  # of sampling, and of the policy that is trained
-    top_p: Annotated[float, Gt(0), Le(1)] = (
-        1.0  # below 1, answers are drawn from another distribution than the one that is trained
-    )
+    # below 1, answers are drawn from another distribution than the one that is trained
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     top_k: NonNegativeInt = 0  # the same; 0 = all
     updates: PositiveInt = 1  # optimizer steps that one round of sampling serves, each with prompts of its own
     repeats: PositiveInt = 1  # times those steps are gone through
@@ -78,9 +77,8 @@ class Rollout(Settings):
     behaviour: Literal["sampled", "recomputed"] = "sampled"
     # Whether answers begin inside a thought (on) or behind an empty one (off); auto: as the model likes.
     thinking: Switch = "auto"
-    max_turns: PositiveInt = (
-        1  # of the model in one answer; after a turn that calls tools it reads their results and goes on
-    )
+    # of the model in one answer; after a turn that calls tools it reads their results and goes on
+    max_turns: PositiveInt = 1
     tools: tuple[
         str, ...
     ] = ()  # on offer, see `penjing.agent_tools`; NAME=TOOL under another name, MODULE:CLASS your own
@@ -112,9 +110,8 @@ class RewardSettings(Settings):
     answer_after: str = ""  # text that the final answer follows, such as `####`; empty: the whole answer counts
     pattern: str = ""  # regex: the whole answer without its thoughts must match it
     format_pattern: str = ""  # format: the same, thoughts included; empty: an answer in <think>...</think> form
-    soft_length: NonNegativeInt = (
-        0  # length: tokens up to which nothing is taken off; 0 = three quarters of the longest
-    )
+    # length: tokens up to which nothing is taken off; 0 = three quarters of the longest
+    soft_length: NonNegativeInt = 0
     repeated_words: PositiveInt = 3  # repetition: length of the runs of words that should not come twice
     most_calls: PositiveInt = 4  # tools: calls in one answer that cost nothing; each one more takes 1/4 off
     code_seconds: PositiveFloat = 5.0  # code: CPU time of one answer

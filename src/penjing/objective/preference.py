@@ -41,23 +41,19 @@ class Preference(Settings):
     # dpo: the plain one. cdpo, robust: some pairs are the wrong way round. ipo: a margin to reach, not to stretch.
     # hinge: no more pull once the margin is there. simpo, orpo: no reference. kto: needs no pairs.
     loss: Kind = "dpo"
-    beta: NonNegativeFloat = (
-        0.0  # how closely the model is held to the reference, larger is closer; 0 = 0.1, of simpo 2.0
-    )
-    flipped_fraction: Annotated[float, Ge(0), Lt(0.5)] = (
-        0.0  # of the pairs thought to be the wrong way round; cdpo and robust only, below 0.5
-    )
+    # how closely the model is held to the reference, larger is closer; 0 = 0.1, of simpo 2.0
+    beta: NonNegativeFloat = 0.0
+    # of the pairs thought to be the wrong way round; cdpo and robust only, below 0.5
+    flipped_fraction: Annotated[float, Ge(0), Lt(0.5)] = 0.0
     target_margin: float = 0.5  # simpo: by how much the chosen answer's reward is to be higher (gamma)
     # An answer's log-probability as the sum over its tokens or their mean; auto: mean for ipo, simpo and orpo. `mean`
     # with dpo is length-normalised DPO, which then wants a beta some ten times larger.
     length: Literal["auto", "sum", "mean"] = "auto"
-    nll_weight: NonNegativeFloat = (
-        0.0  # of the chosen answer's nats per token beside the loss: keeps it likely. ORPO has 1 of it
-    )
+    # of the chosen answer's nats per token beside the loss: keeps it likely. ORPO has 1 of it
+    nll_weight: NonNegativeFloat = 0.0
     wanted_weight: NonNegativeFloat = 1.0  # kto: of an answer called good
-    unwanted_weight: NonNegativeFloat = (
-        1.0  # kto: of an answer called bad; wanted / unwanted counts turned round even them out
-    )
+    # kto: of an answer called bad; wanted / unwanted counts turned round even them out
+    unwanted_weight: NonNegativeFloat = 1.0
     # kto: groups that share one estimate of the divergence. Fixed, so that no split of a batch changes what is learned.
     kl_groups: PositiveInt = 8
     # Where c0 and r0 come from. copy: a frozen copy computes them in every step. adapter_off: the base of an adapter
