@@ -39,7 +39,7 @@ def test_a_scaled_loss_is_unscaled_before_it_is_clipped():
 
 
 def test_an_engine_clips_the_model_that_it_wrapped():
-    engine, model = Single(torch.device("cpu")), TwoWeights()
-    engine.wrap(model)
-    assert float(engine.clip(1.0)) == pytest.approx(5.0)
+    strategy, model = Single(torch.device("cpu")), TwoWeights()
+    strategy.wrap(model)
+    assert float(strategy.clip(1.0)) == pytest.approx(5.0)
     assert model.gradients() == pytest.approx([0.6, -0.8], rel=1e-5)

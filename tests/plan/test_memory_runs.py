@@ -20,7 +20,7 @@ from penjing.parallel.single import Single
 from penjing.plan.hardware import compute_dtype
 from penjing.plan.memory import Target, Tracer, plan_from
 from penjing.train.config import Run
-from penjing.train.loop import Parts, step
+from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.dummy_batches import NoMeter
 from penjing.train.memory_trace.trace import (
     Shape,
@@ -82,7 +82,7 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
     model = Transformer(run.model)
     products = torch.bfloat16 if dtype == "bfloat16" else None
     set_compute_dtype(model, products)
-    engine = Single(torch.device("cpu"))
+    strategy = Single(torch.device("cpu"))
     tracer = Tracer("cpu", kernel_temporaries=False)
 
     class Source:
@@ -104,8 +104,8 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
 
     optimizers = run.optimizer.build(model)
     given: dict[str, Any] = dict(
-        engine=engine,
-        model=engine.wrap(model),
+        strategy=strategy,
+        model=strategy.wrap(model),
         objective=NextToken(),
         source=Source(),
         optimizers=optimizers,
@@ -115,11 +115,13 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
         accumulate=2,
         clip_norm=run.clip_norm,
     )
-    rest = {field.name: None for field in fields(Parts) if field.default is MISSING and field.name not in given}
+    rest = {
+        field.name: None for field in fields(TrainingContext) if field.default is MISSING and field.name not in given
+    }
     with tracer:
         tracer.tag_model(model, products)
         for index in range(2):  # the second has the optimizer's state, as the plan does
-            step(Parts(**given, **rest), index)
+            step(TrainingContext(**given, **rest), index)
     assert max(planned.live_bytes()) == max(tracer.trace.live_bytes())
 
 

@@ -63,7 +63,7 @@ def sampled(model, how):
         model=model,
         tokenizer=Numbers(),
         scorer=OddTokens(),
-        engine=Single(torch.device("cpu")),
+        strategy=Single(torch.device("cpu")),
         row_tokens=64,
     )
     source = RolloutSource(sampler, prompts, seed=1, prompts_per_step=2, micro_units=2)

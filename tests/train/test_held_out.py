@@ -47,7 +47,7 @@ class Objective:
 def test_a_model_s_loss(monkeypatch):
     monkeypatch.setattr(tokens, "NextToken", Objective)
     stage = object.__new__(tokens.NextTokenStage)
-    stage.engine, stage._model = ENGINE, None
+    stage.strategy, stage._model = ENGINE, None
     stage.run = SimpleNamespace(data=SimpleNamespace(kind="chats"))
     stage._validation_batches = lambda: iter([None, None])
     assert stage.validate() == {"validation_loss_nats_per_token": 2.0}
@@ -91,7 +91,7 @@ def test_bits_per_byte_count_the_token_that_ends_a_text(tmp_path):
 def test_a_student_s_bits_per_byte(monkeypatch):
     """Nats over log 2, for each target, times targets for each byte."""
     stage = object.__new__(DistillStage)
-    stage.engine, stage._model, stage.objective = ENGINE, None, lambda: None
+    stage.strategy, stage._model, stage.objective = ENGINE, None, lambda: None
     stage.run = SimpleNamespace(data=SimpleNamespace(kind="documents"))
     stage._data, stage._held_out = SimpleNamespace(targets_per_byte=0.25), lambda: iter(())
     figures = {"validation_loss_nats_per_token": math.log(2) * 3.0}

@@ -33,8 +33,9 @@ from penjing.plan.shape import shape_of
 from penjing.plan.step_time import quantile, step_time
 from penjing.plan.step_workload import Workload
 from penjing.track.base import Trackers
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.loop import Parts, step
+from penjing.train.loop import TrainingContext, step
 from penjing.train.oom_recovery import is_out_of_memory, release
 from penjing.train.throughput import Meter
 
@@ -51,14 +52,14 @@ class Grid:
     dtypes: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()  # as compute.recompute
 
-    def points(self, run: Run) -> list[Point]:
-        own = run.batch.micro_rows or max(1, run.batch.rows // 2)
+    def points(self, run: Run, device: torch.device) -> list[Point]:
+        own = batch_geometry(run, 1, device)
         axes = (
             self.row_tokens or (run.data.row_tokens,),
             self.dtypes or (run.compute.dtype,),
             self.recompute or (run.compute.recompute,),
-            self.micro_rows or (own,),
-            self.accumulate or (max(1, run.batch.rows // own),),
+            self.micro_rows or (own.micro_size,),
+            self.accumulate or (own.accumulation,),
         )
         return [
             Point(row_tokens=length, dtype=dtype, recompute=again, micro_rows=rows, accumulate=passes)
@@ -150,7 +151,7 @@ def sweep(
     predict_bytes: the traced memory of a run's step.
     """
     found = []
-    for point in grid.points(run):
+    for point in grid.points(run, device):
         row = _at(run, point, machine, target, steps, seconds, device, predict_bytes)
         report(row)
         found.append(row)
@@ -258,16 +259,16 @@ def _timed(
     return taken, peak, used
 
 
-def _parts(run: Run, point: Point, dtype: torch.dtype, device: torch.device) -> Parts:
+def _parts(run: Run, point: Point, dtype: torch.dtype, device: torch.device) -> TrainingContext:
     model = Transformer(run.model)
     initialise(model, derive(run.seed, "weights"))
     model.to(device)
     set_compute_dtype(model, None if dtype == torch.float32 else dtype)
     recompute_activations(model, run.compute.recompute)
-    engine = Single(device)
-    return Parts(
-        engine=engine,
-        model=engine.wrap(model),
+    strategy = Single(device)
+    return TrainingContext(
+        strategy=strategy,
+        model=strategy.wrap(model),
         objective=NextToken(run.router, biased=run.model.architecture == "glm4_moe"),
         source=RandomRows(point.micro_rows, point.row_tokens, run.model.vocabulary_size, device),
         optimizers=run.optimizer.build(model),

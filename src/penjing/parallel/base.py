@@ -1,4 +1,4 @@
-"""The contract of an engine, and where it runs."""
+"""The contract of a strategy, and where it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penjing.base.errors import UserError
 from penjing.parallel.grad_scaler import LossScaler
 
 
-class Engine(Protocol):
+class Strategy(Protocol):
     """Runs a model on its devices. `rank` of `world` processes; `device` is this one's.
 
     One that is given a `scaler` (parallel/grad_scaler.py) scales the loss and unscales the gradients.
@@ -124,11 +124,11 @@ def launched_world() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def make_engine(device_name: str) -> Engine:
-    """The engine for how this process was launched: torchrun with several processes makes it data parallel."""
+def make_strategy(device_name: str) -> Strategy:
+    """The strategy for how this process was launched: torchrun with several processes makes it data parallel."""
     from penjing.base.registry import look_up
-    from penjing.parallel import ENGINES
+    from penjing.parallel import STRATEGIES
 
     kind = "ddp" if launched_world() > 1 else "single"
-    engine: Engine = look_up(ENGINES, kind, what="engine")(local_device(device_name))
-    return engine
+    strategy: Strategy = look_up(STRATEGIES, kind, what="strategy")(local_device(device_name))
+    return strategy

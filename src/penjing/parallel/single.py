@@ -14,7 +14,7 @@ from penjing.parallel.grad_scaler import LossScaler
 
 
 class Single:
-    """The engine without neighbours: every operation is the plain one."""
+    """The strategy without neighbours: every operation is the plain one."""
 
     rank, world = 0, 1
 

@@ -31,7 +31,7 @@ from penjing.model.lora import keep_base_in
 from penjing.model.moe import check_widths
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.optim.router_bias_update import RouterBalance
-from penjing.parallel.base import Engine, allow_tf32
+from penjing.parallel.base import Strategy, allow_tf32
 from penjing.parallel.grad_scaler import LossScaler
 from penjing.plan import hardware
 from penjing.plan.flops import training_flops_per_token
@@ -39,29 +39,30 @@ from penjing.plan.run_estimate import Bill
 from penjing.plan.trainable import trainable_of
 from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import JsonLines
+from penjing.train.batch_geometry import batch_geometry, smaller_micro_size
 from penjing.train.build_peft_model import build_adapted
 from penjing.train.checkpointer import Keeper, Stateful
 from penjing.train.compile_policy import EAGER_SHARE, compile_model, compile_optimizers, compiled_seconds, decide
 from penjing.train.config import Run
-from penjing.train.loop import Parts, Progress
+from penjing.train.loop import TrainingContext, TrainState
 from penjing.train.nonfinite_guard import Guard, Record
-from penjing.train.oom_recovery import Feed, release, with_room
+from penjing.train.oom_recovery import ResizableBatchSource, release, with_room
 from penjing.train.resume import begun_dtype, check_same_run, with_known_batch
 from penjing.train.run_dir import RunFolder, load_start, load_weights
-from penjing.train.small_data import fit_batch, units_together
-from penjing.train.stages.base import MakeStage, OnDevice, Report, Size, Stage, accumulation, micro_units
+from penjing.train.small_data import fit_batch
+from penjing.train.stages.base import DeviceSource, MakeStage, Report, Size, Stage
 from penjing.train.step_probe import Trials, expected, plan
 from penjing.train.throughput import Meter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assembled:
+class PreparedRun:
     """A run put together: `parts` and `progress` for the loop, and what to tell the user."""
 
     run: Run
-    parts: Parts
-    progress: Progress
-    stage: Stage
+    context: TrainingContext
+    state: TrainState
+    stage: Stage[Any]
     size: Size
     model: Transformer
     folder: RunFolder
@@ -77,16 +78,16 @@ def num_steps(run: Run, size: Size) -> int:
     return run.steps or max(1, math.ceil(run.epochs * size.units_per_epoch / run.batch.rows))
 
 
-def assemble(
+def prepare_run(
     run: Run,
-    engine: Engine,
+    strategy: Strategy,
     make_stage: MakeStage,
     trackers: Callable[[Run, int, int], Sequence[Tracker]],
     sample: Callable[[Transformer, Tokenizer, int], list[dict[str, Any]]],
     report: Report,
     allow_change: Sequence[str] = (),
     began: float = 0.0,
-) -> Assembled:
+) -> PreparedRun:
     """Build every part of a run, or restore it from its newest checkpoint; write run.toml and plan.json before step 1.
 
     make_stage: what is learned, from what. trackers: makes the further trackers, given (the run with the batch that its
@@ -99,32 +100,33 @@ def assemble(
     if checkpoint is not None:  # before anything is built; the data and the tokenizer follow once they are read
         run = with_known_batch(run, checkpoint)
         check_same_run(run, {}, checkpoint, allow_change)
-    run = settle_dtype(run, engine, "" if checkpoint is None else begun_dtype(checkpoint, allow_change))
-    stage = make_stage(run, engine, report)
-    run = stage.run = fit_batch(stage.run, stage.size().units_per_epoch, engine.world)
-    size, size_of_micro = stage.size(), micro_units(run, engine)
-    dtype = hardware.compute_dtype(run.compute.dtype, engine.device)
-    allow_tf32(run.compute.dtype, engine.device)
+    run = settle_dtype(run, strategy, "" if checkpoint is None else begun_dtype(checkpoint, allow_change))
+    stage = make_stage(run, strategy, report)
+    stage.prepare_data()
+    run = stage.run = fit_batch(stage.run, stage.size().units_per_epoch, strategy.world)
+    size, geometry = stage.size(), batch_geometry(run, strategy.world, strategy.device)
+    dtype = hardware.compute_dtype(run.compute.dtype, strategy.device)
+    allow_tf32(run.compute.dtype, strategy.device)
     if dtype == torch.float16:
-        engine.scaler = LossScaler(engine.device)
+        strategy.scaler = LossScaler(strategy.device)
     model, base = _build_model(run, checkpoint)
     freeze(model, run.freeze)
     recompute_activations(model, run.compute.recompute)
     if run.lora.rank:
         keep_base_in(model, dtype)
-    trained = stage.trained(model)
-    trained.to(engine.device)
+    trained = stage.trainable(model)
+    trained.to(strategy.device)
     set_compute_dtype(trained, None if dtype == torch.float32 else dtype)
     if run.compute.float8 != "off":
         use_float8(model)
-    stage.begin(trained, engine)
+    stage.setup(trained)
     if checkpoint is not None:
         load_weights(trained, checkpoint)
-    callable_model = engine.wrap(trained)
+    callable_model = strategy.wrap(trained)
     optimizers: list[Any] = run.optimizer.build(trained, derive(run.seed, "optimizer"))
     if run.model.is_mixture:
         rate = 0.0 if run.lora.rank else run.router.bias_rate  # a frozen base's routers stay as they are
-        optimizers.append(RouterBalance(model, rate, engine.add))
+        optimizers.append(RouterBalance(model, rate, strategy.add))
     steps = num_steps(run, size)
     facts = {
         "data": stage.fingerprint,
@@ -136,33 +138,32 @@ def assemble(
     if checkpoint is not None:
         notes += [f"damaged checkpoint passed over: {each}" for each in checkpoint.skipped]
         notes += check_same_run(run, facts, checkpoint, allow_change)
-    feed = Feed(
-        lambda size: _ready(stage.source(size, engine.rank, engine.world), run, stage, engine),
-        size_of_micro,
-        together=units_together(run),
+    feed = ResizableBatchSource(
+        lambda size: _ready(stage.source(size, strategy.rank, strategy.world), run, stage, strategy),
+        geometry.micro_size,
+        together=geometry.indivisible,
         exact=run.passes_are_exact,
     )
-    progress = Progress()
+    progress = TrainState()
     meter = Meter(
         _flops_per_token(run, size, trained),
-        hardware.peak(engine.device, dtype).flops_per_second,
-        peak_memory_bytes=lambda: hardware.peak_memory_bytes(engine.device),
-        sum_ranks=lambda count: int(engine.add(torch.tensor(count))),
+        hardware.peak(strategy.device, dtype).flops_per_second,
+        peak_memory_bytes=lambda: hardware.peak_memory_bytes(strategy.device),
+        sum_ranks=lambda count: int(strategy.add(torch.tensor(count))),
     )
     start = 0 if checkpoint is None else checkpoint.step
-    record = _incidents(engine, folder, start)
-    if hasattr(stage, "record"):  # of a stage that meets incidents of its own
-        stage.record = lambda incident: record({"step": progress.step + 1, **incident})
-    guard = Guard(record, getattr(engine, "scaler", None))
+    record = _incidents(strategy, folder, start)
+    stage.record = lambda incident: record({"step": progress.step + 1, **incident})
+    guard = Guard(record, getattr(strategy, "scaler", None))
     # Whatever else has state of its own, such as a loss scaler, gets a line here, and is saved and restored with it.
     stateful: dict[str, Stateful] = {"source": feed, "meter": meter, "guard": guard}
-    if hasattr(engine, "scaler"):
-        stateful["scaler"] = engine.scaler
+    if hasattr(strategy, "scaler"):
+        stateful["scaler"] = strategy.scaler
     resumed = 0 if checkpoint is None else checkpoint.state()["resumed"] + 1
     keeper = Keeper(
         folder.checkpoints,
         run.save,
-        engine,
+        strategy,
         model=trained,
         only_trained=bool(run.lora.rank),
         optimizers=optimizers,
@@ -174,65 +175,65 @@ def assemble(
     )
     if checkpoint is not None:
         keeper.restore(checkpoint, optimizers=not any(line.startswith(_OTHER_OPTIMIZER) for line in notes))
-        progress = Progress.restore(checkpoint.state()["progress"], engine)
-    parts = Parts(
-        engine=engine,
+        progress = TrainState.restore(checkpoint.state()["progress"], strategy)
+    parts = TrainingContext(
+        strategy=strategy,
         model=callable_model,
         objective=stage.objective(),
         source=feed,
         optimizers=optimizers,
         schedule=run.schedule,
-        trackers=Trackers(_trackers(engine, folder, trackers(run, steps, progress.step), progress.step)),
+        trackers=Trackers(_trackers(strategy, folder, trackers(run, steps, progress.step), progress.step)),
         meter=meter,
         num_steps=steps,
-        accumulate=accumulation(run, engine),
+        accumulate=geometry.accumulation,
         clip_norm=run.clip_norm,
         log_every=run.track.every,
         validate_every=run.validate.every,
         sample_every=run.sample.every,
         save_every=run.save.every,
-        validate=lambda: _validate(stage, engine),
-        sample=lambda index: _sample(folder, engine, sample(model, stage.tokenizer, index), index),
+        validate=lambda: _validate(stage, strategy),
+        sample=lambda index: _sample(folder, strategy, sample(model, stage.tokenizer, index), index),
         save=keeper.save,
         go_back=keeper.go_back,
         guard=guard,
     )
     trials = Trials(
-        save=lambda place: keeper.try_in(place, progress.state(engine)),
+        save=lambda place: keeper.try_in(place, progress.state(strategy)),
         sample=lambda: sample(model, stage.tokenizer, -1),
         began=began,
     )
     with ExitStack() as undo:
         undo.callback(parts.trackers.close)
-        eager_seconds = steps * run.batch.rows * size.tokens_per_unit * meter.flops_per_token / engine.world
-        eager_seconds /= EAGER_SHARE.get(engine.device.type, 0.4) * (meter.peak_flops_per_second or math.inf)
-        check_widths(model, engine.device, dtype)
-        kernels = check_kernels(model, engine.device, dtype)
-        flash = activate_flash(model, engine.device, dtype)
+        eager_seconds = steps * run.batch.rows * size.tokens_per_unit * meter.flops_per_token / strategy.world
+        eager_seconds /= EAGER_SHARE.get(strategy.device.type, 0.4) * (meter.peak_flops_per_second or math.inf)
+        check_widths(model, strategy.device, dtype)
+        kernels = check_kernels(model, strategy.device, dtype)
+        flash = activate_flash(model, strategy.device, dtype)
         if run.compute.float8 != "off":
-            notes += doubts(engine.device.type, sum(parameter.numel() for parameter in model.parameters()))
+            notes += doubts(strategy.device.type, sum(parameter.numel() for parameter in model.parameters()))
         notes += [kernels] if kernels else []
         notes += [f"attention by {flash}"] if flash else []
         notes += run.optimizer.doubts()
         compiling = decide(
-            run.compute.compile, engine.device, trained, eager_seconds, no_static_graph=run.no_static_graph
+            run.compute.compile, strategy.device, trained, eager_seconds, no_static_graph=run.no_static_graph
         )
         if compiling.how != "off":
             compile_model(trained, compiling.how)
-            compile_optimizers(optimizers, engine.device)
+            compile_optimizers(optimizers, strategy.device)
         give_back_freed_memory()
-        bill = plan(run, stage, size, engine, trained, parts, begun=checkpoint is not None, trials=trials)
+        bill = plan(run, stage, size, strategy, trained, parts, begun=checkpoint is not None, trials=trials)
         if compiling.how != "off":
             took = f"took {compiled_seconds():.0f} s, about {compiling.predicted_seconds:.0f} s were expected"
             notes.append(f"compiled ({compiling.how}: {compiling.why}); {took}")
         meter.expected, meter.flops_per_token_full_square = expected(bill), bill.flops_per_token_full_square
-        if engine.rank == 0:
+        if strategy.rank == 0:
             write_text(folder.settings, config.to_toml(run))
         undo.pop_all()
-    return Assembled(
+    return PreparedRun(
         run=run,
-        parts=parts,
-        progress=progress,
+        context=parts,
+        state=progress,
         stage=stage,
         size=size,
         model=model,
@@ -245,21 +246,21 @@ def assemble(
     )
 
 
-def settle_dtype(run: Run, engine: Engine, begun: str = "") -> Run:
+def settle_dtype(run: Run, strategy: Strategy, begun: str = "") -> Run:
     """The run with what `compute.dtype=auto` comes to: what it was begun in, else what rank 0's machine is best at.
 
     From here on the run says it, also in its run.toml: nothing decides again. Raises UserError where float8 cannot be.
     """
     setting: str = run.compute.dtype
     if setting == "auto":
-        setting = begun or str(hardware.compute_dtype("auto", engine.device)).removeprefix("torch.")
-        if setting == "tf32" and engine.device.type != "cuda":  # begun on a card that has it
+        setting = begun or str(hardware.compute_dtype("auto", strategy.device)).removeprefix("torch.")
+        if setting == "tf32" and strategy.device.type != "cuda":  # begun on a card that has it
             setting = "float32"
-        setting = engine.broadcast(setting)
+        setting = strategy.broadcast(setting)
     if run.compute.float8 != "off":
-        on_cuda = engine.device.type == "cuda"
-        capability = torch.cuda.get_device_capability(engine.device) if on_cuda else (0, 0)
-        require_float8(engine.device.type, capability, hardware.compute_dtype(setting, engine.device))
+        on_cuda = strategy.device.type == "cuda"
+        capability = torch.cuda.get_device_capability(strategy.device) if on_cuda else (0, 0)
+        require_float8(strategy.device.type, capability, hardware.compute_dtype(setting, strategy.device))
     return replace(run, compute=replace(run.compute, dtype=setting))  # type: ignore[arg-type]  # one of the names
 
 
@@ -270,7 +271,7 @@ def _build_model(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, 
     """
     if run.lora.rank:
         return build_adapted(run, checkpoint, load_start)
-    if run.start and (checkpoint is None or run.objective.kind != "next_token"):
+    if run.start and (checkpoint is None or run.objective.compares_with_start):
         return load_start(run), {}
     model = Transformer(run.model)
     if checkpoint is None:
@@ -287,26 +288,27 @@ def _flops_per_token(run: Run, size: Size, trained: nn.Module) -> float:
 _OTHER_OPTIMIZER = ("allowed to change: optimizer.kind ", "allowed to change: optimizer.state ")
 
 
-def _ready(source: Source, run: Run, stage: Stage, engine: Engine) -> Source:
+def _ready(source: Source, run: Run, stage: Stage[Any], strategy: Strategy) -> Source:
     """A source whose batches are on the device, made ready ahead where the stage allows it."""
     ahead = run.data.prefetch if stage.runs_ahead else 0
-    return Prefetch(source, engine.device, ahead) if ahead else OnDevice(source, engine.device)
+    return Prefetch(source, strategy.device, ahead) if ahead else DeviceSource(source, strategy.device)
 
 
-def _validate(stage: Stage, engine: Engine) -> dict[str, float]:
+def _validate(stage: Stage[Any], strategy: Strategy) -> dict[str, float]:
     """A stage's figures, in smaller passes where memory does not suffice; none if it never does: training goes on."""
 
     def make_room(said: str) -> None:
         release()
-        smaller = Feed.smaller(micro_units(stage.run, engine), units_together(stage.run))
-        if smaller is None or engine.world > 1:
+        geometry = batch_geometry(stage.run, strategy.world, strategy.device)
+        smaller = smaller_micro_size(geometry.micro_size, geometry.indivisible)
+        if smaller is None or strategy.world > 1:
             raise _NoRoom(said)
         stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_rows=smaller))
 
     try:
         return with_room(stage.validate, make_room)
     except _NoRoom as error:
-        if engine.world > 1:
+        if strategy.world > 1:
             raise UserError(f"out of memory: {error}", where="batch.micro_rows", next_step="Halve it.") from None
         warnings.warn(f"no validation, out of memory: {error}", stacklevel=2)
         return {}
@@ -316,9 +318,9 @@ class _NoRoom(Exception):
     """Memory does not suffice for the smallest pass."""
 
 
-def _incidents(engine: Engine, folder: RunFolder, start: int) -> Record:
+def _incidents(strategy: Strategy, folder: RunFolder, start: int) -> Record:
     """Writes down what went wrong on the way, on rank 0."""
-    if engine.rank != 0:
+    if strategy.rank != 0:
         return lambda incident: None
     lines: list[JsonLines] = []
     waiting: list[dict[str, Any]] = []
@@ -338,14 +340,14 @@ def _incidents(engine: Engine, folder: RunFolder, start: int) -> Record:
     return record
 
 
-def _trackers(engine: Engine, folder: RunFolder, further: Sequence[Tracker], start: int) -> list[Tracker]:
-    if engine.rank != 0:
+def _trackers(strategy: Strategy, folder: RunFolder, further: Sequence[Tracker], start: int) -> list[Tracker]:
+    if strategy.rank != 0:
         return []
     return [JsonLines(folder.metrics, resume_step=start), *further]
 
 
-def _sample(folder: RunFolder, engine: Engine, written: list[dict[str, Any]], index: int) -> None:
-    if engine.rank != 0 or not written:
+def _sample(folder: RunFolder, strategy: Strategy, written: list[dict[str, Any]], index: int) -> None:
+    if strategy.rank != 0 or not written:
         return
     try:
         tracker = JsonLines(folder.samples, resume_step=index - 1)

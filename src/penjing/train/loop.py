@@ -1,6 +1,6 @@
-"""The loop. It knows a model callable, a source of batches, an objective, optimizers, an engine and trackers.
+"""The loop. It knows a model callable, a source of batches, an objective, optimizers, a strategy and trackers.
 
-It has no branch for a stage, a model or an engine: what a step is stands in `step`, what happens between in `train`.
+It has no branch for a stage, a model or a strategy: what a step is stands in `step`, what happens between in `train`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penjing.base.malloc_tuning import frozen_collector
 from penjing.loader.batch_source import Source, place_of, samples_between
 from penjing.objective.base import Objective
 from penjing.optim.schedule import Schedule
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.track.base import Trackers
 from penjing.train.nonfinite_guard import Guard, update
 from penjing.train.oom_recovery import shrink_step, with_room
@@ -28,11 +28,11 @@ from penjing.train.throughput import Meter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Everything one run is made of. `assemble` makes it; tests make smaller ones."""
+class TrainingContext:
+    """Everything one run is made of. `prepare_run` makes it; tests make smaller ones."""
 
-    engine: Engine
-    model: Callable[..., Tensor]  # wrapped by the engine
+    strategy: Strategy
+    model: Callable[..., Tensor]  # wrapped by the strategy
     objective: Objective
     source: Source
     optimizers: list[Any]  # torch optimizers and what else takes a step, such as optim/router_bias_update.py
@@ -58,7 +58,7 @@ class Parts:
 
 
 @dataclass
-class Progress:
+class TrainState:
     """How far a run is, with what is summed since the last logged step. Saved with every checkpoint."""
 
     step: int = 0
@@ -72,33 +72,33 @@ class Progress:
         self.units = self.units + torch.where(good, taken.units, torch.zeros_like(taken.units))
         add_sums(self.sums, {name: torch.where(good, sum, torch.zeros_like(sum)) for name, sum in taken.sums.items()})
 
-    def means(self, engine: Engine) -> dict[str, float]:
+    def means(self, strategy: Strategy) -> dict[str, float]:
         """The sums over all ranks, each divided by the units, since this was last asked. The host waits here.
 
         Empty where all steps since then were bad.
         """
         names = sorted(self.sums)
-        totals = engine.add(torch.stack([self.sums[name].float() for name in names])).tolist()
+        totals = strategy.add(torch.stack([self.sums[name].float() for name in names])).tolist()
         units = float(self.units)
         self.sums, self.units = {}, 0.0
         return {name: total / max(1.0, units) for name, total in zip(names, totals, strict=True)} if units else {}
 
-    def go_back(self, state: dict[str, Any], engine: Engine) -> None:
+    def go_back(self, state: dict[str, Any], strategy: Strategy) -> None:
         """Become the progress of an earlier checkpoint."""
-        before = Progress.restore(state, engine)
+        before = TrainState.restore(state, strategy)
         self.step, self.sums, self.units = before.step, before.sums, before.units
 
-    def state(self, engine: Engine) -> dict[str, Any]:
+    def state(self, strategy: Strategy) -> dict[str, Any]:
         """JSON values, the same on every rank."""
         names = sorted(self.sums)
-        totals = engine.add(torch.stack([self.sums[name].float() for name in names])).tolist() if names else []
+        totals = strategy.add(torch.stack([self.sums[name].float() for name in names])).tolist() if names else []
         return {"step": self.step, "sums": dict(zip(names, totals, strict=True)), "units": float(self.units)}
 
     @classmethod
-    def restore(cls, state: dict[str, Any], engine: Engine) -> Progress:
+    def restore(cls, state: dict[str, Any], strategy: Strategy) -> TrainState:
         """What was summed over ranks goes on in rank 0."""
-        share = 1.0 if engine.rank == 0 else 0.0
-        sums = {name: torch.tensor(total * share, device=engine.device) for name, total in state["sums"].items()}
+        share = 1.0 if strategy.rank == 0 else 0.0
+        sums = {name: torch.tensor(total * share, device=strategy.device) for name, total in state["sums"].items()}
         return cls(state["step"], sums, state["units"])
 
 
@@ -121,58 +121,58 @@ def add_sums(into: dict[str, Tensor], more: dict[str, Tensor]) -> None:
         into[name] = into[name] + value if name in into else value.clone()
 
 
-def step(parts: Parts, index: int) -> Step:
+def step(parts: TrainingContext, index: int) -> Step:
     """One optimizer step, in smaller passes if memory does not suffice. Nothing changes if its gradients are bad."""
     source, before = parts.source, place_of(parts.source)
 
     def make_room(said: str) -> None:
         for optimizer in parts.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        shrink_step(source, before, said, parts.engine.world)
+        shrink_step(source, before, said, parts.strategy.world)
         micro_rows = getattr(source, "micro_units", None)
         parts.guard.record({"step": index + 1, "kind": "out of memory", "micro_rows": micro_rows})
 
     sums, units, tokens = with_room(lambda: _gradients(parts), make_room)
     after = place_of(source)
-    norm = parts.engine.clip(parts.clip_norm)
+    norm = parts.strategy.clip(parts.clip_norm)
     factor = parts.schedule.factor(index, parts.num_steps)
     for optimizer in parts.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * factor
-    loss = parts.engine.add(sums["loss"]) / units.clamp(min=1)
+    loss = parts.strategy.add(sums["loss"]) / units.clamp(min=1)
     bad = update(parts.optimizers, norm, loss)
     return Step(sums, units, loss, norm, bad, tokens, lambda: samples_between(source, before, after))
 
 
-def _gradients(parts: Parts) -> tuple[dict[str, Tensor], Tensor, int]:
+def _gradients(parts: TrainingContext) -> tuple[dict[str, Tensor], Tensor, int]:
     """The gradients of one step's batches: (this rank's sums, all ranks' units, this rank's tokens)."""
     batches = []
     for _ in range(parts.accumulate * getattr(parts.source, "times", 1)):
         with parts.meter.waiting_for_data():
             batches.append(next(parts.source))
-    units = parts.engine.add(torch.stack([parts.objective.weight(batch) for batch in batches]).sum())
+    units = parts.strategy.add(torch.stack([parts.objective.weight(batch) for batch in batches]).sum())
     sums: dict[str, Tensor] = {}
     for number, batch in enumerate(batches, start=1):
-        with parts.engine.micro_step(last=number == len(batches)):
+        with parts.strategy.micro_step(last=number == len(batches)):
             loss = parts.objective(parts.model, batch)
             # Sums over the global number of units: exact for ragged micro-batches and ranks alike.
-            parts.engine.backward(loss.total / units.clamp(min=1))
+            parts.strategy.backward(loss.total / units.clamp(min=1))
         add_sums(sums, {"loss": loss.total.detach(), **loss.parts})
     return sums, units, sum(batch.num_tokens for batch in batches)
 
 
-def train(parts: Parts, progress: Progress) -> dict[str, float]:
+def train(parts: TrainingContext, progress: TrainState) -> dict[str, float]:
     """Take the steps that are left; log, validate, sample and save as due. Returns what the last validation found.
 
     Raises Stopped after a signal, with everything saved; UserError when going back does not make the loss a number.
     """
     figures: dict[str, float] = {}
-    alone = parts.engine.world == 1
+    alone = parts.strategy.world == 1
     put_off, saved = False, True  # a checkpoint that was due at a bad step; whether the last one is on the disk
     with frozen_collector(), Signals() as signals:
         while progress.step < parts.num_steps:
             parts.at_edge(progress.step, parts.meter.longest_seconds)
-            with parts.meter.step(parts.engine.world) as counted:
+            with parts.meter.step(parts.strategy.world) as counted:
                 taken = step(parts, progress.step)
                 counted.tokens = taken.tokens
                 progress.add(taken)
@@ -195,14 +195,14 @@ def train(parts: Parts, progress: Progress) -> dict[str, float]:
             if _due(progress.step, parts.sample_every, parts.num_steps) and not hurry:
                 with _between(parts, progress, "sample"), signals.cuts_short(alone):
                     parts.sample(progress.step)
-            stop = parts.engine.any(signals.received is not None)
+            stop = parts.strategy.any(signals.received is not None)
             ends = stop or progress.step == parts.num_steps
             if put_off or ends or _due(progress.step, parts.save_every, parts.num_steps):
                 parts.guard.settle()
                 put_off = not (ends or parts.guard.calm)
                 if not put_off:
                     with _between(parts, progress, "checkpoint"):
-                        saved = parts.save(progress.state(parts.engine), ends)
+                        saved = parts.save(progress.state(parts.strategy), ends)
             if stop:
                 raise Stopped(signals.received or signal.SIGTERM, progress.step, saved=saved)
     if not saved:
@@ -214,19 +214,19 @@ def train(parts: Parts, progress: Progress) -> dict[str, float]:
     return figures
 
 
-def _between(parts: Parts, progress: Progress, name: str) -> AbstractContextManager[None]:
+def _between(parts: TrainingContext, progress: TrainState, name: str) -> AbstractContextManager[None]:
     """Around work between steps, which is timed as `name` and may take any time."""
     parts.at_edge(progress.step, 0.0)
     return parts.meter.share(name)
 
 
-def _go_back(parts: Parts, progress: Progress) -> None:
+def _go_back(parts: TrainingContext, progress: TrainState) -> None:
     """To the last checkpoint's weights, with the samples that come next: those in between are skipped."""
     parts.at_edge(progress.step, 0.0)
     state = parts.go_back()
     parts.guard.rolled_back(progress.step, None if state is None else state["step"])
     assert state is not None
-    progress.go_back(state, parts.engine)
+    progress.go_back(state, parts.strategy)
     parts.trackers.rewind(progress.step)
 
 
@@ -235,14 +235,14 @@ def _due(step: int, every: int, num_steps: int) -> bool:
     return every > 0 and (step % every == 0 or step == num_steps)
 
 
-def _step_figures(parts: Parts, progress: Progress, norm: Tensor) -> dict[str, float]:
+def _step_figures(parts: TrainingContext, progress: TrainState, norm: Tensor) -> dict[str, float]:
     """Figures since the last logged step. The one place where the host waits for the device."""
-    figures = progress.means(parts.engine)
+    figures = progress.means(parts.strategy)
     figures.pop("loss", None)
     rate = max(group["lr"] for optimizer in parts.optimizers for group in optimizer.param_groups)
     figures |= {"learning_rate": rate, "gradient_norm": float(norm)}
     if parts.guard.num_bad:
         figures["bad_steps"] = parts.guard.num_bad
-    for part in (*parts.optimizers, getattr(parts.engine, "scaler", None)):
+    for part in (*parts.optimizers, getattr(parts.strategy, "scaler", None)):
         figures |= getattr(part, "figures", dict)()
     return figures

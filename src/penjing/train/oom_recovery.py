@@ -11,11 +11,12 @@ import torch
 
 from penjing.base.errors import UserError
 from penjing.loader.batch_source import Source, place_of, samples_between
+from penjing.train.batch_geometry import smaller_micro_size
 
 Result = TypeVar("Result")
 
 
-class Feed:
+class ResizableBatchSource:
     """A source whose micro-batches can be made smaller on the way. `times`: how many are now made of one at first."""
 
     def __init__(
@@ -49,23 +50,18 @@ class Feed:
         if close is not None:
             close()
 
-    def fresh(self) -> Feed:
+    def fresh(self) -> ResizableBatchSource:
         """Another one at the beginning, with batches of the same size: for trials."""
-        other = Feed(self._make, self.micro_units, together=self.together, exact=self.exact)
+        other = ResizableBatchSource(self._make, self.micro_units, together=self.together, exact=self.exact)
         other.times = self.times
         return other
-
-    @staticmethod
-    def smaller(count: int, together: int = 1) -> int | None:
-        """The largest proper divisor that is a multiple of `together`, None if there is none."""
-        return next((size for size in range(count // 2, 0, -1) if count % size == 0 and size % together == 0), None)
 
     def shrink(self, at: dict[str, Any]) -> bool:
         """Halve the batches (of an odd number of units: the largest part that divides it) and go back to `at`.
 
         False if a batch is as small as can be already.
         """
-        smaller = self.smaller(self.micro_units, self.together)
+        smaller = smaller_micro_size(self.micro_units, self.together)
         if smaller is None:
             return False
         self.close()

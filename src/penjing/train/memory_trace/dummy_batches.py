@@ -1,4 +1,4 @@
-"""What stands in for the rest of a run while its step is traced: values, batches, meter and engine."""
+"""What stands in for the rest of a run while its step is traced: values, batches, meter and strategy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import Disguise
 from penjing.plan.memory.sharded_memory import Buckets, Layout
 from penjing.plan.memory.trace import Tracer
-from penjing.train.memory_trace.batches import tensors_of
 
 META = torch.device("meta")
 _attention: Any = attention  # a module that is written to here
@@ -77,6 +76,15 @@ def _without_values(document_tokens: int) -> Iterator[None]:
         moe.group, _attention.find_lots = plain_group, plain_lots
 
 
+def tensors_of(batch: Any) -> list[Tensor]:
+    """Every tensor of a batch."""
+    found: list[Tensor] = []
+    for value in vars(batch).values():
+        inner = value.values() if isinstance(value, dict) else (value,)
+        found += [tensor for tensor in inner if isinstance(tensor, Tensor)]
+    return found
+
+
 class StandInSource:
     """Batches out of nothing, as many made ahead as the run prefetches."""
 
@@ -106,8 +114,8 @@ class NoMeter:
         return nullcontext()
 
 
-class TraceEngine:
-    """An engine that tells the tracer where the step is. With several ranks it keeps DDP's buckets."""
+class TraceStrategy:
+    """A strategy that tells the tracer where the step is. With several ranks it keeps DDP's buckets."""
 
     def __init__(self, tracer: Tracer, device: torch.device, layout: Layout, ranks: int) -> None:
         self.device, self.rank, self.world = device, 0, ranks
