@@ -34,6 +34,7 @@ from penjing.plan.memory import Target, is_tight, safe_bytes
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
 from penjing.train.build import prepare_run
+from penjing.train.build_context import RunHooks
 from penjing.train.memory_trace import trace
 from penjing.train.step_probe import still_to_grow
 
@@ -443,9 +444,7 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
         words = [*small_run, f"out={tmp_path / name}", "compute.compile=off"]
         run = resolve_run("pretrain", config.parse_overrides(words))
         torch.manual_seed(5)
-        made = prepare_run(
-            run, Single(CPU), stage_maker(run), lambda fitted, steps, start: [], lambda *given: [], lambda text: None
-        )
+        made = prepare_run(run, Single(CPU), stage_maker(run))
         made.context.trackers.close()
         optimizers = [optimizer.state_dict() for optimizer in made.context.optimizers]
         return made.model.state_dict(), optimizers, made.context.source.state(), torch.get_rng_state(), made.bill
@@ -477,7 +476,7 @@ def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, m
     tracker = SimpleNamespace(log=lambda *given: None, close=lambda: closed.append(True))
     run = resolve_run("pretrain", config.parse_overrides([*small_run, f"out={tmp_path / 'run'}"]))
     with pytest.raises(UserError, match="no plan"):
-        prepare_run(run, Single(CPU), stage_maker(run), lambda *given: [tracker], lambda *given: [], lambda text: None)
+        prepare_run(run, Single(CPU), stage_maker(run), RunHooks(trackers=lambda *given: [tracker]))
     assert closed == [True]
 
 

@@ -49,6 +49,7 @@ from penjing.track.console import ConsoleTracker
 from penjing.track.jsonl import read_lines
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build import PreparedRun, prepare_run
+from penjing.train.build_context import RunHooks
 from penjing.train.config import Run
 from penjing.train.from_pretrained import begin_from
 from penjing.train.loop import train
@@ -116,13 +117,15 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
                 run,
                 strategy,
                 stage_maker(run),
-                lambda fitted, steps, start: _trackers(fitted, quiet, steps, start),
-                lambda model, tokenizer, step: write_samples(
-                    run, model, tokenizer, quiet if step >= 0 else unseen(quiet)
+                RunHooks(
+                    report=lambda text: quiet.print(Text(f"  {text} ...")),
+                    trackers=lambda fitted, steps, start: _trackers(fitted, quiet, steps, start),
+                    sample=lambda model, tokenizer, step: write_samples(
+                        run, model, tokenizer, quiet if step >= 0 else unseen(quiet)
+                    ),
+                    began=began,
                 ),
-                lambda text: quiet.print(Text(f"  {text} ...")),
                 allow_change,
-                began,
             )
             prepared = replace(prepared, context=replace(prepared.context, at_edge=watch.edge))
             return _carry_out(run, prepared, known, quiet, began)
@@ -153,8 +156,7 @@ def _carry_out(
         raise
     finally:
         prepared.context.trackers.close()
-        if hasattr(prepared.context.source, "close"):
-            prepared.context.source.close()
+        prepared.context.source.close()
     if run.lora.rank and strategy.rank == 0:
         try:
             made = save_run_adapter(run, prepared.model, prepared.base, prepared.state.step)
@@ -176,9 +178,7 @@ def plan_only(run: Run, console: Console) -> Bill:
             trial,
             strategy,
             stage_maker(run),
-            lambda fitted, steps, start: [],
-            lambda model, tokenizer, step: write_samples(run, model, tokenizer, unseen(console)),
-            lambda text: None,
+            RunHooks(sample=lambda model, tokenizer, step: write_samples(run, model, tokenizer, unseen(console))),
         )
         print_plan(replace(prepared, run=replace(prepared.run, out=run.out)), strategy, console)
         prepared.context.trackers.close()

@@ -7,6 +7,7 @@ are static whatever the head is given, and nothing is compiled again after the f
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from torch import nn
 from penjing.base.errors import UserError
 from penjing.kernels.cpu import ops as cpu
 from penjing.model.moe import mixtures
+from penjing.train.build_model import BuiltRun
 
 Setting = Literal["auto", "off", "blocks", "whole", "graphs"]
 # What a compiled step gains and what compiling costs, for the rule. CPU, where kernels of our own (kernels/cpu/ops.py)
@@ -91,6 +93,17 @@ def choose(setting: Setting, kind: str, lacking: str, eager_seconds: float) -> D
     cost, saved = COST_SECONDS[kind], eager_seconds * (1 - 1 / GAIN[kind])
     said = f"would save about {saved:.0f} s of {eager_seconds:.0f} s and cost about {cost:.0f} s"
     return Decision("blocks", said, cost) if saved > WORTH * cost else Decision("off", said)
+
+
+def compile_run(built: BuiltRun, flops: float, peak_flops_per_second: float | None) -> Decision:
+    """Compile a run's model and optimizers, if it is long enough. flops: of all of it, on one device."""
+    run, device = built.run, built.strategy.device
+    eager_seconds = flops / (EAGER_SHARE.get(device.type, 0.4) * (peak_flops_per_second or math.inf))
+    decision = decide(run.compute.compile, device, built.trainable, eager_seconds, no_static_graph=run.no_static_graph)
+    if decision.how != "off":
+        compile_model(built.trainable, decision.how)
+        compile_optimizers(built.optimizers, device)
+    return decision
 
 
 def compile_model(model: nn.Module, how: Literal["blocks", "whole", "graphs"]) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-import torch
 from torch import nn
 
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.loader.batch_source import Source, place_of, samples_between
+from penjing.loader.batch_source import Source
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Objective
 from penjing.parallel.base import Strategy
@@ -69,25 +68,3 @@ class Stage(Protocol):
 
 
 MakeStage = Callable[[Run, Strategy, Report], Stage]
-
-
-class DeviceSource:
-    """A source whose batches are moved in line."""
-
-    def __init__(self, source: Source, device: torch.device) -> None:
-        self.source, self.device = source, device
-
-    def __next__(self) -> Any:
-        return next(self.source).to(self.device)
-
-    def state(self) -> dict[str, Any]:
-        return self.source.state()
-
-    def place(self) -> dict[str, Any]:
-        return place_of(self.source)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.source.restore(state)
-
-    def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-        return samples_between(self.source, before, after)

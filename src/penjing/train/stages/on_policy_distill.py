@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -189,7 +189,7 @@ class OnPolicyStage:
         self._model = model
 
     def source(self, micro_units: int, rank: int, world: int) -> Source:
-        return cast(Source, OwnAnswers(self, micro_units, rank, world))
+        return OwnAnswers(self, micro_units, rank, world)
 
     def objective(self) -> Distillation:
         return Distillation(
@@ -253,7 +253,7 @@ class OnPolicyStage:
         return [self._describe]
 
 
-class OwnAnswers:
+class OwnAnswers(Source):
     """`micro_units` prompts at a time; of each group of `world` batches this rank takes its own."""
 
     def __init__(self, stage: OnPolicyStage, micro_units: int, rank: int, world: int) -> None:
