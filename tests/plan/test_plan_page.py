@@ -17,7 +17,7 @@ from penjing.base.errors import UserError
 from penjing.bench import sweep as sweeping
 from penjing.bench.sweep import Grid, Point
 from penjing.commands import plan as planning
-from penjing.commands import plan_run
+from penjing.commands import plan_counts, plan_run
 from penjing.commands import plan_subcommands as plan_tools
 from penjing.commands import plan_verify as verify
 from penjing.commands import sweep as tables
@@ -239,16 +239,16 @@ def test_products_that_a_cpu_has_not_are_refused():
 
 
 def test_memory_of_a_foreign_model_is_refused_in_one_line(tmp_path):
-    from penjing.cli import _planned
+    from penjing.commands.planning import _traceable
 
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
-    with pytest.raises(UserError, match="not a model that is trained here"):
-        _planned(str(tmp_path), [])
+    with pytest.raises(UserError, match="cannot train this model"):
+        _traceable(str(tmp_path), [])
 
 
 def test_sizes_beyond_the_ladder_have_its_largest_shape():
-    assert planning.model_of(7_000_000_000) == planning.model_of(3_000_000_000)
+    assert plan_counts.model_of(7_000_000_000) == plan_counts.model_of(3_000_000_000)
 
 
 @pytest.mark.parametrize("option", ["--tokens=1M", "--unique=1M", "--gpus=2", "--engine=ddp", "--explain"])
@@ -326,12 +326,12 @@ def test_memory_search_tokens_and_estimate_say_what_they_should():
     assert plan_tools.search(run, asked, "1MB", (), Console(quiet=True)) == 0
     with pytest.raises(UserError, match="--fit"):
         plan_tools.search(run, asked, "3h", (), Console(quiet=True))
-    shown = text_of(lambda console: plan_tools.print_tokens("64M", "1.2B", "2", asked, console))
+    shown = text_of(lambda console: plan_counts.print_tokens("64M", "1.2B", "2", "RTX 3060", 1, console))
     assert "1.66B tokens" in shown and "2 h 00 min on 1 x RTX 3060" in shown
-    shown = text_of(lambda console: plan_tools.print_estimate("26M", "10B", 75.0, "", console))
+    shown = text_of(lambda console: plan_counts.print_estimate("26M", "10B", 75.0, "", console))
     assert "(347 min)" in shown and "ours:" in shown
     with pytest.raises(UserError, match="--tflops"):
-        plan_tools.print_estimate("26M", "10B", 0.0, "", Console(quiet=True))
+        plan_counts.print_estimate("26M", "10B", 0.0, "", Console(quiet=True))
 
 
 CPU = torch.device("cpu")
@@ -436,7 +436,6 @@ def test_growth_of_memory_is_taken_for_a_geometric_series():
 
 def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch):
     """Weights, buffers, optimizers and the place in the data after the plan are those of a run without one."""
-    from penjing.commands.train import stage_maker
     from penjing.parallel.single import Single
     from penjing.train import build as module
 
@@ -444,7 +443,7 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
         words = [*small_run, f"out={tmp_path / name}", "compute.compile=off"]
         run = resolve_run("pretrain", config.parse_overrides(words))
         torch.manual_seed(5)
-        made = prepare_run(run, Single(CPU), stage_maker(run))
+        made = prepare_run(run, Single(CPU))
         made.context.trackers.close()
         optimizers = [optimizer.state_dict() for optimizer in made.context.optimizers]
         return made.model.state_dict(), optimizers, made.context.source.state(), torch.get_rng_state(), made.bill
@@ -464,7 +463,6 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
 
 
 def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, monkeypatch):
-    from penjing.commands.train import stage_maker
     from penjing.parallel.single import Single
     from penjing.train import build as module
 
@@ -476,7 +474,7 @@ def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, m
     tracker = SimpleNamespace(log=lambda *given: None, close=lambda: closed.append(True))
     run = resolve_run("pretrain", config.parse_overrides([*small_run, f"out={tmp_path / 'run'}"]))
     with pytest.raises(UserError, match="no plan"):
-        prepare_run(run, Single(CPU), stage_maker(run), RunHooks(trackers=lambda *given: [tracker]))
+        prepare_run(run, Single(CPU), RunHooks(trackers=lambda *given: [tracker]))
     assert closed == [True]
 
 

@@ -20,7 +20,6 @@ from penjing.plan import hardware
 from penjing.train import build, build_model
 from penjing.train.config import Run
 from penjing.train.stages.base import Size
-from penjing.train.stages.next_token import NextTokenStage
 
 SHAPE = {
     "vocabulary_size": 400,
@@ -58,7 +57,7 @@ def parts(monkeypatch, tmp_path):
         run = config.resolve(Run, parse_overrides([*common, *words]))
         strategy = Single(torch.device("cpu"))
         with pytest.raises(Enough) as found:
-            build.prepare_run(run, strategy, NextTokenStage)
+            build.prepare_run(run, strategy)
         return found.value.args[0]
 
     return make

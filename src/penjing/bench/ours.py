@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from penjing.base import config
-from penjing.base.registry import look_up
 from penjing.bench.meter import Laps, Spec, read_spec
 from penjing.parallel.base import make_strategy
 from penjing.train.build import prepare_run
@@ -43,14 +42,12 @@ class LapTracker:
 
 def main() -> None:
     spec, laps = read_spec(Spec), Laps()
-    make_stage = look_up({"stage": spec.stage}, "stage", what="stage")
     laps.imported()
     set_threads(spec.threads, 1)
     run = replace(config.resolve(Run, config.read_toml(Path(spec.run))), out=spec.out)
     prepared = prepare_run(
         run,
         make_strategy("cpu"),
-        make_stage,
         RunHooks(trackers=lambda fitted, steps, start: [LapTracker(laps, FIGURES[spec.method])]),
     )
     laps.begin()

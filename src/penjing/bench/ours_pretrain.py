@@ -28,7 +28,6 @@ from penjing.train.build import prepare_run
 from penjing.train.config import Run
 from penjing.train.loop import step
 from penjing.train.run_dir import set_threads
-from penjing.train.stages.next_token import NextTokenStage
 
 
 class GivenRows(Source):
@@ -82,7 +81,7 @@ def main() -> None:
     race.imported()
     run = replace(config.resolve(Run, config.read_toml(Path(spec.run))), out=spec.out)
     run = replace(run, optimizer=_optimizer(run, spec, adamw="adamw" in sys.argv[2:]))
-    prepared = prepare_run(run, make_strategy(spec.device), NextTokenStage)
+    prepared = prepare_run(run, make_strategy(spec.device))
     parts, model, objective = prepared.context, prepared.model, NextToken()
     device = parts.strategy.device
 

@@ -16,13 +16,9 @@ from typing import Any
 import torch
 
 from penjing.base import config
-from penjing.base.seeds import derive
 from penjing.bench.gpu_counters import busy, estimated
 from penjing.loader.batch import Batch
 from penjing.loader.batch_source import Source
-from penjing.model.init import initialise
-from penjing.model.transformer import Transformer, recompute_activations
-from penjing.objective.next_token import NextToken
 from penjing.parallel.single import Single
 from penjing.plan import hardware
 from penjing.plan.device_model import Machine
@@ -33,10 +29,12 @@ from penjing.plan.step_time import quantile, step_time
 from penjing.plan.step_workload import Workload
 from penjing.track.base import Trackers
 from penjing.train.batch_geometry import batch_geometry
+from penjing.train.build_model import build_run
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
 from penjing.train.oom_recovery import is_out_of_memory, release
 from penjing.train.precision import Precision
+from penjing.train.stages.base import make_stage
 from penjing.train.throughput import Meter
 
 WARM_STEPS = 2
@@ -245,33 +243,32 @@ def _timed(
     release()
     forget_peak(device)
     precision.switch_tf32()
-    parts = _parts(run, point, precision, device)
+    context = _context(run, point, precision, device)
     taken: list[float] = []
     for index in itertools.count():
         start = time.perf_counter()
-        float(step(parts, index).loss)  # waits for the device
+        float(step(context, index).loss)  # waits for the device
         if index >= WARM_STEPS:
             taken.append(time.perf_counter() - start)
         if len(taken) >= steps or (len(taken) >= 2 and sum(taken) > seconds):
             break
     peak = hardware.peak_memory_bytes(device)
-    used = busy(lambda: step(parts, 0), device)
+    used = busy(lambda: step(context, 0), device)
     return taken, peak, used
 
 
-def _parts(run: Run, point: Point, precision: Precision, device: torch.device) -> TrainingContext:
-    model = Transformer(run.model)
-    initialise(model, derive(run.seed, "weights"))
-    model.to(device)
-    precision.apply(model)
-    recompute_activations(model, run.compute.recompute)
+def _context(run: Run, point: Point, precision: Precision, device: torch.device) -> TrainingContext:
     strategy = Single(device)
+    strategy.scaler = precision.loss_scaler(device)
+    stage = make_stage(run, strategy)
+    stage.assume_data()
+    built = build_run(stage, strategy, precision)
     return TrainingContext(
         strategy=strategy,
-        model=strategy.wrap(model),
-        objective=NextToken(run.router, biased=run.model.architecture == "glm4_moe"),
+        model=built.wrapped,
+        objective=built.objective,
         source=RandomRows(point.micro_rows, point.row_tokens, run.model.vocabulary_size, device),
-        optimizers=run.optimizer.build(model),
+        optimizers=built.optimizers,
         schedule=run.schedule,
         trackers=Trackers([]),
         meter=Meter(0.0, None),

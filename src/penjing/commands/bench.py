@@ -30,11 +30,11 @@ from penjing.objective.policy import Policy
 from penjing.objective.preference import Preference
 from penjing.optim.adamw import AdamW
 from penjing.plan import hardware
-from penjing.recipes import STAGES
 from penjing.rl.prompts import Order, read
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.run_dir import load_trained
+from penjing.train.stages import STAGES
 
 MATCH = "penjing.rl.rewards.exact:is_match"
 
@@ -89,7 +89,7 @@ def bench_train(model: Path, data: Path, asked: Asked, console: Console, *settin
             model=str(work / "model"),
             data=str(work / "data.jsonl"),
             run=str(work / "run.toml"),
-            stage=STAGES[objective.kind],
+            stage=STAGES[objective.stage][1],
             out="",
             threads=asked.threads,
             batch=run.batch.rows,

@@ -20,7 +20,6 @@ from penjing.base.markup import marked
 from penjing.data.chat.render import switched
 from penjing.eval import questions as asking
 from penjing.eval.changes import Change, changes
-from penjing.objective.policy import Policy
 from penjing.train.build import PreparedRun
 from penjing.train.config import Run
 from penjing.train.from_pretrained import NONE
@@ -37,7 +36,7 @@ class KnownQuestions:
         """Raises UserError for a file that is not there, or is none of questions."""
         self.run, self._console, self._at_once = run, console, AT_ONCE
         named = run.validate.questions
-        speaks = run.data.kind != "documents" and run.objective.kind != "reward"
+        speaks = run.data.kind != "documents" and run.objective.generates_text
         wanted = speaks and run.validate.before == "yes" and named not in ("", NONE)
         self.path = Path(named)
         # A story has no one right answer, and takes as long to write as many others.
@@ -71,8 +70,8 @@ class KnownQuestions:
 
     def _answers(self, prepared: PreparedRun, questions: Sequence[asking.Question]) -> list[asking.Answered]:
         """In smaller parts where memory does not suffice."""
-        how = self.run.objective
-        thinking = switched(how.rollout.thinking) if isinstance(how, Policy) else None
+        how = self.run.objective.sampling
+        thinking = switched(how.thinking) if how else None
         tokenizer = prepared.stage.tokenizer
 
         def make_room(told: str) -> None:

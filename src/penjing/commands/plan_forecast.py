@@ -1,4 +1,4 @@
-"""Foresee the loss of a run from a handful of tiny ones on the same data: penjing scale pretrain data.train=FILE"""
+"""penjing plan forecast: predict the loss of a run from a few tiny runs on the same data."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def scale(run: Run, budget: str, console: Console) -> Forecast:
     Raises UserError for no data, a bad budget, a stage whose held-out figure is not that loss, a run that continues
     another model, or a model too small to have smaller ones.
     """
-    if run.objective.kind not in ("next_token", "distill") or run.data.kind == "prompts":
+    if not run.objective.is_language_modelling or run.data.kind == "prompts":
         stage = f"{run.objective.kind} on {run.data.kind}"
         raise UserError("a law is fitted to losses of next tokens only", where=run.stage, got=stage)
     if run.start:
@@ -269,7 +269,7 @@ def _foresee(run: Run, points: list[Point], place: Path, first: str, console: Co
     )
     console.print(
         f"`penjing train` with out={run.out} and tokenizer.folder={RunFolder(Path(first)).tokenizer} is held against "
-        "it by `penjing verify`",
+        "it by `penjing plan verify`",
         highlight=False,
         soft_wrap=True,
     )

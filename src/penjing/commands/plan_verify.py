@@ -1,4 +1,4 @@
-"""Hold a plan against what came of it: penjing verify runs/x, and penjing ledger."""
+"""Hold a plan against what came of it: penjing plan verify runs/x, and penjing plan history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure this machine and keep it for plans: penjing profile"""
+"""Measure this machine and keep it for plans: penjing plan profile"""
 
 from __future__ import annotations
 

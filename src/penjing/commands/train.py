@@ -27,21 +27,19 @@ from penjing.base.lock import locked
 from penjing.base.markup import marked
 from penjing.base.registry import look_up
 from penjing.checkpoint.manifest import folder_name, steps
-from penjing.commands.adapter import save_run_adapter
 from penjing.commands.known_questions import KnownQuestions
 from penjing.commands.plan_verify import keep_score, money_lines, step_line, time_line, unseen
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.export.adapter import save_run_adapter
 from penjing.infer.generate import generate
 from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import Strategy, launched_world, make_strategy
 from penjing.plan import hardware
 from penjing.plan.run_estimate import Bill
-from penjing.recipes import RECIPES, STAGES, WITH_DIAL
-from penjing.recipes.distill import fit_to_teacher
-from penjing.recipes.lora import adapter_rate
+from penjing.recipes import RECIPES, WITH_DIAL
 from penjing.track import TRACKERS
 from penjing.track.background import BackgroundTracker
 from penjing.track.base import Tracker
@@ -50,12 +48,13 @@ from penjing.track.jsonl import read_lines
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build import PreparedRun, prepare_run
 from penjing.train.build_context import RunHooks
+from penjing.train.build_peft_model import adapter_rate
 from penjing.train.config import Run
-from penjing.train.from_pretrained import begin_from
+from penjing.train.from_pretrained import begin_from, with_vocabulary
 from penjing.train.loop import train
 from penjing.train.oom_recovery import is_out_of_memory
 from penjing.train.run_dir import RunFolder, set_threads
-from penjing.train.stages.base import MakeStage, Size
+from penjing.train.stages.base import Size
 from penjing.train.watchdog import watched
 
 SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
@@ -74,7 +73,7 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
     asked = [*layers[:-1], *map(_one_length, layers[-1:])]
     base = batch_as_asked(adapter_rate(base, asked), asked)
     start = next((layer["start"] for layer in reversed(layers) if layer.get("start")), "")
-    return begin_from(str(start), base, asked) if start else fit_to_teacher(config.resolve(Run, base, *asked), asked)
+    return begin_from(str(start), base, asked) if start else with_vocabulary(config.resolve(Run, base, *asked), asked)
 
 
 def batch_as_asked(base: Layer, layers: Sequence[Layer]) -> Layer:
@@ -116,7 +115,6 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
             prepared = prepare_run(
                 run,
                 strategy,
-                stage_maker(run),
                 RunHooks(
                     report=lambda text: quiet.print(Text(f"  {text} ...")),
                     trackers=lambda fitted, steps, start: _trackers(fitted, quiet, steps, start),
@@ -177,7 +175,6 @@ def plan_only(run: Run, console: Console) -> Bill:
         prepared = prepare_run(
             trial,
             strategy,
-            stage_maker(run),
             RunHooks(sample=lambda model, tokenizer, step: write_samples(run, model, tokenizer, unseen(console))),
         )
         print_plan(replace(prepared, run=replace(prepared.run, out=run.out)), strategy, console)
@@ -243,12 +240,6 @@ def print_plan(
 
 def _unit(size: Size) -> str:
     return f"rows of {size.row_tokens} tokens" if size.unit == "rows" else size.unit
-
-
-def stage_maker(run: Run) -> MakeStage:
-    """What makes the stage of a run."""
-    make: MakeStage = look_up(STAGES, run.objective.kind, what="objective")
-    return make
 
 
 def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: Console) -> list[dict[str, Any]]:

@@ -33,9 +33,9 @@ from torch import Tensor
 
 from penjing.agent_tools.base import ToolSettings
 from penjing.base.errors import UserError
-from penjing.data.chat.render import Switch
 from penjing.loader.shared_prompt_batch import AnswerBatch
-from penjing.objective.base import Loss, ObjectiveSettings
+from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths
+from penjing.objective.rollout import Rollout
 from penjing.objective.router import RouterSettings
 from penjing.objective.value import value_loss
 
@@ -54,58 +54,6 @@ PER_TOKEN = ("dapo", "cispo", "ppo")  # a unit is a token; of the others an answ
 LARGEST_LOG_RATIO = 20.0  # beyond it the ratio is noise, and a clipped infinity times 0 would be no number
 COUNTS = "counts"  # figure of each answer: 0 where it is in the batch but not learned from
 ADVANTAGE = "advantage"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rollout:
-    """How answers are sampled."""
-
-    answers: int = 8  # to each prompt
-    max_tokens: int = 64  # longest answer; of several turns all together, with what tools say between them
-    temperature: float = 1.0  # of sampling, and of the policy that is trained
-    top_p: float = 1.0  # below 1, answers are drawn from another distribution than the one that is trained
-    top_k: int = 0  # the same; 0 = all
-    updates: int = 1  # optimizer steps that one round of sampling serves, each with prompts of its own
-    repeats: int = 1  # times those steps are gone through
-    slots: int = 0  # answers written at once on one device; 0 = 64 on a CPU, else 256
-    # Whether old log-probabilities are the sampler's own, or taken by the training pass before the first step.
-    behaviour: Literal["sampled", "recomputed"] = "sampled"
-    # Whether answers begin inside a thought (on) or behind an empty one (off); auto: as the model likes.
-    thinking: Switch = "auto"
-    max_turns: int = 1  # of the model in one answer; after a turn that calls tools it reads their results and goes on
-    tools: tuple[
-        str, ...
-    ] = ()  # on offer, see `penjing.agent_tools`; NAME=TOOL under another name, MODULE:CLASS your own
-
-    def __post_init__(self) -> None:
-        if self.tools and self.max_turns == 1:
-            raise UserError(
-                "tools are called between turns",
-                where="objective.rollout.max_turns",
-                got=1,
-                wanted="at least 2 with objective.rollout.tools",
-            )
-        if self.max_turns > 1 and not self.tools:
-            raise UserError(
-                "without tools an answer is one turn",
-                where="objective.rollout.max_turns",
-                got=self.max_turns,
-                next_step="Give objective.rollout.tools=calculator.",
-            )
-        for name in ("answers", "max_tokens", "updates", "repeats", "max_turns"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    "too small", where=f"objective.rollout.{name}", got=getattr(self, name), wanted="at least 1"
-                )
-        if not 0 < self.temperature < math.inf:
-            raise UserError(
-                "out of range", where="objective.rollout.temperature", got=self.temperature, wanted="more than 0"
-            )
-        if not 0 < self.top_p <= 1:
-            raise UserError("out of range", where="objective.rollout.top_p", got=self.top_p, wanted="0..1")
-        for name in ("top_k", "slots"):
-            if getattr(self, name) < 0:
-                raise UserError("negative", where=f"objective.rollout.{name}", got=getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,13 +221,39 @@ class Policy(ObjectiveSettings):
                 raise UserError(f"has no effect without {wanted}", where=f"objective.{name}", got=got)
 
     @property
+    def varying_shapes(self) -> bool:
+        return True
+
+    @property
+    def compares_passes(self) -> bool:
+        return True
+
+    @property
+    def compares_with_start(self) -> bool:
+        return self.kl_weight > 0
+
+    @property
+    def sampling(self) -> Rollout:
+        return self.rollout
+
+    def unit_lengths(self, row_tokens: int) -> UnitLengths:
+        """Half of the longest prompt and of the longest answer."""
+        how = self.rollout
+        prompt, answer = (row_tokens - how.max_tokens) / 2, how.max_tokens / 2
+        extra = float(self.kl_weight > 0) + float(how.behaviour == "recomputed")
+        note = f"prompts are taken to have {prompt:.0f} tokens and answers {answer:.0f}, half of the most"
+        return UnitLengths(
+            tokens=prompt + how.answers * answer, keys=prompt + answer / 2, extra_forwards=extra, note=note
+        )
+
+    @property
     def strictly_on_policy(self) -> bool:
         """Whether each answer serves one step alone, so that the policy that learns from it is the one that wrote it.
 
         Then the ratio is 1 by its definition, whatever rounding lies between writing and scoring: of bfloat16 it is
         wider than gspo's clip of 3e-4, and would cut off answers by chance.
         """
-        return self.rollout.updates * self.rollout.repeats == 1
+        return self.rollout.steps_per_round == 1
 
     @property
     def clip(self) -> tuple[float, float]:
@@ -320,8 +294,8 @@ class PolicyObjective:
     head (model/value_head.py).
     """
 
-    def __init__(self, settings: Policy, router: RouterSettings = RouterSettings(), *, biased: bool = False) -> None:
-        self.settings, self.router, self.biased = settings, router, biased
+    def __init__(self, settings: Policy, router: RouterSettings = RouterSettings()) -> None:
+        self.settings, self.router = settings, router
         self.unit = "token" if settings.loss in PER_TOKEN else "answer"
 
     def weight(self, batch: AnswerBatch) -> Tensor:
@@ -358,13 +332,7 @@ class PolicyObjective:
             loss, value_parts = self._of_values(others.pop(0), batch)
             total, parts = total + loss, {**parts, **value_parts}
         means = others[0] if others else None
-        if means is not None:
-            units_A = self._units_A(batch)
-            rows = batch.ids_BT.shape[0]
-            units_B = units_A.new_zeros(rows).index_add_(0, batch.row_A(), units_A)
-            loss, router_parts = self.router.loss(means, units_B, biased=self.biased)
-            total, parts = total + loss, {**parts, **router_parts}
-        return Loss(total, parts)
+        return self.router.added_to(Loss(total, parts), means, lambda: batch.units_B(self._units_A(batch)))
 
     def _of_values(self, value_N: Tensor, batch: AnswerBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The value's weighted loss as a sum over units, and its figures."""

@@ -29,6 +29,14 @@ class RewardModel(ObjectiveSettings):
     # data: a pair's own `margin` is asked for between its rewards. none: more is better, however much was said.
     margin: Literal["data", "none"] = "data"
 
+    @property
+    def varying_shapes(self) -> bool:
+        return True
+
+    @property
+    def generates_text(self) -> bool:
+        return False
+
     def __post_init__(self) -> None:
         if self.centre_weight < 0:
             raise UserError("negative", where="objective.centre_weight", got=self.centre_weight, wanted="0 or more")
@@ -51,10 +59,8 @@ class RewardObjective:
 
     unit = "pair"
 
-    def __init__(
-        self, settings: RewardModel, router: RouterSettings = RouterSettings(), *, biased: bool = False
-    ) -> None:
-        self.settings, self.router, self.biased = settings, router, biased
+    def __init__(self, settings: RewardModel, router: RouterSettings = RouterSettings()) -> None:
+        self.settings, self.router = settings, router
 
     def weight(self, batch: AnswerBatch) -> Tensor:
         return torch.tensor(batch.num_answers / 2, device=batch.ids_BT.device)
@@ -73,12 +79,7 @@ class RewardObjective:
             "chosen_reward": known_P2[:, 0].sum(),
             "rejected_reward": known_P2[:, 1].sum(),
         }
-        if means is not None:
-            units_A = torch.full_like(reward_A, 0.5)
-            units_B = reward_A.new_zeros(len(batch.ids_BT)).index_add(0, batch.row_A(), units_A)
-            more, router_parts = self.router.loss(means, units_B, biased=self.biased)
-            total, parts = total + more, {**parts, **router_parts}
-        return Loss(total, parts)
+        return self.router.added_to(Loss(total, parts), means, lambda: batch.units_B(torch.full_like(reward_A, 0.5)))
 
 
 def score_answers(model: Callable[..., Any], batch: AnswerBatch) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from penjing.base import config
 from penjing.base.files import write_text
@@ -27,7 +28,7 @@ from penjing.train.precision import Precision
 from penjing.train.resume import Difference, begun_dtype, check_same_run, run_facts, with_known_batch
 from penjing.train.run_dir import RunFolder
 from penjing.train.small_data import fit_batch
-from penjing.train.stages.base import MakeStage, Size, Stage
+from penjing.train.stages.base import Size, Stage, make_stage
 from penjing.train.step_probe import Trials, expected, plan
 
 
@@ -38,7 +39,7 @@ class PreparedRun:
     run: Run
     context: TrainingContext
     state: TrainState
-    stage: Stage
+    stage: Stage[Any]
     size: Size
     model: Transformer
     folder: RunFolder
@@ -57,18 +58,18 @@ def num_steps(run: Run, size: Size) -> int:
 def prepare_run(
     run: Run,
     strategy: Strategy,
-    make_stage: MakeStage,
     hooks: RunHooks = RunHooks(),
     allow_change: Sequence[str] = (),
 ) -> PreparedRun:
     """Build every part of a run, or restore it from its newest checkpoint; write run.toml and plan.json before step 1.
 
-    make_stage: what is learned, from what. allow_change: fields in which a continued run may differ from what it was.
+    allow_change: fields in which a continued run may differ from what it was.
     """
     folder = RunFolder(Path(run.out))
     checkpoint = newest(folder.checkpoints)
     run, precision = _resolve(run, strategy, checkpoint, allow_change)
     stage = make_stage(run, strategy, hooks.report)
+    stage.prepare_data()
     run = stage.run = fit_batch(stage.run, stage.size().units_per_epoch, strategy.world)
     size = stage.size()
     built = build_run(stage, strategy, precision, checkpoint=checkpoint)

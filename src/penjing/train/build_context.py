@@ -68,7 +68,7 @@ def make_instruments(
         lambda micro_size: _batches(built, micro_size),
         built.geometry.micro_size,
         indivisible=built.geometry.indivisible,
-        exact=run.passes_are_exact,
+        exact=built.geometry.exact,
     )
     meter, state = _meter(built, size), TrainState()
     first = 0 if checkpoint is None else checkpoint.step

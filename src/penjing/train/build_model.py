@@ -33,7 +33,7 @@ class BuiltRun:
     """A run that could take a step, if it had batches."""
 
     run: Run
-    stage: Stage
+    stage: Stage[Any]
     strategy: Strategy
     precision: Precision
     geometry: BatchGeometry
@@ -46,7 +46,7 @@ class BuiltRun:
 
 
 def build_run(
-    stage: Stage,
+    stage: Stage[Any],
     strategy: Strategy,
     precision: Precision,
     *,
@@ -66,10 +66,10 @@ def build_run(
     recompute_activations(model, run.compute.recompute)
     if run.lora.rank:
         precision.cast_frozen(model)
-    trainable = stage.trained(model)
+    trainable = stage.trainable(model)
     trainable.to(device)
     precision.apply(trainable, model)
-    stage.begin(trainable, strategy)
+    stage.setup(trainable)
     if checkpoint is not None:
         load_weights(trainable, checkpoint)
     wrapped = strategy.wrap(trainable)
@@ -104,7 +104,7 @@ def _with_weights(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
     """
     if run.lora.rank:
         return build_adapted(run, checkpoint, load_start)
-    if run.start and (checkpoint is None or run.objective.kind != "next_token"):
+    if run.start and (checkpoint is None or run.objective.compares_with_start):
         return load_start(run), {}
     model = Transformer(run.model)
     if checkpoint is None:

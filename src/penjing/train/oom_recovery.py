@@ -102,7 +102,7 @@ def shrink_step(source: Source, at: dict[str, Any], said: str, world: int) -> No
     )
 
 
-def validate_with_retry(stage: Stage, strategy: Strategy) -> dict[str, float]:
+def validate_with_retry(stage: Stage[Any], strategy: Strategy) -> dict[str, float]:
     """A stage's figures, in smaller passes where memory does not suffice; none if it never does: training goes on."""
 
     def halve(said: str) -> None:

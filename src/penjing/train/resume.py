@@ -63,7 +63,7 @@ def differences(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint) -> l
     return found
 
 
-def run_facts(stage: Stage, precision: Precision) -> dict[str, str]:
+def run_facts(stage: Stage[Any], precision: Precision) -> dict[str, str]:
     """What a checkpoint knows of a run beside its settings."""
     return {
         "data": stage.fingerprint,

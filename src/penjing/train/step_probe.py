@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ from penjing.train.small_data import doubts, start_doubts
 from penjing.train.stages.base import Size, Stage
 from penjing.train.throughput import Expected, Meter
 
-FORECAST = "scale.json"  # in the run's folder: the loss that `penjing scale` foresaw
+FORECAST = "scale.json"  # in the run's folder: the loss that `penjing plan forecast` foresaw
 FORECAST_TOLERANCE = 0.05  # of the tokens: those of full rows are foreseen, and rows have some padding
 LEAST_STEPS, ALWAYS_ALLOWED = 4, 20  # timed; of slow steps two are the least
 PROBE_SECONDS = 2.0  # of timed steps at least
@@ -71,7 +72,7 @@ class AtRest(Constant):
 
 def plan(
     run: Run,
-    stage: Stage,
+    stage: Stage[Any],
     size: Size,
     strategy: Strategy,
     model: nn.Module,
@@ -122,7 +123,7 @@ def plan(
 
 
 def foreseen_loss(file: Path, bill: Bill) -> dict[str, float]:
-    """The loss that `penjing scale` foresaw, if for so many parameters and about so many tokens."""
+    """The loss that `penjing plan forecast` foresaw, if for so many parameters and about so many tokens."""
     found = read_json(file) if file.is_file() else {}
     tokens, planned = found.get("tokens", 0), bill.tokens
     if found.get("parameters") != bill.parameters or abs(tokens - planned) > FORECAST_TOLERANCE * planned:
@@ -163,7 +164,7 @@ def _times(every: int, steps: int) -> int:
 
 def probe(
     run: Run,
-    stage: Stage,
+    stage: Stage[Any],
     size: Size,
     strategy: Strategy,
     model: nn.Module,
@@ -214,7 +215,7 @@ def probe(
 
 def _timed(
     run: Run,
-    stage: Stage,
+    stage: Stage[Any],
     size: Size,
     strategy: Strategy,
     parts: TrainingContext,

@@ -19,7 +19,6 @@ from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import Disguise
 from penjing.plan.memory.sharded_memory import Buckets, Layout
 from penjing.plan.memory.trace import Tracer
-from penjing.train.memory_trace.batches import tensors_of
 
 META = torch.device("meta")
 _attention: Any = attention  # a module that is written to here
@@ -76,6 +75,15 @@ def _without_values(document_tokens: int) -> Iterator[None]:
         yield
     finally:
         moe.group, _attention.find_lots = plain_group, plain_lots
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """Every tensor of a batch."""
+    found: list[Tensor] = []
+    for value in vars(batch).values():
+        inner = value.values() if isinstance(value, dict) else (value,)
+        found += [tensor for tensor in inner if isinstance(tensor, Tensor)]
+    return found
 
 
 class StandInSource(Source):
