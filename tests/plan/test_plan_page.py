@@ -33,6 +33,7 @@ from penjing.plan.gpu_specs import find_card
 from penjing.plan.memory import Target, is_tight, safe_bytes
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
+from penjing.train import build_model
 from penjing.train.build import prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.memory_trace import trace
@@ -347,8 +348,8 @@ def work_on_card(run):
 
 def test_a_sweep_over_what_is_computed_again(monkeypatch):
     run, told = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_layers=1")), []
-    real = sweeping.recompute_activations
-    monkeypatch.setattr(sweeping, "recompute_activations", lambda model, how: told.append(how) or real(model, how))
+    real = build_model.recompute_activations
+    monkeypatch.setattr(build_model, "recompute_activations", lambda model, how: told.append(how) or real(model, how))
     grid = Grid(micro_rows=(1,), accumulate=(1,), row_tokens=(16,), recompute=("none", "mlp", "block"))
     rows = sweeping.sweep(run, grid, CARD, ROOM, steps=2, seconds=0.1, device=CPU, predict_bytes=lambda variant: 1)
     assert told == ["none", "mlp", "block"] and all(row.ended == "done" for row in rows)

@@ -14,7 +14,8 @@ from penjing.parallel.single import Single
 from penjing.train import run_dir as folder
 from penjing.train.config import Run
 from penjing.train.run_dir import RunFolder
-from penjing.train.stages.next_token import NextTokenStage, made_once, run_tokenizer
+from penjing.train.stages.next_token import NextTokenStage
+from penjing.train.stages.run_data import build_if_stale, run_tokenizer
 
 
 def resolve(*words):
@@ -117,7 +118,7 @@ def test_halves_that_were_half_replaced_are_made_again(tmp_path):
 
     def ask(fraction):
         run = resolve(f"data.train={tmp_path / 'a.txt'}", f"data.validation_fraction={fraction}")
-        return made_once(run, tmp_path, SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
+        return build_if_stale(run, tmp_path, SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
 
     assert ask(0.5) == ask(0.5) == {"made": 1}
     with pytest.raises(KeyboardInterrupt):
@@ -128,7 +129,7 @@ def test_halves_that_were_half_replaced_are_made_again(tmp_path):
 def test_no_tokenizer_is_trained_on_preferences(tmp_path):
     run = resolve("objective=preference", "data.kind=preferences", f"out={tmp_path}")
     with pytest.raises(UserError, match=r"start: no tokenizer: .*got data.kind=preferences"):
-        run_tokenizer(run, RunFolder(tmp_path), print)
+        run_tokenizer(run, print)
 
 
 def test_ready_shards_that_switch_thoughts_otherwise_are_refused(tmp_path):
@@ -140,7 +141,9 @@ def test_ready_shards_that_switch_thoughts_otherwise_are_refused(tmp_path):
     def stage(data, out, *words):
         common = (f"data.train={data}", f"out={tmp_path / out}", f"tokenizer.folder={tmp_path / 'tokenizer'}")
         run = resolve("data.kind=chats", "data.row_tokens=64", "data.validation_fraction=0.3", *common, *words)
-        return NextTokenStage(run, Single(torch.device("cpu")), lambda text: None)
+        made = NextTokenStage(run, Single(torch.device("cpu")))
+        made.prepare_data()
+        return made
 
     made = stage(tmp_path / "chats.jsonl", "first", "data.thinking=switch")
     shards = RunFolder(tmp_path / "first").shards
@@ -160,8 +163,8 @@ def test_a_tokenizer_that_an_abandoned_attempt_left_is_not_taken_for_another_sta
     left.save(out.tokenizer)
     wanted.save(tmp_path / "wanted")
     run = resolve(f"tokenizer.folder={tmp_path / 'wanted'}", f"out={out.path}")
-    assert run_tokenizer(run, out, print).fingerprint == wanted.fingerprint
+    assert run_tokenizer(run, print).fingerprint == wanted.fingerprint
     assert Tokenizer.load(out.tokenizer).fingerprint == wanted.fingerprint
     left.save(out.tokenizer)
     (out.checkpoints / "step-00000001").mkdir(parents=True)  # a run that has begun keeps its own
-    assert run_tokenizer(run, out, print).fingerprint == left.fingerprint
+    assert run_tokenizer(run, print).fingerprint == left.fingerprint

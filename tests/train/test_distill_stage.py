@@ -14,7 +14,6 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands.train import execute, resolve_run
 from penjing.parallel.single import Single
-from penjing.recipes.distill import make_stage
 from penjing.train.run_dir import load_trained
 
 STUDENT = ["model=tiny", "model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.num_kv_heads=1"]
@@ -145,9 +144,10 @@ def test_a_trained_student_and_adapters_can_be_taught_too(tmp_path, live, words)
 
 def stage(words, out):
     run = resolve_run("distill", parse_overrides([*words, f"out={out}"]))
-    made = make_stage(run, Single(torch.device("cpu")), lambda text: None)
+    made = make_stage(run, Single(torch.device("cpu")))
+    made.prepare_data()
     model = load_trained(Path(run.objective.teacher)).model
-    made.begin(made.trained(model), Single(torch.device("cpu")))
+    made.setup(made.trainable(model))
     return made
 
 
@@ -233,6 +233,7 @@ def test_thoughts_are_not_switched_on_policy(tmp_path, words, prompts):
 def test_a_conversation_that_the_template_refuses_is_set_aside(tmp_path, words, prompts, toy, monkeypatch, max_bad):
     """And listed, as what is broken in the file is; one of which no token is learned is left out."""
     from penjing.train.stages import on_policy_distill as distill_own
+from penjing.train.stages.base import make_stage
 
     def refuses(tokenizer, messages, tools, **more):
         if messages[0].content == "refuse":

@@ -17,7 +17,7 @@ from penjing.commands.plan_fit import fit, foreign_memory
 from penjing.commands.plan_run import (
     Amount,
     Asked,
-    Lengths,
+    UnitLengths,
     amount_of,
     checkpoint_bytes,
     find_machine,
@@ -218,7 +218,7 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
     return page
 
 
-def _flops(run: Run, lengths: Lengths, foreign: Shape | None) -> tuple[float, float]:
+def _flops(run: Run, lengths: UnitLengths, foreign: Shape | None) -> tuple[float, float]:
     """Per token, causal and full square."""
     square = run.data.row_tokens
     if foreign is not None:
