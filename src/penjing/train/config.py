@@ -175,21 +175,6 @@ class Run(Settings):
     save: SaveSettings = field(default_factory=SaveSettings)
     track: TrackSettings = field(default_factory=TrackSettings)
 
-    @property
-    def passes_are_exact(self) -> bool:
-        """Whether gradients are the same however a step is cut into passes; rounding aside."""
-        return not self.model.is_mixture or self.router.for_model(self.model).balance != "batch"
-
-    @property
-    def no_static_graph(self) -> str:
-        """Why the passes of this run cannot be compiled, with one graph of fixed shapes for all of them; empty: nothing
-        is in the way."""
-        if self.objective.varying_shapes:
-            return "answers make batches of another shape in every step"
-        if self.lora.dropout:
-            return "the masks of lora.dropout are drawn outside of any graph"
-        return "norms that DoRA keeps are looked up outside of any graph" if self.lora.kind == "dora" else ""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.epochs == 0 and self.steps == 0:
