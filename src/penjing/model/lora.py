@@ -26,9 +26,10 @@ from torch.autograd.function import once_differentiable
 
 from penjing.base.errors import UserError, suggest
 from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.dispatch import saves_memory
 from penjing.kernels.fp8 import linear_float8
 from penjing.model.linear import Linear
-from penjing.model.moe import Mixture, mixtures
+from penjing.model.moe import MoELayer, mixtures
 
 Kind = Literal["lora", "dora"]
 DEFAULT = "default"  # the name of the adapter that a run trains
@@ -257,7 +258,7 @@ class AdaptedLinear(Linear):
 
     def _base(self) -> tuple[Tensor, Tensor | None]:
         dtype = self.compute_dtype or self.weight.dtype
-        weight_OI = arena.cast(self.weight, dtype) if arena.serves(self.weight) else self.weight.to(dtype)
+        weight_OI = arena.cast(self.weight, dtype) if saves_memory(self.weight) else self.weight.to(dtype)
         return weight_OI, None if self.bias is None else self.bias.to(dtype)
 
     def _each_row(self, x: Tensor, by_row: ByRow) -> Tensor:
@@ -294,8 +295,8 @@ class _Product(torch.autograd.Function):
         seen_NI = x_NI if mask_NI is None else (x_NI * mask_NI).mul_(kept)
         small_RI, small_OR = a_RI.to(x.dtype), b_OR.to(x.dtype)
         inner_NR = seen_NI @ small_RI.T
-        in_arena = bias_O is None and arena.serves(x)
-        out_NO = arena.product(x_NI, weight_OI.T) if in_arena else functional.linear(x_NI, weight_OI, bias_O)
+        in_arena = bias_O is None and saves_memory(x)
+        out_NO = arena.matmul(x_NI, weight_OI.T) if in_arena else functional.linear(x_NI, weight_OI, bias_O)
         out_NO.addmm_(inner_NR, small_OR.T, alpha=scale)
         ctx.save_for_backward(seen_NI, inner_NR, weight_OI, small_RI, small_OR, mask_NI)
         ctx.scale, ctx.kept, ctx.shape, ctx.dtypes = scale, kept, x.shape, (a_RI.dtype, b_OR.dtype)
@@ -312,7 +313,7 @@ class _Product(torch.autograd.Function):
         grad_b_OR = (slope_NO.T @ inner_NR).to(b_dtype).mul_(ctx.scale) if ctx.needs_input_grad[4] else None
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_NI = arena.product(slope_NO, weight_OI) if arena.serves(slope_NO) else slope_NO @ weight_OI
+            grad_NI = arena.matmul(slope_NO, weight_OI) if saves_memory(slope_NO) else slope_NO @ weight_OI
             if mask_NI is None:
                 grad_NI.addmm_(slope_NR, small_RI)
             else:
@@ -535,7 +536,7 @@ def keep_base_in(model: nn.Module, dtype: torch.dtype) -> None:
     embedding stays, as it is looked up in float32, and so do routers.
     """
     for module in model.modules():
-        if not isinstance(module, Linear | Mixture):
+        if not isinstance(module, Linear | MoELayer):
             continue
         for parameter in module.parameters(recurse=False):  # a mixture's are its experts; its router is a module below
             if not parameter.requires_grad:

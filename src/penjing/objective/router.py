@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from penjing.base.errors import UserError
-from penjing.model.moe import RouterMeans
+from penjing.model.moe import RouterStats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class RouterSettings:
             return self.balance
         return "none" if biased else "batch"
 
-    def loss(self, means: RouterMeans, units_B: Tensor, *, biased: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, means: RouterStats, units_B: Tensor, *, biased: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum to be added over these rows, and its parts by name; a row weighs as many units as it has.
 
         biased: the router is balanced by bias.

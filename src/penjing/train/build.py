@@ -28,7 +28,7 @@ from penjing.model.init import initialise
 from penjing.model.kernel_selection import activate_flash, check_kernels
 from penjing.model.linear import set_compute_dtype, use_float8
 from penjing.model.lora import keep_base_in
-from penjing.model.moe import check_widths
+from penjing.model.moe import check_expert_sizes
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.optim.router_bias_update import RouterBalance
 from penjing.parallel.base import Engine, allow_tf32
@@ -206,7 +206,7 @@ def assemble(
         undo.callback(parts.trackers.close)
         eager_seconds = steps * run.batch.rows * size.tokens_per_unit * meter.flops_per_token / engine.world
         eager_seconds /= EAGER_SHARE.get(engine.device.type, 0.4) * (meter.peak_flops_per_second or math.inf)
-        check_widths(model, engine.device, dtype)
+        check_expert_sizes(model, engine.device, dtype)
         kernels = check_kernels(model, engine.device, dtype)
         flash = activate_flash(model, engine.device, dtype)
         if run.compute.float8 != "off":

@@ -17,7 +17,6 @@ from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.kernels.fp8 import require_float8
 from penjing.loader.shared_prompt_batch import AnswerBatch
-from penjing.model import attention
 from penjing.model.config import ModelConfig
 from penjing.model.freeze import freeze
 from penjing.model.linear import set_compute_dtype, use_float8
@@ -46,7 +45,6 @@ from penjing.train.run_dir import start_shape
 from penjing.train.stages.preference import frozen_copy, groups_of_pass, score
 
 META = torch.device("meta")
-_attention: Any = attention  # modules that are written to here
 # Lines of these files are the head's and the loss's.
 LOSS_FILES = ("model/head", "penjing/objective/")
 STEPS = 2  # the first makes the optimizer's state, the second has it from its first line on
