@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from penjing.kernels.cpu import ops as cpu
+from penjing.kernels.cpu import library
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
@@ -44,4 +44,4 @@ def make_model() -> Callable[..., Transformer]:
 @pytest.fixture
 def without_cpu_kernels(monkeypatch) -> Callable[[], None]:
     """Switches kernels of our own on the CPU off for the rest of a test."""
-    return lambda: monkeypatch.setattr(cpu, "kernels", lambda: None)
+    return lambda: monkeypatch.setattr(library, "kernels", lambda: None)

@@ -28,14 +28,14 @@ def small(**more):
 
 def test_only_long_runs_are_compiled(monkeypatch):
     monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
-    monkeypatch.setattr(compiling.cpu, "why_not", lambda: "no kernels")
+    monkeypatch.setattr(compiling.library, "unavailable_reason", lambda: "no kernels")
     model = small()
     border = compiling.WORTH * compiling.COST_SECONDS["cpu"] / (1 - 1 / compiling.GAIN["cpu"])
     assert decide("auto", CPU, model, border * 0.99).how == "off"
     assert decide("auto", CPU, model, border * 1.01).how == "blocks"
     assert decide("off", CPU, model, 1e9).how == "off"
     assert decide("whole", CPU, model, 1.0).how == "whole"
-    monkeypatch.setattr(compiling.cpu, "why_not", lambda: "")
+    monkeypatch.setattr(compiling.library, "unavailable_reason", lambda: "")
     decision = decide("auto", CPU, model, 1e9)
     assert decision.how == "off" and "kernels of our own are faster" in decision.why
     assert decide("blocks", CPU, model, 1.0).how == "blocks"

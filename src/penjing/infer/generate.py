@@ -10,8 +10,8 @@ import torch
 from penjing.base.errors import UserError
 from penjing.infer.sample import Sampling, pick
 from penjing.model.cache import Cache
-from penjing.model.lora import using
 from penjing.model.cast_cache import cache_casted_weights
+from penjing.model.lora import using
 from penjing.model.transformer import Transformer
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from penjing.kernels.cpu import ops as cpu
-from penjing.kernels.cpu.library import TILE
+from penjing.kernels.cpu.ops import TILE
 from penjing.kernels.tiled_attention import TileGroup, group_tiles
 from penjing.kernels.triton import ops as gpu
 from penjing.kernels.varlen_attention import supports_varlen

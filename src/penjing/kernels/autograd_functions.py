@@ -79,7 +79,8 @@ def apply_rope(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class ApplyRope(torch.autograd.Function):
-    """`reference.apply_rope`. Its gradient is the rotation back: a third of what autograd would record. On any device."""
+    """`reference.apply_rope`. Its gradient is the rotation back: a third of what autograd would record. On any
+    device."""
 
     @staticmethod
     def forward(ctx: Any, x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -123,8 +124,8 @@ class SwiGLU(torch.autograd.Function):
 
 
 class SwiGLULinear(torch.autograd.Function):
-    """(silu(gate) * up) W^T, in the dtype of gate and up. What stands in brackets and the weight's cast are not kept but
-    made again."""
+    """(silu(gate) * up) W^T, in the dtype of gate and up. What stands in brackets and the weight's cast are not kept
+    but made again."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight_DF: Tensor) -> Tensor:

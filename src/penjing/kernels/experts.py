@@ -28,7 +28,8 @@ GROUP_ALIGNMENT = 8
 def experts(
     x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, matrices: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """out_ND: of each token the sum over its experts e of weight_e * down_e(silu(gate_e x) * up_e x), matmuls in `dtype`.
+    """out_ND: of each token the sum over its experts e of weight_e * down_e(silu(gate_e x) * up_e x), matmuls in
+    `dtype`.
 
     expert_Nk: which experts each token goes through. matrices: gate_EFD, up_EFD, down_EDF.
     """
@@ -41,8 +42,8 @@ def experts(
 
 
 def check_expert_sizes(sizes: dict[str, int], device: torch.device, dtype: torch.dtype) -> None:
-    """Raise UserError where grouped matmuls do not take experts of these sizes, by setting: on CUDA rows must be whole 16
-    bytes."""
+    """Raise UserError where grouped matmuls do not take experts of these sizes, by setting: on CUDA rows must be whole
+    16 bytes."""
     multiple = 16 // dtype.itemsize
     for where, size in sizes.items() if device.type == "cuda" else ():
         if size % multiple:
@@ -181,7 +182,8 @@ class _ExpertByExpert(torch.autograd.Function):
 
 
 class _Grouped(torch.autograd.Function):
-    """The same by grouped matmuls of all experts at once, without waiting for the device to say which expert got what."""
+    """The same by grouped matmuls of all experts at once, without waiting for the device to say which expert got
+    what."""
 
     @staticmethod
     def forward(

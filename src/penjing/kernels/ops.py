@@ -2,7 +2,7 @@
 
 | op | backends, in this order | reference |
 |---|---|---|
-| rms_norm, swiglu, apply_rope, residual_add, linear | C with written gradients (CPU), Triton (CUDA), torch | reference.py |
+| rms_norm, swiglu, apply_rope, residual_add, linear | C (CPU), Triton (CUDA), torch | reference.py |
 | attention | Triton, varlen (CUDA), C, tiles (CPU), torch | reference.attention |
 | experts | expert by expert in C (CPU), grouped with Triton, grouped (CUDA) | reference.experts |
 | fused_linear_cross_entropy, log_probs | C, Triton, torch in blocks | torch's cross_entropy |
@@ -200,7 +200,8 @@ def attention(
 
 
 def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float) -> None:
-    """mean <- momentum mean + (1 - momentum) gradient; out <- momentum mean + (1 - momentum) gradient of the new mean."""
+    """mean <- momentum mean + (1 - momentum) gradient; out <- momentum mean + (1 - momentum) gradient of the new
+    mean."""
     if cpu.supports(wide=[gradient, mean, out]):
         cpu.nesterov_update(gradient, mean, out, momentum)
     else:

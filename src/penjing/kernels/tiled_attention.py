@@ -1,9 +1,9 @@
 """Attention over packed rows on a CPU, document by document: keys that no query may see are hardly computed.
 
-By the C kernel (kernels/cpu/attention.c), which keeps no scores, where it takes the tensors. Elsewhere queries are taken
-in tiles of 64 positions. A tile needs the keys from where its first query's document begins to its own end, in whole
-tiles too; tiles that need equally many go through one batched matmul. Scores are rounded to the matmuls' dtype before
-the softmax, as in an eager `transformers` model. The reference is `reference.attention` with a mask.
+By the C kernel (kernels/cpu/attention.c), which keeps no scores, where it takes the tensors. Elsewhere queries are
+taken in tiles of 64 positions. A tile needs the keys from where its first query's document begins to its own end, in
+whole tiles too; tiles that need equally many go through one batched matmul. Scores are rounded to the matmuls' dtype
+before the softmax, as in an eager `transformers` model. The reference is `reference.attention` with a mask.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from penjing.kernels.autograd_functions import apply_rope
 from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.kernels.cpu.library import TILE
+from penjing.kernels.cpu.ops import TILE
 
 # Matrices of one batched matmul: each GEMM shape is compiled when first seen, and takes 0.5 MiB from then on.
 BATCHES = (8, 2, 1)
@@ -216,7 +216,8 @@ def _probs_buffer(q_NGQK: Tensor, groups: list[TileGroup]) -> Tensor:
 
 
 def _group_probs(probs_P: Tensor, q_NGQK: Tensor, groups: list[TileGroup]) -> Iterator[Tensor | None]:
-    """Of each group the part of `_probs_buffer` that takes its probabilities; None if they are too many, or probs_P is empty."""
+    """Of each group the part of `_probs_buffer` that takes its probabilities; None if they are too many, or probs_P is
+    empty."""
     start, num_groups, num_queries = 0, *q_NGQK.shape[1:3]
     for group in groups:
         shape = (len(group.tile_N) * num_groups, num_queries, group.bias_NTS.shape[-1])

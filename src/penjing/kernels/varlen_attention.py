@@ -1,4 +1,5 @@
-"""Attention over packed documents by torch's variable-length kernel, on CUDA: FlashAttention 2, or 3 and 4 where active."""
+"""Attention over packed documents by torch's variable-length kernel, on CUDA: FlashAttention 2, or 3 and 4 where
+active."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from penjing.model.norm import RMSNorm
 class Attention(nn.Module):
     """q = rope(norm(x Wq)), k = rope(norm(x Wk)), v = x Wv; out = (softmax(q k^T / sqrt(K)) v) Wo.
 
-    H query heads in groups of H / G share a key/value head. The norms and biases of q, k and v depend on the architecture.
+    H query heads in groups of H / G share a key/value head. The norms and biases of q, k and v depend on the
+    architecture.
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:

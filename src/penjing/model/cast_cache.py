@@ -15,8 +15,8 @@ from penjing.model.transformer import Transformer
 
 @contextmanager
 def cache_casted_weights(model: Transformer) -> Iterator[None]:
-    """For generation: weights on a CPU are cast to `compute_dtype` once, not at every matmul without gradients, so that a
-    token takes little longer than reading its weights; they must not change meanwhile. And nothing compiled is used,
+    """For generation: weights on a CPU are cast to `compute_dtype` once, not at every matmul without gradients, so that
+    a token takes little longer than reading its weights; they must not change meanwhile. And nothing compiled is used,
     which would be compiled again for every length."""
     layers = [layer for layer in model.modules() if type(layer) is Linear and layer is not model.head]
     mine = [layer for layer in layers if layer.cast is None and _is_cast(layer.weight, layer.compute_dtype)]

@@ -35,8 +35,8 @@ def plain_weight(layer: nn.Module) -> Tensor | None:
 
 
 def shared_input_linears(x: Tensor, *layers: nn.Module, packed: bool = False) -> tuple[Tensor, ...]:
-    """Each layer's output for the same x, [..., N] -> [..., O] each, in its `compute_dtype`; packed: all of them side by
-    side in one tensor."""
+    """Each layer's output for the same x, [..., N] -> [..., O] each, in its `compute_dtype`; packed: all of them side
+    by side in one tensor."""
     if packed:
         return (packed_linear(x, *layers),)
     plain, dtype = _alike(*layers) if ops.shares_input(x) else ([], None)

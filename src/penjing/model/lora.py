@@ -221,7 +221,7 @@ class AdaptedLinear(Linear):
             return changed if bias_O is None else changed + bias_O
         gain_O = adapter.gain(weight_OI)
         x = x.to(weight_OI.dtype)
-        out: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+        out: Tensor = _AdaptedMatmul.apply(  # type: ignore[no-untyped-call]
             x,
             weight_OI,
             bias_O if gain_O is None else None,
@@ -237,7 +237,7 @@ class AdaptedLinear(Linear):
         return out
 
     @staticmethod
-    def join(x: Tensor, *layers: nn.Module) -> Tensor | None:
+    def packed(x: Tensor, *layers: nn.Module) -> Tensor | None:
         """The layers' outputs one after another in each row, from one product of all base weights; None where a layer
         has a way of its own: a bias, float8, DoRA, dropout, an adapter for each row."""
         mine = [layer for layer in layers if isinstance(layer, AdaptedLinear)]
@@ -254,7 +254,7 @@ class AdaptedLinear(Linear):
             return functional.linear(x, torch.cat(weights_OI))
         scales, factors = [each.size.scale for each in adapters], [each.A for each in adapters]
         factors += [each.B for each in adapters]
-        return _JoinedProduct.apply(x, scales, *weights_OI, *factors)  # type: ignore[no-any-return,no-untyped-call]
+        return _PackedMatmul.apply(x, scales, *weights_OI, *factors)  # type: ignore[no-any-return,no-untyped-call]
 
     def _base(self) -> tuple[Tensor, Tensor | None]:
         dtype = self.compute_dtype or self.weight.dtype
@@ -274,7 +274,7 @@ class AdaptedLinear(Linear):
         return out if bias_O is None else out + bias_O
 
 
-class _Product(torch.autograd.Function):
+class _AdaptedMatmul(torch.autograd.Function):
     """W x + b + s B A x with W and b frozen: no gradient of theirs, and two passes fewer over the outputs and inputs
     than the sum of three products takes. x is in the weight's dtype."""
 
@@ -322,7 +322,7 @@ class _Product(torch.autograd.Function):
         return grad_x, None, None, grad_a_RI, grad_b_OR, None, None, None
 
 
-class _JoinedProduct(torch.autograd.Function):
+class _PackedMatmul(torch.autograd.Function):
     """The same for layers of one input side by side, without bias and dropout: x is read once for all of them, and the
     gradient of x made in one sum. The weights are put together where they are used, and kept as they are."""
 

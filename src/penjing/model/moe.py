@@ -1,5 +1,6 @@
-"""The feed-forward half of a block as a mixture of experts (arXiv:1701.06538; arXiv:2101.03961): each token goes through
-k of E small SwiGLUs, chosen by a router, and through the shared expert where there is one (arXiv:2401.06066)."""
+"""The feed-forward half of a block as a mixture of experts (arXiv:1701.06538; arXiv:2101.03961): each token goes
+through k of E small SwiGLUs, chosen by a router, and through the shared expert where there is one
+(arXiv:2401.06066)."""
 
 from __future__ import annotations
 
@@ -123,7 +124,7 @@ class MoELayer(nn.Module):
         dtype = self.compute_dtype or self.gate_proj.dtype
         matrices = (self.gate_proj, self.up_proj, self.down_proj)
         if self.plain:
-            out_ND = reference.experts(x_ND, *routed, matrices, dtype)
+            out_ND = reference.experts(x_ND, routed.expert_Nk, routed.weight_Nk, routed.logit_NE, matrices, dtype)
         else:
             out_ND = ops.experts(x_ND, routed.expert_Nk, routed.weight_Nk, matrices, dtype)
         out_BTD = out_ND.view(x_BTD.shape).to(dtype)

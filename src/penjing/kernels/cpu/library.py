@@ -17,13 +17,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from ctypes import c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from penjing.kernels import SWITCH
 
@@ -35,8 +31,6 @@ FLAGS = (
 )
 WIDEST = ("-mprefer-vector-width=512",)  # on x86; compilers use half of it by default
 BUILD_SECONDS = 120  # timeout of one compiler call
-TILE = 64  # positions of queries and keys in one tile of attention
-TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _SIGNATURES = {
     "rms_norm": (c_void_p,) * 4 + (c_long,) * 2 + (c_float,) + (c_int,) * 3,
     "rms_norm_backward": (c_void_p,) * 7 + (c_long,) * 3 + (c_int,) * 3,
@@ -76,18 +70,6 @@ class _Kernels:
 
     def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:  # for type checkers
         raise AttributeError(name)
-
-
-def supports(*tensors: Tensor, wide: Sequence[Tensor] = ()) -> bool:
-    """Whether the kernels take these tensors: on a CPU, contiguous, float32 or bfloat16. wide: float32 only."""
-    for x in (*tensors, *wide):
-        if x.device.type != "cpu" or x.dtype not in TYPES or not x.is_contiguous():
-            return False
-        if type(x) not in (Tensor, torch.nn.Parameter):
-            return False
-    if any(x.dtype != torch.float32 for x in wide):
-        return False
-    return not torch.compiler.is_compiling() and kernels() is not None
 
 
 @cache
@@ -145,7 +127,8 @@ def _loaded(compiler: str, openmp: str, folder: Path) -> _Kernels:
 
 
 def _openmp() -> str | None:
-    """The file of torch's OpenMP library in this process. A second one would have threads of its own residual torch's."""
+    """The file of torch's OpenMP library in this process. A second one would have threads of its own residual
+    torch's."""
     try:
         loaded = Path("/proc/self/maps").read_text()
     except OSError:

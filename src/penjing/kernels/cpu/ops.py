@@ -9,12 +9,25 @@ from torch import Tensor
 
 from penjing.kernels.cpu import library
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.kernels.cpu.library import TILE, TYPES, supports
 
 GAIN_SUMS = 32  # partial sums of a gain's gradient, whatever the number of threads: equal steps give equal bits
 SMALL = 1 << 14  # values; smaller tensors are not worth a second thread
 MIN_WEIGHT_GRAD_FLOPS = 1 << 20  # multiplications; packing the inputs would take longer than fewer
 OUT_OF_RANGE = 2  # returned by a kernel; 1: out of memory
+TILE = 64  # positions of queries and keys in one tile of attention
+TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as types.h numbers them
+
+
+def supports(*tensors: Tensor, wide: Sequence[Tensor] = ()) -> bool:
+    """Whether the kernels take these tensors: on a CPU, contiguous, float32 or bfloat16. wide: float32 only."""
+    for x in (*tensors, *wide):
+        if x.device.type != "cpu" or x.dtype not in TYPES or not x.is_contiguous():
+            return False
+        if type(x) not in (Tensor, torch.nn.Parameter):
+            return False
+    if any(x.dtype != torch.float32 for x in wide):
+        return False
+    return not torch.compiler.is_compiling() and library.kernels() is not None
 
 
 def _threads(values: int) -> int:
@@ -22,7 +35,8 @@ def _threads(values: int) -> int:
 
 
 def _run(name: str, tensors: Sequence[Tensor | None], *given: float) -> None:
-    """Call a kernel with tensors' addresses and numbers. Raises MemoryError, and IndexError for a target out of range."""
+    """Call a kernel with tensors' addresses and numbers. Raises MemoryError, and IndexError for a target out of
+    range."""
     if arena.is_set_aside():
         return  # stand-ins without memory
     found = library.kernels()
@@ -106,7 +120,8 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 def swiglu_backward(
     grad_out: Tensor, gate: Tensor, up: Tensor, *, recompute: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The gradients of gate and up. recompute: returns silu(gate) * up too; up's gradient then overwrites `grad_out`."""
+    """The gradients of gate and up. recompute: returns silu(gate) * up too; up's gradient then overwrites
+    `grad_out`."""
     grad_gate, inner = arena.empty_like(gate), arena.empty_like(gate) if recompute else None
     grad_up = grad_out if recompute else arena.empty_like(up)
     given = (grad_out, gate, up, inner, grad_gate, grad_up, None, None)
@@ -136,7 +151,8 @@ def _row_step(x: Tensor) -> int:
 
 
 def tiles_of(x_BTHK: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
-    """[tiles of all rows, H, tile, K]: heads rotated by `rotary` (cosines, sines) and cut into tiles, padded with zeros."""
+    """[tiles of all rows, H, tile, K]: heads rotated by `rotary` (cosines, sines) and cut into tiles, padded with
+    zeros."""
     rows, num_tokens, num_heads, size = x_BTHK.shape
     out = arena.empty(x_BTHK, (rows * -(-num_tokens // TILE), num_heads, TILE, size), x_BTHK.dtype)
     _apply_rope(x_BTHK, out, rotary, 1.0, (rows, num_tokens, num_heads, size), (0, 1))

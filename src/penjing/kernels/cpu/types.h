@@ -15,7 +15,7 @@
 #endif
 
 enum { FLOAT32, BFLOAT16 };
-enum { TILE = 64 };  /* positions, as in cpu/library.py */
+enum { TILE = 64 };  /* positions, as in cpu/ops.py */
 enum { LANES = 16 }; /* values that a vector holds at most; what does not fill one is done one by one */
 
 #define INLINE static inline __attribute__((always_inline))

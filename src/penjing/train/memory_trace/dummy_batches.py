@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from penjing.kernels import attention_metadata, experts
-from penjing.kernels.tiled_attention import TileGroup
+from penjing.kernels.tiled_attention import TileGroup, group_tiles
 from penjing.parallel.base import clip_gradients
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import Disguise
@@ -52,7 +52,7 @@ def _forget() -> None:
 @contextmanager
 def _without_values(document_tokens: int) -> Iterator[None]:
     """On a CPU the model looks at values: where documents end, and which expert got how many rows. All get the same."""
-    plain_dispatch, plain_groups = experts.dispatch_to_experts, attention_metadata.group_tiles
+    plain_dispatch, plain_groups = experts.dispatch_to_experts, group_tiles
 
     def even_experts(expert_Nk: Tensor, num_experts: int, *, on_host: bool) -> experts.ExpertDispatch:
         dispatch = plain_dispatch(expert_Nk, num_experts, on_host=False)
@@ -71,7 +71,7 @@ def _without_values(document_tokens: int) -> Iterator[None]:
             number_T = torch.arange(tokens, device="cpu") // (document_tokens or tokens)
             seen = None if mask_B1TS is None else torch.ones(rows, 1, tokens, tokens, dtype=torch.bool).tril()
             groups = plain_groups(number_T.repeat(rows, 1), seen, window, dtype)
-        return [TileGroup(*(x.to(META) for x in (each.tile_N, each.key_tile_NM, each.bias_NTS))) for each in groups]
+        return [TileGroup(each.tile_N.to(META), each.key_tile_NM.to(META), each.bias_NTS.to(META)) for each in groups]
 
     _experts.dispatch_to_experts, _attention.group_tiles = even_experts, even_documents
     try:
