@@ -446,7 +446,10 @@ def child(code, **environment):
     return done.stdout.strip()
 
 
-ASK = "import torch; from penjing.model import cpu; print(cpu.supports(torch.ones(2)), library.unavailable_reason())"
+ASK = (
+    "import torch; from penjing.kernels.cpu import library, ops; "
+    "print(ops.supports(torch.ones(2)), library.unavailable_reason())"
+)
 
 
 def test_they_are_built_once_and_by_several_at_once(tmp_path):
