@@ -6,12 +6,10 @@ import math
 
 import pytest
 import torch
+from small_models import small_model
 
 from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
-from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead, answer_places
 from penjing.objective.preference import (
     MISMATCHED,
@@ -51,12 +49,7 @@ KTO = Preference(loss="kto", beta=0.5, wanted_weight=1.2, kl_groups=2)
 
 
 def made(shape):
-    model = Transformer(ModelConfig(**shape))
-    initialise(model, 0)
-    generator = torch.Generator().manual_seed(9)
-    for value in model.parameters():  # a fresh model's blocks say nothing: their outputs begin at zero
-        value.data += 0.1 * torch.randn(value.shape, generator=generator)
-    return model
+    return small_model(noise=0.1, **shape)
 
 
 @pytest.fixture
@@ -261,7 +254,7 @@ def test_log_probabilities_and_values_come_from_one_pass(model):
             {"loss": "robust"},
             r"objective.flipped_fraction: not with objective.loss=robust; got 0.0; wanted more than 0",
         ),
-        ({"loss": "cdpo", "flipped_fraction": 0.5}, "flipped_fraction.*less than 0.5"),
+        ({"loss": "cdpo", "flipped_fraction": 0.5}, "flipped_fraction.*< 0.5"),
         ({"flipped_fraction": 0.1}, "Only cdpo and robust"),
         ({"beta": -1}, r"objective.beta.*got -1"),
         ({"target_margin": 1.0}, "Only simpo"),
@@ -272,8 +265,8 @@ def test_log_probabilities_and_values_come_from_one_pass(model):
         ({"loss": "kto", "nll_weight": 1.0}, r"objective.nll_weight.*kto has none"),
         ({"loss": "orpo", "length": "sum"}, r"objective.length"),
         ({"loss": "simpo", "reference": "copy"}, "compares with none"),
-        ({"own_answers": -1}, r"objective.own_answers.*wanted 0 \(none\) or more"),
-        ({"own_answer_tokens": 0}, r"objective.own_answer_tokens.*wanted at least 1"),
+        ({"own_answers": -1}, r"objective.own_answers.*wanted >= 0"),
+        ({"own_answer_tokens": 0}, r"objective.own_answer_tokens.*wanted >= 1"),
     ],
 )
 def test_settings_without_effect_are_refused(settings, message):
@@ -282,5 +275,5 @@ def test_settings_without_effect_are_refused(settings, message):
 
 
 def test_a_negative_weight_is_refused():
-    with pytest.raises(UserError, match=r"objective.centre_weight: negative"):
+    with pytest.raises(UserError, match=r"objective.centre_weight: out of range"):
         RewardModel(centre_weight=-1)

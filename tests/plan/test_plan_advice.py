@@ -73,7 +73,7 @@ def test_training_and_plan_refuse_the_same():
 def test_a_cpu_without_a_compiler_is_not_planned_or_advised_to_compile(monkeypatch, has_compiler):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(compiling.shutil, "which", lambda name: name if has_compiler else None)
-    monkeypatch.setattr(compiling.cpu, "why_not", lambda: "no kernels")
+    monkeypatch.setattr(compiling.library, "unavailable_reason", lambda: "no kernels")
     cpu = replace(H100, name="a processor", kind="cpu")
     run, shape, work = planned("pretrain", "compute.compile=off")
 

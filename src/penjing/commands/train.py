@@ -44,6 +44,7 @@ from penjing.track.base import Tracker
 from penjing.track.console import ConsoleTracker
 from penjing.track.jsonl import read_lines
 from penjing.train.build import PreparedRun, prepare_run
+from penjing.train.build_context import RunHooks
 from penjing.train.build_peft_model import adapter_rate
 from penjing.train.config import Run
 from penjing.train.from_pretrained import begin_from, with_vocabulary
@@ -51,7 +52,6 @@ from penjing.train.loop import train
 from penjing.train.oom_recovery import is_out_of_memory
 from penjing.train.run_dir import RunFolder, set_threads
 from penjing.train.run_history import SPENT, append_history
-from penjing.train.stages.base import make_stage
 from penjing.train.watchdog import watched
 
 SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
@@ -112,14 +112,15 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
             prepared = prepare_run(
                 run,
                 strategy,
-                make_stage,
-                lambda fitted, steps, start: _trackers(fitted, quiet, steps, start),
-                lambda model, tokenizer, step: write_samples(
-                    run, model, tokenizer, quiet if step >= 0 else silent_console(quiet)
+                RunHooks(
+                    report=lambda text: quiet.print(Text(f"  {text} ...")),
+                    trackers=lambda fitted, steps, start: _trackers(fitted, quiet, steps, start),
+                    sample=lambda model, tokenizer, step: write_samples(
+                        run, model, tokenizer, quiet if step >= 0 else silent_console(quiet)
+                    ),
+                    began=began,
                 ),
-                lambda text: quiet.print(Text(f"  {text} ...")),
                 allow_change,
-                began,
             )
             prepared = replace(prepared, context=replace(prepared.context, at_edge=watch.edge))
             return _carry_out(run, prepared, known, quiet, began)
@@ -150,8 +151,7 @@ def _carry_out(
         raise
     finally:
         prepared.context.trackers.close()
-        if hasattr(prepared.context.source, "close"):
-            prepared.context.source.close()
+        prepared.context.source.close()
     if run.lora.rank and strategy.rank == 0:
         try:
             made = save_run_adapter(run, prepared.model, prepared.base, prepared.state.step)
@@ -172,10 +172,9 @@ def plan_only(run: Run, console: Console) -> Bill:
         prepared = prepare_run(
             trial,
             strategy,
-            make_stage,
-            lambda fitted, steps, start: [],
-            lambda model, tokenizer, step: write_samples(run, model, tokenizer, silent_console(console)),
-            lambda text: None,
+            RunHooks(
+                sample=lambda model, tokenizer, step: write_samples(run, model, tokenizer, silent_console(console))
+            ),
         )
         print_plan(replace(prepared, run=replace(prepared.run, out=run.out)), strategy, console)
         prepared.context.trackers.close()

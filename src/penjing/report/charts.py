@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
+from rich.cells import cell_len
 
 from penjing.report.accuracy import Line, Score
+from penjing.report.load_run import number
 
-LARGEST_NUMBER = 1e200  # larger values overflow when an axis is stretched
 LETTER_WIDTH = 6.3  # of the 11.5 px figures on the axes
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 LIGHT_COLOURS = ("#b9673a", "#2c6e55", "#4a6fa5", "#8a5a83", "#94800f", "#2b8a9c", "#b8436c", "#5d5b52")
@@ -80,11 +80,6 @@ class Scale:
         warp: Callable[[float], float] = math.log10 if self.log else float
         low, high = warp(self.low), warp(self.high)
         return self.start + (warp(value) - low) / (high - low) * (self.end - self.start)
-
-
-def finite(value: float | None) -> bool:
-    """Whether a value can be drawn."""
-    return value is not None and math.isfinite(value) and abs(value) <= LARGEST_NUMBER
 
 
 def thin(points: Sequence[Point], limit: int) -> list[Point]:
@@ -181,7 +176,7 @@ def bounds(values: Iterable[float], axis: Axis) -> tuple[float, float]:
 
 def text_width(text: str) -> float:
     """About how wide `text` is in pixels; Chinese characters take two places."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text) * LETTER_WIDTH
+    return cell_len(text) * LETTER_WIDTH
 
 
 def shorten(text: str, width: float) -> str:
@@ -209,10 +204,9 @@ def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 
 def _drawable(series: Series, x: Axis, y: Axis, limit: int) -> list[Point]:
+    known = [(number(a), number(b)) for a, b in series.points]
     points = [
-        (float(a), float(b))
-        for a, b in series.points
-        if a is not None and b is not None and finite(a) and finite(b) and (a > 0 or not x.log) and (b > 0 or not y.log)
+        (a, b) for a, b in known if a is not None and b is not None and (a > 0 or not x.log) and (b > 0 or not y.log)
     ]
     return thin(sorted(points, key=lambda point: point[0]), limit)
 
@@ -359,7 +353,7 @@ def fraction_bars(
 
 def span_bar(start: float, length: float, total: float, kind: str, note: str) -> Markup:
     """A thin bar that shows where in `total` a span lies; it stretches to the width of its place."""
-    if not (finite(start) and finite(length) and finite(total)) or total <= 0:
+    if total <= 0:
         return Markup("")
     left = min(max(start / total * 100, 0.0), 99.4)
     wide = min(max(length / total * 100, 0.6), 100 - left)

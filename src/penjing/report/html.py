@@ -83,7 +83,7 @@ def group_view(runs: Sequence[Run], limits: Limits) -> View:
         "left_out": len(runs) - MOST_CURVES,
         "compares": len(runs) > 1,
         "plan": plan_table(runs),
-        "note": plan_note(runs[0]) if len(runs) == 1 else "",
+        "notes": [text_format.plan_basis(runs[0]), text_format.time_parts(runs[0])] if len(runs) == 1 else [],
         "facts": facts(Fields({**runs[0].plan.raw, **runs[0].outcome.raw}), RUN_FACTS) if len(runs) == 1 else [],
         "charts": drawn(CHARTS, runs, limits),
         "small": drawn(SMALL_CHARTS, runs, limits, small=True),
@@ -94,13 +94,6 @@ def group_view(runs: Sequence[Run], limits: Limits) -> View:
         "samples": [group for run in runs for group in sample_groups(run, limits, len(runs) > 1)],
         "incidents": incidents_table(runs, limits),
     }
-
-
-def plan_note(run: Run) -> str:
-    sentences = [text_format.plan_basis(run), text_format.time_parts(run)]
-    if not run.outcome:
-        sentences.append("There is no outcome.json yet, so nothing is known of how it came out.")
-    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def plan_table(runs: Sequence[Run]) -> Table | None:

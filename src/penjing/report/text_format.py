@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
 
 from penjing.base import formatting as units
 from penjing.report.accuracy import AFTER, BEFORE, Score, accuracy_lines, lost_kinds
@@ -15,7 +14,6 @@ from penjing.report.metrics import CHARTS, HELD_OUT, TOKENS, task_names
 
 NONE = "—"
 LANGUAGES = {"en": "English", "zh": "中文"}
-T = TypeVar("T")
 
 
 def clip(text: str, length: int) -> str:
@@ -73,7 +71,7 @@ def date(created: str) -> str:
     return f"{moment:%Y-%m-%d %H:%M %Z}".strip()
 
 
-def spread(items: Sequence[T], most: int) -> list[T]:
+def spread(items: Sequence[int], most: int) -> list[int]:
     """At most `most` of `items`, evenly spread, with the first and the last."""
     if len(items) <= most or most < 2:
         return list(items[-most:])
@@ -133,7 +131,8 @@ def time_parts(run: Run) -> str:
     names = {"training": "training", "validation": "validation", "checkpoint": "checkpoints", "other": "other work"}
     seconds = {name: run.outcome.number(f"{key}_seconds") for key, name in names.items()}
     known = [f"{duration(value)} {name}" for name, value in seconds.items() if value is not None]
-    return f"The time went into {', '.join(known)}." if known else ""
+    none = "" if run.outcome else "There is no outcome.json yet, so nothing is known of how it came out."
+    return f"The time went into {', '.join(known)}." if known else none
 
 
 # --- the whole run in sentences --------------------------------------------------------------------------------------
@@ -147,13 +146,9 @@ def run_state(run: Run) -> str:
     if not run.outcome:
         return f"{what} is running, at {of}." if run.running else f"{what} is not finished: it stopped at {of}."
     tokens, seconds = run.outcome.number("tokens"), run.outcome.number("seconds")
-    figures = [f"{count(run.last_step)} steps"] if run.last_step else []
-    figures += [f"{count(tokens)} tokens"] if tokens else []
-    return (
-        f"{what} is finished"
-        + (f": {', '.join(figures)}" if figures else "")
-        + (f" in {duration(seconds)}." if seconds else ".")
-    )
+    known = ((run.last_step, f"{count(run.last_step)} steps"), (tokens, f"{count(tokens)} tokens"))
+    figures = ", ".join(shown for number, shown in known if number) or "no figures"
+    return f"{what} is finished: {figures} in {duration(seconds)}."
 
 
 def held_out_changes(run: Run, most: int = 3) -> str:
@@ -238,12 +233,9 @@ def headline(record: Record) -> list[str]:
         run = record.runs[0]
         return [sentence for sentence in (run_state(run), held_out_changes(run), lost_sentence(run)) if sentence]
     facts = record.quickstart.facts
-    failed = [
-        f"The stage {clip(stage.text('name'), 40)} failed."
-        for stage in facts.items("stages")
-        if stage.text("state") == "failed"
-    ]
-    sentences = (*failed, _made(record, facts), _answers(record), _unseen(record))
+    failed = [stage.text("name") for stage in facts.items("stages") if stage.text("state") == "failed"]
+    told = [f"The stage {clip(name, 40)} failed." for name in failed]
+    sentences = (*told, _made(record, facts), _answers(record), _unseen(record))
     return [sentence for sentence in sentences if sentence]
 
 

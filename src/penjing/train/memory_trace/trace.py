@@ -16,7 +16,6 @@ from torch import nn
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.kernels.fp8 import require_float8
-from penjing.model import attention
 from penjing.model.config import ModelConfig
 from penjing.model.freeze import freeze
 from penjing.model.linear import set_compute_dtype, use_float8
@@ -38,9 +37,8 @@ from penjing.train.memory_trace.dummy_batches import NoMeter, StandInSource, Tra
 from penjing.train.stages.base import Stage, make_stage
 
 META = torch.device("meta")
-_attention: Any = attention  # modules that are written to here
 # Lines of these files are the head's and the loss's.
-LOSS_FILES = ("model/head", "penjing/objective/")
+LOSS_FILES = ("penjing/kernels/fused_", "penjing/objective/")
 STEPS = 2  # the first makes the optimizer's state, the second has it from its first line on
 CPU_ROWS = (4, 8)
 NOT_TRACED_ON_CPU = "data files that are mapped are not counted; the heap's waste is an estimate"
