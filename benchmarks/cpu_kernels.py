@@ -52,7 +52,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 def measure(asked: argparse.Namespace) -> None:
     """One way of one shape, in this process; prints JSON."""
     name, dtype, way = asked.one.split(",")
-    from penjing.train.run_dir import set_threads
+    from penjing.train.load_model import set_threads
 
     set_threads(asked.threads, 1)
     import numpy as np

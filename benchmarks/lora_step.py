@@ -59,7 +59,7 @@ def trial(asked: argparse.Namespace) -> dict[str, Any]:
     from penjing.parallel.base import local_device
     from penjing.parallel.single import Single
     from penjing.plan import hardware
-    from penjing.train.run_dir import set_threads
+    from penjing.train.load_model import set_threads
 
     set_threads(asked.threads, 1)
     device = local_device(asked.device)

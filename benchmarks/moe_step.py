@@ -94,7 +94,7 @@ def main() -> None:
     from penjing.loader.batch import Batch
     from penjing.parallel.base import local_device
     from penjing.plan import hardware
-    from penjing.train.run_dir import set_threads
+    from penjing.train.load_model import set_threads
 
     set_threads(asked.threads, 1)
     device = local_device(asked.device)

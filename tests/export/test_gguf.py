@@ -354,7 +354,7 @@ def test_the_command_writes_beside_the_run_and_says_what_was_checked(tmp_path, t
         run=SimpleNamespace(stage="sft"),
         checkpoint=SimpleNamespace(step=40),
     )
-    monkeypatch.setattr("penjing.train.run_dir.load_trained", lambda *args, **options: trained)
+    monkeypatch.setattr("penjing.train.load_model.load_trained", lambda *args, **options: trained)
     run = tmp_path / "kite"
     done = CliRunner().invoke(app, ["export", "gguf", str(run), "--type", "q8_0", "--licence", "mit"])
     assert done.exit_code == 0, done.output

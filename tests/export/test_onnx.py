@@ -124,7 +124,7 @@ def test_what_cannot_be_written_is_refused_by_name(tmp_path, tokenizer):
 def test_the_command_says_what_was_checked(tmp_path, tokenizer, monkeypatch):
     run, model = SimpleNamespace(stage="sft"), make_model(tokenizer, architecture="qwen2")
     trained = SimpleNamespace(model=model, tokenizer=tokenizer, run=run)
-    monkeypatch.setattr("penjing.train.run_dir.load_trained", lambda *args, **options: trained)
+    monkeypatch.setattr("penjing.train.load_model.load_trained", lambda *args, **options: trained)
     done = CliRunner().invoke(app, ["export", "onnx", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "onnxruntime: largest difference" in done.output

@@ -17,7 +17,7 @@ from penjing.commands.train import execute, resolve_run
 from penjing.export.adapter import _name_and_folder, attach_adapters, export_adapter, merge_adapter
 from penjing.export.hf import export
 from penjing.model import lora
-from penjing.train.run_dir import load_trained
+from penjing.train.load_model import load_trained
 
 CHATS = ["data.kind=chats", "data.row_tokens=256", "steps=6", "save.every=2", "validate.every=3"]
 

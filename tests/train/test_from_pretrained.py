@@ -25,7 +25,7 @@ from penjing.export.model_card import model_card
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.train.average import average_models
-from penjing.train.run_dir import load_start, load_trained
+from penjing.train.load_model import load_start, load_trained
 
 QUIET = Console(quiet=True)
 SHAPE = {

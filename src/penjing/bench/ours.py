@@ -17,8 +17,8 @@ from penjing.parallel.base import make_strategy
 from penjing.train.build import prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.config import Run
+from penjing.train.load_model import set_threads
 from penjing.train.loop import train
-from penjing.train.run_dir import set_threads
 
 # What a trial shows of each step, by the name that all trainers' figures get.
 FIGURES = {

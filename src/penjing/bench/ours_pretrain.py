@@ -26,8 +26,8 @@ from penjing.optim.adamw import AdamW
 from penjing.parallel.base import make_strategy
 from penjing.train.build import prepare_run
 from penjing.train.config import Run
+from penjing.train.load_model import set_threads
 from penjing.train.loop import step
-from penjing.train.run_dir import set_threads
 
 
 class GivenRows(Source):

@@ -24,7 +24,7 @@ from penjing.infer.sample import Sampling
 from penjing.infer.tool_loop import Exchange, ToolTurns
 from penjing.model.lora import names, use
 from penjing.model.transformer import Transformer
-from penjing.train.run_dir import Trained, load_trained, set_threads, use_device
+from penjing.train.load_model import Trained, load_trained, set_threads, use_device
 
 HELP = "Empty line or Ctrl-D ends, /new forgets what was said, /think on, off or auto has it think first."
 ADAPTERS_HELP = "/adapter NAME switches, /adapter none is the base alone."

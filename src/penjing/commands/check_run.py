@@ -22,7 +22,8 @@ from penjing.checkpoint.manifest import damage, folder_name, steps
 from penjing.data.token_shards import META, Shards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.track.jsonl import read_lines
-from penjing.train.run_dir import RunFolder, read_settings
+from penjing.train.load_model import read_settings
+from penjing.train.run_dir import RunFolder
 
 
 @dataclass

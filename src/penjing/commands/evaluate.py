@@ -16,7 +16,7 @@ from penjing.base.markup import marked, print_table
 from penjing.data import formats as records
 from penjing.eval import questions as asking
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
-from penjing.train.run_dir import load_trained, set_threads, use_device
+from penjing.train.load_model import load_trained, set_threads, use_device
 
 ROW_TOKENS = 1024  # of a text's rows at most, where rows of the run were shorter than the model's context
 

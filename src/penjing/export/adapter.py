@@ -13,7 +13,7 @@ from penjing.export.model_card import model_card
 from penjing.model.lora import DEFAULT, fingerprint, merge, names, strip, use
 from penjing.model.transformer import Transformer
 from penjing.train.config import Run
-from penjing.train.run_dir import Trained, load_trained
+from penjing.train.load_model import Trained, load_trained
 
 FOLDER = "adapter"  # inside a run's
 

@@ -17,7 +17,8 @@ from penjing.checkpoint.load import Checkpoint
 from penjing.checkpoint.manifest import damage, folder_name, steps
 from penjing.checkpoint.save import save
 from penjing.model.lora import Lora
-from penjing.train.run_dir import RunFolder, Trained, is_run, load_trained, read_settings, same_model, stage_folder
+from penjing.train.load_model import Trained, load_trained, read_settings, same_model
+from penjing.train.run_dir import RunFolder, is_run, stage_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from penjing.train.build import PreparedRun
 from penjing.train.oom_recovery import is_out_of_memory
 from penjing.train.signals import Stopped
 
-ENDED = "ended.json"  # of a run that did not reach its last step: how far it came, and why
 SPENT = ("training_seconds", "validation_seconds", "checkpoint_seconds", "sample_seconds")
 
 
@@ -26,11 +25,11 @@ def append_history(prepared: PreparedRun, seconds: float, error: BaseException |
     folder = prepared.folder
     try:
         if error is None:
-            (folder.path / ENDED).unlink(missing_ok=True)
+            folder.ended.unlink(missing_ok=True)
             outcome = read_json(folder.outcome)
         else:
             outcome = _stopped(prepared, seconds, error)
-            write_json(folder.path / ENDED, outcome)
+            write_json(folder.ended, outcome)
         plan = read_json(folder.plan)
         ledger.append(ledger.entry(str(folder.path.resolve()), _now(), plan, outcome))
     except (OSError, UserError) as wrong:  # a full disk, a read-only home: no reason to fail the run
