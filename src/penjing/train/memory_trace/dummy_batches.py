@@ -15,6 +15,7 @@ from penjing.kernels import attention_metadata, experts
 from penjing.kernels.tiled_attention import TileGroup, group_tiles
 from penjing.loader.batch_source import Source
 from penjing.parallel.base import clip_gradients
+from penjing.parallel.grad_scaler import LossScaler
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import Disguise
 from penjing.plan.memory.sharded_memory import Buckets, Layout
@@ -121,7 +122,7 @@ class NoMeter:
 class TraceStrategy:
     """A strategy that tells the tracer where the step is. With several ranks it keeps DDP's buckets."""
 
-    scaler = None
+    scaler: LossScaler | None = None
 
     def __init__(self, tracer: Tracer, device: torch.device, layout: Layout, ranks: int) -> None:
         self.device, self.rank, self.world = device, 0, ranks
