@@ -30,6 +30,7 @@ def held_out_means(
             for name, value in objective(model, on_device).parts.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
             units += float(objective.weight(on_device))
+    # Rank 0 has a batch, whoever else may have none.
     shared: list[str] = strategy.broadcast(
         list(names or sorted(sums))
     )  # rank 0 has a batch, whoever else may have none
