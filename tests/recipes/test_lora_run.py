@@ -254,7 +254,7 @@ def test_adapters_beside_a_base_by_name(whole, base, tmp_path):
 
 def test_an_adapter_of_another_base_is_refused(tmp_path, whole, base, small_run):
     train("pretrain", *small_run, "seed=2", "steps=2", f"out={tmp_path / 'other'}")
-    with pytest.raises(UserError, match="learned on another base"):
+    with pytest.raises(UserError, match="trained on another base"):
         attach_adapters(load_trained(tmp_path / "other"), [str(whole)])
 
 
