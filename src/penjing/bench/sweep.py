@@ -7,9 +7,9 @@ row of the table too.
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ import torch
 
 from penjing.base import config
 from penjing.base.seeds import derive
+from penjing.bench.full_rows import FullRows, full_rows
 from penjing.bench.gpu_counters import busy, estimated
-from penjing.loader.batch import Batch
+from penjing.bench.timer import time_steps
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer, recompute_activations
@@ -103,31 +104,6 @@ class Measured:
     def to_dict(self) -> dict[str, Any]:
         flat = asdict(self)
         return {**flat.pop("point"), **flat}
-
-
-class RandomRows:
-    """Full rows of random tokens, each one document."""
-
-    def __init__(self, rows: int, row_tokens: int, vocabulary: int, device: torch.device) -> None:
-        generator = torch.Generator().manual_seed(1)
-        ids_BT = torch.randint(0, vocabulary, (rows, row_tokens), generator=generator)
-        self.batch = Batch(
-            ids_BT=ids_BT,
-            document_BT=torch.zeros(rows, row_tokens, dtype=torch.int64),
-            scored_N=None,
-            target_N=ids_BT.roll(-1, 1).flatten(),
-            weight_N=torch.ones(rows * row_tokens),
-            num_tokens=rows * row_tokens,
-        ).to(device)
-
-    def __next__(self) -> Batch:
-        return self.batch
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        pass
 
 
 Predict = Callable[[Run], int | None]
@@ -245,14 +221,9 @@ def _timed(
     forget_peak(device)
     allow_tf32(run.compute.dtype, device)
     parts = _parts(run, point, dtype, device)
-    taken: list[float] = []
-    for index in itertools.count():
-        start = time.perf_counter()
-        float(step(parts, index).loss)  # waits for the device
-        if index >= WARM_STEPS:
-            taken.append(time.perf_counter() - start)
-        if len(taken) >= steps or (len(taken) >= 2 and sum(taken) > seconds):
-            break
+    taken = time_steps(
+        lambda index: float(step(parts, index).loss), device, steps=steps, warmup=WARM_STEPS, seconds=seconds
+    )
     peak = hardware.peak_memory_bytes(device)
     used = busy(lambda: step(parts, 0), device)
     return taken, peak, used
@@ -265,11 +236,13 @@ def _parts(run: Run, point: Point, dtype: torch.dtype, device: torch.device) -> 
     set_compute_dtype(model, None if dtype == torch.float32 else dtype)
     recompute_activations(model, run.compute.recompute)
     engine = Single(device)
+    shape, generator = (point.micro_rows, point.row_tokens + 1), torch.Generator().manual_seed(1)
+    batch = full_rows(torch.randint(0, run.model.vocabulary_size, shape, generator=generator)).to(device)
     return Parts(
         engine=engine,
         model=engine.wrap(model),
         objective=NextToken(run.router, biased=run.model.architecture == "glm4_moe"),
-        source=RandomRows(point.micro_rows, point.row_tokens, run.model.vocabulary_size, device),
+        source=FullRows(repeat(batch)),
         optimizers=run.optimizer.build(model),
         schedule=run.schedule,
         trackers=Trackers([]),
@@ -292,8 +265,3 @@ def forget_peak(device: torch.device) -> None:
             path.write_text("5")
         except OSError:
             return
-
-
-def frontier(rows: Sequence[Measured]) -> Iterator[Measured]:
-    """Those that finished, fastest first."""
-    yield from sorted((row for row in rows if row.tokens_per_second), key=lambda row: -(row.tokens_per_second or 0.0))

@@ -1,0 +1,159 @@
+"""penjing bench: speed and memory, beside other programs and beside predictions."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penjing.base import config
+from penjing.base.errors import UserError
+from penjing.commands.arguments import Settings, console, resolved, say
+
+app = typer.Typer(no_args_is_help=True, help="Benchmark speed and memory on this machine, beside other programs.")
+
+
+@app.command("train")
+def bench_train(
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="dpo, grpo: the model to begin with, as of `penjing generate`."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Documents to pretrain on (none: Python's library); pairs for dpo; prompts for grpo."),
+    ] = None,
+    method: Annotated[str, typer.Option(help="pretrain, dpo or grpo; default: pretrain, with RUN dpo.")] = "",
+    baseline: Annotated[str, typer.Option(help="Another trainer; several with commas; all, or none.")] = "all",
+    quick: Annotated[bool, typer.Option("--quick", help="pretrain: a small model, one trial each, minutes.")] = False,
+    trials: Annotated[int, typer.Option(help="Processes of each trainer; 0 = 3, with --quick 1.", min=0)] = 0,
+    seconds: Annotated[float, typer.Option(help="pretrain: of training; 0 = 600, with --quick 30.", min=0)] = 0,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of a trial; the first two are not counted.")] = 12,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 = physical cores.", min=0)] = 0,
+    baseline_checkpointing: Annotated[
+        bool, typer.Option(help="dpo, grpo: TRL recomputes activations to save memory, its default.")
+    ] = True,
+    search_rates: Annotated[
+        bool, typer.Option("--search-rates", help="pretrain: first search every trainer's learning rate, in one way.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="JSON file, written after each trial.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the trials in --out, or add to them.")] = False,
+    settings: Settings = None,
+) -> None:
+    """Train the same model on the same data with penjing and with other trainers, and compare speed and memory.
+
+    Pretraining runs on the GPU if there is one (compute.device=cpu: not), DPO and GRPO on the CPU.
+
+    [bold]Examples[/]
+
+    penjing bench train --quick
+
+    penjing bench train --baseline trainer --seconds 600 --data corpus.jsonl --out results/bench.json
+
+    penjing bench train --trials 3 --out results/bench.json --resume
+
+    penjing bench train runs/quickstart --data runs/quickstart/data/dpo.jsonl
+
+    penjing bench train runs/quickstart --method grpo --data runs/quickstart/data/rl.jsonl --threads 1
+    """
+    from penjing.bench.record import write
+    from penjing.commands import bench
+
+    if resume and out is None:
+        raise UserError("there is no file to continue from", where="--resume", wanted="--out FILE")
+    command, has_trials = ["penjing", *sys.argv[1:]], False
+
+    def save(record: dict[str, Any]) -> None:
+        nonlocal has_trials
+        has_trials = out is not None and bench.keep(record, out, command)
+
+    try:
+        record = bench.bench(
+            console,
+            method=method,
+            run=run,
+            data=data,
+            baseline=baseline,
+            quick=quick,
+            settings=tuple(settings or ()),
+            save=save,
+            earlier=out if resume else None,
+            trials=trials or (1 if quick else 3),
+            seconds=seconds or (30.0 if quick else 600.0),
+            steps=steps,
+            threads=threads,
+            checkpointing=baseline_checkpointing,
+            search=search_rates,
+        )
+    except KeyboardInterrupt:
+        if has_trials:
+            say(f"{out}: the finished trials; `--resume` continues")
+        raise
+    if out is not None:
+        write(record, out, command)
+        say(f"{out}: every trial's figures")
+
+
+@app.command("matmul")
+def bench_matmul(
+    sizes: Annotated[str, typer.Option(help="Sides of the squares; empty: 1024 to 16384 as time allows.")] = "",
+    dtypes: Annotated[str, typer.Option(help="bfloat16, float16, tf32, float32; empty: what the device has.")] = "",
+    seconds: Annotated[float, typer.Option(help="That it may take, about.", min=1)] = 60.0,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+) -> None:
+    """TFLOPS of square matmuls: median, spread, and the fraction of the stated peak.
+
+    [bold]Example[/]
+
+    penjing bench matmul --seconds 20
+    """
+    from penjing.commands.sweep import run_matmul
+
+    found = config.convert(tuple[int, ...], sizes, "--sizes") if sizes else ()
+    run_matmul(found, _words(dtypes), seconds, out, console)
+
+
+@app.command("sweep")
+def bench_sweep(
+    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="Whose model and optimizer.")] = "pretrain",
+    settings: Settings = None,
+    rows: Annotated[str, typer.Option(help="Rows of a micro-batch, such as 4,8,16.")] = "",
+    passes: Annotated[str, typer.Option(help="Micro-batches of a step (accumulation), such as 1,2,4.")] = "",
+    lengths: Annotated[str, typer.Option(help="Row lengths, such as 256,512.")] = "",
+    dtypes: Annotated[str, typer.Option(help="Such as bfloat16,float32.")] = "",
+    recompute: Annotated[str, typer.Option(help="Activation checkpointing, such as none,block.")] = "",
+    steps: Annotated[int, typer.Option(help="Steps timed at each point.", min=2)] = 8,
+    seconds: Annotated[float, typer.Option(help="Of steps at each point, about.", min=0.1)] = 10.0,
+    out: Annotated[Path | None, typer.Option(help="Write OUT.json, OUT.csv, OUT.md and OUT.svg.")] = None,
+) -> None:
+    """Training steps over batch, accumulation, length and precision: speed and memory, measured beside predicted.
+
+    What does not fit is a row of the table. No data are needed.
+
+    [bold]Example[/]
+
+    penjing bench sweep pretrain model=tiny --rows 2,4,8 --passes 1,2 --lengths 128,256 --out sweep
+    """
+    from penjing.bench.sweep import Grid
+    from penjing.commands.sweep import run_sweep
+
+    def numbers(text: str, where: str) -> tuple[int, ...]:
+        found: tuple[int, ...] = config.convert(tuple[int, ...], text, where) if text else ()
+        if any(number < 1 for number in found):
+            raise UserError("not above zero", where=where, got=min(found))
+        return found
+
+    grid = Grid(
+        micro_rows=numbers(rows, "--rows"),
+        accumulate=numbers(passes, "--passes"),
+        row_tokens=numbers(lengths, "--lengths"),
+        dtypes=_words(dtypes),
+        recompute=_words(recompute),
+    )
+    run_sweep(resolved(recipe, settings), grid, console, steps=steps, seconds=seconds, out=out)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
