@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from penjing.bench.pretrain_table import KINDS, markdown
+
 from penjing.model.config import ModelConfig
 from penjing.plan.flops import parameters
 

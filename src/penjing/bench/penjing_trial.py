@@ -20,8 +20,8 @@ from penjing.base import config
 from penjing.base.registry import look_up
 from penjing.bench.full_rows import FullRows, full_rows
 from penjing.bench.held_out import IGNORED, bits_per_byte, packed_rows
-from penjing.bench.trial_spec import AlignmentSpec, PretrainSpec, TrialSpec, read_spec
 from penjing.bench.timer import TrialTimer
+from penjing.bench.trial_spec import AlignmentSpec, PretrainSpec, TrialSpec, read_spec
 from penjing.loader.batch import Batch
 from penjing.model.linear import Linear
 from penjing.objective.next_token import NextToken

@@ -82,7 +82,7 @@ class Pretrain(Benchmark):
                     "" if name in self.ours else _shown(times_to_equal(record, mine, name), "{:.2f} x")
                     for name in names
                 ]
-                rows.append([f"time of {self.heading(record, setting, mine)} to its final bits per byte", *cells])
+                rows.append([f"time of {self.heading(record, setting, mine)} to the same final bits per byte", *cells])
         return rows
 
     def goal_ratios(self, record: Mapping[str, Any], baseline: str, figure: str) -> tuple[str, list[float | None]]:

@@ -17,8 +17,8 @@ import torch
 
 from penjing.bench.baselines import stock
 from penjing.bench.held_out import IGNORED, packed_rows, read_texts
-from penjing.bench.trial_spec import PretrainSpec, read_spec
 from penjing.bench.timer import TrialTimer
+from penjing.bench.trial_spec import PretrainSpec, read_spec
 
 
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):

@@ -23,8 +23,8 @@ import torch
 
 from penjing.bench.baselines import stock
 from penjing.bench.held_out import packed_rows, read_texts
-from penjing.bench.trial_spec import PretrainSpec, read_spec
 from penjing.bench.timer import TrialTimer
+from penjing.bench.trial_spec import PretrainSpec, read_spec
 
 # Tokens, or steps. It prints the time that is left, and more than a C int of days fails.
 NO_END = 10**11

@@ -17,8 +17,8 @@ import torch.nn.functional as functional
 
 from penjing.bench.baselines import stock
 from penjing.bench.held_out import packed_rows, read_texts
-from penjing.bench.trial_spec import PretrainSpec, read_spec
 from penjing.bench.timer import TrialTimer
+from penjing.bench.trial_spec import PretrainSpec, read_spec
 
 
 class PaddedTexts(torch.utils.data.Dataset[tuple[Any, Any, Any]]):

@@ -11,8 +11,8 @@ import torch.nn.functional as functional
 
 from penjing.bench.held_out import IGNORED
 from penjing.bench.held_out import bits_per_byte as held_out_bits
-from penjing.bench.trial_spec import PretrainSpec, TrialSpec
 from penjing.bench.timer import TrialTimer
+from penjing.bench.trial_spec import PretrainSpec, TrialSpec
 
 GPU_WORKERS = 8  # processes that load for a GPU; on a CPU they would take its cores
 

@@ -17,8 +17,8 @@ import torch
 
 from penjing.base.registry import look_up
 from penjing.bench.baselines import stock
-from penjing.bench.trial_spec import AlignmentSpec, read_spec
 from penjing.bench.timer import TrialTimer
+from penjing.bench.trial_spec import AlignmentSpec, read_spec
 
 # What a trial shows of each step, by the names in TRL's logs.
 FIGURES = {
