@@ -123,7 +123,6 @@ class PolicyStage:
             num_keys=(mean_prompt + mean_answer) / 2,
             padding_fraction=0.1,
             extra_forwards=float(self.settings.kl_weight > 0) + float(how.behaviour == "recomputed"),
-            probe_steps=2,
             round_steps=how.updates * how.repeats,
         )
 

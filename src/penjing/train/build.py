@@ -50,7 +50,8 @@ from penjing.train.resume import begun_dtype, check_same_run, with_known_batch
 from penjing.train.run_dir import RunFolder, load_start, load_weights
 from penjing.train.small_data import fit_batch, units_together
 from penjing.train.stages.base import MakeStage, OnDevice, Report, Size, Stage, accumulation, micro_units
-from penjing.train.step_probe import Trials, expected, plan
+from penjing.train.step_probe import expected, plan
+from penjing.train.step_timing import Trials
 from penjing.train.throughput import Meter
 
 

@@ -88,6 +88,7 @@ class NextTokenStage:
             row_tokens=self.rows.row_tokens,
             num_keys=self._num_keys,
             padding_fraction=padding,
+            held_out_units=self._num_held_out,
         )
 
     def trained(self, model: Transformer) -> nn.Module:

@@ -177,7 +177,6 @@ class OnPolicyStage:
             padding_fraction=0.0,
             # The student's writing is about one forward pass more, a token at a time.
             extra_forwards=relative_cost(self.run, self._teacher, tokens / 2) + self.settings.own_fraction,
-            probe_steps=2,
         )
 
     def trained(self, model: Transformer) -> nn.Module:
