@@ -165,10 +165,7 @@ def make_bill(
         predicted_seconds_high=high,
         parts_seconds=parts,
         step_seconds=timings.step_seconds,
-        step_parts_seconds={
-            "compute": timings.step_seconds - timings.wait_seconds,
-            timings.waits_for: timings.wait_seconds,
-        },
+        step_parts_seconds={"compute": timings.step_seconds - wait, timings.waits_for: wait},
         startup_seconds=timings.startup_seconds,
         predicted_peak_memory_bytes=measured or formula,
         memory_source="measured in the probe" if measured else "estimate: closed form",
