@@ -36,7 +36,7 @@ from penjing.train.stages.base import OnDevice, Size, Stage, micro_units
 from penjing.train.throughput import Meter
 
 BUDGET_SECONDS, BUDGET_SHARE = 10.0, 0.05  # a probe takes at most so long, and at most this share of the run
-LEAST_BUDGET = 0.5  # seconds that even the probe of a short run may take
+LEAST_BUDGET = 1.0  # seconds that even the probe of a short run may take
 STEPS_SHARE = 0.8  # of it, for steps; validation, a checkpoint and a sample are tried in the rest
 MAX_PASSES = (
     2  # of a short step: the first leaves its gradients, and the last adds to them and sends them to other ranks
@@ -182,7 +182,7 @@ def probe(
         mean = _mean(seconds)
         left = _budget(mean * parts.num_steps) - (time.perf_counter() - start)
         pass_seconds = _mean([each.pass_seconds for each in timings]) * units / small
-        validation, start_loss = _try_validation(run, size, engine, parts, pass_seconds / units, left)
+        validation, start_loss = _try_validation(size, engine, parts, pass_seconds / units, left)
         saving, last_saving, sampling = _try(run, model, engine, trials, left)
     late_shapes = run.model.is_mixture or (not stage.runs_ahead and len(seconds) * size.round_steps <= size.probe_steps)
     start_up = began - trials.began if trials and trials.began else 0.0
@@ -394,7 +394,7 @@ def _at_rest(model: nn.Module, parts: Parts) -> Iterator[None]:
 
 
 def _try_validation(
-    run: Run, size: Size, engine: Engine, parts: Parts, unit_seconds: float, left: float
+    size: Size, engine: Engine, parts: Parts, unit_seconds: float, left: float
 ) -> tuple[float, float | None]:
     """Seconds of a validation, reckoned where it takes too long to be tried; and the loss it found."""
     reckoned = size.held_out_units * unit_seconds * FORWARD_SHARE / engine.world
