@@ -157,3 +157,11 @@ def test_masks_that_timing_draws_are_not_counted():
             model(torch.arange(5)[None])
         assert not torch.equal(model.state_dict()[drawn], before)
     assert torch.equal(model.state_dict()[drawn], before)
+
+
+def test_unrest_is_seen_in_passes_and_in_waiting_for_a_core(monkeypatch):
+    monkeypatch.setattr(step_timing.hardware, "load_averages", lambda: ())
+    timings = [step_timing.StepTiming(seconds=3.0, data_wait=0.4, cpu_seconds=2.0, passes=(1.0, 1.5))] * 2
+    noise = step_timing._noise(CPU, timings)
+    assert (noise.num_timed, noise.slowdown, noise.crowding) == (4, pytest.approx(1.3), 1.0)
+    assert noise.spread == pytest.approx(0.25 / 1.25)

@@ -195,23 +195,23 @@ def probe(
         last_checkpoint_seconds=last_saving,
         sample_seconds=sampling,
         startup_seconds=start_up + time.time() - began,
-        noise=_noise(engine, seconds, timings),
+        noise=_noise(engine, timings),
         line=LinearFit(mean - parts.accumulate * pass_seconds, pass_seconds) if pass_seconds else None,
         start_loss=start_loss,
         peak_memory_bytes=_with_growth(run, size, engine, parts, peak, late_shapes=late_shapes),
     )
 
 
-def _noise(engine: Engine, seconds: list[float], timings: list[StepTiming]) -> ProbeNoise:
+def _noise(engine: Engine, timings: list[StepTiming]) -> ProbeNoise:
     """How unsteady the timings were, and how busy the machine is."""
-    mean = sum(seconds) / len(seconds)
+    timed = [one for each in timings for one in each.passes] or [each.seconds for each in timings]
     busy, crowd = 1.0, 1.0
     if engine.device.type == "cpu":
         own = sum(each.cpu_seconds for each in timings)
         busy = max(1.0, sum(each.seconds - each.data_wait for each in timings) / own) if own else 1.0
         crowd = crowding(hardware.load_averages(), torch.get_num_threads() * engine.world, os.cpu_count() or 1)
-    spread = (quantile(seconds, 0.9) - quantile(seconds, 0.1)) / 2 / mean
-    return ProbeNoise(spread=spread, num_timed=len(seconds), slowdown=busy, crowding=crowd)
+    spread = (quantile(timed, 0.9) - quantile(timed, 0.1)) / 2 * len(timed) / sum(timed)
+    return ProbeNoise(spread=spread, num_timed=len(timed), slowdown=busy, crowding=crowd)
 
 
 def _budget(run_seconds: float) -> float:
