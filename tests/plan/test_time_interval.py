@@ -15,25 +15,25 @@ Run = tuple[ProbeNoise, float]  # what the probe saw, and log(actual / predicted
 Machine = Callable[[random.Random], Callable[[int], Run]]
 
 
-def test_deviation_by_hand():
+def test_deviation_by_hand() -> None:
     level = 0.03 / 1.2816
     assert ProbeNoise().deviation == pytest.approx(level, rel=1e-4)
     spread = ProbeNoise(spread=0.1, num_timed=4)
-    assert spread.deviation == pytest.approx(math.hypot(level, 0.1 / 1.2816 * math.sqrt(0.25 + 0.25)), rel=1e-4)
+    assert spread.deviation == pytest.approx(math.hypot(level, 0.1 / 1.2816 * math.sqrt(0.05 + 0.25)), rel=1e-4)
     busy = ProbeNoise(slowdown=2.0, crowding=3.0)
-    expected = math.sqrt(level**2 + 0.25 * (math.log(2) ** 2 + math.log(3) ** 2))
-    assert busy.deviation == pytest.approx(expected, rel=1e-4)
+    assert busy.deviation == pytest.approx(math.hypot(level, 0.4 * math.log(3)), rel=1e-4)
+    assert ProbeNoise(slowdown=2.0).deviation == pytest.approx(math.hypot(level, 0.4 * math.log(2)), rel=1e-4)
     assert ProbeNoise(slowdown=0.9, crowding=0.5).deviation == ProbeNoise().deviation
 
 
-def test_load_averages_of_others_only():
+def test_load_averages_of_others_only() -> None:
     assert crowding((1.9, 1.5, 0.2), threads=2, cores=2) == 1.0, "our own threads"
     assert crowding((4.0, 1.0, 1.0), threads=1, cores=2) == pytest.approx(2.0)
     assert crowding((900.0,), threads=1, cores=2) == 3.0, "no load average is believed further"
     assert crowding((), threads=1, cores=2) == 1.0
 
 
-def test_an_interval_holds_the_prediction_and_reaches_where_plans_missed():
+def test_an_interval_holds_the_prediction_and_reaches_where_plans_missed() -> None:
     low, high = time_interval(100.0, QUIET, [])
     assert 90 < low < 95 and 105 < high < 110
     assert low * high == pytest.approx(100.0**2), "as far down as up"
@@ -101,7 +101,7 @@ def becomes_busy(rng: random.Random) -> Callable[[int], Run]:
 
 
 @pytest.mark.parametrize("machine", [quiet, biased, heavy_tails, two_speeds, shared, crowded, becomes_busy])
-def test_four_of_five_runs_fall_inside(machine: Machine):
+def test_four_of_five_runs_fall_inside(machine: Machine) -> None:
     rng, inside, widths, runs, machines = random.Random(0), 0, [], 30, 60
     for _ in range(machines):
         errors: list[float] = []
@@ -115,4 +115,4 @@ def test_four_of_five_runs_fall_inside(machine: Machine):
     assert inside / (runs * machines) >= 0.8
     middle = sorted(widths)[len(widths) // 2] / 2
     # Half-widths: a quiet machine's plans are still sharp, and no interval says nothing.
-    assert middle < {quiet: 0.05, biased: 0.15, heavy_tails: 0.12}.get(machine, 0.7)
+    assert middle < {"quiet": 0.05, "biased": 0.15, "heavy_tails": 0.12}.get(machine.__name__, 0.7)

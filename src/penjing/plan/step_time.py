@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from penjing.plan.device_model import Machine
 from penjing.plan.step_workload import VALUE_BYTES, Workload
 
-TERMS = ("products", "attention", "elementwise", "head", "launch", "optimizer", "communication", "data_wait")
 EXPOSED_SHARE = 0.15  # of sharded weights' exchange that no computation hides
 HIDDEN_SHARE = 0.5  # of a step's computation that can hide an exchange of gradients
 

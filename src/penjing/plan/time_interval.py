@@ -19,9 +19,9 @@ NEWEST = 20  # runs of the history that are looked at
 PROBE_WEIGHT = 1  # of how many runs the probe's own deviation counts for among them
 ENOUGH = 4  # runs from which on their own quantiles, whatever their distribution, must lie inside
 # Of a timing's variance, what a mean over many does not lose: neighbours stay for longer than a probe takes.
-LASTING_SHARE = 0.25
+LASTING_SHARE = 0.05
 MAX_CROWDING = 3.0  # believed of a load average, which also counts who waits for a disk
-BUSY_SHARE = 0.5  # of log(slowdown): a neighbour may leave, or come, at some time in the run
+BUSY_SHARE = 0.4  # of log(slowdown): neighbours may leave, or come, at some time in the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class ProbeNoise:
     def deviation(self) -> float:
         """Standard deviation to expect of log(actual / predicted)."""
         timing = (self.spread / NORMAL_90) ** 2 * (LASTING_SHARE + 1 / max(1, self.num_timed))
-        busy = math.log(max(1.0, self.slowdown)) ** 2 + math.log(max(1.0, self.crowding)) ** 2
-        return math.sqrt((MARGINS["L2"] / NORMAL_90) ** 2 + timing + BUSY_SHARE**2 * busy)
+        busy = BUSY_SHARE * math.log(max(1.0, self.slowdown, self.crowding))
+        return math.sqrt((MARGINS["L2"] / NORMAL_90) ** 2 + timing + busy**2)
 
 
 def crowding(load_averages: Sequence[float], threads: int, cores: int) -> float:
