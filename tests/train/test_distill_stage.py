@@ -15,6 +15,7 @@ from penjing.base.errors import UserError
 from penjing.commands.train import execute, resolve_run
 from penjing.parallel.single import Single
 from penjing.train.run_dir import load_trained
+from penjing.train.stages.base import make_stage
 
 STUDENT = ["model=tiny", "model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.num_kv_heads=1"]
 STUDENT += ["model.head_size=8", "model.mlp_size=24"]
@@ -233,7 +234,6 @@ def test_thoughts_are_not_switched_on_policy(tmp_path, words, prompts):
 def test_a_conversation_that_the_template_refuses_is_set_aside(tmp_path, words, prompts, toy, monkeypatch, max_bad):
     """And listed, as what is broken in the file is; one of which no token is learned is left out."""
     from penjing.train.stages import on_policy_distill as distill_own
-from penjing.train.stages.base import make_stage
 
     def refuses(tokenizer, messages, tools, **more):
         if messages[0].content == "refuse":
