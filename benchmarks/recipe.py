@@ -81,16 +81,14 @@ def train_once(settings: dict[str, Any], folder: Path, *, plain: bool) -> float:
     from penjing.parallel.base import make_strategy
     from penjing.train.build import prepare_run
     from penjing.train.loop import train
-    from penjing.train.stages.next_token import NextTokenStage
 
     run = resolve_run("pretrain", {**settings, "out": str(folder)})
-    made = prepare_run(run, make_strategy("cpu"), NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None)
+    made = prepare_run(run, make_strategy("cpu"))
     if plain:
         plain_weights(made.model, run.seed)
     figures = train(made.context, made.state)
     made.context.trackers.close()
-    if hasattr(made.context.source, "close"):
-        made.context.source.close()
+    made.context.source.close()
     return figures["validation_bits_per_byte"]
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,9 +22,7 @@ from penjing.base import malloc_tuning as heap
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = (
-        "1"  # tests/kernels/test_triton_kernels.py; Triton reads it when anything first imports it
-    )
+    os.environ["TRITON_INTERPRET"] = "1"  # for tests/kernels/test_triton_kernels.py; read when Triton is first imported
 os.environ.setdefault("PENJING_HOME", tempfile.mkdtemp(prefix="penjing-home-"))  # no test writes the user's ledger
 
 
@@ -161,3 +160,43 @@ def losses():
         return {line["step"]: line["loss_nats_per_token"] for line in lines if "loss_nats_per_token" in line}
 
     return read
+
+
+@pytest.fixture
+def without_cpu_kernels(monkeypatch) -> Callable[[], None]:
+    """Switches kernels of our own on the CPU off for the rest of a test."""
+    from penjing.kernels.cpu import ops as cpu
+
+    return lambda: monkeypatch.setattr(cpu, "kernels", lambda: None)
+
+
+@pytest.fixture
+def make_model():
+    """A model of two layers whose attention is far from even: weights four times as wide, outputs drawn too."""
+
+    from penjing.model.config import ModelConfig
+    from penjing.model.init import initialise
+    from penjing.model.transformer import Transformer
+
+    def make(seed: int = 0, **settings: object):
+        shape = {
+            "vocabulary_size": 61,
+            "hidden_size": 24,
+            "num_layers": 2,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "head_size": 8,
+            "mlp_size": 40,
+            "max_tokens": 64,
+            "rope_theta": 1e4,
+        }
+        model = Transformer(ModelConfig(**{**shape, **settings}))
+        initialise(model, seed)
+        generator = torch.Generator().manual_seed(seed + 1)
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):  # they begin at zero, where a block says nothing
+                parameter.data.normal_(0, 0.05, generator=generator)
+            parameter.data *= 4 if parameter.ndim > 1 else 1
+        return model
+
+    return make

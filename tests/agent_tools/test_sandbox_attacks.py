@@ -49,7 +49,7 @@ def public():
     folder = Path(tempfile.mkdtemp(prefix="penjing-attacks-"))
     os.chmod(folder, 0o755)
     package = Path(penjing.__file__).parent
-    for name in ("base", "tools"):
+    for name in ("base", "agent_tools"):
         shutil.copytree(package / name, folder / "penjing" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for file in (package / "__init__.py", DRIVER):
         shutil.copy(file, folder / "penjing" if file.name == "__init__.py" else folder)

@@ -434,7 +434,7 @@ def child(code, **environment):
     return done.stdout.strip()
 
 
-ASK = "import torch; from penjing.model import cpu; print(cpu.serves(torch.ones(2)), cpu.why_not())"
+ASK = "import torch; from penjing.kernels.cpu import ops as cpu; print(cpu.serves(torch.ones(2)), cpu.why_not())"
 
 
 def test_they_are_built_once_and_by_several_at_once(tmp_path):

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as distributed
 from torch import nn
 
+from penjing.loader.batch_source import Source
 from penjing.loader.prefetch import Prefetch
 from penjing.parallel import ddp
 from penjing.parallel.ddp import PATIENCE, TIMEOUT, DataParallel
@@ -87,7 +88,7 @@ def test_one_process_on_the_second_card_has_it_current(current):
     assert current == [(True, SECOND)]
 
 
-class Moved:
+class Moved(Source):
     """A source of batches that become the device they are moved to."""
 
     def __next__(self):

@@ -13,6 +13,7 @@ from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.commands.train import resolve_run
 from penjing.loader.batch import Batch
+from penjing.loader.batch_source import Source
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
@@ -85,7 +86,7 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
     strategy = Single(torch.device("cpu"))
     tracer = Tracer("cpu", kernel_temporaries=False)
 
-    class Source:
+    class Random(Source):
         def __next__(self) -> Batch:
             tokens = 2 * 64
             ids_BT = torch.randint(0, run.model.vocabulary_size, (2, 64))
@@ -102,12 +103,15 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
         def state(self) -> dict[str, Any]:
             return {}
 
+        def restore(self, state: dict[str, Any]) -> None:
+            pass
+
     optimizers = run.optimizer.build(model)
     given: dict[str, Any] = dict(
         strategy=strategy,
         model=strategy.wrap(model),
         objective=NextToken(),
-        source=Source(),
+        source=Random(),
         optimizers=optimizers,
         schedule=run.schedule,
         meter=NoMeter(),

@@ -33,7 +33,9 @@ from penjing.plan.gpu_specs import find_card
 from penjing.plan.memory import Target, is_tight, safe_bytes
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
+from penjing.train import build_model
 from penjing.train.build import prepare_run
+from penjing.train.build_context import RunHooks
 from penjing.train.memory_trace import trace
 from penjing.train.step_probe import still_to_grow
 
@@ -346,8 +348,8 @@ def work_on_card(run):
 
 def test_a_sweep_over_what_is_computed_again(monkeypatch):
     run, told = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_layers=1")), []
-    real = sweeping.recompute_activations
-    monkeypatch.setattr(sweeping, "recompute_activations", lambda model, how: told.append(how) or real(model, how))
+    real = build_model.recompute_activations
+    monkeypatch.setattr(build_model, "recompute_activations", lambda model, how: told.append(how) or real(model, how))
     grid = Grid(micro_rows=(1,), accumulate=(1,), row_tokens=(16,), recompute=("none", "mlp", "block"))
     rows = sweeping.sweep(run, grid, CARD, ROOM, steps=2, seconds=0.1, device=CPU, predict_bytes=lambda variant: 1)
     assert told == ["none", "mlp", "block"] and all(row.ended == "done" for row in rows)
@@ -435,7 +437,6 @@ def test_growth_of_memory_is_taken_for_a_geometric_series():
 
 def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch):
     """Weights, buffers, optimizers and the place in the data after the plan are those of a run without one."""
-    from penjing.commands.train import stage_maker
     from penjing.parallel.single import Single
     from penjing.train import build as module
 
@@ -443,9 +444,7 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
         words = [*small_run, f"out={tmp_path / name}", "compute.compile=off"]
         run = resolve_run("pretrain", config.parse_overrides(words))
         torch.manual_seed(5)
-        made = prepare_run(
-            run, Single(CPU), stage_maker(run), lambda fitted, steps, start: [], lambda *given: [], lambda text: None
-        )
+        made = prepare_run(run, Single(CPU))
         made.context.trackers.close()
         optimizers = [optimizer.state_dict() for optimizer in made.context.optimizers]
         return made.model.state_dict(), optimizers, made.context.source.state(), torch.get_rng_state(), made.bill
@@ -465,7 +464,6 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
 
 
 def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, monkeypatch):
-    from penjing.commands.train import stage_maker
     from penjing.parallel.single import Single
     from penjing.train import build as module
 
@@ -477,7 +475,7 @@ def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, m
     tracker = SimpleNamespace(log=lambda *given: None, close=lambda: closed.append(True))
     run = resolve_run("pretrain", config.parse_overrides([*small_run, f"out={tmp_path / 'run'}"]))
     with pytest.raises(UserError, match="no plan"):
-        prepare_run(run, Single(CPU), stage_maker(run), lambda *given: [tracker], lambda *given: [], lambda text: None)
+        prepare_run(run, Single(CPU), RunHooks(trackers=lambda *given: [tracker]))
     assert closed == [True]
 
 

@@ -339,7 +339,7 @@ import json, resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 from pathlib import Path
 from penjing.base.process_info import peak_resident_bytes
-from penjing.data import records
+from penjing.data import formats as records
 kind, path = sys.argv[1:]
 quarantine = records.Quarantine(max_bad=1.0)
 found = 0

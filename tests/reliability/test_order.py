@@ -146,11 +146,11 @@ def test_smaller_passes_keep_the_order(rows, micro):
         taken = list(steps([feed], 1, 12, 1))
         at = feed.state()
         next(feed)  # the pass that did not fit
-        while feed.micro_units > micro:
+        while feed.micro_size > micro:
             if not feed.shrink(at):
                 break
-        assert feed.micro_units <= micro
-        assert feed.times * feed.micro_units == 12
-        taken += steps([feed], 1, feed.micro_units, 2)
+        assert feed.micro_size <= micro
+        assert feed.split * feed.micro_size == 12
+        taken += steps([feed], 1, feed.micro_size, 2)
         feed.close()
         assert taken == plain

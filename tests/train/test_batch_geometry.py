@@ -53,3 +53,12 @@ def test_groups_that_share_an_estimate_stay_in_one_pass():
     with pytest.raises(UserError) as refused:
         batch_geometry(run_of(12, 6, objective=kto), 1, CPU)
     assert refused.value.where == "objective.kl_groups"
+
+
+def test_gradients_of_cut_steps_are_the_same_but_for_the_balance_of_softmax_routers():
+    """Their loss is taken over each pass: `batch.micro_rows` then changes the gradients, and the texts say so."""
+    assert batch_geometry(config.resolve(Run, {"model": "tiny"}), 1, CPU).exact
+    assert batch_geometry(config.resolve(Run, {"model": "tiny-moe"}), 1, CPU).exact  # balanced by a bias
+    assert not batch_geometry(config.resolve(Run, {"model": "198m-moe"}), 1, CPU).exact
+    for balance in ("sequence", "none"):
+        assert batch_geometry(config.resolve(Run, {"model": "198m-moe", "router": {"balance": balance}}), 1, CPU).exact

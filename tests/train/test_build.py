@@ -16,10 +16,10 @@ from penjing.model.lora import adapt
 from penjing.model.transformer import Transformer
 from penjing.optim.router_bias_update import RouterBalance
 from penjing.parallel.single import Single
-from penjing.train import build
+from penjing.plan import hardware
+from penjing.train import build, build_model
 from penjing.train.config import Run
 from penjing.train.stages.base import Size
-from penjing.train.stages.next_token import NextTokenStage
 
 SHAPE = {
     "vocabulary_size": 400,
@@ -48,7 +48,7 @@ def parts(monkeypatch, tmp_path):
 
     monkeypatch.setattr(build, "plan", enough)
     # A CPU's products of float16 are too slow to be timed here.
-    monkeypatch.setattr(build.hardware, "peak", lambda *given: SimpleNamespace(flops_per_second=None))
+    monkeypatch.setattr(hardware, "peak", lambda *given: SimpleNamespace(flops_per_second=None))
 
     def make(*words):
         common = [f"model.{name}={value}" for name, value in SHAPE.items()]
@@ -57,7 +57,7 @@ def parts(monkeypatch, tmp_path):
         run = config.resolve(Run, parse_overrides([*common, *words]))
         strategy = Single(torch.device("cpu"))
         with pytest.raises(Enough) as found:
-            build.prepare_run(run, strategy, NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None)
+            build.prepare_run(run, strategy)
         return found.value.args[0]
 
     return make
@@ -72,7 +72,7 @@ def test_float16_scales_its_loss_and_saves_the_scale(parts):
 
 def test_float32_scales_nothing(parts):
     made = parts("compute.dtype=float32")
-    assert not hasattr(made.strategy, "scaler")
+    assert made.strategy.scaler is None
     assert made.save.__self__.stateful.keys() == {"source", "meter", "guard"}
 
 
@@ -94,7 +94,7 @@ def test_routers_beneath_adapters_stay_as_they_are(parts, monkeypatch, words, ra
             adapt(model, run.lora)
         return model, {}
 
-    monkeypatch.setattr(build, "_build_model", fresh)
+    monkeypatch.setattr(build_model, "_with_weights", fresh)
     mixture = [f"model.{name}" for name in ("architecture=glm4_moe", "experts=4", "experts_per_token=2")]
     made = parts("compute.dtype=float32", *mixture, "model.expert_size=16", "router.bias_rate=0.25", *words)
     (balance,) = (each for each in made.optimizers if isinstance(each, RouterBalance))

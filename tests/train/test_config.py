@@ -99,23 +99,6 @@ def test_what_is_no_number_of_threads_is_one_line(threads, said):
     assert threads(said, setting=2) == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], ""),
-        (["objective=preference", "data.kind=preferences"], "answers make batches of another shape"),
-        (["objective=policy", "data.kind=prompts"], "answers make batches of another shape"),
-        (["objective=distill", "objective.mode=on_policy", "objective.data_weight=0"], "answers make batches"),
-        (["lora.rank=4"], ""),
-        (["lora.rank=4", "lora.dropout=0.1"], "the masks of lora.dropout"),
-        (["lora.rank=4", "lora.kind=dora"], "norms that DoRA keeps"),
-    ],
-)
-def test_which_runs_are_no_static_graph(words, said):
-    found = resolve(*words).no_static_graph
-    assert found.startswith(said) and bool(found) == bool(said)
-
-
 def test_a_graph_of_all_of_a_pass_needs_texts():
     assert resolve("compute.compile=blocks", "data.kind=chats")
     with pytest.raises(UserError, match=r"compute\.compile: answers differ in length"):
@@ -185,12 +168,3 @@ def test_a_tokenizer_that_an_abandoned_attempt_left_is_not_taken_for_another_sta
     left.save(out.tokenizer)
     (out.checkpoints / "step-00000001").mkdir(parents=True)  # a run that has begun keeps its own
     assert run_tokenizer(run, print).fingerprint == left.fingerprint
-
-
-def test_passes_are_exact_but_for_the_balance_of_softmax_routers():
-    """Their loss is taken over each pass: `batch.micro_rows` then changes the gradients, and the texts say so."""
-    assert config.resolve(Run, {"model": "tiny"}).passes_are_exact
-    assert config.resolve(Run, {"model": "tiny-moe"}).passes_are_exact  # balanced by a bias
-    assert not config.resolve(Run, {"model": "198m-moe"}).passes_are_exact
-    for balance in ("sequence", "none"):
-        assert config.resolve(Run, {"model": "198m-moe", "router": {"balance": balance}}).passes_are_exact

@@ -8,6 +8,7 @@ import torch
 
 from penjing.base.errors import UserError
 from penjing.loader.batch import Batch
+from penjing.loader.batch_source import Source
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
@@ -25,7 +26,7 @@ SHAPE = {"vocabulary_size": 50, "hidden_size": 32, "num_layers": 2, "num_heads":
 LOOP = Path(__file__).parents[2] / "src/penjing/train/loop.py"
 
 
-class Repeat:
+class Repeat(Source):
     """The same batches over and over."""
 
     def __init__(self, batches):
@@ -255,8 +256,8 @@ def test_a_step_that_is_not_yet_known_to_be_bad_is_looked_at_before_it_is_saved(
 
 def test_the_scale_of_the_loss_is_shown():
     made, _, memory = parts([batch(2)], steps=1)
-    made.strategy.scaler = LossScaler(torch.device("cpu"), first=8.0)
-    train(made, TrainState())
+    scaler = LossScaler(torch.device("cpu"), first=8.0)
+    train(replace(made, figures=[scaler.figures]), TrainState())
     assert memory.seen[-1][1]["loss_scale"] == 8.0
 
 

@@ -30,7 +30,13 @@ class Rows:
     def state(self):
         return {}
 
+    def place(self):
+        return {}
+
     def restore(self, state):
+        pass
+
+    def close(self):
         pass
 
 

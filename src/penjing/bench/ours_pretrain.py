@@ -19,6 +19,7 @@ from penjing.base import config
 from penjing.bench.meter import read_spec
 from penjing.bench.race import IGNORED, HeldOut, Race, RaceSpec, packed_rows
 from penjing.loader.batch import Batch
+from penjing.loader.batch_source import DeviceSource, Source
 from penjing.model.linear import Linear
 from penjing.objective.next_token import NextToken
 from penjing.optim.adamw import AdamW
@@ -27,11 +28,9 @@ from penjing.train.build import prepare_run
 from penjing.train.config import Run
 from penjing.train.loop import step
 from penjing.train.run_dir import set_threads
-from penjing.train.stages.base import DeviceSource
-from penjing.train.stages.next_token import NextTokenStage
 
 
-class GivenRows:
+class GivenRows(Source):
     """The same packed rows as everyone's, in passes of so many."""
 
     def __init__(self, spec: RaceSpec, micro: int) -> None:
@@ -82,9 +81,7 @@ def main() -> None:
     race.imported()
     run = replace(config.resolve(Run, config.read_toml(Path(spec.run))), out=spec.out)
     run = replace(run, optimizer=_optimizer(run, spec, adamw="adamw" in sys.argv[2:]))
-    prepared = prepare_run(
-        run, make_strategy(spec.device), NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None
-    )
+    prepared = prepare_run(run, make_strategy(spec.device))
     parts, model, objective = prepared.context, prepared.model, NextToken()
     device = parts.strategy.device
 
@@ -109,8 +106,7 @@ def main() -> None:
     number = 0
     while race.step(step(parts, number).tokens):
         number += 1
-    if hasattr(prepared.context.source, "close"):
-        prepared.context.source.close()
+    prepared.context.source.close()
     kind, dtype = run.optimizer.kind, str(product_dtype(model)).removeprefix("torch.")
     options = [f"optimizer.kind={kind}", f"products in {dtype}", f"compute.compile={run.compute.compile}"]
     told = {

@@ -233,9 +233,7 @@ def _compiled(run: Run, machine: Machine, eager_seconds: float) -> bool:
 
 def _obstacle(run: Run, machine: Machine, dtype: str) -> str:
     """Why training would not compile. A planned CPU is the one at hand, so that what it lacks is known."""
-    lacking = obstacle(
-        machine.kind, mixture=run.model.is_mixture, bfloat16=dtype == "bfloat16", no_static_graph=run.no_static_graph
-    )
+    lacking = obstacle(run, machine.kind, bfloat16=dtype == "bfloat16")
     return lacking or (missing_compiler(torch.device("cpu")) if machine.kind == "cpu" else "")
 
 

@@ -47,13 +47,14 @@ from penjing.track.console import ConsoleTracker
 from penjing.track.jsonl import read_lines
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build import PreparedRun, prepare_run
+from penjing.train.build_context import RunHooks
 from penjing.train.build_peft_model import adapter_rate
 from penjing.train.config import Run
 from penjing.train.from_pretrained import begin_from, with_vocabulary
 from penjing.train.loop import train
 from penjing.train.oom_recovery import is_out_of_memory
 from penjing.train.run_dir import RunFolder, set_threads
-from penjing.train.stages.base import Size, make_stage
+from penjing.train.stages.base import Size
 from penjing.train.watchdog import watched
 
 SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
@@ -114,14 +115,15 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
             prepared = prepare_run(
                 run,
                 strategy,
-                make_stage,
-                lambda fitted, steps, start: _trackers(fitted, quiet, steps, start),
-                lambda model, tokenizer, step: write_samples(
-                    run, model, tokenizer, quiet if step >= 0 else unseen(quiet)
+                RunHooks(
+                    report=lambda text: quiet.print(Text(f"  {text} ...")),
+                    trackers=lambda fitted, steps, start: _trackers(fitted, quiet, steps, start),
+                    sample=lambda model, tokenizer, step: write_samples(
+                        run, model, tokenizer, quiet if step >= 0 else unseen(quiet)
+                    ),
+                    began=began,
                 ),
-                lambda text: quiet.print(Text(f"  {text} ...")),
                 allow_change,
-                began,
             )
             prepared = replace(prepared, context=replace(prepared.context, at_edge=watch.edge))
             return _carry_out(run, prepared, known, quiet, began)
@@ -152,8 +154,7 @@ def _carry_out(
         raise
     finally:
         prepared.context.trackers.close()
-        if hasattr(prepared.context.source, "close"):
-            prepared.context.source.close()
+        prepared.context.source.close()
     if run.lora.rank and strategy.rank == 0:
         try:
             made = save_run_adapter(run, prepared.model, prepared.base, prepared.state.step)
@@ -174,10 +175,7 @@ def plan_only(run: Run, console: Console) -> Bill:
         prepared = prepare_run(
             trial,
             strategy,
-            make_stage,
-            lambda fitted, steps, start: [],
-            lambda model, tokenizer, step: write_samples(run, model, tokenizer, unseen(console)),
-            lambda text: None,
+            RunHooks(sample=lambda model, tokenizer, step: write_samples(run, model, tokenizer, unseen(console))),
         )
         print_plan(replace(prepared, run=replace(prepared.run, out=run.out)), strategy, console)
         prepared.context.trackers.close()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
+
+from penjing.base.config import Settings
 
 if TYPE_CHECKING:
     from penjing.objective.rollout import Rollout
@@ -30,12 +32,13 @@ class UnitLengths:
     note: str = ""  # what was assumed
 
 
-class ObjectiveSettings:
+class ObjectiveSettings(Settings):
     """What follows from an objective's settings alone, without data. A class overrides what differs.
 
     Each has a field `kind`, its name in a configuration. What needs data is asked of the stage (train/stages/base.py).
     """
 
+    section: ClassVar = "objective"
     kind: str
 
     @property

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from penjing.base.errors import UserError
+from penjing.base.config import NonNegativeFloat
 from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.model.value_head import answer_places
 from penjing.objective.base import Loss, ObjectiveSettings
@@ -25,7 +25,7 @@ class RewardModel(ObjectiveSettings):
 
     kind: Literal["reward"] = "reward"
     # Of the squared sum of a pair's rewards: keeps them around zero, which pairs alone leave open; 0.01 is usual.
-    centre_weight: float = 0.01
+    centre_weight: NonNegativeFloat = 0.01
     # data: a pair's own `margin` is asked for between its rewards. none: more is better, however much was said.
     margin: Literal["data", "none"] = "data"
 
@@ -36,10 +36,6 @@ class RewardModel(ObjectiveSettings):
     @property
     def generates_text(self) -> bool:
         return False
-
-    def __post_init__(self) -> None:
-        if self.centre_weight < 0:
-            raise UserError("negative", where="objective.centre_weight", got=self.centre_weight, wanted="0 or more")
 
 
 def ranking_losses(settings: RewardModel, reward_P2: Tensor, margin_P: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class Strategy(Protocol):
     rank: int
     world: int
     device: torch.device
-    scaler: LossScaler  # set only where products are taken in float16
+    scaler: LossScaler | None  # where matmuls are in float16
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         """The model as a callable whose gradients are summed over all ranks."""
@@ -69,20 +69,6 @@ def clip_gradients(model: nn.Module, largest_norm: float, scaler: LossScaler | N
     if scaler is not None:
         scaler.look(norm)
     return norm
-
-
-def allow_tf32(setting: str, device: torch.device) -> None:
-    """Let float32 products run on tensor cores in tf32 (10 bits of mantissa) where `compute.dtype` says so, and only
-    there. Raises UserError where there are none."""
-    wanted = setting == "tf32"
-    if wanted and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
-        raise UserError(
-            "needs an NVIDIA card of compute capability 8.0 or later",
-            where="compute.dtype",
-            got="tf32",
-            next_step="Use compute.dtype=auto.",
-        )
-    torch.backends.cuda.matmul.allow_tf32 = wanted
 
 
 def local_device(name: str) -> torch.device:

@@ -24,6 +24,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.batched_sampler import Request, Written, default_slots, rollout
 from penjing.infer.sample import Sampling
 from penjing.infer.tool_loop import ToolTurns, last_turn
+from penjing.loader.batch_source import Source
 from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
@@ -328,7 +329,7 @@ def state_values(head: ScalarHead, batch: AnswerBatch) -> Tensor:
     return value_N
 
 
-class RolloutSource:
+class RolloutSource(Source):
     """Batches of sampled answers, `micro_units` prompts on each rank; see the file's docstring."""
 
     def __init__(

@@ -19,6 +19,7 @@ class BatchGeometry:
     accumulation: int  # forward passes of one step on each device
     world: int  # devices
     indivisible: int = 1  # units that one forward pass must hold together
+    exact: bool = True  # whether gradients are the same however a step is cut, rounding aside
 
 
 def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
@@ -51,6 +52,7 @@ def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
         accumulation=size // (micro * world),
         world=world,
         indivisible=together,
+        exact=not run.model.is_mixture or run.router.for_model(run.model).balance != "batch",
     )
 
 

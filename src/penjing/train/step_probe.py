@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from penjing import __version__
 from penjing.base.files import read_json, write_json
-from penjing.loader.batch_source import Source, place_of
+from penjing.loader.batch_source import Source
 from penjing.optim.schedule import Constant
 from penjing.parallel.base import Strategy
 from penjing.plan import hardware
@@ -32,7 +32,7 @@ from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
 from penjing.train.run_dir import RunFolder
 from penjing.train.small_data import doubts, start_doubts
-from penjing.train.stages.base import DeviceSource, Size, Stage
+from penjing.train.stages.base import Size, Stage
 from penjing.train.throughput import Expected, Meter
 
 FORECAST = "scale.json"  # in the run's folder: the loss that `penjing plan forecast` foresaw
@@ -231,15 +231,10 @@ def _timed(
     soon over in a run; the second time is timed. held: is filled with the peak of memory after each round of the first.
     warm: steps of these sizes were taken, and are slow: one more, waiting for data aside, tells all.
     """
-    feed: Source
-    if hasattr(parts.source, "fresh"):
-        feed = parts.source.fresh()
-    else:
-        micro_size = batch_geometry(run, strategy.world, strategy.device).micro_size
-        feed = DeviceSource(stage.source(micro_size, strategy.rank, strategy.world), strategy.device)
+    feed: Source = parts.source.fresh()
     meter = Meter(0.0, None)
     trial = replace(parts, source=feed, meter=meter, schedule=AtRest(), accumulate=passes)
-    each, begin = size.round_steps, place_of(feed)
+    each, begin = size.round_steps, feed.place()
     ahead = stage.runs_ahead and size.probe_steps >= LEAST_STEPS
     first = _round(trial, each)
     waited_first, meter.data_wait_seconds = meter.data_wait_seconds, 0.0
@@ -265,8 +260,7 @@ def _timed(
         seconds, meter.data_wait_seconds = seconds[skipped:], waited[-1] - waited[skipped]
     count = len(seconds)
     seconds = [one / each for one in seconds]
-    if hasattr(feed, "close"):
-        feed.close()
+    feed.close()
     if strategy.world > 1:  # all ranks plan with the same figures
         seconds = [one / strategy.world for one in strategy.add(torch.tensor(seconds)).tolist()]
     return seconds, meter.data_wait_seconds / (count * each)
@@ -338,8 +332,8 @@ def _at_rest(model: nn.Module, parts: TrainingContext) -> Iterator[None]:
     counts = [copy.deepcopy(module.get_extra_state()) for module in counting]
     states = [copy.deepcopy(optimizer.state_dict()) for optimizer in parts.optimizers]  # empty before step 1
     random_state = torch.get_rng_state()
-    scaler = getattr(parts.strategy, "scaler", None)
-    scale = scaler.state() if scaler is not None else None
+    scaler = parts.strategy.scaler
+    scale = scaler.state() if scaler is not None else {}
     try:
         yield
     finally:

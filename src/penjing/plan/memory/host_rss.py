@@ -23,7 +23,7 @@ _PROCESS = """
 import torch
 from penjing.base.process_info import peak_resident_bytes
 from penjing.optim.adamw_no_dynamo import FusedAdamW
-from penjing.recipes import execute
+from penjing.commands import train
 x = torch.nn.Parameter(torch.ones(128, 128))
 for dtype in (torch.float32, torch.bfloat16):
     (x.to(dtype) @ x.to(dtype).T).float().sum().backward()

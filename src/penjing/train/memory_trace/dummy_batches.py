@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from penjing.kernels.document_attention import Lot
+from penjing.loader.batch_source import Source
 from penjing.model import attention, moe
 from penjing.parallel.base import clip_gradients
 from penjing.plan.memory.device_target import Target
@@ -85,7 +86,7 @@ def tensors_of(batch: Any) -> list[Tensor]:
     return found
 
 
-class StandInSource:
+class StandInSource(Source):
     """Batches out of nothing, as many made ahead as the run prefetches."""
 
     def __init__(self, make: Callable[[], Any], tracer: Tracer, ahead: int) -> None:
@@ -116,6 +117,8 @@ class NoMeter:
 
 class TraceStrategy:
     """A strategy that tells the tracer where the step is. With several ranks it keeps DDP's buckets."""
+
+    scaler = None
 
     def __init__(self, tracer: Tracer, device: torch.device, layout: Layout, ranks: int) -> None:
         self.device, self.rank, self.world = device, 0, ranks

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.loader.batch_source import Source, place_of, samples_between
+from penjing.loader.batch_source import Source
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Objective, ObjectiveSettings
 from penjing.objective.router import RouterSettings
@@ -123,31 +123,6 @@ class Stage(ABC, Generic[S]):
         return []
 
 
-MakeStage = Callable[[Run, Strategy, Report], Stage[Any]]
-
-
 def make_stage(run: Run, strategy: Strategy, report: Report = lambda text: None) -> Stage[Any]:
     """The stage of a run's objective. Its data are not read yet."""
     return stage_class(run.objective.stage)(run, strategy, report)
-
-
-class DeviceSource:
-    """A source whose batches are moved in line."""
-
-    def __init__(self, source: Source, device: torch.device) -> None:
-        self.source, self.device = source, device
-
-    def __next__(self) -> Any:
-        return next(self.source).to(self.device)
-
-    def state(self) -> dict[str, Any]:
-        return self.source.state()
-
-    def place(self) -> dict[str, Any]:
-        return place_of(self.source)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.source.restore(state)
-
-    def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-        return samples_between(self.source, before, after)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -168,7 +168,7 @@ class OnPolicyStage(TeacherStage):
         )
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:
-        return cast(Source, OnPolicySource(self, micro_size, rank, world))
+        return OnPolicySource(self, micro_size, rank, world)
 
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
         shape = (micro_size, 1, self.run.data.row_tokens)
@@ -227,7 +227,7 @@ class OnPolicyStage(TeacherStage):
             yield self._pack(prompts, answers, [by_data] * len(prompts))
 
 
-class OnPolicySource:
+class OnPolicySource(Source):
     """`micro_size` prompts at a time; of each group of `world` batches this rank takes its own."""
 
     def __init__(self, stage: OnPolicyStage, micro_size: int, rank: int, world: int) -> None:
