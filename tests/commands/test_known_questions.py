@@ -170,13 +170,13 @@ def test_less_memory_means_smaller_parts(tmp_path, monkeypatch, asked):
 
     monkeypatch.setattr(asking, "ask", ask)
     run = resolve_run("dpo", parse_overrides([f"validate.questions={asked}"]))
-    assembled = SimpleNamespace(
-        parts=SimpleNamespace(engine=Single(torch.device("cpu"))),
+    prepared = SimpleNamespace(
+        context=SimpleNamespace(strategy=Single(torch.device("cpu"))),
         stage=SimpleNamespace(tokenizer=None),
         model=None,
         folder=RunFolder(tmp_path),
     )
-    KnownQuestions(run, Console(file=io.StringIO())).ask(assembled, "before")
+    KnownQuestions(run, Console(file=io.StringIO())).ask(prepared, "before")
     assert sizes == [64, 32, 16]
     assert json.loads((tmp_path / "questions.json").read_text())["before"]["rows"][1]["right"] == 6
 

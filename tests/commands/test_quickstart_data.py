@@ -14,7 +14,7 @@ from penjing.base.files import read_json, write_json
 from penjing.commands import quickstart as module
 from penjing.commands.quickstart import Settings, quickstart
 from penjing.commands.train import resolve_run
-from penjing.train.stages.next_token import made_once
+from penjing.train.stages.run_data import build_if_stale
 
 TURNS = [{"from": "human", "value": "a?"}, {"from": "gpt", "value": "b."}]
 ANSWERED, WAITING = {"conversations": TURNS}, {"conversations": [*TURNS, {"from": "human", "value": "c?"}]}
@@ -162,5 +162,5 @@ def test_a_file_named_in_another_encoding_is_trained_on(folder):
         write_json(folder / "about.json", about)
         return {"bad": 0}
 
-    made_once(run, folder / "place", SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
+    build_if_stale(run, folder / "place", SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
     assert list(read_json(folder / "about.json")["source_files"]) == [r"archive/\xd6\xd0.txt"]

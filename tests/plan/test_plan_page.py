@@ -17,7 +17,7 @@ from penjing.base.errors import UserError
 from penjing.bench import sweep as sweeping
 from penjing.bench.sweep import Grid, Point
 from penjing.commands import plan as planning
-from penjing.commands import plan_run
+from penjing.commands import plan_counts, plan_run
 from penjing.commands import plan_subcommands as plan_tools
 from penjing.commands import plan_verify as verify
 from penjing.commands import sweep as tables
@@ -33,8 +33,9 @@ from penjing.plan.gpu_specs import find_card
 from penjing.plan.memory import Target, is_tight, safe_bytes
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
-from penjing.train import step_timing
-from penjing.train.build import assemble
+from penjing.train import build_model, step_timing
+from penjing.train.build import prepare_run
+from penjing.train.build_context import RunHooks
 from penjing.train.memory_trace import trace
 from penjing.train.step_timing import extrapolate_growth
 
@@ -239,16 +240,16 @@ def test_products_that_a_cpu_has_not_are_refused():
 
 
 def test_memory_of_a_foreign_model_is_refused_in_one_line(tmp_path):
-    from penjing.cli import _planned
+    from penjing.commands.planning import _traceable
 
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
-    with pytest.raises(UserError, match="not a model that is trained here"):
-        _planned(str(tmp_path), [])
+    with pytest.raises(UserError, match="cannot train this model"):
+        _traceable(str(tmp_path), [])
 
 
 def test_sizes_beyond_the_ladder_have_its_largest_shape():
-    assert planning.model_of(7_000_000_000) == planning.model_of(3_000_000_000)
+    assert plan_counts.model_of(7_000_000_000) == plan_counts.model_of(3_000_000_000)
 
 
 @pytest.mark.parametrize("option", ["--tokens=1M", "--unique=1M", "--gpus=2", "--engine=ddp", "--explain"])
@@ -326,12 +327,12 @@ def test_memory_search_tokens_and_estimate_say_what_they_should():
     assert plan_tools.search(run, asked, "1MB", (), Console(quiet=True)) == 0
     with pytest.raises(UserError, match="--fit"):
         plan_tools.search(run, asked, "3h", (), Console(quiet=True))
-    shown = text_of(lambda console: plan_tools.print_tokens("64M", "1.2B", "2", asked, console))
+    shown = text_of(lambda console: plan_counts.print_tokens("64M", "1.2B", "2", "RTX 3060", 1, console))
     assert "1.66B tokens" in shown and "2 h 00 min on 1 x RTX 3060" in shown
-    shown = text_of(lambda console: plan_tools.print_estimate("26M", "10B", 75.0, "", console))
+    shown = text_of(lambda console: plan_counts.print_estimate("26M", "10B", 75.0, "", console))
     assert "(347 min)" in shown and "ours:" in shown
     with pytest.raises(UserError, match="--tflops"):
-        plan_tools.print_estimate("26M", "10B", 0.0, "", Console(quiet=True))
+        plan_counts.print_estimate("26M", "10B", 0.0, "", Console(quiet=True))
 
 
 CPU = torch.device("cpu")
@@ -347,8 +348,8 @@ def work_on_card(run):
 
 def test_a_sweep_over_what_is_computed_again(monkeypatch):
     run, told = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_layers=1")), []
-    real = sweeping.recompute_activations
-    monkeypatch.setattr(sweeping, "recompute_activations", lambda model, how: told.append(how) or real(model, how))
+    real = build_model.recompute_activations
+    monkeypatch.setattr(build_model, "recompute_activations", lambda model, how: told.append(how) or real(model, how))
     grid = Grid(micro_rows=(1,), accumulate=(1,), row_tokens=(16,), recompute=("none", "mlp", "block"))
     rows = sweeping.sweep(run, grid, CARD, ROOM, steps=2, seconds=0.1, device=CPU, predict_bytes=lambda variant: 1)
     assert told == ["none", "mlp", "block"] and all(row.ended == "done" for row in rows)
@@ -408,11 +409,11 @@ def test_what_does_not_fit_is_a_row(monkeypatch, tmp_path):
 
 def test_a_grid_stands_at_the_runs_own_values():
     run = resolve_run("pretrain", settings())
-    assert Grid().points(run) == [
+    assert Grid().points(run, CPU) == [
         Point(micro_rows=4, accumulate=2, row_tokens=64, dtype=run.compute.dtype, recompute="none")
     ]
     with pytest.raises(UserError):
-        sweeping.settings_of(run, replace(Grid().points(run)[0], dtype="float7"))
+        sweeping.settings_of(run, replace(Grid().points(run, CPU)[0], dtype="float7"))
 
 
 def test_matmul_is_a_table(tmp_path, monkeypatch):
@@ -437,7 +438,6 @@ def test_growth_of_memory_is_taken_for_a_geometric_series():
 @pytest.mark.parametrize("few_rows", [False, True])
 def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch, few_rows):
     """Weights, buffers, optimizers and the place in the data after the plan are those of a run without one."""
-    from penjing.commands.train import stage_maker
     from penjing.parallel.single import Single
     from penjing.train import build as module
 
@@ -445,12 +445,10 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch,
         words = [*small_run, f"out={tmp_path / name}", "compute.compile=off"]
         run = resolve_run("pretrain", config.parse_overrides(words))
         torch.manual_seed(5)
-        made = assemble(
-            run, Single(CPU), stage_maker(run), lambda fitted, steps, start: [], lambda *given: [], lambda text: None
-        )
-        made.parts.trackers.close()
-        optimizers = [optimizer.state_dict() for optimizer in made.parts.optimizers]
-        return made.model.state_dict(), optimizers, made.parts.source.state(), torch.get_rng_state(), made.bill
+        made = prepare_run(run, Single(CPU))
+        made.context.trackers.close()
+        optimizers = [optimizer.state_dict() for optimizer in made.context.optimizers]
+        return made.model.state_dict(), optimizers, made.context.source.state(), torch.get_rng_state(), made.bill
 
     sizes = []
     timed = step_timing._time_small_passes
@@ -474,7 +472,6 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch,
 
 
 def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, monkeypatch):
-    from penjing.commands.train import stage_maker
     from penjing.parallel.single import Single
     from penjing.train import build as module
 
@@ -486,7 +483,7 @@ def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, m
     tracker = SimpleNamespace(log=lambda *given: None, close=lambda: closed.append(True))
     run = resolve_run("pretrain", config.parse_overrides([*small_run, f"out={tmp_path / 'run'}"]))
     with pytest.raises(UserError, match="no plan"):
-        assemble(run, Single(CPU), stage_maker(run), lambda *given: [tracker], lambda *given: [], lambda text: None)
+        prepare_run(run, Single(CPU), RunHooks(trackers=lambda *given: [tracker]))
     assert closed == [True]
 
 

@@ -13,7 +13,7 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands.plan import Asked, make_page
 from penjing.commands.train import execute, plan_only, resolve_run
-from penjing.train import build as assemble
+from penjing.train import build_context
 from penjing.train.config import Run
 from penjing.train.run_dir import load_trained
 from penjing.train.small_data import doubts, fit_batch, fit_rows, start_doubts, step_rows
@@ -188,11 +188,11 @@ def test_a_run_on_few_conversations_takes_enough_steps_and_is_taken_up_exactly(w
 
 
 def test_a_run_that_teaches_little_says_so_before_it_begins(words, tmp_path, monkeypatch):
-    validate = assemble._validate
+    validate = build_context.validate_with_retry
     monkeypatch.setattr(
-        assemble,
-        "_validate",
-        lambda stage, engine: dict.fromkeys(validate(stage, engine), 13.2),
+        build_context,
+        "validate_with_retry",
+        lambda stage, strategy: dict.fromkeys(validate(stage, strategy), 13.2),
     )
     said = train("lora", *words, "batch.rows=32", "epochs=10", f"out={tmp_path / 'run'}")
     begins = said.index("step 1/")

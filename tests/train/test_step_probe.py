@@ -1,6 +1,6 @@
 """What is timed before step 1, and for how long."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ from penjing.model.init import initialise
 from penjing.model.lora import Lora, adapt
 from penjing.model.transformer import Transformer
 from penjing.train import step_probe, step_timing
+from penjing.train.batch_geometry import BatchGeometry
 
 
 def test_a_forecast_is_kept_for_the_run_it_was_made_for(tmp_path):
@@ -30,7 +31,13 @@ class Rows:
     def state(self):
         return {}
 
+    def place(self):
+        return {}
+
     def restore(self, state):
+        pass
+
+    def close(self):
         pass
 
 
@@ -40,7 +47,7 @@ class Parts:
 
     num_steps: int
     accumulate: int = 2
-    engine: Any = None
+    strategy: Any = None
     meter: Any = None
     source: Any = None
 
@@ -64,9 +71,9 @@ def taken(monkeypatch):
             return step_timing.StepTiming(seconds=pass_seconds * cold * self.passes + 0.1 * pass_seconds, passes=passes)
 
         monkeypatch.setattr(step_timing.ProbeSteps, "take", take)
-        parts = Parts(num_steps, accumulate, engine=CPU, source=Rows())
+        parts = Parts(num_steps, accumulate, strategy=CPU, source=Rows())
         size = SimpleNamespace(round_steps=1, probe_steps=2)
-        timings, _ = step_timing._time_passes(None, stage, size, CPU, parts, 4)
+        timings, _ = step_timing._time_passes(stage, size, parts)
         full = [one.full_seconds(accumulate) for one in timings]
         assert full == pytest.approx([pass_seconds * (accumulate + 0.1)] * len(full))
         return steps
@@ -124,23 +131,23 @@ def test_where_a_pass_takes_long_fewer_rows_tell_of_many(monkeypatch):
 
     monkeypatch.setattr(step_timing.ProbeSteps, "take", take)
     monkeypatch.setattr(step_timing.hardware, "peak_memory_bytes", lambda device: peak[0])
-    run = SimpleNamespace(batch=SimpleNamespace(rows=128), objective=None)
+    geometry = BatchGeometry(global_size=128, micro_size=64, accumulation=2, world=1)
     meter = SimpleNamespace(peak_flops_per_second=1e9, flops_per_token=1e6)
-    parts = Parts(1000, accumulate=2, engine=CPU, meter=meter)
+    parts = Parts(1000, accumulate=2, strategy=CPU, meter=meter)
     size = SimpleNamespace(tokens_per_unit=500)
-    few = step_timing._small_pass_units(run, size, CPU, parts, 64)
-    assert 1 <= few < 10 and step_timing._small_pass_units(run, size, CPU, parts, 2) == 2
-    timings, held, few = step_timing._time_small_passes(run, READY, CPU, parts, 1, 64)
+    few = step_timing._small_pass_units(size, parts, geometry)
+    assert 1 <= few < 10 and step_timing._small_pass_units(size, parts, replace(geometry, micro_size=2)) == 2
+    timings, held, few = step_timing._time_small_passes(READY, parts, geometry, 1)
     assert rows == [1, few, 2 * few, few] and few > 1
     assert held == [1000 + 65 * 64]
     assert timings[0].full_seconds(2 * 64 / few) == pytest.approx(0.05 * 128 + 1)
 
 
 def test_a_validation_that_takes_too_long_is_reckoned():
-    parts = SimpleNamespace(validate=lambda: {"validation_loss_nats_per_token": 3.0})
+    parts = SimpleNamespace(strategy=CPU, validate=lambda: {"validation_loss_nats_per_token": 3.0})
     size = SimpleNamespace(held_out_units=60)
-    assert step_timing._try_validation(size, CPU, parts, unit_seconds=1.0, left=5.0) == (pytest.approx(20.0), None)
-    seconds, loss = step_timing._try_validation(size, CPU, parts, unit_seconds=0.01, left=5.0)
+    assert step_timing._try_validation(size, parts, unit_seconds=1.0, left=5.0) == (pytest.approx(20.0), None)
+    seconds, loss = step_timing._try_validation(size, parts, unit_seconds=0.01, left=5.0)
     assert seconds < 1.0 and loss == 3.0
 
 
@@ -152,7 +159,7 @@ def test_masks_that_timing_draws_are_not_counted():
     adapt(model, Lora(rank=2, dropout=0.5))
     drawn = "blocks.0.attention.q_proj.adapters.default._extra_state"
     before = model.state_dict()[drawn].clone()
-    with step_timing._at_rest(model, SimpleNamespace(optimizers=[], engine=SimpleNamespace())):
+    with step_timing._at_rest(model, SimpleNamespace(optimizers=[], strategy=SimpleNamespace(scaler=None))):
         for _ in range(3):
             model(torch.arange(5)[None])
         assert not torch.equal(model.state_dict()[drawn], before)

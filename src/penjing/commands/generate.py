@@ -34,7 +34,7 @@ PROMPTS_AT_ONCE = 128  # answered between two writes: what a stop can lose
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class AnswerOptions:
     """How prompts are answered; written beside the answers, and the same when they are gone on with."""
 
     answers: int = 1  # of each prompt
@@ -69,7 +69,7 @@ def generate_file(
     prompts: Sequence[Path],
     out: Path,
     console: Console,
-    asked: Asked,
+    options: AnswerOptions,
     *,
     device: str = "auto",
     dtype: str = "auto",
@@ -81,12 +81,12 @@ def generate_file(
     its prompt's place alone.
     Raises UserError if `out` holds answers of another model, other prompts, other settings or another dtype.
     """
-    asked.sampling  # noqa: B018 (raises on settings that cannot be, before a model is read)
-    if asked.answers < 1 or asked.max_tokens < 1:
-        raise UserError("nothing to write", got=f"--answers {asked.answers} --max-tokens {asked.max_tokens}")
-    if asked.answers > 1 and not asked.temperature:
+    options.sampling  # noqa: B018 (raises on settings that cannot be, before a model is read)
+    if options.answers < 1 or options.max_tokens < 1:
+        raise UserError("nothing to write", got=f"--answers {options.answers} --max-tokens {options.max_tokens}")
+    if options.answers > 1 and not options.temperature:
         raise UserError(
-            f"all {asked.answers} answers to a prompt would be the same one",
+            f"all {options.answers} answers to a prompt would be the same one",
             where="--answers",
             wanted="--temperature above 0, such as 0.8",
         )
@@ -103,12 +103,12 @@ def generate_file(
         "model_sha256": model_sha256,
         "prompts": [str(each) for each in prompts],
         "prompts_sha256": sha256_text(json.dumps([_record(chat) for chat in chats], ensure_ascii=False)),
-        "settings": asdict(asked),
+        "settings": asdict(options),
         "dtype": str(chosen).removeprefix("torch."),
     }
     state = _take_up(out, about)
     if state["done"] < len(chats):
-        _answer(trained, chats, out, state, about, console, asked)
+        _answer(trained, chats, out, state, about, console, options)
     return Outcome(state["written"], state["left_out"], len(not_asked))
 
 
@@ -173,14 +173,14 @@ def _answer(
     state: dict[str, int],
     about: dict[str, Any],
     console: Console,
-    asked: Asked,
+    options: AnswerOptions,
 ) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("prompts", total=len(chats), completed=state["done"])
         for first in range(state["done"], len(chats), PROMPTS_AT_ONCE):
             part = range(first, min(first + PROMPTS_AT_ONCE, len(chats)))
-            lines = list(_lines(trained, chats, part, asked))
+            lines = list(_lines(trained, chats, part, options))
             try:
                 with open(out, "ab") as stream:
                     stream.write("".join(line + "\n" for line in lines).encode())
@@ -191,7 +191,7 @@ def _answer(
                 raise disk_error(error, out) from error
             state["done"] = part.stop
             state["written"] += len(lines)
-            state["left_out"] += len(part) * asked.answers - len(lines)
+            state["left_out"] += len(part) * options.answers - len(lines)
             write_json(_notes(out), {**about, "state": state})
             progress.update(task, completed=state["done"])
 
@@ -203,65 +203,69 @@ class _Talk:
     index: int  # of its prompt
     number: int  # among the answers to that prompt
     said: list[Message]
-    stretches: list[tuple[Message, ...]]
+    turns: list[tuple[Message, ...]]
     answered: int = 0
 
 
-def _lines(trained: Trained, chats: Sequence[Chat], part: Iterable[int], asked: Asked) -> Iterator[str]:
+def _lines(trained: Trained, chats: Sequence[Chat], part: Iterable[int], options: AnswerOptions) -> Iterator[str]:
     """The conversations of these prompts that got an answer. One that gets none, or has no room, ends before it."""
     talks = [
-        _Talk(index, number, [], stretches(chats[index], asked.turns))
+        _Talk(index, number, [], split_turns(chats[index], options.turns))
         for index in part
-        for number in range(asked.answers)
+        for number in range(options.answers)
     ]
     going = talks
     while going:
-        going = _next_answers(trained, chats, going, asked)
+        going = _next_answers(trained, chats, going, options)
     for talk in talks:
         if talk.answered:
             chat = chats[talk.index]
             yield json.dumps(_record(replace(chat, messages=tuple(talk.said))), ensure_ascii=False)
 
 
-def _next_answers(trained: Trained, chats: Sequence[Chat], talks: Sequence[_Talk], asked: Asked) -> list[_Talk]:
+def _next_answers(
+    trained: Trained, chats: Sequence[Chat], talks: Sequence[_Talk], options: AnswerOptions
+) -> list[_Talk]:
     """Give each conversation its next answer. Returns those that go on."""
     tokenizer, longest = trained.tokenizer, trained.model.config.max_tokens
-    thinks = switched(asked.thinking)
+    thinks = switched(options.thinking)
     prompts: dict[tuple[int, ...], list[_Talk]] = {}  # one read only once, however often it is answered
     for talk in talks:
-        messages = [*talk.said, *talk.stretches[talk.answered]]
+        messages = [*talk.said, *talk.turns[talk.answered]]
         ids = tuple(render(tokenizer, messages, chats[talk.index].tools, ask=True, thinking=thinks).ids)
         if len(ids) < longest:
             prompts.setdefault(ids, []).append(talk)
-    requests = [Request(prompt=ids, seeds=[_seed(asked, talk) for talk in sharing]) for ids, sharing in prompts.items()]
+    requests = [
+        Request(prompt=ids, seeds=[_seed(options, talk) for talk in sharing]) for ids, sharing in prompts.items()
+    ]
     if not requests:
         return []
     with torch.no_grad():
         written = rollout(
             trained.model,
             requests,
-            max_new_tokens=asked.max_tokens,
+            max_new_tokens=options.max_tokens,
             stop=tokenizer.stop,
-            sampling=asked.sampling,
+            sampling=options.sampling,
         )
     going = []
     for sharing, answers in zip(prompts.values(), written, strict=True):
         for talk, answer in zip(sharing, answers, strict=True):
-            message = _message(answer, tokenizer, asked)
+            message = _message(answer, tokenizer, options)
             if message is None:
                 continue
-            talk.said += [*talk.stretches[talk.answered], message]
+            talk.said += [*talk.turns[talk.answered], message]
             talk.answered += 1
-            if talk.answered < len(talk.stretches):
+            if talk.answered < len(talk.turns):
                 going.append(talk)
     return going
 
 
-def _seed(asked: Asked, talk: _Talk) -> int:
-    return derive(asked.seed, "generate", talk.index, talk.number, *([talk.answered] if talk.answered else []))
+def _seed(options: AnswerOptions, talk: _Talk) -> int:
+    return derive(options.seed, "generate", talk.index, talk.number, *([talk.answered] if talk.answered else []))
 
 
-def stretches(chat: Chat, turns: str) -> list[tuple[Message, ...]]:
+def split_turns(chat: Chat, turns: str) -> list[tuple[Message, ...]]:
     """What is said before each answer that the model is to give: to the last question, or to each in turn.
 
     In turn, a conversation ends at a tool's result: it belongs to a call that the model may not make again.
@@ -281,11 +285,11 @@ def stretches(chat: Chat, turns: str) -> list[tuple[Message, ...]]:
     return [*found, tuple(said)] if said else found
 
 
-def _message(written: Written, tokenizer: Tokenizer, asked: Asked) -> Message | None:
+def _message(written: Written, tokenizer: Tokenizer, options: AnswerOptions) -> Message | None:
     """What was said as a message, or None if it is to be left out."""
-    if written.ended != "stop" and asked.cut == "drop":
+    if written.ended != "stop" and options.cut == "drop":
         return None
-    message = parse(tokenizer, written.ids, thinking=switched(asked.thinking)).message
+    message = parse(tokenizer, written.ids, thinking=switched(options.thinking)).message
     if "\\u0000" in json.dumps(message.tool_calls):
         return None
     # A model that knows little writes zero bytes too, which no reader of conversations takes for text.

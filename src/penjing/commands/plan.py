@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from penjing.commands.plan_fit import fit, foreign_memory
 from penjing.commands.plan_run import (
     Amount,
     Asked,
-    Lengths,
+    UnitLengths,
     amount_of,
     checkpoint_bytes,
     find_machine,
@@ -30,7 +29,6 @@ from penjing.commands.plan_run import (
     workload_of,
 )
 from penjing.convert.shape import config_from_hf
-from penjing.model.config import ModelConfig
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost, hardware
 from penjing.plan.device_model import LEVELS, MARGINS, Machine
@@ -220,7 +218,7 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
     return page
 
 
-def _flops(run: Run, lengths: Lengths, foreign: Shape | None) -> tuple[float, float]:
+def _flops(run: Run, lengths: UnitLengths, foreign: Shape | None) -> tuple[float, float]:
     """Per token, causal and full square."""
     square = run.data.row_tokens
     if foreign is not None:
@@ -310,16 +308,3 @@ def read_foreign(path: Path, settings: Mapping[str, Any]) -> tuple[Run, Shape | 
 def is_foreign(what: str) -> bool:
     path = Path(what)
     return what.endswith(".json") or (path / "config.json").is_file()
-
-
-def timed_page(what: str, run: Run, asked: Asked) -> tuple[Page, float]:
-    """The page, and how long it took."""
-    start = time.perf_counter()
-    return make_page(what, run, asked), time.perf_counter() - start
-
-
-def model_of(count: int) -> ModelConfig:
-    """A model of ours with about so many parameters: the nearest rung of the ladder, which ends at 3B."""
-    count = min(count, 3_000_000_000)
-    size = f"{max(1, round(count / 1e6))}m" if count >= 1e6 else f"{max(500, round(count / 1e3))}k"
-    return config.resolve(ModelConfig, {"preset": f"ladder-{size}"})

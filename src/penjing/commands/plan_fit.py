@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from penjing.base import formatting as units
 from penjing.commands.plan_run import Asked, Engine
 from penjing.plan.memory import MemoryPlan, Target, safe_bytes
 from penjing.plan.shape import Shape
 from penjing.plan.step_workload import Workload
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 
 MOST_LOGITS = 1 << 36  # of the largest pass that is looked for: 512 of the head's blocks, a second of tracing
@@ -54,7 +57,8 @@ def fit(run: Run, target: Target, asked: Asked, wanted: int) -> Fitted:
         if at(rows).total_bytes > target.memory_bytes:
             rows = wanted
         elif rows < wanted:
-            same = "the same gradients" if run.passes_are_exact else "the routers' balance loss is taken over each"
+            exact = batch_geometry(run, asked.gpus, torch.device(target.kind)).exact
+            same = "the same gradients" if exact else "the routers' balance loss is taken over each"
             notes.append(
                 f"{wanted} rows in one pass take {units.gibibytes(plan.total_bytes)}; "
                 f"planned with batch.micro_rows={rows} in {share // rows} passes: {same}"

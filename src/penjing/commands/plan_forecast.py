@@ -1,4 +1,4 @@
-"""Foresee the loss of a run from a handful of tiny ones on the same data: penjing scale pretrain data.train=FILE"""
+"""penjing plan forecast: predict the loss of a run from a few tiny runs on the same data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +29,7 @@ from penjing.plan.scaling_law_fit import Forecast, Point, forecast
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
 from penjing.plan.step_workload import Workload
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.run_dir import RunFolder
 from penjing.train.step_probe import FORECAST
@@ -117,13 +119,13 @@ def small_runs(run: Run, budget_seconds: float, machine: Machine) -> list[Small]
     for shape in family(run):
         model = config.resolve(type(run.model), {**shape, "preset": ""})
         dtype = max(machine.product_flops, key=lambda name: machine.product_flops[name])
-        half = max(1, run.batch.rows // 2)
+        geometry = batch_geometry(run, 1, torch.device(machine.kind))
         work = Workload(
             shape=shape_of(model),
-            tokens=half * run.data.row_tokens,
+            tokens=geometry.micro_size * run.data.row_tokens,
             row_tokens=run.data.row_tokens,
             keys=(run.data.row_tokens + 1) / 2,
-            passes=max(1, run.batch.rows // half),
+            passes=geometry.accumulation,
             dtype=dtype,
             optimizer=run.optimizer.kind,
         )
@@ -154,7 +156,7 @@ def scale(run: Run, budget: str, console: Console) -> Forecast:
     Raises UserError for no data, a bad budget, a stage whose held-out figure is not that loss, a run that continues
     another model, or a model too small to have smaller ones.
     """
-    if run.objective.kind not in ("next_token", "distill") or run.data.kind == "prompts":
+    if not run.objective.is_language_modelling or run.data.kind == "prompts":
         stage = f"{run.objective.kind} on {run.data.kind}"
         raise UserError("a law is fitted to losses of next tokens only", where=run.stage, got=stage)
     if run.start:
@@ -267,7 +269,7 @@ def _foresee(run: Run, points: list[Point], place: Path, first: str, console: Co
     )
     console.print(
         f"`penjing train` with out={run.out} and tokenizer.folder={RunFolder(Path(first)).tokenizer} is held against "
-        "it by `penjing verify`",
+        "it by `penjing plan verify`",
         highlight=False,
         soft_wrap=True,
     )

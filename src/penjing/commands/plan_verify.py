@@ -1,4 +1,4 @@
-"""Hold a plan against what came of it: penjing verify runs/x, and penjing ledger."""
+"""Hold a plan against what came of it: penjing plan verify runs/x, and penjing plan history."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
 from penjing.base.markup import marked
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.plan import cost, hardware
 from penjing.plan import prediction_history as ledger
 from penjing.plan.device_model import LEVELS
 from penjing.plan.gpu_specs import card_called
 from penjing.plan.run_estimate import Bill
 from penjing.plan.step_time import quantile
-from penjing.train.build import Assembled
+from penjing.train.build import PreparedRun
 from penjing.train.oom_recovery import is_out_of_memory
 from penjing.train.run_dir import RunFolder
 from penjing.train.signals import Stopped
@@ -56,10 +56,10 @@ def step_line(bill: Bill) -> str:
     return f"{bill.step_seconds * 1e3:.4g} ms: {shares}" + (f"; beside steps: {rest}" if rest else "")
 
 
-def money_lines(bill: Bill, engine: Engine) -> list[tuple[str, str]]:
+def money_lines(bill: Bill, strategy: Strategy) -> list[tuple[str, str]]:
     """Cost, where a price is known, and energy."""
-    devices = engine.world
-    card = card_called(torch.cuda.get_device_name(engine.device)) if engine.device.type == "cuda" else None
+    devices = strategy.world
+    card = card_called(torch.cuda.get_device_name(strategy.device)) if strategy.device.type == "cuda" else None
     known = cost.price_of(card.name) if card else None
     watts = card.watts if card else 0.0
     energy = cost.kilowatt_hours(bill.predicted_seconds, devices, watts, hardware.physical_cores())
@@ -75,18 +75,18 @@ def unseen(console: Console) -> Console:
     return console if console.quiet else Console(file=io.StringIO())
 
 
-def keep_score(assembled: Assembled, seconds: float, error: BaseException | None = None) -> None:
+def keep_score(prepared: PreparedRun, seconds: float, error: BaseException | None = None) -> None:
     """Add the run to the ledger, also one that stopped; of that, write down how far it came. Never raises."""
-    engine = assembled.parts.engine
-    if engine.rank != 0 or assembled.progress.step == assembled.resumed_from:
+    strategy = prepared.context.strategy
+    if strategy.rank != 0 or prepared.state.step == prepared.resumed_from:
         return
-    folder = assembled.folder
+    folder = prepared.folder
     try:
         if error is None:
             (folder.path / ENDED).unlink(missing_ok=True)
             outcome = read_json(folder.outcome)
         else:
-            outcome = _stopped(assembled, seconds, error)
+            outcome = _stopped(prepared, seconds, error)
             write_json(folder.path / ENDED, outcome)
         plan = read_json(folder.plan)
         ledger.append(ledger.entry(str(folder.path.resolve()), _now(), plan, outcome))
@@ -94,18 +94,18 @@ def keep_score(assembled: Assembled, seconds: float, error: BaseException | None
         warnings.warn(f"not in the ledger: {wrong}", stacklevel=2)
 
 
-def _stopped(assembled: Assembled, seconds: float, error: BaseException) -> dict[str, Any]:
-    totals = assembled.parts.meter.totals()
+def _stopped(prepared: PreparedRun, seconds: float, error: BaseException) -> dict[str, Any]:
+    totals = prepared.context.meter.totals()
     kind = "out of memory" if is_out_of_memory(error) else "stopped" if isinstance(error, Stopped) else "failed"
     return {
         "ended": "interrupted" if isinstance(error, KeyboardInterrupt) else kind,
         "why": f"{type(error).__name__}: {error}"[:500],
-        "steps_done": assembled.progress.step,
+        "steps_done": prepared.state.step,
         "seconds": sum(value or 0.0 for name, value in totals.items() if name in SPENT),
         "this_process_seconds": seconds,
         **totals,
-        "peak_memory_bytes": hardware.peak_memory_bytes(assembled.parts.engine.device),
-        "resumed": assembled.resumed,
+        "peak_memory_bytes": hardware.peak_memory_bytes(prepared.context.strategy.device),
+        "resumed": prepared.resumed,
     }
 
 

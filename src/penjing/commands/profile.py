@@ -1,4 +1,4 @@
-"""Measure this machine and keep it for plans: penjing profile"""
+"""Measure this machine and keep it for plans: penjing plan profile"""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from penjing.plan.microbenchmarks import key_of, measure
 from penjing.plan.profile import Profile, find_profile, save_profile
 from penjing.plan.shape import shape_of
 from penjing.plan.step_workload import Workload
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.run_dir import set_threads
 
 
-def own_shapes(run: Run, *, rows: int = 0) -> list[tuple[int, int, int]]:
+def own_shapes(run: Run, device: torch.device) -> list[tuple[int, int, int]]:
     """The distinct products (rows, inner, outputs) of a run's step, forward and backward; most work first."""
-    micro = rows or run.batch.micro_rows or max(1, run.batch.rows // 2)
-    row = run.data.row_tokens
+    micro, row = batch_geometry(run, 1, device).micro_size, run.data.row_tokens
     work = Workload(shape=shape_of(run.model), tokens=micro * row, row_tokens=row, keys=(row + 1) / 2)
     found: dict[tuple[int, int, int], float] = {}
     for left, inner, outputs, count in work.products():
@@ -34,7 +34,7 @@ def profile(run: Run | None, seconds: float, console: Console) -> Profile:
     before = find_profile(key_of(device))
     if before is not None and before[1]:
         console.print(f"  the old profile is stale: {', '.join(before[1])}", highlight=False)
-    shapes = own_shapes(run) if run else []
+    shapes = own_shapes(run, device) if run else []
     found = measure(
         device, shapes, budget_seconds=seconds, report=lambda text: console.print(f"  {text}", highlight=False)
     )

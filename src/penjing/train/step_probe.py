@@ -5,37 +5,39 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from penjing import __version__
 from penjing.base.files import read_json, write_json
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.plan import hardware
 from penjing.plan import prediction_history as history
 from penjing.plan.flops import training_flops_per_token
 from penjing.plan.run_estimate import Bill, make_bill
 from penjing.plan.trainable import trainable_of
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.loop import Parts
+from penjing.train.loop import TrainingContext
 from penjing.train.run_dir import RunFolder
 from penjing.train.small_data import doubts, start_doubts
-from penjing.train.stages.base import Size, Stage, micro_units
+from penjing.train.stages.base import Size, Stage
 from penjing.train.step_timing import Trials, probe
 from penjing.train.throughput import Expected
 
-FORECAST = "scale.json"  # in the run's folder: the loss that `penjing scale` foresaw
+FORECAST = "scale.json"  # in the run's folder: the loss that `penjing plan forecast` predicted
 FORECAST_TOLERANCE = 0.05  # of the tokens: those of full rows are foreseen, and rows have some padding
 
 
 def plan(
     run: Run,
-    stage: Stage,
+    stage: Stage[Any],
     size: Size,
-    engine: Engine,
+    strategy: Strategy,
     model: nn.Module,
-    parts: Parts,
+    context: TrainingContext,
     *,
     begun: bool,
     trials: Trials | None = None,
@@ -45,24 +47,25 @@ def plan(
     if begun and folder.plan.is_file():
         known = Bill.from_dict(read_json(folder.plan))
         sizes = known.steps, known.rows_per_step, known.rows_per_epoch
-        if sizes == (parts.num_steps, run.batch.rows, size.units_per_epoch):
+        if sizes == (context.num_steps, run.batch.rows, size.units_per_epoch):
             return known
-    timings = probe(run, stage, size, engine, model, parts, trials)
-    machine = _machine(engine)
+    micro_size = batch_geometry(run, strategy.world, strategy.device).micro_size
+    timings = probe(stage, size, model, context, trials)
+    machine = _machine(strategy)
     bill = make_bill(
         run.model,
         trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-        flops_per_token=parts.meter.flops_per_token,
+        flops_per_token=context.meter.flops_per_token,
         flops_per_token_full_square=_full_square(run, size, model),
         units_per_epoch=size.units_per_epoch,
         tokens_per_unit=size.tokens_per_unit,
         units_per_step=run.batch.rows,
-        micro_tokens=round(micro_units(run, engine) * size.tokens_per_unit / (1 - size.padding_fraction)),
-        steps=parts.num_steps,
+        micro_tokens=round(micro_size * size.tokens_per_unit / (1 - size.padding_fraction)),
+        steps=context.num_steps,
         timings=timings,
-        validations=_times(run.validate.every, parts.num_steps),
-        checkpoints=_times(run.save.every, parts.num_steps),
-        samples=_times(run.sample.every, parts.num_steps),
+        validations=_times(run.validate.every, context.num_steps),
+        checkpoints=_times(run.save.every, context.num_steps),
+        samples=_times(run.sample.every, context.num_steps),
         optimizer_bytes_per_parameter=run.optimizer.state_bytes,
         machine=machine,
         errors=history.log_errors(history.read_ledger(), machine),
@@ -75,13 +78,13 @@ def plan(
             *(start_doubts(timings.start_loss, run.model.vocabulary_size) if run.start and not begun else []),
         ],
     )
-    if engine.rank == 0:
+    if strategy.rank == 0:
         write_json(folder.plan, {**bill.to_dict(), **predicted_loss(folder.path / FORECAST, bill)})
     return bill
 
 
 def predicted_loss(file: Path, bill: Bill) -> dict[str, float]:
-    """The loss that `penjing scale` foresaw, if for so many parameters and about so many tokens."""
+    """The loss that `penjing plan forecast` predicted, if for so many parameters and about so many tokens."""
     found = read_json(file) if file.is_file() else {}
     tokens, planned = found.get("tokens", 0), bill.tokens
     if found.get("parameters") != bill.parameters or abs(tokens - planned) > FORECAST_TOLERANCE * planned:
@@ -110,10 +113,10 @@ def _full_square(run: Run, size: Size, model: nn.Module) -> float:
     )
 
 
-def _machine(engine: Engine) -> str:
-    name = torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else hardware.cpu_name()
-    threads = f", {torch.get_num_threads()} threads" if engine.device.type == "cpu" else ""
-    return f"{engine.world} x {name}{threads}"
+def _machine(strategy: Strategy) -> str:
+    name = torch.cuda.get_device_name(strategy.device) if strategy.device.type == "cuda" else hardware.cpu_name()
+    threads = f", {torch.get_num_threads()} threads" if strategy.device.type == "cpu" else ""
+    return f"{strategy.world} x {name}{threads}"
 
 
 def _times(every: int, steps: int) -> int:

@@ -20,19 +20,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from penjing.loader.batch_source import Source, place_of
+from penjing.loader.batch_source import DeviceSource, Source
 from penjing.optim.schedule import Constant
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.plan import hardware
 from penjing.plan.compute_optimal import token_bytes
 from penjing.plan.run_estimate import ProbeTimings
 from penjing.plan.step_time import LinearFit, quantile, two_points
 from penjing.plan.time_interval import ProbeNoise, crowding
+from penjing.train.batch_geometry import BatchGeometry, batch_geometry
 from penjing.train.compile_policy import EAGER_SHARE
 from penjing.train.config import Run
-from penjing.train.loop import Parts, step
-from penjing.train.small_data import units_together
-from penjing.train.stages.base import OnDevice, Size, Stage, micro_units
+from penjing.train.loop import TrainingContext, step
+from penjing.train.stages.base import Size, Stage
 from penjing.train.throughput import Meter
 
 BUDGET_SECONDS, BUDGET_SHARE = 10.0, 0.05  # a probe takes at most so long, and at most this share of the run
@@ -100,22 +100,22 @@ class StepTiming:
 
 
 class PassTimer:
-    """The run's engine, which notes how long each forward and backward pass takes."""
+    """The run's strategy, which notes how long each forward and backward pass takes."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
         self.passes: list[float] = []
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+        return getattr(self._strategy, name)
 
     @contextmanager
     def micro_step(self, *, last: bool) -> Iterator[None]:
         start = time.perf_counter()
-        with self._engine.micro_step(last=last):
+        with self._strategy.micro_step(last=last):
             yield
-        if self._engine.device.type != "cpu":
-            torch.accelerator.synchronize(self._engine.device)
+        if self._strategy.device.type != "cpu":
+            torch.accelerator.synchronize(self._strategy.device)
         self.passes.append(time.perf_counter() - start)
 
 
@@ -123,7 +123,7 @@ class PassTimer:
 class ProbeSteps:
     """Short steps at rate 0 on the run's own first batches, from a source of their own."""
 
-    parts: Parts
+    context: TrainingContext
     source: Source
     passes: int  # of a short step
     round_steps: int = 1
@@ -132,11 +132,11 @@ class ProbeSteps:
 
     def take(self) -> StepTiming:
         """One round of steps, waited for."""
-        timer = PassTimer(self.parts.engine)
+        timer = PassTimer(self.context.strategy)
         trial = replace(
-            self.parts,
+            self.context,
             source=self.source,
-            engine=cast(Engine, timer) if self.times_passes else self.parts.engine,
+            strategy=cast(Strategy, timer) if self.times_passes else self.context.strategy,
             meter=self.meter,
             schedule=ZeroRate(),
             accumulate=self.passes,
@@ -152,38 +152,34 @@ class ProbeSteps:
             passes=tuple(timer.passes),
         )
 
-    def close(self) -> None:
-        if hasattr(self.source, "close"):
-            self.source.close()
-
 
 def probe(
-    run: Run, stage: Stage, size: Size, engine: Engine, model: nn.Module, parts: Parts, trials: Trials | None = None
+    stage: Stage[Any], size: Size, model: nn.Module, context: TrainingContext, trials: Trials | None = None
 ) -> ProbeTimings:
     """What a step, a validation, a checkpoint and a sample of this run take on this machine, and the peak of memory.
 
     The steps run at rate 0, so no copy of the weights is needed and the peak of memory is the run's own. A round of
     sampling serves `size.round_steps` steps: whole rounds are timed.
     """
-    began, start = time.time(), time.perf_counter()
-    units = micro_units(run, engine)
-    small = units
+    began, start, run, strategy = time.time(), time.perf_counter(), stage.run, context.strategy
+    geometry = batch_geometry(run, strategy.world, strategy.device)
+    units = small = geometry.micro_size
     if stage.runs_ahead and not any(module._compiled_call_impl for module in model.modules()):
-        small = _small_pass_units(run, size, engine, parts, units)
-    with _at_rest(model, parts):
+        small = _small_pass_units(size, context, geometry)
+    with _at_rest(model, context):
         if small < units:
-            timings, peak, small = _time_small_passes(run, stage, engine, parts, small, units)
+            timings, peak, small = _time_small_passes(stage, context, geometry, small)
         else:
-            timings, peak = _time_passes(run, stage, size, engine, parts, units)
-        passes = parts.accumulate * units / small
+            timings, peak = _time_passes(stage, size, context)
+        passes = context.accumulate * units / small
         seconds = [each.full_seconds(passes) for each in timings]
-        if engine.world > 1:  # all ranks plan with the same figures
-            seconds = [one / engine.world for one in engine.add(torch.tensor(seconds)).tolist()]
+        if strategy.world > 1:  # all ranks plan with the same figures
+            seconds = [one / strategy.world for one in strategy.add(torch.tensor(seconds)).tolist()]
         mean = _mean(seconds)
-        left = _budget(mean * parts.num_steps) - (time.perf_counter() - start)
+        left = _budget(mean * context.num_steps) - (time.perf_counter() - start)
         pass_seconds = _mean([each.pass_seconds for each in timings]) * units / small
-        validation, start_loss = _try_validation(size, engine, parts, pass_seconds / units, left)
-        saving, last_saving, sampling = _try(run, model, engine, trials, left)
+        validation, start_loss = _try_validation(size, context, pass_seconds / units, left)
+        saving, last_saving, sampling = _try(run, model, strategy, trials, left)
     late_shapes = run.model.is_mixture or (not stage.runs_ahead and len(seconds) * size.round_steps <= size.probe_steps)
     start_up = began - trials.began if trials and trials.began else 0.0
     return ProbeTimings(
@@ -195,21 +191,21 @@ def probe(
         last_checkpoint_seconds=last_saving,
         sample_seconds=sampling,
         startup_seconds=start_up + time.time() - began,
-        noise=_noise(engine, timings),
-        line=LinearFit(mean - parts.accumulate * pass_seconds, pass_seconds) if pass_seconds else None,
+        noise=_noise(strategy, timings),
+        line=LinearFit(mean - context.accumulate * pass_seconds, pass_seconds) if pass_seconds else None,
         start_loss=start_loss,
-        peak_memory_bytes=_with_growth(run, size, engine, parts, peak, late_shapes=late_shapes),
+        peak_memory_bytes=_with_growth(run, size, context, peak, late_shapes=late_shapes),
     )
 
 
-def _noise(engine: Engine, timings: list[StepTiming]) -> ProbeNoise:
+def _noise(strategy: Strategy, timings: list[StepTiming]) -> ProbeNoise:
     """How unsteady the timings were, and how busy the machine is."""
     timed = [one for each in timings for one in each.passes] or [each.seconds for each in timings]
     busy, crowd = 1.0, 1.0
-    if engine.device.type == "cpu":
+    if strategy.device.type == "cpu":
         own = sum(each.cpu_seconds for each in timings)
         busy = max(1.0, sum(each.seconds - each.data_wait for each in timings) / own) if own else 1.0
-        crowd = crowding(hardware.load_averages(), torch.get_num_threads() * engine.world, os.cpu_count() or 1)
+        crowd = crowding(hardware.load_averages(), torch.get_num_threads() * strategy.world, os.cpu_count() or 1)
     spread = (quantile(timed, 0.9) - quantile(timed, 0.1)) / 2 * len(timed) / sum(timed)
     return ProbeNoise(spread=spread, num_timed=len(timed), slowdown=busy, crowding=crowd)
 
@@ -222,40 +218,33 @@ def _budget(run_seconds: float) -> float:
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def _time_passes(
-    run: Run, stage: Stage, size: Size, engine: Engine, parts: Parts, units: int
-) -> tuple[list[StepTiming], list[int]]:
+def _time_passes(stage: Stage[Any], size: Size, context: TrainingContext) -> tuple[list[StepTiming], list[int]]:
     """Timed steps with passes as large as the run's, and the peak of memory after each step of the first round."""
-    feed: Source
-    if hasattr(parts.source, "fresh"):
-        feed = parts.source.fresh()
-    else:
-        feed = OnDevice(stage.source(units, engine.rank, engine.world), engine.device)
-    passes = min(parts.accumulate, MAX_PASSES) if stage.runs_ahead else parts.accumulate
+    passes = min(context.accumulate, MAX_PASSES) if stage.runs_ahead else context.accumulate
     steps = ProbeSteps(
-        parts,
-        feed,
+        context,
+        context.source.fresh(),
         passes,
         round_steps=size.round_steps,
         # Waiting for a device after each pass costs a little: only where passes are to be reckoned.
-        times_passes=stage.runs_ahead and (engine.device.type == "cpu" or passes < parts.accumulate),
+        times_passes=stage.runs_ahead and (context.strategy.device.type == "cpu" or passes < context.accumulate),
     )
     timed = _time_ready if stage.runs_ahead else _time_sampled
     try:
-        return timed(steps, size, parts)
+        return timed(steps, size)
     finally:
-        steps.close()
+        steps.source.close()
 
 
-def _time_ready(steps: ProbeSteps, size: Size, parts: Parts) -> tuple[list[StepTiming], list[int]]:
+def _time_ready(steps: ProbeSteps, size: Size) -> tuple[list[StepTiming], list[int]]:
     """Steps whose batches need no sampling.
 
     The same batches come twice where steps are quick: the first time each new GEMM shape is compiled, which is soon
     over in a run; the second time is timed.
     """
-    engine, begin = parts.engine, place_of(steps.source)
+    context, strategy, begin = steps.context, steps.context.strategy, steps.source.place()
     first = steps.take()
-    most = max(LEAST_STEPS, round(SHORT_RUN_SHARE * parts.num_steps))
+    most = max(LEAST_STEPS, round(SHORT_RUN_SHARE * context.num_steps))
     held: list[int] = []
     taken: list[StepTiming] = []
 
@@ -263,73 +252,75 @@ def _time_ready(steps: ProbeSteps, size: Size, parts: Parts) -> tuple[list[StepT
         spent = sum(each.seconds for each in taken)
         mean = spent / len(taken)
         allowed = STEPS_SHARE * _budget(
-            _mean([each.full_seconds(parts.accumulate) for each in taken]) * parts.num_steps
+            _mean([each.full_seconds(context.accumulate) for each in taken]) * context.num_steps
         )
         if mean >= SLOW_SECONDS:
             return min(first.seconds, mean) + spent + mean > allowed
         return len(taken) >= 2 and (spent + mean > allowed / 2 or len(taken) >= most)
 
-    while not taken or not engine.any(enough()):
+    while not taken or not strategy.any(enough()):
         taken.append(steps.take())
-        held.append(hardware.peak_memory_bytes(engine.device))
-    if engine.any(_mean([each.seconds for each in taken]) < SLOW_SECONDS):
+        held.append(hardware.peak_memory_bytes(strategy.device))
+    if strategy.any(_mean([each.seconds for each in taken]) < SLOW_SECONDS):
         steps.source.restore(begin)
         steps.take()  # waits for the first batch, which later ones do not
         taken = [steps.take() for _ in taken]
     return taken, held
 
 
-def _time_sampled(steps: ProbeSteps, size: Size, parts: Parts) -> tuple[list[StepTiming], list[int]]:
+def _time_sampled(steps: ProbeSteps, size: Size) -> tuple[list[StepTiming], list[int]]:
     """Steps on answers: no two rounds of sampling are the same, and the first ones compile; half are not counted."""
-    each, least = size.round_steps, max(1, size.probe_steps // size.round_steps)
-    most = max(LEAST_STEPS, min(20, round(SHORT_RUN_SHARE * parts.num_steps)))
+    context, each, least = steps.context, size.round_steps, max(1, size.probe_steps // size.round_steps)
+    most = max(LEAST_STEPS, min(20, round(SHORT_RUN_SHARE * context.num_steps)))
     steps.take()
     taken: list[StepTiming] = []
 
     def enough() -> bool:
         spent = sum(one.seconds for one in taken) * each
-        allowed = STEPS_SHARE * _budget(taken[-1].seconds * parts.num_steps)
+        allowed = STEPS_SHARE * _budget(taken[-1].seconds * context.num_steps)
         return spent > allowed or len(taken) * each >= most
 
-    while len(taken) < least or not parts.engine.any(enough()):
+    while len(taken) < least or not context.strategy.any(enough()):
         taken.append(steps.take())
     skipped = max(0, min(len(taken) // 2, len(taken) - least))
     return taken[skipped:], []
 
 
-def _small_pass_units(run: Run, size: Size, engine: Engine, parts: Parts, units: int) -> int:
+def _small_pass_units(size: Size, context: TrainingContext, geometry: BatchGeometry) -> int:
     """Units of the passes that are timed: those of the run's, but on a CPU fewer, where even one takes long."""
-    rate = parts.meter.peak_flops_per_second
-    if engine.device.type != "cpu" or engine.world > 1 or not rate:
+    rate, units = context.meter.peak_flops_per_second, geometry.micro_size
+    if context.strategy.device.type != "cpu" or geometry.world > 1 or not rate:
         return units
-    unit_seconds = size.tokens_per_unit * parts.meter.flops_per_token / (EAGER_SHARE["cpu"] * rate)
-    few = _affordable(_budget(unit_seconds * run.batch.rows * parts.num_steps), unit_seconds, units_together(run))
+    unit_seconds = size.tokens_per_unit * context.meter.flops_per_token / (EAGER_SHARE["cpu"] * rate)
+    few = _affordable(_budget(unit_seconds * geometry.global_size * context.num_steps), unit_seconds, geometry)
     return few if few <= units // MANY_TIMES else units
 
 
-def _affordable(seconds: float, unit_seconds: float, together: int) -> int:
-    """Units of a pass with which the probe keeps within `seconds`."""
-    return max(1, int(STEPS_SHARE * seconds / SMALL_PASSES / unit_seconds) // together) * together
+def _affordable(seconds: float, unit_seconds: float, geometry: BatchGeometry) -> int:
+    """Units of a pass with which the probe keeps within `seconds`, and which are far fewer than the run's."""
+    together = geometry.indivisible
+    few = max(1, int(STEPS_SHARE * seconds / SMALL_PASSES / unit_seconds) // together) * together
+    return min(few, max(1, geometry.micro_size // MANY_TIMES // together) * together)
 
 
 def _time_small_passes(
-    run: Run, stage: Stage, engine: Engine, parts: Parts, few: int, units: int
+    stage: Stage[Any], context: TrainingContext, geometry: BatchGeometry, few: int
 ) -> tuple[list[StepTiming], list[int], int]:
-    """A timed step of few units, the peak of memory that passes of `units` will have, and how many the few are.
+    """A timed step of few units, the peak of memory that the run's passes will have, and how many the few are.
 
     The first step, on a guess, says how many units may be timed. Peaks of so many and of twice as many lie on a line;
     the times are those of the last step, when all memory was touched and all code compiled.
     """
-    passes, together = min(parts.accumulate, MAX_PASSES), units_together(run)
+    device, units, passes = context.strategy.device, geometry.micro_size, min(context.accumulate, MAX_PASSES)
 
     def take(units: int) -> tuple[StepTiming, int]:
-        source = OnDevice(stage.source(units, engine.rank, engine.world), engine.device)
-        return ProbeSteps(parts, source, passes).take(), hardware.peak_memory_bytes(engine.device)
+        source = DeviceSource(stage.source(units, 0, 1), device)
+        return ProbeSteps(context, source, passes).take(), hardware.peak_memory_bytes(device)
 
     first, _ = take(few)
     unit_seconds = first.pass_seconds / few / COLD_FACTOR
-    budget = _budget(unit_seconds * run.batch.rows * parts.num_steps) - first.seconds
-    few = max(few, min(_affordable(budget, unit_seconds, together), units // MANY_TIMES // together * together))
+    budget = _budget(unit_seconds * geometry.global_size * context.num_steps) - first.seconds
+    few = max(few, _affordable(budget, unit_seconds, geometry))
     _, low = take(few)
     _, high = take(2 * few)
     return [take(few)[0]], [round(two_points((few, low), (2 * few, high)).at(units))], few
@@ -360,7 +351,7 @@ def _mean(seconds: list[float]) -> float:
 
 
 @contextmanager
-def _at_rest(model: nn.Module, parts: Parts) -> Iterator[None]:
+def _at_rest(model: nn.Module, context: TrainingContext) -> Iterator[None]:
     """Whatever a step at rate 0 changes is put back: buffers, the optimizers' state, the random numbers.
 
     So is what modules count for themselves, such as how many masks an adapter has drawn: how many steps are timed
@@ -370,10 +361,10 @@ def _at_rest(model: nn.Module, parts: Parts) -> Iterator[None]:
     buffers: dict[str, Tensor] = {name: value.clone() for name, value in model.named_buffers() if name in kept}
     counting = [module for module in model.modules() if type(module).get_extra_state is not nn.Module.get_extra_state]
     counts = [copy.deepcopy(module.get_extra_state()) for module in counting]
-    states = [copy.deepcopy(optimizer.state_dict()) for optimizer in parts.optimizers]  # empty before step 1
+    states = [copy.deepcopy(optimizer.state_dict()) for optimizer in context.optimizers]  # empty before step 1
     random_state = torch.get_rng_state()
-    scaler = getattr(parts.engine, "scaler", None)
-    scale = scaler.state() if scaler is not None else None
+    scaler = context.strategy.scaler
+    scale = scaler.state() if scaler is not None else {}
     try:
         yield
     finally:
@@ -383,7 +374,7 @@ def _at_rest(model: nn.Module, parts: Parts) -> Iterator[None]:
                     value.copy_(buffers[name])
         for module, count in zip(counting, counts, strict=True):
             module.set_extra_state(count)
-        for optimizer, state in zip(parts.optimizers, states, strict=True):
+        for optimizer, state in zip(context.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
         if scaler is not None:
             scaler.restore(scale)
@@ -394,18 +385,20 @@ def _at_rest(model: nn.Module, parts: Parts) -> Iterator[None]:
 
 
 def _try_validation(
-    size: Size, engine: Engine, parts: Parts, unit_seconds: float, left: float
+    size: Size, context: TrainingContext, unit_seconds: float, left: float
 ) -> tuple[float, float | None]:
     """Seconds of a validation, reckoned where it takes too long to be tried; and the loss it found."""
-    reckoned = size.held_out_units * unit_seconds * FORWARD_SHARE / engine.world
-    if engine.any(reckoned > max(LEAST_BUDGET, left)):
+    reckoned = size.held_out_units * unit_seconds * FORWARD_SHARE / context.strategy.world
+    if context.strategy.any(reckoned > max(LEAST_BUDGET, left)):
         return reckoned, None
     start = time.perf_counter()
-    figures = parts.validate()
+    figures = context.validate()
     return time.perf_counter() - start, figures.get("validation_loss_nats_per_token")
 
 
-def _try(run: Run, model: nn.Module, engine: Engine, trials: Trials | None, left: float) -> tuple[float, float, float]:
+def _try(
+    run: Run, model: nn.Module, strategy: Strategy, trials: Trials | None, left: float
+) -> tuple[float, float, float]:
     """Seconds that a checkpoint holds up training, on the way and at the end; seconds of one sample."""
     saved_bytes = 12 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     reckoned = 0.02 + saved_bytes / WRITE_RATE
@@ -415,7 +408,7 @@ def _try(run: Run, model: nn.Module, engine: Engine, trials: Trials | None, left
     if run.sample.every:
         trials.sample()
     sampling = time.perf_counter() - start
-    if saved_bytes > MAX_SAVED_BYTES or engine.any(reckoned > max(LEAST_BUDGET, left - sampling)):
+    if saved_bytes > MAX_SAVED_BYTES or strategy.any(reckoned > max(LEAST_BUDGET, left - sampling)):
         return reckoned, reckoned, sampling
     place = Path(run.out) / ".probe"
     start = time.perf_counter()
@@ -423,22 +416,22 @@ def _try(run: Run, model: nn.Module, engine: Engine, trials: Trials | None, left
         held = trials.save(place)
         return held, time.perf_counter() - start, sampling
     finally:
-        if engine.rank == 0:
+        if strategy.rank == 0:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _with_growth(run: Run, size: Size, engine: Engine, parts: Parts, held: list[int], *, late_shapes: bool) -> int:
+def _with_growth(run: Run, size: Size, context: TrainingContext, held: list[int], *, late_shapes: bool) -> int:
     """The most memory so far, which holds all a run does; on a CPU, and the pages of token files still to be read.
 
     held: peaks seen or reckoned in the probe's steps. late_shapes: whether many more GEMM shapes are to come.
     """
-    peak = max([hardware.peak_memory_bytes(engine.device), *held])
-    if engine.device.type != "cpu":
+    peak = max([hardware.peak_memory_bytes(context.strategy.device), *held])
+    if context.strategy.device.type != "cpu":
         return peak
     peak += round(peak * RISE) + min(extrapolate_growth(held), round(peak * MOST_GROWTH))
     if late_shapes:
         peak += LATE_SHAPES_BYTES
     if size.unit != "rows":
         return peak
-    tokens = min(run.batch.rows * parts.num_steps, size.units_per_epoch) * size.row_tokens
+    tokens = min(run.batch.rows * context.num_steps, size.units_per_epoch) * size.row_tokens
     return peak + tokens * token_bytes(run.model.vocabulary_size)
