@@ -26,6 +26,12 @@ def test_deviation_by_hand() -> None:
     assert ProbeNoise(slowdown=0.9, crowding=0.5).deviation == ProbeNoise().deviation
 
 
+def test_a_long_wait_that_the_load_does_not_explain_is_half_chance() -> None:
+    assert ProbeNoise(slowdown=8.0, crowding=2.0).lasting_slowdown == pytest.approx(4.0)
+    assert ProbeNoise(slowdown=1.5, crowding=2.0).lasting_slowdown == 1.5
+    assert ProbeNoise(slowdown=8.0).lasting_slowdown == 8.0, "no load average is known"
+
+
 def test_load_averages_of_others_only() -> None:
     assert crowding((1.9, 1.5, 0.2), threads=2, cores=2) == 1.0, "our own threads"
     assert crowding((4.0, 1.0, 1.0), threads=1, cores=2) == pytest.approx(2.0)
@@ -51,7 +57,8 @@ def seen(probe: list[float], run: list[float], crowd: float = 1.0) -> Run:
     noise = ProbeNoise(
         spread=(max(probe) - min(probe)) / 2 / mean, num_timed=len(probe), slowdown=max(1.0, mean), crowding=crowd
     )
-    return noise, math.log(sum(run) / len(run) / mean)
+    predicted = mean * noise.lasting_slowdown / noise.slowdown
+    return noise, math.log(sum(run) / len(run) / predicted)
 
 
 def quiet(rng: random.Random) -> Callable[[int], Run]:

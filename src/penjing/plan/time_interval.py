@@ -34,10 +34,18 @@ class ProbeNoise:
     crowding: float = 1.0  # slowdown to expect if all that the load average counts computed at once; 1 = none
 
     @property
+    def lasting_slowdown(self) -> float:
+        """The slowdown to expect of the whole run. A probe is short: where it waited for longer than the load average
+        explains, half of that (of its logarithm) is taken for chance."""
+        if 1.0 < self.crowding < self.slowdown:
+            return math.sqrt(self.slowdown * self.crowding)
+        return self.slowdown
+
+    @property
     def deviation(self) -> float:
         """Standard deviation to expect of log(actual / predicted)."""
         timing = (self.spread / NORMAL_90) ** 2 * (LASTING_SHARE + 1 / max(1, self.num_timed))
-        busy = BUSY_SHARE * math.log(max(1.0, self.slowdown, self.crowding))
+        busy = BUSY_SHARE * math.log(max(1.0, self.lasting_slowdown, self.crowding))
         return math.sqrt((MARGINS["L2"] / NORMAL_90) ** 2 + timing + busy**2)
 
 

@@ -175,9 +175,11 @@ def probe(
         seconds = [each.full_seconds(passes) for each in timings]
         if strategy.world > 1:  # all ranks plan with the same figures
             seconds = [one / strategy.world for one in strategy.add(torch.tensor(seconds)).tolist()]
-        mean = _mean(seconds)
+        noise = _noise(strategy, timings)
+        lasting = noise.lasting_slowdown / noise.slowdown
+        mean = _mean(seconds) * lasting
         left = _budget(mean * context.num_steps) - (time.perf_counter() - start)
-        pass_seconds = _mean([each.pass_seconds for each in timings]) * units / small
+        pass_seconds = _mean([each.pass_seconds for each in timings]) * lasting * units / small
         validation, start_loss = _try_validation(size, context, pass_seconds / units, left)
         saving, last_saving, sampling = _try(run, model, strategy, trials, left)
     late_shapes = run.model.is_mixture or (not stage.runs_ahead and len(seconds) * size.round_steps <= size.probe_steps)
@@ -191,7 +193,7 @@ def probe(
         last_checkpoint_seconds=last_saving,
         sample_seconds=sampling,
         startup_seconds=start_up + time.time() - began,
-        noise=_noise(strategy, timings),
+        noise=noise,
         line=LinearFit(mean - context.accumulate * pass_seconds, pass_seconds) if pass_seconds else None,
         start_loss=start_loss,
         peak_memory_bytes=_with_growth(run, size, context, peak, late_shapes=late_shapes),
