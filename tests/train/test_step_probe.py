@@ -137,6 +137,8 @@ def test_where_a_pass_takes_long_fewer_rows_tell_of_many(monkeypatch):
     size = SimpleNamespace(tokens_per_unit=500)
     few = step_timing._small_pass_units(size, parts, geometry)
     assert 1 <= few < 10 and step_timing._small_pass_units(size, parts, replace(geometry, micro_size=2)) == 2
+    quick = SimpleNamespace(peak_flops_per_second=1e12, flops_per_token=1e6)
+    assert step_timing._small_pass_units(size, replace(parts, meter=quick), geometry) == 64
     timings, held, few = step_timing._time_small_passes(READY, parts, geometry, 1)
     assert rows == [1, few, 2 * few, few] and few > 1
     assert held == [1000 + 65 * 64]

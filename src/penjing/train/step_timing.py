@@ -299,10 +299,9 @@ def _small_pass_units(size: Size, context: TrainingContext, geometry: BatchGeome
 
 
 def _affordable(seconds: float, unit_seconds: float, geometry: BatchGeometry) -> int:
-    """Units of a pass with which the probe keeps within `seconds`, and which are far fewer than the run's."""
+    """Units of a pass with which the probe keeps within `seconds`."""
     together = geometry.indivisible
-    few = max(1, int(STEPS_SHARE * seconds / SMALL_PASSES / unit_seconds) // together) * together
-    return min(few, max(1, geometry.micro_size // MANY_TIMES // together) * together)
+    return max(1, int(STEPS_SHARE * seconds / SMALL_PASSES / unit_seconds) // together) * together
 
 
 def _time_small_passes(
@@ -322,7 +321,8 @@ def _time_small_passes(
     first, _ = take(few)
     unit_seconds = first.pass_seconds / few / COLD_FACTOR
     budget = _budget(unit_seconds * geometry.global_size * context.num_steps) - first.seconds
-    few = max(few, _affordable(budget, unit_seconds, geometry))
+    most = units // MANY_TIMES // geometry.indivisible * geometry.indivisible
+    few = max(few, min(most, _affordable(budget, unit_seconds, geometry)))
     _, low = take(few)
     _, high = take(2 * few)
     return [take(few)[0]], [round(two_points((few, low), (2 * few, high)).at(units))], few
