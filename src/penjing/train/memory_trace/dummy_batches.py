@@ -118,7 +118,7 @@ class NoMeter:
 class TraceStrategy:
     """A strategy that tells the tracer where the step is. With several ranks it keeps DDP's buckets."""
 
-    scaler = None
+    scaler: Any = None
 
     def __init__(self, tracer: Tracer, device: torch.device, layout: Layout, ranks: int) -> None:
         self.device, self.rank, self.world = device, 0, ranks

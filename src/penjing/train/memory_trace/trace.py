@@ -248,8 +248,8 @@ def _context(built: BuiltRun, shape: Shape, tracer: Tracer) -> TrainingContext:
         accumulate=shape.accumulate,
         clip_norm=run.clip_norm,
     )
-    needed = {field.name for field in fields(TrainingContext) if field.default is MISSING}
-    return TrainingContext(**dict.fromkeys(needed - given.keys()), **given)
+    rest: dict[str, Any] = {field.name: None for field in fields(TrainingContext) if field.default is MISSING}
+    return TrainingContext(**{**rest, **given})
 
 
 def _make_state(built: BuiltRun, tracer: Tracer) -> None:
