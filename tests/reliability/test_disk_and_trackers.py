@@ -111,12 +111,8 @@ def keeper_of(folder, model, optimizers):
         SaveSettings(),
         Single(torch.device("cpu")),
         model=model,
-        only_trained=False,
         optimizers=optimizers,
         stateful={},
-        texts={},
-        about={},
-        fingerprints={},
         record=incidents.append,
     ), incidents
 

@@ -154,12 +154,8 @@ def test_a_loss_scaler_would_be_noticed(tmp_path):
             SaveSettings(),
             Single(torch.device("cpu")),
             model=torch.nn.Linear(2, 2),
-            only_trained=False,
             optimizers=[],
             stateful=stateful,
-            texts={},
-            about={},
-            fingerprints={},
             record=lambda incident: None,
         )
 

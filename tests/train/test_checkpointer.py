@@ -108,12 +108,8 @@ def test_going_back_leaves_optimizers_of_another_kind_alone(tmp_path):
             SaveSettings(),
             Single(torch.device("cpu")),
             model=model,
-            only_trained=False,
             optimizers=optimizers,
             stateful={},
-            texts={},
-            about={},
-            fingerprints={},
             record=record.append,
         )
 
@@ -154,12 +150,8 @@ def test_a_checkpoint_holds_the_instant_at_which_it_was_asked_for(tmp_path):
         SaveSettings(),
         Single(torch.device("cpu")),
         model=model,
-        only_trained=False,
         optimizers=optimizers,
         stateful={},
-        texts={},
-        about={},
-        fingerprints={},
         record=lambda incident: None,
     )
     keeper._background = Later()
@@ -207,12 +199,8 @@ def test_what_has_state_comes_back_with_the_checkpoint(tmp_path):
             SaveSettings(),
             Single(torch.device("cpu")),
             model=model,
-            only_trained=False,
             optimizers=AdamW().build(model),
             stateful={"source": place},
-            texts={},
-            about={},
-            fingerprints={},
             record=lambda incident: None,
         )
 
