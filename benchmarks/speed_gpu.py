@@ -222,8 +222,8 @@ def prepare(case: Case, asked: argparse.Namespace) -> Ready:
 def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
     import torch
-
     from penjing.kernels.document_attention import has_varlen
+
     from penjing.plan import hardware
     from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
     from penjing.train.compile_policy import compiled_seconds

@@ -15,7 +15,7 @@ from penjing.base.malloc_tuning import give_back_freed_memory
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.kernels.fp8 import doubts
 from penjing.model.kernel_selection import activate_flash, check_kernels
-from penjing.model.moe import check_widths
+from penjing.model.moe import check_expert_sizes
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import Strategy
 from penjing.plan.run_estimate import Bill
@@ -136,7 +136,7 @@ def _restore(
 def _choose_kernels(built: BuiltRun) -> list[str]:
     """Choose the kernels of the model; a line for each choice worth knowing."""
     model, device, dtype = built.model, built.strategy.device, built.precision.dtype
-    check_widths(model, device, dtype)
+    check_expert_sizes(model, device, dtype)
     kernels = check_kernels(model, device, dtype)
     flash = activate_flash(model, device, dtype)
     notes = [kernels] if kernels else []

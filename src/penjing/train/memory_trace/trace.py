@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from penjing.base.errors import UserError
-from penjing.model import attention
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Objective
@@ -33,7 +32,6 @@ from penjing.train.precision import Precision
 from penjing.train.stages.base import Stage, make_stage
 
 META = torch.device("meta")
-_attention: Any = attention  # modules that are written to here
 # Lines of these files are the head's and the loss's.
 LOSS_FILES = ("penjing/kernels/fused_", "penjing/objective/")
 STEPS = 2  # the first makes the optimizer's state, the second has it from its first line on
