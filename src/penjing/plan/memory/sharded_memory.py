@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from penjing.plan.memory.trace import FROZEN, Storage, Trace
+from penjing.plan.memory.trace import Storage, Trace
 
 Layout = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes; torch's defaults
@@ -88,7 +88,7 @@ def share(trace: Trace, layout: Layout, ranks: int, gathered: tuple[int, int], i
     whole = "weights" not in parts
 
     def of_rank(storage: Storage) -> Storage:
-        if storage.component not in parts or storage.operation == FROZEN:
+        if storage.component not in parts:
             return storage
         # Copies of master weights in the products' dtype are what is gathered, and are counted there.
         copied = storage.component == "weights" and storage.operation == "_to_copy"

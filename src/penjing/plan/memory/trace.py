@@ -37,7 +37,6 @@ Component = Literal[
     "communication",
     "temporaries",
 ]
-FROZEN = "frozen model"  # operation that made the weights of a reference or teacher
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
 
@@ -196,11 +195,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # --- what the caller says ------------------------------------------------------------------------------------
 
-    def tag(self, tensors: Iterable[Tensor | None], component: Component, operation: str = "") -> None:
-        """Say what these tensors are; those not seen before are born now, by an operation of this name."""
+    def tag(self, tensors: Iterable[Tensor | None], component: Component) -> None:
+        """Say what these tensors are; those not seen before are born now."""
         with torch._C.DisableTorchFunction():
             for tensor in tensors:
-                number = None if tensor is None else self._see(tensor, operation or component)
+                number = None if tensor is None else self._see(tensor, component)
                 if number is not None:
                     self.trace.storages[number].component = component
 
@@ -212,11 +211,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.tag([parameter], "master weights" if narrower and parameter.requires_grad else "weights")
             self._parameters.add(parameter.untyped_storage()._cdata)
         self.tag(model.buffers(), "weights")
-
-    def tag_frozen(self, model: nn.Module) -> None:
-        """A model beside the one that is trained: whole on every rank, and in no checkpoint."""
-        self.tag([*model.parameters(), *model.buffers()], "weights", FROZEN)
-        self._parameters.update(parameter.untyped_storage()._cdata for parameter in model.parameters())
 
     def tag_gradients(self, model: nn.Module) -> None:
         self.tag((parameter.grad for parameter in model.parameters()), "gradients")

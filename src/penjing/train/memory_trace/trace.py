@@ -21,7 +21,7 @@ from penjing.plan.memory.report import MemoryPlan, plan_from
 from penjing.plan.memory.sharded_memory import Layout, share
 from penjing.plan.memory.trace import Trace, Tracer
 from penjing.train.batch_geometry import batch_geometry
-from penjing.train.build_model import BuiltRun, build_run
+from penjing.train.build_model import BuiltRun, build_model, complete
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.dummy_batches import NoMeter, StandInSource, TraceStrategy, on_target, tensors_of
@@ -196,19 +196,21 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
     notes = [] if shape.scored_fraction < 1 else ["every position is taken to be learned from, the most there can be"]
     device = torch.device(target.kind)
     precision = Precision.resolve(run.compute, device, capability=target.capability)
+    precision.require(device, target.capability)
     run = replace(run, compute=precision.said_by(run.compute))
     tracer = Tracer(
         vocabulary=run.model.vocabulary_size, loss_files=LOSS_FILES, kernel_temporaries=target.kind == "cuda"
     )
     strategy = TraceStrategy(tracer, device, shape.layout, shape.ranks)
     stage = make_stage(run, strategy)
-    with Disguise(target):
-        notes += stage.assume_data()
-        built = build_run(stage, strategy, precision, device=META)
+    with Disguise(target), META:
+        model = build_model(stage, precision, META)
     with tracer, on_target(target, shape.document_tokens):
-        tracer.tag_model(built.trainable, precision.dtype)
+        tracer.tag_model(model.trainable, precision.dtype)
+        notes += stage.assume_data()
+        built = complete(model, stage, strategy, precision)
         for frozen in stage.frozen_models():
-            tracer.tag_frozen(frozen)
+            tracer.tag_model(frozen)
         context = _context(built, shape, tracer)
         # On a CPU, where freed memory has no history, the optimizer's state is made by itself and one step is enough.
         if target.kind == "cpu":
