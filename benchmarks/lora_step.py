@@ -51,28 +51,29 @@ def trial(asked: argparse.Namespace) -> dict[str, Any]:
     from penjing.loader.batch import Batch
     from penjing.model.config import ModelConfig
     from penjing.model.init import initialise
-    from penjing.model.linear import set_compute_dtype
-    from penjing.model.lora import Lora, adapt, keep_base_in
+    from penjing.model.lora import Lora, adapt
     from penjing.model.transformer import Transformer
     from penjing.objective.next_token import NextToken
     from penjing.optim.adamw import AdamW
     from penjing.parallel.base import local_device
     from penjing.parallel.single import Single
     from penjing.plan import hardware
+    from penjing.train.config import ComputeSettings
+    from penjing.train.precision import Precision
     from penjing.train.run_dir import set_threads
 
     set_threads(asked.threads, 1)
     device = local_device(asked.device)
-    dtype = hardware.compute_dtype(asked.dtype, device)
+    precision = Precision.resolve(ComputeSettings(dtype=asked.dtype), device)
     shape = config.resolve(ModelConfig, {"preset": asked.model})
     imported = peak_resident_bytes()
     model = Transformer(shape)
     initialise(model, 1)
     if asked.trial == "lora":
         adapt(model, Lora(rank=asked.rank, kind=asked.kind, targets=tuple(asked.targets.split(","))))
-        keep_base_in(model, dtype)
+        precision.cast_frozen(model)
     model.to(device)
-    set_compute_dtype(model, None if dtype == torch.float32 else dtype)
+    precision.apply(model)
     strategy, objective = Single(device), NextToken()
     strategy.wrap(model)
     [optimizer] = AdamW(learning_rate=1e-3).build(model)
@@ -108,7 +109,7 @@ def trial(asked: argparse.Namespace) -> dict[str, Any]:
         "peak_bytes_after_imports": 0 if on_device else imported,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "trainable": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-        "machine": hardware.describe(device, dtype),
+        "machine": hardware.describe(device, precision.dtype),
     }
 
 

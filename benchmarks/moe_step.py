@@ -39,12 +39,10 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 class Subject:
     """One model with what it takes to train it."""
 
-    def __init__(self, asked: argparse.Namespace, experts: int, chosen: int, device: Any, dtype: Any) -> None:
-        import torch
+    def __init__(self, asked: argparse.Namespace, experts: int, chosen: int, device: Any, precision: Any) -> None:
 
         from penjing.model.config import ModelConfig
         from penjing.model.init import initialise
-        from penjing.model.linear import set_compute_dtype
         from penjing.model.transformer import Transformer
         from penjing.objective.next_token import NextToken
         from penjing.optim.adamw import AdamW
@@ -69,7 +67,7 @@ class Subject:
         self.model = Transformer(shape)
         initialise(self.model, 1)
         self.model.to(device)
-        set_compute_dtype(self.model, None if dtype == torch.float32 else dtype)
+        precision.apply(self.model)
         self.strategy, self.objective = Single(device), NextToken()
         self.strategy.wrap(self.model)
         self.optimizers: list[Any] = list(AdamW(learning_rate=1e-3).build(self.model))
@@ -94,13 +92,15 @@ def main() -> None:
     from penjing.loader.batch import Batch
     from penjing.parallel.base import local_device
     from penjing.plan import hardware
+    from penjing.train.config import ComputeSettings
+    from penjing.train.precision import Precision
     from penjing.train.run_dir import set_threads
 
     set_threads(asked.threads, 1)
     device = local_device(asked.device)
-    dtype = hardware.compute_dtype(asked.dtype, device)
+    precision = Precision.resolve(ComputeSettings(dtype=asked.dtype), device)
     mixtures = [tuple(map(int, word.split(":"))) for word in asked.experts.split(",")]
-    subjects = [Subject(asked, experts, chosen, device, dtype) for experts, chosen in [(0, 0), *mixtures]]
+    subjects = [Subject(asked, experts, chosen, device, precision) for experts, chosen in [(0, 0), *mixtures]]
     generator = torch.Generator().manual_seed(1)
 
     def batch() -> Batch:
@@ -128,7 +128,7 @@ def main() -> None:
     dense = seconds["dense"]
     result: dict[str, Any] = {
         "settings": {name: value for name, value in vars(asked).items() if name != "out"},
-        "machine": hardware.describe(device, dtype),
+        "machine": hardware.describe(device, precision.dtype),
         "models": {},
     }
     for subject in subjects:

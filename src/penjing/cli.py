@@ -12,7 +12,7 @@ from rich.console import Console
 from penjing import __version__
 from penjing.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from penjing.base.process_info import first_of_launch
-from penjing.commands import benchmarks, datasets, exporting, inference, inspection, pipeline, planning
+from penjing.commands import benchmarks, datasets, exporting, inference, inspection, pipeline, planning, report
 
 # In the order of `penjing --help`. These modules import torch only when a verb runs.
 VERBS: dict[str, typer.Typer | Callable[..., None]] = {
@@ -28,6 +28,7 @@ VERBS: dict[str, typer.Typer | Callable[..., None]] = {
     "data": datasets.data_app,
     "tokenizer": datasets.tokenizer_app,
     "bench": benchmarks.app,
+    "report": report.report,
     "show": inspection.show,
     "doctor": inspection.doctor,
 }

@@ -14,9 +14,9 @@ from rich.console import Console
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands import quickstart
-from penjing.commands.known_questions import KnownQuestions, print_changes
 from penjing.commands.train import execute, resolve_run
 from penjing.eval import questions as asking
+from penjing.eval.known_questions import KnownQuestions, print_changes
 from penjing.parallel.single import Single
 from penjing.train.from_pretrained import questions_of_start
 from penjing.train.run_dir import RunFolder
@@ -208,7 +208,7 @@ def test_a_folder_that_was_moved_brings_its_questions_along(tmp_path, base, aske
 
 def test_the_quickstarts_sft_is_known_by_its_questions(tmp_path, monkeypatch):
     monkeypatch.setattr(quickstart, "resolve_run", lambda recipe, *layers: layers)
-    settings = quickstart.Settings(out=tmp_path)
+    settings = quickstart.QuickstartOptions(out=tmp_path)
     layer, _ = quickstart._finetuning(settings, quickstart._corpus(settings))
     assert layer["validate"]["questions"] == str(tmp_path / "data/eval.jsonl")
 

@@ -10,7 +10,8 @@ from rich.console import Console
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands import train as execute
-from penjing.commands.train import print_plan, resolve_run, write_samples
+from penjing.commands.plan_print import print_plan
+from penjing.commands.train import resolve_run, write_samples
 from penjing.parallel.single import Single
 from penjing.train.run_dir import RunFolder
 

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from reliability_harness import state_of
+from small_models import make_checkpointer
 
 # (stage, lines that make a resumed run forget one part of its state)
 FORGETS = {
@@ -134,9 +135,6 @@ def test_a_loss_scaler_would_be_noticed(tmp_path):
     import torch
 
     from penjing.checkpoint.load import newest
-    from penjing.parallel.single import Single
-    from penjing.train.checkpointer import Keeper
-    from penjing.train.config import SaveSettings
 
     class Scaler:
         def __init__(self):
@@ -149,19 +147,7 @@ def test_a_loss_scaler_would_be_noticed(tmp_path):
             self.scale, self.good = state["scale"], state["good"]
 
     def keeper(stateful):
-        return Keeper(
-            tmp_path,
-            SaveSettings(),
-            Single(torch.device("cpu")),
-            model=torch.nn.Linear(2, 2),
-            only_trained=False,
-            optimizers=[],
-            stateful=stateful,
-            texts={},
-            about={},
-            fingerprints={},
-            record=lambda incident: None,
-        )
+        return make_checkpointer(tmp_path, torch.nn.Linear(2, 2), stateful=stateful)
 
     before, after = Scaler(), Scaler()
     before.scale, before.good = 1024.0, 77

@@ -9,7 +9,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from test_rl_stage import TURNS, base, make_model, make_source, policy, same, train, words
+from small_models import small_model
+from test_rl_stage import TURNS, base, make_source, policy, same, train, words
 
 from penjing.base.errors import UserError
 from penjing.infer import batched_sampler as rollout
@@ -84,7 +85,7 @@ def test_one_slot_that_does_not_fit_is_an_error_with_its_remedy(monkeypatch):
 
 
 def test_a_reference_scores_fewer_rows_at_once():
-    frozen, settings = make_model(), policy(kl_weight=0.1, rollout={"answers": 24})  # a prompt's fill several rows
+    frozen, settings = small_model(), policy(kl_weight=0.1, rollout={"answers": 24})  # a prompt's fill several rows
     rows, most = [], 9
 
     def reference(batch):

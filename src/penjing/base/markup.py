@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -25,3 +26,8 @@ def print_table(
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     console.print(table, highlight=False)
+
+
+def silent_console(console: Console) -> Console:
+    """For output that nobody is to see. On other ranks than 0 the console is quiet already, and stays so."""
+    return console if console.quiet else Console(file=io.StringIO())

@@ -1,7 +1,7 @@
-"""Have a model answer a file of prompts. Run: penjing generate runs/large --prompts PROMPTS.jsonl --out ANSWERS.jsonl
+"""penjing generate: answer a file of prompts.
 
-What comes out is a file of conversations: training on it (penjing train sft data.train=ANSWERS.jsonl) distils the model
-into another one, of any vocabulary.
+The output is a file of conversations. Training on it (penjing train sft data.train=ANSWERS.jsonl) distils the model
+into another one, with any vocabulary.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from penjing.infer.sample import Sampling
 from penjing.model.lora import fingerprint
 from penjing.train.run_dir import Trained, load_trained, set_threads, use_device
 
-PROMPTS_AT_ONCE = 128  # answered between two writes: what a stop can lose
+PROMPTS_AT_ONCE = 128  # answered between two writes: the most that a stop loses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerOptions:
-    """How prompts are answered; written beside the answers, and the same when they are gone on with."""
+    """How prompts are answered. Saved beside the answers; must be the same when a file is continued."""
 
     answers: int = 1  # of each prompt
     temperature: float = 0.0
@@ -43,8 +43,8 @@ class AnswerOptions:
     top_k: int = 0
     max_tokens: int = 256
     seed: int = 0
-    thinking: Switch = "auto"  # on: answers begin inside a thought; off: behind an empty one; auto: as the model likes
-    cut: str = "drop"  # drop: answers that did not end within max_tokens are left out; keep: they are not
+    thinking: Switch = "auto"  # on: answers begin inside reasoning; off: after empty reasoning; auto: the model decides
+    cut: str = "drop"  # drop: leave out answers truncated at max_tokens; keep: keep them
     turns: str = "last"  # all: every question of a conversation is answered, each after the model's own answers before
 
     @property
@@ -54,7 +54,7 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How many answers were written in all, and how many were left out: cut off, empty, or their prompt too long.
+    """Answers written, and answers left out: truncated, empty, or with a prompt that is too long.
 
     not_asked: prompts that are conversations with an empty answer.
     """
@@ -128,7 +128,7 @@ def read_questions(prompts: Sequence[Path], on_skip: OnSkip | None = None) -> It
 
 
 def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
-    """How far the file is; what was written after that was noted is cut off again."""
+    """How far the file is. What was written after the last saved state is truncated."""
     notes, state = _notes(out), {"done": 0, "written": 0, "left_out": 0, "bytes": 0}
     if out.exists() and not notes.is_file():
         raise UserError("is there already", where=out, next_step="Choose another --out.")
@@ -137,7 +137,7 @@ def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
         for name, value in about.items():
             if known.get(name) != value and name not in ("model", "prompts"):
                 raise UserError(
-                    f"these answers were begun with another {name.removesuffix('_sha256')}",
+                    f"these answers were started with another {name.removesuffix('_sha256')}",
                     where=out,
                     got=value if name == "settings" else value[:12],
                     wanted=known.get(name) if name == "settings" else known.get(name, "")[:12],
@@ -146,11 +146,11 @@ def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
         state = known["state"]
         if out.stat().st_size < state["bytes"]:
             raise UserError(
-                "something was cut off these answers",
+                "the file of answers is too short",
                 where=out,
                 got=f"{out.stat().st_size:,} bytes",
                 wanted=f"at least the {state['bytes']:,} that were written",
-                next_step="Choose another --out, or remove it to begin anew.",
+                next_step="Choose another --out, or remove it.",
             )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -197,12 +197,12 @@ def _answer(
 
 
 @dataclass(slots=True)
-class _Talk:
-    """A conversation under way: what was said, and what is still to be said before each answer."""
+class _Dialogue:
+    """A conversation in progress: its messages so far, and the messages before each answer to come."""
 
     index: int  # of its prompt
     number: int  # among the answers to that prompt
-    said: list[Message]
+    messages: list[Message]
     turns: list[tuple[Message, ...]]
     answered: int = 0
 
@@ -210,7 +210,7 @@ class _Talk:
 def _lines(trained: Trained, chats: Sequence[Chat], part: Iterable[int], options: AnswerOptions) -> Iterator[str]:
     """The conversations of these prompts that got an answer. One that gets none, or has no room, ends before it."""
     talks = [
-        _Talk(index, number, [], split_turns(chats[index], options.turns))
+        _Dialogue(index, number, [], split_turns(chats[index], options.turns))
         for index in part
         for number in range(options.answers)
     ]
@@ -220,18 +220,18 @@ def _lines(trained: Trained, chats: Sequence[Chat], part: Iterable[int], options
     for talk in talks:
         if talk.answered:
             chat = chats[talk.index]
-            yield json.dumps(_record(replace(chat, messages=tuple(talk.said))), ensure_ascii=False)
+            yield json.dumps(_record(replace(chat, messages=tuple(talk.messages))), ensure_ascii=False)
 
 
 def _next_answers(
-    trained: Trained, chats: Sequence[Chat], talks: Sequence[_Talk], options: AnswerOptions
-) -> list[_Talk]:
-    """Give each conversation its next answer. Returns those that go on."""
+    trained: Trained, chats: Sequence[Chat], talks: Sequence[_Dialogue], options: AnswerOptions
+) -> list[_Dialogue]:
+    """Give each conversation its next answer. Returns those that continue."""
     tokenizer, longest = trained.tokenizer, trained.model.config.max_tokens
     thinks = switched(options.thinking)
-    prompts: dict[tuple[int, ...], list[_Talk]] = {}  # one read only once, however often it is answered
+    prompts: dict[tuple[int, ...], list[_Dialogue]] = {}  # one read only once, however often it is answered
     for talk in talks:
-        messages = [*talk.said, *talk.turns[talk.answered]]
+        messages = [*talk.messages, *talk.turns[talk.answered]]
         ids = tuple(render(tokenizer, messages, chats[talk.index].tools, ask=True, thinking=thinks).ids)
         if len(ids) < longest:
             prompts.setdefault(ids, []).append(talk)
@@ -254,19 +254,19 @@ def _next_answers(
             message = _message(answer, tokenizer, options)
             if message is None:
                 continue
-            talk.said += [*talk.turns[talk.answered], message]
+            talk.messages += [*talk.turns[talk.answered], message]
             talk.answered += 1
             if talk.answered < len(talk.turns):
                 going.append(talk)
     return going
 
 
-def _seed(options: AnswerOptions, talk: _Talk) -> int:
+def _seed(options: AnswerOptions, talk: _Dialogue) -> int:
     return derive(options.seed, "generate", talk.index, talk.number, *([talk.answered] if talk.answered else []))
 
 
 def split_turns(chat: Chat, turns: str) -> list[tuple[Message, ...]]:
-    """What is said before each answer that the model is to give: to the last question, or to each in turn.
+    """The messages before each answer that the model is to give: to the last question, or to each in turn.
 
     In turn, a conversation ends at a tool's result: it belongs to a call that the model may not make again.
     """
@@ -286,13 +286,13 @@ def split_turns(chat: Chat, turns: str) -> list[tuple[Message, ...]]:
 
 
 def _message(written: Written, tokenizer: Tokenizer, options: AnswerOptions) -> Message | None:
-    """What was said as a message, or None if it is to be left out."""
+    """The answer as a message, or None if it is left out."""
     if written.ended != "stop" and options.cut == "drop":
         return None
     message = parse(tokenizer, written.ids, thinking=switched(options.thinking)).message
     if "\\u0000" in json.dumps(message.tool_calls):
         return None
-    # A model that knows little writes zero bytes too, which no reader of conversations takes for text.
+    # A weak model writes zero bytes too, which readers of conversations reject.
     content, thoughts = (text.strip().replace("\0", "\ufffd") for text in (message.content, message.reasoning_content))
     message = replace(message, content=content, reasoning_content=thoughts)
     return message if message.content or message.tool_calls else None

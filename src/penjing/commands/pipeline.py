@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +36,7 @@ def quickstart(
     """
     from penjing.commands import quickstart as stages
 
-    options = stages.Settings(data=data, out=out, fresh=fresh, short=short, settings=tuple(settings or ()))
+    options = stages.QuickstartOptions(data=data, out=out, fresh=fresh, short=short, settings=tuple(settings or ()))
     stages.quickstart(options, console)
 
 
@@ -68,10 +69,11 @@ def train(
 
     penjing train runs/six/run.toml out=runs/again
     """
-    from penjing.commands.known_questions import print_changes
     from penjing.commands.train import execute
+    from penjing.eval.known_questions import print_changes
 
-    outcome = execute(resolved(recipe, settings), console, allow_change or ())
+    run = resolved(recipe, settings)
+    outcome = execute(run, console, allow_change or ())
     if os.environ.get("RANK", "0") != "0":
         return  # rank 0 prints for all
     line = f"{units.count(outcome['tokens'])} tokens in {units.duration(outcome['seconds'])}"
@@ -85,3 +87,4 @@ def train(
         say(f"  held-out {label}: {first:.4g} before, {outcome[name]:.4g} after")
     if outcome.get("questions"):
         print_changes(outcome["questions"], console)
+    say(f"report: penjing report {shlex.quote(run.out)}")

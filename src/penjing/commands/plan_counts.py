@@ -92,10 +92,10 @@ def _print_tokens_in(hours: str, count: int, shape: Shape, devices: tuple[str, i
 
 
 def _this_machine() -> tuple[Machine, list[str]]:
-    from penjing.commands.plan_run import Asked, find_machine  # imports torch
+    from penjing.commands.plan_run import PlanOptions, find_machine  # imports torch
     from penjing.train.config import Run
 
-    machine, _, notes = find_machine(Asked(), Run())
+    machine, _, notes = find_machine(PlanOptions(), Run())
     return machine, notes
 
 

@@ -12,7 +12,7 @@ from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.markup import marked, print_table
 from penjing.commands.plan_print import verdict_of
-from penjing.commands.plan_run import Asked, Engine, find_machine, lengths_of, not_run, pass_rows, workload_of
+from penjing.commands.plan_run import Engine, PlanOptions, find_machine, lengths_of, not_run, pass_rows, workload_of
 from penjing.model.transformer import Recompute
 from penjing.plan import cost
 from penjing.plan.config_search import Candidate, divisors, fitting, pareto
@@ -26,13 +26,13 @@ BAR = 40  # characters of the longest bar
 MOST_TRACED = 40  # configurations of one search
 
 
-def print_memory(run: Run, asked: Asked, console: Console, *, waterfall: bool = False) -> bool | None:
-    """The traced peak, where it is and what it is made of; whether it fits (None: the device's memory is not known)."""
+def print_memory(run: Run, options: PlanOptions, console: Console, *, waterfall: bool = False) -> bool | None:
+    """Print the traced peak, where it is and what it consists of; returns whether it fits (None: not known)."""
     from penjing.train.memory_trace.trace import predict_memory
 
-    _, target, _ = find_machine(asked, run)
-    engine: Engine = asked.engine or ("ddp" if asked.gpus > 1 else "single")
-    plan = predict_memory(run, target, ranks=asked.gpus, engine=engine)
+    _, target, _ = find_machine(options, run)
+    engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "single")
+    plan = predict_memory(run, target, ranks=options.gpus, engine=engine)
     room = f" of {units.gibibytes(target.memory_bytes)}" if target.memory_bytes else ""
     fits = None if not target.memory_bytes else plan.total_bytes <= target.memory_bytes
     verdict = verdict_of(fits, is_tight(plan.total_bytes, target.memory_bytes))
@@ -40,7 +40,7 @@ def print_memory(run: Run, asked: Asked, console: Console, *, waterfall: bool = 
     console.print(Text(f"{units.gibibytes(plan.total_bytes)}{room} on {target.name}: ") + verdict)
     console.print(
         f"  {kind}: {units.gibibytes(plan.peak_allocated_bytes)}, {units.gibibytes(plan.peak_reserved_bytes)}; "
-        f"the peak is made by {plan.peak_at} at {plan.peak_line}, {plan.peak_phase}",
+        f"peak: {plan.peak_at} at {plan.peak_line}, {plan.peak_phase}",
         highlight=False,
     )
     if waterfall:
@@ -53,35 +53,37 @@ def print_memory(run: Run, asked: Asked, console: Console, *, waterfall: bool = 
     return fits
 
 
-def search(run: Run, asked: Asked, fit: str, lengths: tuple[int, ...], console: Console, *, every: bool = False) -> int:
-    """Print the Pareto table of traced ways to take a step; returns how many fit.
+def search(
+    run: Run, options: PlanOptions, fit: str, lengths: tuple[int, ...], console: Console, *, every: bool = False
+) -> int:
+    """Print the Pareto table of traced configurations of a step; returns how many fit.
 
-    Several devices share it as training does, or as `asked.engine` says. Raises UserError for a bad size of memory, and
-    for rows that do not divide among the devices.
+    Several devices share a step as in training, or as `options.engine` says. Raises UserError for a bad size of
+    memory, and for rows that do not divide among the devices.
     """
     from penjing.train.memory_trace.trace import predict_memory
 
     budget = cost.read_budget(fit, "--fit") if fit else cost.Budget()
     if fit and not budget.memory_bytes:
         raise UserError("not a size of memory", where="--fit", got=repr(fit), wanted="such as 24GB or 8GiB")
-    machine, target, notes = find_machine(asked, run)
+    machine, target, notes = find_machine(options, run)
     room = budget.memory_bytes or target.memory_bytes
-    pass_rows(replace(run, batch=replace(run.batch, micro_rows=0)), machine.kind, asked.gpus)
-    engine: Engine = asked.engine or ("ddp" if asked.gpus > 1 else "single")
+    pass_rows(replace(run, batch=replace(run.batch, micro_rows=0)), machine.kind, options.gpus)
+    engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "single")
     ways = [
         (variant, rows)
         for row_tokens in lengths or (run.data.row_tokens,)
         for variant in _recomputing(replace(run, data=replace(run.data, row_tokens=row_tokens)))
-        for rows in reversed(divisors(run.batch.rows // asked.gpus))
+        for rows in reversed(divisors(run.batch.rows // options.gpus))
     ]
     if len(ways) > MOST_TRACED:
         notes.append(f"only the first {MOST_TRACED} of {len(ways)} configurations were traced")
     found: list[Candidate] = []
     for variant, rows in ways[:MOST_TRACED]:
-        plan = predict_memory(variant, target, micro_rows=rows, ranks=asked.gpus, engine=engine)
-        found.append(_candidate(variant, machine, asked, engine, rows, plan.total_bytes))
-    if said := not_run(engine):
-        notes.append(said)
+        plan = predict_memory(variant, target, micro_rows=rows, ranks=options.gpus, engine=engine)
+        found.append(_candidate(variant, machine, options, engine, rows, plan.total_bytes))
+    if unsupported := not_run(engine):
+        notes.append(unsupported)
     fit_now = fitting(found, safe_bytes(room)) if room else sorted(found, key=lambda each: -each.tokens_per_second)
     shown = found if every else pareto(fit_now)
     rows_shown = [
@@ -97,15 +99,24 @@ def search(run: Run, asked: Asked, fit: str, lengths: tuple[int, ...], console: 
         )
         for each in shown
     ]
-    headings = ("rows in a pass", "passes", "row tokens", "recomputed", "sharding", "peak (traced)", "step", "tokens/s")
-    title = f"{run.stage} on {asked.gpus} x {machine.name}, {machine.level}"
+    headings = (
+        "micro-batch",
+        "accumulation",
+        "seq len",
+        "checkpointing",
+        "sharding",
+        "peak (traced)",
+        "step",
+        "tokens/s",
+    )
+    title = f"{run.stage} on {options.gpus} x {machine.name}, {machine.level}"
     print_table(console, [f"{heading}>" for heading in headings], rows_shown, title=title)
     limit = units.gibibytes(room) if room else "no known limit"
-    kept_free = f", {MEMORY_MARGIN:.1%} of it kept free for what these figures may be off" if room else ""
-    console.print(f"{len(fit_now)} of {len(found)} traced configurations fit {limit}{kept_free}", highlight=False)
+    margin = f", {MEMORY_MARGIN:.1%} of it kept free for the error of these figures" if room else ""
+    console.print(f"{len(fit_now)} of {len(found)} traced configurations fit {limit}{margin}", highlight=False)
     if fit_now:
         best = fit_now[0]
-        shared = f", {best.sharding} over {asked.gpus} devices" if asked.gpus > 1 else ""
+        shared = f", {best.sharding} over {options.gpus} devices" if options.gpus > 1 else ""
         console.print(
             f"fastest: batch.micro_rows={best.micro_rows} data.row_tokens={best.row_tokens} "
             f"compute.recompute={best.recompute}{shared}",
@@ -117,17 +128,17 @@ def search(run: Run, asked: Asked, fit: str, lengths: tuple[int, ...], console: 
 
 
 def _recomputing(run: Run) -> list[Run]:
-    """The run with each way of computing activations again, where it can have them."""
+    """The run with each kind of activation checkpointing that it can have."""
     if run.model.is_mixture or run.lora.dropout:
         return [run]
     return [replace(run, compute=replace(run.compute, recompute=how)) for how in get_args(Recompute)]
 
 
-def _candidate(run: Run, machine: Machine, asked: Asked, engine: Engine, rows: int, peak: int) -> Candidate:
+def _candidate(run: Run, machine: Machine, options: PlanOptions, engine: Engine, rows: int, peak: int) -> Candidate:
     lengths = lengths_of(run)
-    asked = replace(asked, engine=engine)
+    options = replace(options, engine=engine)
     shape = shape_of(run.model)
-    work = workload_of(run, shape, lengths, machine, micro_rows=rows, asked=asked)
+    work = workload_of(run, shape, lengths, machine, micro_rows=rows, options=options)
     seconds = step_time(work, machine).seconds
     return Candidate(
         micro_rows=rows,

@@ -68,9 +68,11 @@ def plan_run(
     """
     from penjing.commands.plan import is_foreign, make_page, read_foreign
     from penjing.commands.plan_print import print_page
-    from penjing.commands.plan_run import Asked
+    from penjing.commands.plan_run import PlanOptions
 
-    asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine), budget=budget, tokens=tokens, unique=unique, price=price)
+    options = PlanOptions(
+        gpu=gpu, gpus=gpus, engine=_engine(engine), budget=budget, tokens=tokens, unique=unique, price=price
+    )
     overrides = config.parse_overrides(settings or [])
     run, foreign = read_foreign(Path(recipe), overrides) if is_foreign(recipe) else (resolved(recipe, settings), None)
     if run.data.train and not gpu and foreign is None:
@@ -79,9 +81,9 @@ def plan_run(
             raise UserError(
                 "has no effect with data.train", where=", ".join(names), next_step="Add --gpu NAME, or steps=N."
             )
-        _plan_measured(run, asked, as_json)
+        _plan_measured(run, options, as_json)
         return
-    page = make_page(recipe, run, asked, foreign)
+    page = make_page(recipe, run, options, foreign)
     if as_json:
         console.print_json(data=page.to_dict())
     else:
@@ -90,7 +92,7 @@ def plan_run(
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _plan_measured(run: Run, asked: Any, as_json: bool) -> None:
+def _plan_measured(run: Run, options: Any, as_json: bool) -> None:
     """The plan with steps timed on this machine."""
     from penjing.commands.plan import over_budget
     from penjing.commands.train import plan_only
@@ -98,12 +100,12 @@ def _plan_measured(run: Run, asked: Any, as_json: bool) -> None:
 
     estimate = plan_only(run, Console(quiet=True) if as_json else console)
     seconds = estimate.predicted_seconds
-    over = over_budget(asked, seconds, estimate.predicted_peak_memory_bytes, estimate.machine)
+    over = over_budget(options, seconds, estimate.predicted_peak_memory_bytes, estimate.machine)
     if as_json:
         console.print_json(data={**estimate.to_dict(), "over_budget": over})
     else:
-        if asked.price:
-            hourly = cost.read_money(asked.price, "--price")
+        if options.price:
+            hourly = cost.read_money(options.price, "--price")
             spent = cost.Money(hourly.amount * seconds / 3600, hourly.currency)
             say(f"  cost {spent} at {hourly} an hour (--price)")
         for line in over:
@@ -143,11 +145,11 @@ def plan_memory(
 
     penjing plan memory pretrain model=104m --gpu "RTX 3090" --waterfall
     """
-    from penjing.commands.plan_run import Asked
+    from penjing.commands.plan_run import PlanOptions
     from penjing.commands.plan_subcommands import print_memory
 
-    asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine))
-    if print_memory(_traceable(recipe, settings), asked, console, waterfall=waterfall) is False:
+    options = PlanOptions(gpu=gpu, gpus=gpus, engine=_engine(engine))
+    if print_memory(_traceable(recipe, settings), options, console, waterfall=waterfall) is False:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
@@ -168,12 +170,12 @@ def plan_search(
 
     penjing plan search pretrain model=104m --gpu "RTX 3090" --fit 24GB
     """
-    from penjing.commands.plan_run import Asked
+    from penjing.commands.plan_run import PlanOptions
     from penjing.commands.plan_subcommands import search
 
     rows = config.convert(tuple[int, ...], lengths, "--lengths") if lengths else ()
-    asked = Asked(gpu=gpu, gpus=gpus, engine=_engine(engine))
-    if not search(_traceable(recipe, settings), asked, fit, rows, console, every=every):
+    options = PlanOptions(gpu=gpu, gpus=gpus, engine=_engine(engine))
+    if not search(_traceable(recipe, settings), options, fit, rows, console, every=every):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
@@ -226,9 +228,9 @@ def plan_forecast(
 
     penjing plan forecast pretrain model=tiny data.train=corpus.jsonl steps=5000 --budget 20min
     """
-    from penjing.commands.plan_forecast import scale
+    from penjing.commands.plan_forecast import forecast_loss
 
-    scale(resolved(recipe, settings), budget, console)
+    forecast_loss(resolved(recipe, settings), budget, console)
 
 
 @app.command("verify")
@@ -241,7 +243,7 @@ def plan_verify(
 
     penjing plan verify runs/quickstart
     """
-    from penjing.commands.plan_verify import verify
+    from penjing.commands.plan_history import verify
 
     verify(run, console)
 
@@ -254,9 +256,9 @@ def plan_history(last: Annotated[int, typer.Option(help="Runs to show.", min=1)]
 
     penjing plan history --last 5
     """
-    from penjing.commands.plan_verify import show_ledger
+    from penjing.commands.plan_history import print_history
 
-    show_ledger(console, last)
+    print_history(console, last)
 
 
 @app.command("profile")

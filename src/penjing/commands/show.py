@@ -22,6 +22,7 @@ from penjing.model.config import ModelConfig
 from penjing.plan import hardware
 from penjing.plan.flops import parameters
 from penjing.recipes import RECIPES
+from penjing.report.load_run import read_record
 from penjing.report.terminal import print_summary
 from penjing.train.run_dir import RunFolder, set_threads, stage_folder
 
@@ -36,7 +37,7 @@ def show(what: str, overrides: Layer, console: Console) -> None:
     elif what.partition(":")[0] in RECIPES:
         console.print(config.to_toml(resolve_run(what, overrides)), highlight=False, end="", markup=False)
     elif (Path(what) / "quickstart.json").is_file():
-        print_summary(Path(what), console)
+        print_summary(read_record([Path(what)]), console)
     elif Path(what).exists():
         folder = RunFolder(stage_folder(Path(what)))
         console.print(folder.settings.read_text(encoding="utf-8"), highlight=False, end="", markup=False)

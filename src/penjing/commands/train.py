@@ -14,24 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from penjing import __version__
 from penjing.base import config
-from penjing.base import formatting as units
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, write_json
 from penjing.base.lock import locked
-from penjing.base.markup import marked
+from penjing.base.markup import marked, silent_console
 from penjing.base.registry import look_up
 from penjing.checkpoint.manifest import folder_name, steps
-from penjing.commands.known_questions import KnownQuestions
-from penjing.commands.plan_verify import keep_score, money_lines, step_line, time_line, unseen
+from penjing.commands.plan_print import print_plan
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.eval.known_questions import KnownQuestions
 from penjing.export.adapter import save_run_adapter
 from penjing.infer.generate import generate
 from penjing.infer.sample import Sampling
@@ -45,7 +43,6 @@ from penjing.track.background import BackgroundTracker
 from penjing.track.base import Tracker
 from penjing.track.console import ConsoleTracker
 from penjing.track.jsonl import read_lines
-from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build import PreparedRun, prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.build_peft_model import adapter_rate
@@ -54,7 +51,7 @@ from penjing.train.from_pretrained import begin_from, with_vocabulary
 from penjing.train.loop import train
 from penjing.train.oom_recovery import is_out_of_memory
 from penjing.train.run_dir import RunFolder, set_threads
-from penjing.train.stages.base import Size
+from penjing.train.run_history import SPENT, append_history
 from penjing.train.watchdog import watched
 
 SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
@@ -119,7 +116,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
                     report=lambda text: quiet.print(Text(f"  {text} ...")),
                     trackers=lambda fitted, steps, start: _trackers(fitted, quiet, steps, start),
                     sample=lambda model, tokenizer, step: write_samples(
-                        run, model, tokenizer, quiet if step >= 0 else unseen(quiet)
+                        run, model, tokenizer, quiet if step >= 0 else silent_console(quiet)
                     ),
                     began=began,
                 ),
@@ -150,7 +147,7 @@ def _carry_out(
             known.ask(prepared, "before")
         figures = train(prepared.context, prepared.state)
     except BaseException as error:
-        keep_score(prepared, time.time() - began, error)
+        append_history(prepared, time.time() - began, error)
         raise
     finally:
         prepared.context.trackers.close()
@@ -162,7 +159,7 @@ def _carry_out(
         except UserError as error:  # the adapter is whole in its checkpoint
             console.print(marked("no adapter in the format of peft", str(error)))
     outcome = _outcome(prepared, strategy, figures, time.time() - began)
-    keep_score(prepared, time.time() - began)
+    append_history(prepared, time.time() - began)
     return _with_questions(outcome, known, prepared)
 
 
@@ -175,7 +172,9 @@ def plan_only(run: Run, console: Console) -> Bill:
         prepared = prepare_run(
             trial,
             strategy,
-            RunHooks(sample=lambda model, tokenizer, step: write_samples(run, model, tokenizer, unseen(console))),
+            RunHooks(
+                sample=lambda model, tokenizer, step: write_samples(run, model, tokenizer, silent_console(console))
+            ),
         )
         print_plan(replace(prepared, run=replace(prepared.run, out=run.out)), strategy, console)
         prepared.context.trackers.close()
@@ -189,57 +188,6 @@ def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tr
         settings = {"project": run.track.project, "name": run.track.name, "config": config.to_dict(run)}
         trackers.append(BackgroundTracker("wandb", lambda: wandb(Path(run.out), **settings)))
     return trackers
-
-
-def print_plan(
-    prepared: PreparedRun, strategy: Strategy, console: Console, further: Sequence[tuple[str, str]] = ()
-) -> None:
-    """What is about to happen, before step 1, in the words people know from other trainers."""
-    run, bill, size = prepared.run, prepared.bill, prepared.size
-    if run.compute.dtype == "float16" and strategy.device.type == "cpu":
-        slow = "float16 matmuls on a CPU are many times slower than float32; use compute.dtype=auto"
-        console.print(marked("warning", slow))
-    title = Text(f"{run.stage} -> {run.out}", style="table.title")
-    table = Table(show_header=False, box=None, pad_edge=False, title=title, title_justify="left")
-    named = run.model.preset or run.model.architecture
-    precision = str(hardware.compute_dtype(run.compute.dtype, strategy.device)).removeprefix("torch.")
-    rows = [
-        ("model", f"{named}, {bill.parameters:,} parameters, {bill.trainable_parameters:,} trainable"),
-        ("examples", f"{bill.rows_per_epoch:,} {_unit(size)}, {size.padding_fraction:.1%} padding"),
-        ("epochs", f"{bill.epochs:.2f}"),
-        ("batch per device", f"{batch_geometry(run, strategy.world, strategy.device).micro_size} {size.unit}"),
-        ("total batch", f"{run.batch.rows} {size.unit} = {bill.tokens_per_step:,} tokens"),
-        ("accumulation", f"{prepared.context.accumulate} on each of {strategy.world} {strategy.device.type}"),
-        ("optimizer steps", f"{bill.steps:,}"),
-        ("tokens", f"{units.count(bill.tokens)} of {units.count(bill.tokens_per_epoch)} per epoch"),
-        (
-            "compute",
-            f"{bill.flops:.2e} FLOPs (causal), {bill.flops_per_token_full_square * bill.tokens:.2e} full square, in "
-            + precision,
-        ),
-        ("learning", f"{run.optimizer.kind} at {run.optimizer.learning_rate:g}, {run.schedule.kind}"),
-        ("memory", f"{units.gibibytes(bill.predicted_peak_memory_bytes)} ({bill.memory_source})"),
-        ("time", time_line(bill)),
-        ("step", step_line(bill)),
-        *money_lines(bill, strategy),
-    ]
-    for name, value in [*rows, *prepared.stage.describe(), *further]:
-        table.add_row(f"  {name}", Text(value))
-    console.print(table)
-    for note in prepared.stage.notes:
-        console.print(Text(f"  {note}"))
-    for note in prepared.notes:
-        console.print(marked("note", note))
-    for doubt in bill.warnings:
-        console.print(marked("warning", doubt))
-    if run.sample.every and not run.sample.prompts:
-        console.print(marked("note", f"sample.every={run.sample.every} writes nothing without sample.prompts"))
-    if prepared.resumed_from is not None:
-        console.print(f"  continues after step {prepared.resumed_from} of {bill.steps}")
-
-
-def _unit(size: Size) -> str:
-    return f"rows of {size.row_tokens} tokens" if size.unit == "rows" else size.unit
 
 
 def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: Console) -> list[dict[str, Any]]:
@@ -277,7 +225,7 @@ def _outcome(prepared: PreparedRun, strategy: Strategy, figures: dict[str, float
             warnings.warn(f"{name} is no number after the last step: it is left out of {folder.outcome}", stacklevel=2)
         figures = {other: value for other, value in figures.items() if other != name}
     totals = prepared.context.meter.totals()
-    spent = sum(value or 0.0 for name, value in totals.items() if name in _SPENT)
+    spent = sum(value or 0.0 for name, value in totals.items() if name in SPENT)
     newest = folder.checkpoints / folder_name(steps(folder.checkpoints)[0]) if strategy.rank == 0 else None
     outcome = {
         "penjing": __version__,
@@ -315,6 +263,3 @@ def _before(folder: RunFolder, figures: dict[str, float]) -> dict[str, float]:
     """What the held-out texts, pairs or prompts gave before the first step, of figures that are known now too."""
     first: dict[str, Any] = next((line for line in read_lines(folder.metrics) if line["step"] == 0), {})
     return {name: value for name, value in first.items() if name in figures and name.startswith("validation_")}
-
-
-_SPENT = ("training_seconds", "validation_seconds", "checkpoint_seconds", "sample_seconds")

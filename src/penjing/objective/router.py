@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penjing.base.config import NonNegativeFloat, Settings
 from penjing.model.config import ModelConfig
-from penjing.model.moe import RouterMeans
+from penjing.model.moe import RouterStats
 from penjing.objective.base import Loss
 
 
@@ -33,7 +33,7 @@ class RouterSettings(Settings):
             return self
         return replace(self, balance="none" if model.architecture == "glm4_moe" else "batch")
 
-    def loss(self, means: RouterMeans, units_B: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, means: RouterStats, units_B: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum to be added over these rows, and its parts by name; a row weighs as many units as it has."""
         units_B = units_B.to(means.z_B.dtype)
         over_pass = self.balance in ("auto", "batch")
@@ -42,7 +42,7 @@ class RouterSettings(Settings):
         total = self.z_weight * z + (0.0 if self.balance == "none" else self.balance_weight * balance)
         return total, {"router_balance": balance.detach(), "router_z": z.detach()}
 
-    def added_to(self, loss: Loss, means: RouterMeans | None, units_B: Callable[[], Tensor]) -> Loss:
+    def added_to(self, loss: Loss, means: RouterStats | None, units_B: Callable[[], Tensor]) -> Loss:
         """An objective's loss with that of the routers. means: None of a dense model, which has none."""
         if means is None:
             return loss

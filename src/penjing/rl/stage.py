@@ -23,7 +23,6 @@ from penjing.model.lora import adapted, using
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, COUNTS, Policy, PolicyObjective
-from penjing.plan import hardware
 from penjing.rl import prompts as prompt_files
 from penjing.rl.reward_mix import Scorer
 from penjing.rl.rewards.base import Setting
@@ -160,8 +159,7 @@ class PolicyStage(Stage[Policy]):
                     return log_probs(model, batch, temperature)
 
             return without_adapters
-        dtype = hardware.compute_dtype(self.run.compute.dtype, self.strategy.device)
-        frozen = self._copied = frozen_copy(model, dtype)
+        frozen = self._copied = frozen_copy(model, self.precision)
         return lambda batch: log_probs(frozen, batch, temperature)
 
     def frozen_models(self) -> list[nn.Module]:

@@ -15,7 +15,7 @@ from penjing.base.malloc_tuning import give_back_freed_memory
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.kernels.fp8 import doubts
 from penjing.model.kernel_selection import activate_flash, check_kernels
-from penjing.model.moe import check_widths
+from penjing.model.moe import check_expert_sizes
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import Strategy
 from penjing.plan.run_estimate import Bill
@@ -73,7 +73,7 @@ def prepare_run(
     stage.prepare_data()
     run = stage.run = fit_batch(stage.run, stage.size().units_per_epoch, strategy.world)
     size = stage.size()
-    built = build_run(stage, strategy, precision, checkpoint=checkpoint)
+    built = build_run(stage, strategy, precision, checkpoint)
     facts = run_facts(stage, precision)
     changes = [] if checkpoint is None else check_same_run(run, facts, checkpoint, allow_change)
     instruments = make_instruments(built, size, folder, checkpoint, facts)
@@ -119,6 +119,7 @@ def _resolve(
         check_same_run(run, {}, checkpoint, allow_change)
         begun = begun_dtype(checkpoint, allow_change)
     precision = Precision.resolve(run.compute, strategy.device, begun=begun, agree=strategy.broadcast)
+    precision.require(strategy.device)
     precision.switch_tf32()
     strategy.scaler = precision.loss_scaler(strategy.device)
     return replace(run, compute=precision.said_by(run.compute)), precision
@@ -136,7 +137,7 @@ def _restore(
 def _choose_kernels(built: BuiltRun) -> list[str]:
     """Choose the kernels of the model; a line for each choice worth knowing."""
     model, device, dtype = built.model, built.strategy.device, built.precision.dtype
-    check_widths(model, device, dtype)
+    check_expert_sizes(model, device, dtype)
     kernels = check_kernels(model, device, dtype)
     flash = activate_flash(model, device, dtype)
     notes = [kernels] if kernels else []

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from penjing.base.errors import UserError
-from penjing.kernels.cpu import ops as cpu
+from penjing.kernels.cpu import library
 from penjing.train.build_model import BuiltRun
 from penjing.train.config import Run
 
@@ -87,7 +87,7 @@ def choose(setting: Setting, kind: str, lacking: str, eager_seconds: float) -> D
         if setting == "graphs" and kind != "cuda":
             raise UserError("CUDA graphs need CUDA", where="compute.compile", got=kind, wanted="blocks or whole")
         return Decision(setting, "as asked", COST_SECONDS[kind])
-    if not lacking and kind == "cpu" and not cpu.why_not():
+    if not lacking and kind == "cpu" and not library.unavailable_reason():
         lacking = "kernels of our own are faster on a CPU than what a compiler makes"
     if lacking:
         return Decision("off", lacking)
@@ -122,13 +122,13 @@ def compile_model(model: nn.Module, how: Literal["blocks", "whole", "graphs"]) -
 
 
 def compile_optimizers(optimizers: Sequence[Any], device: torch.device) -> None:
-    """Compile what optimizers have to compile (Muon's orthogonalisation), in a run whose model is compiled too.
+    """Compile what optimizers have to compile (Muon's orthogonalization), in a run whose model is compiled too.
 
     On CUDA only, where the steps between its products are launches of their own; on a CPU nearly all of its time is in
     the products, which are the matrix library's either way.
     """
     for optimizer in optimizers if device.type == "cuda" else ():
-        getattr(optimizer, "compile_products", lambda: None)()
+        getattr(optimizer, "compile_update", lambda: None)()
 
 
 def _decoder(model: Any) -> Any:

@@ -20,6 +20,7 @@ from penjing.parallel.base import Strategy
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.nonfinite_guard import Record
+from penjing.train.precision import Precision
 from penjing.train.run_dir import RunFolder
 from penjing.train.stages import stage_class
 
@@ -71,6 +72,11 @@ class Stage(ABC, Generic[S]):
     def micro_size(self) -> int:
         """Units (rows, pairs, prompts) of one forward pass on one device."""
         return batch_geometry(self.run, self.strategy.world, self.strategy.device).micro_size
+
+    @property
+    def precision(self) -> Precision:
+        """Of the run's matmuls; its settings say it by now."""
+        return Precision.resolve(self.run.compute, self.strategy.device)
 
     @property
     def router(self) -> RouterSettings:

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, write_json
-from penjing.base.markup import marked
+from penjing.base.markup import marked, print_table
 from penjing.data.chat.render import switched
 from penjing.eval import questions as asking
 from penjing.eval.changes import Change, changes
@@ -113,16 +112,14 @@ class KnownQuestions:
 def print_changes(outcome: Mapping[str, Any], console: Console) -> None:
     """The table of kinds before and after, and one line that names what was lost."""
     found = changes(outcome["before"], outcome["after"])
-    table = Table(box=None, pad_edge=False)
-    for heading in ("  questions", "asked", "before", "after", "", "95 % of before", ""):
-        table.add_column(heading, justify="left" if heading in ("  questions", "") else "right")
+    rows = []
     for each in found:
         low, high = each.interval
         share = f"{each.before / each.asked:.0%} -> {each.after / each.asked:.0%}"
-        verdict = Text("lost", style="bold red") if each.is_lost else Text("")
-        figures = (str(each.asked), str(each.before), str(each.after))
-        table.add_row(Text(f"  {each.name}"), *figures, share, f"{low:.0%} to {high:.0%}", verdict)
-    console.print(table)
+        verdict = Text("lost", style="bold red") if each.is_lost else ""
+        rows.append((f"  {each.name}", each.asked, each.before, each.after, share, f"{low:.0%} to {high:.0%}", verdict))
+    headings = ("  questions", "asked>", "before>", "after>", "", "95 % of before>", "")
+    print_table(console, headings, rows)
     console.print(_verdict([each for each in found if each.is_lost]))
 
 
