@@ -28,9 +28,9 @@ from penjing.train.memory_trace.trace import (
     largest_micro_rows,
     predict_memory,
     shape_of,
-    target_dtype,
     trace_run,
 )
+from penjing.train.precision import Precision
 
 MIB = 1 << 20
 TINY: Layer = {"model": {"preset": "tiny"}, "data": {"row_tokens": 64}, "batch": {"rows": 4}}
@@ -147,7 +147,8 @@ def test_a_card_without_bfloat16_is_traced_in_what_it_computes_in(preset: str, m
     card, model = Target(name="T4", capability=(7, 5), memory_bytes=14 << 30), {"preset": preset}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: card.capability)
     auto, half = run_of("pretrain", model=model), run_of("pretrain", model=model, compute={"dtype": "float16"})
-    assert target_dtype(auto, card) == compute_dtype("auto", torch.device("cuda")) == torch.float16
+    planned = Precision.resolve(auto.compute, torch.device("cuda"), capability=card.capability)
+    assert planned.dtype == compute_dtype("auto", torch.device("cuda")) == torch.float16
     plan = predict_memory(auto, card)
     assert plan == predict_memory(half, card)
     assert "master weights" in plan.waterfall
