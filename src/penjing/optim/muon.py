@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from penjing.base.config import BelowOne, NonNegativeFloat, PositiveFloat, Settings
 from penjing.base.seeds import derive
-from penjing.kernels import ops
+from penjing.kernels import ops, reference
 from penjing.optim.adamw import adamw, split
 from penjing.optim.low_precision_state import BYTES, KeepingOptimizer, StateDtype, pieces
 from penjing.optim.param_groups import embeddings, group
@@ -82,8 +82,7 @@ class _MuonOptimizer(KeepingOptimizer):
             gradient = gradient_N[piece].float()
             if bad is not None:  # a mean of the momentum with itself is itself
                 gradient = torch.where(bad > 0, mean, gradient)
-            mean.lerp_(gradient, 1 - momentum)
-            torch.lerp(gradient, mean, momentum, out=into_N[piece])
+            reference.nesterov_update(gradient, mean, into_N[piece], momentum)
             self.keep(parameter, "momentum", piece, mean, chance, signed=True)
 
 
