@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.kernels import experts
 from penjing.kernels.experts import dispatch_to_experts
 from penjing.model import moe
+from penjing.model.config import ModelConfig
 from penjing.model.linear import set_compute_dtype
 from penjing.model.moe import MoELayer, mixtures
 from penjing.objective.next_token import NextToken
@@ -164,10 +166,11 @@ def test_even_routing_costs_one():
     torch.manual_seed(0)
     means = moe.RouterStats(torch.tensor(1.0), torch.ones(2), torch.tensor([4.0, 9.0]))
     settings = RouterSettings(balance="sequence", balance_weight=0.5, z_weight=0.1)
-    total, parts = settings.loss(means, torch.tensor([3.0, 1.0]), biased=False)
+    total, parts = settings.loss(means, torch.tensor([3.0, 1.0]))
     assert float(total) == pytest.approx(0.5 * 4 + 0.1 * (3 * 4 + 9))
     assert {name: float(value) for name, value in parts.items()} == {"router_balance": 4.0, "router_z": 21.0}
-    assert float(RouterSettings().loss(means, torch.ones(2), biased=True)[0]) == 0.0
+    by_bias = RouterSettings().for_model(config.resolve(ModelConfig, {"preset": "tiny-moe"}))
+    assert float(by_bias.loss(means, torch.ones(2))[0]) == 0.0
 
 
 def test_the_sequence_loss_does_not_depend_on_how_a_step_is_cut(make_model):

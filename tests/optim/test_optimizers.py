@@ -7,14 +7,12 @@ import math
 
 import pytest
 import torch
+from small_models import small_model
 
 from penjing.base.errors import UserError
 from penjing.base.registry import look_up
 from penjing.kernels.cpu import library
 from penjing.kernels.orthogonalize import ABOVE_NORM, ROUNDS, orthogonalize
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
-from penjing.model.transformer import Transformer
 from penjing.optim import OPTIMIZERS
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
@@ -22,23 +20,7 @@ from penjing.optim.param_groups import group
 
 
 def make_model(embeddings="tied"):
-    model = Transformer(
-        ModelConfig(
-            vocabulary_size=40,
-            hidden_size=16,
-            num_layers=2,
-            num_heads=2,
-            num_kv_heads=1,
-            head_size=8,
-            mlp_size=24,
-            embeddings=embeddings,
-        )
-    )
-    initialise(model, 0)
-    generator = torch.Generator().manual_seed(9)
-    for value in model.parameters():  # a fresh model's blocks say nothing: their outputs begin at zero
-        value.data += 0.1 * torch.randn(value.shape, generator=generator)
-    return model
+    return small_model(noise=0.1, vocabulary_size=40, embeddings=embeddings)
 
 
 def set_gradients(model, seed):

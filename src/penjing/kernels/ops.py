@@ -133,7 +133,8 @@ def packs_gate_and_up(x: Tensor, dtype: torch.dtype | None) -> bool:
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """silu(gate) * up (arXiv:2002.05202, equation 6, without the matrices). up None: both in one tensor, [..., 2F]."""
     if up is None:
-        return gpu.swiglu(gate)
+        inner: Tensor = gpu.swiglu(gate)
+        return inner
     if uses_manual_backward(gate):
         return written.SwiGLU.apply(gate, up)  # type: ignore[no-any-return,no-untyped-call]
     return reference.swiglu(gate, up)

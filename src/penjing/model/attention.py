@@ -53,7 +53,7 @@ class Attention(nn.Module):
         With a cache, keys run over all its positions and `position_BT` says where these T tokens are written.
         """
         qkv = shared_input_linears(x_BTD, self.q_proj, self.k_proj, self.v_proj, packed=metadata.packed)
-        write = None if cache is None else partial(cache.write, self.layer, position_BT)
+        write = None if cache is None or position_BT is None else partial(cache.write, self.layer, position_BT)
         out_BTHK = ops.attention(qkv, self.num_heads, self.num_kv_heads, self._qk_norm(), rotary, metadata, write)
         out_BTD: Tensor = self.o_proj(out_BTHK.flatten(2))
         return out_BTD

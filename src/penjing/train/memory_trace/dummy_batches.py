@@ -1,4 +1,4 @@
-"""What stands in for the rest of a run while its step is traced: values, batches, meter and engine."""
+"""What stands in for the rest of a run while its step is traced: values, batches, meter and strategy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from penjing.kernels import attention_metadata, experts
 from penjing.kernels.tiled_attention import TileGroup, group_tiles
+from penjing.loader.batch_source import Source
 from penjing.parallel.base import clip_gradients
+from penjing.parallel.grad_scaler import LossScaler
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import Disguise
 from penjing.plan.memory.sharded_memory import Buckets, Layout
 from penjing.plan.memory.trace import Tracer
-from penjing.train.memory_trace.batches import tensors_of
 
 META = torch.device("meta")
 _attention: Any = attention_metadata  # modules that are written to here
@@ -80,7 +81,16 @@ def _without_values(document_tokens: int) -> Iterator[None]:
         _experts.dispatch_to_experts, _attention.group_tiles = plain_dispatch, plain_groups
 
 
-class StandInSource:
+def tensors_of(batch: Any) -> list[Tensor]:
+    """Every tensor of a batch."""
+    found: list[Tensor] = []
+    for value in vars(batch).values():
+        inner = value.values() if isinstance(value, dict) else (value,)
+        found += [tensor for tensor in inner if isinstance(tensor, Tensor)]
+    return found
+
+
+class StandInSource(Source):
     """Batches out of nothing, as many made ahead as the run prefetches."""
 
     def __init__(self, make: Callable[[], Any], tracer: Tracer, ahead: int) -> None:
@@ -109,8 +119,10 @@ class NoMeter:
         return nullcontext()
 
 
-class TraceEngine:
-    """An engine that tells the tracer where the step is. With several ranks it keeps DDP's buckets."""
+class TraceStrategy:
+    """A strategy that tells the tracer where the step is. With several ranks it keeps DDP's buckets."""
+
+    scaler: LossScaler | None = None
 
     def __init__(self, tracer: Tracer, device: torch.device, layout: Layout, ranks: int) -> None:
         self.device, self.rank, self.world = device, 0, ranks
