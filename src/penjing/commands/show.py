@@ -17,6 +17,7 @@ from penjing.base.config import Layer
 from penjing.base.errors import UserError, suggest
 from penjing.base.markup import print_table
 from penjing.commands.train import resolve_run
+from penjing.kernels import ops
 from penjing.model import presets
 from penjing.model.config import ModelConfig
 from penjing.plan import hardware
@@ -105,3 +106,5 @@ def check_machine(console: Console) -> None:
         except importlib.metadata.PackageNotFoundError:
             found = f'not installed; pip install "penjing[{extra}]"'
         console.print(Text(f"{package:<20} {found}"))
+    console.print()
+    print_table(console, ("op", "backend", "why"), ops.backends(device, dtype))

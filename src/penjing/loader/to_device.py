@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def to_device(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Any]:
-    """A batch's tensors by name on `device`, on CUDA with `edge_S`; copies do not wait for it where memory is pinned."""
+    """A batch's tensors by name on `device`, on CUDA with `edge_S`. Copies from pinned memory do not wait for it."""
     if device.type == "cpu":
         return tensors
     if device.type != "cuda":
