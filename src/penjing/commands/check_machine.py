@@ -44,5 +44,5 @@ def check_machine(console: Console) -> None:
         except importlib.metadata.PackageNotFoundError:
             found = f'not installed; pip install "penjing[{extra}]"'
         console.print(Text(f"{package:<20} {found}"))
-    headings = (f"op in {str(dtype).removeprefix('torch.')}", "runs on", "because")
-    print_table(console, headings, backends(device, dtype))
+    console.print()
+    print_table(console, ("op", "backend", "why"), backends(device, dtype))
