@@ -209,10 +209,10 @@ def settings_table(runs: Sequence[Run], limits: Limits) -> Table | None:
     for name in names:
         if name in ("out", "stage"):
             continue
-        values = [run.settings.get(name, "") for run in runs if run.settings]
+        values = [run.settings[name] for run in runs if name in run.settings]
         if len(set(values)) > 1:
             differing.append(name)
-        elif any(run.defaults and run.defaults.get(name, "") != run.settings.get(name, "") for run in runs):
+        elif any(run.defaults and run.defaults.get(name, "") != values[0] for run in runs):
             changed.append(name)
     rows = []
     for name in (*differing, *changed)[: 6 * limits.items]:

@@ -45,7 +45,7 @@ CHARTS = (
 )
 SMALL_CHARTS = (
     Chart("reward_spread", "Reward std", "奖励标准差", "standard deviation", from_zero=True),
-    Chart("degenerate_fraction", "Equal rewards", "零方差组", "share of groups", percent=True, from_zero=True),
+    Chart("degenerate_fraction", "Zero-std groups", "零方差组", "share of groups", percent=True, from_zero=True),
     Chart("cut_off_fraction", "Truncated answers", "截断比例", "share of answers", percent=True, from_zero=True),
     Chart("answer_tokens", "Answer length", "回答长度", "tokens", from_zero=True),
     Chart("chosen_tokens", "Answer length", "回答长度", "tokens", (("rejected_tokens", "rejected"),), "chosen"),
