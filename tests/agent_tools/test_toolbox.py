@@ -159,7 +159,7 @@ def test_what_is_no_tool_is_refused(own: str, words: list[str], line: str) -> No
 def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no date"):
         ToolSettings(today="tomorrow")
-    with pytest.raises(UserError, match="too small"):
+    with pytest.raises(UserError, match="out of range"):
         ToolSettings(output_characters=0)
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(UserError, match="not a table"):

@@ -6,13 +6,24 @@ import os
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
+from annotated_types import Gt, Lt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penjing.base.config import convert, parse_overrides, read_toml, resolve, settings, to_dict, to_toml
+from penjing.base import config
+from penjing.base.config import (
+    PositiveInt,
+    convert,
+    parse_overrides,
+    read_toml,
+    resolve,
+    settings,
+    to_dict,
+    to_toml,
+)
 from penjing.base.errors import UserError
 from penjing.model.presets import PRESETS
 from penjing.train.config import Run
@@ -364,3 +375,25 @@ def test_listed_settings_are_the_ones_that_resolve() -> None:
     for key, default in listed.items():
         value = ",".join(default) if isinstance(default, tuple) else default
         assert from_words(f"{key}={value}") == Settings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranged(config.Settings):
+    section: ClassVar = "here"
+    count: PositiveInt = 1
+    share: Annotated[float, Gt(0), Lt(1)] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("values", "where", "wanted"),
+    [
+        ({"count": 0}, "here.count", ">= 1"),
+        ({"share": 1.0}, "here.share", "> 0 and < 1"),
+        ({"share": float("nan")}, "here.share", "> 0 and < 1"),
+    ],
+)
+def test_a_value_outside_its_declared_range_is_refused(values, where, wanted):
+    with pytest.raises(UserError) as caught:
+        Ranged(**values)
+    assert (caught.value.where, caught.value.wanted) == (where, wanted)
+    assert Ranged(count=1, share=0.999) == Ranged(count=1, share=0.999)

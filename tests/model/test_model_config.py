@@ -25,7 +25,7 @@ from penjing.model.config import ModelConfig
 )
 @pytest.mark.parametrize("value", [0, -2])
 def test_sizes_must_be_positive(name, value):
-    with pytest.raises(UserError, match=rf"model\.{name}: too small; got {value}"):
+    with pytest.raises(UserError, match=rf"model\.{name}: out of range; got {value}"):
         ModelConfig(**{name: value})
 
 
@@ -56,12 +56,15 @@ MIXTURE = {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "e
         ({"architecture": "llama", "num_heads": 6}, "model.hidden_size: the stock llama class wants"),
         ({"rope_factor": 2.0}, "Set model.rope_scaling=yarn"),
         ({"rope_scaling": "yarn", "rope_factor": 2.0}, "model.rope_original_tokens"),
-        ({"rope_scaling": "yarn", "rope_original_tokens": 8, "rope_beta_slow": 0.0}, "model.rope_beta_slow: too small"),
+        (
+            {"rope_scaling": "yarn", "rope_original_tokens": 8, "rope_beta_slow": 0.0},
+            "model.rope_beta_slow: out of range",
+        ),
         (
             {"rope_scaling": "llama3", "rope_original_tokens": 8, "rope_high_frequency": 1.0},
             "model.rope_high_frequency: leaves nothing between the borders; got 1.0",
         ),
-        ({"rope_attention_factor": -1.0}, "model.rope_attention_factor: negative"),
+        ({"rope_attention_factor": -1.0}, "model.rope_attention_factor: out of range"),
         (
             {
                 "architecture": "glm4_moe",
@@ -70,7 +73,7 @@ MIXTURE = {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "e
                 "expert_size": 8,
                 "shared_expert_size": -8,
             },
-            "model.shared_expert_size: negative",
+            "model.shared_expert_size: out of range",
         ),
         ({"rotary_fraction": 0.3}, "model.rotary_fraction"),
         ({"windowed_layers": (1,)}, "has no effect without model.sliding_window"),

@@ -261,7 +261,7 @@ def test_log_probabilities_and_values_come_from_one_pass(model):
             {"loss": "robust"},
             r"objective.flipped_fraction: not with objective.loss=robust; got 0.0; wanted more than 0",
         ),
-        ({"loss": "cdpo", "flipped_fraction": 0.5}, "flipped_fraction.*less than 0.5"),
+        ({"loss": "cdpo", "flipped_fraction": 0.5}, "flipped_fraction.*< 0.5"),
         ({"flipped_fraction": 0.1}, "Only cdpo and robust"),
         ({"beta": -1}, r"objective.beta.*got -1"),
         ({"target_margin": 1.0}, "Only simpo"),
@@ -272,8 +272,8 @@ def test_log_probabilities_and_values_come_from_one_pass(model):
         ({"loss": "kto", "nll_weight": 1.0}, r"objective.nll_weight.*kto has none"),
         ({"loss": "orpo", "length": "sum"}, r"objective.length"),
         ({"loss": "simpo", "reference": "copy"}, "compares with none"),
-        ({"own_answers": -1}, r"objective.own_answers.*wanted 0 \(none\) or more"),
-        ({"own_answer_tokens": 0}, r"objective.own_answer_tokens.*wanted at least 1"),
+        ({"own_answers": -1}, r"objective.own_answers.*wanted >= 0"),
+        ({"own_answer_tokens": 0}, r"objective.own_answer_tokens.*wanted >= 1"),
     ],
 )
 def test_settings_without_effect_are_refused(settings, message):
@@ -282,5 +282,5 @@ def test_settings_without_effect_are_refused(settings, message):
 
 
 def test_a_negative_weight_is_refused():
-    with pytest.raises(UserError, match=r"objective.centre_weight: negative"):
+    with pytest.raises(UserError, match=r"objective.centre_weight: out of range"):
         RewardModel(centre_weight=-1)

@@ -54,8 +54,8 @@ def test_default_floors_are_reached():
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda: Cosine(warmup_fraction=1.5), "schedule.warmup_fraction: not a fraction; got 1.5"),
-        (lambda: Cosine(floor_fraction=-0.1), "schedule.floor_fraction: not a fraction; got -0.1"),
+        (lambda: Cosine(warmup_fraction=1.5), "schedule.warmup_fraction: out of range; got 1.5"),
+        (lambda: Cosine(floor_fraction=-0.1), "schedule.floor_fraction: out of range; got -0.1"),
         (lambda: Constant(warmup_fraction=2), "schedule.warmup_fraction"),
         (lambda: WarmupStableDecay(decay_fraction=3), "schedule.decay_fraction"),
         (lambda: WarmupStableDecay(warmup_fraction=0.6, decay_fraction=0.6), "warm-up and decay overlap; got 0.6"),

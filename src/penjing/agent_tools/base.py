@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from penjing.base.config import PositiveFloat, PositiveInt, Settings
 from penjing.base.errors import UserError
 
 
@@ -15,23 +16,23 @@ class BadArgumentsError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolSettings:
+class ToolSettings(Settings):
     """What tools need to know. Each reads only its own settings (penjing.agent_tools)."""
+
+    section: ClassVar = "objective.tool"
 
     today: str = "2025-01-01"  # dates: what day it is; given, so that a run can be done again
     table: str = ""  # lookup: a JSON file, {"key": "what is found under it", ...}
-    output_characters: int = 400  # longest result; more is cut off
-    seconds: float = 5.0  # python, and tools of your own: the longest that one call may take
-    mebibytes: int = 256  # python: memory of one call
+    output_characters: PositiveInt = 400  # longest result; more is cut off
+    seconds: PositiveFloat = 5.0  # python, and tools of your own: the longest that one call may take
+    mebibytes: PositiveInt = 256  # python: memory of one call
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             datetime.date.fromisoformat(self.today)
         except ValueError:
             raise UserError("no date", where="objective.tool.today", got=self.today, wanted="2025-01-31") from None
-        for name in ("output_characters", "seconds", "mebibytes"):
-            if not getattr(self, name) > 0:
-                raise UserError("too small", where=f"objective.tool.{name}", got=getattr(self, name), wanted="> 0")
 
 
 class Tool(Protocol):

@@ -1,7 +1,8 @@
 """Settings: frozen dataclasses, filled from layers. Defaults < recipe < file (TOML) < `a.b=c` on the command line.
 
 A nested dataclass is a table. A union of dataclasses is a choice: the table's `kind` says which member, and only that
-member's settings exist, so a setting that would have no effect is an unknown key. A list is values with commas between
+member's settings exist, so a setting that would have no effect is an unknown key. A field's allowed range stands in
+its annotation (`PositiveInt`). A list is values with commas between
 them or, where values have commas of their own, one as TOML writes it: `["a, b", "c"]`. A dataclass with a `named`
 class method has presets: `model=26m`, or `model.preset=26m`, starts from one. Every mistake is a `UserError` that names
 the key, what was got and what was wanted, and the nearest valid key.
@@ -11,18 +12,62 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import operator
 import os
 import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from annotated_types import BaseMetadata, Ge, Gt, Le, Lt
 
 from penjing.base.errors import UserError, nearest
 
 T = TypeVar("T")
 Layer = Mapping[str, Any]
+# Ranges that many settings have, for their annotations.
+PositiveInt = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
+NonNegativeFloat = Annotated[float, Ge(0), Lt(math.inf)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+BelowOne = Annotated[float, Ge(0), Lt(1)]
+_SIGNS: dict[type, tuple[str, Any, str]] = {
+    Ge: ("ge", operator.ge, ">="),
+    Gt: ("gt", operator.gt, ">"),
+    Le: ("le", operator.le, "<="),
+    Lt: ("lt", operator.lt, "<"),
+}
+
+
+class Settings:
+    """Base of settings classes: a value outside its field's declared range is a UserError that names key and range."""
+
+    section: ClassVar[str] = ""  # where the class stands in the tree, such as `objective.rollout`
+
+    def __post_init__(self) -> None:
+        for name, bounds in _bounds(type(self)).items():  # type: ignore[arg-type]  # a class can be hashed
+            value = getattr(self, name)
+            if not all(holds(value, limit) for holds, _, limit in bounds):
+                wanted = " and ".join(f"{sign} {limit}" for _, sign, limit in bounds if limit != math.inf)
+                where = f"{self.section}.{name}" if self.section else name
+                raise UserError("out of range", where=where, got=value, wanted=wanted)
+
+
+@cache
+def _bounds(kind: type) -> dict[str, list[tuple[Any, str, Any]]]:
+    """(comparison, its sign, limit) of each field of a settings class that declares some."""
+    found: dict[str, list[tuple[Any, str, Any]]] = {}
+    for name, annotation in typing.get_type_hints(kind, include_extras=True).items():
+        for mark in getattr(annotation, "__metadata__", ()):
+            if isinstance(mark, BaseMetadata):
+                attribute, holds, sign = _SIGNS[type(mark)]
+                found.setdefault(name, []).append((holds, sign, getattr(mark, attribute)))
+    return found
 
 
 def resolve(kind: type[T], *layers: Layer) -> T:

@@ -51,9 +51,8 @@ class RaceSpec:
     seed: int = 1
     dtype: str = "float32"  # of matmuls, never `auto`: the parent decides once, for ours too
     compiled: bool = False  # peers: torch.compile
-    rate_factor: float = (
-        1.0  # ours, with the recipe's optimizer: times its learning rates; learning_rate has it already
-    )
+    # ours, with the recipe's optimizer: times its learning rates; learning_rate has it already
+    rate_factor: float = 1.0
 
 
 class HeldOut:

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
-from penjing.base.errors import UserError
+from penjing.base.config import NonNegativeFloat, NonNegativeInt, Settings
 
 _GREEDY_BELOW = 1e-6  # smaller temperatures make infinite logits, and no chance can be had from those
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
+class Sampling(Settings):
     """How the next token is drawn. temperature 0 takes the most likely one (greedy)."""
 
-    temperature: float = 0.0  # logits are divided by it; below 1e-6 it is taken as 0
-    top_p: float = 1.0  # draw from the smallest set of tokens that holds this much probability
-    top_k: int = 0  # draw from the k most likely (and what equals the last of them); 0 = all
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise UserError("out of range", where="temperature", got=self.temperature, wanted="0 or more")
-        if not 0 < self.top_p <= 1:
-            raise UserError("out of range", where="top_p", got=self.top_p, wanted="more than 0, at most 1")
-        if self.top_k < 0:
-            raise UserError("negative", where="top_k", got=self.top_k, wanted="0 or more")
+    temperature: NonNegativeFloat = 0.0  # logits are divided by it; below 1e-6 it is taken as 0
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0  # draw from the smallest set of tokens that holds this much probability
+    top_k: NonNegativeInt = 0  # draw from the k most likely (and what equals the last of them); 0 = all
 
     @property
     def is_greedy(self) -> bool:

@@ -3,89 +3,64 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from penjing.base.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Settings
 from penjing.base.errors import UserError, suggest
 
 DENSE = ("qwen3", "qwen2", "llama")
 MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe")
-_COUNTS = (
-    "vocabulary_size",
-    "hidden_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_size",
-    "mlp_size",
-    "max_tokens",
-)
-_POSITIVE = (
-    "rope_theta",
-    "norm_epsilon",
-    "rope_factor",
-    "rope_beta_fast",
-    "rope_beta_slow",
-    "rope_low_frequency",
-    "rope_high_frequency",
-    "routed_scaling",
-)
-_NOT_NEGATIVE = ("rope_original_tokens", "rope_attention_factor", "sliding_window", "shared_expert_size")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Settings):
     """Shape of a decoder: pre-norm RMSNorm, grouped-query attention, SwiGLU or a mixture of them, rotary positions."""
+
+    section: ClassVar = "model"
 
     preset: str = "26m"  # named shape this one started from; see penjing/model/presets.py
     # What sets them apart: qwen3 and glm4_moe normalise each query and key head, llama and mixtral do not, qwen2 has
     # biases there instead. Mixtures: glm4_moe has shared experts, a sigmoid router and balances it by bias; qwen3_moe
     # and mixtral have a softmax router and no shared expert; qwen2_moe has one behind a gate.
     architecture: Literal["qwen3", "qwen2", "llama", "qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe"] = "qwen3"
-    vocabulary_size: int = 6400  # V, token ids; at least as many as the tokenizer has
-    hidden_size: int = 512  # D, width of the residual stream
-    num_layers: int = 8  # decoder blocks
-    num_heads: int = 8  # H, query heads
-    num_kv_heads: int = 2  # G, key/value heads; H / G query heads share one
-    head_size: int = 64  # K, width of one head
-    mlp_size: int = 1408  # F, SwiGLU's inner width in dense layers
-    max_tokens: int = 32768  # longest sequence the model is meant for
-    norm_epsilon: float = 1e-5  # added to the mean square in RMSNorm
+    vocabulary_size: PositiveInt = 6400  # V, token ids; at least as many as the tokenizer has
+    hidden_size: PositiveInt = 512  # D, width of the residual stream
+    num_layers: PositiveInt = 8  # decoder blocks
+    num_heads: PositiveInt = 8  # H, query heads
+    num_kv_heads: PositiveInt = 2  # G, key/value heads; H / G query heads share one
+    head_size: PositiveInt = 64  # K, width of one head
+    mlp_size: PositiveInt = 1408  # F, SwiGLU's inner width in dense layers
+    max_tokens: PositiveInt = 32768  # longest sequence the model is meant for
+    norm_epsilon: PositiveFloat = 1e-5  # added to the mean square in RMSNorm
     embeddings: Literal["tied", "untied"] = "tied"  # whether the output head is the embedding table
     query_key_norm: Literal["auto", "head", "none"] = "auto"  # RMSNorm of each query and key head; auto: as the class
     attention_bias: Literal["auto", "qkv", "none"] = "auto"  # added to queries, keys, values; auto: as the class
 
-    rope_theta: float = 1e6  # base of the rotary frequencies (arXiv:2104.09864)
+    rope_theta: PositiveFloat = 1e6  # base of the rotary frequencies (arXiv:2104.09864)
     rotary_fraction: float = 1.0  # share of each head that is turned; the rest carries no position
     rope_scaling: Literal["none", "linear", "llama3", "yarn"] = "none"  # how positions beyond the original reach fit in
-    rope_factor: float = 1.0  # longer by how much
-    rope_original_tokens: int = 0  # longest sequence before scaling (yarn, llama3)
-    rope_beta_fast: float = 32.0  # yarn: frequencies that turn more often than this in the original length stay
-    rope_beta_slow: float = 1.0  # yarn: those that turn less often than this are divided by the factor
-    rope_low_frequency: float = 1.0  # llama3: the same two borders, under its names
-    rope_high_frequency: float = 4.0
-    rope_attention_factor: float = 0.0  # yarn: scale of queries and keys; 0 = 0.1 ln(factor) + 1
+    rope_factor: PositiveFloat = 1.0  # longer by how much
+    rope_original_tokens: NonNegativeInt = 0  # longest sequence before scaling (yarn, llama3)
+    rope_beta_fast: PositiveFloat = 32.0  # yarn: frequencies that turn more often than this in the original length stay
+    rope_beta_slow: PositiveFloat = 1.0  # yarn: those that turn less often than this are divided by the factor
+    rope_low_frequency: PositiveFloat = 1.0  # llama3: the same two borders, under its names
+    rope_high_frequency: PositiveFloat = 4.0
+    rope_attention_factor: NonNegativeFloat = 0.0  # yarn: scale of queries and keys; 0 = 0.1 ln(factor) + 1
 
-    sliding_window: int = 0  # keys that a query of a windowed layer sees, its own included; 0 = all
+    sliding_window: NonNegativeInt = 0  # keys that a query of a windowed layer sees, its own included; 0 = all
     windowed_layers: tuple[int, ...] = ()  # which layers those are, from 0; empty with a window: every layer
 
     experts: int = 0  # E, routed experts of a layer; 0 = dense
     experts_per_token: int = 0  # k, routed experts that each token goes through
     expert_size: int = 0  # inner width of one routed expert
-    shared_expert_size: int = 0  # inner width of the shared experts together, which every token goes through; 0 = none
+    # inner width of the shared experts together, which every token goes through; 0 = none
+    shared_expert_size: NonNegativeInt = 0
     dense_layers: tuple[int, ...] = ()  # layers, from 0, with an MLP of mlp_size instead of experts
     router_weights: Literal["renormalised", "raw"] = "renormalised"  # k experts' weights add to 1, or stay as they are
-    routed_scaling: float = 1.0  # glm4_moe: the routed experts' sum is multiplied by this
+    routed_scaling: PositiveFloat = 1.0  # glm4_moe: the routed experts' sum is multiplied by this
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            if getattr(self, name) < 1:
-                raise UserError("too small", where=f"model.{name}", got=getattr(self, name), wanted="at least 1")
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise UserError("too small", where=f"model.{name}", got=getattr(self, name), wanted="more than 0")
-        for name in _NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise UserError("negative", where=f"model.{name}", got=getattr(self, name), wanted="0 or more")
+        super().__post_init__()
         if self.num_heads % self.num_kv_heads:
             raise UserError(
                 "query heads must be a whole multiple of key/value heads",

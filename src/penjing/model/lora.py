@@ -17,13 +17,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as functional
+from annotated_types import Ge, Lt
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from penjing.base.config import NonNegativeInt, PositiveFloat, Settings
 from penjing.base.errors import UserError, suggest
 from penjing.kernels.cpu import tensor_arena as arena
 from penjing.kernels.fp8 import linear_float8
@@ -36,26 +38,23 @@ _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lora:
+class Lora(Settings):
     """Which layers get an adapter, and of what size."""
 
-    rank: int = 0  # R, inner width of an adapter; 0 = no adapters, every weight learns
-    alpha: float = 32.0  # the adapter's output is multiplied by alpha / rank (or alpha / sqrt(rank), see scaling)
+    section: ClassVar = "lora"
+
+    rank: NonNegativeInt = 0  # R, inner width of an adapter; 0 = no adapters, every weight learns
+    alpha: PositiveFloat = 32.0  # the output is multiplied by alpha / rank (or alpha / sqrt(rank), see scaling)
     # Share of an adapter's inputs that is left out while learning. Not where two passes of the model are compared
     # (policies, preferences with a reference): only one of them would have its inputs left out.
-    dropout: float = 0.0
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     # Patterns of layers: of their names inside a block (attention.q_proj) or whole (blocks.3.attention.q_proj).
     targets: tuple[str, ...] = ("*_proj",)
     scaling: Literal["standard", "rank_stabilised"] = "standard"  # rank_stabilised: same gradient size at any rank
     kind: Kind = "lora"  # dora also learns the length of every output's row of weights; slower, closer to full tuning
 
     def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise UserError("negative", where="lora.rank", got=self.rank, wanted="0 (no adapters) or more")
-        if not 0 < self.alpha < math.inf:
-            raise UserError("out of range", where="lora.alpha", got=self.alpha, wanted="more than 0")
-        if not 0 <= self.dropout < 1:
-            raise UserError("out of range", where="lora.dropout", got=self.dropout, wanted="0 or more, less than 1")
+        super().__post_init__()
         if not self.rank:
             for field in fields(self):
                 if getattr(self, field.name) != field.default:

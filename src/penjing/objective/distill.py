@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Gt, Lt
 from torch import Tensor
 
+from penjing.base.config import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Settings
 from penjing.base.errors import UserError
 from penjing.kernels.fused_distillation_loss import (
     Divergence,
@@ -30,8 +31,10 @@ from penjing.objective.router import RouterSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distill:
+class Distill(Settings):
     """Learn from another model that has the same vocabulary. Formulas: `penjing.kernels.fused_distillation_loss`."""
+
+    section: ClassVar = "objective"
 
     kind: Literal["distill"] = "distill"
     teacher: str = ""  # run, checkpoint, Hugging Face directory or hub name
@@ -41,31 +44,18 @@ class Distill:
     # forward: KL(teacher || student), which covers all the teacher might say. reverse: KL(student || teacher), which
     # keeps to what it likes best. mixed: both. jsd: each against a mixture of the two, never infinite.
     divergence: Divergence = "forward"
-    mixture: float = 0.5  # of mixed: how much is reverse; of jsd: how much of the mixture is the teacher
-    temperature: float = 1.0  # divides both models' logits; above 1, unlikely tokens are taught more of
-    data_weight: float = 0.0  # of the loss, how much is the cross-entropy of the data as in SFT
-    top_k: int = 16  # of mode=top_k: ids kept per position; 4 bytes each on disk
+    # of mixed: how much is reverse; of jsd: how much of the mixture is the teacher
+    mixture: Annotated[float, Gt(0), Lt(1)] = 0.5
+    temperature: PositiveFloat = 1.0  # divides both models' logits; above 1, unlikely tokens are taught more of
+    data_weight: Fraction = 0.0  # of the loss, how much is the cross-entropy of the data as in SFT
+    top_k: PositiveInt = 16  # of mode=top_k: ids kept per position; 4 bytes each on disk
     store: str = ""  # of mode=top_k: folder of the teacher's predictions, which several runs may share; empty: in out
-    own_fraction: float = 1.0  # of mode=on_policy: share of prompts that the student answers; the others, the data
-    sample_temperature: float = 1.0  # of mode=on_policy: of the student's answers
-    answer_tokens: int = 128  # of mode=on_policy: longest answer of the student
+    own_fraction: Fraction = 1.0  # of mode=on_policy: share of prompts that the student answers; the others, the data
+    sample_temperature: NonNegativeFloat = 1.0  # of mode=on_policy: of the student's answers
+    answer_tokens: PositiveInt = 128  # of mode=on_policy: longest answer of the student
 
     def __post_init__(self) -> None:
-        where = "objective"
-        if not 0 < self.mixture < 1:
-            raise UserError("out of range", where=f"{where}.mixture", got=self.mixture, wanted="more than 0, under 1")
-        if not 0 < self.temperature < math.inf:
-            raise UserError("out of range", where=f"{where}.temperature", got=self.temperature, wanted="more than 0")
-        for name in ("data_weight", "own_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError("out of range", where=f"{where}.{name}", got=getattr(self, name), wanted="0 to 1")
-        for name in ("top_k", "answer_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError("too small", where=f"{where}.{name}", got=getattr(self, name), wanted="at least 1")
-        if self.sample_temperature < 0:
-            raise UserError(
-                "negative", where=f"{where}.sample_temperature", got=self.sample_temperature, wanted="0 or more"
-            )
+        super().__post_init__()
         self._check_effect()
 
     def _check_effect(self) -> None:

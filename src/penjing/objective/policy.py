@@ -26,12 +26,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from penjing.agent_tools.base import ToolSettings
+from penjing.base.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Settings
 from penjing.base.errors import UserError
 from penjing.data.chat.render import Switch
 from penjing.loader.shared_prompt_batch import AnswerBatch
@@ -57,27 +59,32 @@ ADVANTAGE = "advantage"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout:
+class Rollout(Settings):
     """How answers are sampled."""
 
-    answers: int = 8  # to each prompt
-    max_tokens: int = 64  # longest answer; of several turns all together, with what tools say between them
-    temperature: float = 1.0  # of sampling, and of the policy that is trained
-    top_p: float = 1.0  # below 1, answers are drawn from another distribution than the one that is trained
-    top_k: int = 0  # the same; 0 = all
-    updates: int = 1  # optimizer steps that one round of sampling serves, each with prompts of its own
-    repeats: int = 1  # times those steps are gone through
-    slots: int = 0  # answers written at once on one device; 0 = 64 on a CPU, else 256
+    section: ClassVar = "objective.rollout"
+
+    answers: PositiveInt = 8  # to each prompt
+    max_tokens: PositiveInt = 64  # longest answer; of several turns all together, with what tools say between them
+    temperature: PositiveFloat = 1.0  # of sampling, and of the policy that is trained
+    # below 1, answers are drawn from another distribution than the one that is trained
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    top_k: NonNegativeInt = 0  # the same; 0 = all
+    updates: PositiveInt = 1  # optimizer steps that one round of sampling serves, each with prompts of its own
+    repeats: PositiveInt = 1  # times those steps are gone through
+    slots: NonNegativeInt = 0  # answers written at once on one device; 0 = 64 on a CPU, else 256
     # Whether old log-probabilities are the sampler's own, or taken by the training pass before the first step.
     behaviour: Literal["sampled", "recomputed"] = "sampled"
     # Whether answers begin inside a thought (on) or behind an empty one (off); auto: as the model likes.
     thinking: Switch = "auto"
-    max_turns: int = 1  # of the model in one answer; after a turn that calls tools it reads their results and goes on
+    # of the model in one answer; after a turn that calls tools it reads their results and goes on
+    max_turns: PositiveInt = 1
     tools: tuple[
         str, ...
     ] = ()  # on offer, see `penjing.agent_tools`; NAME=TOOL under another name, MODULE:CLASS your own
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.tools and self.max_turns == 1:
             raise UserError(
                 "tools are called between turns",
@@ -92,56 +99,32 @@ class Rollout:
                 got=self.max_turns,
                 next_step="Give objective.rollout.tools=calculator.",
             )
-        for name in ("answers", "max_tokens", "updates", "repeats", "max_turns"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    "too small", where=f"objective.rollout.{name}", got=getattr(self, name), wanted="at least 1"
-                )
-        if not 0 < self.temperature < math.inf:
-            raise UserError(
-                "out of range", where="objective.rollout.temperature", got=self.temperature, wanted="more than 0"
-            )
-        if not 0 < self.top_p <= 1:
-            raise UserError("out of range", where="objective.rollout.top_p", got=self.top_p, wanted="0..1")
-        for name in ("top_k", "slots"):
-            if getattr(self, name) < 0:
-                raise UserError("negative", where=f"objective.rollout.{name}", got=getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardSettings:
+class RewardSettings(Settings):
     """What the rewards need to know. Each reads only its own settings (rl/rewards/)."""
+
+    section: ClassVar = "objective.reward"
 
     answer_after: str = ""  # text that the final answer follows, such as `####`; empty: the whole answer counts
     pattern: str = ""  # regex: the whole answer without its thoughts must match it
     format_pattern: str = ""  # format: the same, thoughts included; empty: an answer in <think>...</think> form
-    soft_length: int = 0  # length: tokens up to which nothing is taken off; 0 = three quarters of the longest
-    repeated_words: int = 3  # repetition: length of the runs of words that should not come twice
-    most_calls: int = 4  # tools: calls in one answer that cost nothing; each one more takes 1/4 off
-    code_seconds: float = 5.0  # code: CPU time of one answer
-    code_mebibytes: int = 512  # code: memory of one answer
-    code_workers: int = 2  # code: answers run at once
+    # length: tokens up to which nothing is taken off; 0 = three quarters of the longest
+    soft_length: NonNegativeInt = 0
+    repeated_words: PositiveInt = 3  # repetition: length of the runs of words that should not come twice
+    most_calls: PositiveInt = 4  # tools: calls in one answer that cost nothing; each one more takes 1/4 off
+    code_seconds: PositiveFloat = 5.0  # code: CPU time of one answer
+    code_mebibytes: PositiveInt = 512  # code: memory of one answer
+    code_workers: PositiveInt = 2  # code: answers run at once
     model: str = ""  # model: a run of `penjing train reward`, or a Hugging Face sequence classifier
     judge_url: str = ""  # judge: an OpenAI-compatible server, such as http://localhost:8000/v1
     judge_model: str = ""  # judge: the model's name there
     judge_key_variable: str = "OPENAI_API_KEY"  # judge: environment variable that holds its key, if it wants one
     judge_prompt: str = ""  # judge: what it is asked, with {question}, {answer} and {truth}; empty: ours
-    judge_workers: int = 4  # judge: questions asked at once
-    judge_seconds: float = 60.0  # judge: longest wait for one reply
-    judge_tries: int = 3  # judge: how often a question is asked before the run stops
-
-    def __post_init__(self) -> None:
-        for name in ("code_seconds", "judge_seconds"):
-            if not getattr(self, name) > 0:
-                raise UserError("too small", where=f"objective.reward.{name}", got=getattr(self, name), wanted="> 0")
-        if self.soft_length < 0:
-            where = "objective.reward.soft_length"
-            raise UserError("negative", where=where, got=self.soft_length, wanted="0 (three quarters) or more")
-        for name in ("repeated_words", "code_mebibytes", "code_workers", "judge_workers", "judge_tries", "most_calls"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    "too small", where=f"objective.reward.{name}", got=getattr(self, name), wanted="at least 1"
-                )
+    judge_workers: PositiveInt = 4  # judge: questions asked at once
+    judge_seconds: PositiveFloat = 60.0  # judge: longest wait for one reply
+    judge_tries: PositiveInt = 3  # judge: how often a question is asked before the run stops
 
     def unused(self, rewards: Sequence[str]) -> Iterator[tuple[str, str]]:
         """(setting, the reward that reads it) of those changed for a reward that is not asked for.
@@ -169,34 +152,28 @@ READ_BY = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Value:
+class Value(Settings):
     """PPO's learned value of each state, a head on the policy's own hidden states (objective/value.py)."""
 
-    discount: float = 1.0  # gamma: what a reward one token later is worth
-    decay: float = 0.95  # lambda: 1 trusts the rewards alone, 0 the value alone
-    weight: float = 0.1  # of the value's loss beside the policy's
-    clip: float = 0.2  # how far a value may move from what it was at sampling before the loss holds it
+    section: ClassVar = "objective.value"
 
-    def __post_init__(self) -> None:
-        for name in ("discount", "decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(
-                    "out of range", where=f"objective.value.{name}", got=getattr(self, name), wanted="0 to 1"
-                )
-        for name in ("weight", "clip"):
-            if getattr(self, name) < 0:
-                raise UserError("negative", where=f"objective.value.{name}", got=getattr(self, name))
+    discount: Fraction = 1.0  # gamma: what a reward one token later is worth
+    decay: Fraction = 0.95  # lambda: 1 trusts the rewards alone, 0 the value alone
+    weight: NonNegativeFloat = 0.1  # of the value's loss beside the policy's
+    clip: NonNegativeFloat = 0.2  # how far a value may move from what it was at sampling before the loss holds it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy(Settings):
     """Reinforcement learning on sampled answers."""
+
+    section: ClassVar = "objective"
 
     kind: Literal["policy"] = "policy"
     loss: PolicyLoss = "grpo"
-    clip_low: float = 0.0  # how far below 1 a ratio still counts; 0 = the paper's own
-    clip_high: float = 0.0  # how far above 1; 0 = the paper's own
-    kl_weight: float = 0.0  # of the divergence from the reference, nats; 0 = no reference is kept
+    clip_low: NonNegativeFloat = 0.0  # how far below 1 a ratio still counts; 0 = the paper's own
+    clip_high: NonNegativeFloat = 0.0  # how far above 1; 0 = the paper's own
+    kl_weight: NonNegativeFloat = 0.0  # of the divergence from the reference, nats; 0 = no reference is kept
     kl_estimator: KLEstimator = "k3"  # k2, k3: added to the loss; k1: taken off each token's advantage
     # The model at the start of the run, as a copy or as the base under its adapters; auto: that where there are some.
     reference: Literal["auto", "copy", "adapter_off"] = "auto"
@@ -206,7 +183,7 @@ class Policy:
     # Groups whose answers all got the same reward teach nothing: counted as they are, left out, or sampled anew from
     # further prompts (arXiv:2503.14476, eq. 11). auto: resample for dapo, else keep.
     degenerate: Literal["auto", "keep", "drop", "resample"] = "auto"
-    resample_rounds: int = 3  # further rounds of sampling at most, with `resample`
+    resample_rounds: PositiveInt = 3  # further rounds of sampling at most, with `resample`
     rewards: tuple[str, ...] = ("exact",)  # see `penjing.rl.rewards`
     reward_weights: tuple[float, ...] = ()  # of each; empty: 1 for all
     rollout: Rollout = field(default_factory=Rollout)
@@ -215,13 +192,11 @@ class Policy:
     tool: ToolSettings = field(default_factory=ToolSettings)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.loss == "ppo" and self.rollout.temperature != 1:
             raise UserError(
                 "ppo samples at temperature 1", where="objective.rollout.temperature", got=self.rollout.temperature
             )
-        for name in ("clip_low", "clip_high", "kl_weight"):
-            if getattr(self, name) < 0:
-                raise UserError("negative", where=f"objective.{name}", got=getattr(self, name), wanted="0 or more")
         if not self.rewards:
             raise UserError("no reward", where="objective.rewards", wanted="at least one, such as exact")
         if self.reward_weights and len(self.reward_weights) != len(self.rewards):
@@ -231,8 +206,6 @@ class Policy:
                 got=len(self.reward_weights),
                 wanted=len(self.rewards),
             )
-        if self.resample_rounds < 1:
-            raise UserError("too small", where="objective.resample_rounds", got=self.resample_rounds, wanted="1")
         if self.rollout.answers < 2 and self.loss != "ppo":
             raise UserError(
                 "answers are compared with each other", where="objective.rollout.answers", got=1, wanted="at least 2"

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as functional
+from annotated_types import Ge, Lt
 from torch import Tensor
 
+from penjing.base.config import NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import AnswerBatch, run_model
 from penjing.objective.base import Loss
@@ -30,53 +32,48 @@ WANTED, MISMATCHED = "wanted", "mismatched"  # names among a batch's figures
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preference:
+class Preference(Settings):
     """Learn from judged answers: pairs (all losses), or single answers called good or bad (kto)."""
+
+    section: ClassVar = "objective"
 
     kind: Literal["preference"] = "preference"
     # dpo: the plain one. cdpo, robust: some pairs are the wrong way round. ipo: a margin to reach, not to stretch.
     # hinge: no more pull once the margin is there. simpo, orpo: no reference. kto: needs no pairs.
     loss: Kind = "dpo"
-    beta: float = 0.0  # how closely the model is held to the reference, larger is closer; 0 = 0.1, of simpo 2.0
-    flipped_fraction: float = 0.0  # of the pairs thought to be the wrong way round; cdpo and robust only, below 0.5
+    # how closely the model is held to the reference, larger is closer; 0 = 0.1, of simpo 2.0
+    beta: NonNegativeFloat = 0.0
+    # of the pairs thought to be the wrong way round; cdpo and robust only, below 0.5
+    flipped_fraction: Annotated[float, Ge(0), Lt(0.5)] = 0.0
     target_margin: float = 0.5  # simpo: by how much the chosen answer's reward is to be higher (gamma)
     # An answer's log-probability as the sum over its tokens or their mean; auto: mean for ipo, simpo and orpo. `mean`
     # with dpo is length-normalised DPO, which then wants a beta some ten times larger.
     length: Literal["auto", "sum", "mean"] = "auto"
-    nll_weight: float = 0.0  # of the chosen answer's nats per token beside the loss: keeps it likely. ORPO has 1 of it
-    wanted_weight: float = 1.0  # kto: of an answer called good
-    unwanted_weight: float = 1.0  # kto: of an answer called bad; wanted / unwanted counts turned round even them out
+    # of the chosen answer's nats per token beside the loss: keeps it likely. ORPO has 1 of it
+    nll_weight: NonNegativeFloat = 0.0
+    wanted_weight: NonNegativeFloat = 1.0  # kto: of an answer called good
+    # kto: of an answer called bad; wanted / unwanted counts turned round even them out
+    unwanted_weight: NonNegativeFloat = 1.0
     # kto: groups that share one estimate of the divergence. Fixed, so that no split of a batch changes what is learned.
-    kl_groups: int = 8
+    kl_groups: PositiveInt = 8
     # Where c0 and r0 come from. copy: a frozen copy computes them in every step. adapter_off: the base of an adapter
     # does. precomputed: once, before step 1, kept in the run's folder. auto: precomputed if every pair is used at
     # least once, else adapter_off or copy.
     reference: Literal["auto", "copy", "adapter_off", "precomputed"] = "auto"
     # Held-out questions, at most, that the model answers itself whenever it is judged, to measure its divergence from
     # the model it began with on what it says (train/kl_to_reference.py); 0 = none.
-    own_answers: int = 128
-    own_answer_tokens: int = 64  # longest of these
+    own_answers: NonNegativeInt = 128
+    own_answer_tokens: PositiveInt = 64  # longest of these
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         noisy = self.loss in ("cdpo", "robust")
-        if not 0 <= self.flipped_fraction < 0.5 or (noisy and not self.flipped_fraction):
-            wanted = "more than 0, less than 0.5" if noisy else "0"
-            raise self._wrong("flipped_fraction", wanted)
+        if noisy and not self.flipped_fraction:
+            raise self._wrong("flipped_fraction", "more than 0, less than 0.5")
         if self.flipped_fraction and not noisy:
             raise self._wrong("flipped_fraction", "0", "Only cdpo and robust know of it.")
-        if self.beta < 0:
-            raise self._wrong("beta", "0 (the usual one) or more")
-        for name in ("nll_weight", "wanted_weight", "unwanted_weight"):
-            if getattr(self, name) < 0:
-                raise self._wrong(name, "0 or more")
         if self.loss != "simpo" and self.target_margin != 0.5:
             raise self._wrong("target_margin", "it left out", "Only simpo knows of it.")
-        if self.kl_groups < 1:
-            raise self._wrong("kl_groups", "at least 1")
-        if self.own_answers < 0:
-            raise self._wrong("own_answers", "0 (none) or more")
-        if self.own_answer_tokens < 1:
-            raise self._wrong("own_answer_tokens", "at least 1")
         for name, usual in (("wanted_weight", 1.0), ("unwanted_weight", 1.0), ("kl_groups", 8)):
             if self.loss != "kto" and getattr(self, name) != usual:
                 raise self._wrong(name, "it left out", "Only kto knows of it.")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from penjing.base.errors import UserError
+from penjing.base.config import NonNegativeFloat, Settings
 from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.model.value_head import answer_places
 from penjing.objective.base import Loss
@@ -20,18 +20,16 @@ MARGIN = "margin"  # name among a batch's figures: by how much a pair's first an
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardModel:
+class RewardModel(Settings):
     """Learn to score answers from pairs."""
+
+    section: ClassVar = "objective"
 
     kind: Literal["reward"] = "reward"
     # Of the squared sum of a pair's rewards: keeps them around zero, which pairs alone leave open; 0.01 is usual.
-    centre_weight: float = 0.01
+    centre_weight: NonNegativeFloat = 0.01
     # data: a pair's own `margin` is asked for between its rewards. none: more is better, however much was said.
     margin: Literal["data", "none"] = "data"
-
-    def __post_init__(self) -> None:
-        if self.centre_weight < 0:
-            raise UserError("negative", where="objective.centre_weight", got=self.centre_weight, wanted="0 or more")
 
 
 def ranking_losses(settings: RewardModel, reward_P2: Tensor, margin_P: Tensor) -> Tensor:

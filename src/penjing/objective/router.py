@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from penjing.base.errors import UserError
+from penjing.base.config import NonNegativeFloat, Settings
 from penjing.model.moe import RouterMeans
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterSettings:
+class RouterSettings(Settings):
     """How the experts of a mixture are kept evenly used. Without effect on a dense model."""
+
+    section: ClassVar = "router"
 
     # batch: the classic balance loss, over all rows of a forward pass. sequence: over each row alone, stricter, and
     # the same however a step is cut up. auto: none where the router is balanced by bias (glm4_moe), else batch.
     balance: Literal["auto", "batch", "sequence", "none"] = "auto"
-    balance_weight: float = 0.01  # of that loss, beside one unit of the objective
-    z_weight: float = 0.0  # of the router's logsumexp squared, which keeps its logits small; 0.001 is usual
-    bias_rate: float = 0.001  # glm4_moe: how far a step moves an expert's bias, up if it had too few tokens
-
-    def __post_init__(self) -> None:
-        for name in ("balance_weight", "z_weight", "bias_rate"):
-            if getattr(self, name) < 0:
-                raise UserError("negative", where=f"router.{name}", got=getattr(self, name), wanted="0 or more")
+    balance_weight: NonNegativeFloat = 0.01  # of that loss, beside one unit of the objective
+    z_weight: NonNegativeFloat = 0.0  # of the router's logsumexp squared, which keeps its logits small; 0.001 is usual
+    bias_rate: NonNegativeFloat = 0.001  # glm4_moe: how far a step moves an expert's bias, up if it had too few tokens
 
     def balance_kind(self, *, biased: bool) -> Literal["batch", "sequence", "none"]:
         """What `auto` comes to. biased: the router is balanced by bias."""

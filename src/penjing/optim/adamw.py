@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
-from penjing.base.errors import UserError
+from penjing.base.config import BelowOne, NonNegativeFloat, PositiveFloat, Settings
 from penjing.optim.adamw_low_precision import KeptAdamW
 from penjing.optim.adamw_no_dynamo import FusedAdamW
 from penjing.optim.low_precision_state import BYTES, StateDtype, is_small
@@ -17,21 +16,20 @@ from penjing.optim.param_groups import embeddings, group
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW:
+class AdamW(Settings):
     """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= rate (m^ / (sqrt(v^) + eps) + decay w)."""
 
+    section: ClassVar = "optimizer"
+
     kind: Literal["adamw"] = "adamw"
-    learning_rate: float = 5e-4  # peak
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1  # of block matrices only; gains, embedding and head do not decay
+    learning_rate: PositiveFloat = 5e-4  # peak
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.95
+    epsilon: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1  # of block matrices only; gains, embedding and head do not decay
     # How both moments are kept between steps: 8, 4 or 2 bytes a parameter. bfloat16 is rounded up or down by chance;
     # int8 has a scale for every 256, and leaves the embedding in float32. Both leave what is below 4096 elements.
     state: StateDtype = "float32"
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def state_bytes(self) -> int:
@@ -51,18 +49,6 @@ class AdamW:
         ]
         whole, small = split(parts, self.state, embeddings(model))
         return adamw(whole, small, self.learning_rate, (self.beta1, self.beta2), self.epsilon, self.state, seed)
-
-
-def check_settings(settings: Any) -> None:
-    """Refuse a rate, decay or average that torch would refuse later, or that would not learn. Raises UserError."""
-    for name, value in vars(settings).items():
-        where = f"optimizer.{name}"
-        if name.endswith(("learning_rate", "epsilon")) and not 0 < value < math.inf:
-            raise UserError("out of range", where=where, got=value, wanted="more than 0")
-        if name == "weight_decay" and not 0 <= value < math.inf:
-            raise UserError("out of range", where=where, got=value, wanted="0 or more")
-        if name in ("beta1", "beta2", "momentum") and not 0 <= value < 1:
-            raise UserError("out of range", where=where, got=value, wanted="0 or more, less than 1")
 
 
 Parts = list[dict[str, Any]]  # parameter groups

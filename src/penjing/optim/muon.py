@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from penjing.base.config import BelowOne, NonNegativeFloat, PositiveFloat, Settings
 from penjing.base.seeds import derive
 from penjing.kernels.cpu import ops as cpu
-from penjing.optim.adamw import adamw, check_settings, split
+from penjing.optim.adamw import adamw, split
 from penjing.optim.low_precision_state import BYTES, KeepingOptimizer, StateDtype, pieces
 from penjing.optim.param_groups import embeddings, group
 
@@ -78,9 +79,9 @@ class _MuonOptimizer(KeepingOptimizer):
     def __init__(
         self,
         params: list[dict[str, Any]],
-        learning_rate: float,
-        momentum: float,
-        weight_decay: float,
+        learning_rate: PositiveFloat,
+        momentum: BelowOne,
+        weight_decay: NonNegativeFloat,
         dtype: torch.dtype | None,
         how: StateDtype = "float32",
         seed: int = 0,
@@ -165,22 +166,21 @@ def stack_height(count: int, numel: int, room: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Muon:
+class Muon(Settings):
     """Muon for the blocks' matrices, AdamW for embedding, head and gains."""
+
+    section: ClassVar = "optimizer"
 
     kind: Literal["muon"] = "muon"
     learning_rate: float = 0.02  # peak, of the matrices
     momentum: float = 0.95
     weight_decay: float = 0.0  # of the matrices
-    adamw_learning_rate: float = 3e-3  # peak, of embedding, head and gains
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
+    adamw_learning_rate: PositiveFloat = 3e-3  # peak, of embedding, head and gains
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.95
+    epsilon: PositiveFloat = 1e-8
     # How the momentum (4, 2 or 1 bytes a parameter) and AdamW's moments are kept between steps; as in adamw.py.
     state: StateDtype = "float32"
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def state_bytes(self) -> int:

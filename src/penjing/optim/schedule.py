@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from penjing.base.config import Fraction, Settings
 from penjing.base.errors import UserError
 
 
@@ -14,22 +15,15 @@ def _warm_up(step: int, num_warmup: int) -> float:
     return min(1.0, (step + 1) / num_warmup) if num_warmup else 1.0
 
 
-def _check_fraction(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise UserError("not a fraction", where=f"schedule.{name}", got=value, wanted="0 to 1")
-
-
 @dataclass(frozen=True, kw_only=True)
-class Cosine:
+class Cosine(Settings):
     """Warm up, then half a cosine down to a floor (arXiv:1608.03983)."""
 
-    kind: Literal["cosine"] = "cosine"
-    warmup_fraction: float = 0.02  # of all steps
-    floor_fraction: float = 0.1  # of the peak rate, at the end
+    section: ClassVar = "schedule"
 
-    def __post_init__(self) -> None:
-        _check_fraction("warmup_fraction", self.warmup_fraction)
-        _check_fraction("floor_fraction", self.floor_fraction)
+    kind: Literal["cosine"] = "cosine"
+    warmup_fraction: Fraction = 0.02  # of all steps
+    floor_fraction: Fraction = 0.1  # of the peak rate, at the end
 
     def factor(self, step: int, num_steps: int) -> float:
         num_warmup = round(self.warmup_fraction * num_steps)
@@ -40,18 +34,18 @@ class Cosine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmupStableDecay:
+class WarmupStableDecay(Settings):
     """Warm up, hold, then fall in a straight line over the last part (arXiv:2404.06395, arXiv:2405.18392)."""
 
+    section: ClassVar = "schedule"
+
     kind: Literal["wsd"] = "wsd"
-    warmup_fraction: float = 0.02  # of all steps
-    decay_fraction: float = 0.5  # of all steps, at the end
-    floor_fraction: float = 0.0  # of the peak rate, at the end
+    warmup_fraction: Fraction = 0.02  # of all steps
+    decay_fraction: Fraction = 0.5  # of all steps, at the end
+    floor_fraction: Fraction = 0.0  # of the peak rate, at the end
 
     def __post_init__(self) -> None:
-        _check_fraction("warmup_fraction", self.warmup_fraction)
-        _check_fraction("decay_fraction", self.decay_fraction)
-        _check_fraction("floor_fraction", self.floor_fraction)
+        super().__post_init__()
         if self.warmup_fraction + self.decay_fraction > 1:
             raise UserError(
                 "warm-up and decay overlap",
@@ -70,14 +64,13 @@ class WarmupStableDecay:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant:
+class Constant(Settings):
     """Warm up, then hold."""
 
-    kind: Literal["constant"] = "constant"
-    warmup_fraction: float = 0.0  # of all steps
+    section: ClassVar = "schedule"
 
-    def __post_init__(self) -> None:
-        _check_fraction("warmup_fraction", self.warmup_fraction)
+    kind: Literal["constant"] = "constant"
+    warmup_fraction: Fraction = 0.0  # of all steps
 
     def factor(self, step: int, num_steps: int) -> float:
         return _warm_up(step, round(self.warmup_fraction * num_steps))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
+from annotated_types import Ge, Gt, Lt
+
+from penjing.base.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 from penjing.base.errors import UserError
 from penjing.kernels.fp8 import Float8
 from penjing.model.config import ModelConfig
@@ -22,16 +25,18 @@ from penjing.optim.schedule import Constant, Cosine, WarmupStableDecay
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class Data(Settings):
     """What is read."""
+
+    section: ClassVar = "data"
 
     train: tuple[str, ...] = ()  # files or folders of text or chats, or one folder of ready token shards
     # Whole texts are learned; or of conversations what an assistant says; or pairs of answers; or prompts are answered.
     kind: Literal["documents", "chats", "preferences", "prompts"] = "documents"
-    row_tokens: int = 512  # T, positions of one packed row (the classic script's max_seq_len)
+    row_tokens: Annotated[int, Ge(8)] = 512  # T, positions of one packed row (the classic script's max_seq_len)
     # Where conversations are few: `row_tokens` is the most, and rows become shorter, down to this and to the longest
     # conversation, until an epoch has 25 of them and a run batch.min_steps. 0 = `row_tokens` as it is.
-    min_row_tokens: int = 0
+    min_row_tokens: NonNegativeInt = 0
     # Of documents (chats always stay whole): `whole` keeps each in one row where it can, `stream` cuts every T tokens
     # and costs nothing to lay out, for corpora of many millions of documents.
     packing: Literal["whole", "stream"] = "whole"
@@ -39,25 +44,14 @@ class Data:
     order: Literal["shuffled", "as_given"] = "shuffled"
     # Of chats: `switch` writes answers without a thought with an empty one, so that thinking can be switched off later.
     thinking: Literal["as_given", "switch"] = "as_given"
-    validation_fraction: float = 0.01  # of the texts, held out by hash
-    prefetch: int = 2  # batches made ready in a background thread; 0 makes them in line
-    max_bad: float = 0.01  # share of records that may be broken: they are left out and listed in quarantine.jsonl
+    validation_fraction: Annotated[float, Gt(0), Lt(1)] = 0.01  # of the texts, held out by hash
+    prefetch: NonNegativeInt = 2  # batches made ready in a background thread; 0 makes them in line
+    max_bad: Fraction = 0.01  # share of records that may be broken: they are left out and listed in quarantine.jsonl
 
     def __post_init__(self) -> None:
-        if self.min_row_tokens < 0:
-            raise UserError("negative", where="data.min_row_tokens", got=self.min_row_tokens, wanted="0 or more")
-        if self.row_tokens < 8:
-            raise UserError("too small", where="data.row_tokens", got=self.row_tokens, wanted="at least 8")
+        super().__post_init__()
         if self.thinking == "switch" and self.kind != "chats":
             raise UserError("has no effect", where="data.thinking", got=f"data.kind={self.kind}", wanted="chats")
-        if self.prefetch < 0:
-            raise UserError("negative", where="data.prefetch", got=self.prefetch, wanted="0 or more")
-        if not 0 <= self.max_bad <= 1:
-            raise UserError("out of range", where="data.max_bad", got=self.max_bad, wanted="0..1")
-        if not 0 < self.validation_fraction < 1:
-            raise UserError(
-                "out of range", where="data.validation_fraction", got=self.validation_fraction, wanted="0..1"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,28 +64,26 @@ class TokenizerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSettings:
+class BatchSettings(Settings):
     """How much is learned from at once."""
 
-    rows: int = 32  # rows (pairs, prompts) of one optimizer step, over all devices and accumulation
+    section: ClassVar = "batch"
+
+    rows: PositiveInt = 32  # rows (pairs, prompts) of one optimizer step, over all devices and accumulation
     # Rows of one forward pass on one device; 0 = a device's whole share, on one CPU half of it. Fewer take less memory.
     # Gradients are the same but for rounding, and to the last bit where a step's passes are the same ones. Only where a
     # softmax router has router.balance=batch (its default) they are not: that loss is taken over each pass.
-    micro_rows: int = 0
+    micro_rows: NonNegativeInt = 0
     # Where the data are few: `rows` is the most, and becomes smaller until the run takes so many optimizer steps and an
     # epoch 25, where that is possible. 0 = `rows` as they are, as where batch.rows or steps is set.
-    min_steps: int = 0
-
-    def __post_init__(self) -> None:
-        if self.rows < 1 or self.micro_rows < 0 or self.min_steps < 0:
-            raise UserError(
-                "too small", where="batch", got=f"rows={self.rows} micro_rows={self.micro_rows}", wanted="rows >= 1"
-            )
+    min_steps: NonNegativeInt = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputeSettings:
+class ComputeSettings(Settings):
     """Where and in which precision."""
+
+    section: ClassVar = "compute"
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     # Of matrix products; weights and optimizer stay float32. float16 has loss scaling, for cards without bfloat16.
@@ -105,89 +97,70 @@ class ComputeSettings:
     # Activations that are made again in the backward pass instead of kept: those of MLPs, or of whole blocks. Takes
     # less memory and more time; what is learned is the same.
     recompute: Recompute = "none"
-    threads: int = 0  # CPU threads of one process; 0 = physical cores / processes
-
-    def __post_init__(self) -> None:
-        if self.threads < 0:
-            raise UserError("negative", where="compute.threads", got=self.threads, wanted="0 or more")
+    threads: NonNegativeInt = 0  # CPU threads of one process; 0 = physical cores / processes
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidateSettings:
+class ValidateSettings(Settings):
     """Loss on the held-out texts."""
 
-    every: int = 200  # steps; 0 = never. Always once at the end
-    rows: int = 128  # of the held-out rows (pairs, prompts), at most
+    section: ClassVar = "validate"
+
+    every: NonNegativeInt = 200  # steps; 0 = never. Always once at the end
+    rows: PositiveInt = 128  # of the held-out rows (pairs, prompts), at most
     before: Literal["no", "yes"] = "no"  # also before the first step, to see what training changed
     # A file of questions by which the model is known (`penjing eval --questions`). With before=yes they are asked
     # before the first step and after the last, and what was lost is named. Empty: those of `start`; none: no file.
     questions: str = ""
 
-    def __post_init__(self) -> None:
-        if self.every < 0:
-            raise UserError("negative", where="validate.every", got=self.every, wanted="0 (never) or more")
-        if self.rows < 1:
-            raise UserError("too small", where="validate.rows", got=self.rows, wanted="at least 1")
-
 
 @dataclass(frozen=True, kw_only=True)
-class SampleSettings:
+class SampleSettings(Settings):
     """What the model writes while it learns."""
 
-    every: int = 0  # steps; 0 = never
-    prompts: tuple[str, ...] = ()  # continued by a base model, answered by a chat model; empty: nothing is written
-    tokens: int = 64  # longest continuation
+    section: ClassVar = "sample"
 
-    def __post_init__(self) -> None:
-        if self.every < 0:
-            raise UserError("negative", where="sample.every", got=self.every, wanted="0 (never) or more")
-        if self.tokens < 1:
-            raise UserError("too small", where="sample.tokens", got=self.tokens, wanted="at least 1")
+    every: NonNegativeInt = 0  # steps; 0 = never
+    prompts: tuple[str, ...] = ()  # continued by a base model, answered by a chat model; empty: nothing is written
+    tokens: PositiveInt = 64  # longest continuation
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveSettings:
+class SaveSettings(Settings):
     """Checkpoints. The last step is always saved."""
 
-    every: int = 500  # steps
-    keep: int = 2  # newest checkpoints that stay
-    milestones: int = 0  # every so many steps one stays for good, beside the newest; 0 = none
+    section: ClassVar = "save"
+
+    every: PositiveInt = 500  # steps
+    keep: PositiveInt = 2  # newest checkpoints that stay
+    milestones: NonNegativeInt = 0  # every so many steps one stays for good, beside the newest; 0 = none
     # `background` copies what is to be saved (weights and optimizer state) and writes while training goes on.
     how: Literal["background", "waiting"] = "background"
 
-    def __post_init__(self) -> None:
-        for name in ("every", "keep"):
-            if getattr(self, name) < 1:
-                raise UserError("too small", where=f"save.{name}", got=getattr(self, name), wanted="at least 1")
-        if self.milestones < 0:
-            raise UserError("too small", where="save.milestones", got=self.milestones, wanted="0 or more")
-
 
 @dataclass(frozen=True, kw_only=True)
-class TrackSettings:
+class TrackSettings(Settings):
     """Where the figures go besides the terminal and metrics.jsonl."""
 
-    every: int = 10  # steps between logged figures
+    section: ClassVar = "track"
+
+    every: PositiveInt = 10  # steps between logged figures
     wandb: bool = False  # also to Weights & Biases
     project: str = "penjing"  # its project
     name: str = ""  # its run name; empty: the folder's name
 
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise UserError("too small", where="track.every", got=self.every, wanted="at least 1")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Settings):
     """One training run: a stage is a recipe that fills this in."""
 
     stage: str = "pretrain"  # name of the recipe
     out: str = "runs/pretrain"  # folder of the run; the same command again continues what is there
     start: str = ""  # run or checkpoint whose weights to begin with; empty: from nothing
-    seed: int = 1  # of initial weights, order of data and samples
-    epochs: float = 1.0  # times through the training rows
-    steps: int = 0  # optimizer steps; 0 = as many as `epochs` takes
-    clip_norm: float = 1.0  # largest gradient norm; 0 = no clipping
+    seed: Annotated[int, Ge(-(2**63)), Lt(2**63)] = 1  # of initial weights, order of data and samples
+    epochs: NonNegativeFloat = 1.0  # times through the training rows
+    steps: NonNegativeInt = 0  # optimizer steps; 0 = as many as `epochs` takes
+    clip_norm: NonNegativeFloat = 1.0  # largest gradient norm; 0 = no clipping
     freeze: tuple[str, ...] = ()  # patterns of parameters that do not learn, such as embed.* or blocks.[0-3].*
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: NextTokenSettings | Preference | RewardModel | Distill | Policy = field(
@@ -224,11 +197,7 @@ class Run:
         return "norms that DoRA keeps are looked up outside of any graph" if self.lora.kind == "dora" else ""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "clip_norm"):
-            if getattr(self, name) < 0:
-                raise UserError("negative", where=name, got=getattr(self, name), wanted="0 or more")
-        if not -(2**63) <= self.seed < 2**63:
-            raise UserError("out of range", where="seed", got=self.seed, wanted="a whole number of 64 bits")
+        super().__post_init__()
         if self.epochs == 0 and self.steps == 0:
             raise UserError("nothing to do", where="epochs", got=self.epochs, wanted="more than 0, or steps=N")
         if not self.model.is_mixture and self.router != RouterSettings():

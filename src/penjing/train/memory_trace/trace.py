@@ -48,7 +48,7 @@ from penjing.train.stages.preference import frozen_copy, groups_of_pass, score
 META = torch.device("meta")
 _attention: Any = attention  # modules that are written to here
 # Lines of these files are the head's and the loss's.
-LOSS_FILES = ("model/head", "penjing/objective/")
+LOSS_FILES = ("penjing/kernels/fused_", "penjing/objective/")
 STEPS = 2  # the first makes the optimizer's state, the second has it from its first line on
 CPU_ROWS = (4, 8)
 NOT_TRACED_ON_CPU = "data files that are mapped are not counted; the heap's waste is an estimate"

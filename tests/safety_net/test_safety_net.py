@@ -1,0 +1,69 @@
+"""Trainings of every recipe come out bit for bit as recorded (net.py), on machines for which there is a record."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+NET = Path(__file__).with_name("net.py")
+spec = importlib.util.spec_from_file_location("safety_net", NET)
+net = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = net
+spec.loader.exec_module(net)
+CASES = ["data", *net.TRAININGS]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    known = net.recorded()
+    if known is None:
+        pytest.skip(f"the safety net has no record for {net.machine()}")
+    return known
+
+
+@pytest.fixture(scope="module")
+def values(request, expected):
+    """What came of each case that is asked for, from one run of the script."""
+    here = [item for item in request.session.items if item.path == Path(__file__)]
+    names = [item.callspec.params["case"] for item in here if hasattr(item, "callspec")]
+    return net.run_fresh(net.ROOT / "src", [name for name in names if name in net.TRAININGS])
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in ("data", *net.QUICK) else pytest.mark.nightly) for case in CASES]
+)
+def test_it_comes_out_as_recorded(expected, values, case):
+    assert net.differences(expected[case], values[case]) == []
+
+
+def test_a_difference_is_seen_and_named():
+    old = {"model": "1", "metrics": {"loss": [2.0, 1.0]}, "plan": {"steps": 4}}
+    assert net.differences(old, old) == []
+    new = {"model": "1", "metrics": {"loss": [2.0, 1.5]}, "plan": {}}
+    assert [line.partition(":")[0] for line in net.differences(old, new)] == ["metrics.loss.1", "plan.steps"]
+
+
+def test_old_keys_are_translated_where_a_checkout_has_the_new_ones(tmp_path):
+    (tmp_path / "config.py").write_text("clip_norm: float = 1.0\n")
+    words = "batch.rows=8 data.packing=stream seed=1 seed=2"
+    assert net.settings_for(tmp_path, words) == ["batch.rows=8", "data.packing=stream", "seed=2"]
+    (tmp_path / "config.py").write_text("max_grad_norm: float = 1.0\n")
+    assert net.settings_for(tmp_path, words) == ["batch.size=8", "data.packing=concat", "seed=2"]
+
+
+def test_tensors_are_known_by_their_content_and_not_by_their_names(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    one, two = torch.arange(4.0), torch.ones(2, 2)
+    for name, tensors in (
+        ("a", {"x": one, "y": two}),
+        ("renamed", {"z": one, "w": two}),
+        ("another", {"x": one, "y": two.bfloat16()}),
+        ("reshaped", {"x": one.reshape(2, 2), "y": two}),
+    ):
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    hashes = [net.bag_of_tensors(tmp_path / f"{name}.safetensors") for name in ("a", "renamed", "another", "reshaped")]
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes)) == 3
