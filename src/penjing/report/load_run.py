@@ -253,7 +253,8 @@ def read_run(folder: Path, problems: list[str]) -> Run:
 
 
 def is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in RUN_FILES)
+    """Whether `folder` is a run's, and not one of its checkpoints."""
+    return any((folder / name).is_file() for name in RUN_FILES) and not (folder / "MANIFEST.json").exists()
 
 
 def read_quickstart(folder: Path, problems: list[str]) -> tuple[Quickstart, tuple[Run, ...]]:
