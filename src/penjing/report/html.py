@@ -346,7 +346,7 @@ def title_of(record: Record) -> str:
     if record.quickstart:
         return clip(record.quickstart.facts.text("title"), 160) or "A small language model"
     if len(record.runs) > 1:
-        return clip(" · ".join(run.name for run in record.runs), 120)
+        return " · ".join(run.name for run in record.runs) if len(record.runs) < 5 else f"{len(record.runs)} runs"
     return clip(f"{task_names(record.runs[0].task)[0]}: {record.runs[0].name}", 120)
 
 

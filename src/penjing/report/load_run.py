@@ -64,10 +64,6 @@ class Fields:
     def text(self, name: str) -> str:
         return text(self.raw.get(name))
 
-    def flag(self, name: str) -> bool | None:
-        value = self.raw.get(name)
-        return value if isinstance(value, bool) else None
-
     def fields(self, name: str) -> Fields:
         value = self.raw.get(name)
         return Fields(value) if isinstance(value, Mapping) else Fields()
