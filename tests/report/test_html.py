@@ -210,6 +210,12 @@ def test_runs_are_compared_side_by_side(tmp_path: Path) -> None:
     assert '<i class="c0"></i>poor' in source and '<i class="c1"></i>good' in source
 
 
+def test_the_lowest_loss_is_marked(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, "chats", scale=scale) for name, scale in (("a", 1.0), ("b", 0.5))]
+    marked = re.findall(r'<td class="n marked">([^ ]+) <span', read(*runs)[0])
+    assert "0.55" in marked and "1.1" not in marked
+
+
 def test_runs_of_different_tasks_are_not_drawn_over_each_other(tmp_path: Path) -> None:
     source, _, words = read(write_run(tmp_path / "a", "policy"), write_run(tmp_path / "b", "chats"))
     assert "Reinforcement learning" in words and "Fine-tuning" in words and 'class="legend"' not in source
