@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from penjing.commands.show import show
 from rich.console import Console
 
 import penjing.objective
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
+from penjing.commands.inspection import show
 from penjing.commands.plan import make_page
 from penjing.commands.plan_run import PlanOptions
 from penjing.commands.train import execute, plan_only, resolve_run
@@ -115,12 +115,11 @@ def test_its_memory_is_traced(words):
     assert smoothed.peak_allocated_bytes > plain.peak_allocated_bytes + logits
 
 
-def test_it_is_shown(trained, words):
-    said = Console(file=io.StringIO(), width=200)
-    show("pretrain", parse_overrides([*words, "objective.label_smoothing=0.2"]), said)
-    assert 'kind = "smoothed"\nlabel_smoothing = 0.2\n' in said.file.getvalue()
-    show(str(trained[0]), {}, said)
-    assert trained[2]["weights_sha256"] in said.file.getvalue()
+def test_it_is_shown(trained, words, capsys):
+    show("pretrain", [*words, "objective.label_smoothing=0.2"])
+    assert 'kind = "smoothed"\nlabel_smoothing = 0.2\n' in capsys.readouterr().out
+    show(str(trained[0]))
+    assert trained[2]["weights_sha256"] in capsys.readouterr().out
 
 
 def test_its_settings_are_checked_like_any(words):

@@ -56,7 +56,7 @@ def show(
 
 
 def _print_file(text: str) -> None:
-    console.print(text, highlight=False, end="")
+    console.print(text, highlight=False, end="", soft_wrap=True)
 
 
 def _print_models() -> None:
