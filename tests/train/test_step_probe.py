@@ -109,7 +109,7 @@ def test_masks_that_timing_draws_are_not_counted():
     adapt(model, Lora(rank=2, dropout=0.5))
     drawn = "blocks.0.attention.q_proj.adapters.default._extra_state"
     before = model.state_dict()[drawn].clone()
-    with probe._at_rest(model, SimpleNamespace(optimizers=[], strategy=SimpleNamespace())):
+    with probe._at_rest(model, SimpleNamespace(optimizers=[], strategy=SimpleNamespace(scaler=None))):
         for _ in range(3):
             model(torch.arange(5)[None])
         assert not torch.equal(model.state_dict()[drawn], before)
