@@ -7,7 +7,7 @@ of the largest shape (`Stage.example_batch`), the device a disguise (`penjing/pl
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from penjing.plan.memory.host_rss import at_more_rows, measured_process_bytes, p
 from penjing.plan.memory.report import MemoryPlan, plan_from
 from penjing.plan.memory.sharded_memory import Layout, share
 from penjing.plan.memory.trace import Trace, Tracer
+from penjing.track.base import Trackers
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build_model import build_model, complete
 from penjing.train.config import Run
@@ -214,33 +215,29 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
         built = complete(model, stage, strategy, precision)
         for frozen in stage.frozen_models():
             tracer.tag_model(frozen)
-        given: dict[str, Any] = dict(
+        source = StandInSource(
+            lambda: stage.example_batch(shape.micro_rows, META, shape.scored_fraction), tracer, run.data.prefetch
+        )
+        context = TrainingContext(
             strategy=strategy,
             model=built.wrapped,
             objective=built.objective,
-            source=StandInSource(
-                lambda: stage.example_batch(shape.micro_rows, META, shape.scored_fraction), tracer, run.data.prefetch
-            ),
+            source=source,
             optimizers=built.optimizers,
             schedule=run.schedule,
-            meter=NoMeter(),
+            trackers=Trackers([]),
+            meter=NoMeter(),  # type: ignore[arg-type]  # a step asks nothing else of it
             num_steps=STEPS,
             accumulate=shape.accumulate,
             clip_norm=run.clip_norm,
         )
-        rest: dict[str, Any] = {
-            field.name: None
-            for field in fields(TrainingContext)
-            if field.default is MISSING and field.name not in given
-        }
-        parts = TrainingContext(**given, **rest)
         # On a CPU, where freed memory has no history, the optimizer's state is made by itself and one step is enough.
         if target.kind == "cpu":
             _make_state(built.trainable, built.optimizers, tracer)
         for index in range(1 if target.kind == "cpu" else STEPS):
             tracer.mark(f"step {index + 1}")
             tracer.phase = "forward"
-            step(parts, index)
+            step(context, index)
             tracer.tag_state(built.optimizers)
             if index == 0:
                 tracer.mark("validation")
