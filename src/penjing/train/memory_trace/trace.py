@@ -6,17 +6,13 @@ of the largest shape (`Stage.example_batch`), the device a disguise (`penjing/pl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import nn
 
 from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
-from penjing.objective.base import Objective
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import Disguise
 from penjing.plan.memory.host_rss import at_more_rows, measured_process_bytes, peak_at_more_rows, process_plan
@@ -25,12 +21,12 @@ from penjing.plan.memory.sharded_memory import Layout, share
 from penjing.plan.memory.trace import Trace, Tracer
 from penjing.track.base import Trackers
 from penjing.train.batch_geometry import batch_geometry
-from penjing.train.build_model import build_model, complete
+from penjing.train.build_model import BuiltRun, build_model, complete
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.dummy_batches import NoMeter, StandInSource, TraceStrategy, on_target, tensors_of
 from penjing.train.precision import Precision
-from penjing.train.stages.base import Stage, make_stage
+from penjing.train.stages.base import make_stage
 
 META = torch.device("meta")
 # Lines of these files are the head's and the loss's.
@@ -215,25 +211,10 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
         built = complete(model, stage, strategy, precision)
         for frozen in stage.frozen_models():
             tracer.tag_model(frozen)
-        source = StandInSource(
-            lambda: stage.example_batch(shape.micro_rows, META, shape.scored_fraction), tracer, run.data.prefetch
-        )
-        context = TrainingContext(
-            strategy=strategy,
-            model=built.wrapped,
-            objective=built.objective,
-            source=source,
-            optimizers=built.optimizers,
-            schedule=run.schedule,
-            trackers=Trackers([]),
-            meter=NoMeter(),  # type: ignore[arg-type]  # a step asks nothing else of it
-            num_steps=STEPS,
-            accumulate=shape.accumulate,
-            clip_norm=run.clip_norm,
-        )
+        context = _context(built, shape, tracer)
         # On a CPU, where freed memory has no history, the optimizer's state is made by itself and one step is enough.
         if target.kind == "cpu":
-            _make_state(built.trainable, built.optimizers, tracer)
+            _make_state(built, tracer)
         for index in range(1 if target.kind == "cpu" else STEPS):
             tracer.mark(f"step {index + 1}")
             tracer.phase = "forward"
@@ -241,7 +222,7 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
             tracer.tag_state(built.optimizers)
             if index == 0:
                 tracer.mark("validation")
-                _validate(run, shape, tracer, stage, built.objective, built.wrapped)
+                _validate(built, shape, tracer)
     if target.kind == "cuda" and run.compute.compile != "off":
         notes.append("traced as it runs without torch.compile, which mostly takes less")
     if run.model.is_mixture:
@@ -252,26 +233,43 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
 # --- the step --------------------------------------------------------------------------------------------------------
 
 
-def _make_state(model: nn.Module, optimizers: list[Any], tracer: Tracer) -> None:
+def _context(built: BuiltRun, shape: Shape, tracer: Tracer) -> TrainingContext:
+    run, stage = built.run, built.stage
+    return TrainingContext(
+        strategy=built.strategy,
+        model=built.wrapped,
+        objective=built.objective,
+        source=StandInSource(
+            lambda: stage.example_batch(shape.micro_rows, META, shape.scored_fraction), tracer, run.data.prefetch
+        ),
+        optimizers=built.optimizers,
+        schedule=run.schedule,
+        trackers=Trackers([]),
+        meter=NoMeter(),  # type: ignore[arg-type]  # a step asks nothing else of it
+        num_steps=STEPS,
+        accumulate=shape.accumulate,
+        clip_norm=run.clip_norm,
+    )
+
+
+def _make_state(built: BuiltRun, tracer: Tracer) -> None:
     """Let the optimizers make their state, from gradients of no origin."""
     with tracer.during("optimizer"):
-        for parameter in model.parameters():
+        for parameter in built.trainable.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.empty_like(parameter)
-        for optimizer in optimizers:
+        for optimizer in built.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        tracer.tag_state(optimizers)
+        tracer.tag_state(built.optimizers)
 
 
-def _validate(
-    run: Run, shape: Shape, tracer: Tracer, stage: Stage[Any], objective: Objective, model: Callable[..., Any]
-) -> None:
+def _validate(built: BuiltRun, shape: Shape, tracer: Tracer) -> None:
     """A forward pass on held-out rows, as the stage does it."""
-    size = min(stage.validation_size(shape.micro_rows), run.validate.rows)
+    size = min(built.stage.validation_size(shape.micro_rows), built.run.validate.rows)
     if not size:
         return
     with tracer.during("evaluate"), torch.no_grad():
-        batch = stage.example_batch(size, META, shape.scored_fraction)
+        batch = built.stage.example_batch(size, META, shape.scored_fraction)
         tracer.tag(tensors_of(batch), "batch")
-        objective(model, batch)
+        built.objective(built.wrapped, batch)
