@@ -119,7 +119,6 @@ class PolicyStage(Stage[Policy]):
             num_keys=(mean_prompt + mean_answer) / 2,
             padding_fraction=0.1,
             extra_forwards=float(self.settings.kl_weight > 0) + float(how.behaviour == "recomputed"),
-            probe_steps=2,
             round_steps=how.steps_per_round,
         )
 

@@ -29,7 +29,8 @@ from penjing.train.resume import Difference, begun_dtype, check_same_run, run_fa
 from penjing.train.run_dir import RunFolder
 from penjing.train.small_data import fit_batch
 from penjing.train.stages.base import Size, Stage, make_stage
-from penjing.train.step_probe import Trials, expected, plan
+from penjing.train.step_probe import expected, plan
+from penjing.train.step_timing import Trials
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,8 @@ class Size:
     num_keys: float  # keys a query sees on average
     padding_fraction: float  # of all positions
     extra_forwards: float = 0.0  # forward passes of other models (a reference, a teacher), beside the model's own
-    probe_steps: int = 5  # steps timed before step 1
+    probe_steps: int = 2  # steps on answers that are timed before step 1, at least
+    held_out_units: int = 0  # that a validation looks at, where that is known beforehand
     round_steps: int = 1  # steps that one round of sampling serves; they are timed together
 
 
