@@ -98,10 +98,10 @@ def prepare(case: Case) -> Ready:
     recompute_activations(model, case.recompute)  # type: ignore[arg-type]
     model.to(device)
     set_compute_dtype(model, None if dtype == torch.float32 else dtype)
-    engine, objective = Single(device), NextToken()
+    strategy, objective = Single(device), NextToken()
     if dtype == torch.float16:
-        engine.scaler = LossScaler(device)
-    engine.wrap(model)
+        strategy.scaler = LossScaler(device)
+    strategy.wrap(model)
     made = (Muon if case.optimizer == "muon" else AdamW)(state=case.state)  # type: ignore[arg-type]
     optimizers: list[Any] = list(made.build(model))
     if config.is_mixture:
@@ -124,9 +124,9 @@ def prepare(case: Case) -> Ready:
     def step(number: int) -> None:
         for index in range(case.passes):
             loss = objective(model, batches[(number * case.passes + index) % len(batches)])
-            engine.backward(loss.total / case.tokens)
+            strategy.backward(loss.total / case.tokens)
             total.add_(loss.total.detach())
-        engine.clip(1.0)
+        strategy.clip(1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

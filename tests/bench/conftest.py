@@ -24,7 +24,7 @@ def quiet():
 
 @pytest.fixture
 def alignment_spec():
-    files = {"model": "m", "data": "d", "run": "r", "stage": "a:b", "out": "o"}
+    files = {"model": "m", "data": "d", "run": "r", "out": "o"}
     return AlignmentSpec(setting="step", method="dpo", batch=4, micro=2, beta=0.1, **files, **SHARED)
 
 

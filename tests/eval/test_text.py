@@ -7,12 +7,10 @@ import math
 import pyarrow
 import pytest
 import torch
+from small_models import small_model
 
 from penjing.data.tokenizer.tokenizer import train_tokenizer
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
-from penjing.model.transformer import Transformer
 
 TEXTS = ["The cat sat on the mat. 猫坐在垫子上。", "", "A frog.", "naïve café " * 9]
 NUM_BYTES = sum(len(text.encode()) for text in TEXTS)
@@ -25,22 +23,7 @@ def tokenizer():
 
 @pytest.fixture
 def model(tokenizer):
-    made = Transformer(
-        ModelConfig(
-            vocabulary_size=tokenizer.size,
-            hidden_size=16,
-            num_layers=1,
-            num_heads=2,
-            num_kv_heads=1,
-            head_size=8,
-            mlp_size=24,
-        )
-    )
-    initialise(made, 0)
-    generator = torch.Generator().manual_seed(9)
-    for value in made.parameters():  # a fresh model's blocks say nothing: their outputs begin at zero
-        value.data += 0.1 * torch.randn(value.shape, generator=generator)
-    return made
+    return small_model(noise=0.1, vocabulary_size=tokenizer.size, num_layers=1, max_tokens=32768)
 
 
 def test_uniform_guesses_cost_log2_of_the_vocabulary(model, tokenizer):

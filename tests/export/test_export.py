@@ -12,6 +12,7 @@ import pytest
 import tokenizers
 import torch
 from safetensors import safe_open
+from small_models import small_model
 
 from penjing.base.errors import UserError
 from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
@@ -20,10 +21,7 @@ from penjing.export import gguf_vocabulary, hf
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
 from penjing.infer.generate import generate
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
-from penjing.model.transformer import Transformer
 from penjing.train.config import Run
 
 TEXT = "Mia saw a kite by the pond. 小明看见一只风筝。 Then she gave it to the frog, and the frog was glad. "
@@ -45,14 +43,7 @@ def make_model(tokenizer, **options):
         "mlp_size": 48,
         "max_tokens": 128,
     }
-    model = Transformer(ModelConfig(**{**shape, **options}))
-    initialise(model, 1)
-    generator = torch.Generator().manual_seed(9)
-    for value in model.parameters():  # a fresh model's blocks say nothing: their outputs begin at zero
-        value.data += 0.1 * torch.randn(value.shape, generator=generator)
-    for parameter in model.parameters():
-        parameter.data *= 3 if parameter.ndim > 1 else 1
-    return model.eval()
+    return small_model(seed=1, noise=0.1, sharpen=3, **{**shape, **options}).eval()
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])

@@ -7,16 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from small_models import small_model
 
 from penjing.base.errors import UserError
 from penjing.infer import batched_sampler as rollout_module
 from penjing.infer.batched_sampler import Request, draw, rollout
 from penjing.infer.generate import generate
 from penjing.infer.sample import Sampling, shape
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
-from penjing.model.transformer import Transformer
 
 GREEDY, DRAWN = Sampling(), Sampling(temperature=1.0)
 STOP = {5, 11}
@@ -28,29 +26,11 @@ SHAPES = {
 
 
 def make_model(name="qwen3", max_tokens=48):
-    made = Transformer(
-        ModelConfig(
-            **{
-                "vocabulary_size": 37,
-                "hidden_size": 24,
-                "num_layers": 2,
-                "num_heads": 4,
-                "num_kv_heads": 2,
-                "head_size": 8,
-                "mlp_size": 40,
-                "max_tokens": max_tokens,
-                "rope_theta": 1e4,
-                "embeddings": "untied",
-                **SHAPES[name],
-            }
-        )
-    )
-    initialise(made, 3)
-    generator = torch.Generator().manual_seed(9)
-    for value in made.parameters():
-        value.data += 0.1 * torch.randn(value.shape, generator=generator)
-        value.data *= 4 if value.ndim > 1 else 1
-    return made.eval()
+    shape = {
+        "vocabulary_size": 37, "hidden_size": 24, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 40,
+        "max_tokens": max_tokens, "rope_theta": 1e4, "embeddings": "untied", **SHAPES[name],
+    }  # fmt: skip
+    return small_model(seed=3, noise=0.1, sharpen=4, **shape).eval()
 
 
 @pytest.fixture(params=list(SHAPES))

@@ -6,15 +6,14 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from small_models import small_model
 
 from penjing.base.errors import UserError
 from penjing.infer import generate as engine
 from penjing.infer.generate import generate, stream
 from penjing.infer.sample import Sampling
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
+from penjing.model.cast_cache import cache_casted_weights
 from penjing.model.linear import Linear, set_compute_dtype
-from penjing.model.transformer import Transformer, keep_casts
 
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5], [8], [9, 7, 9, 3, 2], [3, 1, 4]]
 GREEDY = Sampling()
@@ -23,28 +22,11 @@ DRAWN = Sampling(temperature=1.5)
 
 @pytest.fixture(params=["qwen3", "llama"])
 def model(request):
-    made = Transformer(
-        ModelConfig(
-            architecture=request.param,
-            vocabulary_size=37,
-            hidden_size=24,
-            num_layers=2,
-            num_heads=4,
-            num_kv_heads=2,
-            head_size=8,
-            mlp_size=40,
-            max_tokens=32,
-            rope_theta=1e4,
-            embeddings="untied",  # a tied table this wide says the same token over and over
-        )
-    )
-    initialise(made, 3)
-    generator = torch.Generator().manual_seed(9)
-    for value in made.parameters():  # a fresh model's blocks say nothing: their outputs begin at zero
-        value.data += 0.1 * torch.randn(value.shape, generator=generator)
-    for parameter in made.parameters():
-        parameter.data *= 6 if parameter.ndim > 1 else 1
-    return made.eval()
+    # A tied table this wide says the same token over and over.
+    return small_model(
+        seed=3, noise=0.1, sharpen=6, architecture=request.param, vocabulary_size=37, hidden_size=24, num_heads=4,
+        num_kv_heads=2, mlp_size=40, max_tokens=32, rope_theta=1e4, embeddings="untied",
+    ).eval()  # fmt: skip
 
 
 @torch.no_grad()
@@ -172,14 +154,17 @@ def test_weights_are_cast_once_to_what_every_product_would_cast_them(model, monk
     options = {"max_new_tokens": 15, "stop": ()}
     written = generate(model, PROMPTS, **options)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "keep_casts", lambda model: nullcontext())
+        patch.setattr(engine, "cache_casted_weights", lambda model: nullcontext())
         assert generate(model, PROMPTS, **options) == written
     ids_BT, layers = torch.tensor([PROMPTS[1]]), [layer for layer in model.modules() if type(layer) is Linear]
     with torch.no_grad():
         before = model(ids_BT)
-    with keep_casts(model), keep_casts(model):  # the second finds nothing to do, and takes nothing away
+    with (
+        cache_casted_weights(model),
+        cache_casted_weights(model),
+    ):  # the second finds nothing to do, and takes nothing away
         pass
-    with keep_casts(model):
+    with cache_casted_weights(model):
         assert model.head_cast is not None and sum(layer.cast is not None for layer in layers) == len(layers) - 1
         with torch.no_grad():
             assert torch.equal(model(ids_BT), before)

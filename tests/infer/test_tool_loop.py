@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from small_models import small_model
 
 from penjing.infer.batched_sampler import Given, Request, Turn, draw, rollout
 from penjing.infer.sample import Sampling
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
-from penjing.model.transformer import Transformer
 
 STOP = {5, 11}
 CALL = 7  # a turn in which this was said is followed by something
@@ -23,21 +21,11 @@ SHAPES = {
 
 @pytest.fixture(params=list(SHAPES))
 def model(request):
-    made = Transformer(
-        ModelConfig(
-            **{
-                "vocabulary_size": 24, "hidden_size": 24, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
-                "head_size": 8, "mlp_size": 40, "max_tokens": 80, "rope_theta": 1e4, "embeddings": "untied",
-                **SHAPES[request.param],
-            }
-        )
-    )  # fmt: skip
-    initialise(made, 3)
-    generator = torch.Generator().manual_seed(9)
-    for value in made.parameters():
-        value.data += 0.1 * torch.randn(value.shape, generator=generator)
-        value.data *= 2 if value.ndim > 1 else 1
-    return made.eval()
+    shape = {
+        "vocabulary_size": 24, "hidden_size": 24, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 40, "max_tokens": 80,
+        "rope_theta": 1e4, "embeddings": "untied", **SHAPES[request.param],
+    }  # fmt: skip
+    return small_model(seed=3, noise=0.1, sharpen=2, **shape).eval()
 
 
 def make_requests(num_prompts=5, answers=3):

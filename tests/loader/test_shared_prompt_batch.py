@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from small_models import small_model
 
 from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import Answer, Group, best_rows, pack, run_model
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
-from penjing.model.transformer import Transformer
 
 SHAPE = {
     "vocabulary_size": 40,
@@ -55,12 +53,7 @@ def with_marks(made):
 
 @pytest.fixture(params=[{}, {"architecture": "qwen2", "sliding_window": 6}], ids=["full", "window"])
 def model(request):
-    made = Transformer(ModelConfig(**{**SHAPE, **request.param}))
-    initialise(made, 0)
-    generator = torch.Generator().manual_seed(9)
-    for value in made.parameters():
-        value.data += 0.15 * torch.randn(value.shape, generator=generator)
-    return made
+    return small_model(noise=0.15, **{**SHAPE, **request.param})
 
 
 def test_each_answer_is_scored_as_if_alone(model):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from small_models import small_model
 
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
-from penjing.model.transformer import Transformer
 
 SHAPE = {
     "vocabulary_size": 40,
@@ -23,12 +21,7 @@ SHAPE = {
 
 
 def make_model(**changes):
-    model = Transformer(ModelConfig(**{**SHAPE, **changes}))
-    initialise(model, 0)
-    generator = torch.Generator().manual_seed(9)
-    for value in model.parameters():
-        value.data += 0.15 * torch.randn(value.shape, generator=generator)
-    return model
+    return small_model(noise=0.15, **{**SHAPE, **changes})
 
 
 def make_groups(seed=0, prompts=4, answers=3, given=False):

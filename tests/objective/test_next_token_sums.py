@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from small_models import small_model
 
 from penjing.data.packing.concat import Row
 from penjing.loader.batch import collate
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
-from penjing.model.transformer import Transformer
 from penjing.objective.base import Loss
 from penjing.objective.next_token import NextToken
 
@@ -31,16 +29,7 @@ def rows(seed=0, weighted=0.5):
 
 @pytest.fixture
 def model():
-    made = Transformer(
-        ModelConfig(
-            vocabulary_size=50, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_size=8, mlp_size=24
-        )
-    )
-    initialise(made, 0)
-    generator = torch.Generator().manual_seed(9)
-    for value in made.parameters():  # a fresh model's blocks say nothing: their outputs begin at zero
-        value.data += 0.1 * torch.randn(value.shape, generator=generator)
-    return made
+    return small_model(noise=0.1, vocabulary_size=50, num_layers=1)
 
 
 def gradients(model, splits):

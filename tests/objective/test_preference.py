@@ -6,12 +6,10 @@ import math
 
 import pytest
 import torch
+from small_models import small_model
 
 from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
-from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead, answer_places
 from penjing.objective.preference import (
     MISMATCHED,
@@ -51,12 +49,7 @@ KTO = Preference(loss="kto", beta=0.5, wanted_weight=1.2, kl_groups=2)
 
 
 def made(shape):
-    model = Transformer(ModelConfig(**shape))
-    initialise(model, 0)
-    generator = torch.Generator().manual_seed(9)
-    for value in model.parameters():  # a fresh model's blocks say nothing: their outputs begin at zero
-        value.data += 0.1 * torch.randn(value.shape, generator=generator)
-    return model
+    return small_model(noise=0.1, **shape)
 
 
 @pytest.fixture

@@ -10,18 +10,16 @@ import warnings
 import pytest
 import torch
 from reliability_harness import state_of
+from small_models import make_checkpointer
 
 from penjing.base.errors import UserError
 from penjing.base.files import DiskError
 from penjing.checkpoint.background import Background, snapshot
 from penjing.checkpoint.load import newest
-from penjing.parallel.single import Single
 from penjing.track.background import BackgroundTracker
 from penjing.track.base import Trackers
 from penjing.track.jsonl import JsonLines, read_lines
 from penjing.train import checkpointer as saving
-from penjing.train.checkpointer import Keeper
-from penjing.train.config import SaveSettings
 
 # --- in the middle of a run ------------------------------------------------------------------------------------------
 
@@ -104,23 +102,6 @@ def test_one_save_at_a_time_and_errors_surface():
     worker.wait()  # said once
 
 
-def keeper_of(folder, model, optimizers):
-    incidents = []
-    return Keeper(
-        folder,
-        SaveSettings(),
-        Single(torch.device("cpu")),
-        model=model,
-        only_trained=False,
-        optimizers=optimizers,
-        stateful={},
-        texts={},
-        about={},
-        fingerprints={},
-        record=incidents.append,
-    ), incidents
-
-
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     """What is written is the state of the instant of the save, whatever is learned while the disk takes its time."""
     release = threading.Event()
@@ -133,7 +114,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "save", slow)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    keeper, _ = keeper_of(tmp_path, model, [optimizer])
+    keeper = make_checkpointer(tmp_path, model, [optimizer])
 
     def learn():
         model(torch.ones(1, 3)).sum().backward()
@@ -162,7 +143,8 @@ def test_a_refusal_in_the_background_is_told_and_the_next_save_is_made(tmp_path,
         return real(folder, step, **named)
 
     monkeypatch.setattr(saving, "save", full)
-    keeper, incidents = keeper_of(tmp_path, torch.nn.Linear(2, 2), [])
+    incidents = []
+    keeper = make_checkpointer(tmp_path, torch.nn.Linear(2, 2), record=incidents.append)
     assert keeper.save({"step": 1}, False)
     refuse[0] = False
     with pytest.warns(UserWarning, match="no checkpoint of step 1"):

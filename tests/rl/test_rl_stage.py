@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from small_models import NumberTokenizer, small_model
 
 from penjing.agent_tools.box import Result
 from penjing.base.config import parse_overrides
@@ -25,9 +26,6 @@ from penjing.data.formats import Message
 from penjing.infer.batched_sampler import Given
 from penjing.infer.tool_loop import Exchange, last_turn
 from penjing.loader.shared_prompt_batch import Answer, Group
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
-from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import Policy, PolicyObjective, Rollout, Value
 from penjing.parallel.single import Single
@@ -38,15 +36,6 @@ from penjing.rl.rollout_source import RolloutSource, Sampler, log_probs
 from penjing.rl.stage import PolicyStage
 
 CPU = torch.device("cpu")
-
-
-class Words:
-    """A tokenizer of numbers."""
-
-    stop = frozenset({0})
-
-    def decode(self, ids):
-        return " ".join(map(str, ids))
 
 
 @dataclass
@@ -69,20 +58,6 @@ class EvenTokens:
         return score_RN[0]
 
 
-def make_model():
-    model = Transformer(
-        ModelConfig(
-            vocabulary_size=24, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_size=8, mlp_size=24,
-            max_tokens=64,
-        )
-    )  # fmt: skip
-    initialise(model, 0)
-    generator = torch.Generator().manual_seed(9)
-    for value in model.parameters():
-        value.data += 0.3 * torch.randn(value.shape, generator=generator)
-    return model
-
-
 def make_prompts(number=10):
     generator = np.random.default_rng(0)
     return [
@@ -99,14 +74,14 @@ def make_prompts(number=10):
 
 
 def make_source(
-    settings, *, model=None, engine=None, micro=2, rank=0, world=1, scorer=None, reference=None, turns=None
+    settings, *, model=None, strategy=None, micro=2, rank=0, world=1, scorer=None, reference=None, turns=None
 ):
     sampler = Sampler(
         settings=settings,
-        model=model or make_model(),
-        tokenizer=Words(),
+        model=model or small_model(),
+        tokenizer=NumberTokenizer(),
         scorer=scorer or EvenTokens(),
-        engine=engine or Single(CPU),
+        strategy=strategy or Single(CPU),
         row_tokens=64,
         reference=reference,
         turns=turns or (GivesNumbers() if settings.rollout.max_turns > 1 else None),
@@ -157,7 +132,7 @@ def same(one, other):
 
 
 def test_batches_hold_what_was_sampled():
-    model = make_model()
+    model = small_model()
     source = make_source(policy(), model=model)
     batch = next(source)
     assert batch.num_answers == 6
@@ -178,7 +153,7 @@ def test_batches_hold_what_was_sampled():
 
 def test_what_the_model_was_given_is_read_and_not_learned():
     """Tokens between two turns have weight 0; no loss of the family, no divergence and no figure knows them."""
-    model = make_model()
+    model = small_model()
     source = make_source(policy(rollout=TURNS), model=model, micro=4)
     batch = next(source)
     one = source.sampler.sample(source.prompts, [0, 1], [[1, 2, 3], [4, 5, 6]])
@@ -230,7 +205,7 @@ def test_rounds_without_a_call_show_their_turns_too():
 
 def test_a_batch_of_turns_equals_its_answers_one_by_one():
     """Packed with its prompt and siblings, an answer with given tokens scores as it does alone in a plain row."""
-    model = make_model()
+    model = small_model()
     source = make_source(policy(rollout={**TURNS, "updates": 2}), model=model, micro=4)
     batch = next(source)
     packed_logp = log_probs(model, batch, 1.0)
@@ -272,7 +247,7 @@ def test_rewards_see_the_whole_trajectory():
 
 def test_the_weights_of_now_are_asked():
     """With one update for each round every step samples anew; the shown behaviour is the changed model's."""
-    model = make_model()
+    model = small_model()
     source = make_source(policy(), model=model, micro=4)
     next(source)
     with torch.no_grad():
@@ -294,7 +269,7 @@ def test_the_weights_of_now_are_asked():
 def test_a_restored_source_goes_on_exactly(rollout, degenerate):
     """Weights change after each batch: a round that is under way comes from the state and not from the model."""
     settings = policy(rollout=rollout, degenerate=degenerate)
-    model, scorer = make_model(), EvenTokens(spoiled=1)
+    model, scorer = small_model(), EvenTokens(spoiled=1)
     source = make_source(settings, model=model, scorer=scorer)
     expected, states, weights = [], [], []
     for _ in range(12):
@@ -304,7 +279,7 @@ def test_a_restored_source_goes_on_exactly(rollout, degenerate):
         with torch.no_grad():
             model.embed.weight.mul_(1.02)
     for place in (0, 1, 3, 4, 7, 10):
-        other = make_model()
+        other = small_model()
         resumed = make_source(settings, model=other, scorer=scorer)
         resumed.restore(json.loads(states[place]))
         for number in range(place, 12):
@@ -340,7 +315,7 @@ def compiling_as_before():
 @pytest.mark.parametrize("rollout", [{}, {"behaviour": "recomputed"}, TURNS])
 def test_two_ranks_sample_and_learn_what_one_does(degenerate, rollout):
     settings = policy(degenerate=degenerate, rollout={"updates": 2, **rollout}, kl_weight=0.1, loss="dapo")
-    frozen, scorer = make_model(), EvenTokens(spoiled=1)
+    frozen, scorer = small_model(), EvenTokens(spoiled=1)
 
     def reference(batch):
         return log_probs(frozen, batch, 1.0)
@@ -352,7 +327,7 @@ def test_two_ranks_sample_and_learn_what_one_does(degenerate, rollout):
     taken = {0: [], 1: []}
 
     def work(rank):
-        source = make(make_model(), engine=Pair(rank, shared), micro=1, rank=rank, world=2)
+        source = make(small_model(), strategy=Pair(rank, shared), micro=1, rank=rank, world=2)
         taken[rank] = [next(source) for _ in range(8)]
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in taken]
@@ -360,14 +335,14 @@ def test_two_ranks_sample_and_learn_what_one_does(degenerate, rollout):
         thread.start()
     for thread in threads:
         thread.join(60)
-    one = make(make_model(), micro=4)
+    one = make(small_model(), micro=4)
     objective = PolicyObjective(settings)
     for step in range(4):
         whole = next(one)
         parts = [taken[rank][2 * step + number] for number in (0, 1) for rank in (0, 1)]
         gradients = []
         for batches in ([whole], parts):
-            model = make_model()
+            model = small_model()
             units = sum(objective.weight(batch) for batch in batches)
             for batch in batches:
                 (objective(model, batch).total / units).backward()
@@ -401,7 +376,7 @@ def test_a_batch_where_nothing_teaches_weighs_nothing():
         batch = next(make_source(policy(degenerate="drop"), scorer=Same()))
     objective = PolicyObjective(policy())
     assert float(objective.weight(batch)) == 0
-    model = make_model()
+    model = small_model()
     loss = objective(model, batch)
     loss.total.backward()
     assert not any(parameter.grad.any() for parameter in model.parameters())
@@ -459,7 +434,7 @@ def test_only_answers_that_were_ended_count_as_right():
             )
 
     stage = object.__new__(PolicyStage)
-    stage.engine, stage.settings, stage.run = Single(CPU), policy(), SimpleNamespace(seed=1)
+    stage.strategy, stage.settings, stage.run = Single(CPU), policy(), SimpleNamespace(seed=1)
     stage.sampler, stage.scorer = Says(), EvenTokens()
     stage.held_out = [replace(prompt, kind=kind) for prompt in make_prompts(2) for kind in ("ended", "cut off")]
     figures = stage.validate()
@@ -594,7 +569,7 @@ def test_ppo_learns_a_value_and_is_taken_up_exactly(words, tmp_path):
 
 def test_advantages_of_ppo_step_over_what_was_given():
     settings = policy(loss="ppo", rollout=TURNS)
-    head = ScalarHead(make_model())
+    head = ScalarHead(small_model())
     torch.nn.init.normal_(head.scalar, generator=torch.Generator().manual_seed(0))
     source = make_source(settings, model=head.model)
     source.sampler = replace(source.sampler, values=head)
@@ -621,7 +596,7 @@ def test_advantages_of_ppo_step_over_what_was_given():
 @pytest.mark.parametrize("rollout", [{}, TURNS])
 def test_ppo_sums_over_any_split(rollout):
     settings = policy(loss="ppo", rollout={"updates": 2, **rollout})
-    head = ScalarHead(make_model())
+    head = ScalarHead(small_model())
     torch.nn.init.normal_(head.scalar, generator=torch.Generator().manual_seed(0))
     objective = PolicyObjective(settings)
     found = []

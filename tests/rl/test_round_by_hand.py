@@ -8,11 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from small_models import NumberTokenizer, small_model
 
 from penjing.data.formats import Message
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
-from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import Policy, RewardSettings, Rollout
 from penjing.parallel.single import Single
@@ -30,15 +28,6 @@ SEEDS = [[10 * place + answer for answer in range(4)] for place in range(4)]
 CPU = torch.device("cpu")
 
 
-class Numbers:
-    """A tokenizer of numbers."""
-
-    stop = frozenset({0})
-
-    def decode(self, ids):
-        return " ".join(map(str, ids))
-
-
 class FirstToken:
     """An answer is worth its first number."""
 
@@ -53,17 +42,7 @@ class FirstToken:
 
 @pytest.fixture(scope="module")
 def model():
-    made = Transformer(
-        ModelConfig(
-            vocabulary_size=24, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_size=8, mlp_size=24,
-            max_tokens=64,
-        )
-    )  # fmt: skip
-    initialise(made, 0)
-    generator = torch.Generator().manual_seed(9)
-    for value in made.parameters():
-        value.data += 0.3 * torch.randn(value.shape, generator=generator)
-    return made
+    return small_model(num_layers=1)
 
 
 def round_of(model, *, values=None, loss="grpo", scorer=None, **rollout):
@@ -71,9 +50,9 @@ def round_of(model, *, values=None, loss="grpo", scorer=None, **rollout):
     sampler = Sampler(
         settings=settings,
         model=model,
-        tokenizer=Numbers(),
+        tokenizer=NumberTokenizer(),
         scorer=scorer or FirstToken(),
-        engine=Single(CPU),
+        strategy=Single(CPU),
         row_tokens=64,
         values=values,
     )
@@ -177,7 +156,7 @@ def test_held_out_prompts_are_answered_greedily_and_counted_where_they_can_be_ri
             return Judged(messages=prompt.messages, text=text, num_tokens=3, **more)
 
     stage = object.__new__(PolicyStage)
-    stage.engine, stage.settings, stage.run = Single(CPU), Policy(), SimpleNamespace(seed=1)
+    stage.strategy, stage.settings, stage.run = Single(CPU), Policy(), SimpleNamespace(seed=1)
     stage.sampler = Says()
 
     class Tenth(FirstToken):

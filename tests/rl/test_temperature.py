@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_rl_stage import make_model
+from small_models import NumberTokenizer, small_model
 
+from penjing.base import config
 from penjing.data.formats import Message
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.model.lora import Lora, adapt, adapted, using
@@ -16,18 +17,10 @@ from penjing.parallel.single import Single
 from penjing.rl.prompts import Prompt
 from penjing.rl.rollout_source import RolloutSource, Sampler
 from penjing.rl.stage import PolicyStage
+from penjing.train.config import Run
 
 TEMPERATURE = 0.6
 PROMPTS = [(3, 5, 7), (2, 4, 6, 8, 10), (11, 12), (1, 9, 1, 9)]
-
-
-class Numbers:
-    """A tokenizer of numbers."""
-
-    stop = frozenset({0})
-
-    def decode(self, ids):
-        return " ".join(map(str, ids))
 
 
 class OddTokens:
@@ -61,9 +54,9 @@ def sampled(model, how):
     sampler = Sampler(
         settings=how,
         model=model,
-        tokenizer=Numbers(),
+        tokenizer=NumberTokenizer(),
         scorer=OddTokens(),
-        engine=Single(torch.device("cpu")),
+        strategy=Single(torch.device("cpu")),
         row_tokens=64,
     )
     source = RolloutSource(sampler, prompts, seed=1, prompts_per_step=2, micro_units=2)
@@ -79,7 +72,7 @@ def sampled(model, how):
 
 @pytest.mark.parametrize("behaviour", ["sampled", "recomputed"])
 def test_old_log_probabilities(behaviour):
-    model = make_model()
+    model = small_model()
     batch, answers = sampled(model, settings(behaviour=behaviour))
     wanted, cold = (torch.cat([plain(model, *each, heat) for each in answers]) for heat in (TEMPERATURE, 1.0))
     torch.testing.assert_close(batch.values["behaviour"], wanted, rtol=1e-4, atol=1e-4)
@@ -93,13 +86,14 @@ def answer_batch():
 
 def reference_of(model, kind):
     stage = object.__new__(PolicyStage)
+    stage.run, stage.strategy = config.resolve(Run, {"compute": {"dtype": "float32"}}), Single(torch.device("cpu"))
     stage.settings = Policy(kl_weight=0.1, reference=kind, rollout=Rollout(temperature=TEMPERATURE))
     return stage._reference(model)
 
 
 def with_adapters():
     """A model whose adapter has learned something, and the base's own answers."""
-    model = make_model()
+    model = small_model()
     base = [plain(model, PROMPTS[0], ids, TEMPERATURE) for ids in answer_batch()[1]]
     adapt(model, Lora(rank=2))
     for layer in adapted(model).values():
@@ -119,7 +113,7 @@ def test_the_reference_beside_adapters_is_the_base_at_that_temperature(kind):
 
 
 def test_the_copied_reference_is_the_start_at_that_temperature():
-    model = make_model()
+    model = small_model()
     batch, answers = answer_batch()
     reference = reference_of(model, "auto")
     wanted = torch.cat([plain(model, PROMPTS[0], ids, TEMPERATURE) for ids in answers])
@@ -130,7 +124,7 @@ def test_the_copied_reference_is_the_start_at_that_temperature():
 
 def test_the_policy_is_trained_at_the_temperature_that_it_samples_at():
     """With what it was as behaviour every ratio is 1; and the loss has the slope of the hot softmax."""
-    model = make_model()
+    model = small_model()
     batch, answers = answer_batch()
     wanted = torch.cat([plain(model, PROMPTS[0], ids, TEMPERATURE) for ids in answers])
     batch.values["behaviour"] = wanted - 0.1
@@ -141,5 +135,5 @@ def test_the_policy_is_trained_at_the_temperature_that_it_samples_at():
 
 
 def test_answers_of_one_prompt_are_drawn_apart():
-    _, answers = sampled(make_model(), settings(max_tokens=12))
+    _, answers = sampled(small_model(), settings(max_tokens=12))
     assert len({tuple(ids) for _, ids in answers[:3]}) == 3

@@ -5,15 +5,14 @@ import json
 
 import pytest
 import torch
+from small_models import make_checkpointer
 
 from penjing.base.errors import UserError
 from penjing.checkpoint.load import newest
 from penjing.checkpoint.save import save
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
-from penjing.parallel.single import Single
-from penjing.train.checkpointer import Keeper, restore_optimizers
-from penjing.train.config import SaveSettings
+from penjing.train.checkpointer import restore_optimizers
 
 KINDS = [
     (AdamW(), AdamW(learning_rate=0.02, beta1=0.5, beta2=0.6, epsilon=1e-3, weight_decay=0.3)),
@@ -102,24 +101,9 @@ def test_without_a_change_everything_is_as_it_was_saved(begun, settings, _):
 def test_going_back_leaves_optimizers_of_another_kind_alone(tmp_path):
     record = []
 
-    def keeper_of(optimizers):
-        return Keeper(
-            tmp_path,
-            SaveSettings(),
-            Single(torch.device("cpu")),
-            model=model,
-            only_trained=False,
-            optimizers=optimizers,
-            stateful={},
-            texts={},
-            about={},
-            fingerprints={},
-            record=record.append,
-        )
-
     model = make_model()
-    assert keeper_of(AdamW().build(model)).save({"step": 1}, True)
-    other = keeper_of(Muon().build(model))
+    assert make_checkpointer(tmp_path, model, AdamW().build(model), record=record.append).save({"step": 1}, True)
+    other = make_checkpointer(tmp_path, model, Muon().build(model), record=record.append)
     with pytest.raises(UserError, match="does not fit"):
         other.go_back()
     other.restore(newest(tmp_path), optimizers=False)
@@ -149,19 +133,7 @@ def test_a_checkpoint_holds_the_instant_at_which_it_was_asked_for(tmp_path):
     model = make_model()
     optimizers = AdamW().build(model)
     learn(model, optimizers, 1)
-    keeper = Keeper(
-        tmp_path,
-        SaveSettings(),
-        Single(torch.device("cpu")),
-        model=model,
-        only_trained=False,
-        optimizers=optimizers,
-        stateful={},
-        texts={},
-        about={},
-        fingerprints={},
-        record=lambda incident: None,
-    )
+    keeper = make_checkpointer(tmp_path, model, optimizers)
     keeper._background = Later()
     torch.manual_seed(11)
     keeper.save({"step": 1}, False)
@@ -202,19 +174,7 @@ def test_what_has_state_comes_back_with_the_checkpoint(tmp_path):
 
     def keeper_of(place):
         model = make_model()
-        return Keeper(
-            tmp_path,
-            SaveSettings(),
-            Single(torch.device("cpu")),
-            model=model,
-            only_trained=False,
-            optimizers=AdamW().build(model),
-            stateful={"source": place},
-            texts={},
-            about={},
-            fingerprints={},
-            record=lambda incident: None,
-        )
+        return make_checkpointer(tmp_path, model, AdamW().build(model), stateful={"source": place})
 
     before, after = Place(), Place()
     before.place = 7

@@ -7,37 +7,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_models import small_model
 
 from penjing.data.chat.render import Rendered
 from penjing.data.formats import Message
 from penjing.data.preference_shards import TokenAnswer, TokenGroup
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
 from penjing.model.lora import Lora, adapt, adapted
-from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.base import Loss
 from penjing.parallel.single import Single
 from penjing.train.stages import reward
-from penjing.train.stages.preference import _Half, _score_base, held_out_figures
+from penjing.train.stages.held_out import held_out_means
+from penjing.train.stages.preference import _Half
+from penjing.train.stages.reference import base_log_probs
 
 RUN = SimpleNamespace(seed=1, data=SimpleNamespace(row_tokens=64))
 ENGINE = Single(torch.device("cpu"))
-
-
-def made():
-    model = Transformer(
-        ModelConfig(
-            vocabulary_size=24, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_size=8, mlp_size=24,
-            max_tokens=64,
-        )
-    )  # fmt: skip
-    initialise(model, 0)
-    generator = torch.Generator().manual_seed(9)
-    for value in model.parameters():
-        value.data += 0.3 * torch.randn(value.shape, generator=generator)
-    return model
 
 
 def test_each_question_gets_the_answers_of_another_one_which_count_for_nothing_else():
@@ -65,7 +51,7 @@ def test_without_mismatched_answers_a_pair_is_a_pair():
 
 
 def test_the_reference_of_adapters_is_the_base():
-    model, prompt, answers = made(), (3, 5, 7), [[7, 3, 0], [2, 0]]
+    model, prompt, answers = small_model(), (3, 5, 7), [[7, 3, 0], [2, 0]]
     with torch.no_grad():
         wanted = []
         for ids in answers:
@@ -75,7 +61,7 @@ def test_the_reference_of_adapters_is_the_base():
     for layer in adapted(model).values():
         layer.adapters["default"].B.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(1))
     batch = pack([Group(prompt=prompt, answers=[Answer(ids=ids) for ids in answers])], 64)
-    torch.testing.assert_close(_score_base(model, batch), torch.cat(wanted), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(base_log_probs(model, batch), torch.cat(wanted), rtol=1e-4, atol=1e-4)
 
 
 def test_held_out_figures_are_means_over_units():
@@ -89,12 +75,11 @@ def test_held_out_figures_are_means_over_units():
     batches = [SimpleNamespace(worth=6, units=2), SimpleNamespace(worth=1, units=5)]
     for batch in batches:
         batch.to = lambda device, batch=batch: batch
-    chunks = ((range(0), batch) for batch in batches)
-    assert held_out_figures(Sums(), None, chunks, ENGINE) == {"validation_nats": pytest.approx(1.0)}
+    assert held_out_means(Sums(), None, batches, ENGINE) == {"validation_nats": pytest.approx(1.0)}
 
 
 def test_a_judge_reads_where_the_end_of_the_last_answer_is_predicted(monkeypatch):
-    model = made()
+    model = small_model()
     head = ScalarHead(model)
     head.scalar.data.normal_(generator=torch.Generator().manual_seed(2))
     ids, weights = [3, 4, 5, 6, 7, 0, 9], [0, 0, 1, 1, 1, 1, 0]  # the last is a newline after the turn

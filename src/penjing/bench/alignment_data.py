@@ -27,6 +27,7 @@ from penjing.objective.preference import Preference
 from penjing.optim.adamw import AdamW
 from penjing.plan import hardware
 from penjing.rl.prompts import Order, read
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.run_dir import load_trained
 
@@ -58,7 +59,7 @@ def prepare(work: Path, request: Request, method: str) -> Prepared:
         layer["objective"] = {"reference": "copy"}
     run = request.resolve(layer)
     _check(run)
-    micro = run.batch.micro_rows or (run.batch.rows // 2 if run.batch.rows % 2 == 0 else run.batch.rows)
+    micro = batch_geometry(run, 1, torch.device("cpu")).micro_size
     run = replace(run, batch=replace(run.batch, micro_rows=micro))
     if method == "dpo":
         run = _write_pairs(run, work)
@@ -73,7 +74,6 @@ def prepare(work: Path, request: Request, method: str) -> Prepared:
         model=str(work / "model"),
         data=str(work / "data.jsonl"),
         run=str(work / "run.toml"),
-        stage=request.stages[run.objective.kind],
         out="",
         threads=options.threads,
         batch=run.batch.rows,

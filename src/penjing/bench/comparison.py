@@ -70,7 +70,6 @@ class Request:
     options: Options
     resolve: Callable[[Layer], Run]  # the method's recipe, a layer and the user's settings over it
     overrides: Layer  # the user's settings
-    stages: Mapping[str, str]  # what makes a stage, by the kind of objective
     start: Path | None = None  # the model to begin with
     data: Path | None = None
     quick: bool = False

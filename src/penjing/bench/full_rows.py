@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penjing.loader.batch import Batch
+from penjing.loader.batch_source import Source
 
 
 def full_rows(ids_BT: Tensor, document_BT: Tensor | None = None) -> Batch:
@@ -24,7 +25,7 @@ def full_rows(ids_BT: Tensor, document_BT: Tensor | None = None) -> Batch:
     )
 
 
-class FullRows:
+class FullRows(Source):
     """A source of such batches, for the training loop."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:

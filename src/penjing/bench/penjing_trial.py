@@ -17,22 +17,22 @@ from typing import Any
 import torch
 
 from penjing.base import config
-from penjing.base.registry import look_up
 from penjing.bench.full_rows import FullRows, full_rows
 from penjing.bench.held_out import IGNORED, bits_per_byte, packed_rows
 from penjing.bench.timer import TrialTimer
 from penjing.bench.trial_spec import AlignmentSpec, PretrainSpec, TrialSpec, read_spec
 from penjing.loader.batch import Batch
+from penjing.loader.batch_source import DeviceSource
 from penjing.model.linear import Linear
 from penjing.objective.next_token import NextToken
+from penjing.objective.preference import Preference
 from penjing.optim.adamw import AdamW
-from penjing.parallel.base import make_engine
-from penjing.train.build import Assembled, assemble
+from penjing.parallel.base import make_strategy
+from penjing.train.build import PreparedRun, prepare_run
+from penjing.train.build_context import RunHooks
 from penjing.train.config import Run
 from penjing.train.loop import step, train
 from penjing.train.run_dir import set_threads
-from penjing.train.stages.base import OnDevice
-from penjing.train.stages.next_token import NextTokenStage
 
 # What a trial shows of each step, by the names that all contestants' figures have.
 FIGURES = {
@@ -56,54 +56,48 @@ class StepTracker:
 
 def alignment(spec: AlignmentSpec) -> dict[str, Any]:
     timer = TrialTimer(spec)
-    make_stage = look_up({"stage": spec.stage}, "stage", what="stage")
     timer.imported()
     run = _run_of(spec)
     tracker = StepTracker(timer, spec.batch, FIGURES[spec.method])
-    assembled = assemble(run, make_engine("cpu"), make_stage, lambda *_: [tracker], lambda *_: [], lambda text: None)
+    prepared = prepare_run(run, make_strategy("cpu"), RunHooks(trackers=lambda *_: [tracker]))
     timer.ready()
-    train(replace(assembled.parts, validate_every=0, save_every=0, sample_every=0, log_every=1), assembled.progress)
-    _close(assembled)
+    train(replace(prepared.context, validate_every=0, save_every=0, sample_every=0, log_every=1), prepared.state)
+    prepared.context.source.close()
     options = [f"batch.micro_rows={run.batch.micro_rows}", f"compute.dtype={run.compute.dtype}"]
-    if run.objective.kind == "preference":
+    if isinstance(run.objective, Preference):
         options.append(f"objective.reference={run.objective.reference}")
     return timer.result(options=options)
 
 
 def pretrain(spec: PretrainSpec, *, adamw: bool) -> dict[str, Any]:
-    timer = TrialTimer(spec, lambda: bits_per_byte(spec.held_out, lambda *rows: _nats(assembled, *rows)))
+    timer = TrialTimer(spec, lambda: bits_per_byte(spec.held_out, lambda *rows: _nats(prepared, *rows)))
     timer.imported()
     run = _run_of(spec)
     run = replace(run, optimizer=_optimizer(run, spec, adamw=adamw))
-    assembled = assemble(run, make_engine(spec.device), NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None)
-    parts = assembled.parts
+    prepared = prepare_run(run, make_strategy(spec.device))
+    context = prepared.context
     if spec.setting == "step":
-        rows = _rows(spec, spec.batch // parts.accumulate)
-        parts = replace(parts, source=OnDevice(FullRows(rows), parts.engine.device))
+        rows = _rows(spec, spec.batch // context.accumulate)
+        context = replace(context, source=DeviceSource(FullRows(rows), context.strategy.device))
     timer.ready()
     number = 0
-    while timer.step(step(parts, number).tokens):
+    while timer.step(step(context, number).tokens):
         number += 1
-    _close(assembled)
-    kind, dtype = run.optimizer.kind, str(_matmul_dtype(assembled.model)).removeprefix("torch.")
+    prepared.context.source.close()
+    kind, dtype = run.optimizer.kind, str(_matmul_dtype(prepared.model)).removeprefix("torch.")
     options = [f"optimizer.kind={kind}", f"matmuls in {dtype}", f"compute.compile={run.compute.compile}"]
     settings = {
         "optimizer": kind,
-        "learning_rate": max(float(group["lr"]) for each in parts.optimizers for group in each.param_groups),
+        "learning_rate": max(float(group["lr"]) for each in context.optimizers for group in each.param_groups),
         "dtype": dtype,
         "max_grad_norm": run.clip_norm,
     }
-    return timer.result(options=[*options, *assembled.notes], settings=settings)
+    return timer.result(options=[*options, *prepared.notes], settings=settings)
 
 
 def _run_of(spec: TrialSpec) -> Run:
     set_threads(spec.threads, 1)
     return replace(config.resolve(Run, config.read_toml(Path(spec.run))), out=spec.out)
-
-
-def _close(assembled: Assembled) -> None:
-    if hasattr(assembled.parts.source, "close"):
-        assembled.parts.source.close()
 
 
 def _rows(spec: PretrainSpec, micro: int) -> Iterator[Batch]:
@@ -124,7 +118,7 @@ def _optimizer(run: Run, spec: PretrainSpec, *, adamw: bool) -> Any:
 
 
 @torch.no_grad()
-def _nats(assembled: Assembled, ids_BT: Any, target_BT: Any) -> float:
+def _nats(prepared: PreparedRun, ids_BT: Any, target_BT: Any) -> float:
     target = torch.from_numpy(target_BT)
     scored_N = (target != IGNORED).flatten().nonzero()[:, 0]
     batch = Batch(
@@ -135,7 +129,7 @@ def _nats(assembled: Assembled, ids_BT: Any, target_BT: Any) -> float:
         weight_N=torch.ones(len(scored_N)),
         num_tokens=len(scored_N),
     )
-    return float(NextToken()(assembled.model, batch.to(assembled.parts.engine.device)).total)
+    return float(NextToken()(prepared.model, batch.to(prepared.context.strategy.device)).total)
 
 
 def _matmul_dtype(model: torch.nn.Module) -> torch.dtype:

@@ -50,7 +50,6 @@ class AlignmentSpec(TrialSpec):
     method: str  # dpo or grpo
     model: str  # Hugging Face directory that everyone begins with
     data: str  # JSONL in the order of penjing's steps, for baselines
-    stage: str  # what makes penjing's stage, `module:name`
     micro: int  # units of one forward pass
     beta: float  # dpo: of its loss; grpo: weight of the divergence
     reference: str = "copy"  # dpo: copy or precomputed
@@ -63,7 +62,7 @@ class AlignmentSpec(TrialSpec):
 
 # Fields with places of files, or with what differs between the contestants of one comparison.
 PER_TRIAL = (
-    *("setting", "run", "out", "compiled", "rate_factor", "checkpointing", "match", "stage"),
+    *("setting", "run", "out", "compiled", "rate_factor", "checkpointing", "match"),
     *("text", "tokenizer", "held_out", "rows", "model", "data"),
 )
 

@@ -19,7 +19,6 @@ from penjing.bench.record import write
 from penjing.bench.resume import has_trials, read_earlier, touch
 from penjing.bench.trial_process import run_trial
 from penjing.commands.train import resolve_run
-from penjing.recipes import STAGES
 from penjing.train.config import Run
 
 
@@ -52,7 +51,6 @@ def bench(
         options=Options(baselines=baselines_of(method, baseline), **options),
         resolve=resolve,
         overrides=overrides,
-        stages=STAGES,
         start=run,
         data=data,
         quick=quick,

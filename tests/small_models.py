@@ -1,0 +1,56 @@
+"""Small models that say something, and what stands around them in a run; many folders of tests use these."""
+
+import torch
+
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.transformer import Transformer
+from penjing.parallel.single import Single
+from penjing.train.checkpointer import Keeper
+from penjing.train.config import SaveSettings
+
+CPU = torch.device("cpu")
+SHAPE = {
+    "vocabulary_size": 24, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_size": 8,
+    "mlp_size": 24, "max_tokens": 64,
+}  # fmt: skip
+
+
+def small_model(*, seed=0, noise=0.3, sharpen=1, **changes):
+    """A model of SHAPE with these changes. With noise, as a fresh model's blocks say nothing: they begin at zero.
+
+    sharpen: makes matrices so many times larger, and what is foretold surer.
+    """
+    model = Transformer(ModelConfig(**{**SHAPE, **changes}))
+    initialise(model, seed)
+    generator = torch.Generator().manual_seed(9)
+    for parameter in model.parameters():
+        parameter.data += noise * torch.randn(parameter.shape, generator=generator)
+        parameter.data *= sharpen if parameter.ndim > 1 else 1
+    return model
+
+
+class NumberTokenizer:
+    """Writes ids as numbers; 0 ends an answer."""
+
+    stop = frozenset({0})
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+
+def make_checkpointer(folder, model, optimizers=(), *, stateful=None, record=lambda incident: None):
+    """What saves such a model, on one CPU."""
+    return Keeper(
+        folder,
+        SaveSettings(),
+        Single(CPU),
+        model=model,
+        only_trained=False,
+        optimizers=list(optimizers),
+        stateful=stateful or {},
+        texts={},
+        about={},
+        fingerprints={},
+        record=record,
+    )
