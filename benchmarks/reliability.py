@@ -55,7 +55,7 @@ PROMISES = (
     ("Files from strangers run nothing and cost no more than they should", "untrusted"),
     ("What users type never becomes a control token", "control_tokens"),
     ("A checkpoint that forgot any one part of the state would be noticed", "mutations"),
-    ("`penjing doctor RUN` says what is sound and from where it continues", "doctor"),
+    ("`penjing doctor RUN` says what is sound and from where it continues", "check_run"),
 )  # fmt: skip
 
 
@@ -214,7 +214,7 @@ def told_cost(saving: dict[str, Any] | None) -> str:
     cost, share = saving["saving"], saving["saving"]["share"]
     step = statistics.median(cost["seconds_without"])
     return (
-        f"{share['median']:.2%} of step time ({share['lowest']:.2%} to {share['highest']:.2%} in"
+        f"{share['median']:.2%} of step time ({share['low']:.2%} to {share['high']:.2%} in"
         f" {len(cost['seconds_with'])} rounds), {statistics.median(cost['still_share']):.2%} standing still,"
         f" a save every {cost['every']} steps of {1000 * step:.0f} ms;"
         f" {where(saving)}"
