@@ -140,7 +140,7 @@ def _work_through(options: QuickstartOptions, corpus: Corpus, log: StageLog, con
     log.record(next=f"penjing chat {out}")
     record, page = write_page([out])
     print_summary(record, console)
-    console.print(Text.assemble(f"\nreport: {page}\nnext:   ", (f"penjing chat {out}", "bold")))
+    console.print(Text(f"report: {page}"))
 
 
 # --- start -----------------------------------------------------------------------------------------------------------
