@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from user_errors import raises_user_error
 
 from penjing.agent_tools import TOOLS
 from penjing.agent_tools.base import ToolSettings
@@ -157,12 +158,12 @@ def test_what_is_no_tool_is_refused(own: str, words: list[str], line: str) -> No
 
 
 def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no date"):
+    with raises_user_error(where="objective.tool.today", got="tomorrow"):
         ToolSettings(today="tomorrow")
     with pytest.raises(UserError, match="out of range"):
         ToolSettings(output_characters=0)
     (tmp_path / "list.json").write_text("[1]")
-    with pytest.raises(UserError, match="not a table"):
+    with raises_user_error(where="list.json", got="list"):
         Toolbox(["lookup"], ToolSettings(table=str(tmp_path / "list.json")))
     with pytest.raises(UserError, match="no such file"):
         Toolbox(["lookup"], ToolSettings(table=str(tmp_path / "absent.json")))

@@ -12,6 +12,7 @@ import pytest
 from annotated_types import Gt, Lt
 from hypothesis import given
 from hypothesis import strategies as st
+from user_errors import raises_user_error
 
 from penjing.base import config
 from penjing.base.config import (
@@ -232,7 +233,7 @@ def test_a_list_that_is_none_says_how_to_write_one(value: str) -> None:
 
 
 def test_elements_of_a_list_have_their_type() -> None:
-    with pytest.raises(UserError, match="weights: not a number; got 'x'"):
+    with raises_user_error(where="weights", got="'x'"):
         convert(tuple[float, ...], '["x"]', "weights")
     assert "data.files" in error_of("data.files=[true]") and "data.files" in error_of("data.files=[[1]]")
 

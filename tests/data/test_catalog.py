@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_file
@@ -229,7 +230,7 @@ def test_what_was_downloaded_already_needs_no_further_room(tmp_path: Path, monke
     room = shutil.disk_usage(tmp_path)._replace(free=60)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: room)
     made = enroll(monkeypatch, package("0" * 64), num_download_bytes=100)
-    with pytest.raises(UserError, match="too little room"):
+    with raises_user_error(where=tmp_path.parent, got="MiB free"):
         catalogue._check_space(made, tmp_path)
     (tmp_path / "half").write_bytes(bytes(40))
     catalogue._check_space(made, tmp_path)

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.data import preference_shards as module
@@ -208,7 +209,7 @@ def test_an_answer_that_a_template_leaves_out_is_set_aside(tmp_path, tokenizer, 
     with pytest.raises(UserError, match=r"pairs\.jsonl:1: the chat template leaves the answer out"):
         encode(judged, tokenizer)
     (pair,) = read(tmp_path, {"prompt": [*past, user("who?")], "chosen": [assistant("me")], "rejected": [call]})
-    with pytest.raises(UserError, match=r"pairs\.jsonl:1"):
+    with raises_user_error(where="pairs.jsonl:1", wanted="the same messages up to an assistant turn"):
         encode(pair, tokenizer)
     (sound,) = read(tmp_path, {"prompt": [*past, user("who?")], "completion": [assistant("me")], "label": True})
     assert tokenizer.decode(encode(sound, tokenizer).answers[0].ids) == "me"
@@ -216,7 +217,7 @@ def test_an_answer_that_a_template_leaves_out_is_set_aside(tmp_path, tokenizer, 
 
 def test_answers_to_different_questions_are_no_pair(tmp_path, tokenizer):
     (pair,) = read(tmp_path, {**PAIR, "rejected": [user("when?"), assistant("you")]})
-    with pytest.raises(UserError, match=r"pairs.jsonl:1: chosen and rejected differ before the answer"):
+    with raises_user_error(where="pairs.jsonl:1", wanted="the same messages up to an assistant turn"):
         encode(pair, tokenizer)
 
 
@@ -258,9 +259,9 @@ def test_damage_is_seen(stored, tmp_path):
     with pytest.raises(UserError, match=r"wanted.npy: the file is not what was written"):
         TokenGroups(tmp_path / "train").verify()
     wanted.write_bytes(raw[:-1])
-    with pytest.raises(UserError, match="cut short"):
+    with raises_user_error(where="wanted.npy", got=132):
         TokenGroups(tmp_path / "train")
-    with pytest.raises(UserError, match="no token groups here"):
+    with raises_user_error(where=tmp_path, wanted="a folder with groups.json"):
         TokenGroups(tmp_path)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.data.token_shards import META, Shards, ShardWriter
@@ -108,7 +109,7 @@ def test_a_flipped_bit_anywhere_in_the_boundaries_is_found(tmp_path: Path) -> No
     content = path.read_bytes()
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
-        with pytest.raises(UserError, match=r"ends\.npy"):
+        with raises_user_error(where="ends.npy"):
             Shards(tmp_path / "a").verify()
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from typer.testing import CliRunner
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.cli import app
@@ -110,10 +111,10 @@ def test_a_graph_that_computes_otherwise_is_refused(tmp_path, tokenizer, monkeyp
 
 
 def test_what_cannot_be_written_is_refused_by_name(tmp_path, tokenizer):
-    with pytest.raises(UserError, match=r"--type: no such type; got int4"):
+    with raises_user_error(where="--type", got="int4"):
         onnx.export(make_model(tokenizer), tokenizer, tmp_path / "out", kind="int4")
     mixture = make_model(tokenizer, architecture="qwen3_moe", **EXPERTS)
-    with pytest.raises(UserError, match=r"does not read the graph of a mixture.*export gguf --type q8_0"):
+    with raises_user_error(where="--type", got="int8"):
         onnx.export(mixture, tokenizer, tmp_path / "out", kind="int8")
     (tmp_path / "photos").mkdir()
     with pytest.raises(UserError, match="was not made by this command"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
@@ -30,12 +31,12 @@ def test_sizes_must_be_positive(name, value):
 
 
 def test_query_heads_must_share_key_heads_evenly():
-    with pytest.raises(UserError, match=r"model\.num_heads.*got 6 over 4"):
+    with raises_user_error(where="model.num_heads", got="6 over 4"):
         ModelConfig(num_heads=6, num_kv_heads=4)
 
 
 def test_rotary_positions_need_pairs():
-    with pytest.raises(UserError, match=r"model\.head_size.*got 5"):
+    with raises_user_error(where="model.head_size", got=5):
         ModelConfig(head_size=5)
 
 

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from small_models import small_model
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.registry import look_up
@@ -265,9 +266,9 @@ def test_bad_settings_are_refused(kind, options, name):
 
 
 def test_muon_s_own_settings_are_checked():
-    with pytest.raises(UserError, match=r"optimizer\.momentum"):
+    with raises_user_error(where="optimizer.momentum", got=1.0):
         Muon(momentum=1.0)
-    with pytest.raises(UserError, match=r"optimizer\.adamw_learning_rate"):
+    with raises_user_error(where="optimizer.adamw_learning_rate", got=-1):
         Muon(adamw_learning_rate=-1)
 
 

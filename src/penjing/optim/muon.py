@@ -79,9 +79,9 @@ class _MuonOptimizer(KeepingOptimizer):
     def __init__(
         self,
         params: list[dict[str, Any]],
-        learning_rate: PositiveFloat,
-        momentum: BelowOne,
-        weight_decay: NonNegativeFloat,
+        learning_rate: float,
+        momentum: float,
+        weight_decay: float,
         dtype: torch.dtype | None,
         how: StateDtype = "float32",
         seed: int = 0,
@@ -172,9 +172,9 @@ class Muon(Settings):
     section: ClassVar = "optimizer"
 
     kind: Literal["muon"] = "muon"
-    learning_rate: float = 0.02  # peak, of the matrices
-    momentum: float = 0.95
-    weight_decay: float = 0.0  # of the matrices
+    learning_rate: PositiveFloat = 0.02  # peak, of the matrices
+    momentum: BelowOne = 0.95
+    weight_decay: NonNegativeFloat = 0.0  # of the matrices
     adamw_learning_rate: PositiveFloat = 3e-3  # peak, of embedding, head and gains
     beta1: BelowOne = 0.9
     beta2: BelowOne = 0.95
