@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penjing.report.charts import Axis, Series, line_chart, standalone
+from markupsafe import Markup, escape
+
+from penjing.report.charts import CSS, DARK, LIGHT, Axis, Series, line_chart
 
 # A later one's methods take the place of an earlier one's.
 RECORDS = (Path("results/methods_2-cores_2026-11-21.json"), Path("results/methods_dpo_2-cores_2026-11-24.json"))
@@ -142,6 +144,34 @@ def draw(plot: Plot, work: Path) -> str:
             dots = plot.dots or figure.startswith("validation_")
             series += [Series(name, points, dots=dots, colour=colour)] if points else []
     return str(standalone(line_chart(series, title=plot.title, x=STEPS, y=plot.y), title=plot.title))
+
+
+_ALONE = f"""
+svg {{ --card: #ffffff; --ink: #26251f; --soft: #6b695f; --hair: #e3e0d6; {LIGHT}
+  font: 11.5px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; background: var(--card); }}
+@media (prefers-color-scheme: dark) {{ svg {{ --card: #1e211d; --ink: #e6e4da; --soft: #a09e92; --hair: #34372f;
+  {DARK} }} }}
+text {{ fill: var(--soft); }} text.label, text.name {{ fill: var(--ink); }}
+{CSS}
+"""
+
+
+def standalone(chart: Markup, *, title: str) -> Markup:
+    """A chart as a file of its own: with its colours for light and dark, and its title above it.
+
+    Without points it is empty, as the chart is.
+    """
+    if not chart:
+        return Markup()
+    head, _, body = str(chart).partition(">")
+    width, height = (int(number) for number in head.partition('viewBox="0 0 ')[2].partition('"')[0].split())
+    margin, above = 10, 30
+    size = f'viewBox="{-margin} {-above} {width + 2 * margin} {height + above + margin}" width="{width + 2 * margin}"'
+    named = f'<text x="2.0" y="-12.0" text-anchor="start" class="label">{escape(title)}</text>'
+    return Markup(
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
+        f"<style>{_ALONE}</style>{named}{body}"
+    )
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ class Subject:
         initialise(self.model, 1)
         self.model.to(device)
         set_compute_dtype(self.model, None if dtype == torch.float32 else dtype)
-        self.engine, self.objective = Single(device), NextToken()
-        self.engine.wrap(self.model)
+        self.strategy, self.objective = Single(device), NextToken()
+        self.strategy.wrap(self.model)
         self.optimizers: list[Any] = list(AdamW(learning_rate=1e-3).build(self.model))
         if experts:
             self.optimizers.append(RouterBalance(self.model, 0.0, lambda value: value))
@@ -80,8 +80,8 @@ class Subject:
     def step(self, batches: list[Any]) -> None:
         num_tokens = sum(batch.num_tokens for batch in batches)
         for batch in batches:
-            self.engine.backward(self.objective(self.model, batch).total / num_tokens)
-        self.engine.clip(1.0)
+            self.strategy.backward(self.objective(self.model, batch).total / num_tokens)
+        self.strategy.clip(1.0)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -78,19 +78,17 @@ def plain_weights(model: Any, seed: int) -> None:
 def train_once(settings: dict[str, Any], folder: Path, *, plain: bool) -> float:
     """Bits per byte of the held-out text after one training."""
     from penjing.commands.train import resolve_run
-    from penjing.parallel.base import make_engine
-    from penjing.train.build import assemble
+    from penjing.parallel.base import make_strategy
+    from penjing.train.build import prepare_run
     from penjing.train.loop import train
-    from penjing.train.stages.next_token import NextTokenStage
 
     run = resolve_run("pretrain", {**settings, "out": str(folder)})
-    made = assemble(run, make_engine("cpu"), NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None)
+    made = prepare_run(run, make_strategy("cpu"))
     if plain:
         plain_weights(made.model, run.seed)
-    figures = train(made.parts, made.progress)
-    made.parts.trackers.close()
-    if hasattr(made.parts.source, "close"):
-        made.parts.source.close()
+    figures = train(made.context, made.state)
+    made.context.trackers.close()
+    made.context.source.close()
     return figures["validation_bits_per_byte"]
 
 

@@ -172,10 +172,10 @@ def prepare(case: Case, asked: argparse.Namespace) -> Ready:
     recompute_activations(model, case.recompute)  # type: ignore[arg-type]
     model.to(device)
     set_compute_dtype(model, None if dtype == torch.float32 else dtype)
-    engine, objective = Single(device), NextToken()
+    strategy, objective = Single(device), NextToken()
     if dtype == torch.float16:
-        engine.scaler = LossScaler(device)
-    engine.wrap(model)
+        strategy.scaler = LossScaler(device)
+    strategy.wrap(model)
     made = (Muon if case.optimizer == "muon" else AdamW)(state=case.state)  # type: ignore[arg-type]
     optimizers: list[Any] = list(made.build(model))
     if config.is_mixture:
@@ -210,9 +210,9 @@ def prepare(case: Case, asked: argparse.Namespace) -> Ready:
     def step(number: int) -> None:
         for index in range(case.passes):
             loss = objective(model, batches[(number * case.passes + index) % len(batches)])
-            engine.backward(loss.total / (tokens * case.passes))
+            strategy.backward(loss.total / (tokens * case.passes))
             total.add_(loss.total.detach())
-        engine.clip(1.0)
+        strategy.clip(1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -223,8 +223,8 @@ def prepare(case: Case, asked: argparse.Namespace) -> Ready:
 def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
     import torch
-
     from penjing.kernels.document_attention import has_varlen
+
     from penjing.plan import hardware
     from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
     from penjing.train.compile_policy import compiled_seconds

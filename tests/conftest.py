@@ -165,9 +165,9 @@ def losses():
 @pytest.fixture
 def without_cpu_kernels(monkeypatch) -> Callable[[], None]:
     """Switches kernels of our own on the CPU off for the rest of a test."""
-    from penjing.kernels.cpu import ops as cpu
+    from penjing.kernels.cpu import library
 
-    return lambda: monkeypatch.setattr(cpu, "kernels", lambda: None)
+    return lambda: monkeypatch.setattr(library, "kernels", lambda: None)
 
 
 @pytest.fixture

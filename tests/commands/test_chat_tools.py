@@ -16,7 +16,6 @@ from penjing.data.chat.render import render
 from penjing.data.chat.turn_parser import Part, parts
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, train_tokenizer
-from penjing.infer.sample import Sampling
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+30"}}\n</tool_call>'
 
@@ -62,7 +61,7 @@ def talk(tokenizer, monkeypatch):
             run=SimpleNamespace(data=SimpleNamespace(row_tokens=2000), model=SimpleNamespace(max_tokens=2000)),
         )  # fmt: skip
         shown = io.StringIO()
-        manner = talking.Manner(sampling=Sampling(), max_tokens=200, seed=0, thinking=thinking, toolbox=Toolbox(tools))
+        manner = talking.GenerationOptions(thinking=thinking, toolbox=Toolbox(tools))
         remembered = talking._reply(trained, list(said), Console(file=shown, width=200), True, manner)
         return shown.getvalue(), remembered, script.asked, manner
 
@@ -173,7 +172,7 @@ def test_a_line_that_cannot_be_answered_does_not_end_the_talk(tokenizer, monkeyp
     monkeypatch.setattr(talking, "names", lambda model: ())
     monkeypatch.setattr(talking, "_fit", lambda trained, asked, manner: asked)
     monkeypatch.setattr(talking, "_reply", reply)
-    talking.chat(Path("runs/a"), shown, prompt=None, sampling=Sampling(), max_tokens=9, seed=0)
+    talking.chat(Path("runs/a"), shown, talking.GenerationOptions(max_tokens=9))
     assert said[-1] == ["one", "to one", "two"]
     assert "too long" in shown.file.getvalue() and "not UTF-8" in shown.file.getvalue()
 
@@ -181,7 +180,7 @@ def test_a_line_that_cannot_be_answered_does_not_end_the_talk(tokenizer, monkeyp
 def test_think_switches(tokenizer):
     shown = io.StringIO()
     console = Console(file=shown, width=80)
-    manner = talking.Manner(sampling=Sampling(), max_tokens=9, seed=0, thinking=None, toolbox=Toolbox(()))
+    manner = talking.GenerationOptions(max_tokens=9)
     assert talking._think(manner, ["on"], console).thinking is True
     assert talking._think(manner, ["off"], console).thinking is False
     assert talking._think(manner, ["maybe"], console) is manner
@@ -197,7 +196,7 @@ def test_the_oldest_exchange_is_forgotten_whole(tokenizer):
         Message(role="user", content="c"),
     ]
     trained = SimpleNamespace(tokenizer=tokenizer, context_tokens=100)
-    manner = talking.Manner(sampling=Sampling(), max_tokens=9, seed=0, thinking=None, toolbox=Toolbox(()))
+    manner = talking.GenerationOptions(max_tokens=9)
     assert talking._fit(trained, said, manner) == said[-1:]
 
 
@@ -205,6 +204,8 @@ def test_a_pretrained_model_is_not_asked_to_think(small_run, tmp_path, penjing):
     penjing("train", "pretrain", *small_run, "steps=1", f"out={tmp_path / 'run'}")
     with pytest.raises(UserError, match="neither thinks nor calls tools"):
         talking.chat(
-            tmp_path / "run", Console(file=io.StringIO()), prompt="x", sampling=Sampling(), max_tokens=2, seed=0,
-            tools=["calculator"],
-        )  # fmt: skip
+            tmp_path / "run",
+            Console(file=io.StringIO()),
+            talking.GenerationOptions(toolbox=Toolbox(["calculator"])),
+            prompt="x",
+        )

@@ -12,15 +12,16 @@ from rich.console import Console
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands import generate
+from penjing.commands.chat import GenerationOptions
 from penjing.commands.chat import chat as talk
 from penjing.commands.evaluate import evaluate_questions, evaluate_text
-from penjing.commands.generate import Asked, generate_file, stretches
+from penjing.commands.generate import AnswerOptions, generate_file, split_turns
 from penjing.commands.train import execute, resolve_run
 from penjing.data.formats import Chat, Message, read_chats
 from penjing.data.tokenizer.tokenizer import VISIBLE_TOKENS, Tokenizer
 from penjing.model.transformer import Transformer
 
-DRAWN = Asked(temperature=1.0, max_tokens=12, cut="keep", seed=4)
+DRAWN = AnswerOptions(temperature=1.0, max_tokens=12, cut="keep", seed=4)
 
 
 @pytest.fixture(scope="module")
@@ -120,13 +121,13 @@ def test_answers_that_were_removed_are_written_anew(tmp_path, whole, model, toy)
 @pytest.mark.parametrize("text", ["R\n</think>\n\nA", "<think>\nR\n</think>\n\nA", "\n<think>R</think>A"])
 def test_a_thought_is_one_whoever_opens_it(model, text):
     tokenizer = Tokenizer.load(model / "tokenizer")
-    message = said(tokenizer, text, Asked(thinking="on"))
+    message = said(tokenizer, text, AnswerOptions(thinking="on"))
     assert (message.content, message.reasoning_content) == ("A", "R")
 
 
 def test_several_answers_of_each_prompt_differ(tmp_path, model, toy):
     out = tmp_path / "answers.jsonl"
-    done = write(model, toy / "rl.jsonl", out, Asked(answers=3, temperature=1.0, max_tokens=12, cut="keep"))
+    done = write(model, toy / "rl.jsonl", out, AnswerOptions(answers=3, temperature=1.0, max_tokens=12, cut="keep"))
     assert done.written + done.left_out == 60
     said = [chat.messages[-1].content for chat in read_chats([out])]
     assert len(set(said)) > 30
@@ -144,7 +145,7 @@ def test_conversations_with_answers_are_answered_anew(tmp_path, model, toy):
 def test_every_question_may_be_answered_in_turn(tmp_path, model, toy):
     few, out = tmp_path / "few.jsonl", tmp_path / "out.jsonl"
     few.write_text("\n".join((toy / "sft.jsonl").read_text().splitlines()[:12]) + "\n")
-    asked = Asked(temperature=1.0, max_tokens=12, cut="keep", seed=4, turns="all")
+    asked = AnswerOptions(temperature=1.0, max_tokens=12, cut="keep", seed=4, turns="all")
     done = write(model, few, out, asked)
     chats, before = list(read_chats([out])), list(read_chats([few]))
     assert done.written == len(chats) > 6
@@ -168,13 +169,13 @@ def test_in_turn_a_conversation_ends_at_a_tools_result():
     user, said = Message(role="user", content="2 + 3?"), Message(role="assistant", content="", tool_calls=({},))
     tool = Message(role="tool", content="5")
     chat = Chat(messages=(user, said, tool), tools=(), source="x", line=1)
-    assert stretches(chat, "all") == [(user,)]
-    assert stretches(Chat(messages=(user, said, user), tools=(), source="x", line=1), "all") == [(user,), (user,)]
-    assert stretches(chat, "last") == [(user, said, tool)]
+    assert split_turns(chat, "all") == [(user,)]
+    assert split_turns(Chat(messages=(user, said, user), tools=(), source="x", line=1), "all") == [(user,), (user,)]
+    assert split_turns(chat, "last") == [(user, said, tool)]
 
 
 def test_answers_that_were_cut_off_are_left_out(tmp_path, model, toy):
-    done = write(model, toy / "rl.jsonl", tmp_path / "a.jsonl", Asked(max_tokens=1))
+    done = write(model, toy / "rl.jsonl", tmp_path / "a.jsonl", AnswerOptions(max_tokens=1))
     assert done.left_out == 20 - done.written
     assert done.written < 20
 
@@ -183,12 +184,12 @@ def test_answers_that_could_only_be_the_same_are_refused(tmp_path, model, toy):
     with pytest.raises(
         UserError, match=r"--answers: all 4 answers to a prompt would be the same.*--temperature above 0"
     ):
-        write(model, toy / "rl.jsonl", tmp_path / "a.jsonl", Asked(answers=4))
+        write(model, toy / "rl.jsonl", tmp_path / "a.jsonl", AnswerOptions(answers=4))
 
 
 def test_other_settings_or_a_strangers_file_are_refused(tmp_path, whole, model, toy):
     with pytest.raises(UserError, match="begun with another settings"):
-        write(model, toy / "rl.jsonl", whole[0], Asked(max_tokens=13))
+        write(model, toy / "rl.jsonl", whole[0], AnswerOptions(max_tokens=13))
     with pytest.raises(UserError, match="begun with another prompts"):
         write(model, toy / "sft.jsonl", whole[0])
     with pytest.raises(UserError, match="begun with another dtype") as caught:
@@ -231,7 +232,7 @@ def test_marks_that_are_words_call_nothing_and_an_open_thought_is_no_answer(mode
     tokenizer = Tokenizer.load(model / "tokenizer")
     words = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     copied = SimpleNamespace(ended="stop", ids=tokenizer.encode(words))
-    message = generate._message(copied, tokenizer, Asked())
+    message = generate._message(copied, tokenizer, AnswerOptions())
     assert (message.content, message.tool_calls) == (words, ())
     assert said(tokenizer, "<think>\nnever ends") is None
     assert said(tokenizer, '<tool_call>{"name": "a", "arguments": {"b": "\\u0000"}}</tool_call>') is None
@@ -259,10 +260,10 @@ def test_every_verb_takes_a_gpu_where_there_is_one_and_the_device_it_is_told(tmp
     def to(module, place):
         raise Moved(place)
 
-    screen, answers = Console(quiet=True), Asked(temperature=1.0)
-    manner = {"prompt": "So?", "sampling": answers.sampling, "max_tokens": 1, "seed": 0}
+    screen, answers = Console(quiet=True), AnswerOptions(temperature=1.0)
+    options = GenerationOptions(max_tokens=1)
     run = {
-        "chat": lambda **where: talk(model, screen, **manner, **where),
+        "chat": lambda **where: talk(model, screen, options, prompt="So?", **where),
         "eval --questions": lambda **where: evaluate_questions(model, toy / "eval.jsonl", screen, **where),
         "eval --text": lambda **where: evaluate_text(model, toy / "pretrain.jsonl", screen, **where),
         "generate": lambda **where: generate_file(model, [toy / "rl.jsonl"], tmp_path / "a", screen, answers, **where),

@@ -14,9 +14,9 @@ from rich.console import Console
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands import quickstart
-from penjing.commands.known_questions import KnownQuestions, print_changes
 from penjing.commands.train import execute, resolve_run
 from penjing.eval import questions as asking
+from penjing.eval.known_questions import KnownQuestions, print_changes
 from penjing.parallel.single import Single
 from penjing.train.from_pretrained import questions_of_start
 from penjing.train.run_dir import RunFolder
@@ -170,13 +170,13 @@ def test_less_memory_means_smaller_parts(tmp_path, monkeypatch, asked):
 
     monkeypatch.setattr(asking, "ask", ask)
     run = resolve_run("dpo", parse_overrides([f"validate.questions={asked}"]))
-    assembled = SimpleNamespace(
-        parts=SimpleNamespace(engine=Single(torch.device("cpu"))),
+    prepared = SimpleNamespace(
+        context=SimpleNamespace(strategy=Single(torch.device("cpu"))),
         stage=SimpleNamespace(tokenizer=None),
         model=None,
         folder=RunFolder(tmp_path),
     )
-    KnownQuestions(run, Console(file=io.StringIO())).ask(assembled, "before")
+    KnownQuestions(run, Console(file=io.StringIO())).ask(prepared, "before")
     assert sizes == [64, 32, 16]
     assert json.loads((tmp_path / "questions.json").read_text())["before"]["rows"][1]["right"] == 6
 
@@ -208,7 +208,7 @@ def test_a_folder_that_was_moved_brings_its_questions_along(tmp_path, base, aske
 
 def test_the_quickstarts_sft_is_known_by_its_questions(tmp_path, monkeypatch):
     monkeypatch.setattr(quickstart, "resolve_run", lambda recipe, *layers: layers)
-    settings = quickstart.Settings(out=tmp_path)
+    settings = quickstart.QuickstartOptions(out=tmp_path)
     layer, _ = quickstart._finetuning(settings, quickstart._corpus(settings))
     assert layer["validate"]["questions"] == str(tmp_path / "data/eval.jsonl")
 

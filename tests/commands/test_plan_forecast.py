@@ -8,7 +8,7 @@ from rich.console import Console
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands import plan_forecast as scaling
-from penjing.commands.plan_forecast import LADDER, LOSS, _ladder, _train, scale
+from penjing.commands.plan_forecast import LADDER, LOSS, _ladder, _train, forecast_loss
 from penjing.commands.train import resolve_run
 
 
@@ -23,7 +23,7 @@ def silent():
 def test_a_ladder_is_chosen_once_for_what_was_asked(tmp_path, monkeypatch):
     run, file = run_of("pretrain", "model=tiny", "data.train=x.txt"), tmp_path / LADDER
     chosen = _ladder(run, 60.0, file)
-    monkeypatch.setattr(scaling, "small_runs", lambda *asked: [])
+    monkeypatch.setattr(scaling, "proxy_runs", lambda *asked: [])
     assert _ladder(run, 60.0, file) == chosen
     longer = run_of("pretrain", "model=tiny", "data.train=x.txt", "steps=99")
     assert _ladder(longer, 60.0, file) == chosen  # how far is foreseen says nothing of the small runs
@@ -36,7 +36,7 @@ def test_a_finished_small_run_is_not_taken_for_other_data_or_settings(small_run,
     words = [*small_run, "validate.every=0", f"out={tmp_path}"]
     run = run_of("pretrain", *words)
     model = {"num_layers": 1}
-    small = scaling.Small(name="small", model=model, parameters=1, steps=2, tokens=1024, seconds=0.0)
+    small = scaling.ProxyRun(name="small", model=model, parameters=1, steps=2, tokens=1024, seconds=0.0)
     first = _train(run, small, tmp_path, "", silent())
     assert _train(run, small, tmp_path, "", silent()) == first and first[LOSS] > 0
     without_steps = [word for word in words if not word.startswith("steps=")]
@@ -52,9 +52,9 @@ def test_a_finished_small_run_is_not_taken_for_other_data_or_settings(small_run,
 @pytest.mark.parametrize(
     ("recipe", "words", "said"),
     [
-        ("reward", [], "losses of next tokens only"),
-        ("dpo", ["objective.loss=simpo"], "losses of next tokens only"),
-        ("pretrain", ["start={run}"], "begin from nothing"),
+        ("reward", [], "next-token losses only"),
+        ("dpo", ["objective.loss=simpo"], "next-token losses only"),
+        ("pretrain", ["start={run}"], "trains from scratch"),
     ],
 )
 def test_what_has_no_such_loss_or_begins_with_a_model_is_refused_first(recipe, words, said, tmp_path, monkeypatch):
@@ -62,5 +62,5 @@ def test_what_has_no_such_loss_or_begins_with_a_model_is_refused_first(recipe, w
     if words and "{run}" in words[0]:
         run = scaling.config.resolve(type(run), scaling.config.to_dict(run), {"start": "runs/x"})
     with pytest.raises(UserError, match=said):
-        scale(run, "1min", silent())
+        forecast_loss(run, "1min", silent())
     assert not (tmp_path / "out").exists()

@@ -12,9 +12,9 @@ from rich.console import Console
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
 from penjing.commands import quickstart as module
-from penjing.commands.quickstart import Settings, quickstart
+from penjing.commands.quickstart import QuickstartOptions, quickstart
 from penjing.commands.train import resolve_run
-from penjing.train.stages.next_token import made_once
+from penjing.train.stages.run_data import build_if_stale
 
 TURNS = [{"from": "human", "value": "a?"}, {"from": "gpt", "value": "b."}]
 ANSWERED, WAITING = {"conversations": TURNS}, {"conversations": [*TURNS, {"from": "human", "value": "c?"}]}
@@ -61,7 +61,7 @@ def begin(monkeypatch):
     def run(data, *settings):
         console = Console(file=io.StringIO(), width=1000)
         with pytest.raises(Stopped):
-            quickstart(Settings(data=data, out=OUT, settings=settings), console)
+            quickstart(QuickstartOptions(data=data, out=OUT, settings=settings), console)
         return corpora[-1], runs[-1], console.file.getvalue()
 
     return run
@@ -97,7 +97,7 @@ def test_nothing_between_commas_is_no_folder(begin):
 def test_words_that_cannot_be_leave_no_folder_behind(data, settings, words):
     Path("diary.txt").write_text("Dear diary.\n")
     with pytest.raises(UserError) as caught:
-        quickstart(Settings(data=data, out=OUT, settings=settings), Console(quiet=True))
+        quickstart(QuickstartOptions(data=data, out=OUT, settings=settings), Console(quiet=True))
     assert words in caught.value.line()
     assert not OUT.exists()
 
@@ -106,7 +106,7 @@ def test_without_a_text_it_says_what_there_is():
     jsonl("chats.jsonl", ANSWERED)
     jsonl("dpo.jsonl", PAIR)
     with pytest.raises(UserError, match=r"no text .*; got chats\.jsonl \(chats\), dpo\.jsonl \(preferences\)"):
-        quickstart(Settings(data="chats.jsonl,dpo.jsonl", out=OUT), Console(quiet=True))
+        quickstart(QuickstartOptions(data="chats.jsonl,dpo.jsonl", out=OUT), Console(quiet=True))
 
 
 def test_a_broken_line_is_left_out_and_told(begin, monkeypatch):
@@ -126,7 +126,7 @@ def test_a_broken_line_is_left_out_and_told(begin, monkeypatch):
 def test_too_many_broken_lines_are_refused_before_anything_is_trained(begin):
     jsonl("my.jsonl", *texts(97), *['{"text": "cut\n'] * 3)
     with pytest.raises(UserError, match=r"3 of 100 records are broken.*my\.jsonl:98.*data\.max_bad=0\.03"):
-        quickstart(Settings(data="my.jsonl", out=Path("other")), Console(quiet=True))
+        quickstart(QuickstartOptions(data="my.jsonl", out=Path("other")), Console(quiet=True))
     assert "97 texts" in begin("my.jsonl", "data.max_bad=0.03")[2]
 
 
@@ -135,7 +135,7 @@ def test_a_file_in_the_folders_place_is_one_line_and_stays(fresh):
     Path("my.txt").write_text("mine\n")
     for out, words in (("my.txt", "a file, not a folder"), ("my.txt/out", "cannot write: Not a directory")):
         with pytest.raises(UserError, match=words):
-            quickstart(Settings(out=Path(out), fresh=fresh), Console(quiet=True))
+            quickstart(QuickstartOptions(out=Path(out), fresh=fresh), Console(quiet=True))
     assert Path("my.txt").read_text() == "mine\n"
 
 
@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_emptied_is_one_line(monkeypatch):
 
     monkeypatch.setattr(module.shutil, "rmtree", refuse)
     with pytest.raises(UserError, match="out: cannot be removed: Permission denied"):
-        quickstart(Settings(out=OUT, fresh=True), Console(quiet=True))
+        quickstart(QuickstartOptions(out=OUT, fresh=True), Console(quiet=True))
 
 
 def test_a_file_named_in_another_encoding_is_trained_on(folder):
@@ -162,5 +162,5 @@ def test_a_file_named_in_another_encoding_is_trained_on(folder):
         write_json(folder / "about.json", about)
         return {"bad": 0}
 
-    made_once(run, folder / "place", SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
+    build_if_stale(run, folder / "place", SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
     assert list(read_json(folder / "about.json")["source_files"]) == [r"archive/\xd6\xd0.txt"]

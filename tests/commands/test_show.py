@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from penjing.base.errors import UserError
-from penjing.commands.show import corpus_report, doctor, tokens
+from penjing.commands.corpus_report import corpus_report, print_tokens
+from penjing.commands.show import check_machine
 from penjing.data.tokenizer.tokenizer import train_tokenizer
 
 
@@ -97,7 +98,7 @@ def test_a_folder_of_wandb_s_runs_is_not_its_library(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("importlib.metadata.version", version)
     console = Console(file=io.StringIO(), width=200)
-    doctor(console)
+    check_machine(console)
     said = console.file.getvalue()
     assert 'wandb                not installed; pip install "penjing[wandb]"' in said
     assert "transformers         1.2.3" in said
@@ -106,4 +107,4 @@ def test_a_folder_of_wandb_s_runs_is_not_its_library(tmp_path, monkeypatch):
 def test_half_a_character_is_no_text_to_cut(tmp_path):
     train_tokenizer(["so it is, and so it was"] * 9, 300).save(tmp_path)
     with pytest.raises(UserError, match="not valid UTF-8"):
-        tokens(tmp_path, "a\udce4", Console(file=io.StringIO()))
+        print_tokens(tmp_path, "a\udce4", Console(file=io.StringIO()))

@@ -10,7 +10,8 @@ from rich.console import Console
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands import train as execute
-from penjing.commands.train import print_plan, resolve_run, write_samples
+from penjing.commands.plan_print import print_plan
+from penjing.commands.train import resolve_run, write_samples
 from penjing.parallel.single import Single
 from penjing.train.run_dir import RunFolder
 
@@ -60,17 +61,17 @@ def test_what_a_model_writes_is_never_markup(monkeypatch):
 
 def plan_of(run, notes):
     stage = SimpleNamespace(describe=lambda: [("teacher", "runs/[/teacher]")], notes=["in runs/[bold]x[/b]"])
-    assembled = SimpleNamespace(
+    prepared = SimpleNamespace(
         run=run,
         bill=BILL,
         size=SimpleNamespace(unit="rows", row_tokens=8, padding_fraction=0.0),
-        parts=SimpleNamespace(accumulate=1),
+        context=SimpleNamespace(accumulate=1),
         stage=stage,
         notes=notes,
         resumed_from=None,
     )
     screen = console()
-    print_plan(assembled, Single(torch.device("cpu")), screen)
+    print_plan(prepared, Single(torch.device("cpu")), screen)
     return screen.file.getvalue()
 
 
@@ -105,11 +106,11 @@ def test_memory_that_does_not_suffice_is_one_line(tmp_path, monkeypatch, error):
     def fails(*given, **named):
         raise error
 
-    monkeypatch.setattr(execute, "assemble", fails)
+    monkeypatch.setattr(execute, "prepare_run", fails)
     with pytest.raises(UserError, match=r"out of memory.*plan memory") as caught:
         execute.execute(run_of(f"out={tmp_path / 'run'}"), console())
     assert "\n" not in str(caught.value)
-    monkeypatch.setattr(execute, "assemble", lambda *given: 1 / 0)
+    monkeypatch.setattr(execute, "prepare_run", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         execute.execute(run_of(f"out={tmp_path / 'run'}"), console())
 
@@ -117,20 +118,20 @@ def test_memory_that_does_not_suffice_is_one_line(tmp_path, monkeypatch, error):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_figures_that_are_no_number_are_left_out_and_told_once(tmp_path, rank, recwarn):
     meter = SimpleNamespace(totals=lambda: {"sample_seconds": 0.0})
-    assembled = SimpleNamespace(
+    prepared = SimpleNamespace(
         folder=RunFolder(tmp_path),
         resumed_from=None,
         resumed=0,
         stage=SimpleNamespace(fingerprint="d"),
-        parts=SimpleNamespace(num_steps=3, meter=meter),
+        context=SimpleNamespace(num_steps=3, meter=meter),
     )
     checkpoint = tmp_path / "checkpoints/step-00000003"
     checkpoint.mkdir(parents=True)
     (checkpoint / "model.safetensors").write_bytes(b"")
     (tmp_path / "metrics.jsonl").write_text("")
-    engine = SimpleNamespace(rank=rank, device=torch.device("cpu"))
+    strategy = SimpleNamespace(rank=rank, device=torch.device("cpu"))
     figures = {"validation_loss": float("nan"), "validation_accuracy": 0.5}
-    outcome = execute._outcome(assembled, engine, figures, 1.0)
+    outcome = execute._outcome(prepared, strategy, figures, 1.0)
     assert outcome["validation_accuracy"] == 0.5 and "validation_loss" not in outcome
     assert [str(warning.message).split(" is no")[0] for warning in recwarn] == ["validation_loss"] * (rank == 0)
     assert (tmp_path / "outcome.json").exists() == (rank == 0)

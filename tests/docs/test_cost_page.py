@@ -13,8 +13,8 @@ from typer.main import get_command
 
 from penjing.base import config
 from penjing.cli import app
+from penjing.commands.plan_counts import own_estimate
 from penjing.commands.plan_run import target_of
-from penjing.commands.plan_subcommands import own_estimate
 from penjing.commands.train import resolve_run
 from penjing.model.config import ModelConfig
 from penjing.plan import compute_optimal as tokens

@@ -99,3 +99,24 @@ def test_the_record_has_three_seeds_of_each():
         assert seed["validation_exact_match"]["after"] - seed["validation_exact_match"]["before"] >= 0.4
     for seed in found["distill"].values():
         assert max(seed["recovered"].values()) >= 0.5
+
+
+def test_a_chart_without_points_is_nothing_alone_too():
+    pages = script()
+    assert not pages.standalone(
+        pages.line_chart([pages.Series("a", [(0, None)])], title="t", x=pages.STEPS, y=pages.NATS), title="t"
+    )
+
+
+def test_a_chart_alone_brings_its_colours_title_and_room():
+    pages = script()
+    chart = pages.line_chart([pages.Series("a", [(0, 1), (1, 2)], dots=True)], title="t", x=pages.STEPS, y=pages.NATS)
+    drawing = ElementTree.fromstring(str(pages.standalone(chart, title="KL < 1 & more")))
+    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    left, top, width, height = map(int, drawing.attrib["viewBox"].split())
+    assert left < 0 > top
+    assert (width + 2 * left, height + top + left) == (460, 250)
+    texts = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[0] == "KL < 1 & more"
+    style = drawing.find("{http://www.w3.org/2000/svg}style")
+    assert style is not None and "prefers-color-scheme: dark" in (style.text or "")

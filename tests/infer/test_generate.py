@@ -12,8 +12,8 @@ from penjing.base.errors import UserError
 from penjing.infer import generate as engine
 from penjing.infer.generate import generate, stream
 from penjing.infer.sample import Sampling
+from penjing.model.cast_cache import cache_casted_weights
 from penjing.model.linear import Linear, set_compute_dtype
-from penjing.model.transformer import keep_casts
 
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5], [8], [9, 7, 9, 3, 2], [3, 1, 4]]
 GREEDY = Sampling()
@@ -154,14 +154,17 @@ def test_weights_are_cast_once_to_what_every_product_would_cast_them(model, monk
     options = {"max_new_tokens": 15, "stop": ()}
     written = generate(model, PROMPTS, **options)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "keep_casts", lambda model: nullcontext())
+        patch.setattr(engine, "cache_casted_weights", lambda model: nullcontext())
         assert generate(model, PROMPTS, **options) == written
     ids_BT, layers = torch.tensor([PROMPTS[1]]), [layer for layer in model.modules() if type(layer) is Linear]
     with torch.no_grad():
         before = model(ids_BT)
-    with keep_casts(model), keep_casts(model):  # the second finds nothing to do, and takes nothing away
+    with (
+        cache_casted_weights(model),
+        cache_casted_weights(model),
+    ):  # the second finds nothing to do, and takes nothing away
         pass
-    with keep_casts(model):
+    with cache_casted_weights(model):
         assert model.head_cast is not None and sum(layer.cast is not None for layer in layers) == len(layers) - 1
         with torch.no_grad():
             assert torch.equal(model(ids_BT), before)

@@ -10,16 +10,20 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
+from penjing.kernels.attention_metadata import first_keys
+from penjing.kernels.cpu import library
 from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.kernels.document_attention import TILE, tiled_attention
-from penjing.kernels.fused_linear_cross_entropy import summed_nats
+from penjing.kernels.cpu.ops import TILE
+from penjing.kernels.fused_linear_cross_entropy import fused_linear_cross_entropy
+from penjing.kernels.ops import apply_rope, swiglu
+from penjing.kernels.tiled_attention import tiled_attention
 from penjing.model.linear import set_compute_dtype
-from penjing.model.mlp import gated
 from penjing.model.norm import RMSNorm
-from penjing.model.rope import rotate
 
-pytestmark = pytest.mark.skipif(bool(cpu.why_not()), reason=f"no kernels of our own here: {cpu.why_not()}")
+pytestmark = pytest.mark.skipif(
+    bool(library.unavailable_reason()), reason=f"no kernels of our own here: {library.unavailable_reason()}"
+)
 F32, BF16 = torch.float32, torch.bfloat16
 # Of one rounding to bfloat16 of values up to 1; in float32, of sums in another order.
 CLOSE = {F32: {"rtol": 2e-6, "atol": 2e-6}, BF16: {"rtol": 8e-3, "atol": 8e-3}}
@@ -50,17 +54,17 @@ def test_norm(shape, dtype, out, threads):
     norm.compute_dtype = out
     norm.weight.data = 1 + 0.1 * drawn(shape[-1], seed=1)
     x, upstream = drawn(*shape, dtype=dtype).requires_grad_(), drawn(*shape, dtype=out, seed=2)
-    beside = drawn(*shape, dtype=dtype, seed=3)
-    got = torch.autograd.grad(norm.beside(x), (x, norm.weight), (beside, upstream))
+    residual = drawn(*shape, dtype=dtype, seed=3)
+    got = torch.autograd.grad(norm.forward_with_residual(x), (x, norm.weight), (residual, upstream))
     wide = x.detach().double().requires_grad_()
     gain = norm.weight.detach().double().requires_grad_()
     expected = functional.rms_norm(wide, (shape[-1],), gain, 1e-6)
     torch.testing.assert_close(norm(x), expected.to(out), **CLOSE[out])
-    wanted = torch.autograd.grad((wide, expected), (wide, gain), (beside.double(), upstream.double()))
+    wanted = torch.autograd.grad((wide, expected), (wide, gain), (residual.double(), upstream.double()))
     torch.testing.assert_close(got[0], wanted[0].to(dtype), **CLOSE[dtype])
     torch.testing.assert_close(got[1], wanted[1].float(), rtol=1e-5, atol=1e-5 * math.sqrt(x.numel()))
     (alone,) = torch.autograd.grad(norm(x), x, upstream)
-    assert torch.equal(got[0], alone + beside)  # as where a block's activations are made again
+    assert torch.equal(got[0], alone + residual)  # as where a block's activations are made again
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -68,17 +72,17 @@ def test_norm(shape, dtype, out, threads):
 def test_gated_product(shape, dtype, threads):
     gate, up = drawn(*shape, dtype=dtype).mul_(4).requires_grad_(), drawn(*shape, dtype=dtype, seed=1).requires_grad_()
     upstream = drawn(*shape, dtype=dtype, seed=2)
-    got = torch.autograd.grad(gated(gate, up), (gate, up), upstream)
+    got = torch.autograd.grad(swiglu(gate, up), (gate, up), upstream)
     wide = [x.detach().double().requires_grad_() for x in (gate, up)]
     expected = functional.silu(wide[0]) * wide[1]
-    torch.testing.assert_close(gated(gate, up), expected.to(dtype), **CLOSE[dtype])
+    torch.testing.assert_close(swiglu(gate, up), expected.to(dtype), **CLOSE[dtype])
     wanted = torch.autograd.grad(expected, wide, upstream.double())
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other.to(dtype), **CLOSE[dtype])
     place = upstream.clone()
-    grad_gate, grad_up, inner = cpu.gated_slopes(place, gate.detach(), up.detach(), remade=True)
+    grad_gate, grad_up, inner = cpu.swiglu_backward(place, gate.detach(), up.detach(), recompute=True)
     assert grad_up is place
-    for one, other in zip((grad_gate, grad_up, inner), (*got, gated(gate, up)), strict=True):
+    for one, other in zip((grad_gate, grad_up, inner), (*got, swiglu(gate, up)), strict=True):
         assert torch.equal(one, other)
 
 
@@ -90,8 +94,8 @@ def test_gated_product_of_rows_with_weights(shape, dtype, threads):
     both, slope = drawn(rows, 2 * width, dtype=dtype), drawn(*shape, dtype=dtype, seed=1)
     weight, grad_weight = drawn(rows, seed=2), torch.empty(rows)
     gate, up = both.chunk(2, dim=-1)
-    assert torch.equal(cpu.gated(gate, up), cpu.gated(gate.contiguous(), up.contiguous()))
-    grad_both, inner = cpu.weighted_gated_slopes(slope, both, weight, grad_weight)
+    assert torch.equal(cpu.swiglu(gate, up), cpu.swiglu(gate.contiguous(), up.contiguous()))
+    grad_both, inner = cpu.weighted_swiglu_backward(slope, both, weight, grad_weight)
     wide, wide_weight = both.double().requires_grad_(), weight.double().requires_grad_()
     wide_gate, wide_up = wide.chunk(2, dim=-1)
     expected = functional.silu(wide_gate) * wide_up * wide_weight[:, None]
@@ -107,30 +111,30 @@ def test_gated_product_of_rows_with_weights(shape, dtype, threads):
 )
 def test_weights_gradients(tokens, outputs, inputs, threads):
     """Ends of tiles, strips, blocks of tokens and parts of columns, whichever side is the narrower."""
-    if not cpu.takes_weights(BF16):
+    if not cpu.supports_weight_grad_in(BF16):
         pytest.skip("no matrix units here")
     wider, x = drawn(tokens, outputs + 5, dtype=BF16), drawn(tokens, inputs, dtype=BF16, seed=1)
-    above = wider[:, 3 : outputs + 3]
-    expected = above.double().T @ x.double()
+    grad_out = wider[:, 3 : outputs + 3]
+    expected = grad_out.double().T @ x.double()
     close = {"rtol": 1e-5, "atol": 1e-6 * tokens**0.5}
     out = torch.full((outputs, inputs), math.nan)
-    got = cpu.weight_slopes(above, x, out)
+    got = cpu.weight_grad(grad_out, x, out)
     assert got is out
     torch.testing.assert_close(got, expected.float(), **close)
-    assert torch.equal(cpu.weight_slopes(above.contiguous(), x), got)
-    cpu.weight_slopes(above, x, out, adds=True)
+    assert torch.equal(cpu.weight_grad(grad_out.contiguous(), x), got)
+    cpu.weight_grad(grad_out, x, out, adds=True)
     torch.testing.assert_close(out, 2 * expected.float(), rtol=2e-5, atol=2e-6 * tokens**0.5)
 
 
 def test_which_weights_gradients():
-    above, x = drawn(256, 128, dtype=BF16), drawn(256, 64, dtype=BF16)
-    assert cpu.serves_weights(above, x) == cpu.takes_weights(BF16)
-    assert cpu.serves_weights(above[:, :64], x) == cpu.takes_weights(BF16)
-    assert not cpu.serves_weights(above[:4], x[:4])  # little work
-    assert not cpu.serves_weights(above.float(), x.float())
-    assert not cpu.serves_weights(above, x.T.contiguous().T)
-    assert not cpu.serves_weights(above[:, ::2], x)
-    assert not cpu.takes_weights(F32)
+    grad_out, x = drawn(256, 128, dtype=BF16), drawn(256, 64, dtype=BF16)
+    assert cpu.supports_weight_grad(grad_out, x) == cpu.supports_weight_grad_in(BF16)
+    assert cpu.supports_weight_grad(grad_out[:, :64], x) == cpu.supports_weight_grad_in(BF16)
+    assert not cpu.supports_weight_grad(grad_out[:4], x[:4])  # little work
+    assert not cpu.supports_weight_grad(grad_out.float(), x.float())
+    assert not cpu.supports_weight_grad(grad_out, x.T.contiguous().T)
+    assert not cpu.supports_weight_grad(grad_out[:, ::2], x)
+    assert not cpu.supports_weight_grad_in(F32)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -150,7 +154,7 @@ def test_what_an_optimizer_adds(dtype, threads):
     torch.testing.assert_close(x, expected, rtol=1e-6, atol=1e-6)
     gradient, mean, out = drawn(3, 10001, seed=2), drawn(3, 10001, seed=3), torch.empty(3, 10001)
     wanted = torch.lerp(mean, gradient, 0.05)
-    cpu.lead(gradient, mean, out, 0.95)
+    cpu.nesterov_update(gradient, mean, out, 0.95)
     torch.testing.assert_close(mean, wanted, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(out, torch.lerp(gradient, wanted, 0.95), rtol=1e-6, atol=1e-6)
 
@@ -169,7 +173,7 @@ def test_heads_become_tiles_and_rows_again(num_tokens, size, turned, dtype, thre
     halves = torch.cat((-x[..., turned // 2 : turned], x[..., : turned // 2]), dim=-1)
     whole = x[..., :turned] * wide + halves * torch.cat((rotary[1], rotary[1]), dim=-1)
     expected = torch.cat((whole, x[..., turned:]), dim=-1).to(dtype)
-    torch.testing.assert_close(rotate(x_BTHK, *rotary), expected, **CLOSE[dtype])
+    torch.testing.assert_close(apply_rope(x_BTHK, *rotary), expected, **CLOSE[dtype])
     laid = tiles.view(2, -1, 3, TILE, size).transpose(2, 3).reshape(2, -1, 3, size)
     torch.testing.assert_close(laid[:, :num_tokens], expected, **CLOSE[dtype])
     assert not laid[:, num_tokens:].any()
@@ -191,11 +195,15 @@ def attended(num_tokens, mean_length, window, groups, size, dtype):
         tensors = [x.to(kind).requires_grad_() for x in given]
         q, k, v = tensors
         if kind == torch.float64:  # the plain way all along
-            q, k, rotary = rotate(q, *(x.double() for x in rotary)), rotate(k, *(x.double() for x in rotary)), None
+            q, k, rotary = (
+                apply_rope(q, *(x.double() for x in rotary)),
+                apply_rope(k, *(x.double() for x in rotary)),
+                None,
+            )
         mixed = tiled_attention(q, k, v, document_BT, None, window, None, rotary, first_BT)
         return (mixed.detach(), *torch.autograd.grad(mixed, tensors, upstream.to(kind)))
 
-    first_BT = cpu.first_keys(document_BT, window)
+    first_BT = first_keys(document_BT, window)
     return run(dtype, first_BT, rotary), run(dtype, None, rotary), run(torch.float64, None, rotary)
 
 
@@ -211,7 +219,7 @@ def off(one, other):
 )
 def test_attention(num_tokens, mean_length, window, size, groups, kind, threads):
     dtype = F32 if kind == "float32" else BF16
-    built = cpu.kernels()
+    built = library.kernels()
     if not built.types & 1 << cpu.TYPES[dtype]:  # matrix units, or AVX512-BF16, which stands in for them
         pytest.skip("this processor has no products of pairs in bfloat16")
     built.use_tiles("tiles" not in kind)
@@ -225,14 +233,14 @@ def test_attention(num_tokens, mean_length, window, size, groups, kind, threads)
 
 
 def test_what_attention_takes(monkeypatch):
-    assert cpu.serves_attention(F32, 64, 8)
+    assert cpu.supports_attention(F32, 64, 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert cpu.serves_attention(F32, 16, 4)
-    assert not cpu.serves_attention(F32, 16, 3)  # a thread takes a key head of a row
-    assert not cpu.serves_attention(F32, 24, 8)  # vectors would be half full
-    assert not cpu.serves_attention(torch.float64, 64, 8)
+    assert cpu.supports_attention(F32, 16, 4)
+    assert not cpu.supports_attention(F32, 16, 3)  # a thread takes a key head of a row
+    assert not cpu.supports_attention(F32, 24, 8)  # vectors would be half full
+    assert not cpu.supports_attention(torch.float64, 64, 8)
     document_BT = torch.tensor([[4, 4, 4, 5, 5, 5]])
-    first_BT = cpu.first_keys(document_BT, 2)
+    first_BT = first_keys(document_BT, 2)
     assert first_BT.shape == (1, TILE)
     assert first_BT[0, :8].tolist() == [0, 0, 1, 3, 3, 4, 6, 7]  # what is added at the end looks at itself
 
@@ -240,7 +248,7 @@ def test_what_attention_takes(monkeypatch):
 def test_other_documents_have_no_part_at_all():
     """Neither in what is mixed nor in gradients, whatever stands there."""
     document_BT = torch.arange(200)[None] // 90
-    first_BT = cpu.first_keys(document_BT, 0)
+    first_BT = first_keys(document_BT, 0)
     tensors = [drawn(1, 200, heads, 32, seed=n).requires_grad_() for n, heads in enumerate((4, 2, 2))]
     mixed = tiled_attention(*tensors, document_BT, first_BT=first_BT)
     grads = torch.autograd.grad(mixed[:, 90:180].sum(), tensors)
@@ -281,9 +289,13 @@ def test_nats(shape, dtype, threads):
     expected = functional.cross_entropy(wide, target, reduction="none") * weight
     (slope,) = torch.autograd.grad(expected.sum(), wide)
     before = logits.clone()
-    torch.testing.assert_close(cpu.nats_in_place(logits, target, weight, False), expected.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        cpu.cross_entropy_inplace(logits, target, weight, False), expected.float(), rtol=1e-5, atol=1e-5
+    )
     assert torch.equal(logits, before)
-    torch.testing.assert_close(cpu.nats_in_place(logits, target, weight, True), expected.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        cpu.cross_entropy_inplace(logits, target, weight, True), expected.float(), rtol=1e-5, atol=1e-5
+    )
     torch.testing.assert_close(logits, slope.to(dtype), **CLOSE[dtype])
 
 
@@ -302,16 +314,16 @@ def test_log_probabilities(shape, dtype, threads):
     torch.testing.assert_close(logp, every[:, 0].float(), **close)
     torch.testing.assert_close(entropy, -(every.exp() * every).nansum(dim=-1).float(), **close)
     torch.testing.assert_close(norm, wide.logsumexp(dim=-1).float(), **close)
-    torch.testing.assert_close(cpu.log_prob_slopes(logits, target, norm, slope), wanted.to(dtype), **CLOSE[dtype])
+    torch.testing.assert_close(cpu.log_softmax_backward(logits, target, norm, slope), wanted.to(dtype), **CLOSE[dtype])
 
 
 def test_what_is_no_number_stays_none():
     bad = torch.tensor([[math.nan, 1.0], [math.inf, 1.0]])
     for dtype in (F32, BF16):
         x = bad.to(dtype)
-        assert cpu.norm(x, torch.ones(2), 1e-6, dtype)[0].isnan().any(dim=1).all()
-        assert cpu.gated(x, x)[0, 0].isnan()
-        assert cpu.nats_in_place(x, torch.zeros(2, dtype=torch.long), torch.ones(2), True).isnan().all()
+        assert cpu.rms_norm(x, torch.ones(2), 1e-6, dtype)[0].isnan().any(dim=1).all()
+        assert cpu.swiglu(x, x)[0, 0].isnan()
+        assert cpu.cross_entropy_inplace(x, torch.zeros(2, dtype=torch.long), torch.ones(2), True).isnan().all()
 
 
 def test_what_is_kept_in_bfloat16_is_read_as_such():
@@ -333,7 +345,7 @@ def test_what_is_kept_in_bfloat16_is_read_as_such():
 
 
 def test_the_number_of_threads_changes_no_bit():
-    """Norms' gains are summed in lots whose number is fixed; everything else is row by row."""
+    """Norms' gains are summed in groups whose number is fixed; everything else is row by row."""
     before, found = torch.get_num_threads(), []
     try:
         for number in (1, 2, 3):
@@ -343,11 +355,11 @@ def test_the_number_of_threads_changes_no_bit():
                 (drawn(3, 200, n, 32, seed=n).requires_grad_() for n in (4, 1, 1)),
                 torch.zeros(3, 200),
             )
-            mixed = tiled_attention(q, k, v, document_BT, first_BT=cpu.first_keys(document_BT, 0))
+            mixed = tiled_attention(q, k, v, document_BT, first_BT=first_keys(document_BT, 0))
             found.append(torch.autograd.grad((norm(x).sum(), mixed.square().sum()), (x, norm.weight, q, k, v)))
-            if cpu.takes_weights(BF16):
-                above, x = drawn(1000, 200, dtype=BF16), drawn(1000, 300, dtype=BF16, seed=1)
-                found[-1] = (*found[-1], cpu.weight_slopes(above, x))
+            if cpu.supports_weight_grad_in(BF16):
+                grad_out, x = drawn(1000, 200, dtype=BF16), drawn(1000, 300, dtype=BF16, seed=1)
+                found[-1] = (*found[-1], cpu.weight_grad(grad_out, x))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
@@ -389,7 +401,7 @@ def test_the_heads_gradient(without):
     target, counts = torch.arange(70), torch.ones(70)
 
     def run():
-        loss = summed_nats(hidden, weight, target, counts, BF16)
+        loss = fused_linear_cross_entropy(hidden, weight, target, counts, BF16)
         return (loss.detach(), *torch.autograd.grad(loss, (hidden, weight)))
 
     got = run()
@@ -404,25 +416,25 @@ def test_a_target_that_is_no_token():
     for bad in (-100, 5):
         target = torch.tensor([0, bad])
         with pytest.raises(IndexError, match="out of range"):
-            cpu.nats_in_place(logits, target, ones, True)
+            cpu.cross_entropy_inplace(logits, target, ones, True)
         with pytest.raises(IndexError, match="out of range"):
             cpu.log_probs(logits, target, *room)
         with pytest.raises(IndexError, match="out of range"):
-            cpu.log_prob_slopes(logits, target, ones, ones)
+            cpu.log_softmax_backward(logits, target, ones, ones)
 
 
 def test_what_they_do_not_take():
     x = drawn(4, 8)
-    assert cpu.serves(x, x.bfloat16(), torch.nn.Parameter(x))
-    assert not cpu.serves(x.double())
-    assert not cpu.serves(x.half())
-    assert not cpu.serves(x.T)
-    assert not cpu.serves(x.to("meta"))
-    assert cpu.serves(x.bfloat16(), wide=[x]) and not cpu.serves(x, wide=[x.bfloat16()])
+    assert cpu.supports(x, x.bfloat16(), torch.nn.Parameter(x))
+    assert not cpu.supports(x.double())
+    assert not cpu.supports(x.half())
+    assert not cpu.supports(x.T)
+    assert not cpu.supports(x.to("meta"))
+    assert cpu.supports(x.bfloat16(), wide=[x]) and not cpu.supports(x, wide=[x.bfloat16()])
     before = x.clone()
     with arena.set_aside():  # stand-ins without memory: what is made has its shape, and nothing is called
         assert cpu.add(x, x, x) is x
-        assert cpu.gated(x, x).shape == x.shape
+        assert cpu.swiglu(x, x).shape == x.shape
     assert torch.equal(x, before)
 
 
@@ -434,7 +446,10 @@ def child(code, **environment):
     return done.stdout.strip()
 
 
-ASK = "import torch; from penjing.kernels.cpu import ops as cpu; print(cpu.serves(torch.ones(2)), cpu.why_not())"
+ASK = (
+    "import torch; from penjing.kernels.cpu import library, ops; "
+    "print(ops.supports(torch.ones(2)), library.unavailable_reason())"
+)
 
 
 def test_they_are_built_once_and_by_several_at_once(tmp_path):

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from penjing.kernels import document_attention as documents
-from penjing.kernels.document_attention import call_varlen, has_varlen, tiled_attention
+from penjing.kernels import tiled_attention as tiled
+from penjing.kernels.attention_metadata import branch_mask, document_mask
+from penjing.kernels.reference import attention
+from penjing.kernels.tiled_attention import tiled_attention
+from penjing.kernels.varlen_attention import call_varlen, supports_varlen, varlen_attention
 from penjing.loader.batch import document_edges
-from penjing.model.attention import branch_mask, document_mask, plain_attention
 
 
 def rows(num_rows, num_tokens, mean_length, seed=0):
@@ -22,7 +24,7 @@ def inputs(num_rows, num_tokens, heads=4, groups=2, size=16, dtype=torch.float64
 
 
 def reference(q_BTHK, k_BTGK, v_BTGK, mask_B1TS):
-    return plain_attention(q_BTHK, k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), mask_B1TS)
+    return attention(q_BTHK, k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), mask_B1TS)
 
 
 def same(run, wanted, tensors, **tolerance):
@@ -50,7 +52,7 @@ def test_documents(groups, num_tokens, mean_length, window):
 def test_probabilities_made_again_are_those_that_were_kept(monkeypatch):
     document_BT, tensors = rows(2, 192, 60), inputs(2, 192)
     kept = torch.autograd.grad(tiled_attention(*tensors, document_BT).square().sum(), tensors)
-    monkeypatch.setattr(documents, "KEPT_KEYS", 0)
+    monkeypatch.setattr(tiled, "MAX_KEPT_KEYS", 0)
     again = torch.autograd.grad(tiled_attention(*tensors, document_BT).square().sum(), tensors)
     for one, other in zip(kept, again, strict=True):
         assert torch.equal(one, other)
@@ -89,28 +91,28 @@ def test_a_document_does_not_depend_on_its_neighbours():
 def test_the_operator_for_the_compiler_computes_the_same(without_cpu_kernels):
     without_cpu_kernels()
     document_BT, tensors = rows(2, 100, 30), inputs(2, 100, dtype=torch.float32)
-    lots = documents.find_lots(document_BT, None, 0, torch.float32)
+    groups = tiled.group_tiles(document_BT, None, 0, torch.float32)
 
     def by_operator():
-        tiles = (documents._tiles(x, 2) for x in tensors)
-        return documents._rows(documents._tiled_op(*tiles, document_BT, None, 0, True)[0], 100, torch.float32)
+        tiles = (tiled._to_tiles(x, 2) for x in tensors)
+        return tiled._to_rows(tiled._tiled_op(*tiles, document_BT, None, 0, True)[0], 100, torch.float32)
 
-    same(by_operator, lambda: documents._Tiled.apply(*tensors, lots, None), tensors, rtol=0, atol=0)
-    tiles = [documents._tiles(x, 2).detach().requires_grad_() for x in tensors]
+    same(by_operator, lambda: tiled._TiledAttention.apply(*tensors, groups, None), tensors, rtol=0, atol=0)
+    tiles = [tiled._to_tiles(x, 2).detach().requires_grad_() for x in tensors]
     torch.library.opcheck(
-        documents._tiled_op, (*tiles, document_BT, None, 0, False), test_utils=("test_schema", "test_faketensor")
+        tiled._tiled_op, (*tiles, document_BT, None, 0, False), test_utils=("test_schema", "test_faketensor")
     )
 
 
 def test_tiles_that_were_found_are_found_again_only_for_other_documents():
-    found, kind = documents._Found(), torch.float32
+    found, kind = tiled._GroupCache(), torch.float32
     one, other = rows(2, 200, 30), rows(2, 200, 30, seed=1)
     first = found(one, None, 0, kind)
     assert found(one.clone(), None, 0, kind) is first
     assert found(one, None, 16, kind) is not first  # another window; the first is kept
     assert found(one, None, 0, kind) is first
     again = found(other, None, 0, kind)
-    expected = documents.find_lots(other, None, 0, kind)
+    expected = tiled.group_tiles(other, None, 0, kind)
     for mine, its in zip(again, expected, strict=True):
         for name in ("tile_N", "key_tile_NM", "bias_NTS"):
             assert torch.equal(getattr(mine, name), getattr(its, name)), name
@@ -157,8 +159,8 @@ def test_the_kernel_is_told_what_its_version_knows(names, said):
 
 
 def test_the_kernel_is_for_half_precision_on_cuda():
-    assert not has_varlen(torch.device("cpu"), torch.bfloat16, 64)
-    assert not has_varlen(torch.device("cuda"), torch.float32, 64)
+    assert not supports_varlen(torch.device("cpu"), torch.bfloat16, 64)
+    assert not supports_varlen(torch.device("cuda"), torch.float32, 64)
 
 
 @pytest.mark.gpu
@@ -169,7 +171,7 @@ def test_the_kernel_equals_the_reference(window):
     tensors = [x.detach().cuda().bfloat16().requires_grad_() for x in inputs(4, 512, size=64, dtype=torch.float32)]
     edge_S = document_edges(document_BT.cpu()).cuda()
     same(
-        lambda: documents.varlen_attention(*tensors, edge_S, 512, window),
+        lambda: varlen_attention(*tensors, edge_S, 512, window),
         lambda: reference(*tensors, document_mask(document_BT, window)),
         tensors,
         rtol=2e-2,

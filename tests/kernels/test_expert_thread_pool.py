@@ -11,7 +11,7 @@ import torch
 from penjing.kernels.cpu import tensor_arena as arena
 from penjing.kernels.cpu.expert_thread_pool import PIECES, side_by_side
 from penjing.model.config import ModelConfig
-from penjing.model.moe import Mixture
+from penjing.model.moe import MoELayer
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_experts_come_to_the_same_bits_on_one_thread_and_on_two(two_threads, dty
         expert_size=48,
     )
     torch.manual_seed(3)
-    mixture = Mixture(shape)
+    mixture = MoELayer(shape)
     mixture.compute_dtype = dtype
     x_BTD = torch.randn(4, 128, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
     found: list[list[torch.Tensor]] = []

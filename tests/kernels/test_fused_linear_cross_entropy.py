@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as functional
 
 from penjing.kernels import fused_linear_cross_entropy as head
-from penjing.kernels.fused_linear_cross_entropy import summed_nats
+from penjing.kernels.fused_linear_cross_entropy import fused_linear_cross_entropy
 
 N, D, V = 37, 12, 23
 
@@ -30,7 +30,7 @@ def plain(hidden_ND, weight_VD, target_N, weight_N):
 def test_value_and_gradients_for_any_chunk(monkeypatch, chunk):
     monkeypatch.setattr(head, "CHUNK_LOGITS", chunk)
     hidden_ND, weight_VD, target_N, weight_N = case()
-    total = summed_nats(hidden_ND, weight_VD, target_N, weight_N, torch.float32)
+    total = fused_linear_cross_entropy(hidden_ND, weight_VD, target_N, weight_N, torch.float32)
     expected = plain(hidden_ND, weight_VD, target_N, weight_N)
     torch.testing.assert_close(total, expected, rtol=1e-5, atol=0)
     ours = torch.autograd.grad(total * 0.37, (hidden_ND, weight_VD))
@@ -40,7 +40,7 @@ def test_value_and_gradients_for_any_chunk(monkeypatch, chunk):
 
 def test_gradients_against_finite_differences():
     hidden_ND, weight_VD, target_N, weight_N = case(seed=1)
-    total = summed_nats(hidden_ND, weight_VD, target_N, weight_N, torch.float32)
+    total = fused_linear_cross_entropy(hidden_ND, weight_VD, target_N, weight_N, torch.float32)
     slopes = torch.autograd.grad(total, (hidden_ND, weight_VD))
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -57,7 +57,7 @@ def test_gradients_against_finite_differences():
 
 def test_empty_selection_is_zero_with_zero_gradients():
     hidden_ND, weight_VD, target_N, weight_N = case()
-    total = summed_nats(hidden_ND[:0], weight_VD, target_N[:0], weight_N[:0], torch.float32)
+    total = fused_linear_cross_entropy(hidden_ND[:0], weight_VD, target_N[:0], weight_N[:0], torch.float32)
     assert total.item() == 0
     total.backward()
     assert not weight_VD.grad.any()
@@ -70,7 +70,7 @@ def test_frozen_parts_get_no_gradient_and_do_not_disturb_the_other(frozen):
     expected = torch.autograd.grad(plain(hidden_ND, weight_VD, target_N, weight_N), (hidden_ND, weight_VD))
     hidden_ND.requires_grad_(frozen == "weight")
     weight_VD.requires_grad_(frozen == "hidden")
-    total = summed_nats(hidden_ND, weight_VD, target_N, weight_N, torch.float32)
+    total = fused_linear_cross_entropy(hidden_ND, weight_VD, target_N, weight_N, torch.float32)
     assert total.requires_grad == (frozen != "both")
     if frozen == "both":
         return
@@ -87,15 +87,15 @@ def test_no_gradient_is_computed_where_none_is_asked(monkeypatch):
     made, original = [], head.arena.empty
     monkeypatch.setattr(head.arena, "empty", lambda like, shape, *a: made.append(shape) or original(like, shape, *a))
     with torch.no_grad():
-        summed_nats(hidden_ND, weight_VD, target_N, weight_N, torch.float32)
+        fused_linear_cross_entropy(hidden_ND, weight_VD, target_N, weight_N, torch.float32)
     assert weight_VD.shape not in made
-    summed_nats(hidden_ND, weight_VD, target_N, weight_N, torch.float32)
+    fused_linear_cross_entropy(hidden_ND, weight_VD, target_N, weight_N, torch.float32)
     assert weight_VD.shape in made
 
 
 def test_second_derivatives_are_refused_rather_than_wrong():
     hidden_ND, weight_VD, target_N, weight_N = case()
-    total = summed_nats(hidden_ND, weight_VD, target_N, weight_N, torch.float32)
+    total = fused_linear_cross_entropy(hidden_ND, weight_VD, target_N, weight_N, torch.float32)
     (slope,) = torch.autograd.grad(total.square(), hidden_ND, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.sum().backward()
@@ -103,7 +103,7 @@ def test_second_derivatives_are_refused_rather_than_wrong():
 
 def test_bfloat16_products_give_float32_sums_and_gradients():
     hidden_ND, weight_VD, target_N, weight_N = case()
-    total = summed_nats(hidden_ND, weight_VD, target_N, weight_N, torch.bfloat16)
+    total = fused_linear_cross_entropy(hidden_ND, weight_VD, target_N, weight_N, torch.bfloat16)
     assert total.dtype == torch.float32
     slopes = torch.autograd.grad(total, (hidden_ND, weight_VD))
     assert {slope.dtype for slope in slopes} == {torch.float32}
@@ -114,7 +114,7 @@ def test_bfloat16_products_give_float32_sums_and_gradients():
 
 def test_huge_logits_stay_finite():
     hidden_ND, weight_VD, target_N, weight_N = case()
-    total = summed_nats(hidden_ND * 1e4, weight_VD, target_N, weight_N, torch.float32)
+    total = fused_linear_cross_entropy(hidden_ND * 1e4, weight_VD, target_N, weight_N, torch.float32)
     total.backward()
     assert torch.isfinite(total)
     assert torch.isfinite(weight_VD.grad).all()

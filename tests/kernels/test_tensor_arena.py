@@ -15,10 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from penjing.kernels.cpu import tensor_arena as arena
 from penjing.kernels.cpu.tensor_arena import LINE, SMALLEST, Arena
-from penjing.model.block import added
+from penjing.kernels.dispatch import saves_memory, uses_manual_backward
+from penjing.kernels.ops import residual_add
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
-from penjing.model.linear import Linear, linears, set_compute_dtype
+from penjing.model.linear import Linear, set_compute_dtype, shared_input_linears
 from penjing.model.mlp import MLP
 from penjing.model.norm import RMSNorm
 from penjing.model.transformer import Transformer
@@ -151,7 +152,7 @@ def test_layers_with_one_input(bias):
     layers, x = [Linear(512, size, bias=bias) for size in (96, 32, 32)], drawn(3, 300, 512)
     weights = [each for layer in layers for each in layer.parameters()]
     agree(
-        lambda: linears(x, *layers),
+        lambda: shared_input_linears(x, *layers),
         lambda: [functional.linear(x, layer.weight, layer.bias) for layer in layers],
         [x, *weights],
     )
@@ -161,7 +162,7 @@ def test_layers_with_one_input(bias):
 def test_layers_that_stay_as_they_are_get_no_gradient():
     layers, x = [Linear(512, 96), Linear(512, 32)], drawn(3, 300, 512)
     layers[0].weight.requires_grad_(False)
-    sum(out.sum() for out in linears(x, *layers)).backward()
+    sum(out.sum() for out in shared_input_linears(x, *layers)).backward()
     assert layers[0].weight.grad is None
     torch.testing.assert_close(layers[1].weight.grad, x.sum((0, 1)).expand(32, -1), rtol=1e-4, atol=1e-4)
     wanted = (layers[0].weight.sum(0) + layers[1].weight.sum(0)).expand_as(x)
@@ -175,7 +176,11 @@ class Doubled(Linear):
 
 def test_a_layer_of_another_kind_is_asked_itself():
     x, plain, other = drawn(3, 300, 512), Linear(512, 32), Doubled(512, 96)
-    agree(lambda: linears(x, plain, other), lambda: (x @ plain.weight.T, 2 * x @ other.weight.T), [x, other.weight])
+    agree(
+        lambda: shared_input_linears(x, plain, other),
+        lambda: (x @ plain.weight.T, 2 * x @ other.weight.T),
+        [x, other.weight],
+    )
 
 
 @pytest.mark.parametrize("needs", ["all", "input", "weight"])
@@ -203,18 +208,22 @@ def test_a_norm_beside_its_input(used):
     plain = functional.rms_norm(x, (64,), norm.weight, 1e-5)
     wanted = [each for each, use in zip((x * 1.0, plain), used, strict=True) if use]
     tensors = [x, norm.weight] if used[1] else [x]
-    agree(lambda: [each for each, use in zip(norm.beside(x), used, strict=True) if use], lambda: wanted, tensors)
+    agree(
+        lambda: [each for each, use in zip(norm.forward_with_residual(x), used, strict=True) if use],
+        lambda: wanted,
+        tensors,
+    )
 
 
 def test_a_sum_keeps_the_wider_dtype():
     x, y = drawn(600, 900), drawn(900, 600).detach().T.bfloat16().requires_grad_()
-    total = added(x, y)
+    total = residual_add(x, y)
     assert total.dtype == torch.float32
     torch.testing.assert_close(total, x + y, rtol=0, atol=0)
     total.square().sum().backward()
     torch.testing.assert_close(x.grad, 2 * total)
     torch.testing.assert_close(y.grad, (2 * total).bfloat16())
-    assert added(y, x).dtype == torch.float32
+    assert residual_add(y, x).dtype == torch.float32
 
 
 @pytest.mark.parametrize("num_tokens", [8, 8192])
@@ -222,7 +231,7 @@ def test_without_gradients_small_and_large_are_the_same(num_tokens):
     norm, layer, x = RMSNorm(512, 1e-5), Linear(512, 96), drawn(1, num_tokens, 512)
     with_gradients = layer(norm(x))
     with torch.no_grad():
-        assert arena.by_hand(x) == arena.serves(x) == (num_tokens == 8192)
+        assert uses_manual_backward(x) == saves_memory(x) == (num_tokens == 8192)
         torch.testing.assert_close(layer(norm(x)), with_gradients)
 
 

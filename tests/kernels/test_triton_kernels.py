@@ -7,10 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
+from penjing.kernels import experts, self_check
+from penjing.kernels.attention_metadata import document_mask, key_ranges
+from penjing.kernels.reference import attention
 from penjing.kernels.triton import ops as gpu
-from penjing.model import kernel_selection as flash
-from penjing.model import moe
-from penjing.model.attention import document_mask, plain_attention
+from penjing.model import kernel_selection
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
@@ -19,7 +20,7 @@ from penjing.model.transformer import Transformer, recompute_activations
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs Triton", allow_module_level=True)
-GROUP = moe.group
+DISPATCH = experts.dispatch_to_experts
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="Triton's interpreter multiplies no bfloat16")
@@ -59,10 +60,10 @@ def test_attention(num_tokens, mean_length, window, heads, groups, size, dtype):
     document_BT = rows(2, num_tokens, mean_length)
     tensors = inputs(2, num_tokens, heads, groups, size, dtype)
     upstream = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(2)).to(DEVICE, dtype)
-    got = gpu.document_attention(*tensors, gpu.document_edges(document_BT, window))
+    got = gpu.document_attention(*tensors, key_ranges(document_BT, window))
     exact = [x.detach().double().requires_grad_() for x in tensors]
     q, k, v = exact
-    wanted = plain_attention(q, k.transpose(1, 2), v.transpose(1, 2), document_mask(document_BT, window))
+    wanted = attention(q, k.transpose(1, 2), v.transpose(1, 2), document_mask(document_BT, window))
     bound = 2e-3 if dtype == torch.float16 else 1.2e-2
     assert share(got.detach(), wanted.detach()) < bound
     pairs = zip(
@@ -77,12 +78,12 @@ def test_attention(num_tokens, mean_length, window, heads, groups, size, dtype):
 def test_attention_takes_parts_of_wider_rows_and_gives_the_same_bits_again():
     document_BT = rows(2, 100, 30)
     q, k, v = inputs(2, 100, 4, 2, 16, torch.float16)
-    joined = torch.cat([x.detach().flatten(2) for x in (q, k, v)], dim=-1)
-    apart = [x.unflatten(-1, (-1, 16)).requires_grad_() for x in joined.split((64, 32, 32), dim=-1)]
-    edges = gpu.document_edges(document_BT)
+    packed = torch.cat([x.detach().flatten(2) for x in (q, k, v)], dim=-1)
+    apart = [x.unflatten(-1, (-1, 16)).requires_grad_() for x in packed.split((64, 32, 32), dim=-1)]
+    ranges = key_ranges(document_BT)
     found = []
     for tensors in ((q, k, v), apart, apart):
-        out = gpu.document_attention(*tensors, edges)
+        out = gpu.document_attention(*tensors, ranges)
         found.append([out.detach(), *torch.autograd.grad(out.float().square().sum(), tensors)])
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
@@ -92,7 +93,7 @@ def test_attention_takes_parts_of_wider_rows_and_gives_the_same_bits_again():
 def test_edges(window):
     document_BT = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2, 2], [5, 5, 5, 5, 5, 5, 5, 5, 5]])
     mask_BTS = document_mask(document_BT, window)[:, 0].int()
-    first_BT, last_BT = gpu.document_edges(document_BT, window)
+    first_BT, last_BT = key_ranges(document_BT, window)
     assert first_BT.tolist() == mask_BTS.argmax(dim=2).tolist()
     looking_BS = [[int(row[:, key].nonzero().max()) + 1 for key in range(9)] for row in mask_BTS]
     assert last_BT.tolist() == looking_BS
@@ -110,10 +111,10 @@ def test_nats(vocabulary, dtype):
     wanted = functional.cross_entropy(exact, target, reduction="none") * weight
     wanted.sum().backward()
     before = logits.clone()
-    got = gpu.nats_in_place(logits, target, weight, False)
+    got = gpu.cross_entropy_inplace(logits, target, weight, False)
     assert torch.equal(logits, before)
     torch.testing.assert_close(got.double(), wanted.detach(), rtol=1e-5, atol=1e-5)
-    assert torch.equal(gpu.nats_in_place(logits, target, weight, True), got)
+    assert torch.equal(gpu.cross_entropy_inplace(logits, target, weight, True), got)
     assert share(logits, exact.grad) < {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 1e-3}[dtype]
 
 
@@ -124,7 +125,7 @@ def test_small_cards_get_small_tiles():
 
 
 def test_heads_are_held_in_as_few_dimensions_as_can_be():
-    found = {size: gpu.in_parts(size) for size in range(16, 129, 8)}
+    found = {size: gpu.split_head_dim(size) for size in range(16, 129, 8)}
     assert all(size <= sum(parts) and (parts[1] == 0 or parts[0] < size) for size, parts in found.items())
     assert {16: (16, 0), 24: (32, 0), 40: (32, 16), 64: (64, 0), 80: (64, 16), 96: (64, 32), 104: (128, 0)}.items() <= (
         found.items()
@@ -132,8 +133,8 @@ def test_heads_are_held_in_as_few_dimensions_as_can_be():
 
 
 def test_nothing_of_it_on_a_cpu():
-    assert not gpu.serves_attention(torch.device("cpu"), torch.bfloat16, 64)
-    assert not gpu.serves_attention(torch.device("cuda"), torch.float32, 64)
+    assert not gpu.supports_attention(torch.device("cpu"), torch.bfloat16, 64)
+    assert not gpu.supports_attention(torch.device("cuda"), torch.float32, 64)
 
 
 HEADS = [
@@ -151,14 +152,16 @@ def test_heads(heads, groups, size, turned, normal, tables):
     generator, num_tokens = torch.Generator().manual_seed(5), 70
     document_BT = rows(2, num_tokens, 30)
     made = torch.randn(2, num_tokens, (heads + 2 * groups) * size, generator=generator)
-    joined = made.to(DEVICE, torch.float16).requires_grad_()
+    packed = made.to(DEVICE, torch.float16).requires_grad_()
     gains = [(torch.rand(size, generator=generator) + 0.5).to(DEVICE).requires_grad_() for _ in range(2)]
     angle = torch.rand(tables, num_tokens, 1, turned // 2, generator=generator).to(DEVICE) * 6
-    rotary, edges = (angle.cos(), angle.sin()), gpu.document_edges(document_BT)
-    got = gpu.heads_and_attention(joined, tuple(gains) if normal else None, 1e-5, rotary, edges, heads, groups)
+    rotary, ranges = (angle.cos(), angle.sin()), key_ranges(document_BT)
+    got = gpu.fused_qk_norm_rope_attention(
+        packed, tuple(gains) if normal else None, 1e-5, rotary, ranges, heads, groups
+    )
     upstream = torch.randn(got.shape, generator=generator).to(DEVICE, torch.float16)
 
-    exact = joined.detach().double().requires_grad_()
+    exact = packed.detach().double().requires_grad_()
     exact_gains = [gain.detach().double().requires_grad_() for gain in gains]
     q, k, v = (x.unflatten(-1, (-1, size)) for x in exact.split([heads * size, groups * size, groups * size], dim=-1))
     turned_parts = []
@@ -169,9 +172,9 @@ def test_heads(heads, groups, size, turned, normal, tables):
         cosine, sine = angle.double().cos(), angle.double().sin()
         turned_parts.append(torch.cat((low * cosine - high * sine, high * cosine + low * sine, rest), dim=-1))
     q, k = turned_parts
-    wanted = plain_attention(q, k.transpose(1, 2), v.transpose(1, 2), document_mask(document_BT))
+    wanted = attention(q, k.transpose(1, 2), v.transpose(1, 2), document_mask(document_BT))
     assert share(got.detach(), wanted.detach()) < 2e-3
-    mine = torch.autograd.grad(got, [joined, *(gains if normal else [])], upstream)
+    mine = torch.autograd.grad(got, [packed, *(gains if normal else [])], upstream)
     its = torch.autograd.grad(wanted, [exact, *(exact_gains if normal else [])], upstream.double())
     for one, other in zip(mine, its, strict=True):
         assert share(one, other) < 3e-3
@@ -181,27 +184,27 @@ def test_heads(heads, groups, size, turned, normal, tables):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_gated(size, dtype):
     generator = torch.Generator().manual_seed(6)
-    joined = torch.randn(3, 5, 2 * size, generator=generator).to(DEVICE, dtype).requires_grad_()
+    packed = torch.randn(3, 5, 2 * size, generator=generator).to(DEVICE, dtype).requires_grad_()
     upstream = torch.randn(3, 5, size, generator=generator).to(DEVICE, dtype)
-    exact = joined.detach().double().requires_grad_()
+    exact = packed.detach().double().requires_grad_()
     gate, up = exact.chunk(2, dim=-1)
     wanted = functional.silu(gate) * up
-    got = gpu.gated(joined)
+    got = gpu.swiglu(packed)
     bound = 1e-3 if dtype == torch.float16 else 4e-3
     assert share(got.detach(), wanted.detach()) < bound
-    (mine,), (its,) = torch.autograd.grad(got, joined, upstream), torch.autograd.grad(wanted, exact, upstream.double())
+    (mine,), (its,) = torch.autograd.grad(got, packed, upstream), torch.autograd.grad(wanted, exact, upstream.double())
     assert share(mine, its) < bound
 
 
 def test_gated_rows_of_different_weight():
     generator = torch.Generator().manual_seed(7)
-    joined, upstream = (torch.randn(9, n, generator=generator).to(DEVICE, torch.float16) for n in (600, 300))
+    packed, upstream = (torch.randn(9, n, generator=generator).to(DEVICE, torch.float16) for n in (600, 300))
     weight = torch.rand(9, generator=generator).to(DEVICE)
-    exact, counts = joined.double().requires_grad_(), weight.double().requires_grad_()
+    exact, counts = packed.double().requires_grad_(), weight.double().requires_grad_()
     gate, up = exact.chunk(2, dim=-1)
     inner = functional.silu(gate) * up * counts[:, None]
     its = torch.autograd.grad(inner, (exact, counts), upstream.double())
-    grad, weighted, grad_weight = gpu.gated_slopes(upstream, joined, weight)
+    grad, weighted, grad_weight = gpu.swiglu_backward(upstream, packed, weight)
     assert share(weighted, inner.detach()) < 1e-3
     assert share(grad, its[0]) < 1e-3
     assert share(grad_weight, its[1]) < 1e-5
@@ -214,7 +217,7 @@ def test_mixed_rows(weighted):
     row = torch.randint(12, (5, 3), generator=generator).to(DEVICE)
     weight = torch.rand(5, 3, generator=generator).to(DEVICE) if weighted else None
     wanted = (y[row].double() * (1 if weight is None else weight[..., None].double())).sum(dim=1)
-    assert share(gpu.mixed_rows(y, row, weight), wanted) < 1e-3
+    assert share(gpu.combine_experts(y, row, weight), wanted) < 1e-3
 
 
 class Way:
@@ -229,9 +232,10 @@ class Way:
 
     def __call__(self, kernels, dtype, how="off", recompute="none", rank=0):
         self.monkeypatch.setattr(gpu, "has_kernels", lambda device: kernels)
-        plain_group = GROUP
         self.monkeypatch.setattr(
-            moe, "group", lambda expert, num, on_host: plain_group(expert, num, on_host=on_host and not kernels)
+            experts,
+            "dispatch_to_experts",
+            lambda expert, num, on_host: DISPATCH(expert, num, on_host=on_host and not kernels),
         )
         torch._dynamo.reset()
         model = Transformer(self.config)
@@ -296,15 +300,15 @@ def test_activations_are_made_again_by_kernels(what, monkeypatch):
 def test_kernels_are_tried_before_they_are_used(architecture, monkeypatch):
     monkeypatch.setattr(gpu, "has_kernels", lambda device: gpu._is_on)
     monkeypatch.setattr(gpu, "_is_on", True)
-    monkeypatch.setattr(flash, "TRIED_TOKENS", 200 if HAS_GPU else 70)
+    monkeypatch.setattr(self_check, "TRIED_TOKENS", 200 if HAS_GPU else 70)
     model = Transformer(Way(architecture, monkeypatch).config)
-    assert flash.check_kernels(model, DEVICE, torch.float64) == ""
-    assert "attention" in flash.check_kernels(model, DEVICE, torch.float16)
-    plain = gpu.nats_in_place
-    monkeypatch.setattr(gpu, "nats_in_place", lambda *given: plain(*given) * 1.2)
+    assert kernel_selection.check_kernels(model, DEVICE, torch.float64) == ""
+    assert "attention" in kernel_selection.check_kernels(model, DEVICE, torch.float16)
+    plain = gpu.cross_entropy_inplace
+    monkeypatch.setattr(gpu, "cross_entropy_inplace", lambda *given: plain(*given) * 1.2)
     with pytest.warns(UserWarning, match="kernels of our own are not used, torch's are: off by 0.2"):
-        assert flash.check_kernels(model, DEVICE, torch.float16) == ""
-    assert not gpu.serves(DEVICE, torch.float16)
+        assert kernel_selection.check_kernels(model, DEVICE, torch.float16) == ""
+    assert not gpu.supports(DEVICE, torch.float16)
 
 
 def test_kernels_that_a_card_has_something_against_are_not_used(monkeypatch):
@@ -313,8 +317,8 @@ def test_kernels_that_a_card_has_something_against_are_not_used(monkeypatch):
 
     monkeypatch.setattr(gpu, "has_kernels", lambda device: gpu._is_on)
     monkeypatch.setattr(gpu, "_is_on", True)
-    monkeypatch.setattr(gpu, "nats_in_place", refuse)
-    monkeypatch.setattr(flash, "TRIED_TOKENS", 200 if HAS_GPU else 10)
+    monkeypatch.setattr(gpu, "cross_entropy_inplace", refuse)
+    monkeypatch.setattr(self_check, "TRIED_TOKENS", 200 if HAS_GPU else 10)
     with pytest.warns(UserWarning, match="RuntimeError: out of resource"):
-        flash.check_kernels(Transformer(Way("qwen3", monkeypatch).config), DEVICE, torch.float16)
+        kernel_selection.check_kernels(Transformer(Way("qwen3", monkeypatch).config), DEVICE, torch.float16)
     assert not gpu._is_on

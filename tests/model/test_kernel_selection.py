@@ -3,11 +3,14 @@
 import pytest
 import torch
 
+from penjing.kernels import reference, self_check
+from penjing.kernels.attention_metadata import document_mask
+from penjing.kernels.cpu import library
 from penjing.kernels.cpu import ops as cpu
+from penjing.kernels.self_check import Heads, varlen_difference
 from penjing.kernels.triton import ops as gpu
-from penjing.model import kernel_selection as flash
 from penjing.model.config import ModelConfig
-from penjing.model.kernel_selection import activate_flash, largest_difference
+from penjing.model.kernel_selection import activate_flash, check_kernels
 from penjing.model.transformer import Transformer
 
 SHAPE = ModelConfig(
@@ -20,7 +23,7 @@ CUDA = torch.device("cuda")
 def card(monkeypatch):
     """A Hopper card with both implementations; what was activated and put back."""
     seen = []
-    monkeypatch.setattr(flash, "has_varlen", lambda *_: True)
+    monkeypatch.setattr(self_check, "supports_varlen", lambda *_: True)
     monkeypatch.setattr(gpu, "has_kernels", lambda device: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", seen.append, raising=False)
@@ -31,13 +34,13 @@ def card(monkeypatch):
 
 
 def test_the_newest_that_is_right(card, monkeypatch):
-    monkeypatch.setattr(flash, "largest_difference", lambda *_: 0.01)
+    monkeypatch.setattr(self_check, "varlen_difference", lambda *_: 0.01)
     assert activate_flash(Transformer(SHAPE), CUDA, torch.bfloat16) == "FA4"
     assert card == ["FA4"]
 
 
 def test_a_wrong_one_is_put_back_and_the_next_is_tried(card, monkeypatch):
-    monkeypatch.setattr(flash, "largest_difference", lambda *_: 0.01 if card[-1] == "FA3" else 0.3)
+    monkeypatch.setattr(self_check, "varlen_difference", lambda *_: 0.01 if card[-1] == "FA3" else 0.3)
     with pytest.warns(UserWarning, match="FA4 is installed but not used: off by 0.3"):
         assert activate_flash(Transformer(SHAPE), CUDA, torch.bfloat16) == "FA3"
     assert card == ["FA4", "restored", "FA3"]
@@ -47,7 +50,7 @@ def test_one_that_fails_is_put_back(card, monkeypatch):
     def fail(*_):
         raise NotImplementedError("backward")
 
-    monkeypatch.setattr(flash, "largest_difference", fail)
+    monkeypatch.setattr(self_check, "varlen_difference", fail)
     with pytest.warns(UserWarning, match="NotImplementedError: backward"):
         assert activate_flash(Transformer(SHAPE), CUDA, torch.bfloat16) == ""
     assert card == ["FA4", "restored", "FA3", "restored"]
@@ -60,37 +63,37 @@ def test_no_card_no_change():
 def test_the_difference_is_that_of_the_kernel(monkeypatch):
     def kernel(q, k, v, edge_S, longest, window):
         document_BT = torch.searchsorted(edge_S.long(), torch.arange(512), right=True).view(2, 256)
-        mask = flash.document_mask(document_BT, window)
-        return (1 + wrong) * flash.plain_attention(q, k.transpose(1, 2), v.transpose(1, 2), mask)
+        mask = document_mask(document_BT, window)
+        return (1 + wrong) * reference.attention(q, k.transpose(1, 2), v.transpose(1, 2), mask)
 
-    monkeypatch.setattr(flash, "varlen_attention", kernel)
+    monkeypatch.setattr(self_check, "varlen_attention", kernel)
     for wrong in (0.0, 0.1):
-        found = largest_difference(4, 2, 16, 0, torch.device("cpu"), torch.float32)
+        found = varlen_difference(Heads(4, 2, 16), 0, torch.device("cpu"), torch.float32)
         assert found == pytest.approx(wrong, abs=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_on_a_cpu_are_tried(dtype, monkeypatch):
     model, device = Transformer(SHAPE), torch.device("cpu")
-    if cpu.why_not():
-        assert cpu.why_not() in flash.check_kernels(model, device, dtype)
+    if library.unavailable_reason():
+        assert library.unavailable_reason() in check_kernels(model, device, dtype)
         return
-    said = flash.check_kernels(model, device, dtype)
+    said = check_kernels(model, device, dtype)
     assert "norms, " in said and said.endswith("SwiGLU and the head's softmax")
-    assert ("weights' gradients" in said) == cpu.takes_weights(dtype)
-    assert ("attention" in said) == cpu.serves_attention(dtype, 16, 99)
-    assert flash.check_kernels(model, device, torch.float16) == ""  # which they do not take
+    assert ("weight gradients" in said) == cpu.supports_weight_grad_in(dtype)
+    assert ("attention" in said) == cpu.supports_attention(dtype, 16, 99)
+    assert check_kernels(model, device, torch.float16) == ""  # which they do not take
     right, switched = cpu._run, []
 
     def wrong(name, tensors, *given):
         right(name, tensors, *given)
         if name == broken:
-            written = {"nats": -1, "norm": 2, "gated": 2, "turn": 1}[name]
+            written = {"cross_entropy": -1, "rms_norm": 2, "swiglu": 2, "apply_rope": 1}[name]
             tensors[written].mul_(1.2)
 
     monkeypatch.setattr(cpu, "_run", wrong)
-    monkeypatch.setattr(cpu, "switch_off", lambda: switched.append(broken))
-    for broken in ("nats", "norm", "gated", *(["turn"] if "attention" in said else [])):  # noqa: B007 (read by `wrong`)
+    monkeypatch.setattr(library, "switch_off", lambda: switched.append(broken))
+    for broken in ("cross_entropy", "rms_norm", "swiglu", *(["apply_rope"] if "attention" in said else [])):  # noqa: B007 (read by `wrong`)
         with pytest.warns(UserWarning, match="kernels of our own are not used, torch's are: off by 0"):
-            assert flash.check_kernels(model, device, dtype) == ""
-    assert switched[:3] == ["nats", "norm", "gated"]
+            assert check_kernels(model, device, dtype) == ""
+    assert switched[:3] == ["cross_entropy", "rms_norm", "swiglu"]

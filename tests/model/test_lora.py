@@ -10,7 +10,7 @@ from penjing.base.errors import UserError
 from penjing.infer.generate import generate
 from penjing.model import lora
 from penjing.model.freeze import freeze
-from penjing.model.linear import joined, set_compute_dtype
+from penjing.model.linear import packed_linear, set_compute_dtype
 from penjing.model.lora import Lora, adapt, attach, merge, strip, unmerge, use
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
@@ -423,7 +423,7 @@ def test_layers_side_by_side_equal_each_alone(make_model, dtype, names):
     layers = [getattr(model.blocks[0].attention, name) for name in names]
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(2, 5, layers[0].in_features, generator=generator).to(dtype or torch.float32).requires_grad_()
-    got, wanted = joined(x, *layers), torch.cat([layer(x) for layer in layers], dim=-1)
+    got, wanted = packed_linear(x, *layers), torch.cat([layer(x) for layer in layers], dim=-1)
     bound = 2e-2 if dtype else 1e-5
     if dtype is None:  # as in runs, whose base is in the products' dtype: no copy of it is kept
         kept = [each.data_ptr() for each in got.grad_fn.saved_tensors]
@@ -446,7 +446,7 @@ def test_side_by_side_without_adapters_the_base_speaks(make_model):
     layers = (model.blocks[0].mlp.gate_proj, model.blocks[0].mlp.up_proj)
     x = torch.randn(3, layers[0].in_features)
     use(model, None)
-    torch.testing.assert_close(joined(x, *layers), torch.cat([layer.plain()(x) for layer in layers], dim=-1))
+    torch.testing.assert_close(packed_linear(x, *layers), torch.cat([layer.plain()(x) for layer in layers], dim=-1))
 
 
 @pytest.mark.parametrize("settings", [Lora(rank=4, kind="dora"), Lora(rank=4, dropout=0.5)], ids=["dora", "dropout"])
@@ -456,9 +456,9 @@ def test_side_by_side_what_has_its_own_way_keeps_it(make_model, settings):
     teach(model, lora.DEFAULT)
     attention = model.blocks[0].attention
     layers, x = (attention.k_proj, attention.v_proj), torch.randn(3, attention.k_proj.in_features)
-    assert lora.AdaptedLinear.join(x, *layers) is None
-    assert joined(x, *layers).shape == (3, 2 * attention.k_proj.out_features)
-    assert lora.AdaptedLinear.join(x, attention.k_proj, layers[1].plain()) is None
+    assert lora.AdaptedLinear.packed(x, *layers) is None
+    assert packed_linear(x, *layers).shape == (3, 2 * attention.k_proj.out_features)
+    assert lora.AdaptedLinear.packed(x, attention.k_proj, layers[1].plain()) is None
 
 
 @pytest.mark.parametrize(("scaling", "scale"), [("standard", 2.0), ("rank_stabilised", 8.0)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penjing.model.attention import cache_mask, document_mask
+from penjing.kernels.attention_metadata import cache_mask, document_mask
 
 IDS_BT = torch.randint(0, 61, (1, 14), generator=torch.Generator().manual_seed(2))
 LENGTHS = (5, 1, 8)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from penjing.base import config
 from penjing.base.errors import UserError
+from penjing.kernels import experts
+from penjing.kernels.experts import dispatch_to_experts
 from penjing.model import moe
+from penjing.model.config import ModelConfig
 from penjing.model.linear import set_compute_dtype
-from penjing.model.moe import Mixture, group, mixtures
+from penjing.model.moe import MoELayer, mixtures
 from penjing.objective.next_token import NextToken
 from penjing.objective.router import RouterSettings
 
@@ -46,23 +50,27 @@ def test_grouped_products_equal_the_plain_twin(model, monkeypatch, grouped):
     plain["logits"], plain["gradients"] = model(IDS_BT).detach(), gradients(model)
     for layer in mixtures(model):
         layer.plain = False
-    monkeypatch.setattr(moe, "group", lambda expert, num, on_host: group(expert, num, on_host=not grouped))
+    monkeypatch.setattr(
+        experts,
+        "dispatch_to_experts",
+        lambda expert, num, on_host: dispatch_to_experts(expert, num, on_host=not grouped),
+    )
     assert (model(IDS_BT) - plain["logits"]).abs().max() < 1e-5
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, plain["gradients"][name], rtol=1e-4, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize("on_host", [False, True])
-@pytest.mark.parametrize("lot", [1, 4])
+@pytest.mark.parametrize("tile", [1, 4])
 @pytest.mark.parametrize("choices", [[[0, 1], [0, 2], [0, 1]], [[5, 5], [5, 5]], [[3, 0]]])
-def test_groups_hold_every_pair_once_and_in_order(monkeypatch, choices, on_host, lot):
-    monkeypatch.setattr(moe, "lot_rows", lambda pairs, experts: lot)
-    monkeypatch.setattr(moe, "GROUP_ROWS", lot)
+def test_groups_hold_every_pair_once_and_in_order(monkeypatch, choices, on_host, tile):
+    monkeypatch.setattr(experts, "rows_per_tile", lambda pairs, experts: tile)
+    monkeypatch.setattr(experts, "GROUP_ALIGNMENT", tile)
     expert_Nk = torch.tensor(choices)
-    made = group(expert_Nk, 6, on_host=on_host)
+    made = dispatch_to_experts(expert_Nk, 6, on_host=on_host)
     starts = [0, *made.end_E.tolist()]
     assert made.ends == (starts[1:] if on_host else None)
-    assert all(end % lot == 0 for end in starts)
+    assert all(end % tile == 0 for end in starts)
     rows = made.row_Nk.flatten().tolist()
     assert len(set(rows)) == expert_Nk.numel()
     for token, chosen in enumerate(choices):
@@ -72,10 +80,10 @@ def test_groups_hold_every_pair_once_and_in_order(monkeypatch, choices, on_host,
     assert all(made.token_R[row] == 0 for row in set(range(len(made.token_R))) - set(rows))
 
 
-def test_lots_are_no_larger_than_what_an_expert_gets():
+def test_tiles_are_no_larger_than_what_an_expert_gets():
     for pairs in (1, 40, 600, 5000, 100_000):
-        for experts in (4, 32):
-            assert moe.lot_rows(pairs, experts) <= max(1, pairs // experts)
+        for num_experts in (4, 32):
+            assert experts.rows_per_tile(pairs, num_experts) <= max(1, pairs // num_experts)
 
 
 def test_an_expert_without_tokens_gets_a_zero_gradient(make_model):
@@ -94,7 +102,11 @@ def test_one_frozen_matrix_leaves_the_others_their_gradients(make_model, monkeyp
     for layer in mixtures(model):
         layer.down_proj.data.normal_(0, 0.2, generator=torch.Generator().manual_seed(5))
     wanted = gradients(model)
-    monkeypatch.setattr(moe, "group", lambda expert, num, on_host: group(expert, num, on_host=not grouped))
+    monkeypatch.setattr(
+        experts,
+        "dispatch_to_experts",
+        lambda expert, num, on_host: dispatch_to_experts(expert, num, on_host=not grouped),
+    )
     for layer in mixtures(model):
         getattr(layer, frozen).requires_grad_(False)
     model.zero_grad(set_to_none=True)
@@ -152,12 +164,13 @@ def test_batch_balance_is_that_of_transformers(make_model):
 
 def test_even_routing_costs_one():
     torch.manual_seed(0)
-    means = moe.RouterMeans(torch.tensor(1.0), torch.ones(2), torch.tensor([4.0, 9.0]))
+    means = moe.RouterStats(torch.tensor(1.0), torch.ones(2), torch.tensor([4.0, 9.0]))
     settings = RouterSettings(balance="sequence", balance_weight=0.5, z_weight=0.1)
-    total, parts = settings.loss(means, torch.tensor([3.0, 1.0]), biased=False)
+    total, parts = settings.loss(means, torch.tensor([3.0, 1.0]))
     assert float(total) == pytest.approx(0.5 * 4 + 0.1 * (3 * 4 + 9))
     assert {name: float(value) for name, value in parts.items()} == {"router_balance": 4.0, "router_z": 21.0}
-    assert float(RouterSettings().loss(means, torch.ones(2), biased=True)[0]) == 0.0
+    by_bias = RouterSettings().for_model(config.resolve(ModelConfig, {"preset": "tiny-moe"}))
+    assert float(by_bias.loss(means, torch.ones(2))[0]) == 0.0
 
 
 def test_the_sequence_loss_does_not_depend_on_how_a_step_is_cut(make_model):
@@ -202,23 +215,23 @@ def test_nothing_is_counted_without_gradients(model):
     with torch.no_grad():
         model(IDS_BT)
     assert all(layer.load_E.sum() == 0 for layer in mixtures(model))
-    assert isinstance(model.blocks[0].mlp, Mixture) or isinstance(model.blocks[1].mlp, Mixture)
+    assert isinstance(model.blocks[0].mlp, MoELayer) or isinstance(model.blocks[1].mlp, MoELayer)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_whose_rows_no_grouped_product_takes_are_refused_on_cuda(make_model, dtype):
     odd = make_model(architecture="qwen3_moe", experts=4, experts_per_token=2, expert_size=10)
-    moe.check_widths(odd, torch.device("cpu"), dtype)
-    lot = 16 // dtype.itemsize
-    with pytest.raises(UserError, match=f"model.expert_size: not on CUDA; got 10; wanted a multiple of {lot}"):
-        moe.check_widths(odd, torch.device("cuda"), dtype)
+    moe.check_expert_sizes(odd, torch.device("cpu"), dtype)
+    tile = 16 // dtype.itemsize
+    with pytest.raises(UserError, match=f"model.expert_size: not on CUDA; got 10; wanted a multiple of {tile}"):
+        moe.check_expert_sizes(odd, torch.device("cuda"), dtype)
     even = make_model(architecture="qwen3_moe", experts=4, experts_per_token=2, expert_size=16)
-    moe.check_widths(even, torch.device("cuda"), dtype)
+    moe.check_expert_sizes(even, torch.device("cuda"), dtype)
 
 
 def test_several_layers_count_as_their_mean():
-    one = moe.RouterMeans(torch.tensor(1.0), torch.tensor([1.0, 2.0]), torch.tensor([4.0, 0.0]))
-    other = moe.RouterMeans(torch.tensor(3.0), torch.tensor([3.0, 2.0]), torch.tensor([0.0, 2.0]))
+    one = moe.RouterStats(torch.tensor(1.0), torch.tensor([1.0, 2.0]), torch.tensor([4.0, 0.0]))
+    other = moe.RouterStats(torch.tensor(3.0), torch.tensor([3.0, 2.0]), torch.tensor([0.0, 2.0]))
     found = moe.mean_of_layers([one, other])
     assert found.batch.item() == 2.0
     assert (found.sequence_B.tolist(), found.z_B.tolist()) == ([2.0, 2.0], [2.0, 1.0])

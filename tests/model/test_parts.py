@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as functional
 
 from penjing.kernels import fused_linear_cross_entropy as head
-from penjing.model.mlp import gated
+from penjing.kernels.ops import apply_rope, swiglu
 from penjing.model.norm import RMSNorm
-from penjing.model.rope import rotate
 
 
 def drawn(*shape, seed=0):
@@ -47,7 +46,7 @@ def test_a_gated_product_is_its_formula(kernels):
     gate, up = (drawn(7, 40, seed=seed).requires_grad_() for seed in (1, 2))
     wide_gate, wide_up = (each.detach().double().requires_grad_() for each in (gate, up))
     wanted = wide_gate * wide_gate.sigmoid() * wide_up
-    compare(gated(gate, up), wanted, [gate, up], [wide_gate, wide_up], drawn(7, 40, seed=3))
+    compare(swiglu(gate, up), wanted, [gate, up], [wide_gate, wide_up], drawn(7, 40, seed=3))
 
 
 def test_the_sum_of_nats_is_weighted_and_so_is_its_slope(kernels):
@@ -55,7 +54,7 @@ def test_the_sum_of_nats_is_weighted_and_so_is_its_slope(kernels):
     target_N, weight_N = torch.arange(9) * 3, torch.tensor([0.0, 1.0, 0.5, 2.0, 1.0, 0.0, 3.0, 1.0, 0.25])
     wide = [each.detach().double().requires_grad_() for each in (hidden_ND, weight_VD)]
     nats_N = functional.cross_entropy(wide[0] @ wide[1].T, target_N, reduction="none")
-    found = head.summed_nats(hidden_ND, weight_VD, target_N, weight_N, torch.float32)
+    found = head.fused_linear_cross_entropy(hidden_ND, weight_VD, target_N, weight_N, torch.float32)
     wanted = (nats_N * weight_N.double()).sum()
     compare(found, wanted, [hidden_ND, weight_VD], wide, torch.tensor(0.7))
 
@@ -77,7 +76,7 @@ def test_a_pair_of_dimensions_turns_by_its_angle():
     angle_TP = torch.tensor([[0.3, 1.2], [0.6, 2.4]])
     x_BTHK = torch.tensor([1.0, 2.0, 0.0, 0.5]).expand(1, 2, 1, 4).clone().requires_grad_()
     cosine, sine = (each[None, :, None] for each in (angle_TP.cos(), angle_TP.sin()))
-    turned = rotate(x_BTHK, cosine, sine)
+    turned = apply_rope(x_BTHK, cosine, sine)
     for place, (first, second) in enumerate(angle_TP.tolist()):
         wanted = [
             math.cos(first),

@@ -9,7 +9,7 @@ import torch
 
 from penjing.loader.batch import Batch
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
-from penjing.model.moe import RouterMeans
+from penjing.model.moe import RouterStats
 from penjing.objective.next_token import NextToken
 from penjing.objective.policy import Policy, PolicyObjective, Rollout, divergence
 from penjing.objective.preference import Preference, PreferenceObjective, pair_losses
@@ -240,7 +240,7 @@ def test_figures_of_a_reward_model_by_hand():
 
 def test_what_routers_add_is_learned_and_not_shown_as_the_loss():
     """arXiv:2101.03961: 0.01 of the balance loss of each unit beside the nats."""
-    means = RouterMeans(torch.tensor(1.5), torch.tensor([1.5]), torch.tensor([4.0]))
+    means = RouterStats(torch.tensor(1.5), torch.tensor([1.5]), torch.tensor([4.0]))
     ids_BT = torch.zeros(1, 5, dtype=torch.long)
     more = {"scored_N": None, "target_N": ids_BT[0], "weight_N": torch.ones(5), "num_tokens": 5}
     batch = Batch(ids_BT=ids_BT, document_BT=ids_BT, **more)

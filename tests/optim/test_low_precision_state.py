@@ -9,15 +9,15 @@ import torch
 
 from penjing.checkpoint.load import newest
 from penjing.checkpoint.save import save
+from penjing.kernels import orthogonalize
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
 from penjing.optim import low_precision_state as kept
-from penjing.optim import muon
 from penjing.optim.adamw import AdamW
 from penjing.optim.adamw_low_precision import KeptAdamW
 from penjing.optim.low_precision_state import BLOCK, Codes
-from penjing.optim.muon import Muon, orthogonalise, stack_height
+from penjing.optim.muon import Muon
 from penjing.train.compile_policy import compile_optimizers, missing_compiler
 from penjing.train.nonfinite_guard import takes_flag
 
@@ -138,17 +138,19 @@ def test_pieces_and_stacks_change_nothing(monkeypatch, kind):
     model, twin = make_model(), make_model()
     take_steps(model, SETTINGS[kind](state="int8").build(model), [1, 2, 3])
     monkeypatch.setattr(kept, "PIECE", BLOCK * 5)
-    monkeypatch.setitem(muon.STACK, "cpu", 64 * 64)
+    monkeypatch.setitem(orthogonalize.STACK, "cpu", 64 * 64)
     take_steps(twin, SETTINGS[kind](state="int8").build(twin), [1, 2, 3])
     for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_stacks_are_of_one_height():
-    assert stack_height(36, 200, 1000) == 4  # not 5: the last stack would be another shape
-    assert stack_height(3, 200, 1000) == 3
-    assert stack_height(7, 300, 1000) == 1
-    assert stack_height(7, 5000, 1000) == 1
+@pytest.mark.parametrize(
+    ("count", "numel", "height"),
+    [(36, 200, 4), (3, 200, 3), (7, 300, 1), (7, 5000, 1)],  # 4, not 5: the last stack would be another shape
+)
+def test_stacks_are_of_one_height(monkeypatch, count, numel, height):
+    monkeypatch.setitem(orthogonalize.STACK, "cpu", 1000)
+    assert orthogonalize.stack_height(count, torch.empty(numel)) == height
 
 
 @pytest.mark.parametrize("state", ["float32", *SMALL])
@@ -319,12 +321,12 @@ def test_the_compiled_orthogonalisation_gives_the_eager_numbers(dtype):
     torch._dynamo.reset()
     stack_EMN = torch.randn(3, 24, 40, generator=torch.Generator().manual_seed(0))
     (optimizer, *_) = Muon().build(make_model())
-    optimizer.dtype = dtype
-    eager = [optimizer._orthogonal(each) for each in (stack_EMN, stack_EMN.mT.contiguous())]
-    optimizer.compile_products()
-    compiled = [optimizer._orthogonal(each) for each in (stack_EMN, stack_EMN.mT.contiguous())]
-    assert len(optimizer._compiled_shapes) == 2
-    exact = [orthogonalise(each) for each in (stack_EMN, stack_EMN.mT.contiguous())]
+    optimizer.orthogonalize.dtype = dtype
+    eager = [optimizer.orthogonalize(each) for each in (stack_EMN, stack_EMN.mT.contiguous())]
+    optimizer.compile_update()
+    compiled = [optimizer.orthogonalize(each) for each in (stack_EMN, stack_EMN.mT.contiguous())]
+    assert len(optimizer.orthogonalize._compiled_shapes) == 2
+    exact = [orthogonalize.orthogonalize(each) for each in (stack_EMN, stack_EMN.mT.contiguous())]
     for one, two, wanted in zip(eager, compiled, exact, strict=True):
         if dtype is None:
             torch.testing.assert_close(two, one, rtol=0, atol=1e-5)
@@ -336,7 +338,7 @@ def test_only_so_many_shapes_are_compiled_and_only_on_cuda(monkeypatch):
     model = make_model()
     (optimizer, *rest) = Muon().build(model)
     compile_optimizers([optimizer, *rest], CPU)
-    assert optimizer._compiled is None
+    assert optimizer.orthogonalize._compiled is None
     calls = []
 
     def stand_in(function, **how):
@@ -345,8 +347,8 @@ def test_only_so_many_shapes_are_compiled_and_only_on_cuda(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", stand_in)
     compile_optimizers([optimizer, *rest], torch.device("cuda"))
-    monkeypatch.setattr(muon, "COMPILED_SHAPES", 2)
+    monkeypatch.setattr(orthogonalize, "COMPILED_SHAPES", 2)
     for _ in range(2):
         for side in (4, 5, 6):
-            optimizer._orthogonal(torch.ones(1, side, side))
+            optimizer.orthogonalize(torch.ones(1, side, side))
     assert [shape[-1] for shape in calls] == [4, 5, 4, 5]

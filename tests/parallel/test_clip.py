@@ -38,8 +38,8 @@ def test_a_scaled_loss_is_unscaled_before_it_is_clipped():
     assert model.gradients() == pytest.approx([0.6, -0.8], rel=1e-5)
 
 
-def test_an_engine_clips_the_model_that_it_wrapped():
-    engine, model = Single(torch.device("cpu")), TwoWeights()
-    engine.wrap(model)
-    assert float(engine.clip(1.0)) == pytest.approx(5.0)
+def test_a_strategy_clips_the_model_that_it_wrapped():
+    strategy, model = Single(torch.device("cpu")), TwoWeights()
+    strategy.wrap(model)
+    assert float(strategy.clip(1.0)) == pytest.approx(5.0)
     assert model.gradients() == pytest.approx([0.6, -0.8], rel=1e-5)

@@ -26,19 +26,19 @@ def steps(dtype, num_steps, first=2.0**16):
     model = Transformer(ModelConfig(**SHAPE, mlp_size=64))
     initialise(model, 0)
     set_compute_dtype(model, dtype)
-    engine = Single(CPU)
+    strategy = Single(CPU)
     if dtype == torch.float16:
-        engine.scaler = LossScaler(CPU, first=first)
-    engine.wrap(model)
+        strategy.scaler = LossScaler(CPU, first=first)
+    strategy.wrap(model)
     optimizers = AdamW(learning_rate=3e-3).build(model)
     ids_BT = torch.randint(64, (4, 64), generator=torch.Generator().manual_seed(1))
     losses = []
     for _ in range(num_steps):
         total = model(ids_BT, torch.zeros_like(ids_BT), target_N=ids_BT.roll(-1, 1).flatten(), weight_N=torch.ones(256))
-        engine.backward(total / 256)
-        update(optimizers, engine.clip(1.0), torch.tensor(1.0))
+        strategy.backward(total / 256)
+        update(optimizers, strategy.clip(1.0), torch.tensor(1.0))
         losses.append(float(total.detach()) / 256)
-    return losses, model, engine, optimizers
+    return losses, model, strategy, optimizers
 
 
 def test_float16_learns_as_float32():
@@ -54,15 +54,15 @@ def test_gradients_do_not_depend_on_the_scale():
 
 
 def test_an_overflow_is_left_out_and_halves_the_scale():
-    _, model, engine, optimizers = steps(torch.float16, 2)
+    _, model, strategy, optimizers = steps(torch.float16, 2)
     before = copy.deepcopy(model.state_dict())
-    engine.scaler.restore({"scale": 2.0**20, "good_steps": 5.0})
+    strategy.scaler.restore({"scale": 2.0**20, "good_steps": 5.0})
     ids_BT = torch.zeros(1, 8, dtype=torch.long)
     total = model(ids_BT, target_N=ids_BT[0], weight_N=torch.ones(8))
-    engine.backward(total * 1e4)  # beyond float16
-    bad = update(optimizers, engine.clip(1.0), torch.tensor(1.0))
+    strategy.backward(total * 1e4)  # beyond float16
+    bad = update(optimizers, strategy.clip(1.0), torch.tensor(1.0))
     assert bool(bad)
-    assert engine.scaler.state() == {"scale": 2.0**19, "good_steps": 0.0}
+    assert strategy.scaler.state() == {"scale": 2.0**19, "good_steps": 0.0}
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
 

@@ -1,4 +1,4 @@
-"""What an engine asks of torch: which group carries what, how long ranks wait for each other, which card is current."""
+"""What a strategy asks of torch: which group carries what, how long ranks wait, which card is current."""
 
 import threading
 
@@ -7,6 +7,7 @@ import torch
 import torch.distributed as distributed
 from torch import nn
 
+from penjing.loader.batch_source import Source
 from penjing.loader.prefetch import Prefetch
 from penjing.parallel import ddp
 from penjing.parallel.ddp import PATIENCE, TIMEOUT, DataParallel
@@ -23,7 +24,7 @@ def carried():
 
 
 @pytest.fixture
-def engine(monkeypatch, carried):
+def strategy(monkeypatch, carried):
     """One of two ranks on a card. As with NCCL the default group refuses tensors of a CPU, and gloo those of a card."""
 
     def all_reduce(value, group=None):
@@ -41,31 +42,31 @@ def engine(monkeypatch, carried):
     return DataParallel(CARD)
 
 
-def test_a_tensor_goes_over_the_group_that_knows_its_device(engine, carried):
-    engine.wrap(nn.Linear(1, 1))
+def test_a_tensor_goes_over_the_group_that_knows_its_device(strategy, carried):
+    strategy.wrap(nn.Linear(1, 1))
     for value in (torch.ones(3), torch.ones(3, device=CARD)):
-        added = engine.add(value)
+        added = strategy.add(value)
         assert added is not value
         assert added.device == value.device
     assert carried == [("gloo", TIMEOUT), None]
 
 
-def test_ranks_wait_for_data_without_a_limit_and_for_a_step_with_one(engine, carried):
-    assert engine.broadcast("shards") == "shards"
-    assert engine.any(True)
-    engine.wrap(nn.Linear(1, 1))
-    assert engine.broadcast("names") == "names"
-    assert not engine.any(False)
+def test_ranks_wait_for_data_without_a_limit_and_for_a_step_with_one(strategy, carried):
+    assert strategy.broadcast("shards") == "shards"
+    assert strategy.any(True)
+    strategy.wrap(nn.Linear(1, 1))
+    assert strategy.broadcast("names") == "names"
+    assert not strategy.any(False)
     assert carried == [("gloo", PATIENCE)] * 2 + [("gloo", TIMEOUT)] * 2
 
 
-def test_gradients_are_the_sum_over_ranks_where_ddp_takes_the_mean(engine):
+def test_gradients_are_the_sum_over_ranks_where_ddp_takes_the_mean(strategy):
     """Two ranks: what DDP halves has been doubled before."""
     model = nn.Linear(1, 1, bias=False)
-    engine.wrap(model)
-    engine.backward(3.0 * model.weight.sum())
+    strategy.wrap(model)
+    strategy.backward(3.0 * model.weight.sum())
     assert model.weight.grad.item() == 6.0
-    engine.clip(1.5)
+    strategy.clip(1.5)
     assert model.weight.grad.item() == pytest.approx(1.5, rel=1e-5)
 
 
@@ -87,7 +88,7 @@ def test_one_process_on_the_second_card_has_it_current(current):
     assert current == [(True, SECOND)]
 
 
-class Moved:
+class Moved(Source):
     """A source of batches that become the device they are moved to."""
 
     def __next__(self):

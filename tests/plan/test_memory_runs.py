@@ -13,6 +13,7 @@ from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.commands.train import resolve_run
 from penjing.loader.batch import Batch
+from penjing.loader.batch_source import Source
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
@@ -20,7 +21,7 @@ from penjing.parallel.single import Single
 from penjing.plan.hardware import compute_dtype
 from penjing.plan.memory import Target, Tracer, plan_from
 from penjing.train.config import Run
-from penjing.train.loop import Parts, step
+from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.dummy_batches import NoMeter
 from penjing.train.memory_trace.trace import (
     Shape,
@@ -82,10 +83,10 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
     model = Transformer(run.model)
     products = torch.bfloat16 if dtype == "bfloat16" else None
     set_compute_dtype(model, products)
-    engine = Single(torch.device("cpu"))
+    strategy = Single(torch.device("cpu"))
     tracer = Tracer("cpu", kernel_temporaries=False)
 
-    class Source:
+    class Random(Source):
         def __next__(self) -> Batch:
             tokens = 2 * 64
             ids_BT = torch.randint(0, run.model.vocabulary_size, (2, 64))
@@ -102,12 +103,15 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
         def state(self) -> dict[str, Any]:
             return {}
 
+        def restore(self, state: dict[str, Any]) -> None:
+            pass
+
     optimizers = run.optimizer.build(model)
     given: dict[str, Any] = dict(
-        engine=engine,
-        model=engine.wrap(model),
+        strategy=strategy,
+        model=strategy.wrap(model),
         objective=NextToken(),
-        source=Source(),
+        source=Random(),
         optimizers=optimizers,
         schedule=run.schedule,
         meter=NoMeter(),
@@ -115,11 +119,13 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
         accumulate=2,
         clip_norm=run.clip_norm,
     )
-    rest = {field.name: None for field in fields(Parts) if field.default is MISSING and field.name not in given}
+    rest = {
+        field.name: None for field in fields(TrainingContext) if field.default is MISSING and field.name not in given
+    }
     with tracer:
         tracer.tag_model(model, products)
         for index in range(2):  # the second has the optimizer's state, as the plan does
-            step(Parts(**given, **rest), index)
+            step(TrainingContext(**given, **rest), index)
     assert max(planned.live_bytes()) == max(tracer.trace.live_bytes())
 
 

@@ -8,7 +8,7 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands import plan_advice
 from penjing.commands.plan_run import (
-    Asked,
+    PlanOptions,
     accepted,
     checkpoint_bytes,
     checkpoint_seconds,
@@ -30,7 +30,11 @@ def planned(recipe, *words):
     run = resolve_run(recipe, parse_overrides(list(words)))
     shape = shape_of(run.model)
     rows = run.batch.micro_rows or run.batch.rows
-    return run, shape, workload_of(run, shape, lengths_of(run), H100, micro_rows=rows, asked=Asked(), steps=1000)
+    return (
+        run,
+        shape,
+        workload_of(run, shape, lengths_of(run), H100, micro_rows=rows, options=PlanOptions(), steps=1000),
+    )
 
 
 def test_a_checkpoint_in_the_background_costs_its_copy_and_the_last_one_its_write():
@@ -69,7 +73,7 @@ def test_training_and_plan_refuse_the_same():
 def test_a_cpu_without_a_compiler_is_not_planned_or_advised_to_compile(monkeypatch, has_compiler):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(compiling.shutil, "which", lambda name: name if has_compiler else None)
-    monkeypatch.setattr(compiling.cpu, "why_not", lambda: "no kernels")
+    monkeypatch.setattr(compiling.library, "unavailable_reason", lambda: "no kernels")
     cpu = replace(H100, name="a processor", kind="cpu")
     run, shape, work = planned("pretrain", "compute.compile=off")
 
@@ -77,12 +81,12 @@ def test_a_cpu_without_a_compiler_is_not_planned_or_advised_to_compile(monkeypat
         return replace(run, compute=replace(run.compute, compile=setting))
 
     def compiled(setting):
-        how = {"micro_rows": 1, "asked": Asked(), "steps": 10**7}
+        how = {"micro_rows": 1, "options": PlanOptions(), "steps": 10**7}
         return workload_of(with_compile(setting), shape, lengths_of(run), cpu, **how).compiled
 
     assert compiled("auto") is has_compiler
     assert accepted(with_compile("blocks"), cpu, 1) is has_compiler
-    lines = plan_advice.alternatives(run, Asked(), cpu, None, work, 1e5)
+    lines = plan_advice.alternatives(run, PlanOptions(), cpu, None, work, 1e5)
     assert any("compute.compile=auto" in line for line in lines) is has_compiler
     if not has_compiler:
         with pytest.raises(UserError, match=r"no C\+\+ compiler"):
@@ -92,7 +96,7 @@ def test_a_cpu_without_a_compiler_is_not_planned_or_advised_to_compile(monkeypat
 @pytest.mark.parametrize("recipe", ["grpo", "dpo", "lora"])
 def test_nothing_is_suggested_that_training_does_not_take(recipe):
     run, _, work = planned(recipe, "compute.compile=off")
-    lines = plan_advice.alternatives(run, Asked(), H100, None, work, 1e5)
+    lines = plan_advice.alternatives(run, PlanOptions(), H100, None, work, 1e5)
     assert any("compile" in line for line in lines) == (recipe == "lora")
 
 
@@ -102,7 +106,7 @@ def test_writing_answers_counts_for_advice_and_validation():
     parts, generation = parts_of(run, shape, step, work, H100, run.validate.every, 1)
     assert generation > 5 * step.seconds
     # Twice as many passes take twice the step's own time, and writing takes what it did.
-    now = plan_advice._Now(run=run, asked=Asked(), machine=H100, work=work, seconds=1.0)
+    now = plan_advice._Now(run=run, options=PlanOptions(), machine=H100, work=work, seconds=1.0)
     halved = replace(work, tokens=work.tokens // 2, passes=2 * work.passes)
     slower = step_time(halved, H100).seconds - step.seconds
     assert -now.gain(run, halved) == pytest.approx(

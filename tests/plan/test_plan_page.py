@@ -17,23 +17,26 @@ from penjing.base.errors import UserError
 from penjing.bench import sweep as sweeping
 from penjing.bench.sweep import Grid, Point
 from penjing.commands import plan as planning
-from penjing.commands import plan_run
+from penjing.commands import plan_counts, plan_run
+from penjing.commands import plan_history as verify
 from penjing.commands import plan_subcommands as plan_tools
-from penjing.commands import plan_verify as verify
 from penjing.commands import sweep as tables
 from penjing.commands.plan import make_page, read_foreign
 from penjing.commands.plan_forecast import family
 from penjing.commands.plan_print import print_page, verdict_of
-from penjing.commands.plan_run import Asked
+from penjing.commands.plan_run import PlanOptions
 from penjing.commands.train import execute, resolve_run
 from penjing.model.config import ModelConfig
+from penjing.plan import profile
 from penjing.plan.device_model import machine_of_card
 from penjing.plan.flops import parameters
 from penjing.plan.gpu_specs import find_card
 from penjing.plan.memory import Target, is_tight, safe_bytes
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
-from penjing.train.build import assemble
+from penjing.train import build_model
+from penjing.train.build import prepare_run
+from penjing.train.build_context import RunHooks
 from penjing.train.memory_trace import trace
 from penjing.train.step_probe import still_to_grow
 
@@ -57,7 +60,7 @@ def own_home(tmp_path, monkeypatch):
 
 def test_the_whole_page_without_gpu_and_without_data():
     run = resolve_run("pretrain", config.parse_overrides([]))
-    page = make_page("pretrain", run, Asked(gpu="RTX 3090", unique="1.2B"))
+    page = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", unique="1.2B"))
     text = text_of(lambda console: print_page(page, console, explain=True))
     for word in ("parameters", "causal", "full square", "L0, spec sheet", "traced", "fits", "CNY", "kWh", "bottleneck"):
         assert word in text, word
@@ -73,19 +76,20 @@ def test_the_whole_page_without_gpu_and_without_data():
 
 def test_a_card_that_is_too_small_is_said_and_rows_are_found_that_fit(monkeypatch):
     small = replace(find_card("RTX 3060"), memory_gib=0.9)
-    monkeypatch.setattr(plan_run, "find_card", lambda name: small)
+    for module in (plan_run, profile):
+        monkeypatch.setattr(module, "find_card", lambda name: small)
     run = resolve_run("pretrain", settings("batch.rows=256", "data.row_tokens=256"))
-    page = make_page("pretrain", run, Asked(gpu="small", tokens="1M"))
+    page = make_page("pretrain", run, PlanOptions(gpu="small", tokens="1M"))
     assert page.fits and 0 < page.micro_rows < 256 and 256 % page.micro_rows == 0
     assert any("batch.micro_rows=" in line for line in page.warnings)
     fixed = replace(run, batch=replace(run.batch, micro_rows=256))
-    assert make_page("pretrain", fixed, Asked(gpu="small", tokens="1M")).fits is False
+    assert make_page("pretrain", fixed, PlanOptions(gpu="small", tokens="1M")).fits is False
 
 
 def test_rows_are_found_that_fit_a_budget_of_memory():
     run = resolve_run("pretrain")
-    whole = make_page("pretrain", run, Asked(gpu="RTX 3090", tokens="1M"))
-    less = make_page("pretrain", run, Asked(gpu="RTX 3090", tokens="1M", budget="4GiB"))
+    whole = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"))
+    less = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M", budget="4GiB"))
     assert (whole.micro_rows, whole.memory_bytes > less.memory_bytes, less.memory_bytes) == (64, True, 4 << 30)
     assert less.fits and not less.tight and not less.over_budget and 64 % less.micro_rows == 0
 
@@ -113,7 +117,9 @@ def test_the_largest_pass_is_one_that_fits_though_the_optimizer_needs_the_most_o
         return max(4 * GIB, GIB + rows * GIB * 3 // 100)
 
     traced = let_memory_be(monkeypatch, total)
-    page = make_page("pretrain", resolve_run("pretrain", settings("batch.rows=64")), Asked(gpu="RTX 3090", tokens="1M"))
+    page = make_page(
+        "pretrain", resolve_run("pretrain", settings("batch.rows=64")), PlanOptions(gpu="RTX 3090", tokens="1M")
+    )
     assert 0.9 * page.memory_bytes < total(page.largest_micro_rows) <= safe_bytes(page.memory_bytes)
     assert len(traced) == 3
 
@@ -121,21 +127,21 @@ def test_the_largest_pass_is_one_that_fits_though_the_optimizer_needs_the_most_o
 def test_more_rows_are_only_said_to_fit_where_they_do(monkeypatch):
     let_memory_be(monkeypatch, lambda rows: max(4 * GIB, rows * GIB // 2))
     run = resolve_run("pretrain", settings("batch.rows=64", "batch.micro_rows=8"))
-    page = make_page("pretrain", run, Asked(gpu="RTX 3090", tokens="1M"))
+    page = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"))
     said = [line for line in page.alternatives if "and fits" in line]
     assert len(said) == 1 and said[0].startswith("batch.micro_rows=32:")
 
 
 def test_fewer_rows_are_proposed_where_they_divide_a_devices_share():
     run = resolve_run("pretrain", settings("batch.rows=9", "data.row_tokens=256"))
-    page = make_page("pretrain", run, Asked(gpu="H100", tokens="1M"))
+    page = make_page("pretrain", run, PlanOptions(gpu="H100", tokens="1M"))
     said = [line for line in page.alternatives if "less memory" in line]
     assert len(said) == 1 and said[0].startswith("batch.micro_rows=3:")
 
 
 @pytest.mark.parametrize(("words", "gpus"), [((), 3), (("batch.micro_rows=3",), 1), (("batch.micro_rows=8",), 2)])
 def test_what_training_would_refuse_is_not_planned(words, gpus):
-    run, asked = resolve_run("pretrain", settings(*words)), Asked(gpu="RTX 3090", gpus=gpus)
+    run, asked = resolve_run("pretrain", settings(*words)), PlanOptions(gpu="RTX 3090", gpus=gpus)
     with pytest.raises(UserError, match="do not divide evenly"):
         make_page("pretrain", run, asked)
     if not words:  # a search looks for rows of a pass itself
@@ -149,36 +155,36 @@ def test_what_fits_by_a_hair_is_called_tight():
     assert [is_tight(each, room) for each in (safe, safe + 1, room, room + 1)] == [False, True, True, False]
     assert [str(verdict_of(fits, False)) for fits in (True, False)] == ["fits", "does not fit"]
     run = resolve_run("pretrain", settings("batch.micro_rows=4"))
-    need = make_page("pretrain", run, Asked(gpu="RTX 3090", tokens="1M")).peak_memory_bytes
+    need = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M")).peak_memory_bytes
     budget = f"{1.01 * need / (1 << 20):.0f}MiB"
-    close = make_page("pretrain", run, Asked(gpu="RTX 3090", tokens="1M", budget=budget))
+    close = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M", budget=budget))
     assert close.fits and close.tight and not close.over_budget
     assert "tight" in text_of(lambda console: print_page(close, console))
 
 
 def test_a_budget_that_is_too_small_is_said():
     run = resolve_run("pretrain", settings("steps=100000"))
-    page = make_page("pretrain", run, Asked(gpu="RTX 3090", budget="1min,100MB,0.01CNY"))
+    page = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", budget="1min,100MB,0.01CNY"))
     assert len(page.over_budget) == 3
-    assert make_page("pretrain", run, Asked(gpu="RTX 3090", budget="9d,20GB,99CNY")).over_budget == []
-    assert "USD" in make_page("pretrain", run, Asked(gpu="A100", budget="9CNY")).over_budget[0]
+    assert make_page("pretrain", run, PlanOptions(gpu="RTX 3090", budget="9d,20GB,99CNY")).over_budget == []
+    assert "USD" in make_page("pretrain", run, PlanOptions(gpu="A100", budget="9CNY")).over_budget[0]
 
 
 def test_stages_that_sample_pay_for_it():
     run = resolve_run("grpo", settings("steps=10", "objective.rollout.max_tokens=16"))
-    page = make_page("grpo", run, Asked(gpu="RTX 4090"))
+    page = make_page("grpo", run, PlanOptions(gpu="RTX 4090"))
     assert page.step_parts_seconds["generation"] > 0
     assert page.bottleneck == "generation"
     longer = resolve_run("grpo", settings("steps=10", "objective.rollout.max_tokens=48"))
-    more = make_page("grpo", longer, Asked(gpu="RTX 4090"))
+    more = make_page("grpo", longer, PlanOptions(gpu="RTX 4090"))
     assert more.step_parts_seconds["generation"] > 2 * page.step_parts_seconds["generation"]
 
 
 def test_longer_runs_and_faster_cards():
     run = resolve_run("pretrain", settings())
-    pages = {name: make_page("pretrain", run, Asked(gpu=name, tokens="10B")) for name in ("RTX 3090", "H100")}
+    pages = {name: make_page("pretrain", run, PlanOptions(gpu=name, tokens="10B")) for name in ("RTX 3090", "H100")}
     assert pages["H100"].predicted_seconds < pages["RTX 3090"].predicted_seconds
-    both = make_page("pretrain", run, Asked(gpu="H100", gpus=2, tokens="10B"))
+    both = make_page("pretrain", run, PlanOptions(gpu="H100", gpus=2, tokens="10B"))
     assert both.passes * both.micro_rows * 2 == run.batch.rows
 
 
@@ -188,16 +194,16 @@ def test_longer_runs_and_faster_cards():
 )
 def test_bad_input_is_one_line(asked, where):
     with pytest.raises(UserError, match=where):
-        make_page("pretrain", resolve_run("pretrain", settings()), Asked(**{"gpu": "RTX 3090", **asked}))
+        make_page("pretrain", resolve_run("pretrain", settings()), PlanOptions(**{"gpu": "RTX 3090", **asked}))
     with pytest.raises(UserError, match="--gpus"):
-        Asked(gpus=0)
+        PlanOptions(gpus=0)
 
 
 def test_a_hugging_face_config_is_read(tmp_path):
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
     run, foreign = read_foreign(tmp_path, {})
-    page = make_page("gpt2", run, Asked(gpu="A100"), foreign)
+    page = make_page("gpt2", run, PlanOptions(gpu="A100"), foreign)
     assert page.parameters == 124_439_808
     assert page.waterfall == {}  # a formula, and the page says so
     assert "formula" in text_of(lambda console: print_page(page, console))
@@ -219,7 +225,7 @@ def test_a_hugging_face_config_is_read(tmp_path):
 
 
 def test_a_probed_plan_costs_what_its_one_card_does():
-    over = planning.over_budget(Asked(budget="1USD", gpus=2), 3600.0, 0, "1 x NVIDIA H200")
+    over = planning.over_budget(PlanOptions(budget="1USD", gpus=2), 3600.0, 0, "1 x NVIDIA H200")
     assert over == ["3.00 USD of at most 1.00 USD"]
 
 
@@ -238,16 +244,16 @@ def test_products_that_a_cpu_has_not_are_refused():
 
 
 def test_memory_of_a_foreign_model_is_refused_in_one_line(tmp_path):
-    from penjing.cli import _planned
+    from penjing.commands.planning import _traceable
 
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
-    with pytest.raises(UserError, match="not a model that is trained here"):
-        _planned(str(tmp_path), [])
+    with pytest.raises(UserError, match="cannot train this model"):
+        _traceable(str(tmp_path), [])
 
 
 def test_sizes_beyond_the_ladder_have_its_largest_shape():
-    assert planning.model_of(7_000_000_000) == planning.model_of(3_000_000_000)
+    assert plan_counts.model_of(7_000_000_000) == plan_counts.model_of(3_000_000_000)
 
 
 @pytest.mark.parametrize("option", ["--tokens=1M", "--unique=1M", "--gpus=2", "--engine=ddp", "--explain"])
@@ -269,25 +275,25 @@ def test_devices_that_share_the_states_of_a_foreign_model_hold_a_part(tmp_path, 
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
     run, foreign = read_foreign(tmp_path, {})
-    alone = make_page("gpt2", run, Asked(gpu="A100", gpus=4), foreign)
-    shared = make_page("gpt2", run, Asked(gpu="A100", gpus=4, engine=engine), foreign)
+    alone = make_page("gpt2", run, PlanOptions(gpu="A100", gpus=4), foreign)
+    shared = make_page("gpt2", run, PlanOptions(gpu="A100", gpus=4, engine=engine), foreign)
     assert alone.peak_memory_bytes - shared.peak_memory_bytes == pytest.approx((16 - held) * 124_439_808, abs=1)
 
 
 def test_several_devices_are_searched_as_training_shares_them():
-    run, asked = resolve_run("pretrain", settings("batch.rows=4")), Asked(gpu="RTX 3060", gpus=2)
+    run, asked = resolve_run("pretrain", settings("batch.rows=4")), PlanOptions(gpu="RTX 3060", gpus=2)
     shown = text_of(lambda console: plan_tools.search(run, asked, "", (), console, every=True))
     assert "ddp over 2 devices" in shown
-    assert not any(word in shown for word in ("zero1", "fsdp", "other programs"))
+    assert not any(word in shown for word in ("zero1", "fsdp", "cannot train"))
     sharded = replace(asked, engine="fsdp")
     shown = text_of(lambda console: plan_tools.search(run, sharded, "", (), console, every=True))
-    assert "fsdp over 2 devices" in shown and "fsdp is for other programs" in shown
+    assert "fsdp over 2 devices" in shown and "cannot train with fsdp" in shown
     assert any("fsdp is for other programs" in line for line in make_page("pretrain", run, sharded).warnings)
 
 
 def test_a_search_over_adapters_times_adapters():
     run = resolve_run("lora", settings("lora.rank=4"))
-    found = plan_tools._candidate(run, CARD, Asked(), "single", 4, 0)
+    found = plan_tools._candidate(run, CARD, PlanOptions(), "single", 4, 0)
     work = work_on_card(run)
     assert work.weight_share == 0 and found.seconds == step_time(work, CARD).seconds
     assert found.seconds < step_time(replace(work, trainable=None), CARD).seconds
@@ -315,7 +321,7 @@ def test_the_small_runs_of_a_forecast_have_windows_where_the_planned_model_has_t
 
 def test_memory_search_tokens_and_estimate_say_what_they_should():
     run = resolve_run("pretrain", settings("batch.rows=4"))
-    asked = Asked(gpu="RTX 3060")
+    asked = PlanOptions(gpu="RTX 3060")
     shown = text_of(lambda console: plan_tools.print_memory(run, asked, console, waterfall=True))
     assert "fits" in shown and "activations" in shown and "#" in shown
     found = []
@@ -325,12 +331,12 @@ def test_memory_search_tokens_and_estimate_say_what_they_should():
     assert plan_tools.search(run, asked, "1MB", (), Console(quiet=True)) == 0
     with pytest.raises(UserError, match="--fit"):
         plan_tools.search(run, asked, "3h", (), Console(quiet=True))
-    shown = text_of(lambda console: plan_tools.print_tokens("64M", "1.2B", "2", asked, console))
+    shown = text_of(lambda console: plan_counts.print_tokens("64M", "1.2B", "2", "RTX 3060", 1, console))
     assert "1.66B tokens" in shown and "2 h 00 min on 1 x RTX 3060" in shown
-    shown = text_of(lambda console: plan_tools.print_estimate("26M", "10B", 75.0, "", console))
+    shown = text_of(lambda console: plan_counts.print_estimate("26M", "10B", 75.0, "", console))
     assert "(347 min)" in shown and "ours:" in shown
     with pytest.raises(UserError, match="--tflops"):
-        plan_tools.print_estimate("26M", "10B", 0.0, "", Console(quiet=True))
+        plan_counts.print_estimate("26M", "10B", 0.0, "", Console(quiet=True))
 
 
 CPU = torch.device("cpu")
@@ -341,13 +347,13 @@ ROOM = Target(kind="cpu", name="cpu", memory_bytes=1 << 40)
 def work_on_card(run):
     """What the page times, in passes of four rows."""
     lengths = plan_run.lengths_of(run)
-    return plan_run.workload_of(run, shape_of(run.model), lengths, CARD, micro_rows=4, asked=Asked())
+    return plan_run.workload_of(run, shape_of(run.model), lengths, CARD, micro_rows=4, options=PlanOptions())
 
 
 def test_a_sweep_over_what_is_computed_again(monkeypatch):
     run, told = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_layers=1")), []
-    real = sweeping.recompute_activations
-    monkeypatch.setattr(sweeping, "recompute_activations", lambda model, how: told.append(how) or real(model, how))
+    real = build_model.recompute_activations
+    monkeypatch.setattr(build_model, "recompute_activations", lambda model, how: told.append(how) or real(model, how))
     grid = Grid(micro_rows=(1,), accumulate=(1,), row_tokens=(16,), recompute=("none", "mlp", "block"))
     rows = sweeping.sweep(run, grid, CARD, ROOM, steps=2, seconds=0.1, device=CPU, predict_bytes=lambda variant: 1)
     assert told == ["none", "mlp", "block"] and all(row.ended == "done" for row in rows)
@@ -407,11 +413,11 @@ def test_what_does_not_fit_is_a_row(monkeypatch, tmp_path):
 
 def test_a_grid_stands_at_the_runs_own_values():
     run = resolve_run("pretrain", settings())
-    assert Grid().points(run) == [
+    assert Grid().points(run, CPU) == [
         Point(micro_rows=4, accumulate=2, row_tokens=64, dtype=run.compute.dtype, recompute="none")
     ]
     with pytest.raises(UserError):
-        sweeping.settings_of(run, replace(Grid().points(run)[0], dtype="float7"))
+        sweeping.settings_of(run, replace(Grid().points(run, CPU)[0], dtype="float7"))
 
 
 def test_matmul_is_a_table(tmp_path, monkeypatch):
@@ -435,7 +441,6 @@ def test_growth_of_memory_is_taken_for_a_geometric_series():
 
 def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch):
     """Weights, buffers, optimizers and the place in the data after the plan are those of a run without one."""
-    from penjing.commands.train import stage_maker
     from penjing.parallel.single import Single
     from penjing.train import build as module
 
@@ -443,12 +448,10 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
         words = [*small_run, f"out={tmp_path / name}", "compute.compile=off"]
         run = resolve_run("pretrain", config.parse_overrides(words))
         torch.manual_seed(5)
-        made = assemble(
-            run, Single(CPU), stage_maker(run), lambda fitted, steps, start: [], lambda *given: [], lambda text: None
-        )
-        made.parts.trackers.close()
-        optimizers = [optimizer.state_dict() for optimizer in made.parts.optimizers]
-        return made.model.state_dict(), optimizers, made.parts.source.state(), torch.get_rng_state(), made.bill
+        made = prepare_run(run, Single(CPU))
+        made.context.trackers.close()
+        optimizers = [optimizer.state_dict() for optimizer in made.context.optimizers]
+        return made.model.state_dict(), optimizers, made.context.source.state(), torch.get_rng_state(), made.bill
 
     probed = states("probed")
     monkeypatch.setattr(module, "plan", lambda *given, **named: probed[4])
@@ -465,7 +468,6 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
 
 
 def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, monkeypatch):
-    from penjing.commands.train import stage_maker
     from penjing.parallel.single import Single
     from penjing.train import build as module
 
@@ -477,7 +479,7 @@ def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, m
     tracker = SimpleNamespace(log=lambda *given: None, close=lambda: closed.append(True))
     run = resolve_run("pretrain", config.parse_overrides([*small_run, f"out={tmp_path / 'run'}"]))
     with pytest.raises(UserError, match="no plan"):
-        assemble(run, Single(CPU), stage_maker(run), lambda *given: [tracker], lambda *given: [], lambda text: None)
+        prepare_run(run, Single(CPU), RunHooks(trackers=lambda *given: [tracker]))
     assert closed == [True]
 
 
@@ -497,7 +499,7 @@ def test_a_run_keeps_its_plan_and_its_score(small_run, tmp_path):
     assert outcome["refit_seconds"] > 0
     execute(run, Console(quiet=True))
     assert (tmp_path / "run/plan.json").read_bytes() == written
-    shown = text_of(verify.show_ledger)
+    shown = text_of(verify.print_history)
     assert shown.count("run  ") == 2 or shown.count("L2") >= 2  # a line, and the summary of its level
 
 
@@ -515,7 +517,7 @@ def test_a_run_that_breaks_is_scored_too(small_run, tmp_path, monkeypatch):
     ended = json.loads((tmp_path / "run/ended.json").read_text())
     assert (ended["ended"], ended["steps_done"]) == ("out of memory", 3)
     assert "out of memory after step 3 of 12" in text_of(lambda console: verify.verify(tmp_path / "run", console))
-    assert "out of memory" in text_of(verify.show_ledger)
+    assert "out of memory" in text_of(verify.print_history)
 
 
 def test_what_was_never_planned_or_never_ended_is_one_line(tmp_path):
@@ -524,8 +526,8 @@ def test_what_was_never_planned_or_never_ended_is_one_line(tmp_path):
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(UserError, match="not ended"):
         verify.verify(tmp_path, Console(quiet=True))
-    with pytest.raises(UserError, match="nothing yet"):
-        verify.show_ledger(Console(quiet=True))
+    with pytest.raises(UserError, match="no runs yet"):
+        verify.print_history(Console(quiet=True))
 
 
 def test_exit_codes_of_the_command_line(penjing, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from penjing.base import config
-from penjing.commands.profile import own_shapes, print_profile
+from penjing.commands.profile import matmul_shapes, print_profile
 from penjing.commands.train import resolve_run
 from penjing.plan import microbenchmarks as measure
 from penjing.plan.profile import Key, Profile, find_profile, profile_called, save_profile
@@ -140,7 +140,7 @@ def test_memory_that_does_not_suffice_ends_a_dtype(monkeypatch):
 
 def test_a_whole_profile_of_this_cpu(capsys):
     run = resolve_run("pretrain", config.parse_overrides(["model=tiny", "data.row_tokens=8", "batch.rows=2"]))
-    shapes = own_shapes(run)
+    shapes = matmul_shapes(run, torch.device("cpu"))
     assert (8, 128, 352) in shapes and (8, 352, 128) in shapes and (8, 128, 2048) in shapes
     assert len(shapes) == len(set(shapes))
     found = measure.measure(CPU, shapes[:2], budget_seconds=2.0)

@@ -93,7 +93,7 @@ def test_drift_is_told_after_five_bad_plans_of_one_machine():
     assert ledger.drift([bad] * 9 + [good] * 3, "1 x box") == "", "only the newest five count"
     assert ledger.drift([bad] * 9, "another box") == ""
     said = ledger.drift([good] * 5 + [bad] * 5, "1 x box")
-    assert "8% off, too short" in said and "2.13, 2.14" in said and "penjing profile" in said
+    assert "8% off, too short" in said and "2.13, 2.14" in said and "penjing plan profile" in said
     assert ledger.drift([replace(bad, ended="stopped")] * 9, "1 x box") == ""
 
 

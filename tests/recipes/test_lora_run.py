@@ -13,11 +13,10 @@ from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.commands.adapter import _name_and_folder, attach_adapters, export_adapter, merge_adapter
-from penjing.commands.chat import chat
+from penjing.commands.chat import GenerationOptions, chat
 from penjing.commands.train import execute, resolve_run
+from penjing.export.adapter import _name_and_folder, attach_adapters, export_adapter, merge_adapter
 from penjing.export.hf import export
-from penjing.infer.sample import Sampling
 from penjing.model import lora
 from penjing.train.run_dir import load_trained
 
@@ -264,7 +263,7 @@ def test_a_conversation_switches_adapters(whole, base, monkeypatch, capsys):
     lines = iter(["hello", "/adapter none", "hello", "/adapter nobody", "/adapter taught", "/adapter", ""])
     console = Console(width=200)
     monkeypatch.setattr(console, "input", lambda prompt: next(lines))
-    chat(base, console, prompt=None, sampling=Sampling(), max_tokens=4, seed=0, adapters=[str(whole)])
+    chat(base, console, GenerationOptions(max_tokens=4), adapters=[str(whole)])
     said = capsys.readouterr().out
     assert "adapter: none" in said
     assert "adapter: taught" in said

@@ -3,6 +3,7 @@
 import torch
 
 from penjing.loader.batch import Batch
+from penjing.loader.batch_source import Source
 
 ROWS, TOKENS = 2, 8
 
@@ -20,7 +21,7 @@ def make_batch(number, rows=ROWS, spoiled=False):
     )
 
 
-class Batches:
+class Batches(Source):
     """Batch 0, 1, 2, ...; some spoiled, some skipped."""
 
     def __init__(self, spoiled=(), skip=()):

@@ -22,7 +22,7 @@ from penjing.parallel.grad_scaler import LossScaler
 from penjing.parallel.single import Single
 from penjing.track.base import Trackers
 from penjing.train import nonfinite_guard as guard_module
-from penjing.train.loop import Parts, Progress, train
+from penjing.train.loop import TrainingContext, TrainState, train
 from penjing.train.nonfinite_guard import Guard, is_spike, takes_flag, update
 from penjing.train.throughput import Meter
 
@@ -73,11 +73,11 @@ class Wild(torch.autograd.Function):
 def make(optimizer="adamw", *, objective=None, accumulate=1, steps=STEPS, batches=None, **more):
     model = Transformer(ModelConfig(**SHAPE))
     initialise(model, 0)
-    engine = Single(torch.device("cpu"))
+    strategy = Single(torch.device("cpu"))
     incidents = []
-    parts = Parts(
-        engine=engine,
-        model=engine.wrap(model),
+    parts = TrainingContext(
+        strategy=strategy,
+        model=strategy.wrap(model),
         objective=objective or NextToken(),
         source=batches or Batches(),
         optimizers=OPTIMIZERS[optimizer].build(model),
@@ -130,10 +130,10 @@ class Dropping:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_one_bad_step_is_the_run_that_dropped_its_batch(optimizer, how, at, count):
     parts, model, incidents = make(optimizer, objective=Spoiled([at], how))
-    train(parts, progress := Progress())
+    train(parts, progress := TrainState())
     reference, expected, _ = make(optimizer)
     plain = reference.optimizers
-    train(replace(reference, optimizers=[Dropping(each, at) for each in plain]), Progress())
+    train(replace(reference, optimizers=[Dropping(each, at) for each in plain]), TrainState())
     reference = replace(reference, optimizers=plain)
     assert same(everything(model, parts), everything(expected, reference))
     assert all(torch.isfinite(value).all() for value in everything(model, parts))
@@ -148,7 +148,7 @@ def test_one_bad_step_is_the_run_that_dropped_its_batch(optimizer, how, at, coun
 
 def test_one_bad_micro_batch_of_several_costs_the_whole_step_once():
     parts, model, incidents = make(objective=Spoiled([4], math.nan), accumulate=3, steps=4)
-    train(parts, Progress())
+    train(parts, TrainState())
     assert [incident["step"] for incident in incidents] == [2]
     assert incidents[0]["places"] == {"next": [3, 6]}
     assert all(torch.isfinite(value).all() for value in everything(model, parts))
@@ -165,7 +165,7 @@ def test_figures_leave_a_bad_step_out():
             pass
 
     parts, _, _ = make(objective=Spoiled([2], math.nan))
-    train(replace(parts, trackers=Trackers([Memory()]), log_every=4), Progress())
+    train(replace(parts, trackers=Trackers([Memory()]), log_every=4), TrainState())
     assert all(math.isfinite(figures["loss_nats_per_token"]) for _, figures in seen)
     assert [figures.get("bad_steps") for _, figures in seen] == [1, 1, 1]
 
@@ -189,7 +189,7 @@ def test_overflows_of_a_loss_scaler_that_looks_for_its_scale_are_excused():
 def test_the_masked_update_leaves_everything_as_it_was(optimizer):
     """What a GPU does, where the host does not look: torch's fused optimizers take the flag."""
     parts, model, _ = make(optimizer)
-    train(replace(parts, num_steps=3), Progress())
+    train(replace(parts, num_steps=3), TrainState())
     assert all(takes_flag(each) for each in parts.optimizers)
     before = [value.clone() for value in everything(model, parts)]
     for parameter in model.parameters():
@@ -248,7 +248,7 @@ def test_three_bad_steps_in_a_row_go_back_and_skip_the_window():
     parts, model, incidents = make(batches=batches, steps=10)
     attach, returns = saved_every(2)
     parts = attach(parts, model)
-    train(parts, progress := Progress())
+    train(parts, progress := TrainState())
     # Steps 6, 7 and 8 were bad; back to the checkpoint of step 4, and on with batch 8: 4 to 7 are never learned from.
     assert returns == [4]
     assert progress.step == 10
@@ -256,7 +256,7 @@ def test_three_bad_steps_in_a_row_go_back_and_skip_the_window():
     assert [each["kind"] for each in incidents] == ["not finite"] * 3 + ["rolled back"]
     skipping = Batches(skip=range(4, 8))
     reference, expected, _ = make(batches=skipping, steps=10)
-    train(reference, Progress())
+    train(reference, TrainState())
     assert same(everything(model, parts), everything(expected, reference))
 
 
@@ -264,7 +264,7 @@ def test_no_checkpoint_is_made_of_a_run_in_trouble():
     saved = []
     parts, _, _ = make(batches=Batches(spoiled=[3, 4]), steps=8)
     parts = replace(parts, save_every=2, save=lambda state, wait: saved.append(state["step"]) is None)
-    train(parts, Progress())
+    train(parts, TrainState())
     assert saved == [2, 6, 8]  # the one of step 4 was put off, past 5, to the first good step
 
 
@@ -272,7 +272,7 @@ def test_going_back_is_bounded_and_ends_with_the_reason():
     parts, model, incidents = make(batches=Batches(spoiled=range(4, 1000)), steps=10)
     attach, returns = saved_every(2)
     with pytest.raises(UserError, match=r"not finite in 3 steps in a row.*after 3 returns.*learning_rate"):
-        train(attach(parts, model), Progress())
+        train(attach(parts, model), TrainState())
     assert returns[: guard_module.ROLLBACKS] == [4] * guard_module.ROLLBACKS
     assert sum(each["kind"] == "rolled back" for each in incidents) == guard_module.ROLLBACKS
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from penjing.base.errors import UserError
 from penjing.checkpoint.manifest import folder_name, steps
 from penjing.cli import app
-from penjing.commands.check_run import doctor, examine
+from penjing.commands.check_run import check_runs, examine
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def run(tmp_path_factory, server, stages):
 
 def said_of(folder):
     said = io.StringIO()
-    sound = doctor(folder, Console(file=said, width=200))
+    sound = check_runs(folder, Console(file=said, width=200))
     return sound, said.getvalue()
 
 
@@ -80,9 +80,9 @@ def test_before_the_first_checkpoint(run, copy_of):
 
 def test_no_run(tmp_path):
     with pytest.raises(UserError, match="no run here"):
-        doctor(tmp_path, Console(file=io.StringIO()))
+        check_runs(tmp_path, Console(file=io.StringIO()))
     with pytest.raises(UserError, match="no run here"):
-        doctor(tmp_path / "gone", Console(file=io.StringIO()))
+        check_runs(tmp_path / "gone", Console(file=io.StringIO()))
 
 
 def test_the_command(run, copy_of, penjing):

@@ -9,12 +9,13 @@ from reliability_batches import make_batch
 from test_bad_steps import make, same
 
 from penjing.base.errors import UserError
+from penjing.loader.batch_source import Source
 from penjing.objective.next_token import NextToken
-from penjing.train.loop import Progress, train
-from penjing.train.oom_recovery import Feed, is_out_of_memory, with_room
+from penjing.train.loop import TrainState, train
+from penjing.train.oom_recovery import ResizableBatchSource, is_out_of_memory, with_room
 
 
-class Rows:
+class Rows(Source):
     """`size` rows at a time of an endless stream; each row is a batch of its own, put together."""
 
     def __init__(self, size):
@@ -57,65 +58,65 @@ class Small(NextToken):
 @pytest.mark.parametrize(("rows", "room", "passes"), [(8, 8, 1), (8, 4, 2), (8, 3, 4), (8, 1, 8), (6, 2, 6), (9, 3, 3)])
 def test_passes_become_smaller_and_the_rows_stay(rows, room, passes):
     objective = Small(room, begins=1)  # the first step still fits, as it does until memory is broken into pieces
-    feed = Feed(Rows, rows)
+    feed = ResizableBatchSource(Rows, rows)
     parts, model, _ = make(objective=objective, batches=feed, steps=4)
     parts = replace(parts, optimizers=[torch.optim.SGD([{"params": list(model.parameters()), "peak": 0.1}], lr=0.1)])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        train(parts, Progress())
-    assert feed.times == passes
+        train(parts, TrainState())
+    assert feed.split == passes
     assert any("out of memory" in str(one.message) for one in said) == (passes > 1)
     seen = torch.cat(objective.seen)
     assert torch.equal(seen, torch.cat([make_batch(number, rows=1).ids_BT for number in range(4 * rows)]))
-    expected, reference, _ = make(batches=Feed(Rows, rows), steps=4)
+    expected, reference, _ = make(batches=ResizableBatchSource(Rows, rows), steps=4)
     expected = replace(
         expected, optimizers=[torch.optim.SGD([{"params": list(reference.parameters()), "peak": 0.1}], lr=0.1)]
     )
-    train(expected, Progress())
+    train(expected, TrainState())
     for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-6)
 
 
 def test_the_run_is_the_one_begun_with_small_passes_bit_for_bit():
-    parts, model, _ = make(objective=Small(2), batches=Feed(Rows, 8), steps=4)
+    parts, model, _ = make(objective=Small(2), batches=ResizableBatchSource(Rows, 8), steps=4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        train(parts, Progress())
-    other, reference, _ = make(batches=Feed(Rows, 2), accumulate=4, steps=4)
-    train(other, Progress())
+        train(parts, TrainState())
+    other, reference, _ = make(batches=ResizableBatchSource(Rows, 2), accumulate=4, steps=4)
+    train(other, TrainState())
     assert same(list(model.parameters()), list(reference.parameters()))
 
 
 def test_one_row_that_does_not_fit_is_an_error_that_says_so():
-    parts, _, _ = make(objective=Small(0), batches=Feed(Rows, 4))
+    parts, _, _ = make(objective=Small(0), batches=ResizableBatchSource(Rows, 4))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(UserError, match="out of memory even with one row"):
-            train(parts, Progress())
+        with pytest.raises(UserError, match="out of memory even with a micro-batch of 1"):
+            train(parts, TrainState())
 
 
 def test_units_that_belong_together_stay_in_one_pass():
-    feed = Feed(Rows, 12, together=3)
+    feed = ResizableBatchSource(Rows, 12, indivisible=3)
     start = feed.state()
     sizes = []
     while feed.shrink(start):
-        sizes.append(feed.micro_units)
+        sizes.append(feed.micro_size)
     assert sizes == [6, 3]
-    parts, _, _ = make(objective=Small(2), batches=Feed(Rows, 12, together=3))
+    parts, _, _ = make(objective=Small(2), batches=ResizableBatchSource(Rows, 12, indivisible=3))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(UserError, match="out of memory even with 3 in a pass"):
-            train(parts, Progress())
+        with pytest.raises(UserError, match="out of memory even with a micro-batch of 3"):
+            train(parts, TrainState())
 
 
 def test_a_mixture_balanced_over_passes_is_told_that_they_are_smaller():
     for exact, line in (
-        (True, "what is learned stays the same"),
-        (False, "the routers' balance is taken over a smaller"),
+        (True, "gradients unchanged"),
+        (False, "balance loss is taken over each pass"),
     ):
-        parts, _, _ = make(objective=Small(2), batches=Feed(Rows, 4, exact=exact), steps=1)
+        parts, _, _ = make(objective=Small(2), batches=ResizableBatchSource(Rows, 4, exact=exact), steps=1)
         with pytest.warns(UserWarning, match=line):
-            train(parts, Progress())
+            train(parts, TrainState())
 
 
 def test_what_is_out_of_memory():
@@ -143,8 +144,8 @@ def test_a_validation_shrinks_or_is_left_out(room):
     from types import SimpleNamespace
 
     from penjing.parallel.single import Single
-    from penjing.train.build import _validate
     from penjing.train.config import BatchSettings, Run
+    from penjing.train.oom_recovery import validate_with_retry
 
     sizes = []
 
@@ -158,11 +159,11 @@ def test_a_validation_shrinks_or_is_left_out(room):
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return {"validation_loss_nats_per_token": 1.0}
 
-    engine = Single(torch.device("cpu"))
+    strategy = Single(torch.device("cpu"))
     stage = SimpleNamespace(run=Stage.run)
     stage.validate = lambda: Stage.validate(stage)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figures = _validate(stage, engine)
+        figures = validate_with_retry(stage, strategy)
     assert sizes == {4: [8, 4], 1: [8, 4, 2, 1], 0: [8, 4, 2, 1]}[room]
     assert figures == ({"validation_loss_nats_per_token": 1.0} if room else {})

@@ -22,19 +22,25 @@ FORGETS = {
         "                if name in state: state[name].zero_()\n"
         "m.restore_optimizers = forget",
     ),
-    "loader": ("pretrain", "from penjing.train.oom_recovery import Feed\nFeed.restore = lambda self, state: None"),
+    "loader": (
+        "pretrain",
+        "from penjing.train.oom_recovery import ResizableBatchSource as It\nIt.restore = lambda self, state: None",
+    ),
     "loader of conversations": (
         "sft",
-        "from penjing.train.oom_recovery import Feed\nFeed.restore = lambda self, state: None",
+        "from penjing.train.oom_recovery import ResizableBatchSource as It\nIt.restore = lambda self, state: None",
     ),
-    "loader of pairs": ("dpo", "from penjing.train.oom_recovery import Feed\nFeed.restore = lambda self, state: None"),
+    "loader of pairs": (
+        "dpo",
+        "from penjing.train.oom_recovery import ResizableBatchSource as It\nIt.restore = lambda self, state: None",
+    ),
     "loader, off by one step": (
         "pretrain",
-        "from penjing.train.oom_recovery import Feed\n"
-        "real = Feed.restore\n"
+        "from penjing.train.oom_recovery import ResizableBatchSource\n"
+        "real = ResizableBatchSource.restore\n"
         "def forget(self, state):\n"
         "    real(self, {'next_row': state['next_row'] + 4})\n"
-        "Feed.restore = forget",
+        "ResizableBatchSource.restore = forget",
     ),
     "random numbers": (
         "lora",
@@ -64,11 +70,11 @@ FORGETS = {
     ),
     "sums since the last logged step": (
         "pretrain",
-        "from penjing.train.loop import Progress\n"
-        "real = Progress.restore.__func__\n"
-        "def forget(cls, state, engine):\n"
-        "    return real(cls, {**state, 'sums': {}, 'units': 0.0}, engine)\n"
-        "Progress.restore = classmethod(forget)",
+        "from penjing.train.loop import TrainState\n"
+        "real = TrainState.restore.__func__\n"
+        "def forget(cls, state, strategy):\n"
+        "    return real(cls, {**state, 'sums': {}, 'units': 0.0}, strategy)\n"
+        "TrainState.restore = classmethod(forget)",
     ),
     "tokens counted": (
         "pretrain",
@@ -125,7 +131,7 @@ def test_a_run_that_forgets_is_noticed(tmp_path, server, whole, count, part):
 
 
 def test_a_loss_scaler_would_be_noticed(tmp_path):
-    """No engine here has one on a CPU: what is registered in `Keeper.stateful` comes back, and only that."""
+    """No strategy here has one on a CPU: what is registered in `Keeper.stateful` comes back, and only that."""
     import torch
 
     from penjing.checkpoint.load import newest

@@ -14,7 +14,7 @@ from penjing.data.packing.concat import BestFitRows, StreamRows
 from penjing.data.token_shards import ShardWriter
 from penjing.loader.batch_source import PackedSource
 from penjing.loader.prefetch import Prefetch
-from penjing.train.oom_recovery import Feed
+from penjing.train.oom_recovery import ResizableBatchSource
 
 GLOBAL = 12  # rows of a step
 STEPS = 9  # two epochs and a bit
@@ -142,15 +142,15 @@ def test_smaller_passes_keep_the_order(rows, micro):
     """What running out of memory does: back to where the step began, in smaller passes, the same rows."""
     plain = list(steps(sources(rows["whole"], 1, 0, 1), 1, 1, 3))
     for workers in (0, 2):
-        feed = Feed(lambda size, workers=workers: sources(rows["whole"], 1, workers, size)[0], 12)
+        feed = ResizableBatchSource(lambda size, workers=workers: sources(rows["whole"], 1, workers, size)[0], 12)
         taken = list(steps([feed], 1, 12, 1))
         at = feed.state()
         next(feed)  # the pass that did not fit
-        while feed.micro_units > micro:
+        while feed.micro_size > micro:
             if not feed.shrink(at):
                 break
-        assert feed.micro_units <= micro
-        assert feed.times * feed.micro_units == 12
-        taken += steps([feed], 1, feed.micro_units, 2)
+        assert feed.micro_size <= micro
+        assert feed.split * feed.micro_size == 12
+        taken += steps([feed], 1, feed.micro_size, 2)
         feed.close()
         assert taken == plain

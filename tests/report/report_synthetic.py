@@ -181,6 +181,8 @@ def evaluation(bad: str) -> dict[str, Any]:
             "answer": "19",
             "pretrain": "12 12",
             "sft": "19.",
+            "pretrain_right": False,
+            "sft_right": True,
         },
         {
             "kind": "counting",
@@ -189,6 +191,8 @@ def evaluation(bad: str) -> dict[str, Any]:
             "answer": "3",
             "pretrain": "松",
             "sft": "4",
+            "pretrain_right": False,
+            "sft_right": False,
         },
         {"kind": "copy", "language": "en", "question": "Say " + bad, "answer": bad, "pretrain": "", "sft": bad},
         {
@@ -213,10 +217,45 @@ def write_folder(folder: Path, bad: str = HOSTILE) -> Path:
     put(folder / "quickstart.json", quickstart(bad))
     put(folder / "evaluation.json", evaluation(bad))
     figures = {"validation_bytes": 284_000, "zstd_19_bits_per_byte": 1.92, "model_bits_per_byte": 0.91}
-    put(folder / "compression.json", figures | {"note": "Both read the same bytes." + bad})
+    put(folder / "compression.json", figures | {"note": "0.910 bits per byte, 1.010 below zstd -19" + bad})
     for stage, tokens, steps in (("pretrain", 16_400_000, 1001), ("sft", 3_300_000, 201)):
         put(folder / stage / "plan.json", plan(tokens, tokens / 17_000))
         put(folder / stage / "outcome.json", outcome(tokens, tokens / 16_250, resumed=2 if stage == "sft" else 0))
         put_lines(folder / stage / "metrics.jsonl", metrics(steps))
         put_lines(folder / stage / "samples.jsonl", samples(bad))
+    return folder
+
+
+FIGURES: dict[str, dict[str, float]] = {
+    "documents": {"loss_nats_per_token": 2.0, "validation_bits_per_byte": 0.9, "expert_load_worst": 1.4},
+    "chats": {"loss_nats_per_token": 1.0, "validation_loss_nats_per_token": 1.1},
+    "distill": {"kl_nats_per_token": 0.3, "agreement": 0.7, "validation_agreement": 0.6},
+    "preference": {"preference_loss": 0.5, "reward_margin": 1.0, "validation_reward_accuracy": 0.8},
+    "reward": {"ranking_loss": 0.4, "validation_reward_accuracy": 0.7},
+    "policy": {"reward": 0.6, "reward_spread": 0.3, "cut_off_fraction": 0.1, "kl_nats": 0.02, "new_figure": 3.0},
+}
+
+
+def write_run(folder: Path, task: str, *, scale: float = 1.0, done: bool = True, rate: str = "0.001") -> Path:
+    """A run of any task: its figures fall from twice their last value, times `scale`."""
+    kind = task if task not in ("documents", "chats") else "next_token"
+    data = task if kind == "next_token" else "preferences"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.toml").write_text(
+        f'stage = "x"\nout = "{folder}"\n[data]\nkind = "{data}"\n[objective]\nkind = "{kind}"\n'
+        f"[optimizer]\nlearning_rate = {rate}\n"
+    )
+    shared = {"learning_rate": 1e-3, "gradient_norm": 0.5, "tokens_per_second": 900.0}
+    put(folder / "plan.json", plan(20 * 16384, 20.0))
+    put_lines(
+        folder / "metrics.jsonl",
+        [
+            {"step": step, "tokens": step * 16384, **shared}
+            | {name: value * scale * (2 - step / 20) for name, value in FIGURES[task].items()}
+            for step in range(2, 21, 2)
+        ],
+    )
+    if done:
+        last = {name: value * scale for name, value in FIGURES[task].items() if name.startswith("validation_")}
+        put(folder / "outcome.json", outcome(20 * 16384, 21.0, resumed=1) | last)
     return folder

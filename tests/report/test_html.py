@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from report_synthetic import HOSTILE, PARTS, put, put_lines, write_folder
+from report_synthetic import FIGURES, HOSTILE, PARTS, put, put_lines, write_folder, write_run
 
 from penjing.base.errors import UserError
+from penjing.base.lock import locked
 from penjing.report import html as page
 from penjing.report.html import LARGEST_PAGE_BYTES, write_report
+from penjing.report.load_run import read_record
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 NOT_ALLOWED = {"script", "img", "iframe", "object", "embed", "link", "form", "base", "foreignobject", "audio", "video"}
@@ -48,8 +51,9 @@ class Reader(HTMLParser):
             self.words.append(data)
 
 
-def read(folder: Path) -> tuple[str, Reader, str]:
-    source = write_report(folder).read_text(encoding="utf-8")
+def read(*folders: Path) -> tuple[str, Reader, str]:
+    page = write_report(read_record(folders), folders[0] / "report.html")
+    source = page.read_text(encoding="utf-8")
     reader = Reader()
     reader.feed(source)
     reader.close()
@@ -84,7 +88,7 @@ def test_says_what_was_made_and_how_well_it_answers(tmp_path: Path) -> None:
     assert "A language model of 5.24M parameters was trained from nothing on 16.4M tokens" in words
     assert "answers 68 % of 400 questions right (95 % interval 63 % to 72 %); guessing would get 16 %" in words
     assert "16 min 05 s 16 min 49 s +4.6 %" in words.replace("\u00a0", " ")
-    assert "taken up again 2 times" in words and "the model wins with 52.6 % fewer bits" in words
+    assert "1.010 below zstd -19" in words and "taken up again" in words
     assert "penjing chat runs/quickstart" in words and "3f" * 32 in words and "答题正确率" in words
 
 
@@ -108,12 +112,22 @@ def test_any_part_may_be_empty_or_null(tmp_path: Path, part: str) -> None:
         read(tmp_path)
 
 
-def test_nothing_at_all_is_said_in_sentences(tmp_path: Path) -> None:
+def test_a_quickstart_that_has_only_begun(tmp_path: Path) -> None:
+    put(tmp_path / "quickstart.json", {"stages": []})
     source, _, words = read(tmp_path)
-    assert source.count('class="missing"') >= 8
     assert "No stage has finished training in this folder." in words
+    assert "<table" not in source and "<figure" not in source
+
+
+@pytest.mark.parametrize("found", [[], ["notes.txt"], ["data/pretrain.jsonl"]])
+def test_a_folder_that_is_no_run_is_a_user_error(tmp_path: Path, found: list[str]) -> None:
+    for name in found:
+        put(tmp_path / name, {})
+    with pytest.raises(UserError) as error:
+        read_record([write_run(tmp_path / "run", "chats"), tmp_path])
+    assert str(tmp_path) in error.value.line() and "train" in error.value.line()
     with pytest.raises(UserError):
-        write_report(tmp_path / "nowhere")
+        read_record([tmp_path / "nowhere"])
 
 
 def test_nan_figures_never_show(tmp_path: Path) -> None:
@@ -134,11 +148,7 @@ def test_a_failed_stage_and_problems_are_said_first(tmp_path: Path) -> None:
     )
     (tmp_path / "evaluation.json").write_text("{")
     _, _, words = read(tmp_path)
-    assert (
-        "The stage sft failed." in words
-        and "disk full" in words
-        and "evaluation.json is there but cannot be read" in words
-    )
+    assert "The stage sft failed." in words and "disk full" in words and "evaluation.json cannot be read" in words
 
 
 def test_a_huge_run_stays_below_the_limit(tmp_path: Path) -> None:
@@ -163,7 +173,7 @@ def test_a_huge_run_stays_below_the_limit(tmp_path: Path) -> None:
 
 
 def test_escaping_is_on_for_every_template() -> None:
-    assert page.environment().from_string("{{ x }}").render(x="<b>") == "&lt;b&gt;"
+    assert page.TEMPLATES.from_string("{{ x }}").render(x="<b>") == "&lt;b&gt;"
 
 
 def test_a_chart_without_points_is_left_out(tmp_path: Path) -> None:
@@ -174,3 +184,88 @@ def test_a_chart_without_points_is_left_out(tmp_path: Path) -> None:
     source, _, words = read(tmp_path)
     assert "no points" not in words and "验证集</figcaption>" not in source  # nothing was validated
     assert "Loss 损失" in words
+
+
+@pytest.mark.parametrize("task", FIGURES)
+def test_each_kind_of_run_has_its_charts(tmp_path: Path, task: str) -> None:
+    source, reader, words = read(write_run(tmp_path / "run", task))
+    charts = 3 + len({name.removeprefix("validation_") for name in FIGURES[task]})  # 3: rate, norm, speed
+    assert source.count('<svg class="chart"') == charts
+    labels = [value for name, value in reader.attributes if name == "aria-label" and "lowest" in value]
+    assert len(labels) == charts and all(" to " in label and "highest" in label for label in labels)
+    assert {"predicted 预测", "actual 实测", "first 首", "highest 最高"} <= set(reader.words)
+    assert "is finished: 20 steps" in words and "taken up again" in words
+    assert len(labels) == len(set(labels))
+
+
+def test_runs_are_compared_side_by_side(tmp_path: Path) -> None:
+    good = write_run(tmp_path / "good", "preference")
+    poor = write_run(tmp_path / "poor", "preference", scale=0.9, rate="0.003")
+    source, reader, words = read(poor, good)
+    accuracies = re.findall(r'<td class="n( marked)?">(\d+\.\d)\u00a0%', source)
+    assert accuracies == [("", "72.0"), (" marked", "80.0")]
+    assert "optimizer.learning_rate" in words and "0.003" in words  # the one setting that differs
+    assert re.search(r'class=" marked">optimizer.learning_rate', source) and "objective.kind" not in words
+    assert source.count('class="line c0"') == source.count('class="line c1"') > 3
+    assert '<i class="c0"></i>poor' in source and '<i class="c1"></i>good' in source
+
+
+def test_runs_of_different_tasks_are_not_drawn_over_each_other(tmp_path: Path) -> None:
+    source, _, words = read(write_run(tmp_path / "a", "policy"), write_run(tmp_path / "b", "chats"))
+    assert "Reinforcement learning" in words and "Fine-tuning" in words and 'class="legend"' not in source
+    assert "optimizer steps" in words and "tokens trained on" in words
+
+
+def test_more_runs_than_colours(tmp_path: Path) -> None:
+    source, _, words = read(*(write_run(tmp_path / f"run{index}", "chats") for index in range(11)))
+    assert 'class="c7"' in source and 'class="c8"' not in source and "The first 8 runs are drawn" in words
+    assert words.count("run10") >= 3  # named in the tables
+    assert len(source.encode()) < LARGEST_PAGE_BYTES
+
+
+def test_a_run_in_progress(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", "policy", done=False)
+    _, _, words = read(folder)
+    assert "not finished: it stopped at step 20" in words and "Reward" in words
+    with locked(folder):
+        assert "is running, at step 20" in read(folder)[2]
+
+
+def test_settings_beside_the_recipe(tmp_path: Path) -> None:
+    record = read_record([write_run(tmp_path / "run", "chats")])
+    run = record.runs[0]
+    defaults = {**run.settings, "optimizer.learning_rate": "0.5"}
+    source = page.render(replace(record, runs=(replace(run, defaults=defaults),)))
+    assert "optimizer.learning_rate" in source and ">0.5<" in source and "data.kind" not in source
+    assert 'id="settings"' not in page.render(replace(record, runs=(replace(run, defaults=run.settings),)))
+
+
+def test_questions_before_and_after_and_what_was_lost(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", "preference")
+    rows = {"before": (18, 11), "after": (2, 12)}
+    put(
+        folder / "questions.json",
+        {
+            when: {
+                "rows": [
+                    {"kind": kind, "language": "en", "asked": 20, "right": right, "chance": 0.5}
+                    for kind, right in zip(("tool_use", "sums"), numbers, strict=True)
+                ]
+            }
+            for when, numbers in rows.items()
+        },
+    )
+    _, _, words = read(folder)
+    assert "Lost: tool use 18 → 2 of 20." in words and "below guessing; lost" in words
+    other = write_run(tmp_path / "other", "preference")
+    shutil.copy(folder / "questions.json", other)
+    assert "90 % → 10 % lost" in read(folder, other)[2].replace("\u00a0", " ")
+
+
+def test_incidents_are_counted_by_kind(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", "chats")
+    assert "resumed" in read(folder)[2]
+    lines = [{"step": step, "kind": "not finite", "loss": None, "in_a_row": 1} for step in (4, 5, 9)]
+    put_lines(folder / "incidents.jsonl", [*lines, {"step": 7, "kind": "out of memory", "slots": 6}])
+    _, _, words = read(folder)
+    assert "not finite in a row 1 3 4 … 9" in words and "out of memory slots 6 1 7" in words

@@ -14,17 +14,20 @@ from penjing.report.load_run import number, read_record, text
 
 
 def test_whole_folder(tmp_path: Path) -> None:
-    record = read_record(write_folder(tmp_path, bad=""))
+    record = read_record([write_folder(tmp_path, bad="")])
     assert record.problems == () and [run.name for run in record.runs] == ["pretrain", "sft"]
     run = record.runs[0]
-    assert run.plan and run.plan.steps == 1000 and run.outcome and run.outcome.mfu == 0.31
-    assert record.quickstart and record.quickstart.tokenizer["vocabulary"] == 4096
-    assert record.evaluation and len(record.evaluation.rows) == 16
+    assert run.plan.number("steps") == 1000 and run.outcome.number("mfu") == 0.31
+    assert record.quickstart and record.quickstart.facts.fields("tokenizer").number("vocabulary") == 4096
+    assert len(record.runs[1].questions) == 16 and {row.stage for row in record.runs[1].questions} == {
+        "before",
+        "after",
+    }
 
 
 def test_missing_folder_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
-        read_record(tmp_path / "nowhere")
+        read_record([tmp_path / "nowhere"])
 
 
 def test_resumed_metrics_keep_the_later_line(tmp_path: Path) -> None:
@@ -33,38 +36,37 @@ def test_resumed_metrics_keep_the_later_line(tmp_path: Path) -> None:
     lines += [{"step": step, "tokens": step, "loss_nats_per_token": 4.0} for step in (30, 40, 50)]
     lines += [{"step": 20, "validation_bits_per_byte": 1.25, "tokens": 20}]
     put_lines(tmp_path / "pretrain" / "metrics.jsonl", lines)
-    run = read_record(tmp_path).runs[0]
-    assert [(point.step, point.loss_nats_per_token) for point in run.training] == [
-        (10, 5.0), (20, 5.0), (30, 4.0), (40, 4.0), (50, 4.0)
-    ]  # fmt: skip
-    assert [point.validation_bits_per_byte for point in run.validation] == [1.25]
+    run = read_record([tmp_path]).runs[0]
+    assert run.figures["loss_nats_per_token"] == {10: 5.0, 20: 5.0, 30: 4.0, 40: 4.0, 50: 4.0}
+    assert run.figures["validation_bits_per_byte"] == {20: 1.25}
 
 
 def test_resumed_samples_keep_the_later_line(tmp_path: Path) -> None:
     base = {"prompt": "p", "language": "en"}
+    put_lines(tmp_path / "sft" / "metrics.jsonl", [])
     put_lines(
         tmp_path / "sft" / "samples.jsonl", [base | {"step": 9, "text": "old"}, base | {"step": 9, "text": "p new"}]
     )
-    assert [sample.text for sample in read_record(tmp_path).runs[0].samples] == [" new"]
+    assert [sample.text for sample in read_record([tmp_path]).runs[0].samples] == [" new"]
 
 
-def test_half_written_lines_are_counted(tmp_path: Path) -> None:
-    path = tmp_path / "pretrain" / "metrics.jsonl"
+def test_half_written_lines_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
     put_lines(path, [{"step": 1, "tokens": 1, "loss_nats_per_token": 2.0}])
     path.write_bytes(path.read_bytes() + b'[1]\n\n{"step": 2, "lo\xff')
-    record = read_record(tmp_path)
-    assert record.problems == ("2 lines of pretrain/metrics.jsonl cannot be read and are left out.",)
-    assert len(record.runs[0].training) == 1
+    record = read_record([tmp_path])
+    assert record.problems == () and record.runs[0].figures["loss_nats_per_token"] == {1: 2.0}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "1" * 5000, '"x"', "[" * 100_000])
-@pytest.mark.parametrize("name", ["quickstart.json", "pretrain/plan.json"])
+@pytest.mark.parametrize("name", ["quickstart.json", "pretrain/plan.json", "pretrain/run.toml"])
 def test_broken_files_become_a_sentence(tmp_path: Path, name: str, content: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
-    record = read_record(tmp_path)
-    assert record.quickstart is None and record.runs == () and len(record.problems) == 1
+    record = read_record([tmp_path])
+    assert not any(run.plan or run.settings for run in record.runs)
+    assert len(record.problems) == (0 if name.endswith("toml") and content == "" else 1)
 
 
 def test_fields_of_another_shape(tmp_path: Path) -> None:
@@ -72,15 +74,21 @@ def test_fields_of_another_shape(tmp_path: Path) -> None:
         tmp_path / "quickstart.json",
         {"title": ["x"], "machine": "m", "stages": {"a": 1}, "data": {"warnings": "w"}, "tokenizer": 3},
     )
-    put(
-        tmp_path / "evaluation.json",
-        {"questions": "many", "rows": [1, {"asked": -3, "right": 9, "chance": 7}], "stories": []},
-    )
-    record = read_record(tmp_path)
-    assert record.quickstart and record.quickstart.title == "" and record.quickstart.machine is None
-    assert record.evaluation and record.evaluation.questions is None
-    row = record.evaluation.rows[0]
+    put_lines(tmp_path / "sft" / "metrics.jsonl", [{"step": 1}])
+    put(tmp_path / "evaluation.json", {"rows": [1, {"stage": "sft", "asked": -3, "right": 9, "chance": 7}]})
+    record = read_record([tmp_path])
+    assert record.quickstart
+    facts = record.quickstart.facts
+    assert facts.text("title") == "" and not facts.fields("machine") and facts.items("stages") == ()
+    row = record.runs[0].questions[0]
     assert (row.asked, row.right, row.chance) == (0, 0, None)
+
+
+def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
+    for name in ("a/sft", "b/sft", "b/dpo"):
+        put_lines(tmp_path / name / "metrics.jsonl", [{"step": 1, "loss_nats_per_token": 1.0}])
+    record = read_record([tmp_path / "a", tmp_path / "b", tmp_path / "b" / "dpo"])
+    assert [run.name for run in record.runs] == ["a/sft", "b/sft", "b/dpo"] and record.quickstart is None
 
 
 def test_numbers() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penjing.base.interval import wilson
-from penjing.report.accuracy import Score, accuracy_lines, pool
+from penjing.report.accuracy import Score, accuracy_lines, lost_kinds, pool
 from penjing.report.load_run import Row
 
 
@@ -39,19 +39,19 @@ def test_verdict_needs_the_whole_interval() -> None:
 
 def test_pool_weights_chance_by_questions() -> None:
     score = pool(
-        [row("sft", "a", "en", 9, 10, 0.5), row("sft", "b", "en", 3, 30, 0.1), row("sft", "c", "en", 0, 0, 1.0)]
+        [row("after", "a", "en", 9, 10, 0.5), row("after", "b", "en", 3, 30, 0.1), row("after", "c", "en", 0, 0, 1.0)]
     )
     assert score is not None and (score.right, score.asked) == (12, 40)
     assert score.chance == pytest.approx((5 + 3) / 40)
-    assert pool([row("sft", "a", "en", 0, 0)]) is None
-    unknown = pool([row("sft", "a", "en", 1), row("sft", "b", "en", 1, chance=None)])
+    assert pool([row("after", "a", "en", 0, 0)]) is None
+    unknown = pool([row("after", "a", "en", 1), row("after", "b", "en", 1, chance=None)])
     assert unknown is not None and unknown.chance is None
 
 
 def test_lines_and_totals() -> None:
     rows = [
         row(stage, kind, language, hits)
-        for stage, hits in (("pretrain", 2), ("sft", 8))
+        for stage, hits in (("before", 2), ("after", 8))
         for kind in "ab"
         for language in ("zh", "en")
     ]
@@ -64,7 +64,15 @@ def test_lines_and_totals() -> None:
 
 
 def test_one_stage_alone_and_repeated_rows() -> None:
-    lines = accuracy_lines([row("pretrain", "a", "en", 1), row("pretrain", "a", "en", 4), row("other", "a", "en", 9)])
+    lines = accuracy_lines([row("before", "a", "en", 1), row("before", "a", "en", 4), row("other", "a", "en", 9)])
     assert [line.after for line in lines] == [None, None]
     assert lines[-1].best and lines[-1].best.right == 4
     assert accuracy_lines([]) == []
+
+
+def test_what_was_lost_lies_below_the_interval_from_before() -> None:
+    # 18 of 20 right before, over two languages: the 95 % interval begins at 0.699.
+    rows = [row("before", "a", language, 9) for language in ("en", "zh")]
+    assert not lost_kinds([*rows, row("after", "a", "en", 7), row("after", "a", "zh", 7)])
+    lost = lost_kinds([*rows, row("after", "a", "en", 7), row("after", "a", "zh", 6)])
+    assert [(line.kind, line.after and line.after.right) for line in lost] == [("a", 13)]

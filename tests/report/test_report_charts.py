@@ -9,7 +9,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from penjing.report import charts
-from penjing.report.charts import Axis, Bar, Group, Scale, Series
+from penjing.report.accuracy import Line, Score
+from penjing.report.charts import Axis, Scale, Series
 
 X, Y = Axis("tokens"), Axis("nats per token")
 
@@ -74,7 +75,7 @@ def test_log_axis_leaves_out_what_is_not_positive() -> None:
 def test_nothing_to_draw_is_nothing() -> None:
     for series in ([], [Series("a", [])], [Series("a", [(1, None)])]):
         assert charts.line_chart(series, title="t", x=X, y=Y) == ""
-    assert charts.fraction_bars([], ["a"], title="t") == ""
+    assert charts.fraction_bars([], [], ("a", "b"), title="t") == ""
     assert charts.span_bar(0, 1, 0, "done", "note") == ""
 
 
@@ -82,7 +83,7 @@ def test_texts_are_escaped() -> None:
     bad = '</svg><script>alert("1")</script>\''
     for markup in (
         drawn([(1, 2)], Axis(bad), bad),
-        str(charts.fraction_bars([Group(bad, [Bar(0.5, 0.4, 0.6, bad), Bar(0.1)], 0.25)], [bad, "b"], title=bad)),
+        str(charts.fraction_bars([line(5, 1)], [bad], (bad, "b"), title=bad)),
         str(charts.span_bar(0, 1, 2, "done", bad)),
     ):
         assert "<script" not in markup and markup.count("</svg>") == 1
@@ -94,11 +95,26 @@ def test_colours_stay_with_their_series() -> None:
     assert 'class="line c1"' in charts.line_chart(series, title="t", x=X, y=Y)
 
 
-def test_bars_outside_the_range_and_missing_ones() -> None:
-    groups = [Group("a", [Bar(1.4, -3, 9), None], chance=7.0), Group("b", [Bar(math.nan), Bar(None)])]
-    markup = str(charts.fraction_bars(groups, ["x", "y"], title="t"))
-    ElementTree.fromstring(markup)
-    assert "100 %" in markup and "nan" not in markup and 'class="chance"' in markup
+def line(*right: int, chance: float | None = 0.25) -> Line:
+    before, after = ([Score(asked=10, right=hits, chance=chance) for hits in right] + [None, None])[:2]
+    return Line(kind="sums", language="en", before=before, after=after)
+
+
+def test_bars_with_their_intervals_and_chance() -> None:
+    markup = str(charts.fraction_bars([line(10, 0), line(4), line(4, chance=None)], list("abc"), ("x", "y"), title="t"))
+    bars = ElementTree.fromstring(markup).findall("rect")
+    assert [bar.attrib["class"][-1] for bar in bars] == ["1", "0", *"0100"]  # the legend, from the right; the bars
+    assert markup.count('class="whisker"') == 4 and markup.count('class="chance"') == 2
+    assert "x: 10 of 10 (95 % interval 72 % to 100 %)" in markup and ">100 %<" in markup
+
+
+def test_a_chart_is_described_in_words() -> None:
+    markup = drawn([(1, 4.0), (2, 9.5), (3, 2.0)])
+    assert "a: 4 at 1 to 2 at 3 tokens, lowest 2, highest 9.5" in ElementTree.fromstring(markup).attrib["aria-label"]
+
+
+def test_an_axis_from_zero_has_nothing_below() -> None:
+    assert charts.bounds([0.0, 0.0], Axis("y", from_zero=True)) == (0.0, 1.0)
 
 
 def test_thin_keeps_ends_and_spikes() -> None:
@@ -113,20 +129,3 @@ def test_shorten_counts_chinese_as_wide() -> None:
     assert charts.shorten("abc", 100) == "abc"
     assert charts.text_width("松树") == charts.text_width("abcd")
     assert charts.text_width(charts.shorten("松树" * 30, 80)) <= 80 + charts.LETTER_WIDTH
-
-
-def test_a_chart_without_points_is_nothing_alone_too() -> None:
-    assert not charts.standalone(charts.line_chart([Series("a", [(0, None)])], title="t", x=X, y=Y), title="t")
-
-
-def test_a_chart_alone_brings_its_colours_title_and_room() -> None:
-    chart = charts.line_chart([Series("a", [(0, 1), (1, 2)], dots=True)], title="t", x=X, y=Y)
-    drawing = ElementTree.fromstring(str(charts.standalone(chart, title="KL < 1 & more")))
-    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
-    left, top, width, height = map(int, drawing.attrib["viewBox"].split())
-    assert left < 0 > top
-    assert (width + 2 * left, height + top + left) == (460, 250)
-    texts = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
-    assert texts[0] == "KL < 1 & more"
-    style = drawing.find("{http://www.w3.org/2000/svg}style")
-    assert style is not None and "prefers-color-scheme: dark" in (style.text or "")

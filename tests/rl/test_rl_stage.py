@@ -75,14 +75,14 @@ def make_prompts(number=10):
 
 
 def make_source(
-    settings, *, model=None, engine=None, micro=2, rank=0, world=1, scorer=None, reference=None, turns=None
+    settings, *, model=None, strategy=None, micro=2, rank=0, world=1, scorer=None, reference=None, turns=None
 ):
     sampler = Sampler(
         settings=settings,
         model=model or small_model(),
         tokenizer=NumberTokenizer(),
         scorer=scorer or EvenTokens(),
-        engine=engine or Single(CPU),
+        strategy=strategy or Single(CPU),
         row_tokens=64,
         reference=reference,
         turns=turns or (GivesNumbers() if settings.rollout.max_turns > 1 else None),
@@ -328,7 +328,7 @@ def test_two_ranks_sample_and_learn_what_one_does(degenerate, rollout):
     taken = {0: [], 1: []}
 
     def work(rank):
-        source = make(small_model(), engine=Pair(rank, shared), micro=1, rank=rank, world=2)
+        source = make(small_model(), strategy=Pair(rank, shared), micro=1, rank=rank, world=2)
         taken[rank] = [next(source) for _ in range(8)]
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in taken]
@@ -435,7 +435,7 @@ def test_only_answers_that_were_ended_count_as_right():
             )
 
     stage = object.__new__(PolicyStage)
-    stage.engine, stage.settings, stage.run = Single(CPU), policy(), SimpleNamespace(seed=1)
+    stage.strategy, stage.settings, stage.run = Single(CPU), policy(), SimpleNamespace(seed=1)
     stage.sampler, stage.scorer = Says(), EvenTokens()
     stage.held_out = [replace(prompt, kind=kind) for prompt in make_prompts(2) for kind in ("ended", "cut off")]
     figures = stage.validate()

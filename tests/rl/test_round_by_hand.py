@@ -52,7 +52,7 @@ def round_of(model, *, values=None, loss="grpo", scorer=None, **rollout):
         model=model,
         tokenizer=NumberTokenizer(),
         scorer=scorer or FirstToken(),
-        engine=Single(CPU),
+        strategy=Single(CPU),
         row_tokens=64,
         values=values,
     )
@@ -156,7 +156,7 @@ def test_held_out_prompts_are_answered_greedily_and_counted_where_they_can_be_ri
             return Judged(messages=prompt.messages, text=text, num_tokens=3, **more)
 
     stage = object.__new__(PolicyStage)
-    stage.engine, stage.settings, stage.run = Single(CPU), Policy(), SimpleNamespace(seed=1)
+    stage.strategy, stage.settings, stage.run = Single(CPU), Policy(), SimpleNamespace(seed=1)
     stage.sampler = Says()
 
     class Tenth(FirstToken):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_models import NumberTokenizer, small_model
 
+from penjing.base import config
 from penjing.data.formats import Message
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.model.lora import Lora, adapt, adapted, using
@@ -16,6 +17,7 @@ from penjing.parallel.single import Single
 from penjing.rl.prompts import Prompt
 from penjing.rl.rollout_source import RolloutSource, Sampler
 from penjing.rl.stage import PolicyStage
+from penjing.train.config import Run
 
 TEMPERATURE = 0.6
 PROMPTS = [(3, 5, 7), (2, 4, 6, 8, 10), (11, 12), (1, 9, 1, 9)]
@@ -54,7 +56,7 @@ def sampled(model, how):
         model=model,
         tokenizer=NumberTokenizer(),
         scorer=OddTokens(),
-        engine=Single(torch.device("cpu")),
+        strategy=Single(torch.device("cpu")),
         row_tokens=64,
     )
     source = RolloutSource(sampler, prompts, seed=1, prompts_per_step=2, micro_units=2)
@@ -84,6 +86,7 @@ def answer_batch():
 
 def reference_of(model, kind):
     stage = object.__new__(PolicyStage)
+    stage.run, stage.strategy = config.resolve(Run, {"compute": {"dtype": "float32"}}), Single(torch.device("cpu"))
     stage.settings = Policy(kl_weight=0.1, reference=kind, rollout=Rollout(temperature=TEMPERATURE))
     return stage._reference(model)
 

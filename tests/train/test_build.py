@@ -16,10 +16,10 @@ from penjing.model.lora import adapt
 from penjing.model.transformer import Transformer
 from penjing.optim.router_bias_update import RouterBalance
 from penjing.parallel.single import Single
-from penjing.train import build as assemble
+from penjing.plan import hardware
+from penjing.train import build, build_model
 from penjing.train.config import Run
 from penjing.train.stages.base import Size
-from penjing.train.stages.next_token import NextTokenStage
 
 SHAPE = {
     "vocabulary_size": 400,
@@ -43,21 +43,21 @@ def parts(monkeypatch, tmp_path):
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     train_tokenizer(texts, 300).save(tmp_path / "tokenizer")
 
-    def enough(run, stage, size, engine, trained, parts, **more):
+    def enough(run, stage, size, strategy, trained, parts, **more):
         raise Enough(parts)
 
-    monkeypatch.setattr(assemble, "plan", enough)
+    monkeypatch.setattr(build, "plan", enough)
     # A CPU's products of float16 are too slow to be timed here.
-    monkeypatch.setattr(assemble.hardware, "peak", lambda *given: SimpleNamespace(flops_per_second=None))
+    monkeypatch.setattr(hardware, "peak", lambda *given: SimpleNamespace(flops_per_second=None))
 
     def make(*words):
         common = [f"model.{name}={value}" for name, value in SHAPE.items()]
         common += [f"data.train={tmp_path / 'texts.jsonl'}", f"tokenizer.folder={tmp_path / 'tokenizer'}"]
         common += ["data.row_tokens=16", "data.validation_fraction=0.3", "batch.rows=2", f"out={tmp_path / 'out'}"]
         run = config.resolve(Run, parse_overrides([*common, *words]))
-        engine = Single(torch.device("cpu"))
+        strategy = Single(torch.device("cpu"))
         with pytest.raises(Enough) as found:
-            assemble.assemble(run, engine, NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None)
+            build.prepare_run(run, strategy)
         return found.value.args[0]
 
     return make
@@ -66,13 +66,13 @@ def parts(monkeypatch, tmp_path):
 def test_float16_scales_its_loss_and_saves_the_scale(parts):
     made = parts("compute.dtype=float16")
     stateful = made.save.__self__.stateful
-    assert stateful["scaler"] is made.engine.scaler is made.guard.scaler
+    assert stateful["scaler"] is made.strategy.scaler is made.guard.scaler
     assert stateful["scaler"].state()["scale"] == 65536
 
 
 def test_float32_scales_nothing(parts):
     made = parts("compute.dtype=float32")
-    assert not hasattr(made.engine, "scaler")
+    assert made.strategy.scaler is None
     assert made.save.__self__.stateful.keys() == {"source", "meter", "guard"}
 
 
@@ -87,14 +87,14 @@ def test_settings_reach_their_parts(parts):
 
 @pytest.mark.parametrize(("words", "rate"), [((), 0.25), (("lora.rank=2",), 0.0)])
 def test_routers_beneath_adapters_stay_as_they_are(parts, monkeypatch, words, rate):
-    def build(run, checkpoint):
+    def fresh(run, checkpoint):
         model = Transformer(run.model)
         initialise(model, 0)
         if run.lora.rank:
             adapt(model, run.lora)
         return model, {}
 
-    monkeypatch.setattr(assemble, "_build_model", build)
+    monkeypatch.setattr(build_model, "_with_weights", fresh)
     mixture = [f"model.{name}" for name in ("architecture=glm4_moe", "experts=4", "experts_per_token=2")]
     made = parts("compute.dtype=float32", *mixture, "model.expert_size=16", "router.bias_rate=0.25", *words)
     (balance,) = (each for each in made.optimizers if isinstance(each, RouterBalance))
@@ -105,5 +105,5 @@ def test_an_epoch_is_taken_to_its_end():
     """Of 10 rows, four a step: the third step takes the two that are left and two of the next epoch."""
     size = Size(unit="rows", units_per_epoch=10, tokens_per_unit=16, row_tokens=16, num_keys=8, padding_fraction=0)
     run = config.resolve(Run, parse_overrides(["batch.rows=4", "epochs=1"]))
-    assert assemble.num_steps(run, size) == 3
-    assert assemble.num_steps(config.resolve(Run, parse_overrides(["batch.rows=4", "epochs=2"])), size) == 5
+    assert build.num_steps(run, size) == 3
+    assert build.num_steps(config.resolve(Run, parse_overrides(["batch.rows=4", "epochs=2"])), size) == 5

@@ -5,16 +5,17 @@ import os
 import pytest
 import torch
 
+from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.infer.batched_sampler import Request, rollout
 from penjing.infer.generate import generate
 from penjing.infer.sample import Sampling
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
-from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
 from penjing.train import compile_policy as compiling
 from penjing.train.compile_policy import compile_model, decide, missing_compiler
+from penjing.train.config import Run
 
 CPU = torch.device("cpu")
 SHAPE = {"vocabulary_size": 64, "hidden_size": 32, "num_layers": 3, "num_heads": 2, "num_kv_heads": 1, "head_size": 16}
@@ -26,57 +27,70 @@ def small(**more):
     return model
 
 
+def choice(setting, device, seconds, *, bfloat16=False, **more):
+    return decide(config.resolve(Run, {"compute": {"compile": setting}, **more}), device, seconds, bfloat16=bfloat16)
+
+
 def test_only_long_runs_are_compiled(monkeypatch):
     monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
-    monkeypatch.setattr(compiling.cpu, "why_not", lambda: "no kernels")
-    model = small()
+    monkeypatch.setattr(compiling.library, "unavailable_reason", lambda: "no kernels")
     border = compiling.WORTH * compiling.COST_SECONDS["cpu"] / (1 - 1 / compiling.GAIN["cpu"])
-    assert decide("auto", CPU, model, border * 0.99).how == "off"
-    assert decide("auto", CPU, model, border * 1.01).how == "blocks"
-    assert decide("off", CPU, model, 1e9).how == "off"
-    assert decide("whole", CPU, model, 1.0).how == "whole"
-    monkeypatch.setattr(compiling.cpu, "why_not", lambda: "")
-    decision = decide("auto", CPU, model, 1e9)
+    assert choice("auto", CPU, border * 0.99).how == "off"
+    assert choice("auto", CPU, border * 1.01).how == "blocks"
+    assert choice("off", CPU, 1e9).how == "off"
+    assert choice("whole", CPU, 1.0).how == "whole"
+    monkeypatch.setattr(compiling.library, "unavailable_reason", lambda: "")
+    decision = choice("auto", CPU, 1e9)
     assert decision.how == "off" and "kernels of our own are faster" in decision.why
-    assert decide("blocks", CPU, model, 1.0).how == "blocks"
+    assert choice("blocks", CPU, 1.0).how == "blocks"
 
 
-def test_passes_that_are_no_static_graph_are_not_compiled(monkeypatch):
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"objective": {"kind": "preference"}, "data": {"kind": "preferences"}}, "another shape"),
+        ({"objective": {"kind": "policy"}, "data": {"kind": "prompts"}}, "another shape"),
+        ({"objective": {"kind": "distill", "mode": "on_policy", "data_weight": 0}}, "another shape"),
+        ({"lora": {"rank": 4, "dropout": 0.1}}, "lora.dropout"),
+        ({"lora": {"rank": 4, "kind": "dora"}}, "DoRA"),
+        ({"lora": {"rank": 4}}, ""),
+        ({}, ""),
+    ],
+)
+def test_passes_that_are_no_static_graph_are_not_compiled(monkeypatch, more, reason):
     monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
-    decision = decide("auto", torch.device("cuda"), small(), 1e9, no_static_graph="shapes differ")
-    assert (decision.how, decision.why) == ("off", "shapes differ")
-    with pytest.raises(UserError, match="cannot compile; got shapes differ"):
-        decide("blocks", CPU, small(), 1e9, no_static_graph="shapes differ")
+    decision = choice("auto", torch.device("cuda"), 1e9, **more)
+    assert decision.how == ("off" if reason else "blocks") and reason in decision.why
+    if reason:
+        with pytest.raises(UserError) as refused:
+            choice("blocks", CPU, 1e9, **more)
+        assert reason in str(refused.value.got)
 
 
 def test_without_a_compiler_it_is_off_and_said(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
     assert "no C++ compiler" in missing_compiler(CPU)
-    decision = decide("auto", CPU, small(), 1e9)
+    decision = choice("auto", CPU, 1e9)
     assert decision.how == "off"
     assert "no C++ compiler" in decision.why
     with pytest.raises(UserError, match="cannot compile"):
-        decide("blocks", CPU, small(), 1e9)
+        choice("blocks", CPU, 1e9)
 
 
 def test_graphs_need_cuda(monkeypatch):
     monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
     with pytest.raises(UserError, match="CUDA graphs"):
-        decide("graphs", CPU, small(), 1e9)
+        choice("graphs", CPU, 1e9)
 
 
 def test_mixtures_are_compiled_where_all_experts_go_through_one_product(monkeypatch):
     monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
-    mixture, cuda = (
-        small(architecture="qwen3_moe", experts=4, experts_per_token=2, expert_size=32),
-        torch.device("cuda"),
-    )
-    set_compute_dtype(mixture, torch.bfloat16)
-    assert decide("auto", CPU, mixture, 1e9).how == "off"
-    assert decide("auto", cuda, mixture, 1e9).how == "blocks"
-    set_compute_dtype(mixture, torch.float16)
-    assert decide("auto", cuda, mixture, 1e9).how == "off"
+    cuda = torch.device("cuda")
+    mixture = {"model": {**SHAPE, "architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_size": 32}}
+    assert choice("auto", CPU, 1e9, bfloat16=True, **mixture).how == "off"
+    assert choice("auto", cuda, 1e9, bfloat16=True, **mixture).how == "blocks"
+    assert choice("auto", cuda, 1e9, bfloat16=False, **mixture).how == "off"
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from penjing.parallel.single import Single
 from penjing.train import run_dir as folder
 from penjing.train.config import Run
 from penjing.train.run_dir import RunFolder
-from penjing.train.stages.next_token import NextTokenStage, made_once, run_tokenizer
+from penjing.train.stages.next_token import NextTokenStage
+from penjing.train.stages.run_data import build_if_stale, run_tokenizer
 
 
 def resolve(*words):
@@ -98,23 +99,6 @@ def test_what_is_no_number_of_threads_is_one_line(threads, said):
     assert threads(said, setting=2) == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], ""),
-        (["objective=preference", "data.kind=preferences"], "answers make batches of another shape"),
-        (["objective=policy", "data.kind=prompts"], "answers make batches of another shape"),
-        (["objective=distill", "objective.mode=on_policy", "objective.data_weight=0"], "answers make batches"),
-        (["lora.rank=4"], ""),
-        (["lora.rank=4", "lora.dropout=0.1"], "the masks of lora.dropout"),
-        (["lora.rank=4", "lora.kind=dora"], "norms that DoRA keeps"),
-    ],
-)
-def test_which_runs_are_no_static_graph(words, said):
-    found = resolve(*words).no_static_graph
-    assert found.startswith(said) and bool(found) == bool(said)
-
-
 def test_a_graph_of_all_of_a_pass_needs_texts():
     assert resolve("compute.compile=blocks", "data.kind=chats")
     with pytest.raises(UserError, match=r"compute\.compile: answers differ in length"):
@@ -134,7 +118,7 @@ def test_halves_that_were_half_replaced_are_made_again(tmp_path):
 
     def ask(fraction):
         run = resolve(f"data.train={tmp_path / 'a.txt'}", f"data.validation_fraction={fraction}")
-        return made_once(run, tmp_path, SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
+        return build_if_stale(run, tmp_path, SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
 
     assert ask(0.5) == ask(0.5) == {"made": 1}
     with pytest.raises(KeyboardInterrupt):
@@ -145,7 +129,7 @@ def test_halves_that_were_half_replaced_are_made_again(tmp_path):
 def test_no_tokenizer_is_trained_on_preferences(tmp_path):
     run = resolve("objective=preference", "data.kind=preferences", f"out={tmp_path}")
     with pytest.raises(UserError, match=r"start: no tokenizer: .*got data.kind=preferences"):
-        run_tokenizer(run, RunFolder(tmp_path), print)
+        run_tokenizer(run, print)
 
 
 def test_ready_shards_that_switch_thoughts_otherwise_are_refused(tmp_path):
@@ -157,7 +141,9 @@ def test_ready_shards_that_switch_thoughts_otherwise_are_refused(tmp_path):
     def stage(data, out, *words):
         common = (f"data.train={data}", f"out={tmp_path / out}", f"tokenizer.folder={tmp_path / 'tokenizer'}")
         run = resolve("data.kind=chats", "data.row_tokens=64", "data.validation_fraction=0.3", *common, *words)
-        return NextTokenStage(run, Single(torch.device("cpu")), lambda text: None)
+        made = NextTokenStage(run, Single(torch.device("cpu")))
+        made.prepare_data()
+        return made
 
     made = stage(tmp_path / "chats.jsonl", "first", "data.thinking=switch")
     shards = RunFolder(tmp_path / "first").shards
@@ -177,17 +163,8 @@ def test_a_tokenizer_that_an_abandoned_attempt_left_is_not_taken_for_another_sta
     left.save(out.tokenizer)
     wanted.save(tmp_path / "wanted")
     run = resolve(f"tokenizer.folder={tmp_path / 'wanted'}", f"out={out.path}")
-    assert run_tokenizer(run, out, print).fingerprint == wanted.fingerprint
+    assert run_tokenizer(run, print).fingerprint == wanted.fingerprint
     assert Tokenizer.load(out.tokenizer).fingerprint == wanted.fingerprint
     left.save(out.tokenizer)
     (out.checkpoints / "step-00000001").mkdir(parents=True)  # a run that has begun keeps its own
-    assert run_tokenizer(run, out, print).fingerprint == left.fingerprint
-
-
-def test_passes_are_exact_but_for_the_balance_of_softmax_routers():
-    """Their loss is taken over each pass: `batch.micro_rows` then changes the gradients, and the texts say so."""
-    assert config.resolve(Run, {"model": "tiny"}).passes_are_exact
-    assert config.resolve(Run, {"model": "tiny-moe"}).passes_are_exact  # balanced by a bias
-    assert not config.resolve(Run, {"model": "198m-moe"}).passes_are_exact
-    for balance in ("sequence", "none"):
-        assert config.resolve(Run, {"model": "198m-moe", "router": {"balance": balance}}).passes_are_exact
+    assert run_tokenizer(run, print).fingerprint == left.fingerprint

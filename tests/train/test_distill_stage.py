@@ -14,8 +14,8 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands.train import execute, resolve_run
 from penjing.parallel.single import Single
-from penjing.recipes.distill import make_stage
 from penjing.train.run_dir import load_trained
+from penjing.train.stages.base import make_stage
 
 STUDENT = ["model=tiny", "model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.num_kv_heads=1"]
 STUDENT += ["model.head_size=8", "model.mlp_size=24"]
@@ -145,9 +145,10 @@ def test_a_trained_student_and_adapters_can_be_taught_too(tmp_path, live, words)
 
 def stage(words, out):
     run = resolve_run("distill", parse_overrides([*words, f"out={out}"]))
-    made = make_stage(run, Single(torch.device("cpu")), lambda text: None)
+    made = make_stage(run, Single(torch.device("cpu")))
+    made.prepare_data()
     model = load_trained(Path(run.objective.teacher)).model
-    made.begin(made.trained(model), Single(torch.device("cpu")))
+    made.setup(made.trainable(model))
     return made
 
 

@@ -12,7 +12,8 @@ from penjing.base.config import parse_overrides, read_toml
 from penjing.base.errors import UserError
 from penjing.commands.train import execute, resolve_run
 from penjing.plan import fast_bfloat16, hardware
-from penjing.train.build import settle_dtype
+from penjing.train.config import ComputeSettings
+from penjing.train.precision import Precision
 
 QUIET = Console(quiet=True)
 CPU = torch.device("cpu")
@@ -131,19 +132,8 @@ def test_a_run_goes_on_in_what_it_was_begun_in(tmp_path, monkeypatch, small_run,
         execute(asked, QUIET)
 
 
-class _Rank:
-    """The second of two, whose first computes in float32."""
-
-    device = CPU
-
-    def broadcast(self, value):
-        return "float32"
-
-
-def test_every_rank_takes_the_answer_of_the_first(monkeypatch, small_run):
+def test_every_rank_takes_the_answer_of_the_first(monkeypatch):
     _fast(monkeypatch, True)
-    words = [word for word in small_run if not word.startswith("compute.dtype")]
-    run = resolve_run("pretrain", parse_overrides(words))
-    assert settle_dtype(run, _Rank()).compute.dtype == "float32"
-    asked = resolve_run("pretrain", parse_overrides([*words, "compute.dtype=bfloat16"]))
-    assert settle_dtype(asked, _Rank()).compute.dtype == "bfloat16"
+    for asked, taken in (("auto", "float32"), ("bfloat16", "bfloat16")):
+        found = Precision.resolve(ComputeSettings(dtype=asked), CPU, agree=lambda own: "float32")
+        assert (found.matmul, found.said_by(ComputeSettings(dtype=asked)).dtype) == (taken, taken)

@@ -14,8 +14,7 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.checkpoint.save import write_tensors
-from penjing.commands.average import average_models
-from penjing.commands.chat import chat
+from penjing.commands.chat import GenerationOptions, chat
 from penjing.commands.evaluate import evaluate_text
 from penjing.commands.train import execute, resolve_run
 from penjing.convert.hf import hf_config, to_hf
@@ -23,9 +22,9 @@ from penjing.data.chat.chatml_template import CHAT_TEMPLATE
 from penjing.data.tokenizer.tokenizer import train_tokenizer
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
-from penjing.infer.sample import Sampling
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
+from penjing.train.average import average_models
 from penjing.train.run_dir import load_start, load_trained
 
 QUIET = Console(quiet=True)
@@ -159,7 +158,7 @@ def test_adapters_cannot_learn_tokens(base_model, stock):
 def test_chat_eval_and_export_take_it_as_it_is(stock, toy, tmp_path):
     model, folder = stock
     seen = Console(record=True, width=200, file=io.StringIO())
-    chat(folder, seen, prompt="Hello", sampling=Sampling(), max_tokens=5, seed=0)
+    chat(folder, seen, GenerationOptions(max_tokens=5), prompt="Hello")
     evaluate_text(folder, toy / "pretrain.jsonl", seen)
     assert "bits per byte" in seen.export_text()
     trained = load_trained(folder)

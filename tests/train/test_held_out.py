@@ -18,7 +18,7 @@ from penjing.train.config import Run
 from penjing.train.stages import distill
 from penjing.train.stages import next_token as tokens
 from penjing.train.stages.distill import DistillStage
-from penjing.train.stages.teacher_model import judge
+from penjing.train.stages.held_out import held_out_means
 
 ENGINE = Single(torch.device("cpu"))
 
@@ -33,12 +33,19 @@ class OnApple(torch.Tensor):
         return self.as_subclass(torch.Tensor)
 
 
+class Anywhere:
+    """A batch of which nothing is asked."""
+
+    def to(self, device):
+        return self
+
+
 class Objective:
     """Its sums are on such a device: six nats over three tokens in every batch."""
 
     def __call__(self, model, batch):
         total = torch.tensor(6.0).as_subclass(OnApple)
-        return Loss(total, {"nats": total})
+        return Loss(total, {"loss_nats_per_token": total})
 
     def weight(self, batch):
         return torch.tensor(3.0).as_subclass(OnApple)
@@ -47,14 +54,16 @@ class Objective:
 def test_a_model_s_loss(monkeypatch):
     monkeypatch.setattr(tokens, "NextToken", Objective)
     stage = object.__new__(tokens.NextTokenStage)
-    stage.engine, stage._model = ENGINE, None
-    stage.run = SimpleNamespace(data=SimpleNamespace(kind="chats"))
-    stage._validation_batches = lambda: iter([None, None])
+    stage.strategy, stage.model = ENGINE, None
+    stage.run = config.resolve(Run, parse_overrides(["data.kind=chats", "batch.micro_rows=1"]))
+    stage.held_out = SimpleNamespace(rows_per_epoch=2, row=lambda index: index)
+    monkeypatch.setattr(tokens, "collate", lambda rows: Anywhere())
     assert stage.validate() == {"validation_loss_nats_per_token": 2.0}
 
 
 def test_a_student_s_divergence():
-    assert judge(Objective(), None, iter([None, None]), ENGINE, ["nats"]) == {"validation_nats": 2.0}
+    found = held_out_means(Objective(), None, [Anywhere(), Anywhere()], ENGINE, ["loss_nats_per_token"])
+    assert found == {"validation_loss_nats_per_token": 2.0}
 
 
 def test_bits_per_byte_count_the_token_that_ends_a_text(tmp_path):
@@ -71,12 +80,13 @@ def test_bits_per_byte_count_the_token_that_ends_a_text(tmp_path):
         "model.vocabulary_size=512",
     )
     run = config.resolve(Run, parse_overrides(words))
-    stage = tokens.NextTokenStage(run, ENGINE, lambda text: None)
+    stage = tokens.NextTokenStage(run, ENGINE)
+    stage.prepare_data()
 
     def uniform(ids_BT, document_BT, *, scored_N, target_N, weight_N):
         return math.log(512) * weight_N.sum()
 
-    stage.begin(uniform, ENGINE)
+    stage.setup(uniform)
     figures = stage.validate()
     tokenizer = Tokenizer.load(tmp_path / "tokenizer")
     held_out = Shards(tmp_path / "out" / "shards" / "validation")
@@ -91,9 +101,9 @@ def test_bits_per_byte_count_the_token_that_ends_a_text(tmp_path):
 def test_a_student_s_bits_per_byte(monkeypatch):
     """Nats over log 2, for each target, times targets for each byte."""
     stage = object.__new__(DistillStage)
-    stage.engine, stage._model, stage.objective = ENGINE, None, lambda: None
-    stage.run = SimpleNamespace(data=SimpleNamespace(kind="documents"))
-    stage._data, stage._held_out = SimpleNamespace(targets_per_byte=0.25), lambda: iter(())
+    stage.strategy, stage.model, stage.objective = ENGINE, None, lambda: None
+    stage._data, stage._held_out = object.__new__(tokens.NextTokenStage), lambda: iter(())
+    stage._data.run, stage._data.targets_per_byte = config.resolve(Run), 0.25
     figures = {"validation_loss_nats_per_token": math.log(2) * 3.0}
-    monkeypatch.setattr(distill, "judge", lambda *given: dict(figures))
+    monkeypatch.setattr(distill, "held_out_means", lambda *given: dict(figures))
     assert stage.validate()["validation_bits_per_byte"] == pytest.approx(0.75)

@@ -92,8 +92,8 @@ def test_ranks_share_the_answers():
     whole = twin(model, reference)
     parts = []
     for rank in (0, 1):
-        engine = TwoRanks(rank)
-        drift(model, reference, PROMPTS, SEEDS, WRITE, STOP, engine, 32)
-        parts.append(engine.seen)
+        strategy = TwoRanks(rank)
+        drift(model, reference, PROMPTS, SEEDS, WRITE, STOP, strategy, 32)
+        parts.append(strategy.seen)
     nats, tokens, answers = (parts[0] + parts[1]).tolist()
     assert (nats, tokens, answers) == pytest.approx((*whole, len(PROMPTS)), rel=1e-4)

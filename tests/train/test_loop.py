@@ -8,6 +8,7 @@ import torch
 
 from penjing.base.errors import UserError
 from penjing.loader.batch import Batch
+from penjing.loader.batch_source import Source
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
@@ -17,7 +18,7 @@ from penjing.optim.schedule import Constant, WarmupStableDecay
 from penjing.parallel.grad_scaler import LossScaler
 from penjing.parallel.single import Single
 from penjing.track.base import Trackers
-from penjing.train.loop import Parts, Progress, train
+from penjing.train.loop import TrainingContext, TrainState, train
 from penjing.train.nonfinite_guard import Guard, Seen
 from penjing.train.throughput import Meter
 
@@ -25,7 +26,7 @@ SHAPE = {"vocabulary_size": 50, "hidden_size": 32, "num_layers": 2, "num_heads":
 LOOP = Path(__file__).parents[2] / "src/penjing/train/loop.py"
 
 
-class Repeat:
+class Repeat(Source):
     """The same batches over and over."""
 
     def __init__(self, batches):
@@ -71,11 +72,11 @@ def batch(rows, tokens=12, scored=None, seed=0):
 def parts(batches, *, steps, accumulate=1, rate=3e-3):
     model = Transformer(ModelConfig(**SHAPE))
     initialise(model, 0)
-    engine = Single(torch.device("cpu"))
+    strategy = Single(torch.device("cpu"))
     memory = Memory()
-    made = Parts(
-        engine=engine,
-        model=engine.wrap(model),
+    made = TrainingContext(
+        strategy=strategy,
+        model=strategy.wrap(model),
         objective=NextToken(),
         source=Repeat(batches),
         optimizers=AdamW(learning_rate=rate, weight_decay=0.0).build(model),
@@ -95,7 +96,7 @@ def descent(model):
 
 def test_overfits_one_batch():
     made, _, memory = parts([batch(2)], steps=150, rate=1e-2)
-    train(made, Progress())
+    train(made, TrainState())
     assert memory.seen[0][1]["loss_nats_per_token"] > 3.5
     assert memory.seen[-1][1]["loss_nats_per_token"] < 0.1
 
@@ -114,8 +115,8 @@ def test_ragged_accumulation_is_exact():
     cut, cut_model, cut_memory = parts([small, large], steps=3, accumulate=2)
     whole, whole_model, whole_memory = parts([together], steps=3)
     # Plain gradient steps: AdamW would blow up the rounding of gradients near zero.
-    train(replace(cut, optimizers=descent(cut_model)), Progress())
-    train(replace(whole, optimizers=descent(whole_model)), Progress())
+    train(replace(cut, optimizers=descent(cut_model)), TrainState())
+    train(replace(whole, optimizers=descent(whole_model)), TrainState())
     for mine, theirs in zip(cut_model.parameters(), whole_model.parameters(), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-6)
     for (_, mine), (_, theirs) in zip(cut_memory.seen, whole_memory.seen, strict=True):
@@ -126,7 +127,7 @@ def test_a_step_moves_no_further_than_the_clipped_norm():
     """Plain descent: the weights move by the rate times the norm of the gradients, which is clipped to 0.25."""
     made, model, memory = parts([batch(2)], steps=1)
     before = torch.cat([value.detach().flatten() for value in model.parameters()])
-    train(replace(made, optimizers=descent(model), clip_norm=0.25), Progress())
+    train(replace(made, optimizers=descent(model), clip_norm=0.25), TrainState())
     after = torch.cat([value.detach().flatten() for value in model.parameters()])
     assert memory.seen[0][1]["gradient_norm"] > 0.3
     assert float((after - before).norm()) == pytest.approx(0.5 * 0.25, rel=1e-4)
@@ -139,16 +140,16 @@ def test_each_step_has_the_rate_of_its_place():
     plain_step = optimizers[0].step
     optimizers[0].step = lambda: used.append(optimizers[0].param_groups[0]["lr"]) or plain_step()
     schedule = WarmupStableDecay(warmup_fraction=0.5, decay_fraction=0.5)
-    train(replace(made, optimizers=optimizers, schedule=schedule), Progress())
+    train(replace(made, optimizers=optimizers, schedule=schedule), TrainState())
     assert used == [0.25, 0.5, 0.5, 0.25]
     assert [figures["learning_rate"] for _, figures in memory.seen] == used
 
 
 def test_gradients_travel_between_ranks_with_the_last_pass_of_a_step():
     made, _, _ = parts([batch(2)], steps=2, accumulate=3)
-    told, plain = [], made.engine.micro_step
-    made.engine.micro_step = lambda *, last: told.append(last) or plain(last=last)
-    train(made, Progress())
+    told, plain = [], made.strategy.micro_step
+    made.strategy.micro_step = lambda *, last: told.append(last) or plain(last=last)
+    train(made, TrainState())
     assert told == [False, False, True] * 2
 
 
@@ -157,9 +158,9 @@ def test_what_was_summed_before_a_checkpoint_goes_on_in_one_rank():
     saved = {"step": 3, "sums": {"loss": 12.0}, "units": 6.0}
     shares = []
     for rank in (0, 1):
-        engine = Single(torch.device("cpu"))
-        engine.rank = rank
-        restored = Progress.restore(saved, engine)
+        strategy = Single(torch.device("cpu"))
+        strategy.rank = rank
+        restored = TrainState.restore(saved, strategy)
         assert (restored.step, restored.units) == (3, 6.0)
         shares.append(restored.sums["loss"].item())
     assert shares == [12.0, 0.0]
@@ -169,7 +170,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_a_clear_line():
     bad = replace(batch(2), weight_N=torch.full((24,), float("nan")))
     made, _, _ = parts([bad], steps=3)
     with pytest.raises(UserError, match=r"not finite in 3 steps in a row, up to step 3.*learning_rate"):
-        train(made, Progress())
+        train(made, TrainState())
 
 
 def test_what_is_due_happens_at_its_step_and_at_the_end():
@@ -184,7 +185,7 @@ def test_what_is_due_happens_at_its_step_and_at_the_end():
         save=lambda state, wait: happened.append(("save", state["step"])) is None,
         sample=lambda step: happened.append(("sample", step)),
     )
-    figures = train(made, Progress())
+    figures = train(made, TrainState())
     saves = [entry[1] for entry in happened if entry[0] == "save"]
     assert saves == [2, 4, 6, 7]
     assert happened.count("validate") == 3
@@ -195,7 +196,7 @@ def test_what_is_due_happens_at_its_step_and_at_the_end():
 def test_a_run_that_saves_nothing_on_its_way_saves_its_end():
     saves = []
     made, _, _ = parts([batch(2)], steps=2)
-    train(replace(made, save=lambda state, wait: saves.append((state["step"], wait)) is None), Progress())
+    train(replace(made, save=lambda state, wait: saves.append((state["step"], wait)) is None), TrainState())
     assert saves == [(2, True)]
 
 
@@ -203,9 +204,9 @@ def test_a_bad_step_has_no_part_in_the_figures():
     """Of three steps the second's loss is no number: what is logged is the mean of the other two."""
     fine, bad = batch(2), replace(batch(2), weight_N=torch.full((24,), float("nan")))
     alone, alone_model, alone_memory = parts([fine], steps=2)
-    train(replace(alone, optimizers=descent(alone_model), log_every=2), Progress())
+    train(replace(alone, optimizers=descent(alone_model), log_every=2), TrainState())
     made, model, memory = parts([fine, bad, fine], steps=3)
-    train(replace(made, optimizers=descent(model), log_every=3), Progress())
+    train(replace(made, optimizers=descent(model), log_every=3), TrainState())
     found, wanted = memory.seen[-1][1], alone_memory.seen[-1][1]
     assert found["loss_nats_per_token"] == pytest.approx(wanted["loss_nats_per_token"], rel=1e-5)
     assert found["bad_steps"] == 1
@@ -222,7 +223,7 @@ def test_what_may_take_any_time_is_told_beforehand():
         save=lambda state, wait: told.append("save") is None,
         at_edge=lambda step, longest_seconds: told.append((step, longest_seconds > 0)),
     )
-    train(made, Progress())
+    train(made, TrainState())
     first, last = [(0, False), (1, True), (2, False), "validate"], [(3, False), "validate", (3, False), "save"]
     assert told == [*first, (2, True), *last]
 
@@ -231,7 +232,7 @@ def test_figures_of_earlier_weights_do_not_stand_for_the_last():
     made, _, memory = parts([batch(2)], steps=4)
     found = iter([{"validation_loss_nats_per_token": 1.0}, {}])
     made = replace(made, validate_every=2, validate=lambda: next(found))
-    assert train(made, Progress()) == {}
+    assert train(made, TrainState()) == {}
     assert [step for step, figures in memory.seen if "validation_loss_nats_per_token" in figures] == [2]
 
 
@@ -249,14 +250,14 @@ def test_a_step_that_is_not_yet_known_to_be_bad_is_looked_at_before_it_is_saved(
     saves = []
     made, _, _ = parts([batch(2)], steps=5)
     made = replace(made, save_every=2, guard=Late(), save=lambda state, wait: saves.append(state["step"]) is None)
-    train(made, Progress())
+    train(made, TrainState())
     assert saves == [3, 4, 5]
 
 
 def test_the_scale_of_the_loss_is_shown():
     made, _, memory = parts([batch(2)], steps=1)
-    made.engine.scaler = LossScaler(torch.device("cpu"), first=8.0)
-    train(made, Progress())
+    scaler = LossScaler(torch.device("cpu"), first=8.0)
+    train(replace(made, figures=[scaler.figures]), TrainState())
     assert memory.seen[-1][1]["loss_scale"] == 8.0
 
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from penjing.base import config
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.commands.plan import Asked, make_page
+from penjing.commands.plan import PlanOptions, make_page
 from penjing.commands.train import execute, plan_only, resolve_run
-from penjing.train import build as assemble
+from penjing.train import build_context
 from penjing.train.config import Run
 from penjing.train.run_dir import load_trained
 from penjing.train.small_data import doubts, fit_batch, fit_rows, start_doubts, step_rows
@@ -98,11 +98,11 @@ def test_warnings():
 
 def test_the_plan_page_takes_the_batch_that_training_takes():
     run = resolve_run("sft", parse_overrides(["epochs=10", "model=tiny"]))
-    page = make_page("sft", run, Asked(gpu="RTX 3090", unique="40k"))  # 39 rows of 1,024
+    page = make_page("sft", run, PlanOptions(gpu="RTX 3090", unique="40k"))  # 39 rows of 1,024
     assert page.rows_per_step == fit_batch(run, 39).batch.rows == 1
     assert page.steps == 391
     asked = resolve_run("sft", parse_overrides(["epochs=10", "model=tiny", "batch.rows=64"]))
-    page = make_page("sft", asked, Asked(gpu="RTX 3090", unique="40k"))
+    page = make_page("sft", asked, PlanOptions(gpu="RTX 3090", unique="40k"))
     assert (page.rows_per_step, page.steps) == (64, 7)
     assert any("only 7 optimizer steps" in line for line in page.warnings)
     assert any("larger than an epoch" in line for line in page.warnings)
@@ -114,7 +114,7 @@ def test_the_plan_page_takes_the_rows_that_training_takes(recipe):
     fitted = fit_rows(run, 10_000, 0)
     row = fitted.data.row_tokens
     assert row < run.data.row_tokens
-    page = make_page(recipe, run, Asked(gpu="RTX 3090", unique="10k"))
+    page = make_page(recipe, run, PlanOptions(gpu="RTX 3090", unique="10k"))
     assert page.row_tokens == row
     assert page.rows_per_step == fit_batch(run, round(10_000 / row)).batch.rows
     assert page.steps == -(-round(run.epochs * 10_000) // (row * page.rows_per_step)) >= 50
@@ -123,7 +123,7 @@ def test_the_plan_page_takes_the_rows_that_training_takes(recipe):
     # Rows that were asked for, and enough text for full ones, stay.
     asked = resolve_run(recipe, parse_overrides(["model=tiny", "data.row_tokens=512"]))
     for each, unique, length in ((asked, "10k", 512), (run, "10M", run.data.row_tokens)):
-        page = make_page(recipe, each, Asked(gpu="RTX 3090", unique=unique))
+        page = make_page(recipe, each, PlanOptions(gpu="RTX 3090", unique=unique))
         assert page.row_tokens == length
         assert not any("rows of" in line for line in page.warnings)
 
@@ -188,11 +188,11 @@ def test_a_run_on_few_conversations_takes_enough_steps_and_is_taken_up_exactly(w
 
 
 def test_a_run_that_teaches_little_says_so_before_it_begins(words, tmp_path, monkeypatch):
-    validate = assemble._validate
+    validate = build_context.validate_with_retry
     monkeypatch.setattr(
-        assemble,
-        "_validate",
-        lambda stage, engine: dict.fromkeys(validate(stage, engine), 13.2),
+        build_context,
+        "validate_with_retry",
+        lambda stage, strategy: dict.fromkeys(validate(stage, strategy), 13.2),
     )
     said = train("lora", *words, "batch.rows=32", "epochs=10", f"out={tmp_path / 'run'}")
     begins = said.index("step 1/")

@@ -18,7 +18,9 @@ from penjing.model.value_head import ScalarHead
 from penjing.objective.base import Loss
 from penjing.parallel.single import Single
 from penjing.train.stages import reward
-from penjing.train.stages.preference import _Half, _score_base, held_out_figures
+from penjing.train.stages.held_out import held_out_means
+from penjing.train.stages.preference import _Half
+from penjing.train.stages.reference import base_log_probs
 
 RUN = SimpleNamespace(seed=1, data=SimpleNamespace(row_tokens=64))
 ENGINE = Single(torch.device("cpu"))
@@ -59,7 +61,7 @@ def test_the_reference_of_adapters_is_the_base():
     for layer in adapted(model).values():
         layer.adapters["default"].B.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(1))
     batch = pack([Group(prompt=prompt, answers=[Answer(ids=ids) for ids in answers])], 64)
-    torch.testing.assert_close(_score_base(model, batch), torch.cat(wanted), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(base_log_probs(model, batch), torch.cat(wanted), rtol=1e-4, atol=1e-4)
 
 
 def test_held_out_figures_are_means_over_units():
@@ -73,8 +75,7 @@ def test_held_out_figures_are_means_over_units():
     batches = [SimpleNamespace(worth=6, units=2), SimpleNamespace(worth=1, units=5)]
     for batch in batches:
         batch.to = lambda device, batch=batch: batch
-    chunks = ((range(0), batch) for batch in batches)
-    assert held_out_figures(Sums(), None, chunks, ENGINE) == {"validation_nats": pytest.approx(1.0)}
+    assert held_out_means(Sums(), None, batches, ENGINE) == {"validation_nats": pytest.approx(1.0)}
 
 
 def test_a_judge_reads_where_the_end_of_the_last_answer_is_predicted(monkeypatch):

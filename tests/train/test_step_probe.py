@@ -30,7 +30,13 @@ class Rows:
     def state(self):
         return {}
 
+    def place(self):
+        return {}
+
     def restore(self, state):
+        pass
+
+    def close(self):
         pass
 
 
@@ -59,9 +65,9 @@ def taken(monkeypatch):
 
         monkeypatch.setattr(probe, "_round", round_)
         stage, size = SimpleNamespace(runs_ahead=True), SimpleNamespace(round_steps=1, probe_steps=5)
-        engine = SimpleNamespace(any=bool, world=1, device=torch.device("cpu"))
+        strategy = SimpleNamespace(any=bool, world=1, device=torch.device("cpu"))
         parts = Parts(num_steps=num_steps, source=Rows())
-        seconds, wait = probe._timed(None, stage, size, engine, parts, accumulate, more.pop("share", 1.0), **more)
+        seconds, wait = probe._timed(None, stage, size, strategy, parts, accumulate, more.pop("share", 1.0), **more)
         assert seconds == pytest.approx([pass_seconds * accumulate] * len(seconds)) and wait == 0
         return rounds
 
@@ -103,7 +109,7 @@ def test_masks_that_timing_draws_are_not_counted():
     adapt(model, Lora(rank=2, dropout=0.5))
     drawn = "blocks.0.attention.q_proj.adapters.default._extra_state"
     before = model.state_dict()[drawn].clone()
-    with probe._at_rest(model, SimpleNamespace(optimizers=[], engine=SimpleNamespace())):
+    with probe._at_rest(model, SimpleNamespace(optimizers=[], strategy=SimpleNamespace())):
         for _ in range(3):
             model(torch.arange(5)[None])
         assert not torch.equal(model.state_dict()[drawn], before)

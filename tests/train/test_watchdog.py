@@ -67,7 +67,7 @@ def ranks(monkeypatch):
         made.stacks += 1
 
     monkeypatch.setattr(watchdog, "BEAT_SECONDS", 3600.0)
-    monkeypatch.setattr(watchdog, "_make_store", lambda engine: made.store)
+    monkeypatch.setattr(watchdog, "_make_store", lambda strategy: made.store)
     clock = SimpleNamespace(monotonic=lambda: made.now, sleep=lambda seconds: made.sleep(seconds))
     monkeypatch.setattr(watchdog, "time", clock)
     monkeypatch.setattr(watchdog.os, "_exit", end)

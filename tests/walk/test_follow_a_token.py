@@ -22,13 +22,13 @@ from penjing.data.formats import read_documents
 from penjing.data.packing.best_fit import WholeRows
 from penjing.data.token_shards import Shards
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.kernels.orthogonalize import ROUNDS
 from penjing.loader.batch_source import PackedSource
 from penjing.loader.prefetch import Prefetch
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
-from penjing.optim.muon import ROUNDS
 
 PEOPLE = ["小明", "小红", "奶奶"]
 THINGS = ["一只猫", "一只狗", "一朵花", "一条船", "一盏灯", "一本书", "一把伞"]

@@ -140,6 +140,15 @@ def _members(annotation: Any) -> list[Any]:
     return [option for option in options if dataclasses.is_dataclass(option)]
 
 
+def _annotations(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields. A field's metadata may name `choices`, a function that lists dataclasses."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if "choices" in field.metadata:
+            hints[field.name] = typing.Union[tuple(field.metadata["choices"]())]  # noqa: UP007  # made at run time
+    return hints
+
+
 def _default(member: Any, name: str) -> Any:
     return next((field.default for field in dataclasses.fields(member) if field.name == name), None)
 
@@ -147,7 +156,7 @@ def _default(member: Any, name: str) -> Any:
 def _merge(kind: Any, base: dict[str, Any], layer: Layer, prefix: str) -> dict[str, Any]:
     """`layer` over `base` for one dataclass; another choice or preset drops what `base` said of the old one."""
     merged = dict(base)
-    annotations = typing.get_type_hints(kind)
+    annotations = _annotations(kind)
     for name, value in layer.items():
         if name not in annotations:
             raise _unknown_key(kind, name, prefix)
@@ -201,7 +210,7 @@ def _unknown_key(kind: Any, name: str, prefix: str) -> UserError:
 
 
 def _build(kind: Any, table: Layer, prefix: str) -> Any:
-    annotations = typing.get_type_hints(kind)
+    annotations = _annotations(kind)
     values: dict[str, Any] = {}
     named = getattr(kind, "named", None)
     if named is not None:
@@ -335,7 +344,7 @@ def _toml_value(value: Any) -> str:
 def settings(kind: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """Every (dotted key, default) of a configuration type, for help texts; choices list their first member."""
     listed: list[tuple[str, Any]] = []
-    annotations = typing.get_type_hints(kind)
+    annotations = _annotations(kind)
     for field in dataclasses.fields(kind):
         members = _members(annotations[field.name])
         if members:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from penjing.base import config
-from penjing.base.registry import look_up
 from penjing.bench.meter import Laps, Spec, read_spec
-from penjing.parallel.base import make_engine
-from penjing.train.build import assemble
+from penjing.parallel.base import make_strategy
+from penjing.train.build import prepare_run
+from penjing.train.build_context import RunHooks
 from penjing.train.config import Run
 from penjing.train.loop import train
 from penjing.train.run_dir import set_threads
@@ -42,22 +42,17 @@ class LapTracker:
 
 def main() -> None:
     spec, laps = read_spec(Spec), Laps()
-    make_stage = look_up({"stage": spec.stage}, "stage", what="stage")
     laps.imported()
     set_threads(spec.threads, 1)
     run = replace(config.resolve(Run, config.read_toml(Path(spec.run))), out=spec.out)
-    assembled = assemble(
+    prepared = prepare_run(
         run,
-        make_engine("cpu"),
-        make_stage,
-        lambda fitted, steps, start: [LapTracker(laps, FIGURES[spec.method])],
-        lambda model, tokenizer, step: [],
-        lambda text: None,
+        make_strategy("cpu"),
+        RunHooks(trackers=lambda fitted, steps, start: [LapTracker(laps, FIGURES[spec.method])]),
     )
     laps.begin()
-    train(replace(assembled.parts, validate_every=0, save_every=0, sample_every=0, log_every=1), assembled.progress)
-    if hasattr(assembled.parts.source, "close"):
-        assembled.parts.source.close()
+    train(replace(prepared.context, validate_every=0, save_every=0, sample_every=0, log_every=1), prepared.state)
+    prepared.context.source.close()
     options = [f"batch.micro_rows={run.batch.micro_rows}", f"compute.dtype={run.compute.dtype}"]
     if run.objective.kind == "preference":
         options.append(f"objective.reference={run.objective.reference}")

@@ -19,19 +19,18 @@ from penjing.base import config
 from penjing.bench.meter import read_spec
 from penjing.bench.race import IGNORED, HeldOut, Race, RaceSpec, packed_rows
 from penjing.loader.batch import Batch
+from penjing.loader.batch_source import DeviceSource, Source
 from penjing.model.linear import Linear
 from penjing.objective.next_token import NextToken
 from penjing.optim.adamw import AdamW
-from penjing.parallel.base import make_engine
-from penjing.train.build import assemble
+from penjing.parallel.base import make_strategy
+from penjing.train.build import prepare_run
 from penjing.train.config import Run
 from penjing.train.loop import step
 from penjing.train.run_dir import set_threads
-from penjing.train.stages.base import OnDevice
-from penjing.train.stages.next_token import NextTokenStage
 
 
-class GivenRows:
+class GivenRows(Source):
     """The same packed rows as everyone's, in passes of so many."""
 
     def __init__(self, spec: RaceSpec, micro: int) -> None:
@@ -82,9 +81,9 @@ def main() -> None:
     race.imported()
     run = replace(config.resolve(Run, config.read_toml(Path(spec.run))), out=spec.out)
     run = replace(run, optimizer=_optimizer(run, spec, adamw="adamw" in sys.argv[2:]))
-    assembled = assemble(run, make_engine(spec.device), NextTokenStage, lambda *_: [], lambda *_: [], lambda text: None)
-    parts, model, objective = assembled.parts, assembled.model, NextToken()
-    device = parts.engine.device
+    prepared = prepare_run(run, make_strategy(spec.device))
+    parts, model, objective = prepared.context, prepared.model, NextToken()
+    device = parts.strategy.device
 
     @torch.no_grad()
     def nats(ids_BT: Any, target_BT: Any) -> float:
@@ -102,13 +101,12 @@ def main() -> None:
         return float(objective(model, batch.to(device)).total)
 
     if spec.kind == "step":
-        parts = replace(parts, source=OnDevice(GivenRows(spec, spec.batch // parts.accumulate), device))
+        parts = replace(parts, source=DeviceSource(GivenRows(spec, spec.batch // parts.accumulate), device))
     race.ready()
     number = 0
     while race.step(step(parts, number).tokens):
         number += 1
-    if hasattr(assembled.parts.source, "close"):
-        assembled.parts.source.close()
+    prepared.context.source.close()
     kind, dtype = run.optimizer.kind, str(product_dtype(model)).removeprefix("torch.")
     options = [f"optimizer.kind={kind}", f"products in {dtype}", f"compute.compile={run.compute.compile}"]
     told = {
@@ -117,7 +115,7 @@ def main() -> None:
         "dtype": dtype,
         "max_grad_norm": run.clip_norm,
     }
-    print(json.dumps({**race.result(options=[*options, *assembled.notes]), "settings": told}))
+    print(json.dumps({**race.result(options=[*options, *prepared.notes]), "settings": told}))
 
 
 def product_dtype(model: torch.nn.Module) -> torch.dtype:

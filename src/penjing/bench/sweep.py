@@ -16,14 +16,9 @@ from typing import Any
 import torch
 
 from penjing.base import config
-from penjing.base.seeds import derive
 from penjing.bench.gpu_counters import busy, estimated
 from penjing.loader.batch import Batch
-from penjing.model.init import initialise
-from penjing.model.linear import set_compute_dtype
-from penjing.model.transformer import Transformer, recompute_activations
-from penjing.objective.next_token import NextToken
-from penjing.parallel.base import allow_tf32
+from penjing.loader.batch_source import Source
 from penjing.parallel.single import Single
 from penjing.plan import hardware
 from penjing.plan.device_model import Machine
@@ -33,9 +28,13 @@ from penjing.plan.shape import shape_of
 from penjing.plan.step_time import quantile, step_time
 from penjing.plan.step_workload import Workload
 from penjing.track.base import Trackers
+from penjing.train.batch_geometry import batch_geometry
+from penjing.train.build_model import build_run
 from penjing.train.config import Run
-from penjing.train.loop import Parts, step
+from penjing.train.loop import TrainingContext, step
 from penjing.train.oom_recovery import is_out_of_memory, release
+from penjing.train.precision import Precision
+from penjing.train.stages.base import make_stage
 from penjing.train.throughput import Meter
 
 WARM_STEPS = 2
@@ -51,14 +50,14 @@ class Grid:
     dtypes: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()  # as compute.recompute
 
-    def points(self, run: Run) -> list[Point]:
-        own = run.batch.micro_rows or max(1, run.batch.rows // 2)
+    def points(self, run: Run, device: torch.device) -> list[Point]:
+        own = batch_geometry(run, 1, device)
         axes = (
             self.row_tokens or (run.data.row_tokens,),
             self.dtypes or (run.compute.dtype,),
             self.recompute or (run.compute.recompute,),
-            self.micro_rows or (own,),
-            self.accumulate or (max(1, run.batch.rows // own),),
+            self.micro_rows or (own.micro_size,),
+            self.accumulate or (own.accumulation,),
         )
         return [
             Point(row_tokens=length, dtype=dtype, recompute=again, micro_rows=rows, accumulate=passes)
@@ -105,7 +104,7 @@ class Measured:
         return {**flat.pop("point"), **flat}
 
 
-class RandomRows:
+class RandomRows(Source):
     """Full rows of random tokens, each one document."""
 
     def __init__(self, rows: int, row_tokens: int, vocabulary: int, device: torch.device) -> None:
@@ -150,7 +149,7 @@ def sweep(
     predict_bytes: the traced memory of a run's step.
     """
     found = []
-    for point in grid.points(run):
+    for point in grid.points(run, device):
         row = _at(run, point, machine, target, steps, seconds, device, predict_bytes)
         report(row)
         found.append(row)
@@ -181,8 +180,8 @@ def _at(
     predict_bytes: Predict,
 ) -> Measured:
     here = settings_of(run, point)
-    dtype = hardware.compute_dtype(here.compute.dtype, device)
-    name = str(dtype).removeprefix("torch.")
+    precision = Precision.resolve(here.compute, device)
+    name = precision.name
     work = Workload(
         shape=shape_of(here.model),
         tokens=point.micro_rows * point.row_tokens,
@@ -204,7 +203,7 @@ def _at(
         "predicted_to_fit": memory <= target.memory_bytes if memory and target.memory_bytes else None,
     }
     try:
-        taken, peak, used = _timed(here, point, dtype, device, steps, seconds)
+        taken, peak, used = _timed(here, point, precision, device, steps, seconds)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -238,39 +237,38 @@ def _at(
 
 
 def _timed(
-    run: Run, point: Point, dtype: torch.dtype, device: torch.device, steps: int, seconds: float
+    run: Run, point: Point, precision: Precision, device: torch.device, steps: int, seconds: float
 ) -> tuple[list[float], int, Any]:
     """Seconds of each step, the peak of memory, and what the counters said of one more."""
     release()
     forget_peak(device)
-    allow_tf32(run.compute.dtype, device)
-    parts = _parts(run, point, dtype, device)
+    precision.switch_tf32()
+    context = _context(run, point, precision, device)
     taken: list[float] = []
     for index in itertools.count():
         start = time.perf_counter()
-        float(step(parts, index).loss)  # waits for the device
+        float(step(context, index).loss)  # waits for the device
         if index >= WARM_STEPS:
             taken.append(time.perf_counter() - start)
         if len(taken) >= steps or (len(taken) >= 2 and sum(taken) > seconds):
             break
     peak = hardware.peak_memory_bytes(device)
-    used = busy(lambda: step(parts, 0), device)
+    used = busy(lambda: step(context, 0), device)
     return taken, peak, used
 
 
-def _parts(run: Run, point: Point, dtype: torch.dtype, device: torch.device) -> Parts:
-    model = Transformer(run.model)
-    initialise(model, derive(run.seed, "weights"))
-    model.to(device)
-    set_compute_dtype(model, None if dtype == torch.float32 else dtype)
-    recompute_activations(model, run.compute.recompute)
-    engine = Single(device)
-    return Parts(
-        engine=engine,
-        model=engine.wrap(model),
-        objective=NextToken(run.router, biased=run.model.architecture == "glm4_moe"),
+def _context(run: Run, point: Point, precision: Precision, device: torch.device) -> TrainingContext:
+    strategy = Single(device)
+    strategy.scaler = precision.loss_scaler(device)
+    stage = make_stage(run, strategy)
+    stage.assume_data()
+    built = build_run(stage, strategy, precision)
+    return TrainingContext(
+        strategy=strategy,
+        model=built.wrapped,
+        objective=built.objective,
         source=RandomRows(point.micro_rows, point.row_tokens, run.model.vocabulary_size, device),
-        optimizers=run.optimizer.build(model),
+        optimizers=built.optimizers,
         schedule=run.schedule,
         trackers=Trackers([]),
         meter=Meter(0.0, None),

@@ -30,10 +30,11 @@ from penjing.objective.policy import Policy
 from penjing.objective.preference import Preference
 from penjing.optim.adamw import AdamW
 from penjing.plan import hardware
-from penjing.recipes import STAGES
 from penjing.rl.prompts import Order, read
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.run_dir import load_trained
+from penjing.train.stages import STAGES
 
 MATCH = "penjing.rl.rewards.exact:is_match"
 
@@ -63,7 +64,7 @@ def bench_train(model: Path, data: Path, asked: Asked, console: Console, *settin
             layer["objective"] = {"reference": "copy"}
         run = resolve_run(asked.method, layer, config.parse_overrides(list(settings)))
         _check(run)
-        micro = run.batch.micro_rows or (run.batch.rows // 2 if run.batch.rows % 2 == 0 else run.batch.rows)
+        micro = batch_geometry(run, 1, torch.device("cpu")).micro_size
         run = replace(run, batch=replace(run.batch, micro_rows=micro))
         objective, optimizer = run.objective, run.optimizer
         assert isinstance(optimizer, AdamW), "checked"
@@ -88,7 +89,7 @@ def bench_train(model: Path, data: Path, asked: Asked, console: Console, *settin
             model=str(work / "model"),
             data=str(work / "data.jsonl"),
             run=str(work / "run.toml"),
-            stage=STAGES[objective.kind],
+            stage=STAGES[objective.stage][1],
             out="",
             threads=asked.threads,
             batch=run.batch.rows,

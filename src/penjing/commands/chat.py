@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import date
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from penjing.agent_tools.base import ToolSettings
 from penjing.agent_tools.box import Toolbox
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
-from penjing.commands.adapter import attach_adapters
 from penjing.data.chat.render import render, switched
 from penjing.data.chat.turn_parser import Part, parts
 from penjing.data.formats import Message
+from penjing.export.adapter import attach_adapters
 from penjing.infer.generate import stream
 from penjing.infer.sample import Sampling
 from penjing.infer.tool_loop import Exchange, ToolTurns
@@ -34,58 +32,51 @@ MOST_TURNS = 8  # of the model in one answer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manner:
-    """How answers are written. thinking: see data/chat/render.py. max_tokens: of one turn."""
+class GenerationOptions:
+    """How answers are generated. thinking: see data/chat/render.py. max_tokens: of one turn."""
 
-    sampling: Sampling
-    max_tokens: int
-    seed: int
-    thinking: bool | None
-    toolbox: Toolbox
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 200
+    seed: int = 0
+    thinking: bool | None = None
+    toolbox: Toolbox = field(default_factory=lambda: Toolbox(()))
 
 
 def chat(
     path: Path,
     console: Console,
+    options: GenerationOptions,
     *,
-    prompt: str | None,
-    sampling: Sampling,
-    max_tokens: int,
-    seed: int,
+    prompt: str | None = None,
     adapters: Sequence[str] = (),
-    thinking: bool | None = None,
-    tools: Sequence[str] = (),
-    table: str = "",
     device: str = "auto",
     dtype: str = "auto",
 ) -> None:
-    """One answer to `prompt`, or a conversation until the user ends it. adapters: DIR or NAME=DIR, the first in use.
+    """One answer to `prompt`, or a conversation until the user ends it. adapters: DIR or NAME=DIR, the first is active.
 
-    tools: names of `penjing.agent_tools` that the model may call; table: the one that the tool lookup reads.
+    Raises UserError for reasoning or tools with a model that was only pretrained.
     """
     set_threads(0, 1)
-    toolbox = Toolbox(tools, ToolSettings(today=date.today().isoformat(), table=table))
-    manner = Manner(sampling=sampling, max_tokens=max_tokens, seed=seed, thinking=thinking, toolbox=toolbox)
     trained = load_trained(path)
     given = attach_adapters(trained, adapters)
     use_device(trained.model, device, dtype)
     taught = any(adapter.facts.get("learned_from") == "chats" for adapter in given.values())
     answers = taught or trained.answers
-    if (toolbox or thinking is not None) and not answers:
+    if (options.toolbox or options.thinking is not None) and not answers:
         raise UserError("was only pretrained: it neither thinks nor calls tools", where=path)
     if prompt is not None:
         try:
             prompt.encode()
         except UnicodeEncodeError:
             raise UserError("is not UTF-8", where="--prompt") from None
-        _reply(trained, [Message(role="user", content=prompt)], console, answers, manner)
+        _reply(trained, [Message(role="user", content=prompt)], console, answers, options)
         return
     what = "answers" if answers else "was only pretrained: it continues what you write"
     console.print(f"{trained.run.out}, step {trained.checkpoint.step}, {what}. {HELP}", highlight=False)
     if names(trained.model):
         console.print(f"adapters: {', '.join(names(trained.model))}. {ADAPTERS_HELP}", highlight=False)
-    if toolbox:
-        console.print(f"tools: {', '.join(toolbox.tools)}", highlight=False)
+    if options.toolbox:
+        console.print(f"tools: {', '.join(options.toolbox.tools)}", highlight=False)
     said: list[Message] = []
     while True:
         try:
@@ -105,12 +96,12 @@ def chat(
             _switch(trained.model, line.split()[1:], console)
             continue
         if line.split()[0] == "/think":
-            manner = _think(manner, line.split()[1:], console)
+            options = _think(options, line.split()[1:], console)
             continue
         asked = [*said, Message(role="user", content=line)] if answers else [Message(role="user", content=line)]
         try:
-            asked = _fit(trained, asked, manner)
-            said = asked + _reply(trained, asked, console, answers, manner)
+            asked = _fit(trained, asked, options)
+            said = asked + _reply(trained, asked, console, answers, options)
         except UserError as error:  # such as a line that is too long: what was said before stays
             console.print(error.line(), style="red", highlight=False, markup=False)
 
@@ -125,43 +116,45 @@ def _switch(model: Transformer, words: list[str], console: Console) -> None:
         console.print(f"adapters: {', '.join((*known, 'none'))}", highlight=False)
 
 
-def _think(manner: Manner, words: list[str], console: Console) -> Manner:
+def _think(options: GenerationOptions, words: list[str], console: Console) -> GenerationOptions:
     """Switch thinking; without a position, or with a wrong one, say which there are."""
     if words == ["on"] or words == ["off"] or words == ["auto"]:
         console.print(f"thinking: {words[0]}", highlight=False)
-        return replace(manner, thinking=switched(words[0]))  # type: ignore[arg-type]  # one of the three
+        return replace(options, thinking=switched(words[0]))  # type: ignore[arg-type]  # one of the three
     console.print("thinking: on, off or auto", highlight=False)
-    return manner
+    return options
 
 
-def _fit(trained: Trained, said: list[Message], manner: Manner) -> list[Message]:
+def _fit(trained: Trained, said: list[Message], options: GenerationOptions) -> list[Message]:
     """Forget the oldest exchanges when the conversation would not leave room for an answer."""
-    room = trained.context_tokens - min(manner.max_tokens, 64)
-    while len(said) > 2 and len(_prompt(trained, said, manner)) > room:
+    room = trained.context_tokens - min(options.max_tokens, 64)
+    while len(said) > 2 and len(_prompt(trained, said, options)) > room:
         following = next((at for at in range(1, len(said)) if said[at].role == "user"), len(said) - 1)
         said = said[following:]
     return said
 
 
-def _prompt(trained: Trained, said: Sequence[Message], manner: Manner) -> list[int]:
-    return render(trained.tokenizer, said, manner.toolbox.schemas, ask=True, thinking=manner.thinking).ids
+def _prompt(trained: Trained, said: Sequence[Message], options: GenerationOptions) -> list[int]:
+    return render(trained.tokenizer, said, options.toolbox.schemas, ask=True, thinking=options.thinking).ids
 
 
-def _reply(trained: Trained, said: list[Message], console: Console, answers: bool, manner: Manner) -> list[Message]:
+def _reply(
+    trained: Trained, said: list[Message], console: Console, answers: bool, options: GenerationOptions
+) -> list[Message]:
     """Write the answer as it comes, run the tools that it calls, and go on; returns what is to be remembered."""
     tokenizer = trained.tokenizer
     if not answers:
         ids = [tokenizer.begin, *tokenizer.encode(said[-1].content)]
-        written = _write(trained, ids, console, answers, manner)
+        written = _write(trained, ids, console, answers, options)
         return [Message(role="assistant", content=tokenizer.decode(written))]
-    turns = ToolTurns(tokenizer, manner.toolbox, max_turns=MOST_TURNS, thinking=manner.thinking)
-    ids = _prompt(trained, said, manner)
+    turns = ToolTurns(tokenizer, options.toolbox, max_turns=MOST_TURNS, thinking=options.thinking)
+    ids = _prompt(trained, said, options)
     longest = trained.model.config.max_tokens
     remembered: list[Message] = []
     for number in range(1, MOST_TURNS + 1):
-        written = _write(trained, ids, console, answers, manner)
-        stopped = len(written) < manner.max_tokens and len(ids) + len(written) < longest
-        given = turns.after(written) if manner.toolbox and stopped else None
+        written = _write(trained, ids, console, answers, options)
+        stopped = len(written) < options.max_tokens and len(ids) + len(written) < longest
+        given = turns.after(written) if options.toolbox and stopped else None
         exchange = given.note if given is not None else Exchange(said=turns.parsed(written))
         remembered.append(exchange.said.message)
         remembered += [Message(role="tool", content=result.text) for result in exchange.results]
@@ -176,7 +169,9 @@ def _reply(trained: Trained, said: list[Message], console: Console, answers: boo
     return remembered
 
 
-def _write(trained: Trained, ids: Sequence[int], console: Console, answers: bool, manner: Manner) -> list[int]:
+def _write(
+    trained: Trained, ids: Sequence[int], console: Console, answers: bool, options: GenerationOptions
+) -> list[int]:
     """One turn, shown as it comes; returns its ids without the one that ended it."""
     tokenizer = trained.tokenizer
     written: list[int] = []
@@ -185,14 +180,14 @@ def _write(trained: Trained, ids: Sequence[int], console: Console, answers: bool
     for pairs in stream(
         trained.model,
         [ids],
-        max_new_tokens=manner.max_tokens,
+        max_new_tokens=options.max_tokens,
         stop=tokenizer.stop,
-        sampling=manner.sampling,
-        seed=manner.seed,
+        sampling=options.sampling,
+        seed=options.seed,
     ):
         written.append(pairs[0][1])
         screen.show(
-            parts(tokenizer, written, thinking=manner.thinking)
+            parts(tokenizer, written, thinking=options.thinking)
             if answers
             else [Part("words", tokenizer.decode(written))]
         )

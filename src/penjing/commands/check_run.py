@@ -46,8 +46,8 @@ class Findings:
         return f"the same command continues after step {self.resumes_from}"
 
 
-def doctor(path: Path, console: Console) -> bool:
-    """Examine a run, or all runs of a quickstart, and print what was found; whether all is sound.
+def check_runs(path: Path, console: Console) -> bool:
+    """Check a run, or all runs of a quickstart, and print the findings; whether all is sound.
 
     Raises UserError if there is no run.
     """

@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from penjing.base import formatting as units
 from penjing.base.interval import wilson
-from penjing.base.markup import marked
+from penjing.base.markup import marked, print_table
 from penjing.data import formats as records
 from penjing.eval import questions as asking
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
@@ -41,9 +40,6 @@ def evaluate_questions(
     use_device(trained.model, device, dtype)
     asked = asking.read_questions(questions)
     answered = asking.ask(trained.model, trained.tokenizer, asked, thinking=thinking, max_tokens=max_tokens)
-    table = Table(box=None, pad_edge=False)
-    for heading in ("kind", "language", "right", "asked", "accuracy", "95 %", "chance"):
-        table.add_column(heading, justify="left" if heading in ("kind", "language") else "right")
     rows = asking.table("", answered)
     rows.append(
         {
@@ -54,24 +50,16 @@ def evaluate_questions(
             "chance": sum(row["chance"] * row["asked"] for row in rows) / max(1, sum(row["asked"] for row in rows)),
         }
     )
+    cells = []
     for row in rows:
         low, high = wilson(row["right"], row["asked"])
         share = row["right"] / row["asked"] if row["asked"] else 0.0
-        table.add_row(
-            row["kind"],
-            row["language"],
-            str(row["right"]),
-            str(row["asked"]),
-            f"{share:.0%}",
-            f"{low:.0%}-{high:.0%}",
-            f"{row['chance']:.0%}",
-        )
-    console.print(table)
+        counts = (row["kind"], row["language"], row["right"], row["asked"])
+        cells.append((*counts, f"{share:.0%}", f"{low:.0%}-{high:.0%}", f"{row['chance']:.0%}"))
+    print_table(console, ("kind", "language", "right>", "asked>", "accuracy>", "95 %>", "chance>"), cells)
     if cut := sum(one.cut for one in answered):
-        told = (
-            f"{cut} of {len(answered)} answers had not ended where they were cut off; --max-tokens gives them more room"
-        )
-        console.print(marked("note", told, indent=""))
+        note = f"{cut} of {len(answered)} answers were truncated; give them more room with --max-tokens"
+        console.print(marked("note", note, indent=""))
 
 
 def evaluate_text(path: Path, text: Path, console: Console, *, device: str = "auto", dtype: str = "auto") -> None:

@@ -1,7 +1,7 @@
-"""Have a model answer a file of prompts. Run: penjing generate runs/large --prompts PROMPTS.jsonl --out ANSWERS.jsonl
+"""penjing generate: answer a file of prompts.
 
-What comes out is a file of conversations: training on it (penjing train sft data.train=ANSWERS.jsonl) distils the model
-into another one, of any vocabulary.
+The output is a file of conversations. Training on it (penjing train sft data.train=ANSWERS.jsonl) distils the model
+into another one, with any vocabulary.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from penjing.infer.sample import Sampling
 from penjing.model.lora import fingerprint
 from penjing.train.run_dir import Trained, load_trained, set_threads, use_device
 
-PROMPTS_AT_ONCE = 128  # answered between two writes: what a stop can lose
+PROMPTS_AT_ONCE = 128  # answered between two writes: the most that a stop loses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """How prompts are answered; written beside the answers, and the same when they are gone on with."""
+class AnswerOptions:
+    """How prompts are answered. Saved beside the answers; must be the same when a file is continued."""
 
     answers: int = 1  # of each prompt
     temperature: float = 0.0
@@ -43,8 +43,8 @@ class Asked:
     top_k: int = 0
     max_tokens: int = 256
     seed: int = 0
-    thinking: Switch = "auto"  # on: answers begin inside a thought; off: behind an empty one; auto: as the model likes
-    cut: str = "drop"  # drop: answers that did not end within max_tokens are left out; keep: they are not
+    thinking: Switch = "auto"  # on: answers begin inside reasoning; off: after empty reasoning; auto: the model decides
+    cut: str = "drop"  # drop: leave out answers truncated at max_tokens; keep: keep them
     turns: str = "last"  # all: every question of a conversation is answered, each after the model's own answers before
 
     @property
@@ -54,7 +54,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How many answers were written in all, and how many were left out: cut off, empty, or their prompt too long.
+    """Answers written, and answers left out: truncated, empty, or with a prompt that is too long.
 
     not_asked: prompts that are conversations with an empty answer.
     """
@@ -69,7 +69,7 @@ def generate_file(
     prompts: Sequence[Path],
     out: Path,
     console: Console,
-    asked: Asked,
+    options: AnswerOptions,
     *,
     device: str = "auto",
     dtype: str = "auto",
@@ -81,12 +81,12 @@ def generate_file(
     its prompt's place alone.
     Raises UserError if `out` holds answers of another model, other prompts, other settings or another dtype.
     """
-    asked.sampling  # noqa: B018 (raises on settings that cannot be, before a model is read)
-    if asked.answers < 1 or asked.max_tokens < 1:
-        raise UserError("nothing to write", got=f"--answers {asked.answers} --max-tokens {asked.max_tokens}")
-    if asked.answers > 1 and not asked.temperature:
+    options.sampling  # noqa: B018 (raises on settings that cannot be, before a model is read)
+    if options.answers < 1 or options.max_tokens < 1:
+        raise UserError("nothing to write", got=f"--answers {options.answers} --max-tokens {options.max_tokens}")
+    if options.answers > 1 and not options.temperature:
         raise UserError(
-            f"all {asked.answers} answers to a prompt would be the same one",
+            f"all {options.answers} answers to a prompt would be the same one",
             where="--answers",
             wanted="--temperature above 0, such as 0.8",
         )
@@ -103,12 +103,12 @@ def generate_file(
         "model_sha256": model_sha256,
         "prompts": [str(each) for each in prompts],
         "prompts_sha256": sha256_text(json.dumps([_record(chat) for chat in chats], ensure_ascii=False)),
-        "settings": asdict(asked),
+        "settings": asdict(options),
         "dtype": str(chosen).removeprefix("torch."),
     }
     state = _take_up(out, about)
     if state["done"] < len(chats):
-        _answer(trained, chats, out, state, about, console, asked)
+        _answer(trained, chats, out, state, about, console, options)
     return Outcome(state["written"], state["left_out"], len(not_asked))
 
 
@@ -128,7 +128,7 @@ def read_questions(prompts: Sequence[Path], on_skip: OnSkip | None = None) -> It
 
 
 def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
-    """How far the file is; what was written after that was noted is cut off again."""
+    """How far the file is. What was written after the last saved state is truncated."""
     notes, state = _notes(out), {"done": 0, "written": 0, "left_out": 0, "bytes": 0}
     if out.exists() and not notes.is_file():
         raise UserError("is there already", where=out, next_step="Choose another --out.")
@@ -137,7 +137,7 @@ def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
         for name, value in about.items():
             if known.get(name) != value and name not in ("model", "prompts"):
                 raise UserError(
-                    f"these answers were begun with another {name.removesuffix('_sha256')}",
+                    f"these answers were started with another {name.removesuffix('_sha256')}",
                     where=out,
                     got=value if name == "settings" else value[:12],
                     wanted=known.get(name) if name == "settings" else known.get(name, "")[:12],
@@ -146,11 +146,11 @@ def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
         state = known["state"]
         if out.stat().st_size < state["bytes"]:
             raise UserError(
-                "something was cut off these answers",
+                "the file of answers is too short",
                 where=out,
                 got=f"{out.stat().st_size:,} bytes",
                 wanted=f"at least the {state['bytes']:,} that were written",
-                next_step="Choose another --out, or remove it to begin anew.",
+                next_step="Choose another --out, or remove it.",
             )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -173,14 +173,14 @@ def _answer(
     state: dict[str, int],
     about: dict[str, Any],
     console: Console,
-    asked: Asked,
+    options: AnswerOptions,
 ) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("prompts", total=len(chats), completed=state["done"])
         for first in range(state["done"], len(chats), PROMPTS_AT_ONCE):
             part = range(first, min(first + PROMPTS_AT_ONCE, len(chats)))
-            lines = list(_lines(trained, chats, part, asked))
+            lines = list(_lines(trained, chats, part, options))
             try:
                 with open(out, "ab") as stream:
                     stream.write("".join(line + "\n" for line in lines).encode())
@@ -191,78 +191,82 @@ def _answer(
                 raise disk_error(error, out) from error
             state["done"] = part.stop
             state["written"] += len(lines)
-            state["left_out"] += len(part) * asked.answers - len(lines)
+            state["left_out"] += len(part) * options.answers - len(lines)
             write_json(_notes(out), {**about, "state": state})
             progress.update(task, completed=state["done"])
 
 
 @dataclass(slots=True)
-class _Talk:
-    """A conversation under way: what was said, and what is still to be said before each answer."""
+class _Dialogue:
+    """A conversation in progress: its messages so far, and the messages before each answer to come."""
 
     index: int  # of its prompt
     number: int  # among the answers to that prompt
-    said: list[Message]
-    stretches: list[tuple[Message, ...]]
+    messages: list[Message]
+    turns: list[tuple[Message, ...]]
     answered: int = 0
 
 
-def _lines(trained: Trained, chats: Sequence[Chat], part: Iterable[int], asked: Asked) -> Iterator[str]:
+def _lines(trained: Trained, chats: Sequence[Chat], part: Iterable[int], options: AnswerOptions) -> Iterator[str]:
     """The conversations of these prompts that got an answer. One that gets none, or has no room, ends before it."""
     talks = [
-        _Talk(index, number, [], stretches(chats[index], asked.turns))
+        _Dialogue(index, number, [], split_turns(chats[index], options.turns))
         for index in part
-        for number in range(asked.answers)
+        for number in range(options.answers)
     ]
     going = talks
     while going:
-        going = _next_answers(trained, chats, going, asked)
+        going = _next_answers(trained, chats, going, options)
     for talk in talks:
         if talk.answered:
             chat = chats[talk.index]
-            yield json.dumps(_record(replace(chat, messages=tuple(talk.said))), ensure_ascii=False)
+            yield json.dumps(_record(replace(chat, messages=tuple(talk.messages))), ensure_ascii=False)
 
 
-def _next_answers(trained: Trained, chats: Sequence[Chat], talks: Sequence[_Talk], asked: Asked) -> list[_Talk]:
-    """Give each conversation its next answer. Returns those that go on."""
+def _next_answers(
+    trained: Trained, chats: Sequence[Chat], talks: Sequence[_Dialogue], options: AnswerOptions
+) -> list[_Dialogue]:
+    """Give each conversation its next answer. Returns those that continue."""
     tokenizer, longest = trained.tokenizer, trained.model.config.max_tokens
-    thinks = switched(asked.thinking)
-    prompts: dict[tuple[int, ...], list[_Talk]] = {}  # one read only once, however often it is answered
+    thinks = switched(options.thinking)
+    prompts: dict[tuple[int, ...], list[_Dialogue]] = {}  # one read only once, however often it is answered
     for talk in talks:
-        messages = [*talk.said, *talk.stretches[talk.answered]]
+        messages = [*talk.messages, *talk.turns[talk.answered]]
         ids = tuple(render(tokenizer, messages, chats[talk.index].tools, ask=True, thinking=thinks).ids)
         if len(ids) < longest:
             prompts.setdefault(ids, []).append(talk)
-    requests = [Request(prompt=ids, seeds=[_seed(asked, talk) for talk in sharing]) for ids, sharing in prompts.items()]
+    requests = [
+        Request(prompt=ids, seeds=[_seed(options, talk) for talk in sharing]) for ids, sharing in prompts.items()
+    ]
     if not requests:
         return []
     with torch.no_grad():
         written = rollout(
             trained.model,
             requests,
-            max_new_tokens=asked.max_tokens,
+            max_new_tokens=options.max_tokens,
             stop=tokenizer.stop,
-            sampling=asked.sampling,
+            sampling=options.sampling,
         )
     going = []
     for sharing, answers in zip(prompts.values(), written, strict=True):
         for talk, answer in zip(sharing, answers, strict=True):
-            message = _message(answer, tokenizer, asked)
+            message = _message(answer, tokenizer, options)
             if message is None:
                 continue
-            talk.said += [*talk.stretches[talk.answered], message]
+            talk.messages += [*talk.turns[talk.answered], message]
             talk.answered += 1
-            if talk.answered < len(talk.stretches):
+            if talk.answered < len(talk.turns):
                 going.append(talk)
     return going
 
 
-def _seed(asked: Asked, talk: _Talk) -> int:
-    return derive(asked.seed, "generate", talk.index, talk.number, *([talk.answered] if talk.answered else []))
+def _seed(options: AnswerOptions, talk: _Dialogue) -> int:
+    return derive(options.seed, "generate", talk.index, talk.number, *([talk.answered] if talk.answered else []))
 
 
-def stretches(chat: Chat, turns: str) -> list[tuple[Message, ...]]:
-    """What is said before each answer that the model is to give: to the last question, or to each in turn.
+def split_turns(chat: Chat, turns: str) -> list[tuple[Message, ...]]:
+    """The messages before each answer that the model is to give: to the last question, or to each in turn.
 
     In turn, a conversation ends at a tool's result: it belongs to a call that the model may not make again.
     """
@@ -281,14 +285,14 @@ def stretches(chat: Chat, turns: str) -> list[tuple[Message, ...]]:
     return [*found, tuple(said)] if said else found
 
 
-def _message(written: Written, tokenizer: Tokenizer, asked: Asked) -> Message | None:
-    """What was said as a message, or None if it is to be left out."""
-    if written.ended != "stop" and asked.cut == "drop":
+def _message(written: Written, tokenizer: Tokenizer, options: AnswerOptions) -> Message | None:
+    """The answer as a message, or None if it is left out."""
+    if written.ended != "stop" and options.cut == "drop":
         return None
-    message = parse(tokenizer, written.ids, thinking=switched(asked.thinking)).message
+    message = parse(tokenizer, written.ids, thinking=switched(options.thinking)).message
     if "\\u0000" in json.dumps(message.tool_calls):
         return None
-    # A model that knows little writes zero bytes too, which no reader of conversations takes for text.
+    # A weak model writes zero bytes too, which readers of conversations reject.
     content, thoughts = (text.strip().replace("\0", "\ufffd") for text in (message.content, message.reasoning_content))
     message = replace(message, content=content, reasoning_content=thoughts)
     return message if message.content or message.tool_calls else None

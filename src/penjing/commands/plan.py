@@ -1,9 +1,8 @@
-"""The bill before the run, on one page: penjing plan pretrain --gpu "RTX 3090". No GPU and no data are needed."""
+"""The plan of a run on one page: penjing plan pretrain --gpu "RTX 3090". No GPU and no data are needed."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,23 +13,22 @@ from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
 from penjing.commands.plan_advice import advice, alternatives
-from penjing.commands.plan_fit import fit, foreign_memory
+from penjing.commands.plan_fit import Fitted, fit, foreign_memory
 from penjing.commands.plan_run import (
     Amount,
-    Asked,
-    Lengths,
+    PlanOptions,
     amount_of,
     checkpoint_bytes,
     find_machine,
-    learns,
     lengths_of,
     not_run,
     parts_of,
     pass_rows,
+    trainable_part,
     workload_of,
 )
 from penjing.convert.shape import config_from_hf
-from penjing.model.config import ModelConfig
+from penjing.objective.base import UnitLengths
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost, hardware
 from penjing.plan.device_model import LEVELS, MARGINS, Machine
@@ -44,12 +42,10 @@ from penjing.recipes.pretrain import pretrain
 from penjing.train.config import Run
 from penjing.train.small_data import doubts, fit_batch, fit_rows
 
-EXIT_DOES_NOT_FIT = 3
-
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """Everything the page says, as data. Bytes, seconds, FLOPs."""
+    """All figures of the page. Bytes, seconds, FLOPs."""
 
     what: str
     device: str
@@ -104,73 +100,54 @@ class Page:
         return asdict(self)
 
 
-def _fitted_to_data(run: Run, asked: Asked) -> Run:
-    """The run with the rows and the batch that training takes of so much data. No conversation is taken to need longer
-    rows than that."""
-    if not asked.unique:
+def _fitted_to_data(run: Run, options: PlanOptions) -> Run:
+    """The run with the sequence length and batch that training would choose for so many unique tokens. Conversations
+    are assumed not to need longer rows."""
+    if not options.unique:
         return run
-    unique, total = cost.read_count(asked.unique, "--unique"), asked.tokens not in ("", "auto")
-    epochs = cost.read_count(asked.tokens, "--tokens") / unique if total else run.epochs
+    unique, total = cost.read_count(options.unique, "--unique"), options.tokens not in ("", "auto")
+    epochs = cost.read_count(options.tokens, "--tokens") / unique if total else run.epochs
     run = replace(run, data=fit_rows(replace(run, epochs=epochs), unique, 0).data)
     units_per_epoch = max(1, round(unique / lengths_of(run).tokens))
-    return replace(run, batch=fit_batch(replace(run, epochs=epochs), units_per_epoch, asked.gpus).batch)
+    return replace(run, batch=fit_batch(replace(run, epochs=epochs), units_per_epoch, options.gpus).batch)
 
 
-def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -> Page:
+def make_page(what: str, run: Run, options: PlanOptions, foreign: Shape | None = None) -> Page:
     """The whole page from settings alone. foreign: the shape of a model that we do not train; its memory is a formula.
 
     Raises UserError for bad input.
     """
-    budget = cost.read_budget(asked.budget) if asked.budget else cost.Budget()
-    machine, target, warnings = find_machine(asked, run)
+    budget = cost.read_budget(options.budget) if options.budget else cost.Budget()
+    machine, target, warnings = find_machine(options, run)
     if budget.memory_bytes:
         target = replace(target, memory_bytes=min(budget.memory_bytes, target.memory_bytes or budget.memory_bytes))
     shape = foreign or shape_of(run.model)
     longest_row = run.data.row_tokens
-    run = _fitted_to_data(run, asked)
+    run = _fitted_to_data(run, options)
     lengths = lengths_of(run)
-    amount = amount_of(run, asked, lengths, shape)
-    wanted = pass_rows(run, machine.kind, asked.gpus)
-    fitted = None if foreign is not None else fit(run, target, asked, wanted)
+    amount = amount_of(run, options, lengths, shape)
+    wanted = pass_rows(run, machine.kind, options.gpus)
+    fitted = None if foreign is not None else fit(run, target, options, wanted)
     micro = fitted.micro_rows if fitted else wanted
-    memory = fitted.plan if fitted else None
-    work = workload_of(run, shape, lengths, machine, micro_rows=micro, asked=asked, steps=amount.steps)
+    work = workload_of(run, shape, lengths, machine, micro_rows=micro, options=options, steps=amount.steps)
     step = step_time(work, machine)
-    parts, generation = parts_of(run, shape, step, work, machine, amount.steps, asked.gpus)
+    parts, generation = parts_of(run, shape, step, work, machine, amount.steps, options.gpus)
     seconds = sum(parts.values())
     low, high = interval(seconds, MARGINS[machine.level])
     causal, full = _flops(run, lengths, foreign)
     per_step = round(run.batch.rows * lengths.tokens)
     busy = parts["training"] / amount.steps
-    rate = per_step / busy
-    peak = machine.peak_flops.get(work.dtype)
-    total_bytes = memory.total_bytes if memory else round(foreign_memory(shape, work))
-    room = target.memory_bytes
-    fits = (total_bytes <= room) if room else None
+    peak = machine.peak_flops.get(work.dtype, 0.0) * options.gpus
+    total_bytes = fitted.plan.total_bytes if fitted else round(foreign_memory(shape, work))
+    price = cost.price_of(machine.name, options.price)
+    spent = cost.cost(price, seconds, options.gpus) if price else None
     if fitted:
-        warnings += fitted.notes
-        warnings += [said] if asked.engine and (said := not_run(asked.engine)) else []
-    if run.compute.float8 != "off":
-        warnings.append("time is that of bfloat16: what float8 gains is not predicted")
-    if lengths.note:
-        warnings.append(f"without data {lengths.note}")
-    if run.data.row_tokens < longest_row:
-        warnings.append(
-            f"without data conversations are taken to fit rows of {run.data.row_tokens} tokens, which so few fill; "
-            f"a longer conversation makes rows longer, up to {longest_row}"
-        )
-    units_per_epoch = amount.unique / lengths.tokens if amount.unique else math.inf
-    warnings += doubts(amount.steps, run.batch.rows, units_per_epoch, "rows")
-    if amount.unique:
-        said = tokens.repeat_warning(amount.epochs)
-        warnings += [said] if said else []
-        warnings += tokens.small_data_advice(shape.parameters, amount.unique)
-    price = cost.price_of(machine.name, asked.price)
-    spent = cost.cost(price, seconds, asked.gpus) if price else None
-    page = Page(
+        unsupported = not_run(options.engine) if options.engine else ""
+        warnings += fitted.notes + [unsupported] * bool(unsupported)
+    return Page(
         what=what,
         device=machine.name,
-        devices=asked.gpus,
+        devices=options.gpus,
         level=machine.level,
         source=machine.source,
         parameters=shape.parameters,
@@ -196,38 +173,66 @@ def make_page(what: str, run: Run, asked: Asked, foreign: Shape | None = None) -
         predicted_seconds=seconds,
         predicted_seconds_low=low,
         predicted_seconds_high=high,
-        tokens_per_second=rate,
-        mfu_causal=rate * causal / (peak * asked.gpus) if peak else None,
-        mfu_full_square=rate * full / (peak * asked.gpus) if peak else None,
-        peak_memory_bytes=total_bytes,
-        memory_bytes=target.memory_bytes,
-        fits=fits,
-        tight=is_tight(total_bytes, room),
-        waterfall=dict(memory.waterfall) if memory else {},
-        peak_at=f"{memory.peak_at} at {memory.peak_line}" if memory else "",
-        largest_micro_rows=fitted.largest if fitted else 0,
+        tokens_per_second=per_step / busy,
+        mfu_causal=per_step / busy * causal / peak if peak else None,
+        mfu_full_square=per_step / busy * full / peak if peak else None,
+        **_memory(total_bytes, target.memory_bytes, fitted),
         disk_data_bytes=round((amount.unique or amount.tokens) * tokens.token_bytes(shape.vocabulary)),
         disk_checkpoint_bytes=checkpoint_bytes(run, shape),
         cost=str(spent) if spent else "",
         price=f"{price.hour} an hour, {price.source}" if price else "",
-        kilowatt_hours=cost.kilowatt_hours(seconds, asked.gpus, machine.watts, hardware.physical_cores()),
+        kilowatt_hours=cost.kilowatt_hours(seconds, options.gpus, machine.watts, hardware.physical_cores()),
         advice=advice(run, shape, amount),
-        alternatives=alternatives(run, asked, machine, fitted, work, seconds),
-        warnings=warnings,
+        alternatives=alternatives(run, options, machine, fitted, work, seconds),
+        warnings=warnings + _warnings(run, lengths, amount, shape, longest_row),
         formulas=_formulas(shape, work, machine, step, amount, causal, full),
         over_budget=_over(budget, seconds, spent, total_bytes),
     )
-    return page
 
 
-def _flops(run: Run, lengths: Lengths, foreign: Shape | None) -> tuple[float, float]:
+def _memory(total_bytes: int, room: int, fitted: Fitted | None) -> dict[str, Any]:
+    """The page's figures of memory. room: the device's; 0 = not known."""
+    plan = fitted.plan if fitted else None
+    return {
+        "peak_memory_bytes": total_bytes,
+        "memory_bytes": room,
+        "fits": total_bytes <= room if room else None,
+        "tight": is_tight(total_bytes, room),
+        "waterfall": dict(plan.waterfall) if plan else {},
+        "peak_at": f"{plan.peak_at} at {plan.peak_line}" if plan else "",
+        "largest_micro_rows": fitted.largest if fitted else 0,
+    }
+
+
+def _warnings(run: Run, lengths: UnitLengths, amount: Amount, shape: Shape, longest_row: int) -> list[str]:
+    """What the settings and the amount of data leave uncertain. longest_row: of the settings, before the data."""
+    found = []
+    if run.compute.float8 != "off":
+        found.append("time is that of bfloat16: the gain of float8 is not predicted")
+    if lengths.note:
+        found.append(f"without data {lengths.note}")
+    if run.data.row_tokens < longest_row:
+        found.append(
+            f"without data conversations are assumed to fit rows of {run.data.row_tokens} tokens, which so few fill; "
+            f"a longer conversation makes rows longer, up to {longest_row}"
+        )
+    units_per_epoch = amount.unique / lengths.tokens if amount.unique else math.inf
+    found += doubts(amount.steps, run.batch.rows, units_per_epoch, "rows")
+    if amount.unique:
+        repeated = tokens.repeat_warning(amount.epochs)
+        found += [repeated] if repeated else []
+        found += tokens.small_data_advice(shape.parameters, amount.unique)
+    return found
+
+
+def _flops(run: Run, lengths: UnitLengths, foreign: Shape | None) -> tuple[float, float]:
     """Per token, causal and full square."""
     square = run.data.row_tokens
     if foreign is not None:
         per_key, windows = 12.0 * foreign.query_size, foreign.windows or (0,) * foreign.layers
         keys = sum(windowed_keys(lengths.keys, each) for each in windows)
         return 6.0 * foreign.matrices + per_key * keys, 6.0 * foreign.matrices + per_key * foreign.layers * square
-    how: dict[str, Any] = {"trainable": learns(run), "extra_forwards": lengths.extra_forwards}
+    how: dict[str, Any] = {"trainable": trainable_part(run), "extra_forwards": lengths.extra_forwards}
     return (
         training_flops_per_token(run.model, lengths.keys, **how),
         training_flops_per_token(run.model, square, window_keys=square, **how),
@@ -237,7 +242,7 @@ def _flops(run: Run, lengths: Lengths, foreign: Shape | None) -> tuple[float, fl
 def _formulas(
     shape: Shape, work: Workload, machine: Machine, step: StepTime, amount: Amount, causal: float, full: float
 ) -> list[str]:
-    """Each figure's formula with its numbers."""
+    """The formula of each figure, with its numbers."""
     rate, moved = machine.rate(work.dtype), machine.bytes_per_second
     keys = sum(work.layer_keys()) / shape.layers
     attention = machine.attention_rate(work.dtype, keys)
@@ -250,7 +255,7 @@ def _formulas(
         f"FLOPs a token, causal: 6 M + 12 L H K x {keys:g} keys = {causal:.4g}; "
         f"full square: 6 M + 12 L H K x {work.row_tokens} = {full:.4g}",
         f"tokens = {amount.tokens:,} ({amount.reason}); steps = tokens / {work.tokens * n * work.ranks:,} a step",
-        f"products: {n} x {work.product_flops():.4g} FLOPs / {rate / 1e12:.4g} TFLOPS = {step.products:.4g} s",
+        f"matmul: {n} x {work.product_flops():.4g} FLOPs / {rate / 1e12:.4g} TFLOPS = {step.products:.4g} s",
         f"attention: {n} x {work.attention_flops():.4g} FLOPs / {attention / 1e12:.4g} TFLOPS = {step.attention:.4g} s",
         f"elementwise: {n} x {work.elementwise_bytes():.4g} bytes / {moved / 1e9:.4g} GB/s = {step.elementwise:.4g} s",
         f"logits and loss: {n} x {work.head_bytes():.4g} bytes / {moved / 1e9:.4g} GB/s = {step.head:.4g} s",
@@ -263,14 +268,14 @@ def _formulas(
     ]
 
 
-def over_budget(asked: Asked, seconds: float, memory: int, device: str) -> list[str]:
-    """What a plan takes beyond --budget, for a plan that was made by a probe, on one device."""
-    if not asked.budget:
+def over_budget(options: PlanOptions, seconds: float, memory: int, device: str) -> list[str]:
+    """What exceeds --budget in a plan with measured steps, on one device."""
+    if not options.budget:
         return []
     card = card_called(device)
-    price = cost.price_of(card.name if card else device, asked.price)
+    price = cost.price_of(card.name if card else device, options.price)
     spent = cost.cost(price, seconds, 1) if price else None
-    return _over(cost.read_budget(asked.budget), seconds, spent, memory)
+    return _over(cost.read_budget(options.budget), seconds, spent, memory)
 
 
 def _over(budget: cost.Budget, seconds: float, spent: cost.Money | None, memory: int) -> list[str]:
@@ -292,12 +297,12 @@ def _over(budget: cost.Budget, seconds: float, spent: cost.Money | None, memory:
 def read_foreign(path: Path, settings: Mapping[str, Any]) -> tuple[Run, Shape | None]:
     """A Hugging Face `config.json` or its folder, as a pretraining run of that shape.
 
-    The shape of a class that we do not train comes beside it; the run then has stand-in settings.
+    The shape of an architecture that penjing cannot train is returned beside it; the run then has default settings.
     """
     file = path / "config.json" if path.is_dir() else path
     given = read_json(file)
     if not isinstance(given, dict):
-        raise UserError("not a model's config.json", where=file)
+        raise UserError("not the config.json of a model", where=file)
     base = {**pretrain(), "stage": "pretrain"}
     try:
         shape = config.to_dict(config_from_hf(given, file))
@@ -310,16 +315,3 @@ def read_foreign(path: Path, settings: Mapping[str, Any]) -> tuple[Run, Shape | 
 def is_foreign(what: str) -> bool:
     path = Path(what)
     return what.endswith(".json") or (path / "config.json").is_file()
-
-
-def timed_page(what: str, run: Run, asked: Asked) -> tuple[Page, float]:
-    """The page, and how long it took."""
-    start = time.perf_counter()
-    return make_page(what, run, asked), time.perf_counter() - start
-
-
-def model_of(count: int) -> ModelConfig:
-    """A model of ours with about so many parameters: the nearest rung of the ladder, which ends at 3B."""
-    count = min(count, 3_000_000_000)
-    size = f"{max(1, round(count / 1e6))}m" if count >= 1e6 else f"{max(500, round(count / 1e3))}k"
-    return config.resolve(ModelConfig, {"preset": f"ladder-{size}"})

@@ -1,4 +1,4 @@
-"""What else to try: how others would train, and settings that would be faster or smaller and that training accepts."""
+"""Advice of a plan: tokens, batch and rate by published rules, and settings that are faster or smaller."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from penjing.base import formatting as units
 from penjing.commands.plan_fit import Fitted, divisors
-from penjing.commands.plan_run import Amount, Asked, accepted, generation_seconds, lengths_of
+from penjing.commands.plan_run import Amount, PlanOptions, accepted, generation_seconds, lengths_of
 from penjing.optim.muon import Muon
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
@@ -25,7 +25,7 @@ Found = tuple[float, str]  # how much it helps, and what to say
 
 
 def advice(run: Run, shape: Shape, amount: Amount) -> list[str]:
-    """How many tokens, in which batch and at which rate others would train."""
+    """Tokens, batch and learning rate by published rules."""
     best = tokens.advise(shape.parameters, shape.matrices)
     ratio = amount.tokens / shape.parameters
     law = tokens.LAWS["corrected"]
@@ -51,7 +51,7 @@ def advice(run: Run, shape: Shape, amount: Amount) -> list[str]:
             shape.parameters - embedding, amount.tokens, 6.0 * shape.parameters * amount.tokens
         )
         batch = run.batch.rows * run.data.row_tokens
-        said = "; ".join(
+        rules = "; ".join(
             f"{check.rule.split(' (')[0]} {units.count(float(round(check.batch_tokens)))} tokens"
             + (f", rate {check.learning_rate:.1e}" if check.learning_rate else "")
             for check in checks
@@ -59,7 +59,7 @@ def advice(run: Run, shape: Shape, amount: Amount) -> list[str]:
         rate = f"rate {run.optimizer.learning_rate:.1e}"
         if isinstance(run.optimizer, Muon):
             rate = f"Muon at {rate}, AdamW at {run.optimizer.adamw_learning_rate:.1e}"
-        lines.append(f"batch {units.count(batch)} tokens, {rate}; others would take, with AdamW, {said}")
+        lines.append(f"batch {units.count(batch)} tokens, {rate}; published rules for AdamW: {rules}")
     return lines
 
 
@@ -68,7 +68,7 @@ class _Now:
     """The run as it is planned."""
 
     run: Run
-    asked: Asked
+    options: PlanOptions
     machine: Machine
     work: Workload
     seconds: float  # of the whole run
@@ -78,18 +78,17 @@ class _Now:
     ) -> float:
         """Of one step with what is given changed, writing answers included."""
         run, work, machine = run or self.run, work or self.work, machine or self.machine
-        return step_time(work, machine).seconds + generation_seconds(run, work, machine, gpus or self.asked.gpus)
+        return step_time(work, machine).seconds + generation_seconds(run, work, machine, gpus or self.options.gpus)
 
     def gain(self, run: Run, work: Workload, machine: Machine | None = None, gpus: int = 0) -> float:
         return 1 - self.step_seconds(run, work, machine, gpus) / self.step_seconds()
 
 
 def alternatives(
-    run: Run, asked: Asked, machine: Machine, fitted: Fitted | None, work: Workload, seconds: float
+    run: Run, options: PlanOptions, machine: Machine, fitted: Fitted | None, work: Workload, seconds: float
 ) -> list[str]:
-    """Three changes that would help most, each with what it would give at the same rates, and each one that training
-    accepts for this run."""
-    now = _Now(run=run, asked=asked, machine=machine, work=work, seconds=seconds)
+    """The three changes that help most, with their predicted gain; each is one that training accepts for this run."""
+    now = _Now(run=run, options=options, machine=machine, work=work, seconds=seconds)
     found = [
         *(_passes(now, fitted) if fitted else ()),
         *_compiled(now),
@@ -102,15 +101,15 @@ def alternatives(
 
 
 def _passes(now: _Now, fitted: Fitted) -> Iterator[Found]:
-    """More rows in a pass, where they fit and are faster; fewer, for their memory."""
-    share, tokens_each = now.run.batch.rows // now.asked.gpus, lengths_of(now.run).tokens
+    """A larger micro-batch, where it fits and is faster; a smaller one for its memory."""
+    share, tokens_each = now.run.batch.rows // now.options.gpus, lengths_of(now.run).tokens
 
     def with_rows(rows: int) -> tuple[Run, Workload]:
         run = replace(now.run, batch=replace(now.run.batch, micro_rows=rows))
         return run, replace(now.work, tokens=round(rows * tokens_each), passes=share // rows)
 
     def possible(rows: int) -> bool:
-        return accepted(with_rows(rows)[0], now.machine, now.asked.gpus)
+        return accepted(with_rows(rows)[0], now.machine, now.options.gpus)
 
     for rows in divisors(share):
         if fitted.micro_rows < rows <= fitted.largest and possible(rows):
@@ -121,14 +120,14 @@ def _passes(now: _Now, fitted: Fitted) -> Iterator[Found]:
     rows = next((each for each in divisors(share) if each < fitted.micro_rows and possible(each)), 0)
     if rows and fitted.slope > 0:
         saved, slower = fitted.slope * (fitted.micro_rows - rows), max(0.0, -now.gain(*with_rows(rows)))
-        said = f"batch.micro_rows={rows}: {units.gibibytes(saved)} less memory, {slower:.1%} slower"
-        yield (0.02 if fitted.plan.fits is not False else 1.0), said
+        line = f"batch.micro_rows={rows}: {units.gibibytes(saved)} less memory, {slower:.1%} slower"
+        yield (0.02 if fitted.plan.fits is not False else 1.0), line
 
 
 def _compiled(now: _Now) -> Iterator[Found]:
-    """Compiling where it was switched off and `auto` would do it."""
+    """torch.compile, where it is off and `auto` would turn it on."""
     run = replace(now.run, compute=replace(now.run.compute, compile="blocks"))
-    if now.run.compute.compile != "off" or not accepted(run, now.machine, now.asked.gpus):
+    if now.run.compute.compile != "off" or not accepted(run, now.machine, now.options.gpus):
         return
     if choose("auto", now.machine.kind, "", now.seconds).how != "off":
         gain = now.gain(run, replace(now.work, compiled=True))
@@ -136,8 +135,8 @@ def _compiled(now: _Now) -> Iterator[Found]:
 
 
 def _cards(now: _Now, fitted: Fitted | None) -> Iterator[Found]:
-    """A faster card that has the memory."""
-    if now.machine.kind != "cuda" or now.asked.gpus > 1:
+    """A faster GPU with enough memory."""
+    if now.machine.kind != "cuda" or now.options.gpus > 1:
         return
     for name in CARDS:
         other = machine_of_card(find_card(name))
@@ -153,7 +152,7 @@ def _cards(now: _Now, fitted: Fitted | None) -> Iterator[Found]:
 
 
 def _more_gpus(now: _Now) -> Iterator[Found]:
-    more, work = 2 * now.asked.gpus, now.work
+    more, work = 2 * now.options.gpus, now.work
     halved = work.passes % 2 == 0
     if now.machine.kind != "cuda" or not accepted(now.run, now.machine, more):
         return
@@ -174,7 +173,7 @@ def _more_gpus(now: _Now) -> Iterator[Found]:
 def _larger_batch(now: _Now) -> Iterator[Found]:
     rows = now.run.batch.rows * 2
     run = replace(now.run, batch=replace(now.run.batch, rows=rows))
-    if not accepted(run, now.machine, now.asked.gpus):
+    if not accepted(run, now.machine, now.options.gpus):
         return
     gain = 1 - now.step_seconds(run, replace(now.work, passes=now.work.passes * 2)) / (2 * now.step_seconds())
     if gain > 0.02:

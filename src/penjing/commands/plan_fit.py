@@ -1,4 +1,4 @@
-"""Whether a step fits: traced memory, with as many rows in a pass as there is memory for."""
+"""Whether a step fits: traced memory, at the largest micro-batch that there is memory for."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from penjing.base import formatting as units
-from penjing.commands.plan_run import Asked, Engine
+from penjing.commands.plan_run import Engine, PlanOptions
 from penjing.plan.memory import MemoryPlan, Target, safe_bytes
 from penjing.plan.shape import Shape
 from penjing.plan.step_workload import Workload
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 
 MOST_LOGITS = 1 << 36  # of the largest pass that is looked for: 512 of the head's blocks, a second of tracing
-WHOLE_BYTES = {"zero1": 8.0, "zero2": 4.0, "fsdp": 0.0}  # of a parameter's 16 that every device holds; else all
+WHOLE_BYTES = {"zero1": 8.0, "zero2": 4.0, "fsdp": 0.0}  # of the 16 of a parameter, not sharded; other strategies: all
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """The traced memory of a step with so many rows in a pass, and the most that would fit."""
+    """The traced memory of a step at a micro-batch size, and the largest size that fits."""
 
     plan: MemoryPlan
     micro_rows: int
@@ -29,19 +32,19 @@ class Fitted:
     fits: Callable[[int], bool]  # whether a pass of so many rows does, traced
 
 
-def fit(run: Run, target: Target, asked: Asked, wanted: int) -> Fitted:
-    """Trace the step as the settings have it; if it does not fit and they leave it open, with as many rows as do."""
+def fit(run: Run, target: Target, options: PlanOptions, wanted: int) -> Fitted:
+    """Trace the step as the settings say. If it does not fit and micro_rows is not set, trace one that fits."""
     from penjing.train.memory_trace.trace import predict_memory  # slow to import, and not every page traces
 
-    engine: Engine = asked.engine or ("ddp" if asked.gpus > 1 else "single")
+    engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "single")
     known: dict[int, MemoryPlan] = {}
 
     def at(rows: int) -> MemoryPlan:
         if rows not in known:
-            known[rows] = predict_memory(run, target, micro_rows=rows, ranks=asked.gpus, engine=engine)
+            known[rows] = predict_memory(run, target, micro_rows=rows, ranks=options.gpus, engine=engine)
         return known[rows]
 
-    plan, share, rows = at(wanted), run.batch.rows // asked.gpus, wanted
+    plan, share, rows = at(wanted), run.batch.rows // options.gpus, wanted
     less = next((each for each in divisors(share) if each < wanted), 0)
     slope = (plan.total_bytes - at(less).total_bytes) / (wanted - less) if less else 0.0
     notes = [note for note in plan.notes if "every position" not in note]
@@ -54,10 +57,11 @@ def fit(run: Run, target: Target, asked: Asked, wanted: int) -> Fitted:
         if at(rows).total_bytes > target.memory_bytes:
             rows = wanted
         elif rows < wanted:
-            same = "the same gradients" if run.passes_are_exact else "the routers' balance loss is taken over each"
+            exact = batch_geometry(run, options.gpus, torch.device(target.kind)).exact
+            same = "the same gradients" if exact else "the routers' balance loss is taken over each"
             notes.append(
-                f"{wanted} rows in one pass take {units.gibibytes(plan.total_bytes)}; "
-                f"planned with batch.micro_rows={rows} in {share // rows} passes: {same}"
+                f"a micro-batch of {wanted} takes {units.gibibytes(plan.total_bytes)}; "
+                f"planned with batch.micro_rows={rows} and accumulation {share // rows}: {same}"
             )
     most = MOST_LOGITS // (run.data.row_tokens * run.model.vocabulary_size)
     return Fitted(

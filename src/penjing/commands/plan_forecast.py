@@ -1,4 +1,4 @@
-"""Foresee the loss of a run from a handful of tiny ones on the same data: penjing scale pretrain data.train=FILE"""
+"""penjing plan forecast: predict the loss of a run from a few tiny runs on the same data."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
-from rich.table import Table
 
 from penjing.base import config
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
-from penjing.base.markup import marked
-from penjing.commands.plan_run import Asked, find_machine
-from penjing.commands.plan_verify import unseen
+from penjing.base.markup import marked, print_table, silent_console
+from penjing.commands.plan_run import PlanOptions, find_machine
 from penjing.commands.train import execute
 from penjing.model.config import ModelConfig
 from penjing.plan import cost
@@ -28,12 +27,13 @@ from penjing.plan.scaling_law_fit import Forecast, Point, forecast
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
 from penjing.plan.step_workload import Workload
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.run_dir import RunFolder
 from penjing.train.step_probe import FORECAST
 
 LOSS = "validation_loss_nats_per_token"
-LADDER = "ladder.json"  # beside the small runs: what was asked, and which of them were chosen for it
+LADDER = "ladder.json"  # beside the proxy runs: the options, and which runs were chosen for them
 SHARES = (1 / 32, 1 / 16, 1 / 8)  # of the planned model's parameters without embedding
 LENGTHS = (1.0, 2.0, 4.0)  # tokens of the runs of one size, as multiples of the shortest
 SMALLEST = 20_000  # parameters without embedding, below which a model says little of larger ones
@@ -41,8 +41,8 @@ OVERHEAD = 2.0  # a run takes longer than its steps by formula: the probe, valid
 
 
 @dataclass(frozen=True, kw_only=True)
-class Small:
-    """One of the small runs: a shape of the planned model's family, and for how many steps."""
+class ProxyRun:
+    """A small run: a scaled-down shape of the planned model, and its number of steps."""
 
     name: str
     model: dict[str, Any]
@@ -53,10 +53,10 @@ class Small:
 
 
 def family(run: Run) -> list[dict[str, Any]]:
-    """Shapes like the planned one, narrower and shallower, same vocabulary and heads' size. Raises UserError."""
+    """Scaled-down shapes of the planned model, with the same vocabulary and head size. Raises UserError."""
     whole = config.to_dict(run.model)
     if run.model.is_mixture:
-        raise UserError("a law is fitted to dense models only", where="model", got=run.model.architecture)
+        raise UserError("a forecast is for dense models only", where="model", got=run.model.architecture)
     found: list[dict[str, Any]] = []
     for share in SHARES:
         # Parameters go with width^2 x depth: both shrink, the width by more.
@@ -84,7 +84,7 @@ def family(run: Run) -> list[dict[str, Any]]:
     kept = [shape for count, shape in sized if count >= SMALLEST]
     if len(kept) < 2:
         raise UserError(
-            "the model is too small to be foreseen from smaller ones",
+            "the model is too small for a forecast",
             where="model",
             got=f"{parameters(run.model).without_embedding:,} parameters without embedding",
             wanted=f"at least {round(SMALLEST / SHARES[1]):,}",
@@ -110,20 +110,20 @@ def _count(run: Run, shape: Mapping[str, Any]) -> Any:
     return parameters(config.resolve(type(run.model), {**shape, "preset": ""}))
 
 
-def small_runs(run: Run, budget_seconds: float, machine: Machine) -> list[Small]:
+def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyRun]:
     """Sizes x lengths that take about the budget, each length a multiple of the shortest, which is as long as fits."""
     per_step = run.batch.rows * run.data.row_tokens
     made = []
     for shape in family(run):
         model = config.resolve(type(run.model), {**shape, "preset": ""})
         dtype = max(machine.product_flops, key=lambda name: machine.product_flops[name])
-        half = max(1, run.batch.rows // 2)
+        geometry = batch_geometry(run, 1, torch.device(machine.kind))
         work = Workload(
             shape=shape_of(model),
-            tokens=half * run.data.row_tokens,
+            tokens=geometry.micro_size * run.data.row_tokens,
             row_tokens=run.data.row_tokens,
             keys=(run.data.row_tokens + 1) / 2,
-            passes=max(1, run.batch.rows // half),
+            passes=geometry.accumulation,
             dtype=dtype,
             optimizer=run.optimizer.kind,
         )
@@ -136,7 +136,7 @@ def small_runs(run: Run, budget_seconds: float, machine: Machine) -> list[Small]
             steps = round(shortest * length)
             name = f"{units.count(count)}-{steps}"
             runs.append(
-                Small(
+                ProxyRun(
                     name=name,
                     model=shape,
                     parameters=count,
@@ -148,18 +148,18 @@ def small_runs(run: Run, budget_seconds: float, machine: Machine) -> list[Small]
     return runs
 
 
-def scale(run: Run, budget: str, console: Console) -> Forecast:
-    """Train the small runs, fit a law and foresee the planned run's held-out loss; written to its folder for `verify`.
+def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
+    """Train the proxy runs, fit a scaling law, and save the predicted held-out loss of the run, for `plan verify`.
 
     Raises UserError for no data, a bad budget, a stage whose held-out figure is not that loss, a run that continues
     another model, or a model too small to have smaller ones.
     """
-    if run.objective.kind not in ("next_token", "distill") or run.data.kind == "prompts":
+    if not run.objective.is_language_modelling or run.data.kind == "prompts":
         stage = f"{run.objective.kind} on {run.data.kind}"
-        raise UserError("a law is fitted to losses of next tokens only", where=run.stage, got=stage)
+        raise UserError("a forecast is for next-token losses only", where=run.stage, got=stage)
     if run.start:
         raise UserError(
-            "the small runs begin from nothing, as the planned one must",
+            "a forecast is for a run that trains from scratch",
             where="start",
             got=run.start,
             next_step="Leave start= out.",
@@ -172,35 +172,37 @@ def scale(run: Run, budget: str, console: Console) -> Forecast:
     place = Path(run.out) / "scale"
     runs = _ladder(run, given.seconds, place / LADDER)
     console.print(
-        f"  {len(runs)} small runs, about {units.duration(sum(each.seconds for each in runs))}", highlight=False
+        f"  {len(runs)} proxy runs, about {units.duration(sum(each.seconds for each in runs))}", highlight=False
     )
     points, first = [], ""
     for each in runs:
         outcome = _train(run, each, place, first, console)
         first = first or str(place / each.name)
         if LOSS not in outcome:
-            raise UserError("a small run's loss is no number", where=place / each.name, next_step="Lower its rate.")
+            raise UserError(
+                "the loss of a proxy run is NaN or Inf", where=place / each.name, next_step="Lower the learning rate."
+            )
         points.append(Point(each.parameters, int(outcome["tokens"]), float(outcome[LOSS])))
         console.print(f"  {each.name}: {points[-1].loss:.4f} nats per token", highlight=False)
-    return _foresee(run, points, place, first, console)
+    return _predict(run, points, place, first, console)
 
 
-def _ladder(run: Run, budget_seconds: float, file: Path) -> list[Small]:
-    """The small runs, chosen once: how fast a machine is differs from one measurement to the next, and a stopped
-    `scale` goes on with the runs it has. Whatever else is asked, they are chosen anew."""
+def _ladder(run: Run, budget_seconds: float, file: Path) -> list[ProxyRun]:
+    """The proxy runs, chosen once: the measured speed of a machine varies, and a stopped forecast continues with the
+    runs it has. Other options or settings choose them anew."""
     settings = {name: value for name, value in config.to_dict(run).items() if name not in ("out", "steps", "epochs")}
-    settings["batch"].pop("min_steps")  # small runs have a number of steps
+    settings["batch"].pop("min_steps")  # proxy runs have a number of steps
     settings["data"].pop("min_row_tokens")
     asked = json.loads(json.dumps({"budget_seconds": budget_seconds, "settings": settings}))
     if not file.is_file() or read_json(file).get("asked") != asked:
-        machine, _, _ = find_machine(Asked(), run)
-        runs = [asdict(each) for each in small_runs(run, budget_seconds, machine)]
+        machine, _, _ = find_machine(PlanOptions(), run)
+        runs = [asdict(each) for each in proxy_runs(run, budget_seconds, machine)]
         write_json(file, {"asked": asked, "runs": runs})
-    return [Small(**each) for each in read_json(file)["runs"]]
+    return [ProxyRun(**each) for each in read_json(file)["runs"]]
 
 
-def _train(run: Run, small: Small, place: Path, first: str, console: Console) -> dict[str, Any]:
-    """One small run, all with the first one's tokenizer and shards; one that is finished gives what it came to.
+def _train(run: Run, small: ProxyRun, place: Path, first: str, console: Console) -> dict[str, Any]:
+    """Train one proxy run, with the tokenizer and shards of the first; of a finished one, return its outcome.
 
     Raises UserError if it was begun with other settings or data.
     """
@@ -221,23 +223,26 @@ def _train(run: Run, small: Small, place: Path, first: str, console: Console) ->
         "save": {"every": max(1, small.steps)},
         **shared,
     }
-    return execute(config.resolve(Run, config.to_dict(run), settings), unseen(console))
+    return execute(config.resolve(Run, config.to_dict(run), settings), silent_console(console))
 
 
-def _foresee(run: Run, points: list[Point], place: Path, first: str, console: Console) -> Forecast:
+def _predict(run: Run, points: list[Point], place: Path, first: str, console: Console) -> Forecast:
     count = parameters(run.model)
     per_step = run.batch.rows * run.data.row_tokens
     shards = read_json(RunFolder(Path(first)).plan)
     tokens = run.steps * per_step if run.steps else round(run.epochs * shards["tokens_per_epoch"])
     found = forecast(points, count.total, tokens)
     law = found.law
-    table = Table(box=None, pad_edge=False)
-    for heading in ("parameters", "tokens", "loss", "law"):
-        table.add_column(heading, justify="right")
-    for point in points:
-        fitted = law.loss(point.parameters, point.tokens)
-        table.add_row(units.count(point.parameters), units.count(point.tokens), f"{point.loss:.4f}", f"{fitted:.4f}")
-    console.print(table)
+    rows = [
+        (
+            units.count(point.parameters),
+            units.count(point.tokens),
+            f"{point.loss:.4f}",
+            f"{law.loss(point.parameters, point.tokens):.4f}",
+        )
+        for point in points
+    ]
+    print_table(console, ("parameters>", "tokens>", "loss>", "law>"), rows)
     console.print(
         f"L = {law.limit:.3f} + {law.a:.4g} / N^{law.alpha:.2f} + {law.b:.4g} / D^{law.beta:.2f}, off by "
         f"{found.residual_nats:.3f} nats",
@@ -251,7 +256,7 @@ def _foresee(run: Run, points: list[Point], place: Path, first: str, console: Co
     largest = max(point.tokens * training_flops_per_token(run.model, 1.0) for point in points)
     reach = tokens * training_flops_per_token(run.model, 1.0) / largest
     if reach > 100:
-        console.print(marked("note", f"{reach:.0f} times the longest of the small runs is far to see", indent=""))
+        console.print(marked("note", f"extrapolates to {reach:.0f} x the compute of the longest proxy run", indent=""))
     write_json(
         Path(run.out) / FORECAST,
         {
@@ -266,8 +271,8 @@ def _foresee(run: Run, points: list[Point], place: Path, first: str, console: Co
         },
     )
     console.print(
-        f"`penjing train` with out={run.out} and tokenizer.folder={RunFolder(Path(first)).tokenizer} is held against "
-        "it by `penjing verify`",
+        f"`penjing train` with out={run.out} and tokenizer.folder={RunFolder(Path(first)).tokenizer} is compared "
+        "with it by `penjing plan verify`",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,29 +1,36 @@
-"""A plan's page on the terminal."""
+"""Plans on the terminal: the page of `penjing plan`, and what `penjing train` prints before step 1."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from penjing.base import formatting as units
-from penjing.base.markup import marked
+from penjing.base.markup import marked, print_table
 from penjing.commands.plan import Page
+from penjing.parallel.base import Strategy
+from penjing.plan import cost, hardware
 from penjing.plan.device_model import LEVELS
+from penjing.plan.gpu_specs import card_called
 from penjing.plan.memory.device_target import MEMORY_MARGIN
+from penjing.plan.run_estimate import Bill
+from penjing.train.batch_geometry import batch_geometry
+from penjing.train.build import PreparedRun
+from penjing.train.stages.base import Size
 
 SHOWN_PARTS = 4
 STYLES = {"note": "yellow", "over budget": "red"}
 
 
 def print_page(page: Page, console: Console, *, explain: bool = False) -> None:
-    """One screen: what, how much, how long, whether it fits, what it costs, what would be better."""
+    """The page: model, tokens, time, memory, cost, and advice."""
     level = f"{page.level}, {LEVELS[page.level]}"
     title = f"{page.what} on {page.devices} x {page.device} ({page.source})"
-    table = Table(show_header=False, box=None, pad_edge=False, title=title, title_justify="left")
-    for name, value in [*_model(page), *_amount(page), *_time(page, level), *_memory(page), *_money(page)]:
-        table.add_row(f"  {name}", value)
-    console.print(table, highlight=False)
+    rows = [*_model(page), *_amount(page), *_time(page, level), *_memory(page), *_money(page)]
+    print_table(console, (), [(f"  {name}", value) for name, value in rows], title=title)
     for heading, lines in (
         ("advice", page.advice),
         ("better", page.alternatives),
@@ -33,7 +40,7 @@ def print_page(page: Page, console: Console, *, explain: bool = False) -> None:
         for line in lines:
             console.print(marked(heading, line, style=STYLES.get(heading, "")), soft_wrap=True)
     if explain:
-        console.print("  how it was reckoned:", highlight=False)
+        console.print("  formulas:", highlight=False)
         for line in page.formulas:
             console.print(f"    {line}", highlight=False, soft_wrap=True, markup=False)
 
@@ -58,8 +65,8 @@ def _amount(page: Page) -> list[tuple[str, str]]:
         ("compute", f"{total:.2e} FLOPs (causal) in {page.dtype}"),
         (
             "batch",
-            f"{page.rows_per_step} x {page.row_tokens} = {page.tokens_per_step:,} tokens, in {page.passes} "
-            f"{'pass' if page.passes == 1 else 'passes'} of {page.micro_rows} on each device",
+            f"{page.rows_per_step} x {page.row_tokens} = {page.tokens_per_step:,} tokens; per device "
+            f"micro-batches of {page.micro_rows}, accumulation {page.passes}",
         ),
         ("steps", f"{page.steps:,}"),
     ]
@@ -81,15 +88,15 @@ def _time(page: Page, level: str) -> list[tuple[str, str]]:
     return [
         ("time", f"{units.duration(page.predicted_seconds)} ({low} to {high}; {level})"),
         ("step", f"{page.step_seconds * 1e3:.4g} ms, {rates} ({page.level})"),
-        ("spent on", f"{shares}; beside training: {rest}"),
+        ("breakdown", f"{shares}; outside training: {rest}"),
         ("bottleneck", page.bottleneck.replace("_", " ")),
     ]
 
 
 def verdict_of(fits: bool | None, tight: bool) -> Text:
-    """Whether it fits, in words."""
+    """Whether it fits, as text."""
     if tight:
-        return Text.assemble(("tight", "yellow"), f", by less than the {MEMORY_MARGIN:.1%} that this figure may be off")
+        return Text.assemble(("tight", "yellow"), f", within the {MEMORY_MARGIN:.1%} error of this figure")
     if fits is None:
         return Text("the device's memory is not known")
     return Text("fits") if fits else Text("does not fit", style="red")
@@ -105,9 +112,9 @@ def _memory(page: Page) -> list[tuple[str, str | Text]]:
     peak = Text.assemble(f"{units.gibibytes(page.peak_memory_bytes)}{room}: ", verdict, f"{left} ({how}; a device)")
     lines: list[tuple[str, str | Text]] = [("peak memory", peak)]
     if parts:
-        lines.append(("made of", ", ".join(f"{name} {units.gibibytes(size)}" for name, size in parts)))
+        lines.append(("consists of", ", ".join(f"{name} {units.gibibytes(size)}" for name, size in parts)))
     if page.largest_micro_rows:
-        lines.append(("largest pass", f"about {page.largest_micro_rows} rows (batch.micro_rows)"))
+        lines.append(("largest micro-batch", f"about {page.largest_micro_rows} rows (batch.micro_rows)"))
     data, saved = units.gibibytes(page.disk_data_bytes), units.gibibytes(page.disk_checkpoint_bytes)
     lines.append(("disk", f"{data} of tokens, {saved} a checkpoint"))
     return lines
@@ -116,3 +123,89 @@ def _memory(page: Page) -> list[tuple[str, str | Text]]:
 def _money(page: Page) -> list[tuple[str, str]]:
     money = f"{page.cost} at {page.price}" if page.cost else "unknown: give --price, such as --price 2USD"
     return [("cost", money), ("energy", f"{page.kilowatt_hours:.2g} kWh (estimate)")]
+
+
+def print_plan(
+    prepared: PreparedRun, strategy: Strategy, console: Console, further: Sequence[tuple[str, str]] = ()
+) -> None:
+    """What is about to be trained, before step 1, in the terms of other trainers."""
+    run, bill, size = prepared.run, prepared.bill, prepared.size
+    if run.compute.dtype == "float16" and strategy.device.type == "cpu":
+        slow = "float16 matmuls on a CPU are many times slower than float32; use compute.dtype=auto"
+        console.print(marked("warning", slow))
+    named = run.model.preset or run.model.architecture
+    precision = str(hardware.compute_dtype(run.compute.dtype, strategy.device)).removeprefix("torch.")
+    rows = [
+        ("model", f"{named}, {bill.parameters:,} parameters, {bill.trainable_parameters:,} trainable"),
+        ("examples", f"{bill.rows_per_epoch:,} {_unit(size)}, {size.padding_fraction:.1%} padding"),
+        ("epochs", f"{bill.epochs:.2f}"),
+        ("batch per device", f"{batch_geometry(run, strategy.world, strategy.device).micro_size} {size.unit}"),
+        ("total batch", f"{run.batch.rows} {size.unit} = {bill.tokens_per_step:,} tokens"),
+        ("accumulation", f"{prepared.context.accumulate} on each of {strategy.world} {strategy.device.type}"),
+        ("optimizer steps", f"{bill.steps:,}"),
+        ("tokens", f"{units.count(bill.tokens)} of {units.count(bill.tokens_per_epoch)} per epoch"),
+        (
+            "compute",
+            f"{bill.flops:.2e} FLOPs (causal), {bill.flops_per_token_full_square * bill.tokens:.2e} full square, in "
+            + precision,
+        ),
+        ("learning", f"{run.optimizer.kind} at {run.optimizer.learning_rate:g}, {run.schedule.kind}"),
+        ("memory", f"{units.gibibytes(bill.predicted_peak_memory_bytes)} ({bill.memory_source})"),
+        ("time", _time_line(bill)),
+        ("step", _step_line(bill)),
+        *_money_lines(bill, strategy),
+    ]
+    rows += [*prepared.stage.describe(), *further]
+    print_table(console, (), [(f"  {name}", value) for name, value in rows], title=f"{run.stage} -> {run.out}")
+    for note in prepared.stage.notes:
+        console.print(Text(f"  {note}"))
+    for note in prepared.notes:
+        console.print(marked("note", note))
+    for warning in bill.warnings:
+        console.print(marked("warning", warning))
+    if run.sample.every and not run.sample.prompts:
+        console.print(marked("note", f"sample.every={run.sample.every} writes nothing without sample.prompts"))
+    if prepared.resumed_from is not None:
+        console.print(f"  continues after step {prepared.resumed_from} of {bill.steps}")
+
+
+def _unit(size: Size) -> str:
+    return f"rows of {size.row_tokens} tokens" if size.unit == "rows" else size.unit
+
+
+def _time_line(bill: Bill) -> str:
+    """The time with its interval and level, and the speed."""
+    low, high = units.duration(bill.predicted_seconds_low), units.duration(bill.predicted_seconds_high)
+    level = f"{bill.level}, {LEVELS[bill.level]}" if bill.level in LEVELS else bill.level
+    speed = units.count(float(f"{bill.tokens_per_second:.3g}"))
+    return f"{units.duration(bill.predicted_seconds)} ({low} to {high}; {level}) at {speed} tokens/s"
+
+
+def _step_line(bill: Bill) -> str:
+    """The time of a step by part, and the run's time outside steps."""
+    step = sum(bill.step_parts_seconds.values())
+    shares = ", ".join(
+        f"{name.replace('_', ' ')} {seconds / step:.0%}"
+        for name, seconds in bill.step_parts_seconds.items()
+        if step and seconds / step >= 0.005
+    )
+    rest = ", ".join(
+        f"{name} {units.duration(seconds)}"
+        for name, seconds in bill.parts_seconds.items()
+        if name != "training" and seconds >= 0.05
+    )
+    return f"{bill.step_seconds * 1e3:.4g} ms: {shares}" + (f"; outside steps: {rest}" if rest else "")
+
+
+def _money_lines(bill: Bill, strategy: Strategy) -> list[tuple[str, str]]:
+    """Cost, where a price is known, and energy."""
+    devices = strategy.world
+    card = card_called(torch.cuda.get_device_name(strategy.device)) if strategy.device.type == "cuda" else None
+    known = cost.price_of(card.name) if card else None
+    watts = card.watts if card else 0.0
+    energy = cost.kilowatt_hours(bill.predicted_seconds, devices, watts, hardware.physical_cores())
+    lines = [("energy", f"{energy:.2g} kWh (estimate)")]
+    if known is not None:
+        amount = cost.cost(known, bill.predicted_seconds, devices)
+        lines.insert(0, ("cost", f"{amount} at {known.hour} an hour, {known.source}"))
+    return lines

@@ -1,4 +1,4 @@
-"""What a plan takes from the settings and the command line: the device, the lengths, the amount, and one step."""
+"""Inputs of a plan, from settings and options: device, sequence lengths, number of tokens, the work of one step."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ import torch
 
 from penjing.base.errors import UserError
 from penjing.kernels.fp8 import require_float8
-from penjing.objective.distill import Distill
-from penjing.objective.policy import Policy
-from penjing.objective.preference import WITHOUT_REFERENCE, Preference
-from penjing.parallel import ENGINES
+from penjing.objective.base import UnitLengths
+from penjing.objective.rollout import Rollout
+from penjing.parallel import STRATEGIES
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost, hardware
 from penjing.plan.device_model import Machine, machine_of_card
 from penjing.plan.gpu_specs import Card, card_called, find_card
 from penjing.plan.memory import Target
 from penjing.plan.microbenchmarks import attention_rate, copy_rate, key_of, launch_seconds, product
-from penjing.plan.profile import find_profile, profile_called
+from penjing.plan.profile import find_profile, gpu_called, with_specs
 from penjing.plan.shape import Shape
 from penjing.plan.step_time import Decode, StepTime, decode_time, step_time
 from penjing.plan.step_workload import Workload
 from penjing.plan.trainable import Trainable, trainable_by
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.compile_policy import COST_SECONDS, choose, missing_compiler, obstacle
 from penjing.train.config import Run
 from penjing.train.run_dir import set_threads
-from penjing.train.stages.base import micro_units
 
 START_SECONDS = 20.0  # imports, reading data and the probe, before step 1: an estimate
 WRITE_RATE = 300e6  # bytes per second of a checkpoint
 COPY_RATE = 4e9  # bytes per second of copying what is saved from a GPU into plain memory: an estimate
 SAVE_SECONDS = 0.02  # of a checkpoint, whatever its size
-STEPS_UNSAID = 1000  # of a stage whose examples are not known
+DEFAULT_STEPS = 1000  # of a stage without data
 CAPABILITY = {
     "pascal": (6, 0),
     "volta": (7, 0),
@@ -48,12 +47,12 @@ Engine = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What the command line said beside the settings."""
+class PlanOptions:
+    """Options of `penjing plan` beside the settings."""
 
     gpu: str = ""
     gpus: int = 1
-    engine: Engine | Literal[""] = ""  # how several GPUs share the work; empty: ddp, or single
+    engine: Engine | Literal[""] = ""  # parallelism; empty: ddp, or single for one GPU
     budget: str = ""
     tokens: str = ""
     unique: str = ""
@@ -65,29 +64,18 @@ class Asked:
 
 
 def not_run(engine: Engine) -> str:
-    """What to say of a way to share work that training here does not have; empty: it has it."""
-    known = " and ".join(ENGINES)
-    return "" if engine in ENGINES else f"{engine} is for other programs: training here knows {known} only"
-
-
-@dataclass(frozen=True, slots=True)
-class _Devices:
-    """Of an engine what `micro_units` asks for."""
-
-    world: int
-    device: torch.device
+    """A note for a strategy that penjing cannot train with; empty for one that it can."""
+    known = " and ".join(STRATEGIES)
+    return "" if engine in STRATEGIES else f"penjing cannot train with {engine}, only with {known}"
 
 
 def pass_rows(run: Run, kind: str, gpus: int) -> int:
-    """Rows (pairs, prompts) of a pass on each device, as training takes them. Raises UserError where it does."""
-    rows = micro_units(run, _Devices(gpus, torch.device(kind)))  # type: ignore[arg-type]  # no more of an engine
-    if isinstance(run.objective, Preference):
-        run.objective.check_pass(rows)
-    return rows
+    """Micro-batch size per device, as in training. Raises the same UserError as training."""
+    return batch_geometry(run, gpus, torch.device(kind)).micro_size
 
 
 def accepted(run: Run, machine: Machine, gpus: int) -> bool:
-    """Whether training takes these settings on such devices: asked of the checks that training itself makes."""
+    """Whether training takes these settings on such devices, by the checks of training itself."""
     try:
         pass_rows(run, machine.kind, gpus)
         dtype = _dtype(run, machine)
@@ -115,40 +103,26 @@ def target_of(card: Card, machine: Machine | None = None) -> Target:
     return Target(kind="cuda", name=card.name, capability=capability, memory_bytes=card.memory_bytes, **known)  # type: ignore[arg-type]
 
 
-def find_machine(asked: Asked, run: Run) -> tuple[Machine, Target, list[str]]:
-    """The device asked for, or this one, with its profile where there is one; and what to say about it."""
-    if asked.gpu:
-        card = find_card(asked.gpu)
-        stored = profile_called(card.name)
-        machine = machine_of_card(card) if stored is None else _with_sheet(stored.machine(), card)
-        return machine, target_of(card, machine), []
+def find_machine(options: PlanOptions, run: Run) -> tuple[Machine, Target, list[str]]:
+    """The named GPU or this machine, with its profile if there is one; and notes."""
+    if options.gpu:
+        machine = gpu_called(options.gpu)
+        return machine, target_of(find_card(options.gpu), machine), []
     if torch.cuda.is_available() and run.compute.device not in ("cpu",):
         device = torch.device("cuda")
         name, total = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
         known = card_called(name, total)
         found = find_profile(key_of(device))
         if found is None and known is None:
-            raise UserError("an unknown card, never measured", where=name, next_step="Run `penjing profile` once.")
-        notes = [f"the profile is stale ({', '.join(found[1])}): run `penjing profile`"] if found and found[1] else []
-        machine = _with_sheet(found[0].machine(), known) if found else machine_of_card(known)  # type: ignore[arg-type]
+            raise UserError("unknown GPU without a profile", where=name, next_step="Run `penjing plan profile` once.")
+        notes = (
+            [f"the profile is stale ({', '.join(found[1])}): run `penjing plan profile`"] if found and found[1] else []
+        )
+        machine = with_specs(found[0].machine(), known) if found else machine_of_card(known)  # type: ignore[arg-type]
         machine = replace(machine, memory_bytes=total)
         target = target_of(known, machine) if known else Target(kind="cuda", name=name, memory_bytes=total)
         return machine, replace(target, memory_bytes=total), notes
     return _this_cpu(run)
-
-
-def _with_sheet(machine: Machine, card: Card | None) -> Machine:
-    """A profile's rates beside the sheet's peaks and, where the driver did not tell, its watts."""
-    if card is None:
-        return machine
-    sheet = machine_of_card(card)
-    return replace(
-        machine,
-        name=card.name,
-        peak_flops=sheet.peak_flops,
-        watts=machine.watts or sheet.watts,
-        product_flops={**sheet.product_flops, **machine.product_flops},
-    )
 
 
 def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
@@ -158,7 +132,7 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
     memory = int(str(hardware.describe(device, torch.float32)["memory_bytes"]))
     target = Target(kind="cpu", name=hardware.cpu_name(), memory_bytes=memory)
     if found is not None:
-        notes = [f"the profile is stale ({', '.join(found[1])}): run `penjing profile`"] if found[1] else []
+        notes = [f"the profile is stale ({', '.join(found[1])}): run `penjing plan profile`"] if found[1] else []
         return found[0].machine(), target, notes
     own = str(hardware.compute_dtype(run.compute.dtype, device)).removeprefix("torch.")
     rate = product(512, 512, 512, own, device, tries=3)["flops_per_second"]
@@ -166,7 +140,7 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
         name=hardware.cpu_name(),
         kind="cpu",
         level="L0",
-        source="a moment's measurement",
+        source="a short measurement",
         product_flops={own: rate},
         attention_share=min(1.0, attention_rate(own, device) / rate),
         bytes_per_second=copy_rate(device),
@@ -174,37 +148,12 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
         memory_bytes=memory,
         peak_flops={own: rate},
     )
-    return machine, target, ["no profile of this machine: `penjing profile` halves the interval"]
+    return machine, target, ["no profile of this machine: `penjing plan profile` halves the interval"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """What one unit of a batch (row, pair, prompt) is taken to hold where there are no data to look at."""
-
-    tokens: float  # positions of its forward pass
-    keys: float  # that a query sees on average
-    extra_forwards: float = 0.0
-    note: str = ""
-
-
-def lengths_of(run: Run) -> Lengths:
-    """Full rows, the most there can be, and for answers half of the longest."""
-    row = run.data.row_tokens
-    objective = run.objective
-    if isinstance(objective, Policy):
-        how = objective.rollout
-        prompt, answer = (row - how.max_tokens) / 2, how.max_tokens / 2
-        extra = float(objective.kl_weight > 0) + float(how.behaviour == "recomputed")
-        note = f"prompts are taken to have {prompt:.0f} tokens and answers {answer:.0f}, half of the most"
-        return Lengths(tokens=prompt + how.answers * answer, keys=prompt + answer / 2, extra_forwards=extra, note=note)
-    if isinstance(objective, Preference):
-        with_reference = objective.loss not in WITHOUT_REFERENCE and objective.reference == "copy"
-        return Lengths(
-            tokens=row, keys=(row + 1) / 2, extra_forwards=float(with_reference), note="every pair fills its row"
-        )
-    extra = 1.0 if isinstance(objective, Distill) else 0.0
-    note = "the teacher is taken to be as large as the student" if extra else ""
-    return Lengths(tokens=row, keys=(row + 1) / 2, extra_forwards=extra, note=note)
+def lengths_of(run: Run) -> UnitLengths:
+    """What a unit of the run's batches is taken to hold."""
+    return run.objective.unit_lengths(run.data.row_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,12 +170,12 @@ class Amount:
         return self.tokens / self.unique if self.unique else 1.0
 
 
-def amount_of(run: Run, asked: Asked, lengths: Lengths, shape: Shape) -> Amount:
+def amount_of(run: Run, options: PlanOptions, lengths: UnitLengths, shape: Shape) -> Amount:
     """Steps and tokens: as the command line says, as the settings say, or compute-optimal."""
     each = lengths.tokens * run.batch.rows
-    unique = cost.read_count(asked.unique, "--unique") if asked.unique else 0
-    if asked.tokens and asked.tokens != "auto":
-        total, reason = cost.read_count(asked.tokens, "--tokens"), "as asked"
+    unique = cost.read_count(options.unique, "--unique") if options.unique else 0
+    if options.tokens and options.tokens != "auto":
+        total, reason = cost.read_count(options.tokens, "--tokens"), "--tokens"
     elif run.steps:
         total, reason = round(run.steps * each), f"steps={run.steps}"
     elif unique:
@@ -235,58 +184,56 @@ def amount_of(run: Run, asked: Asked, lengths: Lengths, shape: Shape) -> Amount:
         advice = tokens.advise(shape.parameters, shape.matrices)
         total, reason = round(advice.tokens), "no data given: compute-optimal for this size"
     else:
-        total, reason = round(STEPS_UNSAID * each), f"no data given: {STEPS_UNSAID} steps for the sake of the example"
+        total, reason = round(DEFAULT_STEPS * each), f"no data given: {DEFAULT_STEPS} steps assumed"
     return Amount(steps=max(1, math.ceil(total / each)), tokens=total, unique=unique, reason=reason)
 
 
 def workload_of(
     run: Run,
     shape: Shape,
-    lengths: Lengths,
+    lengths: UnitLengths,
     machine: Machine,
     *,
     micro_rows: int,
-    asked: Asked,
+    options: PlanOptions,
     steps: int = 0,
 ) -> Workload:
     """The run's step on one of the devices. steps: of the whole run, which say whether compiling pays."""
     dtype = _dtype(run, machine)
-    engine = asked.engine or ("ddp" if asked.gpus > 1 else "single")
+    engine = options.engine or ("ddp" if options.gpus > 1 else "single")
     eager = Workload(
         shape=shape,
         tokens=max(1, round(micro_rows * lengths.tokens)),
         row_tokens=run.data.row_tokens,
         keys=lengths.keys,
-        passes=max(1, run.batch.rows // (micro_rows * asked.gpus)),
+        passes=max(1, run.batch.rows // (micro_rows * options.gpus)),
         dtype=dtype,
         optimizer=run.optimizer.kind,
         fused_optimizer=True,
         own_kernels=machine.kind == "cuda" and dtype == "bfloat16",  # cards that have it have the kernels
         recompute=run.compute.recompute,
-        ranks=asked.gpus,
+        ranks=options.gpus,
         sharding=SHARDINGS[engine],  # type: ignore[arg-type]  # from the table
-        trainable=learns(run),
+        trainable=trainable_part(run),
         extra_forwards=lengths.extra_forwards,
     )
     return replace(eager, compiled=_compiled(run, machine, steps * step_time(eager, machine).seconds))
 
 
-def learns(run: Run) -> Trainable | None:
-    """What of the run's model learns; None: all of it."""
+def trainable_part(run: Run) -> Trainable | None:
+    """The trainable part of the run's model; None: all of it."""
     return trainable_by(run.model, run.lora, run.freeze)
 
 
 def _compiled(run: Run, machine: Machine, eager_seconds: float) -> bool:
-    """Whether the run would be compiled. Raises UserError where training refuses what was asked for."""
+    """Whether the run would be compiled. Raises UserError where training refuses the setting."""
     lacking = _obstacle(run, machine, _dtype(run, machine))
     return choose(run.compute.compile, machine.kind, lacking, eager_seconds).how != "off"
 
 
 def _obstacle(run: Run, machine: Machine, dtype: str) -> str:
     """Why training would not compile. A planned CPU is the one at hand, so that what it lacks is known."""
-    lacking = obstacle(
-        machine.kind, mixture=run.model.is_mixture, bfloat16=dtype == "bfloat16", no_static_graph=run.no_static_graph
-    )
+    lacking = obstacle(run, machine.kind, bfloat16=dtype == "bfloat16")
     return lacking or (missing_compiler(torch.device("cpu")) if machine.kind == "cpu" else "")
 
 
@@ -300,17 +247,15 @@ def _dtype(run: Run, machine: Machine) -> str:
 
 
 def generation_seconds(run: Run, work: Workload, machine: Machine, gpus: int) -> float:
-    """Of one step, its share of writing the answers it learns from. 0: none are written."""
-    if not isinstance(run.objective, Policy):
+    """Generation time of one step; 0 if the stage generates nothing."""
+    how = run.objective.sampling
+    if how is None:
         return 0.0
-    how = run.objective.rollout
     prompts = max(1, run.batch.rows * how.updates // gpus)
-    return _writing_seconds(run, prompts * how.answers, work, machine) / (how.updates * how.repeats)
+    return _writing_seconds(run, how, prompts * how.answers, work, machine) / how.steps_per_round
 
 
-def _writing_seconds(run: Run, answers: int, work: Workload, machine: Machine) -> float:
-    assert isinstance(run.objective, Policy)
-    how = run.objective.rollout
+def _writing_seconds(run: Run, how: Rollout, answers: int, work: Workload, machine: Machine) -> float:
     decode = Decode(
         answers=answers,
         prompt_tokens=(run.data.row_tokens - how.max_tokens) / 2,
@@ -323,21 +268,21 @@ def _writing_seconds(run: Run, answers: int, work: Workload, machine: Machine) -
 
 def _validation_seconds(run: Run, step: StepTime, work: Workload, machine: Machine, gpus: int) -> float:
     """Of one validation: a forward pass of the held-out rows; of RL two answers to each prompt, greedy and drawn."""
-    if isinstance(run.objective, Policy):
-        return 2 * _writing_seconds(run, max(1, math.ceil(run.validate.rows / gpus)), work, machine)
+    if how := run.objective.sampling:
+        return 2 * _writing_seconds(run, how, max(1, math.ceil(run.validate.rows / gpus)), work, machine)
     forward = (step.products + step.attention + step.elementwise + step.head) / 3 / max(1, work.tokens * work.passes)
     return run.validate.rows * lengths_of(run).tokens * forward / gpus
 
 
 def checkpoint_bytes(run: Run, shape: Shape) -> int:
-    """On the disk: float32 weights, with adapters theirs alone, and the optimizer's state of all that learns."""
-    part = learns(run)
+    """Size of a checkpoint: float32 weights (with adapters only theirs), and the state of the optimizer."""
+    part = trainable_part(run)
     trained = shape.parameters if part is None else part.learns
     return 4 * (trained if run.lora.rank else shape.parameters) + run.optimizer.state_bytes * trained
 
 
 def checkpoint_seconds(run: Run, saved: int, machine: Machine, step_seconds: float, steps: int) -> float:
-    """That training stands still for all checkpoints of a run.
+    """Seconds that training waits for all checkpoints of a run.
 
     In the background only the copy counts, and what the disk has not finished when the next one is due. The last one
     is waited for.
@@ -354,7 +299,7 @@ def checkpoint_seconds(run: Run, saved: int, machine: Machine, step_seconds: flo
 def parts_of(
     run: Run, shape: Shape, step: StepTime, work: Workload, machine: Machine, steps: int, gpus: int
 ) -> tuple[dict[str, float], float]:
-    """Seconds of the run by part, and of one step's share of writing answers."""
+    """Seconds of the run by part, and the generation time of one step."""
     generation = generation_seconds(run, work, machine, gpus)
     busy = step.seconds + generation
     validations = math.ceil(steps / run.validate.every) if run.validate.every else 0

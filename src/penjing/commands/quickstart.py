@@ -1,7 +1,7 @@
-"""From raw text to a model that answers, in one command. Run: make quickstart, or penjing quickstart --data my.txt
+"""penjing quickstart: from raw text to a model that answers.
 
-Every stage leaves its result in the folder and is not done again: a run that was killed anywhere continues where it
-was, and a finished one only shows what it found.
+Every stage writes its result into the folder and is not repeated: a killed quickstart continues, a finished one shows
+its results.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from penjing.base.config import convert, parse_overrides
 from penjing.base.errors import UserError
 from penjing.base.files import make_folder, read_json, sha256_file, sha256_text, write_json
 from penjing.base.lock import LOCK, is_held, locked, owner
+from penjing.commands.report import write_page
 from penjing.commands.train import execute, resolve_run
 from penjing.data import dataset_stats as survey
 from penjing.data import formats as records
@@ -40,7 +41,6 @@ from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
 from penjing.plan import hardware
-from penjing.report.html import write_report
 from penjing.report.terminal import print_summary
 from penjing.train.config import Run
 from penjing.train.run_dir import RunFolder, load_trained, set_threads
@@ -60,13 +60,13 @@ FILES_NAMED = 5  # of those not used
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a quickstart is asked for."""
+class QuickstartOptions:
+    """Options of a quickstart."""
 
     data: str = TOYWORLD  # toyworld, a name of `penjing data list`, or files and folders separated by commas
     out: Path = Path("runs/quickstart")
-    fresh: bool = False  # forget what is there
-    short: bool = False  # a hundredth of the training: shows that everything works, not what it can do
+    fresh: bool = False  # delete what is there
+    short: bool = False  # a hundredth of the training: checks that everything works
     settings: Sequence[str] = ()  # further a.b=c for the pretraining, or sft.a.b=c for the SFT stage
 
 
@@ -82,15 +82,15 @@ class Corpus:
 
 
 @dataclass
-class Journal:
-    """quickstart.json: what was asked, and what each stage came to. Written after every stage."""
+class StageLog:
+    """quickstart.json: the options, and the result of each stage. Written after every stage."""
 
     path: Path
     facts: dict[str, Any]
     console: Console
 
     def stage(self, name: str, work: Callable[[], str]) -> None:
-        """Do a stage that is not done yet; `work` returns one sentence on what came of it."""
+        """Run a stage that is not done yet; `work` returns its result in one sentence."""
         entry = next((entry for entry in self.facts["stages"] if entry["name"] == name), None)
         if entry is not None and entry["state"] in ("done", "skipped"):
             self.console.print(Text(f"{name}: {entry['note']} (from before)", style="dim"))
@@ -106,77 +106,77 @@ class Journal:
         write_json(self.path, self.facts)
         self.console.print(Text(f"  {note} ({units.duration(seconds)})"))
 
-    def tell(self, **facts: Any) -> None:
+    def record(self, **facts: Any) -> None:
         self.facts.update(facts)
         write_json(self.path, self.facts)
 
 
-def quickstart(settings: Settings, console: Console) -> None:
-    """Data, tokenizer, pretraining, SFT, evaluation, export and report under `settings.out`."""
+def quickstart(options: QuickstartOptions, console: Console) -> None:
+    """Data, tokenizer, pretraining, SFT, evaluation, export and report under `options.out`."""
     set_threads(0, 1)
-    corpus = _corpus(settings)  # a word that cannot be is refused before there is a folder that remembers it
-    _asked(settings)
-    journal = _open_journal(settings, console)
-    with locked(settings.out):
-        _work_through(settings, corpus, journal, console)
+    corpus = _corpus(options)  # errors in the options come before there is a folder
+    _pretraining_settings(options)
+    log = _open_log(options, console)
+    with locked(options.out):
+        _work_through(options, corpus, log, console)
 
 
-def _work_through(settings: Settings, corpus: Corpus, journal: Journal, console: Console) -> None:
-    out = settings.out
-    journal.stage("data", lambda: _make_data(settings, corpus, journal))
-    corpus = _found(settings, corpus)
-    pretraining = _pretraining(settings, corpus)
-    journal.stage("pretrain", lambda: _train(pretraining, journal, console))
-    _tell_tokens(journal, pretraining)
-    finetuning = _finetuning(settings, corpus)
+def _work_through(options: QuickstartOptions, corpus: Corpus, log: StageLog, console: Console) -> None:
+    out = options.out
+    log.stage("data", lambda: _make_data(options, corpus, log))
+    corpus = _sorted_files(options, corpus)
+    pretraining = _pretraining(options, corpus)
+    log.stage("pretrain", lambda: _train(pretraining, log, console))
+    _record_tokens(log, pretraining)
+    finetuning = _finetuning(options, corpus)
     if finetuning is None:
-        journal.stage("sft", lambda: "skipped: this data has no conversations to learn answers from")
+        log.stage("sft", lambda: "skipped: this data has no conversations to learn answers from")
     else:
-        journal.stage("sft", lambda: _train(finetuning, journal, console))
-    journal.stage("evaluate", lambda: _evaluate(out, corpus, pretraining, finetuning))
+        log.stage("sft", lambda: _train(finetuning, log, console))
+    log.stage("evaluate", lambda: _evaluate(out, corpus, pretraining))
     last = out / ("pretrain" if finetuning is None else "sft")
-    journal.stage("export", lambda: _export(out, last, journal))
-    journal.tell(next=f"penjing chat {out}")
-    page = write_report(out)
-    print_summary(out, console)
+    log.stage("export", lambda: _export(out, last, log))
+    log.record(next=f"penjing chat {out}")
+    record, page = write_page([out])
+    print_summary(record, console)
     console.print(Text.assemble(f"\nreport: {page}\nnext:   ", (f"penjing chat {out}", "bold")))
 
 
-# --- beginning -------------------------------------------------------------------------------------------------------
+# --- start -----------------------------------------------------------------------------------------------------------
 
 
-def _open_journal(settings: Settings, console: Console) -> Journal:
-    """The journal of the folder; another quickstart's is refused unless `fresh`."""
-    out, path = settings.out, settings.out / "quickstart.json"
+def _open_log(options: QuickstartOptions, console: Console) -> StageLog:
+    """The log of the folder. Raises UserError for a quickstart with other options, unless `fresh`."""
+    out, path = options.out, options.out / "quickstart.json"
     make_folder(out)
-    if settings.fresh:
+    if options.fresh:
         if not path.is_file() and any(each.name != LOCK for each in out.iterdir()):
             raise UserError("not a quickstart's folder; it is not removed", where=out, next_step="Choose another OUT.")
         if is_held(out):
-            raise UserError("another process is at work in this folder", where=out, got=owner(out))
+            raise UserError("another process is using this folder", where=out, got=owner(out))
         try:
             shutil.rmtree(out)
         except OSError as error:
             raise UserError(f"cannot be removed: {error.strerror or error}", where=error.filename or out) from None
         make_folder(out)
-    asked = {"data": settings.data, "short": settings.short, "settings": list(settings.settings)}
+    asked = {"data": options.data, "short": options.short, "settings": list(options.settings)}
     if path.is_file():
         facts = read_json(path)
         if facts["asked"] != asked:
             before = facts["asked"]
             raise UserError(
-                "this folder holds a quickstart that was asked for something else",
+                "this folder holds a quickstart with other options",
                 where=out,
                 got=json.dumps(asked, ensure_ascii=False),
                 wanted=json.dumps(before, ensure_ascii=False),
                 next_step="Start anew with --fresh (make: FRESH=1), or give another --out (make: OUT=...).",
             )
-        return Journal(path, facts, console)
+        return StageLog(path, facts, console)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     facts = {
         "title": "A small language model, made here",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": f"penjing quickstart --data {settings.data}",
+        "command": f"penjing quickstart --data {options.data}",
         "asked": asked,
         "penjing": __version__,
         "torch": torch.__version__,
@@ -185,16 +185,16 @@ def _open_journal(settings: Settings, console: Console) -> Journal:
         "stages": [],
     }
     write_json(path, facts)
-    return Journal(path, facts, console)
+    return StageLog(path, facts, console)
 
 
-def _corpus(settings: Settings) -> Corpus:
-    """What `--data` means; nothing is read or fetched yet, but a missing file is refused here."""
-    folder = settings.out / "data"
-    if settings.data == TOYWORLD:
+def _corpus(options: QuickstartOptions) -> Corpus:
+    """The data that `--data` names. Nothing is read or downloaded yet, but a missing file is an error."""
+    folder = options.out / "data"
+    if options.data == TOYWORLD:
         files = [[str(folder / name)] for name in ("pretrain.jsonl", "sft.jsonl")]
         return Corpus(files[0], files[1], folder / "eval.jsonl", "the toy world, made here")
-    names = _names(settings)
+    names = _data_names(options)
     if all(name in catalogue.CATALOGUE for name in names):
         return Corpus([], [], None, ", ".join(catalogue.CATALOGUE[name].title for name in names))
     for name in names:
@@ -207,12 +207,12 @@ def _corpus(settings: Settings) -> Corpus:
     return Corpus([], [], None, ", ".join(Path(name).name for name in names))
 
 
-def _names(settings: Settings) -> tuple[str, ...]:
-    """What `--data` lists. Raises UserError if that is nothing."""
-    names: tuple[str, ...] = convert(tuple[str, ...], settings.data, "--data")
+def _data_names(options: QuickstartOptions) -> tuple[str, ...]:
+    """The names in `--data`. Raises UserError if there are none."""
+    names: tuple[str, ...] = convert(tuple[str, ...], options.data, "--data")
     if not names:
         raise UserError(
-            "no data is named", where="--data", got=repr(settings.data), wanted="toyworld, files, folders or names"
+            "no data given", where="--data", got=repr(options.data), wanted="toyworld, files, folders or names"
         )
     return names
 
@@ -222,28 +222,28 @@ TOYWORLD_SEED = 1
 QUESTIONS_PER_KIND = 20
 
 
-def _make_data(settings: Settings, corpus: Corpus, journal: Journal) -> str:
-    folder = settings.out / "data"
-    if settings.data == TOYWORLD:
-        sizes: dict[str, Any] = {name: size // 50 if settings.short else size for name, size in TOYWORLD_SIZES.items()}
+def _make_data(options: QuickstartOptions, corpus: Corpus, log: StageLog) -> str:
+    folder = options.out / "data"
+    if options.data == TOYWORLD:
+        sizes: dict[str, Any] = {name: size // 50 if options.short else size for name, size in TOYWORLD_SIZES.items()}
         toyworld.write(folder, seed=TOYWORLD_SEED, questions_per_kind=QUESTIONS_PER_KIND, **sizes)
     else:
-        for name in _names(settings):
+        for name in _data_names(options):
             if name in catalogue.CATALOGUE:
                 catalogue.get(name, folder / name)
-    found = _found(settings, corpus)
+    found = _sorted_files(options, corpus)
     if not found.documents:
         raise UserError(
             "there is no text to pretrain on",
-            where=settings.data,
-            got=_listed([f"{name} (chats)" for name in found.chats] + found.unused),
+            where=options.data,
+            got=_listing([f"{name} (chats)" for name in found.chats] + found.unused),
             next_step="Add a text: --data TEXT.txt,CHATS.jsonl",
         )
     paths = records.list_files([Path(name) for name in found.documents])
-    aside = survey.Aside(_asked(settings).data.max_bad)
+    aside = survey.Aside(_pretraining_settings(options).data.max_bad)
     documents = records.read_documents(paths, on_skip=aside.skip, quarantine=aside.quarantine)
     facts = survey.survey(documents, aside=aside)
-    journal.tell(
+    log.record(
         data={
             "source": corpus.source,
             "documents": facts.num_documents,
@@ -256,21 +256,21 @@ def _make_data(settings: Settings, corpus: Corpus, journal: Journal) -> str:
     note = f"{facts.num_documents:,} texts, {units.megabytes(facts.num_bytes)}, from {corpus.source}"
     if aside.quarantine.bad:
         note += f"; {aside.quarantine.note()}"
-    return note + (f"; not used here: {_listed(found.unused)}" if found.unused else "")
+    return note + (f"; not used: {_listing(found.unused)}" if found.unused else "")
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listing(names: Sequence[str]) -> str:
     more = f" and {len(names) - FILES_NAMED} more" if len(names) > FILES_NAMED else ""
     return ", ".join(names[:FILES_NAMED]) + more
 
 
-def _found(settings: Settings, corpus: Corpus) -> Corpus:
-    """The corpus with its files sorted into texts, conversations and what is not used."""
-    if settings.data == TOYWORLD:
+def _sorted_files(options: QuickstartOptions, corpus: Corpus) -> Corpus:
+    """The corpus with its files sorted into texts, conversations and unused ones."""
+    if options.data == TOYWORLD:
         return corpus
     found = Corpus([], [], None, corpus.source)
-    for name in _names(settings):
-        path = settings.out / "data" / name if name in catalogue.CATALOGUE else Path(name)
+    for name in _data_names(options):
+        path = options.out / "data" / name if name in catalogue.CATALOGUE else Path(name)
         for file in records.list_files([path]):
             kind, named = survey.file_kind(file), convert(str, str(file), "--data")
             if kind == "documents":
@@ -287,47 +287,47 @@ def _found(settings: Settings, corpus: Corpus) -> Corpus:
 SHORT_STEPS = {"pretrain": 12, "sft": 8}
 
 
-def _overrides(settings: Settings, stage: str) -> list[str]:
+def _overrides(options: QuickstartOptions, stage: str) -> list[str]:
     """Settings of one stage from the command line: `sft.a.b=c` is for SFT alone, the rest for pretraining."""
-    mine = [word.removeprefix("sft.") for word in settings.settings if word.startswith("sft.") == (stage == "sft")]
-    if settings.short:
+    mine = [word.removeprefix("sft.") for word in options.settings if word.startswith("sft.") == (stage == "sft")]
+    if options.short:
         every = [f"{name}.every=4" for name in ("validate", "sample", "save", "track")]
         mine = [f"steps={SHORT_STEPS[stage]}", *every, *mine]
     return mine
 
 
-def _asked(settings: Settings) -> Run:
-    """The pretraining as far as it is known before the data. Raises UserError for a setting that cannot be."""
-    return resolve_run("tiny", parse_overrides(_overrides(settings, "pretrain")))
+def _pretraining_settings(options: QuickstartOptions) -> Run:
+    """Settings of the pretraining that are known before the data. Raises UserError for a wrong one."""
+    return resolve_run("tiny", parse_overrides(_overrides(options, "pretrain")))
 
 
-def _pretraining(settings: Settings, corpus: Corpus) -> Run:
-    toy = settings.data == TOYWORLD
-    prompts = list(STORY_PROMPTS) if toy else _openings(corpus)
+def _pretraining(options: QuickstartOptions, corpus: Corpus) -> Run:
+    toy = options.data == TOYWORLD
+    prompts = list(STORY_PROMPTS) if toy else _held_out_openings(corpus)
     layer: dict[str, Any] = {
-        "out": str(settings.out / "pretrain"),
+        "out": str(options.out / "pretrain"),
         "data": {"train": corpus.documents, "validation_fraction": 0.01 if toy else HELD_OUT_OF_REAL_TEXT},
         "sample": {"prompts": prompts},
         "validate": {"rows": 128 if toy else 1024},
     }
-    return resolve_run("tiny", layer, parse_overrides(_overrides(settings, "pretrain")))
+    return resolve_run("tiny", layer, parse_overrides(_overrides(options, "pretrain")))
 
 
-def _finetuning(settings: Settings, corpus: Corpus) -> Run | None:
+def _finetuning(options: QuickstartOptions, corpus: Corpus) -> Run | None:
     if not corpus.chats:
         return None
     layer: dict[str, Any] = {
-        "out": str(settings.out / "sft"),
-        "start": str(settings.out / "pretrain"),
+        "out": str(options.out / "sft"),
+        "start": str(options.out / "pretrain"),
         "data": {"train": corpus.chats, "validation_fraction": 0.01},
         "sample": {"prompts": list(CHAT_PROMPTS)},
         "validate": {"questions": str(corpus.questions or "")},
     }
-    return resolve_run("tiny_sft", layer, parse_overrides(_overrides(settings, "sft")))
+    return resolve_run("tiny_sft", layer, parse_overrides(_overrides(options, "sft")))
 
 
-def _openings(corpus: Corpus) -> list[str]:
-    """The first characters of two texts that are held out, to be continued while learning."""
+def _held_out_openings(corpus: Corpus) -> list[str]:
+    """The first characters of two held-out texts, as prompts for samples during training."""
     paths = [Path(name) for name in corpus.documents]
     openings: list[str] = []
     below = prepare.held_out_below(_texts(paths), HELD_OUT_OF_REAL_TEXT)
@@ -340,12 +340,12 @@ def _openings(corpus: Corpus) -> list[str]:
 
 
 def _texts(paths: Sequence[Path]) -> Iterator[str]:
-    """All whole texts. Broken ones were counted with the data."""
+    """All texts. Broken records were counted in the data stage."""
     documents = records.read_documents(paths, quarantine=records.Quarantine(max_bad=1.0))
     return (document.text for document in documents)
 
 
-def _train(run: Run, journal: Journal, console: Console) -> str:
+def _train(run: Run, log: StageLog, console: Console) -> str:
     outcome = execute(run, console)
     loss = outcome.get("validation_loss_nats_per_token", math.nan)
     text = f"{units.count(outcome['tokens'])} tokens at {units.count(outcome['tokens_per_second'])}/s"
@@ -354,16 +354,16 @@ def _train(run: Run, journal: Journal, console: Console) -> str:
     return f"{text}, held-out loss {loss:.3f} nats per token"
 
 
-def _tell_tokens(journal: Journal, run: Run) -> None:
+def _record_tokens(log: StageLog, run: Run) -> None:
     """Facts of the tokenizer and the shards, for the report."""
     folder = RunFolder(Path(run.out))
     train, validation = Shards(folder.shards / "train"), Shards(folder.shards / "validation")
     tokenizer = Tokenizer.load(folder.tokenizer)
     tokens = train.num_tokens + validation.num_tokens
     num_bytes = train.num_bytes + validation.num_bytes
-    journal.tell(
+    log.record(
         data={
-            **journal.facts["data"],
+            **log.facts["data"],
             "tokens": train.num_tokens,
             "validation_tokens": validation.num_tokens,
             "bytes_per_token": num_bytes / tokens,
@@ -372,19 +372,12 @@ def _tell_tokens(journal: Journal, run: Run) -> None:
     )
 
 
-# --- evaluating and handing over -------------------------------------------------------------------------------------
+# --- evaluation and export -------------------------------------------------------------------------------------------
 
 
-def _evaluate(out: Path, corpus: Corpus, pretraining: Run, finetuning: Run | None) -> str:
-    notes = []
-    if corpus.questions is not None and finetuning is not None:
-        notes.append(_ask(out, corpus.questions))
-    else:
-        notes.append("skipped questions: this data has none")
-    if corpus.questions is None:
-        notes.append(_compare_with_zstd(out, pretraining))
-    note = "; ".join(notes)
-    return note.removeprefix("skipped questions: this data has none; ") if len(notes) > 1 else note
+def _evaluate(out: Path, corpus: Corpus, pretraining: Run) -> str:
+    """Questions where the data have some (the toy world's), else bits per byte beside zstd."""
+    return _compare_with_zstd(out, pretraining) if corpus.questions is None else _ask(out, corpus.questions)
 
 
 def _ask(out: Path, path: Path) -> str:
@@ -463,10 +456,10 @@ def _compare_with_zstd(out: Path, run: Run) -> str:
     return note
 
 
-def _export(out: Path, last: Path, journal: Journal) -> str:
+def _export(out: Path, last: Path, log: StageLog) -> str:
     trained = load_trained(last)
     done = export(trained.model, trained.tokenizer, out / "export", card=model_card(trained, out))
-    journal.tell(
+    log.record(
         export={
             "path": str(done.path),
             "verified": done.largest_difference is not None,

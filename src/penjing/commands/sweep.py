@@ -19,7 +19,7 @@ from penjing.base.files import write_json, write_text
 from penjing.base.markup import marked
 from penjing.bench.matmul import matmul
 from penjing.bench.sweep import Grid, Measured, sweep
-from penjing.commands.plan_run import Asked, find_machine
+from penjing.commands.plan_run import PlanOptions, find_machine
 from penjing.plan import hardware
 from penjing.plan.microbenchmarks import dtypes_of, key_of
 from penjing.report.charts import Axis, Series, line_chart
@@ -66,7 +66,7 @@ def run_sweep(
         raise UserError("steps of next tokens, of all weights, are timed only", where=run.stage, got=got)
     set_threads(run.compute.threads, 1)
     device = torch.device("cuda" if torch.cuda.is_available() and run.compute.device != "cpu" else "cpu")
-    machine, target, notes = find_machine(Asked(), run)
+    machine, target, notes = find_machine(PlanOptions(), run)
 
     def predict_bytes(variant: Run) -> int | None:
         try:

@@ -1,4 +1,4 @@
-"""Carry out a run: engine, parts, the summary people know, the loop, and what came of it."""
+"""Carry out a run: strategy, parts, the summary people know, the loop, and what came of it."""
 
 from __future__ import annotations
 
@@ -14,46 +14,44 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from penjing import __version__
 from penjing.base import config
-from penjing.base import formatting as units
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, write_json
 from penjing.base.lock import locked
-from penjing.base.markup import marked
+from penjing.base.markup import marked, silent_console
 from penjing.base.registry import look_up
 from penjing.checkpoint.manifest import folder_name, steps
-from penjing.commands.adapter import save_run_adapter
-from penjing.commands.known_questions import KnownQuestions
-from penjing.commands.plan_verify import keep_score, money_lines, step_line, time_line, unseen
+from penjing.commands.plan_print import print_plan
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.eval.known_questions import KnownQuestions
+from penjing.export.adapter import save_run_adapter
 from penjing.infer.generate import generate
 from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
-from penjing.parallel.base import Engine, launched_world, make_engine
+from penjing.parallel.base import Strategy, launched_world, make_strategy
 from penjing.plan import hardware
 from penjing.plan.run_estimate import Bill
-from penjing.recipes import RECIPES, STAGES, WITH_DIAL
-from penjing.recipes.distill import fit_to_teacher
-from penjing.recipes.lora import adapter_rate
+from penjing.recipes import RECIPES, WITH_DIAL
 from penjing.track import TRACKERS
 from penjing.track.background import BackgroundTracker
 from penjing.track.base import Tracker
 from penjing.track.console import ConsoleTracker
 from penjing.track.jsonl import read_lines
-from penjing.train.build import Assembled, assemble
+from penjing.train.build import PreparedRun, prepare_run
+from penjing.train.build_context import RunHooks
+from penjing.train.build_peft_model import adapter_rate
 from penjing.train.config import Run
-from penjing.train.from_pretrained import begin_from
+from penjing.train.from_pretrained import begin_from, with_vocabulary
 from penjing.train.loop import train
 from penjing.train.oom_recovery import is_out_of_memory
 from penjing.train.run_dir import RunFolder, set_threads
-from penjing.train.stages.base import MakeStage, Size, micro_units
+from penjing.train.run_history import SPENT, append_history
 from penjing.train.watchdog import watched
 
 SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
@@ -72,7 +70,7 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
     asked = [*layers[:-1], *map(_one_length, layers[-1:])]
     base = batch_as_asked(adapter_rate(base, asked), asked)
     start = next((layer["start"] for layer in reversed(layers) if layer.get("start")), "")
-    return begin_from(str(start), base, asked) if start else fit_to_teacher(config.resolve(Run, base, *asked), asked)
+    return begin_from(str(start), base, asked) if start else with_vocabulary(config.resolve(Run, base, *asked), asked)
 
 
 def batch_as_asked(base: Layer, layers: Sequence[Layer]) -> Layer:
@@ -106,25 +104,26 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     """
     began = time.time()
     set_threads(run.compute.threads, int(os.environ.get("LOCAL_WORLD_SIZE", launched_world())))
-    engine = make_engine(run.compute.device)
-    quiet = console if engine.rank == 0 else Console(quiet=True)
+    strategy = make_strategy(run.compute.device)
+    quiet = console if strategy.rank == 0 else Console(quiet=True)
     try:
         known = KnownQuestions(run, quiet)
-        with watched(engine) as watch, locked(Path(run.out)) if engine.rank == 0 else nullcontext():
-            assembled = assemble(
+        with watched(strategy) as watch, locked(Path(run.out)) if strategy.rank == 0 else nullcontext():
+            prepared = prepare_run(
                 run,
-                engine,
-                stage_maker(run),
-                lambda fitted, steps, start: _trackers(fitted, quiet, steps, start),
-                lambda model, tokenizer, step: write_samples(
-                    run, model, tokenizer, quiet if step >= 0 else unseen(quiet)
+                strategy,
+                RunHooks(
+                    report=lambda text: quiet.print(Text(f"  {text} ...")),
+                    trackers=lambda fitted, steps, start: _trackers(fitted, quiet, steps, start),
+                    sample=lambda model, tokenizer, step: write_samples(
+                        run, model, tokenizer, quiet if step >= 0 else silent_console(quiet)
+                    ),
+                    began=began,
                 ),
-                lambda text: quiet.print(Text(f"  {text} ...")),
                 allow_change,
-                began,
             )
-            assembled = replace(assembled, parts=replace(assembled.parts, at_edge=watch.edge))
-            return _carry_out(run, assembled, known, quiet, began)
+            prepared = replace(prepared, context=replace(prepared.context, at_edge=watch.edge))
+            return _carry_out(run, prepared, known, quiet, began)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -134,52 +133,52 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
             next_step="`penjing plan memory` says what takes the room; `penjing plan search` what would fit.",
         ) from error
     finally:
-        engine.close()
+        strategy.close()
 
 
-def _carry_out(run: Run, assembled: Assembled, known: KnownQuestions, console: Console, began: float) -> dict[str, Any]:
-    engine = assembled.parts.engine
-    print_plan(assembled, engine, console, known.describe())
+def _carry_out(
+    run: Run, prepared: PreparedRun, known: KnownQuestions, console: Console, began: float
+) -> dict[str, Any]:
+    strategy = prepared.context.strategy
+    print_plan(prepared, strategy, console, known.describe())
     try:
-        if run.validate.before == "yes" and assembled.progress.step == 0:
-            assembled.parts.trackers.log(0, {"tokens": 0, **assembled.parts.validate()})
-            known.ask(assembled, "before")
-        figures = train(assembled.parts, assembled.progress)
+        if run.validate.before == "yes" and prepared.state.step == 0:
+            prepared.context.trackers.log(0, {"tokens": 0, **prepared.context.validate()})
+            known.ask(prepared, "before")
+        figures = train(prepared.context, prepared.state)
     except BaseException as error:
-        keep_score(assembled, time.time() - began, error)
+        append_history(prepared, time.time() - began, error)
         raise
     finally:
-        assembled.parts.trackers.close()
-        if hasattr(assembled.parts.source, "close"):
-            assembled.parts.source.close()
-    if run.lora.rank and engine.rank == 0:
+        prepared.context.trackers.close()
+        prepared.context.source.close()
+    if run.lora.rank and strategy.rank == 0:
         try:
-            made = save_run_adapter(run, assembled.model, assembled.base, assembled.progress.step)
+            made = save_run_adapter(run, prepared.model, prepared.base, prepared.state.step)
             console.print(Text(f"  adapter in the format of peft: {made}"))
         except UserError as error:  # the adapter is whole in its checkpoint
             console.print(marked("no adapter in the format of peft", str(error)))
-    outcome = _outcome(assembled, engine, figures, time.time() - began)
-    keep_score(assembled, time.time() - began)
-    return _with_questions(outcome, known, assembled)
+    outcome = _outcome(prepared, strategy, figures, time.time() - began)
+    append_history(prepared, time.time() - began)
+    return _with_questions(outcome, known, prepared)
 
 
 def plan_only(run: Run, console: Console) -> Bill:
     """Prepare the data, time a few steps and print the plan; nothing is trained and nothing is left behind."""
     set_threads(run.compute.threads, 1)
     with tempfile.TemporaryDirectory() as folder:
-        engine = make_engine(run.compute.device)
+        strategy = make_strategy(run.compute.device)
         trial = replace(run, out=folder)
-        assembled = assemble(
+        prepared = prepare_run(
             trial,
-            engine,
-            stage_maker(run),
-            lambda fitted, steps, start: [],
-            lambda model, tokenizer, step: write_samples(run, model, tokenizer, unseen(console)),
-            lambda text: None,
+            strategy,
+            RunHooks(
+                sample=lambda model, tokenizer, step: write_samples(run, model, tokenizer, silent_console(console))
+            ),
         )
-        print_plan(replace(assembled, run=replace(assembled.run, out=run.out)), engine, console)
-        assembled.parts.trackers.close()
-        return assembled.bill
+        print_plan(replace(prepared, run=replace(prepared.run, out=run.out)), strategy, console)
+        prepared.context.trackers.close()
+        return prepared.bill
 
 
 def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tracker]:
@@ -189,61 +188,6 @@ def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tr
         settings = {"project": run.track.project, "name": run.track.name, "config": config.to_dict(run)}
         trackers.append(BackgroundTracker("wandb", lambda: wandb(Path(run.out), **settings)))
     return trackers
-
-
-def print_plan(assembled: Assembled, engine: Engine, console: Console, further: Sequence[tuple[str, str]] = ()) -> None:
-    """What is about to happen, before step 1, in the words people know from other trainers."""
-    run, bill, size = assembled.run, assembled.bill, assembled.size
-    if run.compute.dtype == "float16" and engine.device.type == "cpu":
-        slow = "float16 matmuls on a CPU are many times slower than float32; use compute.dtype=auto"
-        console.print(marked("warning", slow))
-    title = Text(f"{run.stage} -> {run.out}", style="table.title")
-    table = Table(show_header=False, box=None, pad_edge=False, title=title, title_justify="left")
-    named = run.model.preset or run.model.architecture
-    precision = str(hardware.compute_dtype(run.compute.dtype, engine.device)).removeprefix("torch.")
-    rows = [
-        ("model", f"{named}, {bill.parameters:,} parameters, {bill.trainable_parameters:,} trainable"),
-        ("examples", f"{bill.rows_per_epoch:,} {_unit(size)}, {size.padding_fraction:.1%} padding"),
-        ("epochs", f"{bill.epochs:.2f}"),
-        ("batch per device", f"{micro_units(run, engine)} {size.unit}"),
-        ("total batch", f"{run.batch.rows} {size.unit} = {bill.tokens_per_step:,} tokens"),
-        ("accumulation", f"{assembled.parts.accumulate} on each of {engine.world} {engine.device.type}"),
-        ("optimizer steps", f"{bill.steps:,}"),
-        ("tokens", f"{units.count(bill.tokens)} of {units.count(bill.tokens_per_epoch)} per epoch"),
-        (
-            "compute",
-            f"{bill.flops:.2e} FLOPs (causal), {bill.flops_per_token_full_square * bill.tokens:.2e} full square, in "
-            + precision,
-        ),
-        ("learning", f"{run.optimizer.kind} at {run.optimizer.learning_rate:g}, {run.schedule.kind}"),
-        ("memory", f"{units.gibibytes(bill.predicted_peak_memory_bytes)} ({bill.memory_source})"),
-        ("time", time_line(bill)),
-        ("step", step_line(bill)),
-        *money_lines(bill, engine),
-    ]
-    for name, value in [*rows, *assembled.stage.describe(), *further]:
-        table.add_row(f"  {name}", Text(value))
-    console.print(table)
-    for note in assembled.stage.notes:
-        console.print(Text(f"  {note}"))
-    for note in assembled.notes:
-        console.print(marked("note", note))
-    for doubt in bill.warnings:
-        console.print(marked("warning", doubt))
-    if run.sample.every and not run.sample.prompts:
-        console.print(marked("note", f"sample.every={run.sample.every} writes nothing without sample.prompts"))
-    if assembled.resumed_from is not None:
-        console.print(f"  continues after step {assembled.resumed_from} of {bill.steps}")
-
-
-def _unit(size: Size) -> str:
-    return f"rows of {size.row_tokens} tokens" if size.unit == "rows" else size.unit
-
-
-def stage_maker(run: Run) -> MakeStage:
-    """What makes the stage of a run."""
-    make: MakeStage = look_up(STAGES, run.objective.kind, what="objective")
-    return make
 
 
 def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: Console) -> list[dict[str, Any]]:
@@ -267,51 +211,51 @@ def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: C
     return samples
 
 
-def _outcome(assembled: Assembled, engine: Engine, figures: dict[str, float], seconds: float) -> dict[str, Any]:
+def _outcome(prepared: PreparedRun, strategy: Strategy, figures: dict[str, float], seconds: float) -> dict[str, Any]:
     """What the run came to; figures of a run that was already finished are read back."""
-    folder = assembled.folder
+    folder = prepared.folder
     known = read_json(folder.outcome) if folder.outcome.is_file() else {}
-    if assembled.resumed_from == assembled.parts.num_steps and known:
+    if prepared.resumed_from == prepared.context.num_steps and known:
         return dict(known)
     if not figures:  # never validated on the way, or ended right after the last checkpoint
-        with assembled.parts.meter.share("validation"):
-            figures = assembled.parts.validate()
+        with prepared.context.meter.share("validation"):
+            figures = prepared.context.validate()
     for name in [name for name, value in figures.items() if not math.isfinite(value)]:
-        if engine.rank == 0:
+        if strategy.rank == 0:
             warnings.warn(f"{name} is no number after the last step: it is left out of {folder.outcome}", stacklevel=2)
         figures = {other: value for other, value in figures.items() if other != name}
-    totals = assembled.parts.meter.totals()
-    spent = sum(value or 0.0 for name, value in totals.items() if name in _SPENT)
-    newest = folder.checkpoints / folder_name(steps(folder.checkpoints)[0]) if engine.rank == 0 else None
+    totals = prepared.context.meter.totals()
+    spent = sum(value or 0.0 for name, value in totals.items() if name in SPENT)
+    newest = folder.checkpoints / folder_name(steps(folder.checkpoints)[0]) if strategy.rank == 0 else None
     outcome = {
         "penjing": __version__,
         "seconds": spent,
         "this_process_seconds": seconds,
         **totals,
         "other_seconds": totals["sample_seconds"],
-        "peak_memory_bytes": hardware.peak_memory_bytes(engine.device),
+        "peak_memory_bytes": hardware.peak_memory_bytes(strategy.device),
         **figures,
-        "before": _before(folder, figures) if engine.rank == 0 else {},
-        "resumed": assembled.resumed,
+        "before": _before(folder, figures) if strategy.rank == 0 else {},
+        "resumed": prepared.resumed,
         "weights_sha256": sha256_file(newest / "model.safetensors") if newest else "",
-        "data_sha256": assembled.stage.fingerprint,
+        "data_sha256": prepared.stage.fingerprint,
     }
-    if engine.rank == 0:
+    if strategy.rank == 0:
         write_json(folder.outcome, outcome)
     return outcome
 
 
-def _with_questions(outcome: dict[str, Any], known: KnownQuestions, assembled: Assembled) -> dict[str, Any]:
+def _with_questions(outcome: dict[str, Any], known: KnownQuestions, prepared: PreparedRun) -> dict[str, Any]:
     """The outcome with what became of the questions the model is known by, unless a finished run knew that already."""
-    engine = assembled.parts.engine
-    left = engine.rank == 0 and "questions" not in outcome and known.were_asked_before(assembled)
-    if not known.questions or not engine.broadcast(left):
+    strategy = prepared.context.strategy
+    left = strategy.rank == 0 and "questions" not in outcome and known.were_asked_before(prepared)
+    if not known.questions or not strategy.broadcast(left):
         return outcome
-    known.ask(assembled, "after")
-    if engine.rank != 0:
+    known.ask(prepared, "after")
+    if strategy.rank != 0:
         return outcome
-    outcome = {**outcome, "questions": known.outcome(assembled)}
-    write_json(assembled.folder.outcome, outcome)
+    outcome = {**outcome, "questions": known.outcome(prepared)}
+    write_json(prepared.folder.outcome, outcome)
     return outcome
 
 
@@ -319,6 +263,3 @@ def _before(folder: RunFolder, figures: dict[str, float]) -> dict[str, float]:
     """What the held-out texts, pairs or prompts gave before the first step, of figures that are known now too."""
     first: dict[str, Any] = next((line for line in read_lines(folder.metrics) if line["step"] == 0), {})
     return {name: value for name, value in first.items() if name in figures and name.startswith("validation_")}
-
-
-_SPENT = ("training_seconds", "validation_seconds", "checkpoint_seconds", "sample_seconds")

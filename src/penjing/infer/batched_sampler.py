@@ -26,7 +26,8 @@ from torch.nn import functional
 from penjing.base.errors import UserError
 from penjing.infer.sample import Sampling, shape
 from penjing.model.cache import Cache
-from penjing.model.transformer import Transformer, keep_casts
+from penjing.model.cast_cache import cache_casted_weights
+from penjing.model.transformer import Transformer
 
 # Rows of a forward pass are a multiple of this. A CPU takes fewer than four rows, and the last few values of a tensor,
 # by other kernels, which round otherwise: an answer's log-probabilities would depend on how many others are still being
@@ -189,7 +190,7 @@ def _writing(model: Transformer) -> Iterator[None]:
     before = model.training
     model.eval()
     try:
-        with keep_casts(model):
+        with cache_casted_weights(model):
             yield
     finally:
         model.train(before)

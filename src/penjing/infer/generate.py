@@ -10,8 +10,9 @@ import torch
 from penjing.base.errors import UserError
 from penjing.infer.sample import Sampling, pick
 from penjing.model.cache import Cache
+from penjing.model.cast_cache import cache_casted_weights
 from penjing.model.lora import using
-from penjing.model.transformer import Transformer, keep_casts
+from penjing.model.transformer import Transformer
 
 
 @torch.no_grad()
@@ -93,7 +94,7 @@ def generate(
     """
     written: list[list[int]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    with keep_casts(model):
+    with cache_casted_weights(model):
         for first in range(0, len(order), rows):
             part = order[first : first + rows]
             for pairs in stream(

@@ -1,1 +1,3 @@
-"""Floor 1: operations with more than one implementation. Plain torch is the reference beside each."""
+"""Floor 1: operations with more than one implementation. `ops.py` is their one front; plain torch is the reference."""
+
+SWITCH = "PENJING_KERNELS"  # environment variable; off: torch's own operations only, to find out what causes a fault

@@ -13,17 +13,18 @@ from torch.autograd.function import once_differentiable
 from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.cpu import tensor_arena as arena
 from penjing.kernels.cpu.chunking import row_pieces
+from penjing.kernels.dispatch import uses_manual_backward
 from penjing.kernels.triton import ops as gpu
 
-# Products are taken of a block of positions at a time: 2^23 logits are 16 MB in bfloat16. On a GPU, where every block
+# The matmul is taken of a block of positions at a time: 2^23 logits are 16 MB in bfloat16. On a GPU, where every block
 # is a launch of its own and memory is faster, 2^27.
 BLOCK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
 # Within a block the softmax goes chunk by chunk on a CPU: 4 MB in float32 stay in cache, several times 32 do not.
 CHUNK_LOGITS = 1 << 20
-ROW_LOT = 32  # on a CPU, scored positions are rounded up to this many
+ROW_MULTIPLE = 32  # on a CPU, scored positions are rounded up to this many
 
 
-class _SummedNats(torch.autograd.Function):
+class _FusedLinearCrossEntropy(torch.autograd.Function):
     """sum_n weight_n * -log softmax(hidden_n W^T)[target_n]; gradients are taken in the forward pass, per block."""
 
     @staticmethod
@@ -37,21 +38,21 @@ class _SummedNats(torch.autograd.Function):
         grad_weight_VD = arena.empty(weight_VD, weight_VD.shape, torch.float32).zero_() if needs_weight else None
         for block in _blocks(hidden_ND, weight_VD.shape[0]):
             hidden_CD, target_C, weight_C = hidden_ND[block].to(dtype), target_N[block], weight_N[block].float()
-            logits_CV = arena.product(hidden_CD, matrix_VD.T)
-            by_gpu = gpu.serves(hidden_ND.device, dtype)
-            by_kernel = by_gpu or cpu.serves(logits_CV)
+            logits_CV = arena.matmul(hidden_CD, matrix_VD.T)
+            by_gpu = gpu.supports(hidden_ND.device, dtype)
+            by_kernel = by_gpu or cpu.supports(logits_CV)
             if by_kernel:
-                nats_in_place = gpu.nats_in_place if by_gpu else cpu.nats_in_place
-                total = total + nats_in_place(logits_CV, target_C, weight_C, needs_hidden or needs_weight).sum()
-            for part in () if by_kernel else _parts(logits_CV):
-                nats, slope_CV = _nats(logits_CV[part], target_C[part, None], weight_C[part, None])
-                total = total + nats  # in place, torch 2.11 would compile a loss without gradients
+                cross_entropy_inplace = gpu.cross_entropy_inplace if by_gpu else cpu.cross_entropy_inplace
+                total = total + cross_entropy_inplace(logits_CV, target_C, weight_C, needs_hidden or needs_weight).sum()
+            for part in () if by_kernel else _chunks(logits_CV):
+                loss, grad_CV = _cross_entropy(logits_CV[part], target_C[part, None], weight_C[part, None])
+                total = total + loss  # in place, torch 2.11 would compile a loss without gradients
                 if needs_hidden or needs_weight:
-                    logits_CV[part] = slope_CV  # in place of the logits: never more than one block
+                    logits_CV[part] = grad_CV  # in place of the logits: never more than one block
             if grad_hidden_ND is not None:
                 grad_hidden_ND[block] = (logits_CV @ matrix_VD).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:
-                _add_product(grad_weight_VD, logits_CV, hidden_CD)
+                _add_matmul(grad_weight_VD, logits_CV, hidden_CD)
         ctx.save_for_backward(*(grad for grad in (grad_hidden_ND, grad_weight_VD) if grad is not None))
         return total
 
@@ -64,47 +65,49 @@ class _SummedNats(torch.autograd.Function):
         return grad_hidden_ND, grad_weight_VD, None, None, None
 
 
-def _add_product(into_VD: Tensor, slope_CV: Tensor, hidden_CD: Tensor) -> None:
-    """into += slope^T hidden, into a wider dtype: by kernels in the product itself, else on a CPU without a copy in the
+def _add_matmul(into_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -> None:
+    """into += grad^T hidden, into a wider dtype: by kernels in the matmul itself, else on a CPU without a copy in the
     sum's dtype of all that is added."""
-    if gpu.serves(into_VD.device, slope_CV.dtype):
-        gpu.add_product(into_VD, slope_CV.T, hidden_CD)
+    if gpu.supports(into_VD.device, grad_CV.dtype):
+        gpu.add_matmul(into_VD, grad_CV.T, hidden_CD)
         return
-    if cpu.serves_weights(slope_CV, hidden_CD) and cpu.serves(wide=[into_VD]):
-        cpu.weight_slopes(slope_CV, hidden_CD, into_VD, adds=True)
+    if cpu.supports_weight_grad(grad_CV, hidden_CD) and cpu.supports(wide=[into_VD]):
+        cpu.weight_grad(grad_CV, hidden_CD, into_VD, adds=True)
         return
-    more_VD = arena.product(slope_CV.T, hidden_CD)
-    if not arena.by_hand(into_VD):
+    more_VD = arena.matmul(grad_CV.T, hidden_CD)
+    if not uses_manual_backward(into_VD):
         into_VD += more_VD
         return
-    if cpu.serves(more_VD, wide=[into_VD]):
+    if cpu.supports(more_VD, wide=[into_VD]):
         cpu.add(into_VD, more_VD, into_VD)
         return
     for into_CD, more_CD in row_pieces(into_VD, more_VD):
         into_CD += arena.cast(more_CD, into_CD.dtype)
 
 
-def _nats(logits_CV: Tensor, target_C1: Tensor, weight_C1: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted sum of nats, and its slope along the logits: (softmax - one_hot) * weight. In float32."""
+def _cross_entropy(logits_CV: Tensor, target_C1: Tensor, weight_C1: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted sum of the losses and its gradient for the logits, (softmax - one_hot) * weight, in float32."""
     wide_CV = arena.cast(logits_CV, torch.float32)
-    said_C1, top_C1 = wide_CV.gather(1, target_C1), wide_CV.amax(dim=-1, keepdim=True)
-    odds_CV = (wide_CV.sub_(top_C1) if wide_CV is not logits_CV else wide_CV - top_C1).exp_()
-    sum_C1 = odds_CV.sum(dim=-1, keepdim=True)
-    nats = ((sum_C1.log() + top_C1 - said_C1) * weight_C1).sum()
-    return nats, odds_CV.mul_(weight_C1 / sum_C1).scatter_add_(1, target_C1, -weight_C1)
+    target_logit_C1, top_C1 = wide_CV.gather(1, target_C1), wide_CV.amax(dim=-1, keepdim=True)
+    exp_CV = (wide_CV.sub_(top_C1) if wide_CV is not logits_CV else wide_CV - top_C1).exp_()
+    sum_C1 = exp_CV.sum(dim=-1, keepdim=True)
+    loss = ((sum_C1.log() + top_C1 - target_logit_C1) * weight_C1).sum()
+    return loss, exp_CV.mul_(weight_C1 / sum_C1).scatter_add_(1, target_C1, -weight_C1)
 
 
-def _missing(hidden_ND: Tensor) -> int:
-    """Rows to add on a CPU so that few sizes of product come up: each is compiled when it is first seen (0.4 ms)."""
-    return -hidden_ND.shape[0] % ROW_LOT if hidden_ND.device.type == "cpu" and torch.is_grad_enabled() else 0
+def _padding(hidden_ND: Tensor) -> int:
+    """Rows to add on a CPU so that few GEMM shapes come up: each is compiled when it is first seen (0.4 ms)."""
+    return -hidden_ND.shape[0] % ROW_MULTIPLE if hidden_ND.device.type == "cpu" and torch.is_grad_enabled() else 0
 
 
-def summed_nats(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, weight_N: Tensor, dtype: torch.dtype) -> Tensor:
+def fused_linear_cross_entropy(
+    hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, weight_N: Tensor, dtype: torch.dtype
+) -> Tensor:
     """Weighted sum of the next-token losses in nats, a float32 scalar.
 
     hidden_ND: final hidden states; weight_VD: the head; target_N: token ids; weight_N: what each position counts (no
-    gradient flows to it). Never holds more than `BLOCK_LOGITS` logits, or one position's where V is larger. Matrix
-    products in `dtype`, the softmax in float32. Gradients are made here, and only where one is asked for.
+    gradient flows to it). Never holds more than `BLOCK_LOGITS` logits, or one position's where V is larger. The
+    matmuls are in `dtype`, the softmax in float32. Gradients are made here, and only where one is asked for.
 
     `torch.nn.functional.linear_cross_entropy` (2.13) knows no weights; without them one thread took 1.3 times as long
     with it and 3.6 times in its chunked form, for 4,096 positions, D 512 and V 6,400 in bfloat16.
@@ -112,11 +115,11 @@ def summed_nats(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, weight_N
     if not torch.is_grad_enabled():
         # A Function is told of `requires_grad` even under no_grad, and would make the head's gradient for nothing.
         hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()
-    missing = _missing(hidden_ND)
-    if missing:
-        hidden_ND = functional.pad(hidden_ND, (0, 0, 0, missing))
-        target_N, weight_N = functional.pad(target_N, (0, missing)), functional.pad(weight_N, (0, missing))
-    return _SummedNats.apply(hidden_ND, weight_VD, target_N, weight_N, dtype)  # type: ignore[no-any-return,no-untyped-call]
+    padding = _padding(hidden_ND)
+    if padding:
+        hidden_ND = functional.pad(hidden_ND, (0, 0, 0, padding))
+        target_N, weight_N = functional.pad(target_N, (0, padding)), functional.pad(weight_N, (0, padding))
+    return _FusedLinearCrossEntropy.apply(hidden_ND, weight_VD, target_N, weight_N, dtype)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _LogProbs(torch.autograd.Function):
@@ -129,7 +132,7 @@ class _LogProbs(torch.autograd.Function):
         norm_N = torch.empty_like(logp_2N[0])
         for part in _blocks(hidden_ND, weight_VD.shape[0], CHUNK_LOGITS):
             logits_CV = hidden_ND[part].to(dtype) @ matrix_VD.T
-            if cpu.serves(logits_CV):
+            if cpu.supports(logits_CV):
                 cpu.log_probs(logits_CV, target_N[part], logp_2N[0, part], logp_2N[1, part], norm_N[part])
                 continue
             logits_CV = logits_CV.float()
@@ -145,19 +148,19 @@ class _LogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, target_N, norm_N = ctx.saved_tensors
-        dtype, matrix_VD, slope_N = ctx.dtype, weight_VD.to(ctx.dtype), upstream[0][0]
+        dtype, matrix_VD, grad_logp_N = ctx.dtype, weight_VD.to(ctx.dtype), upstream[0][0]
         grad_hidden_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for part in _blocks(hidden_ND, weight_VD.shape[0], CHUNK_LOGITS):
             hidden_CD = hidden_ND[part].to(dtype)
             # d logp / d logits = one_hot - softmax
             logits_CV = hidden_CD @ matrix_VD.T
-            if cpu.serves(logits_CV):
-                rounded_CV = cpu.log_prob_slopes(logits_CV, target_N[part], norm_N[part], slope_N[part])
+            if cpu.supports(logits_CV):
+                rounded_CV = cpu.log_softmax_backward(logits_CV, target_N[part], norm_N[part], grad_logp_N[part])
             else:
-                slope_CV = logits_CV.float().sub_(norm_N[part, None]).exp_()
-                slope_CV.mul_(-slope_N[part, None]).scatter_add_(1, target_N[part, None], slope_N[part, None])
-                rounded_CV = slope_CV.to(dtype)
+                grad_CV = logits_CV.float().sub_(norm_N[part, None]).exp_()
+                grad_CV.mul_(-grad_logp_N[part, None]).scatter_add_(1, target_N[part, None], grad_logp_N[part, None])
+                rounded_CV = grad_CV.to(dtype)
             if grad_hidden_ND is not None:
                 grad_hidden_ND[part] = (rounded_CV @ matrix_VD).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:
@@ -171,7 +174,7 @@ def _blocks(hidden_ND: Tensor, vocabulary: int, cpu_logits: int = BLOCK_LOGITS["
     return _slices(hidden_ND.shape[0], most // vocabulary)
 
 
-def _parts(logits_CV: Tensor) -> Iterator[slice]:
+def _chunks(logits_CV: Tensor) -> Iterator[slice]:
     """Positions whose softmax is taken together: all of them on a GPU, and where a compiler cuts the work anyway."""
     rows, vocabulary = logits_CV.shape
     small = logits_CV.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -186,13 +189,13 @@ def _slices(rows: int, size: int) -> Iterator[slice]:
 def log_probs(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, dtype: torch.dtype) -> Tensor:
     """logp_2N in float32: log-probability of each target (row 0), entropy of the prediction in nats (row 1).
 
-    Gradients flow through row 0 only. Memory and dtypes as in `summed_nats`.
+    Gradients flow through row 0 only. Memory and dtypes as in `fused_linear_cross_entropy`.
     """
     if not torch.is_grad_enabled():
         hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()
-    num_scored, missing = len(target_N), _missing(hidden_ND)
-    if missing:
-        hidden_ND, target_N = functional.pad(hidden_ND, (0, 0, 0, missing)), functional.pad(target_N, (0, missing))
+    num_scored, padding = len(target_N), _padding(hidden_ND)
+    if padding:
+        hidden_ND, target_N = functional.pad(hidden_ND, (0, 0, 0, padding)), functional.pad(target_N, (0, padding))
     logp_2N: Tensor = _LogProbs.apply(hidden_ND, weight_VD, target_N, dtype)  # type: ignore[no-untyped-call]
     return logp_2N[:, :num_scored]
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from penjing.base.seeds import derive
+from penjing.loader.batch_source import Source
 from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 
 # Rows of a batch are as long as its longest group up to a power of two: attention's work grows with the row, and
@@ -15,7 +16,7 @@ from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 SMALLEST_ROW = 128
 
 
-class GroupSource:
+class GroupSource(Source):
     """Each epoch's groups in an order drawn from its seed, `micro_units` at a time; ranks take turns.
 
     make: the group of an index, 0..num_groups - 1. The place is a position in the order over all ranks and epochs.

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from penjing.loader.batch import Batch
-from penjing.loader.batch_source import Source, samples_between
+from penjing.loader.batch_source import Source, WrappedSource
 
 
-class Prefetch:
+class Prefetch(WrappedSource):
     """Wraps a source; up to `depth` batches wait on `device`.
 
     `state()` is the place after the last batch handed out, not the last one made, so a resume repeats and loses none.
@@ -21,7 +21,8 @@ class Prefetch:
     """
 
     def __init__(self, source: Source, device: torch.device, depth: int = 2) -> None:
-        self.source, self.device, self.depth = source, device, depth
+        super().__init__(source)
+        self.device, self.depth = device, depth
         self._state = source.state()
         self._thread: threading.Thread | None = None
 
@@ -63,8 +64,8 @@ class Prefetch:
         self.source.restore(state)
         self._state = state
 
-    def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-        return samples_between(self.source, before, after)
+    def place(self) -> dict[str, Any]:
+        return self._state
 
     def close(self) -> None:
         """Stop the thread and put the source, which ran ahead, back to the last batch handed out."""

@@ -92,6 +92,10 @@ class AnswerBatch:
         rows_A = torch.zeros(self.num_answers, dtype=torch.long, device=row_N.device)
         return rows_A.index_copy(0, self.answer_N, row_N)
 
+    def units_B(self, units_A: Tensor) -> Tensor:
+        """How much each row counts: the sum of its answers' units."""
+        return units_A.new_zeros(len(self.ids_BT)).index_add_(0, self.row_A(), units_A)
+
     def to(self, device: torch.device) -> AnswerBatch:
         """The same batch on `device`; copies do not wait for the device where memory is pinned."""
         if device.type == "cpu":

@@ -35,4 +35,4 @@ def initialise(model: Transformer, seed: int) -> None:
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, spread, generator=generator))
     for block in model.blocks:
         assert isinstance(block, Block)
-        block.attention.match_keys_to_queries()
+        block.attention.tie_key_init()

@@ -28,9 +28,10 @@ from torch.autograd.function import once_differentiable
 from penjing.base.config import NonNegativeInt, PositiveFloat, Settings
 from penjing.base.errors import UserError, suggest
 from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.dispatch import saves_memory
 from penjing.kernels.fp8 import linear_float8
 from penjing.model.linear import Linear
-from penjing.model.moe import Mixture, mixtures
+from penjing.model.moe import MoELayer, mixtures
 
 Kind = Literal["lora", "dora"]
 DEFAULT = "default"  # the name of the adapter that a run trains
@@ -219,7 +220,7 @@ class AdaptedLinear(Linear):
             return changed if bias_O is None else changed + bias_O
         gain_O = adapter.gain(weight_OI)
         x = x.to(weight_OI.dtype)
-        out: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+        out: Tensor = _AdaptedMatmul.apply(  # type: ignore[no-untyped-call]
             x,
             weight_OI,
             bias_O if gain_O is None else None,
@@ -235,7 +236,7 @@ class AdaptedLinear(Linear):
         return out
 
     @staticmethod
-    def join(x: Tensor, *layers: nn.Module) -> Tensor | None:
+    def packed(x: Tensor, *layers: nn.Module) -> Tensor | None:
         """The layers' outputs one after another in each row, from one product of all base weights; None where a layer
         has a way of its own: a bias, float8, DoRA, dropout, an adapter for each row."""
         mine = [layer for layer in layers if isinstance(layer, AdaptedLinear)]
@@ -252,11 +253,11 @@ class AdaptedLinear(Linear):
             return functional.linear(x, torch.cat(weights_OI))
         scales, factors = [each.size.scale for each in adapters], [each.A for each in adapters]
         factors += [each.B for each in adapters]
-        return _JoinedProduct.apply(x, scales, *weights_OI, *factors)  # type: ignore[no-any-return,no-untyped-call]
+        return _PackedMatmul.apply(x, scales, *weights_OI, *factors)  # type: ignore[no-any-return,no-untyped-call]
 
     def _base(self) -> tuple[Tensor, Tensor | None]:
         dtype = self.compute_dtype or self.weight.dtype
-        weight_OI = arena.cast(self.weight, dtype) if arena.serves(self.weight) else self.weight.to(dtype)
+        weight_OI = arena.cast(self.weight, dtype) if saves_memory(self.weight) else self.weight.to(dtype)
         return weight_OI, None if self.bias is None else self.bias.to(dtype)
 
     def _each_row(self, x: Tensor, by_row: ByRow) -> Tensor:
@@ -272,7 +273,7 @@ class AdaptedLinear(Linear):
         return out if bias_O is None else out + bias_O
 
 
-class _Product(torch.autograd.Function):
+class _AdaptedMatmul(torch.autograd.Function):
     """W x + b + s B A x with W and b frozen: no gradient of theirs, and two passes fewer over the outputs and inputs
     than the sum of three products takes. x is in the weight's dtype."""
 
@@ -293,8 +294,8 @@ class _Product(torch.autograd.Function):
         seen_NI = x_NI if mask_NI is None else (x_NI * mask_NI).mul_(kept)
         small_RI, small_OR = a_RI.to(x.dtype), b_OR.to(x.dtype)
         inner_NR = seen_NI @ small_RI.T
-        in_arena = bias_O is None and arena.serves(x)
-        out_NO = arena.product(x_NI, weight_OI.T) if in_arena else functional.linear(x_NI, weight_OI, bias_O)
+        in_arena = bias_O is None and saves_memory(x)
+        out_NO = arena.matmul(x_NI, weight_OI.T) if in_arena else functional.linear(x_NI, weight_OI, bias_O)
         out_NO.addmm_(inner_NR, small_OR.T, alpha=scale)
         ctx.save_for_backward(seen_NI, inner_NR, weight_OI, small_RI, small_OR, mask_NI)
         ctx.scale, ctx.kept, ctx.shape, ctx.dtypes = scale, kept, x.shape, (a_RI.dtype, b_OR.dtype)
@@ -311,7 +312,7 @@ class _Product(torch.autograd.Function):
         grad_b_OR = (slope_NO.T @ inner_NR).to(b_dtype).mul_(ctx.scale) if ctx.needs_input_grad[4] else None
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_NI = arena.product(slope_NO, weight_OI) if arena.serves(slope_NO) else slope_NO @ weight_OI
+            grad_NI = arena.matmul(slope_NO, weight_OI) if saves_memory(slope_NO) else slope_NO @ weight_OI
             if mask_NI is None:
                 grad_NI.addmm_(slope_NR, small_RI)
             else:
@@ -320,7 +321,7 @@ class _Product(torch.autograd.Function):
         return grad_x, None, None, grad_a_RI, grad_b_OR, None, None, None
 
 
-class _JoinedProduct(torch.autograd.Function):
+class _PackedMatmul(torch.autograd.Function):
     """The same for layers of one input side by side, without bias and dropout: x is read once for all of them, and the
     gradient of x made in one sum. The weights are put together where they are used, and kept as they are."""
 
@@ -534,7 +535,7 @@ def keep_base_in(model: nn.Module, dtype: torch.dtype) -> None:
     embedding stays, as it is looked up in float32, and so do routers.
     """
     for module in model.modules():
-        if not isinstance(module, Linear | Mixture):
+        if not isinstance(module, Linear | MoELayer):
             continue
         for parameter in module.parameters(recurse=False):  # a mixture's are its experts; its router is a module below
             if not parameter.requires_grad:

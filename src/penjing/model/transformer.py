@@ -1,28 +1,26 @@
-"""The decoder, in a straight line: embed, L blocks, norm, head."""
+"""The decoder (arXiv:1706.03762, the decoder half; arXiv:2302.13971, section 2.2), in a straight line: embed, L blocks,
+norm, head."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from penjing.kernels import fused_linear_cross_entropy as head
-from penjing.model.attention import sight
+from penjing.kernels import ops
 from penjing.model.block import Block
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
 from penjing.model.linear import Linear
-from penjing.model.moe import RouterMeans, mean_of_layers
+from penjing.model.moe import RouterStats, mean_of_layers
 from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotary_table
 
 Recompute = Literal["none", "mlp", "block"]
-# hidden_ND, weight_VD of the head, dtype of its products -> what an objective wants of them (see
+# hidden_ND, weight_VD of the head, dtype of its matmuls -> what an objective wants of them (see
 # kernels/fused_distillation_loss.py)
 Score = Callable[[Tensor, Tensor, torch.dtype], Tensor]
 
@@ -30,12 +28,12 @@ Score = Callable[[Tensor, Tensor, torch.dtype], Tensor]
 class Transformer(nn.Module):
     """A decoder equal to the stock `transformers` class of its `config.architecture`.
 
-    Parameters are float32; matrix products run in `compute_dtype` (see model/linear.py).
+    Parameters are float32; matmuls run in `compute_dtype` (see model/linear.py).
     """
 
     compute_dtype: torch.dtype | None = None
     recompute: Recompute = "none"  # see `recompute_activations`
-    head_cast: Tensor | None = None  # the head's weight in its products' dtype (see `keep_casts`)
+    head_cast: Tensor | None = None  # the head's weight in its matmul's dtype (see `cast_cache.py`)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -62,7 +60,7 @@ class Transformer(nn.Module):
 
         ids_BT: token ids. document_BT: which document each position belongs to (None: each row is one document).
         cache: keys and values of earlier positions; these tokens are appended to every row, each of which is one
-        document, and must find room there.
+        document, and must fit there.
         branch_BT, position_BT: where documents part into branches after a common beginning (see `branch_mask`); the
         position of each token in its own branch.
         """
@@ -76,7 +74,7 @@ class Transformer(nn.Module):
         branch_BT: Tensor | None,
         position_BT: Tensor | None,
         edge_S: Tensor | None = None,
-    ) -> tuple[Tensor, RouterMeans | None]:
+    ) -> tuple[Tensor, RouterStats | None]:
         """hidden_BTD, and what the routers of all layers did together."""
         assert cache is None or document_BT is None, "a cached row is one document"
         assert (branch_BT is None) == (position_BT is None), "branches have positions of their own"
@@ -85,18 +83,26 @@ class Transformer(nn.Module):
             position_BT = (
                 torch.arange(num_tokens, device=ids_BT.device)[None] if cache is None else cache.positions(num_tokens)
             )
-        windows = sorted({self.config.window(layer) for layer in range(self.config.num_layers)})
-        dtype, config = self.compute_dtype or self.embed.weight.dtype, self.config
-        sights = {
-            window: sight(position_BT, document_BT, branch_BT, edge_S, cache, window, config, dtype)
-            for window in windows
+        config = self.config
+        windows = [config.window(layer) for layer in range(config.num_layers)]
+        metadata = {
+            window: ops.make_attention_metadata(
+                position_BT,
+                document_BT,
+                heads=(config.num_kv_heads, config.head_size),
+                dtype=self.compute_dtype or self.embed.weight.dtype,
+                window=window,
+                branch_BT=branch_BT,
+                cu_seqlens_S=edge_S,
+                cache_tokens=0 if cache is None else cache.max_tokens,
+            )
+            for window in sorted(set(windows))
         }
-        rotary = rotary_table(position_BT, self.config)
+        rotary = rotary_table(position_BT, config)
         x_BTD = self.embed(ids_BT)
-        routers: list[RouterMeans] = []
-        for layer, block in enumerate(self.blocks):
-            seen = sights[self.config.window(layer)]
-            given = (x_BTD, rotary, seen, cache, position_BT, document_BT)
+        routers: list[RouterStats] = []
+        for window, block in zip(windows, self.blocks, strict=True):
+            given = (x_BTD, rotary, metadata[window], cache, position_BT, document_BT)
             if self.recompute == "block" and torch.is_grad_enabled():
                 # A block draws nothing (runs with adapters' dropout are refused): no random state need be kept.
                 x_BTD, router = checkpoint(block, *given, use_reentrant=False, preserve_rng_state=False)
@@ -110,8 +116,8 @@ class Transformer(nn.Module):
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """logits_BTV in float32, for any leading shape."""
-        kept = None if torch.is_grad_enabled() else self.head_cast
-        return head.logits(hidden_BTD, self.head_weight_VD if kept is None else kept, self._head_dtype)
+        cast = None if torch.is_grad_enabled() else self.head_cast
+        return ops.logits(hidden_BTD, self.head_weight_VD if cast is None else cast, self._head_dtype)
 
     @property
     def _head_dtype(self) -> torch.dtype:
@@ -131,7 +137,7 @@ class Transformer(nn.Module):
         edge_S: Tensor | None = None,
         temperature: float = 1.0,
         score: Score | None = None,
-    ) -> Tensor | tuple[Tensor, RouterMeans]:
+    ) -> Tensor | tuple[Tensor, RouterStats]:
         """logits_BTV in float32; given targets, logp_2N; given weights too, the weighted sum of nats.
 
         logp_2N: in float32, the log-probability of each target, and beside it the entropy of that prediction in nats,
@@ -161,37 +167,12 @@ class Transformer(nn.Module):
         elif weight_N is None:
             if temperature != 1.0:
                 hidden_ND = hidden_ND / temperature  # the head is linear and has no bias
-            scores = head.log_probs(hidden_ND, self.head_weight_VD, target_N, self._head_dtype)
+            scores = ops.log_probs(hidden_ND, self.head_weight_VD, target_N, self._head_dtype)
         else:
-            scores = head.summed_nats(hidden_ND, self.head_weight_VD, target_N, weight_N, self._head_dtype)
+            scores = ops.fused_linear_cross_entropy(
+                hidden_ND, self.head_weight_VD, target_N, weight_N, self._head_dtype
+            )
         return scores if routers is None else (scores, routers)
-
-
-@contextmanager
-def keep_casts(model: Transformer) -> Iterator[None]:
-    """For writing: weights on a CPU are cast to `compute_dtype` once, not for every product without gradients, so that
-    a token takes little longer than its weights to be read; they must not change meanwhile. And nothing compiled is
-    used, which would be compiled again for every length."""
-    layers = [layer for layer in model.modules() if type(layer) is Linear and layer is not model.head]
-    mine = [layer for layer in layers if layer.cast is None and _is_cast(layer.weight, layer.compute_dtype)]
-    has_head = model.head_cast is None and _is_cast(model.head_weight_VD, model.compute_dtype)
-    for layer in mine:
-        layer.cast = layer.weight.detach().to(layer.compute_dtype)
-    if has_head:
-        model.head_cast = model.head_weight_VD.detach().to(model.compute_dtype)
-    # What was never loaded has compiled nothing, and takes seconds to load.
-    stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    try:
-        with stance:
-            yield
-    finally:
-        for layer in mine:
-            layer.cast = None
-        model.head_cast = None if has_head else model.head_cast
-
-
-def _is_cast(weight: Tensor, dtype: torch.dtype | None) -> bool:
-    return type(weight) is nn.Parameter and weight.device.type == "cpu" and dtype not in (None, weight.dtype)
 
 
 def recompute_activations(model: Transformer, what: Recompute) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penjing.kernels import fused_linear_cross_entropy as head
+from penjing.kernels import ops
 from penjing.model.transformer import Transformer
 
 
@@ -49,13 +49,13 @@ class ScalarHead(nn.Module):
             )
         hidden_BTD, routers = self.model._hidden(ids_BT, document_BT, None, branch_BT, position_BT)
         hidden_ND = hidden_BTD.flatten(0, 1)
-        # In float32 whatever the products are in: one vector costs nothing, and rewards differ in small digits.
+        # In float32 whatever the matmuls are in: one vector costs nothing, and rewards differ in small digits.
         value_N = (hidden_ND[scalar_N].float() * self.scalar).sum(dim=-1)
         given: tuple[Any, ...] = (value_N,)
         if target_N is not None:
             scored_ND = hidden_ND if scored_N is None else hidden_ND[scored_N]
             weight_VD, dtype = self.model.head_weight_VD, self.model._head_dtype
-            given = (head.log_probs(scored_ND, weight_VD, target_N, dtype), value_N)
+            given = (ops.log_probs(scored_ND, weight_VD, target_N, dtype), value_N)
         if routers is not None:
             given = (*given, routers)
         return given[0] if len(given) == 1 else given

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
+
+from penjing.base.config import Settings
+
+if TYPE_CHECKING:
+    from penjing.objective.rollout import Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +20,84 @@ class Loss:
 
     total: Tensor
     parts: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitLengths:
+    """What one unit of a batch (row, pair, prompt) is taken to hold where there are no data to look at."""
+
+    tokens: float  # positions of its forward pass
+    keys: float  # that a query sees on average
+    extra_forwards: float = 0.0  # forward passes of other models
+    note: str = ""  # what was assumed
+
+
+class ObjectiveSettings(Settings):
+    """What follows from an objective's settings alone, without data. A class overrides what differs.
+
+    Each has a field `kind`, its name in a configuration. What needs data is asked of the stage (train/stages/base.py).
+    """
+
+    section: ClassVar = "objective"
+    kind: str
+
+    @property
+    def stage(self) -> str:
+        """Its line in the table of stages (train/stages/__init__.py)."""
+        return self.kind
+
+    @property
+    def indivisible_units(self) -> int:
+        """Units that one forward pass must hold together."""
+        return 1
+
+    @property
+    def varying_shapes(self) -> bool:
+        """Whether each step's batches have another shape, so that no static graph serves all of them."""
+        return False
+
+    @property
+    def compares_passes(self) -> bool:
+        """Whether the loss compares two forward passes, which must then not differ by dropout or rounding."""
+        return False
+
+    @property
+    def compares_with_start(self) -> bool:
+        """Whether a resumed run needs its start weights again, beside those of its checkpoint."""
+        return False
+
+    @property
+    def generates_text(self) -> bool:
+        """Whether what is trained predicts tokens in the end, and can be asked questions."""
+        return True
+
+    @property
+    def is_language_modelling(self) -> bool:
+        """Whether its held-out loss is nats per token of text, for which scaling laws hold."""
+        return False
+
+    @property
+    def vocabulary_of(self) -> str:
+        """A model whose vocabulary a model that is trained from nothing must have; empty: none."""
+        return ""
+
+    @property
+    def adapter_rate_factor(self) -> float:
+        """How much larger the learning rate of adapters is than that of whole weights.
+
+        What adapters add begins at zero and is a matmul of two small matrices, so the same rate moves the model less:
+        at a whole model's rate DPO with adapters learned next to nothing (docs/log.md).
+        """
+        return 10
+
+    @property
+    def sampling(self) -> Rollout | None:
+        """How the model samples the answers that it learns from; None: it learns from given ones."""
+        return None
+
+    def unit_lengths(self, row_tokens: int) -> UnitLengths:
+        """Full rows, the most there can be."""
+        return UnitLengths(tokens=row_tokens, keys=(row_tokens + 1) / 2)
 
 
 class Objective(Protocol):

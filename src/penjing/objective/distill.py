@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Gt, Lt
 from torch import Tensor
 
-from penjing.base.config import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Settings
+from penjing.base.config import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from penjing.base.errors import UserError
 from penjing.kernels.fused_distillation_loss import (
     Divergence,
@@ -25,16 +25,14 @@ from penjing.kernels.fused_distillation_loss import (
 from penjing.loader.batch import Batch
 from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.model.transformer import Transformer
-from penjing.objective.base import Loss
+from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths
 from penjing.objective.next_token import FIGURE
 from penjing.objective.router import RouterSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distill(Settings):
+class Distill(ObjectiveSettings):
     """Learn from another model that has the same vocabulary. Formulas: `penjing.kernels.fused_distillation_loss`."""
-
-    section: ClassVar = "objective"
 
     kind: Literal["distill"] = "distill"
     teacher: str = ""  # run, checkpoint, Hugging Face directory or hub name
@@ -87,6 +85,26 @@ class Distill(Settings):
             )
 
     @property
+    def stage(self) -> str:
+        return "distill/on_policy" if self.mode == "on_policy" else "distill"
+
+    @property
+    def varying_shapes(self) -> bool:
+        return self.mode == "on_policy"
+
+    @property
+    def is_language_modelling(self) -> bool:
+        return True
+
+    @property
+    def vocabulary_of(self) -> str:
+        return self.teacher
+
+    def unit_lengths(self, row_tokens: int) -> UnitLengths:
+        note = "the teacher is taken to be as large as the student"
+        return replace(super().unit_lengths(row_tokens), extra_forwards=1.0, note=note)
+
+    @property
     def measure(self) -> Measure:
         return Measure(
             divergence=self.divergence,
@@ -124,10 +142,8 @@ class Distillation:
         router: RouterSettings = RouterSettings(),
         *,
         num_ids: int = 0,
-        biased: bool = False,
     ) -> None:
         self.settings, self.teacher, self.router, self.num_ids = settings, teacher, router, num_ids
-        self.biased = biased
 
     def weight(self, batch: Batch | AnswerBatch) -> Tensor:
         return batch.weight_N.sum()
@@ -157,10 +173,8 @@ class Distillation:
             del parts[FIGURE]  # over all units it would be the mean of a part of them
         if self.settings.divergence != "forward":
             parts["divergence_nats_per_token"] = sums.divergence.detach()
-        if means is None:
-            return Loss(sums.total, parts)
-        more, of_router = self.router.loss(means, self._units_B(batch), biased=self.biased)
-        return Loss(sums.total + more, {**parts, **of_router})
+        units_B = batch.units_B if isinstance(batch, Batch) else lambda: batch.units_B(batch.length_A())
+        return self.router.added_to(Loss(sums.total, parts), means, units_B)
 
     @torch.no_grad()
     def _teacher(self, batch: Batch | AnswerBatch, branches: dict[str, Any]) -> Teacher:
@@ -172,11 +186,6 @@ class Distillation:
             hidden_ND = hidden_ND[batch.scored_N]
         weight_VD = self.teacher.head_weight_VD.detach()
         return LiveTeacher(hidden_ND, weight_VD, self.teacher.compute_dtype or weight_VD.dtype)
-
-    def _units_B(self, batch: Batch | AnswerBatch) -> Tensor:
-        if isinstance(batch, Batch):
-            return batch.units_B()
-        return batch.weight_N.new_zeros(len(batch.ids_BT)).index_add_(0, batch.row_A(), batch.length_A())
 
 
 def _score(hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype, **given: Any) -> Tensor:

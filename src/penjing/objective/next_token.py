@@ -9,17 +9,21 @@ from typing import Any, Literal
 from torch import Tensor
 
 from penjing.loader.batch import Batch
-from penjing.objective.base import Loss
+from penjing.objective.base import Loss, ObjectiveSettings
 from penjing.objective.router import RouterSettings
 
 FIGURE = "loss_nats_per_token"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NextTokenSettings:
+class NextTokenSettings(ObjectiveSettings):
     """Learn to predict each next token: pretraining, and SFT where only answers count."""
 
     kind: Literal["next_token"] = "next_token"
+
+    @property
+    def is_language_modelling(self) -> bool:
+        return True
 
 
 class NextToken:
@@ -30,8 +34,8 @@ class NextToken:
 
     unit = "token"
 
-    def __init__(self, router: RouterSettings = RouterSettings(), *, biased: bool = False) -> None:
-        self.router, self.biased = router, biased
+    def __init__(self, router: RouterSettings = RouterSettings()) -> None:
+        self.router = router
 
     def weight(self, batch: Batch) -> Tensor:
         return batch.weight_N.sum()
@@ -46,8 +50,5 @@ class NextToken:
             weight_N=batch.weight_N,
             **more,
         )
-        if isinstance(scored, Tensor):
-            return Loss(scored, {FIGURE: scored.detach()})
-        nats, means = scored
-        balance, parts = self.router.loss(means, batch.units_B(), biased=self.biased)
-        return Loss(nats + balance, {FIGURE: nats.detach(), **parts})
+        nats, means = (scored, None) if isinstance(scored, Tensor) else scored
+        return self.router.added_to(Loss(nats, {FIGURE: nats.detach()}), means, batch.units_B)

@@ -26,18 +26,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from annotated_types import Gt, Le
 from torch import Tensor
 
 from penjing.agent_tools.base import ToolSettings
 from penjing.base.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Settings
 from penjing.base.errors import UserError
-from penjing.data.chat.render import Switch
 from penjing.loader.shared_prompt_batch import AnswerBatch
-from penjing.objective.base import Loss
+from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths
+from penjing.objective.rollout import Rollout
 from penjing.objective.router import RouterSettings
 from penjing.objective.value import value_loss
 
@@ -56,49 +55,6 @@ PER_TOKEN = ("dapo", "cispo", "ppo")  # a unit is a token; of the others an answ
 LARGEST_LOG_RATIO = 20.0  # beyond it the ratio is noise, and a clipped infinity times 0 would be no number
 COUNTS = "counts"  # figure of each answer: 0 where it is in the batch but not learned from
 ADVANTAGE = "advantage"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rollout(Settings):
-    """How answers are sampled."""
-
-    section: ClassVar = "objective.rollout"
-
-    answers: PositiveInt = 8  # to each prompt
-    max_tokens: PositiveInt = 64  # longest answer; of several turns all together, with what tools say between them
-    temperature: PositiveFloat = 1.0  # of sampling, and of the policy that is trained
-    # below 1, answers are drawn from another distribution than the one that is trained
-    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    top_k: NonNegativeInt = 0  # the same; 0 = all
-    updates: PositiveInt = 1  # optimizer steps that one round of sampling serves, each with prompts of its own
-    repeats: PositiveInt = 1  # times those steps are gone through
-    slots: NonNegativeInt = 0  # answers written at once on one device; 0 = 64 on a CPU, else 256
-    # Whether old log-probabilities are the sampler's own, or taken by the training pass before the first step.
-    behaviour: Literal["sampled", "recomputed"] = "sampled"
-    # Whether answers begin inside a thought (on) or behind an empty one (off); auto: as the model likes.
-    thinking: Switch = "auto"
-    # of the model in one answer; after a turn that calls tools it reads their results and goes on
-    max_turns: PositiveInt = 1
-    tools: tuple[
-        str, ...
-    ] = ()  # on offer, see `penjing.agent_tools`; NAME=TOOL under another name, MODULE:CLASS your own
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tools and self.max_turns == 1:
-            raise UserError(
-                "tools are called between turns",
-                where="objective.rollout.max_turns",
-                got=1,
-                wanted="at least 2 with objective.rollout.tools",
-            )
-        if self.max_turns > 1 and not self.tools:
-            raise UserError(
-                "without tools an answer is one turn",
-                where="objective.rollout.max_turns",
-                got=self.max_turns,
-                next_step="Give objective.rollout.tools=calculator.",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +120,8 @@ class Value(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy(Settings):
+class Policy(ObjectiveSettings):
     """Reinforcement learning on sampled answers."""
-
-    section: ClassVar = "objective"
 
     kind: Literal["policy"] = "policy"
     loss: PolicyLoss = "grpo"
@@ -246,13 +200,39 @@ class Policy(Settings):
                 raise UserError(f"has no effect without {wanted}", where=f"objective.{name}", got=got)
 
     @property
+    def varying_shapes(self) -> bool:
+        return True
+
+    @property
+    def compares_passes(self) -> bool:
+        return True
+
+    @property
+    def compares_with_start(self) -> bool:
+        return self.kl_weight > 0
+
+    @property
+    def sampling(self) -> Rollout:
+        return self.rollout
+
+    def unit_lengths(self, row_tokens: int) -> UnitLengths:
+        """Half of the longest prompt and of the longest answer."""
+        how = self.rollout
+        prompt, answer = (row_tokens - how.max_tokens) / 2, how.max_tokens / 2
+        extra = float(self.kl_weight > 0) + float(how.behaviour == "recomputed")
+        note = f"prompts are taken to have {prompt:.0f} tokens and answers {answer:.0f}, half of the most"
+        return UnitLengths(
+            tokens=prompt + how.answers * answer, keys=prompt + answer / 2, extra_forwards=extra, note=note
+        )
+
+    @property
     def strictly_on_policy(self) -> bool:
         """Whether each answer serves one step alone, so that the policy that learns from it is the one that wrote it.
 
         Then the ratio is 1 by its definition, whatever rounding lies between writing and scoring: of bfloat16 it is
         wider than gspo's clip of 3e-4, and would cut off answers by chance.
         """
-        return self.rollout.updates * self.rollout.repeats == 1
+        return self.rollout.steps_per_round == 1
 
     @property
     def clip(self) -> tuple[float, float]:
@@ -293,8 +273,8 @@ class PolicyObjective:
     head (model/value_head.py).
     """
 
-    def __init__(self, settings: Policy, router: RouterSettings = RouterSettings(), *, biased: bool = False) -> None:
-        self.settings, self.router, self.biased = settings, router, biased
+    def __init__(self, settings: Policy, router: RouterSettings = RouterSettings()) -> None:
+        self.settings, self.router = settings, router
         self.unit = "token" if settings.loss in PER_TOKEN else "answer"
 
     def weight(self, batch: AnswerBatch) -> Tensor:
@@ -331,13 +311,7 @@ class PolicyObjective:
             loss, value_parts = self._of_values(others.pop(0), batch)
             total, parts = total + loss, {**parts, **value_parts}
         means = others[0] if others else None
-        if means is not None:
-            units_A = self._units_A(batch)
-            rows = batch.ids_BT.shape[0]
-            units_B = units_A.new_zeros(rows).index_add_(0, batch.row_A(), units_A)
-            loss, router_parts = self.router.loss(means, units_B, biased=self.biased)
-            total, parts = total + loss, {**parts, **router_parts}
-        return Loss(total, parts)
+        return self.router.added_to(Loss(total, parts), means, lambda: batch.units_B(self._units_A(batch)))
 
     def _of_values(self, value_N: Tensor, batch: AnswerBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The value's weighted loss as a sum over units, and its figures."""

@@ -4,32 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from penjing.base.config import NonNegativeFloat, Settings
+from penjing.base.config import NonNegativeFloat
 from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.model.value_head import answer_places
-from penjing.objective.base import Loss
+from penjing.objective.base import Loss, ObjectiveSettings
 from penjing.objective.router import RouterSettings
 
 MARGIN = "margin"  # name among a batch's figures: by how much a pair's first answer is better, on both of its answers
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardModel(Settings):
+class RewardModel(ObjectiveSettings):
     """Learn to score answers from pairs."""
-
-    section: ClassVar = "objective"
 
     kind: Literal["reward"] = "reward"
     # Of the squared sum of a pair's rewards: keeps them around zero, which pairs alone leave open; 0.01 is usual.
     centre_weight: NonNegativeFloat = 0.01
     # data: a pair's own `margin` is asked for between its rewards. none: more is better, however much was said.
     margin: Literal["data", "none"] = "data"
+
+    @property
+    def varying_shapes(self) -> bool:
+        return True
+
+    @property
+    def generates_text(self) -> bool:
+        return False
 
 
 def ranking_losses(settings: RewardModel, reward_P2: Tensor, margin_P: Tensor) -> Tensor:
@@ -49,10 +55,8 @@ class RewardObjective:
 
     unit = "pair"
 
-    def __init__(
-        self, settings: RewardModel, router: RouterSettings = RouterSettings(), *, biased: bool = False
-    ) -> None:
-        self.settings, self.router, self.biased = settings, router, biased
+    def __init__(self, settings: RewardModel, router: RouterSettings = RouterSettings()) -> None:
+        self.settings, self.router = settings, router
 
     def weight(self, batch: AnswerBatch) -> Tensor:
         return torch.tensor(batch.num_answers / 2, device=batch.ids_BT.device)
@@ -71,12 +75,7 @@ class RewardObjective:
             "chosen_reward": known_P2[:, 0].sum(),
             "rejected_reward": known_P2[:, 1].sum(),
         }
-        if means is not None:
-            units_A = torch.full_like(reward_A, 0.5)
-            units_B = reward_A.new_zeros(len(batch.ids_BT)).index_add(0, batch.row_A(), units_A)
-            more, router_parts = self.router.loss(means, units_B, biased=self.biased)
-            total, parts = total + more, {**parts, **router_parts}
-        return Loss(total, parts)
+        return self.router.added_to(Loss(total, parts), means, lambda: batch.units_B(torch.full_like(reward_A, 0.5)))
 
 
 def score_answers(model: Callable[..., Any], batch: AnswerBatch) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from penjing.base.config import NonNegativeFloat, Settings
-from penjing.model.moe import RouterMeans
+from penjing.model.config import ModelConfig
+from penjing.model.moe import RouterStats
+from penjing.objective.base import Loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,20 +27,24 @@ class RouterSettings(Settings):
     z_weight: NonNegativeFloat = 0.0  # of the router's logsumexp squared, which keeps its logits small; 0.001 is usual
     bias_rate: NonNegativeFloat = 0.001  # glm4_moe: how far a step moves an expert's bias, up if it had too few tokens
 
-    def balance_kind(self, *, biased: bool) -> Literal["batch", "sequence", "none"]:
-        """What `auto` comes to. biased: the router is balanced by bias."""
+    def for_model(self, model: ModelConfig) -> RouterSettings:
+        """The same with what `auto` comes to for this model, whose router may be balanced by bias."""
         if self.balance != "auto":
-            return self.balance
-        return "none" if biased else "batch"
+            return self
+        return replace(self, balance="none" if model.architecture == "glm4_moe" else "batch")
 
-    def loss(self, means: RouterMeans, units_B: Tensor, *, biased: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum to be added over these rows, and its parts by name; a row weighs as many units as it has.
-
-        biased: the router is balanced by bias.
-        """
-        kind = self.balance_kind(biased=biased)
+    def loss(self, means: RouterStats, units_B: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum to be added over these rows, and its parts by name; a row weighs as many units as it has."""
         units_B = units_B.to(means.z_B.dtype)
-        balance = means.batch * units_B.sum() if kind == "batch" else (means.sequence_B * units_B).sum()
+        over_pass = self.balance in ("auto", "batch")
+        balance = means.batch * units_B.sum() if over_pass else (means.sequence_B * units_B).sum()
         z = (means.z_B * units_B).sum()
-        total = self.z_weight * z + (0.0 if kind == "none" else self.balance_weight * balance)
+        total = self.z_weight * z + (0.0 if self.balance == "none" else self.balance_weight * balance)
         return total, {"router_balance": balance.detach(), "router_z": z.detach()}
+
+    def added_to(self, loss: Loss, means: RouterStats | None, units_B: Callable[[], Tensor]) -> Loss:
+        """An objective's loss with that of the routers. means: None of a dense model, which has none."""
+        if means is None:
+            return loss
+        total, parts = self.loss(means, units_B())
+        return Loss(loss.total + total, {**loss.parts, **parts})

@@ -1,6 +1,6 @@
-"""Floor 3: engines. One device, or many; nobody outside reaches into a wrapped model."""
+"""Floor 3: strategies. One device, or many; nobody outside reaches into a wrapped model."""
 
-ENGINES = {
+STRATEGIES = {
     "single": "penjing.parallel.single:Single",
     "ddp": "penjing.parallel.ddp:DataParallel",
 }

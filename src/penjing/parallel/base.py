@@ -1,4 +1,4 @@
-"""The contract of an engine, and where it runs."""
+"""The contract of a strategy, and where it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penjing.base.errors import UserError
 from penjing.parallel.grad_scaler import LossScaler
 
 
-class Engine(Protocol):
+class Strategy(Protocol):
     """Runs a model on its devices. `rank` of `world` processes; `device` is this one's.
 
     One that is given a `scaler` (parallel/grad_scaler.py) scales the loss and unscales the gradients.
@@ -23,7 +23,7 @@ class Engine(Protocol):
     rank: int
     world: int
     device: torch.device
-    scaler: LossScaler  # set only where products are taken in float16
+    scaler: LossScaler | None  # where matmuls are in float16
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         """The model as a callable whose gradients are summed over all ranks."""
@@ -71,20 +71,6 @@ def clip_gradients(model: nn.Module, largest_norm: float, scaler: LossScaler | N
     return norm
 
 
-def allow_tf32(setting: str, device: torch.device) -> None:
-    """Let float32 products run on tensor cores in tf32 (10 bits of mantissa) where `compute.dtype` says so, and only
-    there. Raises UserError where there are none."""
-    wanted = setting == "tf32"
-    if wanted and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
-        raise UserError(
-            "needs an NVIDIA card of compute capability 8.0 or later",
-            where="compute.dtype",
-            got="tf32",
-            next_step="Use compute.dtype=auto.",
-        )
-    torch.backends.cuda.matmul.allow_tf32 = wanted
-
-
 def local_device(name: str) -> torch.device:
     """The device called `name` for this process: `auto` takes CUDA, then Apple's, then the CPU.
 
@@ -124,11 +110,11 @@ def launched_world() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def make_engine(device_name: str) -> Engine:
-    """The engine for how this process was launched: torchrun with several processes makes it data parallel."""
+def make_strategy(device_name: str) -> Strategy:
+    """The strategy for how this process was launched: torchrun with several processes makes it data parallel."""
     from penjing.base.registry import look_up
-    from penjing.parallel import ENGINES
+    from penjing.parallel import STRATEGIES
 
     kind = "ddp" if launched_world() > 1 else "single"
-    engine: Engine = look_up(ENGINES, kind, what="engine")(local_device(device_name))
-    return engine
+    strategy: Strategy = look_up(STRATEGIES, kind, what="strategy")(local_device(device_name))
+    return strategy

@@ -25,7 +25,7 @@ PATIENCE = timedelta(days=30)
 class DataParallel:
     """DDP. Its all-reduce takes the mean over ranks; `backward` multiplies by the world size to make it the sum."""
 
-    scaler: LossScaler  # set only where products are taken in float16
+    scaler: LossScaler | None = None  # where matmuls are in float16
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -50,12 +50,12 @@ class DataParallel:
         return nullcontext() if last else self._model.no_sync()
 
     def backward(self, total: Tensor) -> None:
-        scaler = getattr(self, "scaler", None)
         total = total * self.world
-        (total if scaler is None else scaler.scaled(total)).backward()
+        scaled = total if self.scaler is None else self.scaler.scaled(total)
+        scaled.backward()  # type: ignore[no-untyped-call]
 
     def clip(self, largest_norm: float) -> Tensor:
-        return clip_gradients(self._model, largest_norm, getattr(self, "scaler", None))
+        return clip_gradients(self._model, largest_norm, self.scaler)
 
     def add(self, value: Tensor) -> Tensor:
         value = value.clone()

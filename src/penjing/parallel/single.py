@@ -14,11 +14,11 @@ from penjing.parallel.grad_scaler import LossScaler
 
 
 class Single:
-    """The engine without neighbours: every operation is the plain one."""
+    """The strategy without neighbours: every operation is the plain one."""
 
     rank, world = 0, 1
 
-    scaler: LossScaler  # set only where products are taken in float16
+    scaler: LossScaler | None = None  # where matmuls are in float16
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -33,11 +33,11 @@ class Single:
         return nullcontext()
 
     def backward(self, total: Tensor) -> None:
-        scaler = getattr(self, "scaler", None)
-        (total if scaler is None else scaler.scaled(total)).backward()
+        scaled = total if self.scaler is None else self.scaler.scaled(total)
+        scaled.backward()  # type: ignore[no-untyped-call]
 
     def clip(self, largest_norm: float) -> Tensor:
-        return clip_gradients(self._model, largest_norm, getattr(self, "scaler", None))
+        return clip_gradients(self._model, largest_norm, self.scaler)
 
     def add(self, value: Tensor) -> Tensor:
         return value

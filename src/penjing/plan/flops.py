@@ -13,12 +13,15 @@ llm-foundry report; higher by the half that a causal mask throws away.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from penjing.model.config import ModelConfig
-from penjing.plan.trainable import Trainable
+
+if TYPE_CHECKING:  # needs torch
+    from penjing.plan.trainable import Trainable
 
 
 @dataclass(frozen=True, slots=True)

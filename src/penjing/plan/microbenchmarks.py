@@ -18,8 +18,9 @@ import torch.distributed as distributed
 import torch.multiprocessing as multiprocessing
 import torch.nn.functional as functional
 
+from penjing.kernels.attention_metadata import first_keys
 from penjing.kernels.cpu import ops as cpu
-from penjing.kernels.document_attention import find_lots, tiled_attention
+from penjing.kernels.tiled_attention import group_tiles, tiled_attention
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
@@ -177,17 +178,17 @@ def attention_rate(dtype: str, device: torch.device, cpu_tokens: int = CPU_LENGT
     q, k, v = (torch.randn(shape, device=device, dtype=kind, requires_grad=True) for _ in range(3))
     slope = torch.ones(shape, device=device, dtype=kind)
     document_BT = torch.zeros(rows, tokens, dtype=torch.int64)
-    first_BT, lots = None, None  # which a model finds once for all its layers
-    if cpu.serves_attention(kind, size, rows * heads) and not on_gpu:
-        first_BT = cpu.first_keys(document_BT, 0)
+    first_BT, groups = None, None  # which a model finds once for all its layers
+    if cpu.supports_attention(kind, size, rows * heads) and not on_gpu:
+        first_BT = first_keys(document_BT, 0)
     elif not on_gpu:
-        lots = find_lots(document_BT, None, 0, kind)
+        groups = group_tiles(document_BT, None, 0, kind)
 
     def work() -> None:
         if on_gpu:
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            mixed = tiled_attention(q, k, v, document_BT, lots=lots, first_BT=first_BT)
+            mixed = tiled_attention(q, k, v, document_BT, groups=groups, first_BT=first_BT)
         mixed.backward(slope)  # type: ignore[no-untyped-call]
         q.grad = k.grad = v.grad = None
 

@@ -164,5 +164,5 @@ def drift(entries: Sequence[Entry], machine: str) -> str:
     changed = f" (torch went through {', '.join(versions)})" if len(versions) > 1 else ""
     return (
         f"the last {len(newest)} plans on {machine} were {middle:.0%} off, {way}{changed}; "
-        "run `penjing profile`, and see what else runs here"
+        "run `penjing plan profile`, and see what else runs here"
     )

@@ -1,16 +1,23 @@
-"""A machine's own figures, measured once (`penjing profile`) and kept: level L1 of a plan."""
+"""A machine's own figures, measured once (`penjing plan profile`) and kept: level L1 of a plan."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from penjing.base.files import read_json, write_json
-from penjing.plan.device_model import LAUNCH_SECONDS, PCIE_BYTES_PER_SECOND, Attention, Machine, Product
-from penjing.plan.gpu_specs import card_called
+from penjing.plan.device_model import (
+    LAUNCH_SECONDS,
+    PCIE_BYTES_PER_SECOND,
+    Attention,
+    Machine,
+    Product,
+    machine_of_card,
+)
+from penjing.plan.gpu_specs import Card, card_called, find_card
 from penjing.plan.user_dir import home
 
 VERSION = 1
@@ -137,3 +144,24 @@ def profile_called(card: str) -> Profile | None:
         if found is not None and found.name == card:
             return profile
     return None
+
+
+def gpu_called(name: str) -> Machine:
+    """The GPU of this name: measured rates where there is a profile of it, else its specification."""
+    card = find_card(name)
+    stored = profile_called(card.name)
+    return machine_of_card(card) if stored is None else with_specs(stored.machine(), card)
+
+
+def with_specs(machine: Machine, card: Card | None) -> Machine:
+    """A profile's rates with the specified peaks of its GPU and, where the driver did not report them, its watts."""
+    if card is None:
+        return machine
+    sheet = machine_of_card(card)
+    return replace(
+        machine,
+        name=card.name,
+        peak_flops=sheet.peak_flops,
+        watts=machine.watts or sheet.watts,
+        product_flops={**sheet.product_flops, **machine.product_flops},
+    )

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from penjing.model.transformer import Recompute
 from penjing.plan.flops import windowed_keys
 from penjing.plan.shape import Shape
-from penjing.plan.trainable import Trainable
+
+if TYPE_CHECKING:  # need torch
+    from penjing.model.transformer import Recompute
+    from penjing.plan.trainable import Trainable
 
 VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4}
 # Values read and written by elementwise kernels, forward and backward, for one token of one block: norms, residuals,

@@ -1,4 +1,4 @@
-"""Floor 6: stages. A recipe is the list of what it changes; `penjing train NAME` runs one."""
+"""Recipes: each the list of what it changes; `penjing train NAME` runs one."""
 
 RECIPES = {
     "pretrain": "penjing.recipes.pretrain:pretrain",
@@ -13,13 +13,5 @@ RECIPES = {
     "reward": "penjing.recipes.reward:reward",
     "grpo": "penjing.recipes.grpo:grpo",
     "ppo": "penjing.recipes.ppo:ppo",
-}
-# What brings data and objective, by `objective.kind`.
-STAGES = {
-    "next_token": "penjing.train.stages.next_token:NextTokenStage",
-    "distill": "penjing.recipes.distill:make_stage",
-    "preference": "penjing.recipes.dpo:make_stage",
-    "reward": "penjing.train.stages.reward:RewardStage",
-    "policy": "penjing.rl.stage:PolicyStage",
 }
 WITH_DIAL = ("ladder",)  # ladder:30m

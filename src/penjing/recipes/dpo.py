@@ -13,14 +13,7 @@ pairs have none: 40 of 40 right before, 1 after; an NLL term of the chosen answe
 from __future__ import annotations
 
 from penjing.base.config import Layer
-from penjing.infer.sample import Sampling
-from penjing.infer.sampler_factory import writer
-from penjing.objective.preference import Preference
-from penjing.parallel.base import Engine
 from penjing.recipes.sft import sft
-from penjing.train.config import Run
-from penjing.train.stages.base import Report
-from penjing.train.stages.preference import PreferenceStage
 
 
 def dpo() -> Layer:
@@ -36,10 +29,3 @@ def dpo() -> Layer:
         "schedule": {"kind": "cosine", "warmup_fraction": 0.1, "floor_fraction": 0.1},
         "validate": {"every": 50, "before": "yes"},
     }
-
-
-def make_stage(run: Run, engine: Engine, report: Report) -> PreferenceStage:
-    """What preference tuning brings to a run."""
-    settings = run.objective
-    assert isinstance(settings, Preference)
-    return PreferenceStage(run, engine, report, writer(settings.own_answer_tokens, Sampling(temperature=1.0)))

@@ -1,4 +1,4 @@
-"""Right answers as a table: each kind and language before and after fine-tuning, beside what guessing would get."""
+"""Right answers as a table: each kind and language before and after training, beside what guessing would get."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penjing.base.interval import wilson
 from penjing.report.load_run import Row
 
-BEFORE, AFTER = "pretrain", "sft"
+BEFORE, AFTER = "before", "after"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,13 @@ class Line:
     def chance(self) -> float | None:
         return self.best.chance if self.best else None
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the fraction right after training lies below the 95 % interval from before."""
+        if self.before is None or self.after is None:
+            return False
+        return self.after.fraction < self.before.interval[0]
+
 
 def pool(rows: Iterable[Row]) -> Score | None:
     """All rows together; chance is weighted by the questions asked. None when nothing was asked."""
@@ -74,6 +81,12 @@ def _line(rows: Sequence[Row], kind: str, language: str) -> Line | None:
     before = pool(row for row in chosen if row.stage == BEFORE)
     after = pool(row for row in chosen if row.stage == AFTER)
     return Line(kind=kind, language=language, before=before, after=after) if before or after else None
+
+
+def lost_kinds(rows: Sequence[Row]) -> list[Line]:
+    """The kinds of questions that training lost, all languages together."""
+    lines = [_line(rows, kind, "") for kind in dict.fromkeys(row.kind for row in rows if row.kind)]
+    return [line for line in lines if line is not None and line.is_lost]
 
 
 def accuracy_lines(rows: Sequence[Row]) -> list[Line]:

@@ -1,22 +1,42 @@
 """Small charts as inline SVG: no script, no files, colours from CSS variables so that they follow light and dark.
 
 Every text is escaped here, so the returned markup is safe to put into a page. Values that are None, NaN or infinite
-are left out, and a chart without any point says so in words.
+are left out, and a chart without any point is empty.
+
+Our own, as no library fits: the page may run no script and load nothing (the texts in it come from files), charts
+must follow light and dark, and a screen reader wants a description; docs/report.md says what was looked at.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
+from rich.cells import cell_len
 
-LARGEST_NUMBER = 1e200  # larger values overflow when an axis is stretched
+from penjing.report.accuracy import Line, Score
+from penjing.report.load_run import number
+
 LETTER_WIDTH = 6.3  # of the 11.5 px figures on the axes
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+LIGHT_COLOURS = ("#b9673a", "#2c6e55", "#4a6fa5", "#8a5a83", "#94800f", "#2b8a9c", "#b8436c", "#5d5b52")
+DARK_COLOURS = ("#e0955f", "#74c2a0", "#8fb3e6", "#cf9cc6", "#d9c45a", "#6cc7d8", "#f08fb0", "#b9b6a8")
+NUM_COLOURS = len(LIGHT_COLOURS)
+LIGHT, DARK = (
+    " ".join(f"--c{index}: {colour};" for index, colour in enumerate(colours))
+    for colours in (LIGHT_COLOURS, DARK_COLOURS)
+)
+CSS = "\n".join(
+    (
+        ".grid { stroke: var(--hair); } .base { stroke: var(--soft); } .hit { fill: transparent; }",
+        ".line { fill: none; stroke: var(--own); stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }",
+        ".dashed { stroke-dasharray: 5 4; } .fill, .dot { fill: var(--own); }",
+        *(f".c{index} {{ --own: var(--c{index}); }}" for index in range(NUM_COLOURS)),
+    )
+)
 _SIZES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 Point = tuple[float, float]
@@ -26,13 +46,15 @@ Point = tuple[float, float]
 class Series:
     """One line of a chart. `points` are (x, y); with `dots` each point is marked (few points, e.g. validation).
 
-    `colour` numbers the CSS colours from 0; without it a series takes its place in the chart.
+    `colour` numbers the CSS colours from 0; without it a series takes its place in the chart. A `dashed` one is drawn
+    so.
     """
 
     name: str
     points: Sequence[tuple[float | None, float | None]]
     dots: bool = False
     colour: int | None = None
+    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,25 +64,6 @@ class Axis:
     label: str
     log: bool = False
     from_zero: bool = False
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A fraction with its interval, both in [0, 1]; `note` is the tooltip."""
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Group:
-    """One label with a bar per series (None where there is none) and the chance level they share."""
-
-    label: str
-    bars: Sequence[Bar | None]
-    chance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,11 +80,6 @@ class Scale:
         warp: Callable[[float], float] = math.log10 if self.log else float
         low, high = warp(self.low), warp(self.high)
         return self.start + (warp(value) - low) / (high - low) * (self.end - self.start)
-
-
-def finite(value: float | None) -> bool:
-    """Whether a value can be drawn."""
-    return value is not None and math.isfinite(value) and abs(value) <= LARGEST_NUMBER
 
 
 def thin(points: Sequence[Point], limit: int) -> list[Point]:
@@ -169,7 +167,7 @@ def bounds(values: Iterable[float], axis: Axis) -> tuple[float, float]:
         if axis.log:
             return low / 2, high * 2
         room = abs(high) * 0.1 or 1.0
-        return low - room, high + room
+        return (0.0, room) if axis.from_zero else (low - room, high + room)
     if axis.log:
         return low, high
     room = (high - low) * 0.04
@@ -178,7 +176,7 @@ def bounds(values: Iterable[float], axis: Axis) -> tuple[float, float]:
 
 def text_width(text: str) -> float:
     """About how wide `text` is in pixels; Chinese characters take two places."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text) * LETTER_WIDTH
+    return cell_len(text) * LETTER_WIDTH
 
 
 def shorten(text: str, width: float) -> str:
@@ -205,48 +203,10 @@ def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-_ALONE = """
-svg { --card: #ffffff; --ink: #26251f; --soft: #6b695f; --hair: #e3e0d6;
-  --c0: #b9673a; --c1: #2c6e55; --c2: #4a6fa5; --c3: #8a5a83;
-  font: 11.5px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; background: var(--card); }
-@media (prefers-color-scheme: dark) { svg { --card: #1e211d; --ink: #e6e4da; --soft: #a09e92; --hair: #34372f;
-  --c0: #e0955f; --c1: #74c2a0; --c2: #8fb3e6; --c3: #cf9cc6; } }
-text { fill: var(--soft); } text.label, text.name { fill: var(--ink); }
-.grid { stroke: var(--hair); } .base { stroke: var(--soft); }
-.line { fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; } .hit { fill: transparent; }
-.c0 { --own: var(--c0); } .c1 { --own: var(--c1); } .c2 { --own: var(--c2); } .c3 { --own: var(--c3); }
-.line { stroke: var(--own); } .fill, .dot { fill: var(--own); }
-"""
-
-
-def standalone(chart: Markup, *, title: str) -> Markup:
-    """A chart as a file of its own: with its colours for light and dark, and its title above it.
-
-    Without points it is empty, as the chart is.
-    """
-    if not chart:
-        return nothing()
-    head, _, body = str(chart).partition(">")
-    width, height = (int(number) for number in head.partition('viewBox="0 0 ')[2].partition('"')[0].split())
-    margin, above = 10, 30
-    size = f'viewBox="{-margin} {-above} {width + 2 * margin} {height + above + margin}" width="{width + 2 * margin}"'
-    named = f"{_text(2, -12, title, kind='label')}"
-    return Markup(
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
-        f"<style>{_ALONE}</style>{named}{body}"
-    )
-
-
-def nothing() -> Markup:
-    """In the place of a chart without points; the page leaves it out."""
-    return Markup()
-
-
 def _drawable(series: Series, x: Axis, y: Axis, limit: int) -> list[Point]:
+    known = [(number(a), number(b)) for a, b in series.points]
     points = [
-        (float(a), float(b))
-        for a, b in series.points
-        if a is not None and b is not None and finite(a) and finite(b) and (a > 0 or not x.log) and (b > 0 or not y.log)
+        (a, b) for a, b in known if a is not None and b is not None and (a > 0 or not x.log) and (b > 0 or not y.log)
     ]
     return thin(sorted(points, key=lambda point: point[0]), limit)
 
@@ -291,7 +251,8 @@ def _curve(points: Sequence[Point], series: Series, index: int, place: Callable[
     """One series: its line, and a tooltip on every point (drawn only where dots are wanted)."""
     spots = [(point, *place(point)) for point in points]
     path = " ".join(f"{a:.1f},{b:.1f}" for _, a, b in spots)
-    line = f'<polyline class="line c{index}" points="{path}"/>' if len(points) > 1 else ""
+    mark = "line dashed" if series.dashed else "line"
+    line = f'<polyline class="{mark} c{index}" points="{path}"/>' if len(points) > 1 else ""
     kind, radius = ("dot", 3) if series.dots or len(points) == 1 else ("hit", 6)
     tips = (
         f'<circle cx="{a:.1f}" cy="{b:.1f}" r="{radius}"><title>'
@@ -301,17 +262,36 @@ def _curve(points: Sequence[Point], series: Series, index: int, place: Callable[
     return f'{line}<g class="{kind} c{index}">{"".join(tips)}</g>'
 
 
+def described(title: str, drawn: Sequence[tuple[int, Series, Sequence[Point]]], x: Axis) -> str:
+    """A chart in words, for those who cannot see it: where each series begins and ends, and how far it goes."""
+    parts = []
+    for _, one, points in drawn:
+        low, high = (figure(pick(value for _, value in points)) for pick in (min, max))
+        (first, start), (last, end) = points[0], points[-1]
+        span = f"{figure(start)} at {figure(first)} to {figure(end)} at {figure(last)} {x.label}"
+        parts.append(f"{one.name}: {span}, lowest {low}, highest {high}")
+    return f"{title}. {'; '.join(parts)}."
+
+
 def line_chart(
-    series: Sequence[Series], *, title: str, x: Axis, y: Axis, width: int = 460, height: int = 250, limit: int = 160
+    series: Sequence[Series],
+    *,
+    title: str,
+    x: Axis,
+    y: Axis,
+    width: int = 460,
+    height: int = 250,
+    limit: int = 160,
+    legend: bool = True,
 ) -> Markup:
     """Several series over one pair of axes. `limit` bounds the points of each; units stand in the axis labels."""
     every_series = [
-        (index if one.colour is None else one.colour, one, _drawable(one, x, y, limit))
+        ((index if one.colour is None else one.colour) % NUM_COLOURS, one, _drawable(one, x, y, limit))
         for index, one in enumerate(series)
     ]
     drawn = [(colour, one, points) for colour, one, points in every_series if points]
     if not drawn:
-        return nothing()
+        return Markup()
     every = [point for _, _, points in drawn for point in points]
     y_low, y_high = bounds((point[1] for point in every), y)
     x_low, x_high = bounds((point[0] for point in every), x)
@@ -324,51 +304,48 @@ def line_chart(
     def place(point: Point) -> Point:
         return x_scale.at(point[0]), y_scale.at(point[1])
 
-    legend = _legend([(colour, one.name) for colour, one, _ in drawn], width - 14, 16)
-    parts = [_text(2, 16, y.label, kind="label"), *legend]
+    parts = [_text(2, 16, y.label, kind="label")]
+    named = drawn if len(drawn) < 3 else [each for each in drawn if not each[1].dashed]
+    parts += _legend([(colour, one.name) for colour, one, _ in named], width - 14, 16) if legend else []
     parts += _grid(x_scale, y_scale, y_ticks, y_labels)
     parts += [_curve(points, one, colour, place, y) for colour, one, points in drawn]
     parts.append(_text(width - 14, height - 6, x.label, "end", "label"))
-    return _svg(width, height, title, parts)
+    return _svg(width, height, described(title, drawn, x), parts)
 
 
-def _fraction_bar(bar: Bar, index: int, scale: Scale, top: float, thick: float) -> list[str]:
+def _fraction_bar(score: Score, name: str, index: int, scale: Scale, top: float, thick: float) -> list[str]:
     """One bar with its interval as a whisker and its value in percent behind it."""
-    if not finite(bar.value) or bar.value is None:
-        return []
-    value = min(max(bar.value, 0.0), 1.0)
-    end, middle = scale.at(value), top + thick / 2
-    wide = max(end - scale.start, 1.0)
-    note = f"<title>{escape(bar.note or f'{value:.1%}')}</title>"
-    parts = [_rect(scale.start, top, wide, thick, f"fill c{index}", inner=note)]
-    if bar.low is not None and bar.high is not None and finite(bar.low) and finite(bar.high):
-        low, high = scale.at(min(max(bar.low, 0.0), 1.0)), scale.at(min(max(bar.high, 0.0), 1.0))
-        parts.append(_rule(low, middle, high, middle, "whisker"))
-    parts.append(_text(scale.end + 42, middle + 4, f"{value * 100:.0f} %", "end"))
-    return parts
+    (low, high), middle = score.interval, top + thick / 2
+    note = f"{name}: {score.right:,} of {score.asked:,} (95 % interval {low * 100:.0f} % to {high * 100:.0f} %)"
+    wide = max(scale.at(score.fraction) - scale.start, 1.0)
+    return [
+        _rect(scale.start, top, wide, thick, f"fill c{index}", inner=f"<title>{escape(note)}</title>"),
+        _rule(scale.at(low), middle, scale.at(high), middle, "whisker"),
+        _text(scale.end + 42, middle + 4, f"{score.fraction * 100:.0f} %", "end"),
+    ]
 
 
-def fraction_bars(groups: Sequence[Group], names: Sequence[str], *, title: str, width: int = 460) -> Markup:
-    """Horizontal bars from 0 to 100 %, a bar per name in each group, with an upright mark at the chance level."""
-    groups = [group for group in groups if any(bar is not None and finite(bar.value) for bar in group.bars)]
-    if not groups:
-        return nothing()
+def fraction_bars(
+    lines: Sequence[Line], labels: Sequence[str], names: tuple[str, str], *, title: str, width: int = 460
+) -> Markup:
+    """Right answers: two horizontal bars from 0 to 100 % for each line, before and after (`names`), and an upright
+    mark at the chance level."""
+    if not lines:
+        return Markup()
     thick, gap, top = 11.0, 13.0, 34.0
-    column = min(max(text_width(group.label) for group in groups) + 16, width * 0.36)
+    column = min(max(map(text_width, labels)) + 16, width * 0.36)
     scale = Scale(0.0, 1.0, column, width - 48)
     parts, y = _legend(list(enumerate(names)), width - 2, 16), top
     marks: list[str] = []
-    for group in groups:
-        tall = thick * len(group.bars)
-        parts.append(_text(column - 8, y + tall / 2 + 4, shorten(group.label, column - 12), "end", "name"))
-        for index, bar in enumerate(group.bars):
-            parts += _fraction_bar(bar, index, scale, y + thick * index, thick - 1) if bar is not None else []
-        if group.chance is not None and finite(group.chance):
-            at = scale.at(min(max(group.chance, 0.0), 1.0))
-            note = escape(f"guessing gets {group.chance * 100:.0f} %")
-            mark = _rule(at, y - 3, at, y + tall + 2, "chance")
-            marks.append(f"<g><title>{note}</title>{mark}</g>")
-        y += tall + gap
+    for line, label in zip(lines, labels, strict=True):
+        parts.append(_text(column - 8, y + thick + 4, shorten(label, column - 12), "end", "name"))
+        for index, score in enumerate((line.before, line.after)):
+            if score is not None:
+                parts += _fraction_bar(score, names[index], index, scale, y + thick * index, thick - 1)
+        if line.chance is not None:
+            mark = _rule(scale.at(line.chance), y - 3, scale.at(line.chance), y + 2 * thick + 2, "chance")
+            marks.append(f"<g><title>guessing gets {line.chance * 100:.0f} %</title>{mark}</g>")
+        y += 2 * thick + gap
     grid = [_rule(scale.at(at), top - 6, scale.at(at), y - 4, "grid") for at in (0, 0.25, 0.5, 0.75, 1)]
     feet = [_text(scale.at(at), y + 10, f"{at * 100:.0f} %", "middle") for at in (0, 0.5, 1)]
     return _svg(width, int(y + 18), title, [*grid, *parts, *marks, *feet])
@@ -376,7 +353,7 @@ def fraction_bars(groups: Sequence[Group], names: Sequence[str], *, title: str, 
 
 def span_bar(start: float, length: float, total: float, kind: str, note: str) -> Markup:
     """A thin bar that shows where in `total` a span lies; it stretches to the width of its place."""
-    if not (finite(start) and finite(length) and finite(total)) or total <= 0:
+    if total <= 0:
         return Markup("")
     left = min(max(start / total * 100, 0.0), 99.4)
     wide = min(max(length / total * 100, 0.6), 100 - left)

@@ -1,8 +1,9 @@
-"""`report.html`: one self-contained page about a quickstart run, opened from disk, without script or network."""
+"""`report.html`: one self-contained page about one run or several, opened from disk, without script or network."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,33 +11,27 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from penjing.base import formatting as units
 from penjing.base.files import write_text
-from penjing.report import charts
-from penjing.report import text_format as facts
+from penjing.report import charts, text_format
 from penjing.report.accuracy import Line, Score, accuracy_lines
-from penjing.report.charts import Axis, Bar, Group, Series
-from penjing.report.load_run import Evaluation, Example, Quickstart, Record, Run, read_record
-from penjing.report.text_format import NONE, clip, count, duration, percent, shown
+from penjing.report.charts import Axis, Series, figure
+from penjing.report.load_run import Fields, Record, Run
+from penjing.report.metrics import CHARTS, HELD_OUT, SMALL_CHARTS, TOKENS, Chart, plain_charts, task_names
+from penjing.report.quickstart_section import FactTable, Limits, View, facts, quickstart_view
+from penjing.report.text_format import NONE, clip, count, kind_name, percent
 
 FILE_NAME = "report.html"
 LARGEST_PAGE_BYTES = 500_000
-TOKENS_AXIS = Axis("tokens trained on")
-BEFORE_AFTER = ("before fine-tuning", "after fine-tuning")
+MOST_CURVES = charts.NUM_COLOURS  # runs drawn over each other; the tables hold all
+BEFORE_AFTER = ("before training", "after training")
 
-Facts = list[tuple[str, str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How much of a run is shown, so that the page stays below `LARGEST_PAGE_BYTES`."""
-
-    points: int  # per curve
-    letters: int  # per sample or reply
-    steps: int  # samples side by side
-    items: int  # prompts, examples, warnings, lines of a table
-
-
+TEMPLATES = Environment(  # escaping always on; an unknown name is a bug
+    loader=PackageLoader("penjing.report", package_path=""),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 LIMITS = (
     Limits(points=160, letters=360, steps=4, items=8),
     Limits(points=60, letters=200, steps=3, items=4),
@@ -44,339 +39,352 @@ LIMITS = (
 )
 
 
-def known(rows: Iterable[tuple[str, str]]) -> Facts:
-    """The facts that are known, each clipped to a sane length."""
-    return [(clip(name, 60), clip(value, 300)) for name, value in rows if value not in ("", NONE)]
+@dataclass(frozen=True)
+class Cell:
+    """One place of a table: a figure, what stands small below it, and whether it is marked (best, differing, total)."""
+
+    text: str
+    remark: str = ""
+    marked: bool = False
 
 
-def stage_rows(quick: Quickstart | None, limits: Limits) -> list[dict[str, Any]]:
-    """The timeline: each stage with its bar (beginning where the one before ended), state, time and note."""
-    stages = quick.stages[: 4 * limits.items] if quick else ()
-    total, begin, rows = facts.total_seconds(stages) or 0.0, 0.0, []
-    for stage in stages:
-        seconds = max(stage.seconds or 0.0, 0.0)
-        state = stage.state if stage.state in ("done", "skipped", "failed") else "other"
-        note = f"{clip(stage.name, 40)}: {duration(stage.seconds)}"
-        rows.append(
-            {
-                "name": clip(stage.name, 40),
-                "chinese": facts.STAGE_TITLES.get(stage.name, ""),
-                "state": state,
-                "word": clip(stage.state, 20) or "unknown",
-                "bar": charts.span_bar(begin, seconds, total, state, note),
-                "time": duration(stage.seconds),
-                "note": clip(stage.note, 300),
-            }
-        )
-        begin += seconds
-    return rows
+@dataclass(frozen=True)
+class Table:
+    """`texts`: how many of the columns are words, on the left; the others are figures."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    texts: int = 1
 
 
-def loss_charts(run: Run, limits: Limits) -> list[tuple[str, Markup]]:
-    """Loss (training and validation) and bits per byte over tokens, with captions; only those that have points."""
-    name = facts.RUN_TITLES[run.name][0]
-    training = [(point.tokens, point.loss_nats_per_token) for point in run.training]
-    validation = [(point.tokens, point.validation_loss_nats_per_token) for point in run.validation]
-    bits = [(point.tokens, point.validation_bits_per_byte) for point in run.validation]
-    loss = charts.line_chart(
-        [Series("training", training), Series("validation", validation, dots=True)],
-        title=f"{name}: loss over tokens",
-        x=TOKENS_AXIS,
-        y=Axis("nats per token"),
-        limit=limits.points,
+RUN_FACTS: FactTable = (
+    ("Parameters", "parameters", count),
+    ("without the embedding", "parameters_without_embedding", count),
+    ("Steps", "steps", count),
+    ("Tokens per step", "tokens_per_step", count),
+    ("Passes over the data", "epochs", figure),
+    ("Arithmetic", "flops", lambda flops: f"{charts.power_label(flops)} FLOP"),
+    ("Model FLOPs utilisation, causal (keys seen)", "mfu", percent),
+    ("Model FLOPs utilisation, full square (PaLM)", "mfu_full_square", percent),
+)
+
+
+# --- a group of runs that learn the same thing -----------------------------------------------------------------------
+
+
+def group_view(runs: Sequence[Run], limits: Limits) -> View:
+    """The runs of one task: drawn over each other, and side by side in the tables."""
+    title, chinese, _ = task_names(runs[0].task)
+    others = plain_charts({name for run in runs for name in run.figures})
+    return {
+        "title": title,
+        "chinese": chinese,
+        "legend": [(index, run.name) for index, run in enumerate(runs[:MOST_CURVES])],
+        "left_out": len(runs) - MOST_CURVES,
+        "compares": len(runs) > 1,
+        "plan": plan_table(runs),
+        "notes": [text_format.plan_basis(runs[0]), text_format.time_parts(runs[0])] if len(runs) == 1 else [],
+        "facts": facts(Fields({**runs[0].plan.raw, **runs[0].outcome.raw}), RUN_FACTS) if len(runs) == 1 else [],
+        "charts": drawn(CHARTS, runs, limits),
+        "small": drawn(SMALL_CHARTS, runs, limits, small=True),
+        "others": drawn(others[: 3 * limits.items], runs, limits, small=True),
+        "figures": figures_table(runs, [*CHARTS, *SMALL_CHARTS, *others[: limits.items]]),
+        "settings": settings_table(runs, limits),
+        "questions": questions_view(runs, limits),
+        "samples": [group for run in runs for group in sample_groups(run, limits, len(runs) > 1)],
+        "incidents": incidents_table(runs, limits),
+    }
+
+
+def plan_table(runs: Sequence[Run]) -> Table | None:
+    """Predicted and actual: a line for each figure of one run, or for each of several runs."""
+    by_run = [(run, text_format.plan_rows(run)) for run in runs]
+    if len(runs) == 1:
+        rows = [
+            [Cell(row.name), Cell(row.predicted), Cell(row.actual), Cell(text_format.signed_percent(row.difference))]
+            for row in by_run[0][1]
+        ]
+        return Table(("", "predicted 预测", "actual 实测", "error 误差"), rows) if rows else None
+    names = list(dict.fromkeys(row.name for _, rows in by_run for row in rows))
+    rows = [[Cell(run.name), *_plan_cells(found, names)] for run, found in by_run]
+    return Table(("run", *names), rows) if names else None
+
+
+def _plan_cells(rows: Sequence[text_format.PlanRow], names: Sequence[str]) -> list[Cell]:
+    found = {row.name: row for row in rows}
+    cells = []
+    for row in map(found.get, names):
+        error = text_format.signed_percent(row.difference) if row and row.difference is not None else ""
+        sides = [side.replace(" ", "\u00a0") for side in (row.predicted, row.actual)] if row else [NONE]
+        cells.append(Cell(" → ".join(sides), error))
+    return cells
+
+
+def drawn(wanted: Sequence[Chart], runs: Sequence[Run], limits: Limits, *, small: bool = False) -> list[View]:
+    """The charts that have points, with their captions."""
+    views = []
+    for chart in wanted:
+        points = max(16, limits.points // (1 + len(runs) // 2))
+        svg = draw(chart, runs[:MOST_CURVES], points // 2 if small else points, (320, 180) if small else (460, 250))
+        if svg:
+            views.append({"title": chart.title, "chinese": chart.chinese, "svg": svg})
+    return views
+
+
+def draw(chart: Chart, runs: Sequence[Run], limit: int, size: tuple[int, int]) -> Markup:
+    """One chart. Of one run each metric has a colour, of several each run; held-out figures are dots and dashes."""
+    by_tokens = task_names(runs[0].task)[2] and all(TOKENS in run.figures for run in runs)
+    alone, lines = len(runs) == 1, ((chart.metric, chart.label), *chart.beside)
+    series = []
+    for index, run in enumerate(runs):
+        for place, (name, label) in enumerate(lines if alone else lines[:1]):
+            for held_out in (False, True):
+                values, tokens = run.figures.get(HELD_OUT * held_out + name, {}), run.figures.get(TOKENS, {})
+                points = [(tokens.get(step) if by_tokens else float(step), value) for step, value in values.items()]
+                title = "held out" if held_out and not chart.beside else label + ", held out" * held_out
+                colour = index if not alone else place if chart.beside else int(held_out)
+                title = title if alone else f"{run.name}, {title}"
+                series.append(Series(title, points, dots=held_out, colour=colour, dashed=held_out))
+    return charts.line_chart(
+        series,
+        title=f"{task_names(runs[0].task)[0]}: {chart.title}",
+        x=Axis("tokens trained on" if by_tokens else "optimizer steps"),
+        y=Axis(chart.unit, log=chart.log, from_zero=chart.from_zero),
+        width=size[0],
+        height=size[1],
+        limit=limit,
+        legend=len(runs) == 1,
     )
-    bytes_chart = charts.line_chart(
-        [Series("validation", bits, dots=True, colour=1)],
-        title=f"{name}: validation bits per byte over tokens",
-        x=TOKENS_AXIS,
-        y=Axis("bits per byte (validation)"),
-        limit=limits.points,
-    )
-    return [(name, chart) for name, chart in (("Loss 损失", loss), ("Unseen text 验证集", bytes_chart)) if chart]
 
 
-def small_charts(run: Run, limits: Limits) -> list[Markup]:
-    """Learning rate, speed and gradient norm, small."""
-    kinds = (
-        ("learning_rate", Axis("learning rate", from_zero=True)),
-        ("tokens_per_second", Axis("tokens/s", from_zero=True)),
-        ("gradient_norm", Axis("gradient norm (log)", log=True)),
-    )
-    drawn = [
-        charts.line_chart(
-            [Series(axis.label, [(point.tokens, getattr(point, field)) for point in run.training])],
-            title=f"{facts.RUN_TITLES[run.name][0]}: {axis.label} over tokens",
-            x=TOKENS_AXIS,
-            y=axis,
-            width=320,
-            height=180,
-            limit=limits.points // 2,
-        )
-        for field, axis in kinds
+def _form(chart: Chart, value: float | None) -> str:
+    if value is None:
+        return NONE
+    return f"{value * 100:.1f}\u00a0%" if chart.percent else figure(value)
+
+
+def figures_table(runs: Sequence[Run], wanted: Sequence[Chart]) -> Table | None:
+    """The figures behind the charts: first, last, lowest and highest of one run; the last of several, best marked."""
+    metrics = [
+        (chart, prefix + name, label)
+        for chart in wanted
+        for name, own in ((chart.metric, chart.label), *chart.beside)
+        for prefix, label in _labels(f"{chart.title} ({own})" if chart.beside else chart.title)
+        if any(run.figures.get(prefix + name) for run in runs)
     ]
-    return [chart for chart in drawn if chart]
+    if not metrics:
+        return None
+    if len(runs) == 1:
+        rows = []
+        for chart, name, label in metrics:
+            values = list(runs[0].figures[name].values())
+            figures = (values[0], values[-1], min(values), max(values))
+            rows.append([Cell(label, chart.unit), *(Cell(_form(chart, value)) for value in figures)])
+        return Table(("", "first 首", "last 末", "lowest 最低", "highest 最高"), rows)
+    held_out = {name.removeprefix(HELD_OUT) for _, name, _ in metrics if name.startswith(HELD_OUT)}
+    metrics = [
+        each for each in metrics if each[1] not in held_out and each[1] not in ("learning_rate", "gradient_norm")
+    ]
+    columns = [_column(runs, chart, name) for chart, name, _ in metrics]
+    rows = [[Cell(run.name), *(column[place] for column in columns)] for place, run in enumerate(runs)]
+    return Table(("run", *(label for _, _, label in metrics)), rows)
 
 
-def sample_groups(run: Run, limits: Limits) -> list[dict[str, Any]]:
+def _labels(label: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    return (HELD_OUT, f"{label}, held out"), ("", label)
+
+
+def _column(runs: Sequence[Run], chart: Chart, name: str) -> list[Cell]:
+    """The last value of a metric in each run, the best one marked where there is a best."""
+    last = [list(run.figures[name].values())[-1] if run.figures.get(name) else None for run in runs]
+    there = [value for value in last if value is not None]
+    best = (min if chart.best == "low" else max)(there) if chart.best and len(there) > 1 else math.nan
+    return [Cell(_form(chart, value), marked=value == best) for value in last]
+
+
+def settings_table(runs: Sequence[Run], limits: Limits) -> Table | None:
+    """Settings that are not their recipe's default or, first and marked, that differ between the runs."""
+    names = list(dict.fromkeys(name for run in runs for name in run.settings))
+    differing, changed = [], []
+    for name in names:
+        if name in ("out", "stage"):
+            continue
+        values = [run.settings.get(name, "") for run in runs if run.settings]
+        if len(set(values)) > 1:
+            differing.append(name)
+        elif any(run.defaults and run.defaults.get(name, "") != run.settings.get(name, "") for run in runs):
+            changed.append(name)
+    rows = []
+    for name in (*differing, *changed)[: 6 * limits.items]:
+        defaults = dict.fromkeys(run.defaults[name] for run in runs if name in run.defaults)
+        cells = [clip(run.settings.get(name, NONE), 80) or "(empty)" for run in runs]
+        default = clip(" / ".join(each or "(empty)" for each in defaults), 80) or NONE
+        rows.append([Cell(name, marked=name in differing), Cell(default), *map(Cell, cells)])
+    heads = [run.name for run in runs] if len(runs) > 1 else ["this run 本次"]
+    return Table(("setting 设置", "recipe 默认", *heads), rows, texts=2 + len(runs)) if rows else None
+
+
+def sample_groups(run: Run, limits: Limits, named: bool) -> list[View]:
     """Per prompt, what the model wrote at a few growing steps."""
     groups = []
     prompts = list(dict.fromkeys(sample.prompt for sample in run.samples))
     for prompt in prompts[: limits.items]:
         texts = {sample.step: sample for sample in run.samples if sample.prompt == prompt}
-        steps = facts.spread(list(texts), limits.steps)
+        steps = text_format.spread(list(texts), limits.steps)
         cells = [(f"step {step:,}", clip(texts[step].text, limits.letters)) for step in steps]
-        groups.append({"prompt": clip(prompt, 300), "language": texts[steps[0]].language, "cells": cells})
+        name = run.name if named else ""
+        language = texts[steps[0]].language
+        groups.append({"run": name, "prompt": clip(prompt, 300), "language": language, "cells": cells})
     return groups
 
 
-def run_view(run: Run, limits: Limits) -> dict[str, Any]:
-    """One training stage, ready for the template."""
-    title, chinese = facts.RUN_TITLES[run.name]
-    rows = facts.plan_rows(run)
-    return {
-        "name": run.name,
-        "title": title,
-        "chinese": chinese,
-        "rows": [(row, facts.signed_percent(row.difference)) for row in rows],
-        "basis": facts.plan_basis(run.plan),
-        "no_outcome": "" if run.outcome else "There is no outcome.json, so nothing is known of how it came out.",
-        "parts": facts.time_parts(run.outcome),
-        "facts": run_facts(run),
-        "curves": bool(run.training or run.validation),
-        "charts": loss_charts(run, limits),
-        "small": small_charts(run, limits),
-        "samples": sample_groups(run, limits),
-    }
-
-
-def run_facts(run: Run) -> Facts:
-    """Sizes of the stage and the losses it ended with."""
-    rows: list[tuple[str, str]] = []
-    if plan := run.plan:
+def incidents_table(runs: Sequence[Run], limits: Limits) -> Table | None:
+    """What went wrong on the way, by kind: how often, when first and last, and what is known of the first."""
+    rows = []
+    for run in runs:
+        found: dict[str, list[Fields]] = {}
+        for incident in run.incidents:
+            found.setdefault(incident.text("kind") or "unknown", []).append(incident)
+        lines = [(kind, len(each), _steps(each), _about(each[0])) for kind, each in found.items()]
+        resumed = run.outcome.number("resumed")
+        lines += [("resumed", round(resumed), "", "interrupted and taken up again")] if resumed else []
+        skipped = max(run.figures.get("bad_steps", {}).values(), default=0)
+        lines += [("skipped steps", round(skipped), "", "loss or gradients were not finite")] if skipped else []
         rows += [
-            ("Parameters", count(plan.parameters)),
-            ("without the embedding", count(plan.parameters_without_embedding)),
-            ("Steps", count(plan.steps)),
-            ("Tokens per step", count(plan.tokens_per_step)),
-            ("Passes over the data", shown(plan.epochs)),
-            ("Arithmetic", shown(plan.flops, lambda n: f"{charts.power_label(n)} FLOP")),
+            [Cell(run.name), Cell(clip(kind, 60)), Cell(about), Cell(f"{times:,}"), Cell(steps)]
+            for kind, times, steps, about in lines[: limits.items]
         ]
-    if outcome := run.outcome:
-        rows += [
-            ("Model FLOPs utilisation, causal (keys seen)", percent(outcome.mfu)),
-            ("Model FLOPs utilisation, full square (PaLM)", percent(outcome.mfu_full_square)),
-            ("Last training loss", shown(outcome.final_loss_nats_per_token, unit="nats per token")),
-            ("Validation loss", shown(outcome.validation_loss_nats_per_token, unit="nats per token")),
-            ("Validation", shown(outcome.validation_bits_per_byte, unit="bits per byte")),
-        ]
-    return known(rows)
+    return Table(("run", "what 事件", "about the first", "times 次数", "steps 步"), rows, texts=3) if rows else None
 
 
-def _bar(score: Score | None, name: str) -> Bar | None:
-    if score is None:
+def _steps(incidents: Sequence[Fields]) -> str:
+    steps = [count(step) for each in incidents if (step := each.number("step")) is not None]
+    return " … ".join(dict.fromkeys((steps[0], steps[-1]))) if steps else ""
+
+
+def _about(incident: Fields) -> str:
+    """The scalar facts of an incident."""
+    names = [name for name in incident.raw if name not in ("step", "kind")]
+    facts = [(name, incident.number(name), incident.text(name)) for name in names]
+    told = [
+        f"{name.replace('_', ' ')} {figure(real) if real is not None else text}" for name, real, text in facts if text
+    ]
+    return clip(", ".join(told), 200)
+
+
+# --- questions -------------------------------------------------------------------------------------------------------
+
+
+def questions_view(runs: Sequence[Run], limits: Limits) -> View | None:
+    """Right answers by kind: of one run with bars and intervals, of several side by side; None where nobody asked."""
+    by_run = [accuracy_lines(run.questions) for run in runs]
+    if not any(by_run):
         return None
-    note = f"{name}: {score.right:,} of {score.asked:,} ({facts.interval_words(score)})"
-    return Bar(score.fraction, *score.interval, note=note)
+    names = [run.name for run in runs]
+    if len(runs) == 1:
+        return {
+            "table": accuracy_table(by_run[0], limits),
+            "charts": accuracy_charts(by_run[0], limits),
+            "lost": [text_format.lost_sentence(runs[0])],
+        }
+    asked = {(line.kind, line.language): line for lines in by_run for line in lines}
+    rows = []
+    for key, first in list(asked.items())[: 8 * limits.items]:
+        found = [next((line for line in lines if (line.kind, line.language) == key), None) for lines in by_run]
+        cells = [_change_cell(line) for line in found]
+        rows.append([*_kind_cells(first), Cell(percent(first.chance)), *cells])
+    lost = [
+        f"{name}: {text}" for name, run in zip(names, runs, strict=True) if (text := text_format.lost_sentence(run))
+    ]
+    columns = ("kind 题型", "language 语言", "guessing 随机", *names)
+    return {"table": Table(columns, rows, texts=2), "charts": [], "lost": lost}
+
+
+def _kind_cells(line: Line) -> list[Cell]:
+    return [Cell(kind_name(line.kind), marked=not line.kind), Cell(clip(text_format.language_name(line.language), 20))]
+
+
+def _change_cell(line: Line | None) -> Cell:
+    if line is None or line.best is None:
+        return Cell(NONE)
+    sides = [percent(score.fraction) for score in (line.before, line.after) if score]
+    return Cell(" → ".join(sides), "lost" if line.is_lost else "")
+
+
+def _score_cell(score: Score | None) -> Cell:
+    if score is None:
+        return Cell(NONE)
+    low, high = score.interval
+    return Cell(percent(score.fraction), f"{score.right:,} / {score.asked:,} ({low * 100:.0f}–{percent(high)})")
+
+
+def accuracy_table(lines: list[Line], limits: Limits) -> Table:
+    """A line per kind and language with its interval, and what that says of guessing."""
+    chosen = lines if len(lines) <= 8 * limits.items else [*lines[: 8 * limits.items], lines[-1]]
+    rows = []
+    for line in chosen:
+        verdict = line.best.verdict if line.best else ""
+        verdict += "; lost" if line.is_lost else ""
+        scores = (_score_cell(line.before), _score_cell(line.after))
+        rows.append([*_kind_cells(line), Cell(percent(line.chance)), *scores, Cell(verdict)])
+    return Table(("kind 题型", "language 语言", "guessing 随机", "before 训练前", "after 训练后", ""), rows, texts=2)
 
 
 def accuracy_charts(lines: list[Line], limits: Limits) -> list[tuple[str, Markup]]:
-    """One bar chart per language, a group per kind and the language's total."""
+    """One bar chart per language: each kind, and the language's total."""
     figures = []
     for language in dict.fromkeys(line.language for line in lines if line.language):
         chosen = [line for line in lines if line.language == language][: 2 * limits.items]
-        groups = [
-            Group(
-                kind_name(line),
-                [_bar(line.before, BEFORE_AFTER[0]), _bar(line.after, BEFORE_AFTER[1])],
-                line.chance,
-            )
-            for line in chosen
-        ]
-        name = facts.language_name(language)
-        chart = charts.fraction_bars(groups, BEFORE_AFTER, title=f"Right answers, {name}, against guessing")
-        if chart:
-            figures.append((clip(name, 40), chart))
+        name, labels = clip(text_format.language_name(language), 40), [kind_name(line.kind) for line in chosen]
+        title = f"Right answers, {name}, against guessing"
+        figures.append((name, charts.fraction_bars(chosen, labels, BEFORE_AFTER, title=title)))
     return figures
 
 
-def kind_name(line: Line) -> str:
-    """A kind of question as a word; the totals by their name."""
-    return clip(line.kind.replace("_", " "), 40) or "all kinds"
+# --- the page --------------------------------------------------------------------------------------------------------
 
 
-def _score_cells(score: Score | None) -> dict[str, str]:
-    if score is None:
-        return {"percent": NONE, "right": "", "interval": "", "verdict": ""}
-    low, high = score.interval
-    return {
-        "percent": percent(score.fraction),
-        "right": f"{score.right:,} / {score.asked:,}",
-        "interval": f"{low * 100:.0f}–{percent(high)}",
-        "verdict": score.verdict,
-    }
-
-
-def accuracy_view(evaluation: Evaluation | None, limits: Limits) -> dict[str, Any] | None:
-    """The table and the bars of right answers; None without any answered question."""
-    lines = accuracy_lines(evaluation.rows) if evaluation else []
-    if not lines:
-        return None
-    shown_lines = lines if len(lines) <= 8 * limits.items else [*lines[: 8 * limits.items], lines[-1]]
-    rows = [
-        {
-            "kind": kind_name(line),
-            "language": clip(facts.language_name(line.language), 20),
-            "chance": percent(line.chance),
-            "before": _score_cells(line.before),
-            "after": _score_cells(line.after),
-            "total": not line.kind,
-        }
-        for line in shown_lines
-    ]
-    return {"rows": rows, "charts": accuracy_charts(lines, limits)}
-
-
-def example_cells(example: Example, limits: Limits) -> dict[str, Any]:
-    """One question with both replies and whether each is right."""
-    length = limits.letters // 2
-    return {
-        "kind": clip(example.kind.replace("_", " "), 40),
-        "language": example.language,
-        "question": clip(example.question, length),
-        "answer": clip(example.answer, length),
-        "replies": [
-            (name, clip(reply, length), facts.example_right(example, stage))
-            for name, stage, reply in (("before", "pretrain", example.pretrain), ("after", "sft", example.sft))
-        ],
-    }
-
-
-def examples_view(evaluation: Evaluation | None, limits: Limits) -> dict[str, Any]:
-    """Examples apart by whether the last reply is right, and the stories."""
-    examples = evaluation.examples if evaluation else ()
-    right = [example for example in examples if example_right_now(example)]
-    wrong = [example for example in examples if not example_right_now(example)]
-    stories = evaluation.stories if evaluation else None
-    return {
-        "right": [example_cells(example, limits) for example in right[: limits.items]],
-        "wrong": [example_cells(example, limits) for example in wrong[: limits.items]],
-        "own_verdict": any(example.sft_right is None and example.pretrain_right is None for example in examples),
-        "stories_sentence": facts.stories_sentence(stories),
-        "stories": [
-            {"prompt": clip(one.prompt, 300), "text": clip(one.text, limits.letters), "language": one.language}
-            for one in (stories.examples if stories else ())[: limits.items]
-        ],
-    }
-
-
-def example_right_now(example: Example) -> bool:
-    """Whether the fine-tuned model (or, without it, the pretrained one) got it right."""
-    return facts.example_right(example, "sft" if example.sft or example.sft_right is not None else "pretrain")
-
-
-def data_facts(quick: Quickstart | None) -> Facts:
-    """The text the model was made from."""
-    data = quick.data if quick else None
-    if data is None:
-        return []
-    return known(
-        [
-            ("Source", data.source),
-            ("Documents", count(data.documents)),
-            ("Size", shown(data.bytes, units.megabytes)),
-            ("Training tokens", count(data.tokens)),
-            ("Validation tokens", count(data.validation_tokens)),
-            ("Bytes per token", shown(data.bytes_per_token)),
-            ("Chinese characters", percent(data.han_fraction)),
-        ]
-    )
-
-
-def tokenizer_facts(quick: Quickstart | None) -> Facts:
-    """Every scalar fact about the tokenizer."""
-    facts_ = quick.tokenizer if quick else {}
-    rows = [
-        (name.replace("_", " ").capitalize(), value if isinstance(value, str) else charts.figure(value))
-        for name, value in facts_.items()
-        if name != "vocabulary"
-    ]
-    size = facts_.get("vocabulary")
-    first = [("Vocabulary", f"{count(size)} tokens")] if isinstance(size, float) else []
-    return known([*first, *rows])[:16]
-
-
-def machine_facts(record: Record) -> Facts:
-    """Machine, versions and the hashes of the weights."""
-    quick = record.quickstart
-    rows: list[tuple[str, str]] = []
-    if quick and (machine := quick.machine):
-        rows += [
-            ("Processor", machine.cpu),
-            ("Cores", shown(machine.cores, str)),
-            ("Threads used", shown(machine.threads, str)),
-            ("Memory", shown(machine.memory_bytes, units.gibibytes)),
-            ("Device", machine.device),
-            ("Computed in", machine.compute_dtype),
-        ]
-    if quick:
-        rows += [("penjing", quick.penjing), ("torch", quick.torch), ("Made", facts.date(quick.created))]
-        rows += [("Command", quick.command)]
-    for run in record.runs:
-        sha = run.outcome.weights_sha256 if run.outcome else ""
-        rows.append((f"{facts.RUN_TITLES[run.name][0]} weights, SHA-256", sha))
-    return known(rows)
-
-
-def export_sentences(quick: Quickstart | None) -> list[str]:
-    """Whether the exported model is the trained one."""
-    export = quick.export if quick else None
-    if export is None:
-        return ["The model was not exported."]
-    where = f"The model was exported to {clip(export.path, 200)}." if export.path else "The model was exported."
-    limit = shown(export.largest_logit_difference)
-    difference = f" (largest difference of a logit: {limit})" if limit != NONE else ""
-    checked = {
-        True: f"Read back, it gives the same answers as the trained one{difference}.",
-        False: f"Read back, it does not give the same answers as the trained one{difference}.",
-        None: "It was not compared with the trained one.",
-    }[export.verified]
-    return [sentence for sentence in (where, checked, clip(export.note, 300)) if sentence]
+def title_of(record: Record) -> str:
+    if record.quickstart:
+        return clip(record.quickstart.facts.text("title"), 160) or "A small language model"
+    if len(record.runs) > 1:
+        return clip(" · ".join(run.name for run in record.runs), 120)
+    return clip(f"{task_names(record.runs[0].task)[0]}: {record.runs[0].name}", 120)
 
 
 def context(record: Record, limits: Limits) -> Mapping[str, Any]:
     """Everything the template shows, already in words."""
-    quick, evaluation, data = record.quickstart, record.evaluation, record.quickstart and record.quickstart.data
-    compression = record.compression
-    return {
-        "title": clip(quick.title, 160) if quick and quick.title else "A small language model",
-        "created": facts.date(quick.created) if quick else "",
-        "headline": [clip(sentence, 500) for sentence in facts.headline(record)],
-        "problems": [clip(problem, 300) for problem in record.problems[: limits.items]],
-        "stages": stage_rows(quick, limits),
-        "runs": [run_view(run, limits) for run in record.runs],
-        "accuracy": accuracy_view(evaluation, limits),
-        "examples": examples_view(evaluation, limits),
-        "data": data_facts(quick),
-        "warnings": [clip(warning, 300) for warning in (data.warnings if data else ())[: limits.items]],
-        "tokenizer": tokenizer_facts(quick),
-        "compression": facts.compression_sentence(compression),
-        "compression_note": clip(compression.note, 400) if compression else "",
-        "machine": machine_facts(record),
-        "export": export_sentences(quick),
-        "next": clip(quick.next, 300) if quick else "",
-        "folder": clip(record.folder, 200),
+    tasks = dict.fromkeys(run.task for run in record.runs)
+    groups = [group_view([run for run in record.runs if run.task == task], limits) for task in tasks]
+    quickstart = quickstart_view(record.quickstart, record.runs, limits) if record.quickstart else None
+    has = {
+        "stages": bool(quickstart and quickstart["stages"]),
+        "plan": any(group["plan"] for group in groups),
+        "curves": any(group["figures"] for group in groups),
+        **{name: any(group[name] for group in groups) for name in ("settings", "samples", "questions", "incidents")},
+        "examples": bool(quickstart and (quickstart["examples"] or quickstart["stories"])),
+        "data": bool(quickstart and (quickstart["data"] or quickstart["tokenizer"])),
+        "machine": bool(quickstart and quickstart["machine"]),
+        "next": quickstart is not None,
     }
-
-
-def environment() -> Environment:
-    """The template environment: escaping always on, an unknown name is a bug."""
-    loader = PackageLoader("penjing.report", package_path="")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return {
+        "has": has,
+        "title": title_of(record),
+        "created": text_format.date(record.quickstart.facts.text("created")) if record.quickstart else "",
+        "headline": [clip(sentence, 500) for sentence in text_format.headline(record)],
+        "problems": [clip(problem, 300) for problem in record.problems[: limits.items]],
+        "groups": groups,
+        "quickstart": quickstart,
+        "folder": clip(record.folder, 300),
+        "chart_css": Markup(charts.CSS),
+        "light": Markup(charts.LIGHT),
+        "dark": Markup(charts.DARK),
+    }
 
 
 def render(record: Record) -> str:
     """The page as text, showing less of a long run until it is below `LARGEST_PAGE_BYTES`."""
-    template = environment().get_template("page.html.jinja")
+    template = TEMPLATES.get_template("page.html.jinja")
     page = ""
     for limits in LIMITS:
         page = template.render(context(record, limits))
@@ -385,11 +393,7 @@ def render(record: Record) -> str:
     return page
 
 
-def write_report(folder: Path) -> Path:
-    """Read what a quickstart run left under `folder` and write `folder/report.html`; returns its path.
-
-    Every part is optional. Raises `UserError` when `folder` is not there or cannot be written.
-    """
-    path = Path(folder) / FILE_NAME
-    write_text(path, render(read_record(Path(folder))))
+def write_report(record: Record, path: Path) -> Path:
+    """Write the page on what was read to `path`, and return it. Raises `UserError` where that cannot be written."""
+    write_text(path, render(record))
     return path

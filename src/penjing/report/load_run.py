@@ -1,4 +1,4 @@
-"""Read what a quickstart run left in its folder, once, into typed records that the page and the terminal both use.
+"""Read what runs left in their folders, once, for the page and the terminal.
 
 Nothing here trusts the files: every part may be missing, half written or of another shape. A number that is not
 finite becomes None, a text loses its control characters, and what could not be read becomes a sentence in `problems`.
@@ -6,152 +6,93 @@ finite becomes None, a text loses its control characters, and what could not be 
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
+from penjing.base.lock import is_held
+from penjing.track import jsonl
 
-STAGES = ("pretrain", "sft")
+STAGES = {"pretrain": "before", "sft": "after"}  # the runs of a quickstart, and when its questions were asked
+RUN_FILES = ("run.toml", "metrics.jsonl", "plan.json", "outcome.json")
+NAME_LETTERS = 40  # of a run in tables and legends, from the end
 LARGEST_NUMBER = 1e200  # beyond this the difference of two figures may overflow, and no run measures such a figure
 
 # Control characters, terminal escapes and direction overrides: they could hide or reorder what stands next to them.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufeff]")
 
-T = TypeVar("T")
 Json = Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """Where the run took place."""
-
-    cpu: str
-    cores: int | None
-    threads: int | None
-    memory_bytes: float | None
-    device: str
-    compute_dtype: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """One line of the quickstart's timeline; `state` is done, skipped or failed."""
-
-    name: str
-    state: str
-    seconds: float | None
-    note: str
+def number(value: object) -> float | None:
+    """A finite number of a sane size, else None (booleans and texts are not numbers)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        real = float(value)
+    except OverflowError:
+        return None
+    return real if math.isfinite(real) and abs(real) <= LARGEST_NUMBER else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """The text the model was made from."""
-
-    source: str
-    documents: int | None
-    bytes: float | None
-    tokens: int | None
-    validation_tokens: int | None
-    bytes_per_token: float | None
-    han_fraction: float | None
-    warnings: tuple[str, ...]
+def text(value: object) -> str:
+    """A text that can be shown and encoded: no lone surrogates, control characters or direction overrides."""
+    if value is None or isinstance(value, Mapping | list):
+        return ""
+    plain = str(value).replace("\r\n", "\n").encode("utf-8", "replace").decode("utf-8")
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", plain)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Export:
-    """The exported model and whether its logits were compared with ours."""
+@dataclass(frozen=True)
+class Fields:
+    """A JSON object from a file: each field is read as what it should be, or as nothing."""
 
-    path: str
-    verified: bool | None
-    largest_logit_difference: float | None
-    note: str
+    raw: Json = field(default_factory=dict)
 
+    def __bool__(self) -> bool:
+        return bool(self.raw)
 
-@dataclass(frozen=True, kw_only=True)
-class Quickstart:
-    """`quickstart.json`. `tokenizer` keeps every scalar fact under its own name."""
+    def number(self, name: str) -> float | None:
+        return number(self.raw.get(name))
 
-    title: str
-    created: str
-    command: str
-    penjing: str
-    torch: str
-    next: str
-    machine: Machine | None
-    stages: tuple[Stage, ...]
-    data: Data | None
-    tokenizer: Mapping[str, str | float]
-    export: Export | None
+    def text(self, name: str) -> str:
+        return text(self.raw.get(name))
+
+    def flag(self, name: str) -> bool | None:
+        value = self.raw.get(name)
+        return value if isinstance(value, bool) else None
+
+    def fields(self, name: str) -> Fields:
+        value = self.raw.get(name)
+        return Fields(value) if isinstance(value, Mapping) else Fields()
+
+    def items(self, name: str) -> tuple[Fields, ...]:
+        """The JSON objects in a JSON list."""
+        value = self.raw.get(name)
+        return tuple(Fields(each) for each in value if isinstance(each, Mapping)) if isinstance(value, list) else ()
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """The entries of a JSON list as texts."""
+        value = self.raw.get(name)
+        return tuple(map(text, value)) if isinstance(value, list) else ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What was predicted before a stage began; `level` is probe (measured for a moment first) or estimate."""
+class Row:
+    """Right answers to one kind of question in one language; `chance` is what guessing would get, as a fraction."""
 
-    parameters: int | None
-    parameters_without_embedding: int | None
-    tokens: int | None
-    steps: int | None
-    flops: float | None
-    flops_per_token: float | None
-    predicted_seconds: float | None
-    predicted_seconds_low: float | None
-    predicted_seconds_high: float | None
-    predicted_peak_memory_bytes: float | None
-    tokens_per_second: float | None
-    level: str
-    tokens_per_step: int | None
-    epochs: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What a stage took and reached; `resumed` counts how often it was taken up again."""
-
-    seconds: float | None
-    training_seconds: float | None
-    validation_seconds: float | None
-    checkpoint_seconds: float | None
-    other_seconds: float | None
-    tokens: int | None
-    tokens_per_second: float | None
-    mfu: float | None
-    mfu_full_square: float | None
-    peak_memory_bytes: float | None
-    final_loss_nats_per_token: float | None
-    validation_loss_nats_per_token: float | None
-    validation_bits_per_byte: float | None
-    resumed: int | None
-    weights_sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainPoint:
-    """One training line of `metrics.jsonl`."""
-
-    step: int
-    tokens: int | None
-    loss_nats_per_token: float | None
-    learning_rate: float | None
-    gradient_norm: float | None
-    tokens_per_second: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValidationPoint:
-    """One validation line of `metrics.jsonl`."""
-
-    step: int
-    tokens: int | None
-    validation_loss_nats_per_token: float | None
-    validation_bits_per_byte: float | None
+    stage: str  # before or after training
+    kind: str
+    language: str
+    asked: int
+    right: int
+    chance: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,309 +107,200 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training stage: its plan, outcome, curves (one point per step, in order) and samples."""
+    """One training run. `figures`: for each metric its values by step."""
 
+    folder: str
     name: str
-    plan: Plan | None
-    outcome: Outcome | None
-    training: tuple[TrainPoint, ...]
-    validation: tuple[ValidationPoint, ...]
+    task: str  # objective.kind, with data.kind where the next token is learned; empty where run.toml says nothing
+    settings: Mapping[str, str]
+    defaults: Mapping[str, str]  # of its recipe; empty where the recipe is not known
+    plan: Fields
+    outcome: Fields
+    figures: Mapping[str, Mapping[int, float]]
     samples: tuple[Sample, ...]
+    questions: tuple[Row, ...]
+    incidents: tuple[Fields, ...]
+    running: bool
 
     @property
-    def empty(self) -> bool:
-        return not (self.plan or self.outcome or self.training or self.validation or self.samples)
+    def last_step(self) -> int:
+        return max((max(values) for values in self.figures.values()), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One count of right answers; `chance` is what guessing would get, as a fraction."""
+class Quickstart:
+    """What a quickstart left beside its runs: quickstart.json, evaluation.json and compression.json."""
 
-    stage: str
-    kind: str
-    language: str
-    asked: int
-    right: int
-    chance: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Story:
-    """One story the finished model wrote."""
-
-    prompt: str
-    text: str
-    language: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stories:
-    """How many stories hold every word they were asked to use."""
-
-    asked: int | None
-    with_required_words: int | None
-    examples: tuple[Story, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    """One question with the expected answer and both replies.
-
-    `pretrain_right` and `sft_right` are the evaluation's verdicts where it wrote them, else None.
-    """
-
-    kind: str
-    language: str
-    question: str
-    answer: str
-    pretrain: str
-    sft: str
-    pretrain_right: bool | None
-    sft_right: bool | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """`evaluation.json`."""
-
-    questions: int | None
-    rows: tuple[Row, ...]
-    stories: Stories | None
-    examples: tuple[Example, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compression:
-    """`compression.json`: the model against a general compressor on the same bytes."""
-
-    validation_bytes: float | None
-    zstd_19_bits_per_byte: float | None
-    model_bits_per_byte: float | None
-    note: str
+    facts: Fields
+    evaluation: Fields
+    compression: Fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Everything known about one quickstart run. `problems` are sentences about what could not be read."""
+    """Everything a report shows. `problems` are sentences about what could not be read."""
 
     folder: str
-    quickstart: Quickstart | None
     runs: tuple[Run, ...]
-    evaluation: Evaluation | None
-    compression: Compression | None
+    quickstart: Quickstart | None  # of a report on one quickstart
     problems: tuple[str, ...]
 
-    def run(self, name: str) -> Run | None:
-        return next((run for run in self.runs if run.name == name), None)
 
-
-def number(value: object) -> float | None:
-    """A finite number of a sane size, else None (booleans and texts are not numbers)."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
+def read_object(path: Path, problems: list[str]) -> Fields:
+    """The JSON object in `path`; empty without such a file, or (said in `problems`) when it cannot be read."""
     try:
-        real = float(value)
-    except OverflowError:
-        return None
-    return real if math.isfinite(real) and abs(real) <= LARGEST_NUMBER else None
-
-
-def whole(value: object) -> int | None:
-    """A finite number as a whole one, else None."""
-    real = number(value)
-    return None if real is None else round(real)
-
-
-def flag(value: object) -> bool | None:
-    """True or False as written, else None."""
-    return value if isinstance(value, bool) else None
-
-
-def text(value: object) -> str:
-    """A text that can be shown and encoded: no lone surrogates, control characters or direction overrides."""
-    if value is None or isinstance(value, Mapping | list):
-        return ""
-    plain = str(value).replace("\r\n", "\n").encode("utf-8", "replace").decode("utf-8")
-    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", plain)
-
-
-_READERS: dict[str, Callable[[object], object]] = {
-    "str": text,
-    "int": lambda value: whole(value) or 0,
-    "int | None": whole,
-    "float | None": number,
-    "bool | None": flag,
-}
-
-
-def fill(kind: type[T], raw: Json, **given: object) -> T:
-    """Make a record of type `kind` from `raw`: each field is read by its annotation unless it is `given`."""
-    values: dict[str, object] = dict(given)
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if field.name not in values:
-            values[field.name] = _READERS[str(field.type)](raw.get(field.name))
-    return kind(**values)
-
-
-def mapping(value: object) -> Json:
-    """`value` if it is a JSON object, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def objects(value: object) -> list[Json]:
-    """The JSON objects in a JSON list."""
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
-
-
-def read_object(path: Path, problems: list[str]) -> Json | None:
-    """The JSON object in `path`; None when there is no such file, or (said in `problems`) when it cannot be read."""
-    if not path.exists():
-        return None
-    try:
-        value = read_json(path)
+        value = read_json(path) if path.exists() else {}
     except (UserError, OSError, ValueError, RecursionError):
-        problems.append(f"{path.parent.name}/{path.name} is there but cannot be read, so it is left out.")
-        return None
+        value = None
     if not isinstance(value, Mapping):
-        problems.append(f"{path.parent.name}/{path.name} does not hold a JSON object, so it is left out.")
-        return None
-    return value
+        problems.append(f"{path.parent.name}/{path.name} cannot be read as a JSON object, so it is left out.")
+        return Fields()
+    return Fields(value)
 
 
-def read_lines(path: Path, problems: list[str]) -> Iterator[Json]:
-    """The JSON objects of a JSONL file. Broken lines (a run killed while writing) are counted in `problems`."""
-    if not path.exists():
-        return
-    broken = 0
+def read_lines(path: Path, problems: list[str]) -> list[Fields]:
+    """The lines of a JSONL file that are whole and name a step."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            for line in stream:
-                try:
-                    value = json.loads(line) if line.strip() else None
-                except (ValueError, RecursionError):
-                    value = ()
-                if isinstance(value, Mapping):
-                    yield value
-                elif value is not None:
-                    broken += 1
-    except OSError:
+        return [Fields(line) for line in jsonl.read_lines(path)]
+    except (OSError, RecursionError):
         problems.append(f"{path.parent.name}/{path.name} is there but cannot be read, so it is left out.")
-    if broken:
-        lines = "1 line" if broken == 1 else f"{broken} lines"
-        problems.append(f"{lines} of {path.parent.name}/{path.name} cannot be read and are left out.")
+        return []
 
 
-def later_wins(lines: Sequence[Json], kind: type[T], *marks: str) -> tuple[T, ...]:
-    """The lines that hold one of `marks`, one per step and in order of steps: a resumed run repeats steps."""
-    points: dict[int, T] = {}
+def read_figures(lines: Iterable[Fields]) -> dict[str, dict[int, float]]:
+    """For each metric its values by step, in order of steps. A resumed run repeats steps: the later line wins."""
+    figures: dict[str, dict[int, float]] = {}
     for line in lines:
-        step = whole(line.get("step"))
-        if step is not None and any(mark in line for mark in marks):
-            points[step] = fill(kind, line, step=step)
-    return tuple(points[step] for step in sorted(points))
+        step = line.number("step")
+        for name in line.raw if step is not None and step >= 0 else ():
+            value = line.number(name)
+            if value is not None and name != "step":
+                figures.setdefault(text(name), {})[round(step or 0)] = value
+    return {name: dict(sorted(values.items())) for name, values in figures.items()}
 
 
-def continuation(raw: Json) -> str:
+def continuation(sample: Fields) -> str:
     """What the model wrote after the prompt."""
-    written, prompt = text(raw.get("text")), text(raw.get("prompt"))
+    written, prompt = sample.text("text"), sample.text("prompt")
     return written[len(prompt) :] if prompt and written.startswith(prompt) else written
 
 
-def read_samples(lines: Iterator[Json]) -> tuple[Sample, ...]:
+def read_samples(lines: Iterable[Fields]) -> tuple[Sample, ...]:
     """Samples in order of steps; the later line wins for the same step and prompt."""
     samples: dict[tuple[int, str], Sample] = {}
     for line in lines:
-        step = whole(line.get("step"))
+        step, prompt = line.number("step"), line.text("prompt")
         if step is not None:
-            sample = fill(Sample, line, step=step, text=continuation(line))
-            samples[step, sample.prompt] = sample
+            written = continuation(line)
+            samples[round(step), prompt] = Sample(
+                step=round(step), prompt=prompt, text=written, language=line.text("language")
+            )
     return tuple(sorted(samples.values(), key=lambda sample: sample.step))
 
 
-def read_run(folder: Path, name: str, problems: list[str]) -> Run:
-    """One training stage's folder."""
-    plan = read_object(folder / name / "plan.json", problems)
-    outcome = read_object(folder / name / "outcome.json", problems)
-    lines = list(read_lines(folder / name / "metrics.jsonl", problems))
-    return Run(
-        name=name,
-        plan=None if plan is None else fill(Plan, plan),
-        outcome=None if outcome is None else fill(Outcome, outcome),
-        training=later_wins(lines, TrainPoint, "loss_nats_per_token"),
-        validation=later_wins(lines, ValidationPoint, "validation_loss_nats_per_token", "validation_bits_per_byte"),
-        samples=read_samples(read_lines(folder / name / "samples.jsonl", problems)),
-    )
-
-
-def read_data(raw: Json) -> Data:
-    """The `data` part of `quickstart.json`."""
-    warnings = raw.get("warnings")
-    return fill(Data, raw, warnings=tuple(map(text, warnings)) if isinstance(warnings, list) else ())
-
-
-def read_tokenizer(raw: Json) -> dict[str, str | float]:
-    """Every scalar fact about the tokenizer, under its own name."""
-    facts: dict[str, str | float] = {}
-    for name, value in raw.items():
-        real = number(value)
-        if real is not None:
-            facts[text(name)] = real
-        elif isinstance(value, str | bool):
-            facts[text(name)] = text(value)
-    return facts
-
-
-def read_quickstart(raw: Json) -> Quickstart:
-    """`quickstart.json`."""
-    machine, data, export = (mapping(raw.get(name)) for name in ("machine", "data", "export"))
-    return fill(
-        Quickstart,
-        raw,
-        machine=fill(Machine, machine) if machine else None,
-        stages=tuple(fill(Stage, stage) for stage in objects(raw.get("stages"))),
-        data=read_data(data) if data else None,
-        tokenizer=read_tokenizer(mapping(raw.get("tokenizer"))),
-        export=fill(Export, export) if export else None,
-    )
-
-
-def read_row(raw: Json) -> Row:
+def read_row(raw: Fields, stage: str) -> Row:
     """One count of right answers, with 0 <= right <= asked and a chance that is a fraction."""
-    asked = max(whole(raw.get("asked")) or 0, 0)
-    chance = number(raw.get("chance"))
+    asked = max(round(raw.number("asked") or 0), 0)
+    right = min(max(round(raw.number("right") or 0), 0), asked)
+    chance = raw.number("chance")
     inside = chance is not None and 0 <= chance <= 1
-    right = min(max(whole(raw.get("right")) or 0, 0), asked)
-    return fill(Row, raw, asked=asked, right=right, chance=chance if inside else None)
+    kind, language = raw.text("kind"), raw.text("language")
+    return Row(stage=stage, kind=kind, language=language, asked=asked, right=right, chance=chance if inside else None)
 
 
-def read_evaluation(raw: Json) -> Evaluation:
-    """`evaluation.json`."""
-    stories = mapping(raw.get("stories"))
-    told = tuple(fill(Story, story, text=continuation(story)) for story in objects(stories.get("examples")))
-    return fill(
-        Evaluation,
-        raw,
-        rows=tuple(map(read_row, objects(raw.get("rows")))),
-        stories=fill(Stories, stories, examples=told) if stories else None,
-        examples=tuple(fill(Example, example) for example in objects(raw.get("examples"))),
+def read_settings(path: Path, problems: list[str]) -> dict[str, Any]:
+    """run.toml as nested tables."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        problems.append(f"{path.parent.name}/{path.name} is there but cannot be read, so it is left out.")
+        return {}
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings as `table.name` with their values as texts."""
+    flat: dict[str, str] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            flat[prefix + text(name)] = text(str(shown).lower() if isinstance(shown, bool) else shown)
+    return flat
+
+
+def read_run(folder: Path, problems: list[str]) -> Run:
+    """One run's folder."""
+    settings = flatten(read_settings(folder / "run.toml", problems))
+    outcome = read_object(folder / "outcome.json", problems)
+    asked = read_object(folder / "questions.json", problems)
+    rows = [read_row(row, when) for when in STAGES.values() for row in asked.fields(when).items("rows")]
+    task = settings.get("objective.kind", "")
+    return Run(
+        folder=text(folder),
+        name=text(folder.resolve().name),
+        task=settings.get("data.kind", task) if task == "next_token" else task,
+        settings=settings,
+        defaults={},
+        plan=read_object(folder / "plan.json", problems),
+        outcome=outcome,
+        figures=read_figures(read_lines(folder / "metrics.jsonl", problems)),
+        samples=read_samples(read_lines(folder / "samples.jsonl", problems)),
+        questions=tuple(rows),
+        incidents=tuple(read_lines(folder / "incidents.jsonl", problems)),
+        running=not outcome and is_held(folder),
     )
 
 
-def read_record(folder: Path) -> Record:
-    """Read a quickstart run's folder. A `UserError` only when the folder itself is not there."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError("no such folder", where=folder, next_step="Give the folder of a quickstart run.")
+def is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in RUN_FILES)
+
+
+def read_quickstart(folder: Path, problems: list[str]) -> tuple[Quickstart, tuple[Run, ...]]:
+    """A quickstart's folder; what it asked both models stands with the last run."""
+    found = Quickstart(
+        facts=read_object(folder / "quickstart.json", problems),
+        evaluation=read_object(folder / "evaluation.json", problems),
+        compression=read_object(folder / "compression.json", problems),
+    )
+    runs = [read_run(folder / name, problems) for name in STAGES if is_run(folder / name)]
+    runs = [replace(run, task=run.task or {"pretrain": "documents", "sft": "chats"}[run.name]) for run in runs]
+    rows = found.evaluation.items("rows")
+    if runs and rows:
+        asked = [read_row(row, STAGES[row.text("stage")]) for row in rows if row.text("stage") in STAGES]
+        runs[-1] = replace(runs[-1], questions=tuple(asked))
+    return found, tuple(runs)
+
+
+def distinct_names(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """The runs, named by as much of the end of their paths as tells them apart."""
+    parts = [Path(run.folder).resolve().parts for run in runs]
+    names: list[str] = []
+    for length in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(path[-length:]) for path in parts]
+        if len(set(names)) == len(names):
+            break
+    return tuple(replace(run, name=text(name)[-NAME_LETTERS:]) for run, name in zip(runs, names, strict=True))
+
+
+def read_record(folders: Sequence[Path]) -> Record:
+    """Read runs and quickstarts. Raises UserError for a folder that is neither."""
     problems: list[str] = []
-    quickstart = read_object(folder / "quickstart.json", problems)
-    evaluation = read_object(folder / "evaluation.json", problems)
-    compression = read_object(folder / "compression.json", problems)
-    runs = tuple(read_run(folder, name, problems) for name in STAGES)
+    runs: list[Run] = []
+    quickstarts = []
+    for folder in dict.fromkeys(map(Path, folders)):
+        if is_run(folder):
+            runs.append(read_run(folder, problems))
+        elif (folder / "quickstart.json").is_file() or any(is_run(folder / name) for name in STAGES):
+            quickstart, found = read_quickstart(folder, problems)
+            quickstarts.append(quickstart)
+            runs += found
+        else:
+            what = "no run in this folder" if folder.is_dir() else "no such folder"
+            raise UserError(what, where=folder, wanted="a folder made by `penjing train` or `penjing quickstart`")
     return Record(
-        folder=text(folder),
-        quickstart=None if quickstart is None else read_quickstart(quickstart),
-        runs=tuple(run for run in runs if not run.empty),
-        evaluation=None if evaluation is None else read_evaluation(evaluation),
-        compression=None if compression is None else fill(Compression, compression),
+        folder=", ".join(text(folder) for folder in folders),
+        runs=distinct_names(runs),
+        quickstart=quickstarts[0] if quickstarts and len(folders) == 1 else None,
         problems=tuple(text(problem) for problem in problems),
     )

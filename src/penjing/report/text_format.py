@@ -1,4 +1,4 @@
-"""Sentences and rows made from a record: what the page and the terminal say in the same words."""
+"""Sentences and figures made from runs: what the page and the terminal say in the same words."""
 
 from __future__ import annotations
 
@@ -7,25 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from penjing.base import formatting as units
-from penjing.report.accuracy import Score, accuracy_lines
+from penjing.report.accuracy import AFTER, BEFORE, Score, accuracy_lines, lost_kinds
 from penjing.report.charts import figure
-from penjing.report.load_run import Compression, Evaluation, Example, Outcome, Plan, Record, Run, Stage, Stories
+from penjing.report.load_run import Fields, Quickstart, Record, Run
+from penjing.report.metrics import CHARTS, HELD_OUT, TOKENS, task_names
 
 NONE = "—"
 LANGUAGES = {"en": "English", "zh": "中文"}
-RUN_TITLES = {"pretrain": ("Pretraining", "预训练"), "sft": ("Fine-tuning", "指令微调")}
-STAGE_TITLES = {
-    "data": "数据",
-    "tokenizer": "分词器",
-    "shards": "编码分片",
-    "plan": "预测",
-    "pretrain": "预训练",
-    "sft": "指令微调",
-    "evaluate": "评测",
-    "export": "导出",
-    "report": "报告",
-}
-_END_MARKS = " \t\n.。!！?？\"'“”"
 
 
 def clip(text: str, length: int) -> str:
@@ -69,6 +57,11 @@ def language_name(language: str) -> str:
     return LANGUAGES.get(language, language or "all")
 
 
+def kind_name(kind: str) -> str:
+    """A kind of question as a word; a total by its name."""
+    return clip(kind.replace("_", " "), 40) or "all kinds"
+
+
 def date(created: str) -> str:
     """An ISO time as '2025-03-01 14:05 UTC', anything else as it is."""
     try:
@@ -76,6 +69,16 @@ def date(created: str) -> str:
     except ValueError:
         return clip(created, 60)
     return f"{moment:%Y-%m-%d %H:%M %Z}".strip()
+
+
+def spread(items: Sequence[int], most: int) -> list[int]:
+    """At most `most` of `items`, evenly spread, with the first and the last."""
+    if len(items) <= most or most < 2:
+        return list(items[-most:])
+    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
+
+
+# --- predicted and actual --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,102 +89,110 @@ class PlanRow:
     predicted: str
     actual: str
     difference: float | None
-    remark: str = ""
 
 
-def _plan_row(
-    name: str, predicted: float | None, actual: float | None, form: Callable[[float], str], remark: str = ""
-) -> PlanRow:
-    comparable = predicted is not None and actual is not None and predicted > 0
-    difference = actual / predicted - 1 if comparable and predicted and actual is not None else None
-    return PlanRow(
-        name=name,
-        predicted=shown(predicted, form),
-        actual=shown(actual, form),
-        difference=difference,
-        remark=remark,
-    )
-
-
-def _range_remark(plan: Plan | None, outcome: Outcome | None) -> str:
-    """The predicted range of times, and whether the real one fell inside."""
-    if plan is None or plan.predicted_seconds_low is None or plan.predicted_seconds_high is None:
-        return ""
-    low, high = plan.predicted_seconds_low, plan.predicted_seconds_high
-    remark = f"The time was predicted to lie between {duration(low)} and {duration(high)}"
-    if outcome is None or outcome.seconds is None:
-        return remark + "."
-    return remark + (", and it does." if low <= outcome.seconds <= high else ", and it does not.")
+PLAN_FIGURES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
+    ("Time", "predicted_seconds", "seconds", duration),
+    ("Speed", "tokens_per_second", "tokens_per_second", lambda number: f"{count(number)} tokens/s"),
+    ("Tokens trained on", "tokens", "tokens", count),
+    ("Peak memory", "predicted_peak_memory_bytes", "peak_memory_bytes", units.gibibytes),
+)
 
 
 def plan_rows(run: Run) -> list[PlanRow]:
     """Predicted against actual, for the figures that either side knows."""
-    plan, outcome = run.plan, run.outcome
-
-    def both(before: str, after: str) -> tuple[float | None, float | None]:
-        return getattr(plan, before, None), getattr(outcome, after, None)
-
-    rows = [
-        _plan_row("Time", *both("predicted_seconds", "seconds"), duration, _range_remark(plan, outcome)),
-        _plan_row("Speed", *both("tokens_per_second", "tokens_per_second"), lambda n: f"{count(n)} tokens/s"),
-        _plan_row("Tokens trained on", *both("tokens", "tokens"), count),
-        _plan_row("Peak memory", *both("predicted_peak_memory_bytes", "peak_memory_bytes"), units.gibibytes),
-    ]
-    return [row for row in rows if (row.predicted, row.actual) != (NONE, NONE)]
+    rows = []
+    for name, before, after, form in PLAN_FIGURES:
+        predicted, actual = run.plan.number(before), run.outcome.number(after)
+        comparable = predicted is not None and actual is not None and predicted > 0
+        difference = actual / predicted - 1 if comparable and predicted and actual is not None else None
+        if predicted is not None or actual is not None:
+            sides = shown(predicted, form), shown(actual, form)
+            rows.append(PlanRow(name=name, predicted=sides[0], actual=sides[1], difference=difference))
+    return rows
 
 
-def plan_basis(plan: Plan | None) -> str:
-    """How far the prediction can be trusted."""
-    if plan is None:
+def plan_basis(run: Run) -> str:
+    """How far the prediction can be trusted, and whether the time fell inside its range."""
+    plan, seconds = run.plan, run.outcome.number("seconds")
+    if not plan:
         return "There is no plan.json, so nothing is known of what was predicted."
-    if plan.level in ("probe", "L2"):
-        return "The prediction rests on a short probe on this machine before the stage began."
-    return "The prediction is an estimate from a formula: nothing was measured on this machine before."
+    probed = plan.text("level") in ("probe", "L2")
+    basis = "rests on a short probe on this machine" if probed else "is an estimate: nothing was measured here before"
+    low, high = plan.number("predicted_seconds_low"), plan.number("predicted_seconds_high")
+    if low is None or high is None:
+        return f"The prediction {basis}."
+    inside = "" if seconds is None else ", and it does" if low <= seconds <= high else ", and it does not"
+    return f"The prediction {basis}; the time was to lie between {duration(low)} and {duration(high)}{inside}."
 
 
-def time_parts(outcome: Outcome | None) -> str:
-    """Where the time of a stage went."""
-    if outcome is None:
+def time_parts(run: Run) -> str:
+    """Where the time of a run went."""
+    names = {"training": "training", "validation": "validation", "checkpoint": "checkpoints", "other": "other work"}
+    seconds = {name: run.outcome.number(f"{key}_seconds") for key, name in names.items()}
+    known = [f"{duration(value)} {name}" for name, value in seconds.items() if value is not None]
+    none = "" if run.outcome else "There is no outcome.json yet, so nothing is known of how it came out."
+    return f"The time went into {', '.join(known)}." if known else none
+
+
+# --- the whole run in sentences --------------------------------------------------------------------------------------
+
+
+def run_state(run: Run) -> str:
+    """What a run is, and how far it came."""
+    what = f"{run.name} ({task_names(run.task)[0].lower()})"
+    steps = run.plan.number("steps")
+    of = f"step {count(run.last_step)}" + (f" of {count(steps)}" if steps else "")
+    if not run.outcome:
+        return f"{what} is running, at {of}." if run.running else f"{what} is not finished: it stopped at {of}."
+    tokens, seconds = run.outcome.number("tokens"), run.outcome.number("seconds")
+    known = ((run.last_step, f"{count(run.last_step)} steps"), (tokens, f"{count(tokens)} tokens"))
+    figures = ", ".join(shown for number, shown in known if number) or "no figures"
+    return f"{what} is finished: {figures} in {duration(seconds)}."
+
+
+def held_out_changes(run: Run, most: int = 3) -> str:
+    """The first figures on held-out data, before the first step and after the last."""
+    before, parts = run.outcome.fields("before"), []
+    for chart in CHARTS:
+        first, last = (source.number(HELD_OUT + chart.metric) for source in (before, run.outcome))
+        if chart.best and first is not None and last is not None:
+            form = percent if chart.percent else figure
+            parts.append(f"{chart.title.lower()} {form(first)} → {form(last)}")
+    return f"On held-out data: {', '.join(parts[:most])}." if parts else ""
+
+
+def lost_sentence(run: Run) -> str:
+    """What kinds of questions were lost; empty where none were asked before and after."""
+    if {row.stage for row in run.questions} != {BEFORE, AFTER}:
         return ""
-    parts = [
-        ("training", outcome.training_seconds),
-        ("validation", outcome.validation_seconds),
-        ("checkpoints", outcome.checkpoint_seconds),
-        ("other work", outcome.other_seconds),
-    ]
-    known = [f"{duration(seconds)} {name}" for name, seconds in parts if seconds is not None]
-    sentence = f"The time went into {', '.join(known)}." if known else ""
-    if outcome.resumed:
-        times = "once" if outcome.resumed == 1 else f"{outcome.resumed} times"
-        sentence += f" The stage was interrupted and taken up again {times}."
-    return sentence.strip()
+    kinds = [(kind_name(line.kind), line.before, line.after) for line in lost_kinds(run.questions)]
+    lost = [f"{kind} {old.right} → {new.right} of {new.asked}" for kind, old, new in kinds if old and new]
+    return f"Lost: {', '.join(lost) or 'no kind of question'}."
 
 
-def total_seconds(stages: Sequence[Stage]) -> float | None:
+def total_seconds(stages: Sequence[Fields]) -> float | None:
     """The time of all stages together; None when none is known."""
-    known = [stage.seconds for stage in stages if stage.seconds is not None and stage.seconds >= 0]
+    known = [seconds for stage in stages if (seconds := stage.number("seconds")) is not None and seconds >= 0]
     return sum(known) if known else None
 
 
-def _made(record: Record) -> str:
-    """What was made, from what, how long and on what."""
+def _made(record: Record, facts: Fields) -> str:
+    """What a quickstart made, from what, how long and on what."""
     if not any(run.outcome for run in record.runs):
         return "No stage has finished training in this folder."
-    quick, base = record.quickstart, record.run("pretrain") or record.run("sft")
-    size = base.plan.parameters if base and base.plan else None
+    base = record.runs[0]
+    size, tokens = base.plan.number("parameters"), base.outcome.number(TOKENS)
     sentence = f"A language model{f' of {count(size)} parameters' if size else ''} was trained from nothing"
-    tokens = base.outcome.tokens if base and base.outcome else None
-    if tokens:
-        sentence += f" on {count(tokens)} tokens"
-    if quick and quick.data and quick.data.source:
-        sentence += f" of {clip(quick.data.source, 120)}"
-    seconds = total_seconds(quick.stages) if quick else None
-    if seconds:
-        sentence += f", in {duration(seconds)}"
-    if quick and quick.machine:
-        on = quick.machine.cpu if quick.machine.device in ("cpu", "") else quick.machine.device
-        sentence += f" on {clip(on, 80)}" if on else ""
-    return sentence + "."
+    sentence += f" on {count(tokens)} tokens" if tokens else ""
+    source = facts.fields("data").text("source")
+    sentence += f" of {clip(source, 120)}" if source else ""
+    seconds = total_seconds(facts.items("stages"))
+    sentence += f", in {duration(seconds)}" if seconds else ""
+    machine = facts.fields("machine")
+    device = machine.text("device")
+    on = machine.text("cpu") if device in ("cpu", "") else device
+    return sentence + (f" on {clip(on, 80)}." if on else ".")
 
 
 def interval_words(score: Score) -> str:
@@ -189,9 +200,9 @@ def interval_words(score: Score) -> str:
     return f"95\u00a0% interval {percent(low)} to {percent(high)}"
 
 
-def _answers(evaluation: Evaluation | None) -> str:
-    """How well it answers, over all questions."""
-    lines = accuracy_lines(evaluation.rows) if evaluation else []
+def _answers(record: Record) -> str:
+    """How well the model of a quickstart answers, over all questions."""
+    lines = accuracy_lines(record.runs[-1].questions) if record.runs else []
     score = lines[-1].best if lines else None
     if score is None:
         return "How well it answers was not measured."
@@ -206,62 +217,36 @@ def _answers(evaluation: Evaluation | None) -> str:
 
 
 def _unseen(record: Record) -> str:
-    """How well it predicts text it has not seen, from the pretraining outcome."""
-    run = record.run("pretrain")
-    bits = run.outcome.validation_bits_per_byte if run and run.outcome else None
+    """How well it predicts text it has not seen, from the pretraining's outcome."""
+    bits = record.runs[0].outcome.number(HELD_OUT + "bits_per_byte") if record.runs else None
     if bits is None:
         return ""
     return f"Predicting text it had not seen, it needs {figure(bits)} bits per byte (8 would be no knowledge at all)."
 
 
 def headline(record: Record) -> list[str]:
-    """The whole run in two to four plain sentences; a failed stage is said first."""
-    stages = record.quickstart.stages if record.quickstart else ()
-    failed = [f"The stage {clip(stage.name, 40)} failed." for stage in stages if stage.state == "failed"]
-    return [sentence for sentence in (*failed, _made(record), _answers(record.evaluation), _unseen(record)) if sentence]
+    """The whole report in a few plain sentences; a failed stage is said first."""
+    if record.quickstart is None:
+        if len(record.runs) > 1:
+            open_runs = [run_state(run) for run in record.runs if not run.outcome]
+            return [f"{len(record.runs)} runs side by side.", *open_runs]
+        run = record.runs[0]
+        return [sentence for sentence in (run_state(run), held_out_changes(run), lost_sentence(run)) if sentence]
+    facts = record.quickstart.facts
+    failed = [stage.text("name") for stage in facts.items("stages") if stage.text("state") == "failed"]
+    told = [f"The stage {clip(name, 40)} failed." for name in failed]
+    sentences = (*told, _made(record, facts), _answers(record), _unseen(record))
+    return [sentence for sentence in sentences if sentence]
 
 
-def compression_sentence(compression: Compression | None) -> str:
-    """Who packs the unseen text smaller, the model or zstd, and by how much."""
-    if compression is None:
-        return "There is no comparison with a compressor (it is made for runs on real text only)."
-    model, zstd = compression.model_bits_per_byte, compression.zstd_19_bits_per_byte
-    if model is None or zstd is None or model <= 0 or zstd <= 0:
-        return "The comparison with a compressor lacks one of its two figures."
-    size = f" ({units.megabytes(compression.validation_bytes)})" if compression.validation_bytes else ""
-    sentence = f"On the unseen text{size} the model needs {model:.3f} bits per byte and zstd -19 needs {zstd:.3f}: "
-    if abs(model - zstd) < 0.0005:
-        return sentence + "a draw."
-    winner, fraction = ("the model", 1 - model / zstd) if model < zstd else ("zstd", 1 - zstd / model)
-    return f"{sentence}{winner} wins with {fraction * 100:.1f}\u00a0% fewer bits."
-
-
-def stories_sentence(stories: Stories | None) -> str:
+def stories_sentence(quickstart: Quickstart) -> str:
     """How many stories used the words they were given."""
-    if stories is None or not stories.asked or stories.with_required_words is None:
+    stories = quickstart.evaluation.fields("stories")
+    asked, used = stories.number("asked"), stories.number("with_required_words")
+    if not asked or asked < 1 or used is None:
         return ""
-    right = min(max(stories.with_required_words, 0), stories.asked)
-    score = Score(asked=stories.asked, right=right, chance=None)
+    score = Score(asked=round(asked), right=round(min(max(used, 0), asked)), chance=None)
     return (
-        f"Asked for {stories.asked:,} stories with given words, the model used every word in {right:,} of them "
+        f"Asked for {score.asked:,} stories with given words, the model used every word in {score.right:,} of them "
         f"({percent(score.fraction)}, {interval_words(score)})."
     )
-
-
-def same_answer(reply: str, answer: str) -> bool:
-    """Whether a reply is the expected answer but for case, outer spaces and closing marks."""
-    return bool(answer.strip()) and reply.strip(_END_MARKS).casefold() == answer.strip(_END_MARKS).casefold()
-
-
-def example_right(example: Example, stage: str) -> bool:
-    """The evaluation's own verdict where there is one, else `same_answer`."""
-    reply = example.sft if stage == "sft" else example.pretrain
-    verdict = example.sft_right if stage == "sft" else example.pretrain_right
-    return same_answer(reply, example.answer) if verdict is None else verdict
-
-
-def spread(items: Sequence[int], most: int) -> list[int]:
-    """At most `most` of `items`, evenly spread, with the first and the last."""
-    if len(items) <= most or most < 2:
-        return list(items[-most:])
-    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]

@@ -24,13 +24,14 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.batched_sampler import Request, Written, default_slots, rollout
 from penjing.infer.sample import Sampling
 from penjing.infer.tool_loop import ToolTurns, last_turn
+from penjing.loader.batch_source import Source
 from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, Policy
 from penjing.objective.value import advantages as token_advantages
 from penjing.objective.value import whitened
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.rl.advantages import advantages, degenerate
 from penjing.rl.prompts import Order, Prompt
 from penjing.rl.reward_mix import Scorer
@@ -62,7 +63,7 @@ class Sampler:
     model: Transformer
     tokenizer: Tokenizer
     scorer: Scorer
-    engine: Engine
+    strategy: Strategy
     row_tokens: int
     reference: LogProbs | None = None
     values: ScalarHead | None = None
@@ -158,8 +159,8 @@ class Sampler:
 
         prompts: all that there are; indices: which of them are asked. Every rank gets the whole round.
         """
-        engine, how = self.engine, self.settings.rollout
-        mine = range(engine.rank, len(indices), engine.world)
+        strategy, how = self.strategy, self.settings.rollout
+        mine = range(strategy.rank, len(indices), strategy.world)
         asked = [prompts[indices[place]] for place in mine]
         began = time.perf_counter()
         written = self.answer(asked, [seeds[place] for place in mine], self.style)
@@ -233,11 +234,11 @@ class Sampler:
 
     def _exchange(self, one: Round) -> None:
         """Every rank filled in its own prompts and left zeros elsewhere: the sum is the whole round."""
-        if self.engine.world == 1:
+        if self.strategy.world == 1:
             return
         for name in SHARED:
             array = getattr(one, name)
-            setattr(one, name, self.engine.add(torch.from_numpy(array).to(self.engine.device)).cpu().numpy())
+            setattr(one, name, self.strategy.add(torch.from_numpy(array).to(self.strategy.device)).cpu().numpy())
 
     def _foresee(self, one: Round) -> None:
         """Advantages of tokens from values; an answer's reward comes with its last token. Whitened over the round.
@@ -262,7 +263,7 @@ class Sampler:
 
         There the rounding of a pass depends on its size, and which prompts a rank has is not to be seen in a value.
         """
-        alone = self.engine.device.type == "cpu"
+        alone = self.strategy.device.type == "cpu"
         array = {"reference": one.reference_PAM, "behaviour": one.behaviour_PAM, "value": one.value_PAM}[name]
         waiting: list[tuple[int, int, Group]] = []  # place, number of the first answer, group
 
@@ -270,7 +271,7 @@ class Sampler:
             if not waiting:
                 return
             batch = pack([group for _, _, group in waiting], self.row_tokens)
-            logp = scored_by(batch.to(self.engine.device)).float().cpu().numpy()
+            logp = scored_by(batch.to(self.strategy.device)).float().cpu().numpy()
             first = 0
             for place, number, group in waiting:
                 for offset, answer in enumerate(group.answers):
@@ -328,7 +329,7 @@ def state_values(head: ScalarHead, batch: AnswerBatch) -> Tensor:
     return value_N
 
 
-class RolloutSource:
+class RolloutSource(Source):
     """Batches of sampled answers, `micro_units` prompts on each rank; see the file's docstring."""
 
     def __init__(

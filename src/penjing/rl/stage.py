@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,40 +19,38 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.sample import Sampling
 from penjing.infer.tool_loop import ToolTurns
 from penjing.loader.shared_prompt_batch import AnswerBatch
-from penjing.model.linear import Linear
-from penjing.model.lora import adapted, strip, using
+from penjing.model.lora import adapted, using
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
-from penjing.objective.policy import Policy, PolicyObjective
-from penjing.parallel.base import Engine
+from penjing.objective.policy import ADVANTAGE, COUNTS, Policy, PolicyObjective
+from penjing.plan import hardware
 from penjing.rl import prompts as prompt_files
 from penjing.rl.reward_mix import Scorer
 from penjing.rl.rewards.base import Setting
 from penjing.rl.rewards.exact import is_right
-from penjing.rl.rollout_source import LogProbs, RolloutSource, Sampler, log_probs
-from penjing.train.config import Run
-from penjing.train.nonfinite_guard import Record
-from penjing.train.run_dir import RunFolder, start_tokenizer
-from penjing.train.stages.base import Report, Size
+from penjing.rl.rollout_source import RolloutSource, Sampler, log_probs
+from penjing.train.run_dir import start_tokenizer
+from penjing.train.stages.base import Size, Stage
+from penjing.train.stages.example_batches import example_answers
+from penjing.train.stages.reference import LogProbs, frozen_copy
+from penjing.train.stages.run_data import on_rank_0
 
 EXACT_MATCH = "validation_exact_match"
 
 
-class PolicyStage:
+class PolicyStage(Stage[Policy]):
     """Prompts are answered, answers judged, and the policy moves towards what was judged better than its siblings."""
 
     runs_ahead = False  # answers come from the weights of their own step
 
-    def __init__(self, run: Run, engine: Engine, report: Report) -> None:
-        settings = run.objective
-        assert isinstance(settings, Policy)
-        self.run, self.engine, self.settings = run, engine, settings
-        how = settings.rollout
+    def prepare_data(self) -> None:
+        run, how = self.run, self.settings.rollout
         if run.data.kind != "prompts":
             raise UserError("not what is answered", where="data.kind", got=run.data.kind, wanted="prompts")
         if not run.data.train:
             raise UserError("no prompts", where="data.train", next_step="Give data.train=FILE.")
-        self.tokenizer = self._own_tokenizer()
+        on_rank_0(self.strategy, self._save_tokenizer)
+        self.tokenizer = Tokenizer.load(self.folder.tokenizer)
         longest = run.data.row_tokens - how.max_tokens
         if longest < 1:
             raise UserError(
@@ -61,10 +59,9 @@ class PolicyStage:
                 got=run.data.row_tokens,
                 wanted=f"more than objective.rollout.max_tokens = {how.max_tokens}",
             )
-        self.toolbox = Toolbox(how.tools, settings.tool)
+        self.toolbox = Toolbox(how.tools, self.settings.tool)
         thinking = switched(how.thinking)
-        listed = RunFolder(Path(run.out)).quarantine if not engine.rank else None
-        quarantine = Quarantine(run.data.max_bad, listed)
+        quarantine = Quarantine(run.data.max_bad, None if self.strategy.rank else self.folder.quarantine)
         read = prompt_files.read(
             [Path(name) for name in run.data.train],
             self.tokenizer,
@@ -82,10 +79,9 @@ class PolicyStage:
         )
         self.prompts, self.held_out = read.train, read.held_out[: run.validate.rows]
         self.fingerprint = read.fingerprint
-        self.scorer = Scorer(settings, Setting(device=engine.device, max_tokens=how.max_tokens))
+        self.scorer = Scorer(self.settings, Setting(device=self.strategy.device, max_tokens=how.max_tokens))
         self.scorer.check([*self.prompts, *self.held_out])
-        self.record: Record = lambda incident: None
-        self.notes: list[str] = [note] if (note := quarantine.note()) else []
+        self.notes += [note] if (note := quarantine.note()) else []
         if read.skipped:
             self.notes.append(f"{read.skipped} prompts of more than {longest} tokens were left out")
         if how.top_p < 1 or how.top_k:
@@ -94,21 +90,22 @@ class PolicyStage:
         if absent and self.toolbox:
             self.notes.append(f"prompts offer tools that nobody runs, so calls of them fail: {', '.join(absent[:8])}")
 
-    def _own_tokenizer(self) -> Tokenizer:
-        whole = RunFolder(Path(self.run.out))
-        folder = whole.tokenizer
-        if self.engine.rank == 0 and not ((folder / "tokenizer.json").is_file() and steps(whole.checkpoints)):
-            given = start_tokenizer(self.run)
-            if given is None or not given.template:
-                raise UserError(
-                    "only a model that answers can be taught this way",
-                    where="start",
-                    got=repr(self.run.start),
-                    wanted="a run of `penjing train sft`, or another chat model",
-                )
-            given.save(folder)
-        self.engine.any(False)  # the others wait until the files are whole
-        return Tokenizer.load(folder)
+    def _save_tokenizer(self) -> None:
+        """That of the start, unless a checkpoint was written with the one that is there."""
+        if (self.folder.tokenizer / "tokenizer.json").is_file() and steps(self.folder.checkpoints):
+            return
+        given = start_tokenizer(self.run)
+        if given is None or not given.template:
+            raise UserError(
+                "only a model that answers can be taught this way",
+                where="start",
+                got=repr(self.run.start),
+                wanted="a run of `penjing train sft`, or another chat model",
+            )
+        given.save(self.folder.tokenizer)
+
+    def assume_data(self) -> list[str]:
+        return ["the step is traced, the writing of answers is not"]
 
     def size(self) -> Size:
         """A unit is a prompt with its answers; how long those become is a guess, a quarter of the longest."""
@@ -124,24 +121,27 @@ class PolicyStage:
             padding_fraction=0.1,
             extra_forwards=float(self.settings.kl_weight > 0) + float(how.behaviour == "recomputed"),
             probe_steps=2,
-            round_steps=how.updates * how.repeats,
+            round_steps=how.steps_per_round,
         )
 
-    def trained(self, model: Transformer) -> nn.Module:
+    def trainable(self, model: Transformer) -> nn.Module:
         return ScalarHead(model) if self.settings.loss == "ppo" else model
 
-    def begin(self, model: nn.Module, engine: Engine) -> None:
+    def setup(self, model: nn.Module) -> None:
         values = model if isinstance(model, ScalarHead) else None
-        model = values.model if values is not None else model
-        assert isinstance(model, Transformer)
+        policy = cast(Transformer, values.model if values is not None else model)
+        self._copied: Transformer | None = None
+        reference = self._reference(policy) if self.settings.kl_weight else None
+        if not self.fingerprint:
+            return  # nothing is sampled
         self.sampler = Sampler(
             settings=self.settings,
-            model=model,
+            model=policy,
             tokenizer=self.tokenizer,
             scorer=self.scorer,
-            engine=engine,
+            strategy=self.strategy,
             row_tokens=self.run.data.row_tokens,
-            reference=self._reference(model) if self.settings.kl_weight else None,
+            reference=reference,
             values=values,
             turns=self.turns,
             record=lambda incident: self.record(incident),
@@ -161,37 +161,45 @@ class PolicyStage:
                     return log_probs(model, batch, temperature)
 
             return without_adapters
-        frozen = copy.deepcopy(model)
-        strip(frozen)  # `start` without this run's adapter, which has learned where the run goes on from a checkpoint
-        frozen.requires_grad_(False).eval()
-        if frozen.compute_dtype is not None:  # its products are taken in this dtype anyway
-            for module in frozen.modules():
-                if isinstance(module, Linear):
-                    module.weight.data = module.weight.data.to(frozen.compute_dtype)
+        dtype = hardware.compute_dtype(self.run.compute.dtype, self.strategy.device)
+        frozen = self._copied = frozen_copy(model, dtype)
         return lambda batch: log_probs(frozen, batch, temperature)
 
-    def source(self, micro_units: int, rank: int, world: int) -> RolloutSource:
+    def frozen_models(self) -> list[nn.Module]:
+        return [] if self._copied is None else [self._copied]
+
+    def source(self, micro_size: int, rank: int, world: int) -> RolloutSource:
         return RolloutSource(
             self.sampler,
             self.prompts,
             seed=derive(self.run.seed, self.run.stage, "order"),
             prompts_per_step=self.run.batch.rows,
-            micro_units=micro_units,
+            micro_units=micro_size,
             rank=rank,
             world=world,
         )
 
     def objective(self) -> PolicyObjective:
-        return PolicyObjective(self.settings, self.run.router, biased=self.run.model.architecture == "glm4_moe")
+        return PolicyObjective(self.settings, self.router)
+
+    def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
+        """A prompt's answers branch off it in one row."""
+        values = ["behaviour", *(["reference"] if self.settings.kl_weight else []), ADVANTAGE]
+        values += ["value", "return"] if self.settings.loss == "ppo" else []
+        shape = (micro_size, self.settings.rollout.answers, self.run.data.row_tokens)
+        return example_answers(shape, device, scored_fraction, values=values, figures=(COUNTS,))
+
+    def validation_size(self, micro_size: int) -> int:
+        return 0  # held-out prompts are answered
 
     def validate(self) -> dict[str, float]:
         """The held-out prompts: exact match of greedy answers, whole and by kind, and their mean reward.
 
         Also the exact match of one answer each, drawn as in training, from the same random numbers every time.
         """
-        engine, after = self.engine, self.settings.reward.answer_after
+        strategy, after = self.strategy, self.settings.reward.answer_after
         kinds = sorted({prompt.kind for prompt in self.held_out if prompt.truths and prompt.kind})
-        mine = self.held_out[engine.rank :: engine.world]
+        mine = self.held_out[strategy.rank :: strategy.world]
         answers = self.sampler.answer(mine, [[0]] * len(mine), Sampling())
         judged = [self.sampler.judged(prompt, one[0]) for prompt, one in zip(mine, answers, strict=True)]
         sums: dict[str, float] = defaultdict(float)
@@ -207,13 +215,15 @@ class PolicyStage:
                     sums["asked "] -= 1
                     sums["right "] -= right
         seeds = [[derive(self.run.seed, "validation", place)] for place in range(len(self.held_out))]
-        drawn = self.sampler.answer(mine, seeds[engine.rank :: engine.world], self.sampler.style)
+        drawn = self.sampler.answer(mine, seeds[strategy.rank :: strategy.world], self.sampler.style)
         for prompt, one in zip(mine, drawn, strict=True):
             sums["drawn"] += is_right(self.sampler.judged(prompt, one[0]), after)
         counters = [f"{what} {kind}" for kind in ["", *kinds] for what in ("asked", "right")]
         names = ["reward", "drawn", "answers", "tokens", *counters]
-        dtype = torch.float32 if engine.device.type == "mps" else torch.float64
-        totals = engine.add(torch.tensor([sums[name] for name in names], dtype=dtype, device=engine.device)).tolist()
+        dtype = torch.float32 if strategy.device.type == "mps" else torch.float64
+        totals = strategy.add(
+            torch.tensor([sums[name] for name in names], dtype=dtype, device=strategy.device)
+        ).tolist()
         total = dict(zip(names, totals, strict=True))
         if not total["answers"]:
             return {}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.checkpoint.load import Checkpoint
 from penjing.model.lora import adapt, fingerprint, own_state
 from penjing.model.transformer import Transformer
 from penjing.train.config import Run
+from penjing.train.stages import settings_classes
+
+LARGEST_RATE = 0.01  # a reward model with adapters learned at 0.01 and fell apart at 0.03
 
 
 def build_adapted(
@@ -75,3 +80,26 @@ def _restore(model: Transformer, checkpoint: Checkpoint) -> None:
                 wanted=f"{name} {wanted}",
             )
     model.load_state_dict(weights, strict=False)
+
+
+def adapter_rate(base: Layer, layers: Sequence[Layer]) -> Layer:
+    """The recipe `base` with a rate for adapters, where the layers ask for them and name no optimizer or rate.
+
+    A recipe that has adapters of its own knows its rate, and Muon's steps have one size whatever the gradient's.
+    """
+    ranks = [_table(layer, "lora").get("rank") for layer in layers]
+    rank = next((rank for rank in reversed(ranks) if rank is not None), 0)
+    named = any({"kind", "learning_rate", ""} & _table(layer, "optimizer").keys() for layer in layers)
+    optimizer = dict(base["optimizer"])
+    if str(rank) == "0" or named or "lora" in base or optimizer["kind"] != "adamw":
+        return base
+    kind = base.get("objective", {}).get("kind", "next_token")
+    objective = next(settings() for settings in settings_classes() if settings().kind == kind)
+    whole = float(optimizer["learning_rate"])
+    rate = max(whole, min(objective.adapter_rate_factor * whole, LARGEST_RATE))
+    return {**base, "optimizer": {**optimizer, "learning_rate": float(f"{rate:.3g}")}}
+
+
+def _table(layer: Layer, name: str) -> Mapping[str, Any]:
+    table = layer.get(name, {})
+    return table if isinstance(table, Mapping) else {"": table}

@@ -17,7 +17,7 @@ from penjing.checkpoint.background import Background, snapshot
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.save import save
 from penjing.model.lora import own_state
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.train.config import SaveSettings
 from penjing.train.nonfinite_guard import Record
 from penjing.train.run_dir import load_weights
@@ -45,7 +45,7 @@ class Keeper:
         self,
         folder: Path,
         settings: SaveSettings,
-        engine: Engine,
+        strategy: Strategy,
         *,
         model: nn.Module,
         only_trained: bool,
@@ -57,7 +57,7 @@ class Keeper:
         record: Record,
     ) -> None:
         """only_trained: of adapters, not the base they sit on."""
-        self.folder, self.settings, self.engine = folder, settings, engine
+        self.folder, self.settings, self.strategy = folder, settings, strategy
         self.model, self.only_trained, self.optimizers = model, only_trained, optimizers
         self.stateful, self.texts, self.about, self.fingerprints = stateful, texts, about, fingerprints
         self.record = record
@@ -72,7 +72,7 @@ class Keeper:
         next save. Rank 0 writes; with `wait` the others wait for it.
         """
         saved = True
-        if self.engine.rank == 0:
+        if self.strategy.rank == 0:
             self.wait()  # before anything is copied: two copies at once would take twice the memory
             self._background.start(self._prepared(progress))
             if wait or self.settings.how == "waiting":
@@ -80,7 +80,7 @@ class Keeper:
         else:
             for each in self.stateful.values():
                 each.state()  # some ask all ranks
-        return not self.engine.any(not saved) if wait else saved
+        return not self.strategy.any(not saved) if wait else saved
 
     def try_in(self, folder: Path, progress: dict[str, Any]) -> float:
         """Save into another folder and wait for it, to see how long it takes; the seconds that training stood still."""
@@ -134,7 +134,7 @@ class Keeper:
         The place in the data, the meter and the rest stay as they are, and optimizers whose kind was changed since.
         """
         self.wait()
-        self.engine.any(False)  # the others read what rank 0 has written
+        self.strategy.any(False)  # the others read what rank 0 has written
         checkpoint = newest(self.folder)
         if checkpoint is None:
             return None

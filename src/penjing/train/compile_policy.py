@@ -7,6 +7,7 @@ are static whatever the head is given, and nothing is compiled again after the f
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -17,8 +18,9 @@ import torch
 from torch import nn
 
 from penjing.base.errors import UserError
-from penjing.kernels.cpu import ops as cpu
-from penjing.model.moe import mixtures
+from penjing.kernels.cpu import library
+from penjing.train.build_model import BuiltRun
+from penjing.train.config import Run
 
 Setting = Literal["auto", "off", "blocks", "whole", "graphs"]
 # What a compiled step gains and what compiling costs, for the rule. CPU, where kernels of our own (kernels/cpu/ops.py)
@@ -52,25 +54,26 @@ def missing_compiler(device: torch.device) -> str:
     return f"torch.compile is not used on {device.type}"
 
 
-def decide(
-    setting: Setting, device: torch.device, model: nn.Module, eager_seconds: float, *, no_static_graph: str = ""
-) -> Decision:
-    """eager_seconds: of the whole run without compiling, predicted. no_static_graph: why its passes are no such thing.
-    Raises UserError where what was asked for cannot be done."""
-    narrow = getattr(model, "compute_dtype", None) == torch.bfloat16
-    lacking = obstacle(
-        device.type, mixture=bool(mixtures(model)), bfloat16=narrow, no_static_graph=no_static_graph
-    ) or missing_compiler(device)
-    return choose(setting, device.type, lacking, eager_seconds)
+def decide(run: Run, device: torch.device, eager_seconds: float, *, bfloat16: bool) -> Decision:
+    """eager_seconds: of the whole run without compiling, predicted. bfloat16: whether its matmuls are in that.
+
+    Raises UserError where what was asked for cannot be done.
+    """
+    lacking = obstacle(run, device.type, bfloat16=bfloat16) or missing_compiler(device)
+    return choose(run.compute.compile, device.type, lacking, eager_seconds)
 
 
-def obstacle(kind: str, *, mixture: bool, bfloat16: bool, no_static_graph: str) -> str:
+def obstacle(run: Run, kind: str, *, bfloat16: bool) -> str:
     """Why a run cannot be compiled on such a device, whatever is installed; empty: nothing is in the way."""
-    if mixture and kind != "cuda":
+    if run.model.is_mixture and kind != "cuda":
         return "experts are chosen by the data, which no static graph holds"
-    if mixture and not bfloat16:
+    if run.model.is_mixture and not bfloat16:
         return "torch describes grouped products of bfloat16 only"
-    return no_static_graph
+    if run.objective.varying_shapes:
+        return "answers make batches of another shape in every step"
+    if run.lora.dropout:
+        return "the masks of lora.dropout are drawn outside of any graph"
+    return "norms that DoRA keeps are looked up outside of any graph" if run.lora.kind == "dora" else ""
 
 
 def choose(setting: Setting, kind: str, lacking: str, eager_seconds: float) -> Decision:
@@ -84,13 +87,24 @@ def choose(setting: Setting, kind: str, lacking: str, eager_seconds: float) -> D
         if setting == "graphs" and kind != "cuda":
             raise UserError("CUDA graphs need CUDA", where="compute.compile", got=kind, wanted="blocks or whole")
         return Decision(setting, "as asked", COST_SECONDS[kind])
-    if not lacking and kind == "cpu" and not cpu.why_not():
+    if not lacking and kind == "cpu" and not library.unavailable_reason():
         lacking = "kernels of our own are faster on a CPU than what a compiler makes"
     if lacking:
         return Decision("off", lacking)
     cost, saved = COST_SECONDS[kind], eager_seconds * (1 - 1 / GAIN[kind])
     said = f"would save about {saved:.0f} s of {eager_seconds:.0f} s and cost about {cost:.0f} s"
     return Decision("blocks", said, cost) if saved > WORTH * cost else Decision("off", said)
+
+
+def compile_run(built: BuiltRun, flops: float, peak_flops_per_second: float | None) -> Decision:
+    """Compile a run's model and optimizers, if it is long enough. flops: of all of it, on one device."""
+    device = built.strategy.device
+    eager_seconds = flops / (EAGER_SHARE.get(device.type, 0.4) * (peak_flops_per_second or math.inf))
+    decision = decide(built.run, device, eager_seconds, bfloat16=built.precision.matmul == "bfloat16")
+    if decision.how != "off":
+        compile_model(built.trainable, decision.how)
+        compile_optimizers(built.optimizers, device)
+    return decision
 
 
 def compile_model(model: nn.Module, how: Literal["blocks", "whole", "graphs"]) -> None:
@@ -108,13 +122,13 @@ def compile_model(model: nn.Module, how: Literal["blocks", "whole", "graphs"]) -
 
 
 def compile_optimizers(optimizers: Sequence[Any], device: torch.device) -> None:
-    """Compile what optimizers have to compile (Muon's orthogonalisation), in a run whose model is compiled too.
+    """Compile what optimizers have to compile (Muon's orthogonalization), in a run whose model is compiled too.
 
     On CUDA only, where the steps between its products are launches of their own; on a CPU nearly all of its time is in
     the products, which are the matrix library's either way.
     """
     for optimizer in optimizers if device.type == "cuda" else ():
-        getattr(optimizer, "compile_products", lambda: None)()
+        getattr(optimizer, "compile_update", lambda: None)()
 
 
 def _decoder(model: Any) -> Any:

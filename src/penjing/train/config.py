@@ -13,15 +13,13 @@ from penjing.kernels.fp8 import Float8
 from penjing.model.config import ModelConfig
 from penjing.model.lora import Lora
 from penjing.model.transformer import Recompute
-from penjing.objective.distill import Distill
+from penjing.objective.base import ObjectiveSettings
 from penjing.objective.next_token import NextTokenSettings
-from penjing.objective.policy import Policy
-from penjing.objective.preference import Preference
-from penjing.objective.reward_model import RewardModel
 from penjing.objective.router import RouterSettings
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 from penjing.optim.schedule import Constant, Cosine, WarmupStableDecay
+from penjing.train.stages import settings_classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +161,7 @@ class Run(Settings):
     clip_norm: NonNegativeFloat = 1.0  # largest gradient norm; 0 = no clipping
     freeze: tuple[str, ...] = ()  # patterns of parameters that do not learn, such as embed.* or blocks.[0-3].*
     model: ModelConfig = field(default_factory=ModelConfig)
-    objective: NextTokenSettings | Preference | RewardModel | Distill | Policy = field(
-        default_factory=NextTokenSettings
-    )
+    objective: ObjectiveSettings = field(default_factory=NextTokenSettings, metadata={"choices": settings_classes})
     lora: Lora = field(default_factory=Lora)
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     data: Data = field(default_factory=Data)
@@ -178,23 +174,6 @@ class Run(Settings):
     sample: SampleSettings = field(default_factory=SampleSettings)
     save: SaveSettings = field(default_factory=SaveSettings)
     track: TrackSettings = field(default_factory=TrackSettings)
-
-    @property
-    def passes_are_exact(self) -> bool:
-        """Whether gradients are the same however a step is cut into passes; rounding aside."""
-        biased = self.model.architecture == "glm4_moe"
-        return not self.model.is_mixture or self.router.balance_kind(biased=biased) != "batch"
-
-    @property
-    def no_static_graph(self) -> str:
-        """Why the passes of this run cannot be compiled, with one graph of fixed shapes for all of them; empty: nothing
-        is in the way."""
-        objective = self.objective
-        if isinstance(objective, (Policy, Preference, RewardModel)) or getattr(objective, "mode", "") == "on_policy":
-            return "answers make batches of another shape in every step"
-        if self.lora.dropout:
-            return "the masks of lora.dropout are drawn outside of any graph"
-        return "norms that DoRA keeps are looked up outside of any graph" if self.lora.kind == "dora" else ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,8 +200,7 @@ class Run(Settings):
                 wanted="blocks, auto or off",
             )
         objective = self.objective
-        compares = isinstance(objective, Policy) or (isinstance(objective, Preference) and objective.needs_reference)
-        if self.lora.dropout and compares:
+        if self.lora.dropout and objective.compares_passes:
             raise UserError(
                 "what is learned compares two passes, of which only one would have its inputs left out",
                 where="lora.dropout",
@@ -234,7 +212,7 @@ class Run(Settings):
                 raise UserError(
                     "goes with bfloat16 only", where="compute.float8", got=f"compute.dtype={self.compute.dtype}"
                 )
-            if compares:
+            if objective.compares_passes:
                 raise UserError(
                     "what is learned compares two passes, of which only one would be rounded",
                     where="compute.float8",

@@ -45,6 +45,17 @@ def begin_from(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
     return run
 
 
+def with_vocabulary(run: Run, layers: Sequence[Layer]) -> Run:
+    """The settings of a run that begins from nothing: where its objective compares with another model's predictions,
+    it has as many ids as that one, unless a layer says how many."""
+    tables = [layer.get("model") for layer in layers]
+    named = any(isinstance(table, Mapping) and "vocabulary_size" in table for table in tables)
+    if named or not run.objective.vocabulary_of:
+        return run
+    size = start_shape(run.objective.vocabulary_of).vocabulary_size
+    return replace(run, model=replace(run.model, vocabulary_size=size))
+
+
 def _asked(layers: Sequence[Layer]) -> dict[str, Any]:
     """The settings of `model.*` that the layers name, a preset's among them, as values of their types."""
     types, asked = typing.get_type_hints(ModelConfig), dict[str, Any]()

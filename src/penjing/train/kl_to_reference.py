@@ -14,7 +14,7 @@ from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group
 from penjing.model.lora import using
 from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 
 
 class WithoutAdapter:
@@ -44,7 +44,7 @@ def drift(
     seeds: Sequence[int],
     write: Write,
     stop: Collection[int],
-    engine: Engine,
+    strategy: Strategy,
     size: int,
 ) -> dict[str, float]:
     """KL(model || reference) on one drawn answer to each prompt, in nats for a token and for an answer.
@@ -55,14 +55,14 @@ def drift(
     """
     objective = Distillation(Distill(divergence="reverse"), reference)  # type: ignore[arg-type]  # asked the same way
     sums = torch.zeros(3, dtype=torch.float64)
-    for first in range(engine.rank * size, len(prompts), engine.world * size):
+    for first in range(strategy.rank * size, len(prompts), strategy.world * size):
         part = slice(first, min(first + size, len(prompts)))
         answers = write(model, prompts[part], seeds[part], stop)
-        batch = _packed(prompts[part], answers).to(engine.device)
+        batch = _packed(prompts[part], answers).to(strategy.device)
         nats = objective(model, batch).parts["divergence_nats_per_token"]
         sums += torch.tensor([float(nats), float(objective.weight(batch)), batch.num_answers])
-    if engine.device.type != "mps":  # which knows no float64, and has no neighbours
-        sums = engine.add(sums.to(engine.device))
+    if strategy.device.type != "mps":  # which knows no float64, and has no neighbours
+        sums = strategy.add(sums.to(strategy.device))
     nats, tokens, number = sums.tolist()
     return {
         "validation_kl_nats_per_token": nats / max(1.0, tokens),

@@ -1,12 +1,12 @@
-"""The loop. It knows a model callable, a source of batches, an objective, optimizers, an engine and trackers.
+"""The loop. It knows a model callable, a source of batches, an objective, optimizers, a strategy and trackers.
 
-It has no branch for a stage, a model or an engine: what a step is stands in `step`, what happens between in `train`.
+It has no branch for a stage, a model or a strategy: what a step is stands in `step`, what happens between in `train`.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.base.malloc_tuning import frozen_collector
-from penjing.loader.batch_source import Source, place_of, samples_between
+from penjing.loader.batch_source import Source
 from penjing.objective.base import Objective
 from penjing.optim.schedule import Schedule
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.track.base import Trackers
 from penjing.train.nonfinite_guard import Guard, update
 from penjing.train.oom_recovery import shrink_step, with_room
@@ -28,11 +28,11 @@ from penjing.train.throughput import Meter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Everything one run is made of. `assemble` makes it; tests make smaller ones."""
+class TrainingContext:
+    """Everything one run is made of. `prepare_run` makes it; tests make smaller ones."""
 
-    engine: Engine
-    model: Callable[..., Tensor]  # wrapped by the engine
+    strategy: Strategy
+    model: Callable[..., Tensor]  # wrapped by the strategy
     objective: Objective
     source: Source
     optimizers: list[Any]  # torch optimizers and what else takes a step, such as optim/router_bias_update.py
@@ -53,12 +53,13 @@ class Parts:
     save: Callable[[dict[str, Any], bool], bool] = lambda state, wait: True
     go_back: Callable[[], dict[str, Any] | None] = lambda: None  # loads the last checkpoint but for the place in data
     guard: Guard = field(default_factory=Guard)
+    figures: Sequence[Callable[[], dict[str, float]]] = ()  # further ones of a logged step
     # Told how many steps are done, and for how long at most the next may take; 0 s: what comes may take any time.
     at_edge: Callable[[int, float], None] = lambda step, longest_seconds: None
 
 
 @dataclass
-class Progress:
+class TrainState:
     """How far a run is, with what is summed since the last logged step. Saved with every checkpoint."""
 
     step: int = 0
@@ -72,33 +73,33 @@ class Progress:
         self.units = self.units + torch.where(good, taken.units, torch.zeros_like(taken.units))
         add_sums(self.sums, {name: torch.where(good, sum, torch.zeros_like(sum)) for name, sum in taken.sums.items()})
 
-    def means(self, engine: Engine) -> dict[str, float]:
+    def means(self, strategy: Strategy) -> dict[str, float]:
         """The sums over all ranks, each divided by the units, since this was last asked. The host waits here.
 
         Empty where all steps since then were bad.
         """
         names = sorted(self.sums)
-        totals = engine.add(torch.stack([self.sums[name].float() for name in names])).tolist()
+        totals = strategy.add(torch.stack([self.sums[name].float() for name in names])).tolist()
         units = float(self.units)
         self.sums, self.units = {}, 0.0
         return {name: total / max(1.0, units) for name, total in zip(names, totals, strict=True)} if units else {}
 
-    def go_back(self, state: dict[str, Any], engine: Engine) -> None:
+    def go_back(self, state: dict[str, Any], strategy: Strategy) -> None:
         """Become the progress of an earlier checkpoint."""
-        before = Progress.restore(state, engine)
+        before = TrainState.restore(state, strategy)
         self.step, self.sums, self.units = before.step, before.sums, before.units
 
-    def state(self, engine: Engine) -> dict[str, Any]:
+    def state(self, strategy: Strategy) -> dict[str, Any]:
         """JSON values, the same on every rank."""
         names = sorted(self.sums)
-        totals = engine.add(torch.stack([self.sums[name].float() for name in names])).tolist() if names else []
+        totals = strategy.add(torch.stack([self.sums[name].float() for name in names])).tolist() if names else []
         return {"step": self.step, "sums": dict(zip(names, totals, strict=True)), "units": float(self.units)}
 
     @classmethod
-    def restore(cls, state: dict[str, Any], engine: Engine) -> Progress:
+    def restore(cls, state: dict[str, Any], strategy: Strategy) -> TrainState:
         """What was summed over ranks goes on in rank 0."""
-        share = 1.0 if engine.rank == 0 else 0.0
-        sums = {name: torch.tensor(total * share, device=engine.device) for name, total in state["sums"].items()}
+        share = 1.0 if strategy.rank == 0 else 0.0
+        sums = {name: torch.tensor(total * share, device=strategy.device) for name, total in state["sums"].items()}
         return cls(state["step"], sums, state["units"])
 
 
@@ -121,113 +122,112 @@ def add_sums(into: dict[str, Tensor], more: dict[str, Tensor]) -> None:
         into[name] = into[name] + value if name in into else value.clone()
 
 
-def step(parts: Parts, index: int) -> Step:
+def step(context: TrainingContext, index: int) -> Step:
     """One optimizer step, in smaller passes if memory does not suffice. Nothing changes if its gradients are bad."""
-    source, before = parts.source, place_of(parts.source)
+    source, before = context.source, context.source.place()
 
     def make_room(said: str) -> None:
-        for optimizer in parts.optimizers:
+        for optimizer in context.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        shrink_step(source, before, said, parts.engine.world)
-        micro_rows = getattr(source, "micro_units", None)
-        parts.guard.record({"step": index + 1, "kind": "out of memory", "micro_rows": micro_rows})
+        shrink_step(source, before, said, context.strategy.world)
+        context.guard.record({"step": index + 1, "kind": "out of memory", "micro_rows": source.micro_size})
 
-    sums, units, tokens = with_room(lambda: _gradients(parts), make_room)
-    after = place_of(source)
-    norm = parts.engine.clip(parts.clip_norm)
-    factor = parts.schedule.factor(index, parts.num_steps)
-    for optimizer in parts.optimizers:
+    sums, units, tokens = with_room(lambda: _gradients(context), make_room)
+    after = source.place()
+    norm = context.strategy.clip(context.clip_norm)
+    factor = context.schedule.factor(index, context.num_steps)
+    for optimizer in context.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * factor
-    loss = parts.engine.add(sums["loss"]) / units.clamp(min=1)
-    bad = update(parts.optimizers, norm, loss)
-    return Step(sums, units, loss, norm, bad, tokens, lambda: samples_between(source, before, after))
+    loss = context.strategy.add(sums["loss"]) / units.clamp(min=1)
+    bad = update(context.optimizers, norm, loss)
+    return Step(sums, units, loss, norm, bad, tokens, lambda: source.samples(before, after))
 
 
-def _gradients(parts: Parts) -> tuple[dict[str, Tensor], Tensor, int]:
+def _gradients(context: TrainingContext) -> tuple[dict[str, Tensor], Tensor, int]:
     """The gradients of one step's batches: (this rank's sums, all ranks' units, this rank's tokens)."""
     batches = []
-    for _ in range(parts.accumulate * getattr(parts.source, "times", 1)):
-        with parts.meter.waiting_for_data():
-            batches.append(next(parts.source))
-    units = parts.engine.add(torch.stack([parts.objective.weight(batch) for batch in batches]).sum())
+    for _ in range(context.accumulate * context.source.split):
+        with context.meter.waiting_for_data():
+            batches.append(next(context.source))
+    units = context.strategy.add(torch.stack([context.objective.weight(batch) for batch in batches]).sum())
     sums: dict[str, Tensor] = {}
     for number, batch in enumerate(batches, start=1):
-        with parts.engine.micro_step(last=number == len(batches)):
-            loss = parts.objective(parts.model, batch)
+        with context.strategy.micro_step(last=number == len(batches)):
+            loss = context.objective(context.model, batch)
             # Sums over the global number of units: exact for ragged micro-batches and ranks alike.
-            parts.engine.backward(loss.total / units.clamp(min=1))
+            context.strategy.backward(loss.total / units.clamp(min=1))
         add_sums(sums, {"loss": loss.total.detach(), **loss.parts})
     return sums, units, sum(batch.num_tokens for batch in batches)
 
 
-def train(parts: Parts, progress: Progress) -> dict[str, float]:
+def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
     """Take the steps that are left; log, validate, sample and save as due. Returns what the last validation found.
 
     Raises Stopped after a signal, with everything saved; UserError when going back does not make the loss a number.
     """
     figures: dict[str, float] = {}
-    alone = parts.engine.world == 1
+    alone = context.strategy.world == 1
     put_off, saved = False, True  # a checkpoint that was due at a bad step; whether the last one is on the disk
     with frozen_collector(), Signals() as signals:
-        while progress.step < parts.num_steps:
-            parts.at_edge(progress.step, parts.meter.longest_seconds)
-            with parts.meter.step(parts.engine.world) as counted:
-                taken = step(parts, progress.step)
+        while state.step < context.num_steps:
+            context.at_edge(state.step, context.meter.longest_seconds)
+            with context.meter.step(context.strategy.world) as counted:
+                taken = step(context, state.step)
                 counted.tokens = taken.tokens
-                progress.add(taken)
-                verdict = parts.guard.look(progress.step, taken.bad, taken.loss, taken.norm, taken.samples)
-                log_now = _due(progress.step, parts.log_every, parts.num_steps)
-                figures_now = _step_figures(parts, progress, taken.norm) if log_now else {}
+                state.add(taken)
+                verdict = context.guard.look(state.step, taken.bad, taken.loss, taken.norm, taken.samples)
+                log_now = _due(state.step, context.log_every, context.num_steps)
+                figures_now = _step_figures(context, state, taken.norm) if log_now else {}
             if verdict == "roll back":
-                _go_back(parts, progress)
+                _go_back(context, state)
                 continue
             if log_now:
-                speed = parts.meter.interval(parts.num_steps - progress.step)
-                parts.trackers.log(progress.step, {**figures_now, **speed})
+                speed = context.meter.interval(context.num_steps - state.step)
+                context.trackers.log(state.step, {**figures_now, **speed})
             hurry = alone and signals.received is not None
-            if _due(progress.step, parts.validate_every, parts.num_steps) and not hurry:
+            if _due(state.step, context.validate_every, context.num_steps) and not hurry:
                 figures = {}  # of earlier weights: they do not stand for these
-                with _between(parts, progress, "validation"), signals.cuts_short(alone):
-                    figures = parts.validate()
+                with _between(context, state, "validation"), signals.cuts_short(alone):
+                    figures = context.validate()
                 if figures:
-                    parts.trackers.log(progress.step, {"tokens": parts.meter.all_tokens(), **figures})
-            if _due(progress.step, parts.sample_every, parts.num_steps) and not hurry:
-                with _between(parts, progress, "sample"), signals.cuts_short(alone):
-                    parts.sample(progress.step)
-            stop = parts.engine.any(signals.received is not None)
-            ends = stop or progress.step == parts.num_steps
-            if put_off or ends or _due(progress.step, parts.save_every, parts.num_steps):
-                parts.guard.settle()
-                put_off = not (ends or parts.guard.calm)
+                    context.trackers.log(state.step, {"tokens": context.meter.all_tokens(), **figures})
+            if _due(state.step, context.sample_every, context.num_steps) and not hurry:
+                with _between(context, state, "sample"), signals.cuts_short(alone):
+                    context.sample(state.step)
+            stop = context.strategy.any(signals.received is not None)
+            ends = stop or state.step == context.num_steps
+            if put_off or ends or _due(state.step, context.save_every, context.num_steps):
+                context.guard.settle()
+                put_off = not (ends or context.guard.calm)
                 if not put_off:
-                    with _between(parts, progress, "checkpoint"):
-                        saved = parts.save(progress.state(parts.engine), ends)
+                    with _between(context, state, "checkpoint"):
+                        saved = context.save(state.state(context.strategy), ends)
             if stop:
-                raise Stopped(signals.received or signal.SIGTERM, progress.step, saved=saved)
+                raise Stopped(signals.received or signal.SIGTERM, state.step, saved=saved)
     if not saved:
         raise UserError(
             "the disk refused the last checkpoint",
-            where=f"step {progress.step}",
+            where=f"step {state.step}",
             next_step="Make room; the same command takes the steps since the last one again.",
         )
     return figures
 
 
-def _between(parts: Parts, progress: Progress, name: str) -> AbstractContextManager[None]:
+def _between(context: TrainingContext, state: TrainState, name: str) -> AbstractContextManager[None]:
     """Around work between steps, which is timed as `name` and may take any time."""
-    parts.at_edge(progress.step, 0.0)
-    return parts.meter.share(name)
+    context.at_edge(state.step, 0.0)
+    return context.meter.share(name)
 
 
-def _go_back(parts: Parts, progress: Progress) -> None:
+def _go_back(context: TrainingContext, state: TrainState) -> None:
     """To the last checkpoint's weights, with the samples that come next: those in between are skipped."""
-    parts.at_edge(progress.step, 0.0)
-    state = parts.go_back()
-    parts.guard.rolled_back(progress.step, None if state is None else state["step"])
-    assert state is not None
-    progress.go_back(state, parts.engine)
-    parts.trackers.rewind(progress.step)
+    context.at_edge(state.step, 0.0)
+    saved = context.go_back()
+    context.guard.rolled_back(state.step, None if saved is None else saved["step"])
+    assert saved is not None
+    state.go_back(saved, context.strategy)
+    context.trackers.rewind(state.step)
 
 
 def _due(step: int, every: int, num_steps: int) -> bool:
@@ -235,14 +235,14 @@ def _due(step: int, every: int, num_steps: int) -> bool:
     return every > 0 and (step % every == 0 or step == num_steps)
 
 
-def _step_figures(parts: Parts, progress: Progress, norm: Tensor) -> dict[str, float]:
+def _step_figures(context: TrainingContext, state: TrainState, norm: Tensor) -> dict[str, float]:
     """Figures since the last logged step. The one place where the host waits for the device."""
-    figures = progress.means(parts.engine)
+    figures = state.means(context.strategy)
     figures.pop("loss", None)
-    rate = max(group["lr"] for optimizer in parts.optimizers for group in optimizer.param_groups)
+    rate = max(group["lr"] for optimizer in context.optimizers for group in optimizer.param_groups)
     figures |= {"learning_rate": rate, "gradient_norm": float(norm)}
-    if parts.guard.num_bad:
-        figures["bad_steps"] = parts.guard.num_bad
-    for part in (*parts.optimizers, getattr(parts.engine, "scaler", None)):
-        figures |= getattr(part, "figures", dict)()
+    if context.guard.num_bad:
+        figures["bad_steps"] = context.guard.num_bad
+    for more in context.figures:
+        figures |= more()
     return figures

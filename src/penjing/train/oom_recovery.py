@@ -5,72 +5,49 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
 from penjing.base.errors import UserError
-from penjing.loader.batch_source import Source, place_of, samples_between
+from penjing.loader.batch_source import Source, WrappedSource
+from penjing.parallel.base import Strategy
+from penjing.train.batch_geometry import batch_geometry, smaller_micro_size
+from penjing.train.stages.base import Stage
 
 Result = TypeVar("Result")
 
 
-class Feed:
-    """A source whose micro-batches can be made smaller on the way. `times`: how many are now made of one at first."""
+class ResizableBatchSource(WrappedSource):
+    """A source whose batches can become smaller on the way: the same samples in the same order."""
+
+    micro_size: int
 
     def __init__(
-        self, make: Callable[[int], Source], micro_units: int, *, together: int = 1, exact: bool = True
+        self, make: Callable[[int], Source], micro_size: int, *, indivisible: int = 1, exact: bool = True
     ) -> None:
         """make: the source with so many units (rows, pairs, prompts) in a batch, at the beginning.
 
-        together: units that are never parted. exact: whether the gradient is the same however a step is cut up.
+        indivisible: units that stay in one batch.
         """
-        self._make, self.micro_units, self.times = make, micro_units, 1
-        self.together, self.exact = together, exact
-        self.source = make(micro_units)
+        super().__init__(make(micro_size))
+        self._make, self.micro_size = make, micro_size
+        self.indivisible, self.exact = indivisible, exact
 
-    def __next__(self) -> Any:
-        return next(self.source)
-
-    def state(self) -> dict[str, Any]:
-        return self.source.state()
-
-    def place(self) -> dict[str, Any]:
-        return place_of(self.source)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.source.restore(state)
-
-    def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-        return samples_between(self.source, before, after)
-
-    def close(self) -> None:
-        close = getattr(self.source, "close", None)
-        if close is not None:
-            close()
-
-    def fresh(self) -> Feed:
-        """Another one at the beginning, with batches of the same size: for trials."""
-        other = Feed(self._make, self.micro_units, together=self.together, exact=self.exact)
-        other.times = self.times
+    def fresh(self) -> ResizableBatchSource:
+        other = ResizableBatchSource(self._make, self.micro_size, indivisible=self.indivisible, exact=self.exact)
+        other.split = self.split
         return other
 
-    @staticmethod
-    def smaller(count: int, together: int = 1) -> int | None:
-        """The largest proper divisor that is a multiple of `together`, None if there is none."""
-        return next((size for size in range(count // 2, 0, -1) if count % size == 0 and size % together == 0), None)
-
     def shrink(self, at: dict[str, Any]) -> bool:
-        """Halve the batches (of an odd number of units: the largest part that divides it) and go back to `at`.
-
-        False if a batch is as small as can be already.
-        """
-        smaller = self.smaller(self.micro_units, self.together)
+        """Of an odd number of units: the largest part that divides it."""
+        smaller = smaller_micro_size(self.micro_size, self.indivisible)
         if smaller is None:
             return False
         self.close()
-        self.times *= self.micro_units // smaller
-        self.micro_units = smaller
+        self.split *= self.micro_size // smaller
+        self.micro_size = smaller
         self.source = self._make(smaller)
         self.source.restore(at)
         return True
@@ -103,24 +80,47 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def shrink_step(source: Any, at: dict[str, Any], said: str, world: int) -> None:
+def shrink_step(source: Source, at: dict[str, Any], said: str, world: int) -> None:
     """Make the passes of a step smaller and put its source back to where the step began.
 
     Raises UserError with several ranks, which would no longer take the same number of passes, and where a pass is as
     small as can be already.
     """
     release()
-    if world > 1 or not hasattr(source, "shrink"):
+    if world > 1 or source.micro_size is None:
         raise UserError(f"out of memory: {said}", where="batch.micro_rows", next_step="Halve it.")
     if not source.shrink(at):
         raise UserError(
-            f"out of memory even with {'one row' if source.micro_units == 1 else source.micro_units} in a pass: {said}",
+            f"out of memory even with a micro-batch of {source.micro_size}: {said}",
             where="batch.micro_rows",
             next_step="Take a smaller model or data.row_tokens.",
         )
-    learned = "what is learned stays the same" if source.exact else "the routers' balance is taken over a smaller pass"
+    same = "gradients unchanged" if source.exact else "the routers' balance loss is taken over each pass"
     warnings.warn(
-        f"out of memory: {source.micro_units} in a pass from here on, and {source.times} times as many passes;"
-        f" {learned}",
+        f"out of memory: micro-batch is now {source.micro_size}, accumulation {source.split} times as much; {same}",
         stacklevel=2,
     )
+
+
+def validate_with_retry(stage: Stage[Any], strategy: Strategy) -> dict[str, float]:
+    """A stage's figures, in smaller passes where memory does not suffice; none if it never does: training goes on."""
+
+    def halve(said: str) -> None:
+        release()
+        geometry = batch_geometry(stage.run, strategy.world, strategy.device)
+        smaller = smaller_micro_size(geometry.micro_size, geometry.indivisible)
+        if smaller is None or strategy.world > 1:
+            raise _SmallestPass(said)
+        stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_rows=smaller))
+
+    try:
+        return with_room(stage.validate, halve)
+    except _SmallestPass as error:
+        if strategy.world > 1:
+            raise UserError(f"out of memory: {error}", where="batch.micro_rows", next_step="Halve it.") from None
+        warnings.warn(f"no validation, out of memory: {error}", stacklevel=2)
+        return {}
+
+
+class _SmallestPass(Exception):
+    """Memory does not suffice for the smallest pass."""

@@ -9,8 +9,11 @@ from typing import Any
 
 from penjing.base import config
 from penjing.base.errors import UserError, suggest
+from penjing.base.files import sha256_text
 from penjing.checkpoint.load import Checkpoint
 from penjing.train.config import Run
+from penjing.train.precision import Precision
+from penjing.train.stages.base import Stage
 
 # Settings that may differ when a run is continued: they do not change what is computed.
 FREE_TO_CHANGE = (
@@ -60,6 +63,16 @@ def differences(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint) -> l
     return found
 
 
+def run_facts(stage: Stage[Any], precision: Precision) -> dict[str, str]:
+    """What a checkpoint knows of a run beside its settings."""
+    return {
+        "data": stage.fingerprint,
+        "tokenizer": stage.tokenizer.vocabulary_hash,
+        "template": sha256_text(stage.tokenizer.template),
+        "precision": precision.name,
+    }
+
+
 def with_known_batch(run: Run, checkpoint: Checkpoint) -> Run:
     """A run whose batch follows the data goes on with the batch it was begun with."""
     known = _settings_of(checkpoint)
@@ -71,8 +84,10 @@ def with_known_batch(run: Run, checkpoint: Checkpoint) -> Run:
     return run
 
 
-def check_same_run(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint, allowed: Sequence[str]) -> list[str]:
-    """Lines about differences that were allowed. Raises UserError with all that were not.
+def check_same_run(
+    run: Run, facts: Mapping[str, str], checkpoint: Checkpoint, allowed: Sequence[str]
+) -> list[Difference]:
+    """The differences that were allowed. Raises UserError with all that were not.
 
     allowed: names of fields, or of groups of them such as `optimizer`.
     """
@@ -90,7 +105,7 @@ def check_same_run(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint, a
             next_step="Put it back to continue, choose another out= to start anew, or allow it: "
             + " ".join(f"--allow-change {difference.field}" for difference in refused[:3]),
         )
-    return [f"allowed to change: {difference}" for difference in found]
+    return found
 
 
 def begun_dtype(checkpoint: Checkpoint, allowed: Sequence[str]) -> str:

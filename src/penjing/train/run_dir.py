@@ -18,15 +18,15 @@ from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.manifest import MANIFEST, WEIGHTS, damage
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.model.config import ModelConfig
-from penjing.model.linear import set_compute_dtype
 from penjing.model.lora import DEFAULT, merge, own_state, strip
 from penjing.model.resize_embeddings import grow
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import local_device
-from penjing.plan.hardware import compute_dtype, physical_cores
+from penjing.plan.hardware import physical_cores
 from penjing.train.build_peft_model import build_adapted
-from penjing.train.config import Data, Run
+from penjing.train.config import ComputeSettings, Data, Run
 from penjing.train.external_models import Outside, read_outside
+from penjing.train.precision import Precision
 
 OUTSIDE_TOKENS = 2048  # that a model from outside is taken to read together, where its positions allow
 
@@ -214,10 +214,11 @@ def use_device(model: torch.nn.Module, device: str = "auto", dtype: str = "auto"
     place = local_device(device)
     if dtype not in DTYPES:
         raise UserError("no such dtype", where="--dtype", got=repr(dtype), wanted=", ".join(DTYPES))
-    chosen = torch.float32 if dtype == "auto" and place.type == "cpu" else compute_dtype(dtype, place)
+    setting = "float32" if dtype == "auto" and place.type == "cpu" else dtype
+    precision = Precision.resolve(ComputeSettings(dtype=setting), place)  # type: ignore[arg-type]  # one of DTYPES
     model.to(place)
-    set_compute_dtype(model, None if chosen == torch.float32 else chosen)
-    return place, chosen
+    precision.apply(model)
+    return place, precision.dtype
 
 
 def check_size(config: ModelConfig, num_bytes: int, where: object) -> None:

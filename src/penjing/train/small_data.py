@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from penjing.objective.preference import Preference
 from penjing.train.config import Run
 
 EPOCH_STEPS = 25  # that an epoch has at least, where there are so many rows
@@ -60,14 +59,8 @@ def step_rows(most: int, units_per_epoch: int, *, steps_of_batch_1: float, min_s
 
 def _multiple(run: Run, world: int) -> int:
     """What a step's rows must be a multiple of: the rows of a pass on every device."""
-    together = units_together(run)
+    together = run.objective.indivisible_units
     return world * (run.batch.micro_rows or (2 * together if together > 1 else 1))  # a CPU takes a step in two passes
-
-
-def units_together(run: Run) -> int:
-    """Units that one forward pass must hold together: the groups that share an estimate, in kto."""
-    how = run.objective
-    return how.kl_groups if isinstance(how, Preference) and how.loss == "kto" else 1
 
 
 def doubts(steps: int, rows: int, units_per_epoch: float, unit: str) -> list[str]:

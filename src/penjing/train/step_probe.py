@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from penjing import __version__
 from penjing.base.files import read_json, write_json
-from penjing.loader.batch_source import Source, place_of
+from penjing.loader.batch_source import Source
 from penjing.optim.schedule import Constant
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.plan import hardware
 from penjing.plan import prediction_history as ledger
 from penjing.plan.compute_optimal import token_bytes
@@ -26,14 +27,15 @@ from penjing.plan.flops import training_flops_per_token
 from penjing.plan.run_estimate import Bill, Pace, make_bill
 from penjing.plan.step_time import Line, quantile, two_points
 from penjing.plan.trainable import trainable_of
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.loop import Parts, step
+from penjing.train.loop import TrainingContext, step
 from penjing.train.run_dir import RunFolder
 from penjing.train.small_data import doubts, start_doubts
-from penjing.train.stages.base import OnDevice, Size, Stage, micro_units
+from penjing.train.stages.base import Size, Stage
 from penjing.train.throughput import Expected, Meter
 
-FORECAST = "scale.json"  # in the run's folder: the loss that `penjing scale` foresaw
+FORECAST = "scale.json"  # in the run's folder: the loss that `penjing plan forecast` foresaw
 FORECAST_TOLERANCE = 0.05  # of the tokens: those of full rows are foreseen, and rows have some padding
 LEAST_STEPS, ALWAYS_ALLOWED = 4, 20  # timed; of slow steps two are the least
 PROBE_SECONDS = 2.0  # of timed steps at least
@@ -70,11 +72,11 @@ class AtRest(Constant):
 
 def plan(
     run: Run,
-    stage: Stage,
+    stage: Stage[Any],
     size: Size,
-    engine: Engine,
+    strategy: Strategy,
     model: nn.Module,
-    parts: Parts,
+    parts: TrainingContext,
     *,
     begun: bool,
     trials: Trials | None = None,
@@ -86,8 +88,9 @@ def plan(
         sizes = known.steps, known.rows_per_step, known.rows_per_epoch
         if sizes == (parts.num_steps, run.batch.rows, size.units_per_epoch):
             return known
-    pace = probe(run, stage, size, engine, model, parts, trials)
-    machine = _machine(engine)
+    micro_size = batch_geometry(run, strategy.world, strategy.device).micro_size
+    pace = probe(run, stage, size, strategy, model, parts, trials)
+    machine = _machine(strategy)
     bill = make_bill(
         run.model,
         trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
@@ -96,7 +99,7 @@ def plan(
         units_per_epoch=size.units_per_epoch,
         tokens_per_unit=size.tokens_per_unit,
         units_per_step=run.batch.rows,
-        micro_tokens=round(micro_units(run, engine) * size.tokens_per_unit / (1 - size.padding_fraction)),
+        micro_tokens=round(micro_size * size.tokens_per_unit / (1 - size.padding_fraction)),
         steps=parts.num_steps,
         pace=pace,
         validations=_times(run.validate.every, parts.num_steps),
@@ -114,13 +117,13 @@ def plan(
             *(start_doubts(pace.start_loss, run.model.vocabulary_size) if run.start and not begun else []),
         ],
     )
-    if engine.rank == 0:
+    if strategy.rank == 0:
         write_json(folder.plan, {**bill.to_dict(), **foreseen_loss(folder.path / FORECAST, bill)})
     return bill
 
 
 def foreseen_loss(file: Path, bill: Bill) -> dict[str, float]:
-    """The loss that `penjing scale` foresaw, if for so many parameters and about so many tokens."""
+    """The loss that `penjing plan forecast` foresaw, if for so many parameters and about so many tokens."""
     found = read_json(file) if file.is_file() else {}
     tokens, planned = found.get("tokens", 0), bill.tokens
     if found.get("parameters") != bill.parameters or abs(tokens - planned) > FORECAST_TOLERANCE * planned:
@@ -149,10 +152,10 @@ def _full_square(run: Run, size: Size, model: nn.Module) -> float:
     )
 
 
-def _machine(engine: Engine) -> str:
-    name = torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else hardware.cpu_name()
-    threads = f", {torch.get_num_threads()} threads" if engine.device.type == "cpu" else ""
-    return f"{engine.world} x {name}{threads}"
+def _machine(strategy: Strategy) -> str:
+    name = torch.cuda.get_device_name(strategy.device) if strategy.device.type == "cuda" else hardware.cpu_name()
+    threads = f", {torch.get_num_threads()} threads" if strategy.device.type == "cpu" else ""
+    return f"{strategy.world} x {name}{threads}"
 
 
 def _times(every: int, steps: int) -> int:
@@ -161,11 +164,11 @@ def _times(every: int, steps: int) -> int:
 
 def probe(
     run: Run,
-    stage: Stage,
+    stage: Stage[Any],
     size: Size,
-    engine: Engine,
+    strategy: Strategy,
     model: nn.Module,
-    parts: Parts,
+    parts: TrainingContext,
     trials: Trials | None = None,
 ) -> Pace:
     """Time the real step on this machine, leaving model, optimizer and data exactly as they were.
@@ -177,19 +180,19 @@ def probe(
     began = time.time()
     held: list[int] = []
     with _at_rest(model, parts):
-        seconds, wait = _timed(run, stage, size, engine, parts, parts.accumulate, share=1.0, held=held)
+        seconds, wait = _timed(run, stage, size, strategy, parts, parts.accumulate, share=1.0, held=held)
         mean = _mean(seconds)
         points = [(float(parts.accumulate), mean)]
         line: Line | None = None
         if parts.accumulate > 1 and size.round_steps == 1:
             fewer = max(1, parts.accumulate // 2)
-            quicker, _ = _timed(run, stage, size, engine, parts, fewer, share=0.5, warm=mean >= SLOW_SECONDS)
+            quicker, _ = _timed(run, stage, size, strategy, parts, fewer, share=0.5, warm=mean >= SLOW_SECONDS)
             points.insert(0, (float(fewer), _mean(quicker)))
             line = two_points(points[0], points[-1])
         start = time.perf_counter()
         figures = parts.validate()
         validation = time.perf_counter() - start
-        saving, last_saving, sampling = _try(model, engine, Path(run.out), trials)
+        saving, last_saving, sampling = _try(model, strategy, Path(run.out), trials)
     late_sizes = run.model.is_mixture or (not stage.runs_ahead and len(seconds) * size.round_steps <= size.probe_steps)
     start_up = began - trials.began if trials and trials.began else 0.0
     return Pace(
@@ -206,16 +209,16 @@ def probe(
         line=line,
         points=tuple(points),
         start_loss=figures.get("validation_loss_nats_per_token"),
-        peak_memory_bytes=_peak(run, size, engine, parts, held, late_sizes=late_sizes),
+        peak_memory_bytes=_peak(run, size, strategy, parts, held, late_sizes=late_sizes),
     )
 
 
 def _timed(
     run: Run,
-    stage: Stage,
+    stage: Stage[Any],
     size: Size,
-    engine: Engine,
-    parts: Parts,
+    strategy: Strategy,
+    parts: TrainingContext,
     passes: int,
     share: float,
     held: list[int] | None = None,
@@ -228,14 +231,10 @@ def _timed(
     soon over in a run; the second time is timed. held: is filled with the peak of memory after each round of the first.
     warm: steps of these sizes were taken, and are slow: one more, waiting for data aside, tells all.
     """
-    feed: Source
-    if hasattr(parts.source, "fresh"):
-        feed = parts.source.fresh()
-    else:
-        feed = OnDevice(stage.source(micro_units(run, engine), engine.rank, engine.world), engine.device)
+    feed: Source = parts.source.fresh()
     meter = Meter(0.0, None)
     trial = replace(parts, source=feed, meter=meter, schedule=AtRest(), accumulate=passes)
-    each, begin = size.round_steps, place_of(feed)
+    each, begin = size.round_steps, feed.place()
     ahead = stage.runs_ahead and size.probe_steps >= LEAST_STEPS
     first = _round(trial, each)
     waited_first, meter.data_wait_seconds = meter.data_wait_seconds, 0.0
@@ -243,32 +242,31 @@ def _timed(
     if ahead and warm:
         seconds = [first - waited_first]
     elif ahead:
-        while not seconds or not engine.any(_enough(seconds, each, parts.num_steps, share)):
+        while not seconds or not strategy.any(_enough(seconds, each, parts.num_steps, share)):
             seconds.append(_round(trial, each))
             if held is not None:
-                held.append(hardware.peak_memory_bytes(engine.device))
-        if engine.any(_mean(seconds) < SLOW_SECONDS):
+                held.append(hardware.peak_memory_bytes(strategy.device))
+        if strategy.any(_mean(seconds) < SLOW_SECONDS):
             feed.restore(begin)
             _round(trial, each)  # waits for the first batch, which later ones do not
             meter.data_wait_seconds = 0.0
             seconds = [_round(trial, each) for _ in range(len(seconds))]
     else:  # no two rounds of sampling are the same; the first ones compile
         least, waited = max(1, size.probe_steps // each), [0.0]
-        while len(seconds) < least or not engine.any(_sampled_enough(seconds, each, parts.num_steps)):
+        while len(seconds) < least or not strategy.any(_sampled_enough(seconds, each, parts.num_steps)):
             seconds.append(_round(trial, each))
             waited.append(meter.data_wait_seconds)
         skipped = max(0, min(len(seconds) // 2, len(seconds) - least))
         seconds, meter.data_wait_seconds = seconds[skipped:], waited[-1] - waited[skipped]
     count = len(seconds)
     seconds = [one / each for one in seconds]
-    if hasattr(feed, "close"):
-        feed.close()
-    if engine.world > 1:  # all ranks plan with the same figures
-        seconds = [one / engine.world for one in engine.add(torch.tensor(seconds)).tolist()]
+    feed.close()
+    if strategy.world > 1:  # all ranks plan with the same figures
+        seconds = [one / strategy.world for one in strategy.add(torch.tensor(seconds)).tolist()]
     return seconds, meter.data_wait_seconds / (count * each)
 
 
-def _round(trial: Parts, steps: int) -> float:
+def _round(trial: TrainingContext, steps: int) -> float:
     """Take so many steps and wait for the device; returns the seconds."""
     start = time.perf_counter()
     for _ in range(steps):
@@ -322,7 +320,7 @@ def _mean(seconds: list[float]) -> float:
 
 
 @contextmanager
-def _at_rest(model: nn.Module, parts: Parts) -> Iterator[None]:
+def _at_rest(model: nn.Module, parts: TrainingContext) -> Iterator[None]:
     """Whatever a step at rate 0 changes is put back: buffers, the optimizers' state, the random numbers.
 
     So is what modules count for themselves, such as how many masks an adapter has drawn: how many steps are timed
@@ -334,8 +332,8 @@ def _at_rest(model: nn.Module, parts: Parts) -> Iterator[None]:
     counts = [copy.deepcopy(module.get_extra_state()) for module in counting]
     states = [copy.deepcopy(optimizer.state_dict()) for optimizer in parts.optimizers]  # empty before step 1
     random_state = torch.get_rng_state()
-    scaler = getattr(parts.engine, "scaler", None)
-    scale = scaler.state() if scaler is not None else None
+    scaler = parts.strategy.scaler
+    scale = scaler.state() if scaler is not None else {}
     try:
         yield
     finally:
@@ -352,7 +350,7 @@ def _at_rest(model: nn.Module, parts: Parts) -> Iterator[None]:
         torch.set_rng_state(random_state)
 
 
-def _try(model: nn.Module, engine: Engine, out: Path, trials: Trials | None) -> tuple[float, float, float]:
+def _try(model: nn.Module, strategy: Strategy, out: Path, trials: Trials | None) -> tuple[float, float, float]:
     """Seconds that a checkpoint holds up training, on the way and at the end; seconds of one sample."""
     saved_bytes = 12 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     whole = 0.02 + saved_bytes / WRITE_RATE
@@ -369,17 +367,19 @@ def _try(model: nn.Module, engine: Engine, out: Path, trials: Trials | None) -> 
         held = trials.save(place)
         return held, time.perf_counter() - start, sampling
     finally:
-        if engine.rank == 0:
+        if strategy.rank == 0:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _peak(run: Run, size: Size, engine: Engine, parts: Parts, early: list[int], *, late_sizes: bool) -> int:
+def _peak(
+    run: Run, size: Size, strategy: Strategy, parts: TrainingContext, early: list[int], *, late_sizes: bool
+) -> int:
     """The most memory so far, which holds all a run does; on a CPU, and the pages of token files still to be read.
 
     late_sizes: whether products of many more sizes are to come.
     """
-    held = hardware.peak_memory_bytes(engine.device)
-    if engine.device.type != "cpu":
+    held = hardware.peak_memory_bytes(strategy.device)
+    if strategy.device.type != "cpu":
         return held
     held += round(held * RISE) + min(still_to_grow(early), round(held * MOST_GROWTH))
     if late_sizes:

@@ -22,7 +22,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from penjing.base.errors import UserError
-from penjing.parallel.base import Engine
+from penjing.parallel.base import Strategy
 from penjing.train.signals import Stopped
 
 BEAT_SECONDS = 1.0
@@ -39,20 +39,20 @@ class Watchdog:
 
     def __init__(
         self,
-        engine: Engine,
+        strategy: Strategy,
         *,
         silent_seconds: float = SILENT_SECONDS,
         stuck_seconds: float = STUCK_SECONDS,
     ) -> None:
         """Begins to watch. All ranks call it together."""
-        self.rank, self.world = engine.rank, engine.world
+        self.rank, self.world = strategy.rank, strategy.world
         self.silent_seconds, self.stuck_seconds = silent_seconds, stuck_seconds
         self._step, self._longest_seconds = 0, 0.0
         self._edge = self._unlimited = time.monotonic()
         self._stop = threading.Event()
-        self._store = _make_store(engine)
+        self._store = _make_store(strategy)
         self._store.set(str(self.rank), "")
-        engine.any(False)  # every rank has said something: nobody asks for what is not there
+        strategy.any(False)  # every rank has said something: nobody asks for what is not there
         self._heard = {rank: (b"", time.monotonic()) for rank in range(self.world) if rank != self.rank}
         self._beat = 0
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -153,15 +153,15 @@ def _after(step: int) -> str:
     return f"after step {step}" if step else "before step 1"
 
 
-def _make_store(engine: Engine) -> TCPStore:
+def _make_store(strategy: Strategy) -> TCPStore:
     """One store in rank 0, on a port that the system chooses."""
     host = os.environ.get("MASTER_ADDR", "localhost")
     patience = timedelta(seconds=10)
-    if engine.rank == 0:
+    if strategy.rank == 0:
         store = TCPStore(host, 0, None, True, timeout=patience, wait_for_workers=False)
-        engine.broadcast(store.port)
+        strategy.broadcast(store.port)
         return store
-    return TCPStore(host, engine.broadcast(None), None, False, timeout=patience, wait_for_workers=False)
+    return TCPStore(host, strategy.broadcast(None), None, False, timeout=patience, wait_for_workers=False)
 
 
 class _Alone:
@@ -172,12 +172,12 @@ class _Alone:
 
 
 @contextmanager
-def watched(engine: Engine, **limits: Any) -> Iterator[Watchdog | _Alone]:
+def watched(strategy: Strategy, **limits: Any) -> Iterator[Watchdog | _Alone]:
     """Watch over the ranks while what is inside runs; an error inside ends all of them with its traceback."""
-    if engine.world == 1:
+    if strategy.world == 1:
         yield _Alone()
         return
-    watchdog = Watchdog(engine, **limits)
+    watchdog = Watchdog(strategy, **limits)
     try:
         yield watchdog
         watchdog.leave()

@@ -39,6 +39,10 @@ class Rows(Protocol):
 
     def row(self, index: int) -> Row: ...
 
+    def documents(self, index: int) -> list[int]:
+        """Which documents of the shards stand in row `index`."""
+        ...
+
 
 class StreamRows:
     """Pretraining: all documents in an order drawn anew each epoch, as one stream cut every T tokens.

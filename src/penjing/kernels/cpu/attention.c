@@ -2,10 +2,10 @@
 
    Queries and keys come in tiles of 64 positions, [rows x tiles, heads, TILE, size]; first[b, t] says which key is the
    first that position t of row b may look at, and the last is itself. It never falls along a row. The softmax is in
-   float32; probabilities and slopes are rounded to the inputs' type where they meet a product.
+   float32; probabilities and their gradients are rounded to the inputs' type where they meet a matmul.
 
-   All products are of one form, C[64, N] += A[64, M] B[M, N], with C in float32. In bfloat16 B lies in pairs of rows,
-   [M / 2, N, 2], as processors with products of such pairs want it: matrix units (AMX) or AVX512-BF16. */
+   All matmuls have one form, C[64, N] += A[64, M] B[M, N], with C in float32. In bfloat16 B lies in pairs of rows,
+   [M / 2, N, 2], as processors with matmuls of such pairs want it: matrix units (AMX) or AVX512-BF16. */
 
 #include <stdlib.h>
 
@@ -48,7 +48,7 @@ int penjing_attention_types(void) {
 #endif
 }
 
-/* --- products ----------------------------------------------------------------------------------------------------- */
+/* --- matmuls ----------------------------------------------------------------------------------------------------- */
 
 #ifdef HAS_TILES
 /* 32 rows and 32 columns of C at a time, or the last 16. */
@@ -137,19 +137,19 @@ static void multiply(float *c, const void *a, const void *b, long columns, long 
 #endif
 }
 
-/* x[rows, columns] turned, values of four bytes; sides multiples of 8. */
-static void turn_fours(const uint32_t *x, uint32_t *out, long rows, long columns) {
+/* x[rows, columns] transposed, values of four bytes; sides multiples of 8. */
+static void transpose_blocks(const uint32_t *x, uint32_t *out, long rows, long columns) {
     for (long row = 0; row < rows; row += 8)
         for (long column = 0; column < columns; column += 8)
-            turn_32(x + row * columns + column, columns, out + column * rows + row, rows);
+            transpose_32(x + row * columns + column, columns, out + column * rows + row, rows);
 }
 
-/* x[TILE, size] turned, as the right side of a product. */
-static void pack_turned(const void *x, void *out, long size, int type) {
-    turn_fours(x, out, TILE, type == BFLOAT16 ? size / 2 : size);
+/* x[TILE, size] transposed, as the right side of a matmul. */
+static void pack_transposed(const void *x, void *out, long size, int type) {
+    transpose_blocks(x, out, TILE, type == BFLOAT16 ? size / 2 : size);
 }
 
-/* x[TILE, size] as the right side of a product. */
+/* x[TILE, size] as the right side of a matmul. */
 static void pack(const void *x, void *out, long size, int type) {
     if (type == FLOAT32) { memcpy(out, x, (size_t)(TILE * size * 4)); return; }
     for (long row = 0; row < TILE; row += 2) {
@@ -159,9 +159,9 @@ static void pack(const void *x, void *out, long size, int type) {
     }
 }
 
-/* x[TILE, TILE] turned, as the left side of a product. */
-static void turn_square(const void *x, void *out, int type) {
-    if (type == FLOAT32) { turn_fours(x, out, TILE, TILE); return; }
+/* x[TILE, TILE] transposed, as the left side of a matmul. */
+static void transpose_square(const void *x, void *out, int type) {
+    if (type == FLOAT32) { transpose_blocks(x, out, TILE, TILE); return; }
 #ifdef HAS_TILES
     for (long row = 0; row < TILE; row += STRIP)
         for (long column = 0; column < TILE; column += STRIP)
@@ -170,14 +170,14 @@ static void turn_square(const void *x, void *out, int type) {
 #endif
     for (long row = 0; row < TILE; row += 8)
         for (long column = 0; column < TILE; column += 8)
-            turn_16((const uint16_t *)x + row * TILE + column, TILE, (uint16_t *)out + column * TILE + row, TILE);
+            transpose_16((const uint16_t *)x + row * TILE + column, TILE, (uint16_t *)out + column * TILE + row, TILE);
 }
 
-/* --- a thread's room ---------------------------------------------------------------------------------------------- */
+/* --- a thread's scratch ---------------------------------------------------------------------------------------------- */
 
-INLINE char *taken(char **room, long count) {
-    char *start = *room;
-    *room += (count + 63) / 64 * 64;
+INLINE char *taken(char **scratch, long count) {
+    char *start = *scratch;
+    *scratch += (count + 63) / 64 * 64;
     return start;
 }
 
@@ -185,19 +185,19 @@ INLINE char *taken(char **room, long count) {
 
 /* Of each row of x[TILE, LANES] the sum or the highest. Row by row they would be found one value after another. */
 INLINE void fold(const float *x, float *out, int sums) {
-    float turned[LANES * TILE];
-    turn_fours((const uint32_t *)x, (uint32_t *)turned, TILE, LANES);
-    for (int t = 0; t < TILE; t++) out[t] = turned[t];
+    float transposed[LANES * TILE];
+    transpose_blocks((const uint32_t *)x, (uint32_t *)transposed, TILE, LANES);
+    for (int t = 0; t < TILE; t++) out[t] = transposed[t];
     for (int i = 1; i < LANES; i++)
         SIMD for (int t = 0; t < TILE; t++) {
-            float other = turned[i * TILE + t];
+            float other = transposed[i * TILE + t];
             out[t] = sums ? out[t] + other : other > out[t] ? other : out[t];
         }
 }
 
-/* Scores of a tile of queries against one of keys become odds beside each query's highest so far; what was summed up by
-   then, in sum[TILE] and mixed[TILE, size], is scaled to suit. Query t sees keys low[t] - before to after + t. */
-INLINE void odds_tile(float *scores, void *odds, float *top, float *sum, float *mixed, long size, float scale,
+/* Scores of a tile of queries against one of keys become probabilities relative to each query's highest so
+   far; what was summed up by then, in sum[TILE] and mixed[TILE, size], is scaled to suit. Query t sees keys low[t] - before to after + t. */
+INLINE void probs_tile(float *scores, void *probs, float *top, float *sum, float *mixed, long size, float scale,
                       const int32_t *low, long before, long after, int type) {
     float part[TILE * LANES], found[TILE], less[TILE], base[TILE];
     for (int t = 0; t < TILE; t++) {
@@ -220,7 +220,7 @@ INLINE void odds_tile(float *scores, void *odds, float *top, float *sum, float *
     for (int t = 0; t < TILE; t++) {
         float *row = scores + t * TILE, *more = part + t * LANES;
         SIMD for (int s = 0; s < TILE; s++) row[s] = exponential(row[s] - base[t]);
-        SIMD for (int s = 0; s < TILE; s++) put(odds, t * TILE + s, row[s], type);
+        SIMD for (int s = 0; s < TILE; s++) put(probs, t * TILE + s, row[s], type);
         SIMD for (int i = 0; i < LANES; i++) more[i] = row[i];
         for (int s = LANES; s < TILE; s += LANES)
             SIMD for (int i = 0; i < LANES; i++) more[i] += row[s + i];
@@ -245,16 +245,16 @@ int penjing_attention(const void *q, const void *k, const void *v, const int32_t
     _Pragma("omp parallel num_threads(threads) if (threads > 1)")
     {
         char before[64] __attribute__((aligned(64))) = {0};
-        char *memory = aligned_alloc(64, (size_t)(need / 64 + 8) * 64), *room = memory;
+        char *memory = aligned_alloc(64, (size_t)(need / 64 + 8) * 64), *scratch = memory;
         if (!memory) {
             _Pragma("omp atomic write")
             failed = 1;
         }
         begin_thread(before);
-        void *turned = taken(&room, bytes(tile, type)), *packed = taken(&room, bytes(tile, type));
-        void *odds = taken(&room, bytes(TILE * TILE, type));
-        float *scores = (float *)taken(&room, 4 * TILE * TILE), *sums = (float *)taken(&room, repeats * tile * 4);
-        float *top = (float *)taken(&room, repeats * TILE * 4), *sum = (float *)taken(&room, repeats * TILE * 4);
+        void *transposed = taken(&scratch, bytes(tile, type)), *packed = taken(&scratch, bytes(tile, type));
+        void *probs = taken(&scratch, bytes(TILE * TILE, type));
+        float *scores = (float *)taken(&scratch, 4 * TILE * TILE), *sums = (float *)taken(&scratch, repeats * tile * 4);
+        float *top = (float *)taken(&scratch, repeats * TILE * 4), *sum = (float *)taken(&scratch, repeats * TILE * 4);
         _Pragma("omp for schedule(dynamic)")
         for (long unit = 0; unit < rows * tiles * groups; unit++) {
             long n = unit / groups, group = unit % groups, b = n / tiles, at = n % tiles;
@@ -264,20 +264,20 @@ int penjing_attention(const void *q, const void *k, const void *v, const int32_t
             for (long i = 0; i < repeats * TILE; i++) { top[i] = -INFINITY; sum[i] = 0.0f; }
             for (long j = starts[0] / TILE; j <= at; j++) {
                 long keys = ((b * tiles + j) * groups + group) * tile;
-                pack_turned(row_of(k, keys, type), turned, size, type);
+                pack_transposed(row_of(k, keys, type), transposed, size, type);
                 pack(row_of(v, keys, type), packed, size, type);
                 for (long r = 0; r < repeats; r++) {
-                    multiply(scores, row_of(q, (n * heads + group * repeats + r) * tile, type), turned, TILE, size, 0,
+                    multiply(scores, row_of(q, (n * heads + group * repeats + r) * tile, type), transposed, TILE, size, 0,
                              type);
-                    WITH_TYPE(odds_tile, type, scores, odds, top + r * TILE, sum + r * TILE, sums + r * tile, size, scale,
-                              starts, j * TILE, (at - j) * TILE);
-                    multiply(sums + r * tile, odds, packed, size, TILE, 1, type);
+                    WITH_TYPE(probs_tile, type, scores, probs, top + r * TILE, sum + r * TILE, sums + r * tile, size,
+                              scale, starts, j * TILE, (at - j) * TILE);
+                    multiply(sums + r * tile, probs, packed, size, TILE, 1, type);
                 }
             }
             for (long i = 0; i < repeats * TILE; i++) {
                 long place = (n * heads + group * repeats) * TILE + i;
                 norm[place] = top[i] + logf(sum[i]);
-                WITH_TYPE(finish_row, type, sums + i * size, room_of(mixed, place * size, type), 1.0f / sum[i], size);
+                WITH_TYPE(finish_row, type, sums + i * size, out_row_of(mixed, place * size, type), 1.0f / sum[i], size);
             }
         }
         end_thread(before);
@@ -288,35 +288,35 @@ int penjing_attention(const void *q, const void *k, const void *v, const int32_t
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* With queries along the rows: P^T = exp(scale scores - norm) and its scores' gradient, scale P (slopes - share). Query t
-   sees keys low[t] - before to after + t. */
-INLINE void slopes_tile(const float *scores, const float *slopes, void *odds, void *grads, float scale,
+/* With queries along the rows: P^T = exp(scale scores - norm) and its scores' gradient, scale P (grad_probs - share).
+   Query t sees keys low[t] - before to after + t. */
+INLINE void backward_tile(const float *scores, const float *grad_probs, void *probs, void *grads, float scale,
                         const float *norm, const float *share, const int32_t *low, int before, int after, int type) {
     for (int s = 0; s < TILE; s++)
         SIMD for (int t = 0; t < TILE; t++) {
             int place = s * TILE + t, hidden = (s + before < low[t]) | (s > after + t);
             float p = hidden ? 0.0f : exponential(scores[place] * scale - norm[t]);
-            put(odds, place, p, type);
-            put(grads, place, p * (slopes[place] - share[t]) * scale, type);
+            put(probs, place, p, type);
+            put(grads, place, p * (grad_probs[place] - share[t]) * scale, type);
         }
 }
 
-/* sum(above mixed) of each of TILE rows. */
-INLINE void share_tile(const void *above, const void *mixed, float *share, long size, int type) {
+/* sum(grad_out mixed) of each of TILE rows. */
+INLINE void share_tile(const void *grad_out, const void *mixed, float *share, long size, int type) {
     float part[TILE * LANES];
     for (int t = 0; t < TILE; t++) {
         float *sum = part + t * LANES;
         for (int i = 0; i < LANES; i++) sum[i] = 0.0f;
         for (long d = t * size; d < (t + 1) * size; d += LANES)
-            SIMD for (int i = 0; i < LANES; i++) sum[i] += get(above, d + i, type) * get(mixed, d + i, type);
+            SIMD for (int i = 0; i < LANES; i++) sum[i] += get(grad_out, d + i, type) * get(mixed, d + i, type);
     }
     fold(part, share, 1);
 }
 
-/* The gradients of q, in its type, and of k and v in float32. With P the probabilities and U = above: dv = P^T U,
+/* The gradients of q, in its type, and of k and v in float32. With P the probabilities and U = grad_out: dv = P^T U,
    dS = P (U v^T - sum(U mixed)), dq = scale dS k, dk = scale dS^T q. Scores are made with queries along their rows, as
-   two of the three products want P and dS turned. A key head of a row is one thread's. */
-int penjing_attention_slopes(const void *above, const void *q, const void *k, const void *v, const void *mixed,
+   two of the three matmuls want P and dS transposed. A key head of a row is one thread's. */
+int penjing_attention_backward(const void *grad_out, const void *q, const void *k, const void *v, const void *mixed,
                              const float *norm, const int32_t *first, void *grad_q, float *grad_k, float *grad_v,
                              long rows, long tiles, long heads, long groups, long size, float scale, int type,
                              int threads) {
@@ -326,18 +326,19 @@ int penjing_attention_slopes(const void *above, const void *q, const void *k, co
     _Pragma("omp parallel num_threads(threads) if (threads > 1)")
     {
         char before[64] __attribute__((aligned(64))) = {0};
-        char *memory = aligned_alloc(64, (size_t)(need / 64 + 16) * 64), *room = memory;
+        char *memory = aligned_alloc(64, (size_t)(need / 64 + 16) * 64), *scratch = memory;
         if (!memory) {
             _Pragma("omp atomic write")
             failed = 1;
         }
         begin_thread(before);
-        char *keys = taken(&room, tiles * each), *queries = taken(&room, repeats * each);
-        char *upstream = taken(&room, repeats * each), *queries_turned = taken(&room, repeats * each);
-        char *upstream_turned = taken(&room, repeats * each), *odds = taken(&room, square);
-        char *grads = taken(&room, square), *grads_turned = taken(&room, square);
-        float *scores = (float *)taken(&room, 4 * TILE * TILE), *slopes = (float *)taken(&room, 4 * TILE * TILE);
-        float *sums = (float *)taken(&room, repeats * tile * 4), *share = (float *)taken(&room, repeats * TILE * 4);
+        char *keys = taken(&scratch, tiles * each), *queries = taken(&scratch, repeats * each);
+        char *upstream = taken(&scratch, repeats * each), *queries_transposed = taken(&scratch, repeats * each);
+        char *upstream_transposed = taken(&scratch, repeats * each), *probs = taken(&scratch, square);
+        char *grads = taken(&scratch, square), *grads_transposed = taken(&scratch, square);
+        float *scores = (float *)taken(&scratch, 4 * TILE * TILE);
+        float *grad_probs = (float *)taken(&scratch, 4 * TILE * TILE);
+        float *sums = (float *)taken(&scratch, repeats * tile * 4), *share = (float *)taken(&scratch, repeats * TILE * 4);
         _Pragma("omp for schedule(dynamic)")
         for (long unit = 0; unit < rows * groups; unit++) {
             long b = unit / groups, group = unit % groups;
@@ -351,32 +352,34 @@ int penjing_attention_slopes(const void *above, const void *q, const void *k, co
             for (long at = 0; at < tiles; at++) {
                 const int32_t *starts = first + (b * tiles + at) * TILE;
                 long head = (b * tiles + at) * heads + group * repeats;
-                const void *q_here = row_of(q, head * tile, type), *above_here = row_of(above, head * tile, type);
+                const void *q_here = row_of(q, head * tile, type), *grad_out_here = row_of(grad_out, head * tile, type);
                 memset(sums, 0, (size_t)(repeats * tile * 4));
                 for (long r = 0; r < repeats; r++) {
-                    const void *query = row_of(q_here, r * tile, type), *slope = row_of(above_here, r * tile, type);
+                    const void *query = row_of(q_here, r * tile, type);
+                    const void *grad_out_head = row_of(grad_out_here, r * tile, type);
                     pack(query, queries + r * each, size, type);
-                    pack(slope, upstream + r * each, size, type);
-                    pack_turned(query, queries_turned + r * each, size, type);
-                    pack_turned(slope, upstream_turned + r * each, size, type);
-                    WITH_TYPE(share_tile, type, slope, row_of(mixed, (head + r) * tile, type), share + r * TILE, size);
+                    pack(grad_out_head, upstream + r * each, size, type);
+                    pack_transposed(query, queries_transposed + r * each, size, type);
+                    pack_transposed(grad_out_head, upstream_transposed + r * each, size, type);
+                    WITH_TYPE(share_tile, type, grad_out_head, row_of(mixed, (head + r) * tile, type), share + r * TILE,
+                              size);
                 }
                 for (long j = starts[0] / TILE; j <= at; j++) {
                     long place = ((b * tiles + j) * groups + group) * tile;
                     const void *key = row_of(k, place, type), *value = row_of(v, place, type);
                     for (long r = 0; r < repeats; r++) {
-                        multiply(scores, key, queries_turned + r * each, TILE, size, 0, type);
-                        multiply(slopes, value, upstream_turned + r * each, TILE, size, 0, type);
-                        WITH_TYPE(slopes_tile, type, scores, slopes, odds, grads, scale, norm + (head + r) * TILE,
+                        multiply(scores, key, queries_transposed + r * each, TILE, size, 0, type);
+                        multiply(grad_probs, value, upstream_transposed + r * each, TILE, size, 0, type);
+                        WITH_TYPE(backward_tile, type, scores, grad_probs, probs, grads, scale, norm + (head + r) * TILE,
                                   share + r * TILE, starts, (int)(j * TILE), (int)((at - j) * TILE));
-                        turn_square(grads, grads_turned, type);
-                        multiply(grad_v + place, odds, upstream + r * each, size, TILE, 1, type);
+                        transpose_square(grads, grads_transposed, type);
+                        multiply(grad_v + place, probs, upstream + r * each, size, TILE, 1, type);
                         multiply(grad_k + place, grads, queries + r * each, size, TILE, 1, type);
-                        multiply(sums + r * tile, grads_turned, keys + j * each, size, TILE, 1, type);
+                        multiply(sums + r * tile, grads_transposed, keys + j * each, size, TILE, 1, type);
                     }
                 }
                 for (long i = 0; i < repeats * TILE; i++)
-                    WITH_TYPE(finish_row, type, sums + i * size, room_of(grad_q, (head * TILE + i) * size, type), 1.0f,
+                    WITH_TYPE(finish_row, type, sums + i * size, out_row_of(grad_q, (head * TILE + i) * size, type), 1.0f,
                               size);
             }
         }

@@ -1,7 +1,7 @@
-/* The parts of a training step on a CPU that are no matrix products, each in one pass over memory.
+/* The parts of a training step on a CPU other than matmuls, each in one pass over memory.
 
-   Built on the user's machine, for its processor, by kernels/cpu/ops.py, which says what each takes and returns; tests hold
-   all of them against torch's own operations. Rows are dealt to threads in runs, and sums over rows are made in lots
+   Built on the user's machine, for its processor, by kernels/cpu/library.py; kernels/cpu/ops.py says what each takes and
+   returns; tests compare all of them with torch's own operations. Rows are dealt to threads in runs, and sums over rows are made in lots
    whose number does not depend on the threads: equal steps come to equal bits. */
 
 #include "types.h"
@@ -11,7 +11,7 @@ INLINE float logistic(float x) { return 1.0f / (1.0f + exponential(-x)); }
 /* --- RMSNorm ------------------------------------------------------------------------------------------------------ */
 
 /* out = x * scale * gain with scale = 1 / sqrt(mean(x^2) + epsilon). */
-INLINE void norm_row(const void *x, const float *gain, void *out, float *scale, long width, float epsilon, int type,
+INLINE void rms_norm_row(const void *x, const float *gain, void *out, float *scale, long width, float epsilon, int type,
                      int out_type) {
     float squares = 0.0f;
     _Pragma("omp simd reduction(+ : squares)")
@@ -20,41 +20,41 @@ INLINE void norm_row(const void *x, const float *gain, void *out, float *scale, 
     SIMD for (long i = 0; i < width; i++) put(out, i, get(x, i, type) * s * gain[i], out_type);
 }
 
-void penjing_norm(const void *x, const float *gain, void *out, float *scale, long rows, long width, float epsilon,
+void penjing_rms_norm(const void *x, const float *gain, void *out, float *scale, long rows, long width, float epsilon,
                   int type, int out_type, int threads) {
     ROWS(threads) for (long n = 0; n < rows; n++)
-        WITH_TYPES(norm_row, type, out_type, row_of(x, n * width, type), gain, room_of(out, n * width, out_type),
+        WITH_TYPES(rms_norm_row, type, out_type, row_of(x, n * width, type), gain, out_row_of(out, n * width, out_type),
                    scale + n, width, epsilon);
 }
 
-/* With n = x * scale and g = gain * above: grad = (g - n mean(g n)) * scale (+ beside), and above * n is added to
-   gains. */
-INLINE void norm_slopes_row(const void *x, float scale, const float *gain, const void *above, const void *beside,
-                            void *grad, float *gains, long width, int type, int above_type) {
+/* With n = x * scale and g = gain * grad_out: grad = (g - n mean(g n)) * scale (+ residual), and grad_out * n is added
+   to gains. */
+INLINE void rms_norm_backward_row(const void *x, float scale, const float *gain, const void *grad_out,
+                                  const void *residual, void *grad, float *gains, long width, int type, int grad_out_type) {
     float share = 0.0f;
     _Pragma("omp simd reduction(+ : share)")
     for (long i = 0; i < width; i++) {
-        float product = get(above, i, above_type) * get(x, i, type) * scale;
-        gains[i] += product;
-        share += product * gain[i];
+        float value = get(grad_out, i, grad_out_type) * get(x, i, type) * scale;
+        gains[i] += value;
+        share += value * gain[i];
     }
     share /= (float)width;
     SIMD for (long i = 0; i < width; i++)
-        put(grad, i, (get(above, i, above_type) * gain[i] - get(x, i, type) * scale * share) * scale, type);
-    if (beside) /* in a loop of its own, or the product above would not be rounded before: the same bits either way */
-        SIMD for (long i = 0; i < width; i++) put(grad, i, get(grad, i, type) + get(beside, i, type), type);
+        put(grad, i, (get(grad_out, i, grad_out_type) * gain[i] - get(x, i, type) * scale * share) * scale, type);
+    if (residual) /* in a loop of its own, or the value above would not be rounded before: the same bits either way */
+        SIMD for (long i = 0; i < width; i++) put(grad, i, get(grad, i, type) + get(residual, i, type), type);
 }
 
 /* gains: lots x width, zeroed; rows are dealt to lots in equal runs. */
-void penjing_norm_slopes(const void *x, const float *scale, const float *gain, const void *above, const void *beside,
-                         void *grad, float *gains, long lots, long rows, long width, int type, int above_type,
+void penjing_rms_norm_backward(const void *x, const float *scale, const float *gain, const void *grad_out,
+                               const void *residual, void *grad, float *gains, long lots, long rows, long width, int type, int grad_out_type,
                          int threads) {
     long each = (rows + lots - 1) / lots;
     ROWS(threads) for (long lot = 0; lot < lots; lot++)
         for (long n = lot * each; n < rows && n < (lot + 1) * each; n++)
-            WITH_TYPES(norm_slopes_row, type, above_type, row_of(x, n * width, type), scale[n], gain,
-                       row_of(above, n * width, above_type), beside ? row_of(beside, n * width, type) : 0,
-                       room_of(grad, n * width, type), gains + lot * width, width);
+            WITH_TYPES(rms_norm_backward_row, type, grad_out_type, row_of(x, n * width, type), scale[n], gain,
+                       row_of(grad_out, n * width, grad_out_type), residual ? row_of(residual, n * width, type) : 0,
+                       out_row_of(grad, n * width, type), gains + lot * width, width);
 }
 
 /* --- sums of two types ---------------------------------------------------------------------------------------------*/
@@ -83,7 +83,7 @@ void penjing_add_scaled(float *x, const void *y, float keep, float scale, long c
 }
 
 /* A momentum's mean, and Nesterov's step ahead of it. */
-void penjing_lead(const float *gradient, float *mean, float *out, float momentum, long count, int threads) {
+void penjing_nesterov_update(const float *gradient, float *mean, float *out, float momentum, long count, int threads) {
     ROWS(threads) for (long start = 0; start < count; start += RUN) {
         long end = start + RUN < count ? start + RUN : count;
         SIMD for (long i = start; i < end; i++) {
@@ -96,7 +96,7 @@ void penjing_lead(const float *gradient, float *mean, float *out, float momentum
 
 /* --- SwiGLU ------------------------------------------------------------------------------------------------------- */
 
-INLINE void gated_row(const void *gate, const void *up, void *inner, long width, int type) {
+INLINE void swiglu_row(const void *gate, const void *up, void *inner, long width, int type) {
     SIMD for (long i = 0; i < width; i++) {
         float g = get(gate, i, type);
         put(inner, i, g * logistic(g) * get(up, i, type), type);
@@ -104,14 +104,14 @@ INLINE void gated_row(const void *gate, const void *up, void *inner, long width,
 }
 
 /* inner[rows, width] = silu(gate) up. step: values from one row of gate, and of up, to the next. */
-void penjing_gated(const void *gate, const void *up, void *inner, long rows, long width, long step, int type,
+void penjing_swiglu(const void *gate, const void *up, void *inner, long rows, long width, long step, int type,
                    int threads) {
     ROWS(threads) for (long n = 0; n < rows; n++)
-        WITH_TYPE(gated_row, type, row_of(gate, n * step, type), row_of(up, n * step, type),
-                  room_of(inner, n * width, type), width);
+        WITH_TYPE(swiglu_row, type, row_of(gate, n * step, type), row_of(up, n * step, type),
+                  out_row_of(inner, n * width, type), width);
 }
 
-INLINE void gated_slopes_row(const void *above, const void *gate, const void *up, void *inner, void *grad_gate,
+INLINE void swiglu_backward_row(const void *grad_out, const void *gate, const void *up, void *inner, void *grad_gate,
                              void *grad_up, float weight, float *share, long width, int type) {
     if (share) {
         float sum[LANES] = {0};
@@ -119,47 +119,47 @@ INLINE void gated_slopes_row(const void *above, const void *gate, const void *up
         for (; i + LANES <= width; i += LANES)
             SIMD for (int j = 0; j < LANES; j++) {
                 float g = get(gate, i + j, type);
-                sum[j] += get(above, i + j, type) * (g * logistic(g) * get(up, i + j, type));
+                sum[j] += get(grad_out, i + j, type) * (g * logistic(g) * get(up, i + j, type));
             }
         for (; i < width; i++) {
             float g = get(gate, i, type);
-            sum[0] += get(above, i, type) * (g * logistic(g) * get(up, i, type));
+            sum[0] += get(grad_out, i, type) * (g * logistic(g) * get(up, i, type));
         }
         *share = 0.0f;
         for (int j = 0; j < LANES; j++) *share += sum[j];
     }
     if (inner)
         SIMD for (long i = 0; i < width; i++) {
-            float a = get(above, i, type) * weight, g = get(gate, i, type), u = get(up, i, type), s = logistic(g);
+            float a = get(grad_out, i, type) * weight, g = get(gate, i, type), u = get(up, i, type), s = logistic(g);
             put(inner, i, g * s * u * weight, type);
             put(grad_gate, i, a * u * s * (1.0f + g * (1.0f - s)), type);
             put(grad_up, i, a * g * s, type);
         }
     else
         SIMD for (long i = 0; i < width; i++) {
-            float a = get(above, i, type) * weight, g = get(gate, i, type), u = get(up, i, type), s = logistic(g);
+            float a = get(grad_out, i, type) * weight, g = get(gate, i, type), u = get(up, i, type), s = logistic(g);
             put(grad_gate, i, a * u * s * (1.0f + g * (1.0f - s)), type);
             put(grad_up, i, a * g * s, type);
         }
 }
 
-/* The gradients of gate and up, and silu(gate) up in `inner` if it is there. Rows may have weights: `above` is what it
-   would be were each 1, `inner` comes with them, and share[rows] is their gradient. grad_up may be `above`. step: of
+/* The gradients of gate and up, and silu(gate) up in `inner` if it is there. Rows may have weights: `grad_out` is what it
+   would be were each 1, `inner` comes with them, and share[rows] is their gradient. grad_up may be `grad_out`. step: of
    gate and up, grad_step: of their gradients. */
-void penjing_gated_slopes(const void *above, const void *gate, const void *up, void *inner, void *grad_gate,
+void penjing_swiglu_backward(const void *grad_out, const void *gate, const void *up, void *inner, void *grad_gate,
                           void *grad_up, const float *weight, float *share, long rows, long width, long step,
                           long grad_step, int type, int threads) {
     ROWS(threads) for (long n = 0; n < rows; n++)
-        WITH_TYPE(gated_slopes_row, type, row_of(above, n * width, type), row_of(gate, n * step, type),
-                  row_of(up, n * step, type), inner ? room_of(inner, n * width, type) : 0,
-                  room_of(grad_gate, n * grad_step, type), room_of(grad_up, n * grad_step, type),
+        WITH_TYPE(swiglu_backward_row, type, row_of(grad_out, n * width, type), row_of(gate, n * step, type),
+                  row_of(up, n * step, type), inner ? out_row_of(inner, n * width, type) : 0,
+                  out_row_of(grad_gate, n * grad_step, type), out_row_of(grad_up, n * grad_step, type),
                   weight ? weight[n] : 1.0f, share ? share + n : 0, width);
 }
 
 /* --- attention: rotation, tiles, softmax -------------------------------------------------------------------------- */
 
-/* Pairs (i, i + pairs) turned by an angle, what is left of the head copied. */
-INLINE void turn_head(const void *x, void *y, const float *cosine, const float *sine, float sign, long pairs,
+/* Pairs (i, i + pairs) rotated by an angle, what is left of the head copied. */
+INLINE void rope_head(const void *x, void *y, const float *cosine, const float *sine, float sign, long pairs,
                       long size, int type, int y_type) {
     SIMD for (long i = 0; i < pairs; i++) {
         float a = get(x, i, type), b = get(x, i + pairs, type), s = sign * sine[i];
@@ -176,35 +176,35 @@ INLINE long place(long b, long t, long h, long tokens, long tiles, long heads, l
 }
 
 /* table_step: values between the tables of two rows, 0 where rows share one. Tiles are filled up with zeros. */
-void penjing_turn(const void *x, void *y, const float *cosine, const float *sine, long table_step, float sign,
+void penjing_apply_rope(const void *x, void *y, const float *cosine, const float *sine, long table_step, float sign,
                   long pairs, long rows, long tokens, long heads, long size, int x_tiled, int y_tiled, int type,
                   int y_type, int threads) {
     long tiles = (tokens + TILE - 1) / TILE, all = y_tiled ? tiles * TILE : tokens;
     ROWS(threads) for (long n = 0; n < rows * all; n++) {
         long b = n / all, t = n % all;
         for (long h = 0; h < heads; h++) {
-            void *to = room_of(y, place(b, t, h, tokens, tiles, heads, size, y_tiled), y_type);
+            void *to = out_row_of(y, place(b, t, h, tokens, tiles, heads, size, y_tiled), y_type);
             if (t >= tokens) { memset(to, 0, (size_t)size * (y_type == BFLOAT16 ? 2 : 4)); continue; }
             const void *from = row_of(x, place(b, t, h, tokens, tiles, heads, size, x_tiled), type);
             long angle = b * table_step + t * pairs;
-            WITH_TYPES(turn_head, type, y_type, from, to, cosine + angle, sine + angle, sign, pairs, size);
+            WITH_TYPES(rope_head, type, y_type, from, to, cosine + angle, sine + angle, sign, pairs, size);
         }
     }
 }
 
 /* Of the first `seen` values, a multiple of LANES; the others are 0. */
 INLINE void softmax_row(const void *scores, const void *bias, void *out, long seen, long width, int type) {
-    float top = -INFINITY, sum = 0.0f, odds[seen];
+    float top = -INFINITY, sum = 0.0f, probs[seen];
     _Pragma("omp simd reduction(max : top)")
     for (long i = 0; i < seen; i++) {
-        float v = odds[i] = get(scores, i, type) + get(bias, i, type);
+        float v = probs[i] = get(scores, i, type) + get(bias, i, type);
         top = v > top ? v : top;
     }
     _Pragma("omp simd reduction(+ : sum)")
-    for (long i = 0; i < seen; i++) sum += odds[i] = exponential(odds[i] - top);
+    for (long i = 0; i < seen; i++) sum += probs[i] = exponential(probs[i] - top);
     float share = 1.0f / sum;
-    SIMD for (long i = 0; i < seen; i++) put(out, i, odds[i] * share, type);
-    memset(room_of(out, seen, type), 0, (size_t)(width - seen) * (type == BFLOAT16 ? 2 : 4));
+    SIMD for (long i = 0; i < seen; i++) put(out, i, probs[i] * share, type);
+    memset(out_row_of(out, seen, type), 0, (size_t)(width - seen) * (type == BFLOAT16 ? 2 : 4));
 }
 
 /* scores: [tiles x groups, queries, width], queries being heads that share a key head, TILE of each; bias:
@@ -214,7 +214,7 @@ void penjing_softmax(const void *scores, const void *bias, void *out, long tiles
     ROWS(threads) for (long n = 0; n < tiles * groups * queries; n++) {
         long tile = n / (groups * queries), query = n % queries % TILE;
         WITH_TYPE(softmax_row, type, row_of(scores, n * width, type),
-                  row_of(bias, (tile * TILE + query) * width, type), room_of(out, n * width, type),
+                  row_of(bias, (tile * TILE + query) * width, type), out_row_of(out, n * width, type),
                   width - TILE + query / LANES * LANES + LANES, width);
     }
 }
@@ -234,7 +234,7 @@ void penjing_add_tiles(float *into, const int64_t *places, const void *value, lo
 /* --- the head ----------------------------------------------------------------------------------------------------- */
 
 enum { OUT_OF_RANGE = 2 };
-enum { KEPT = 1 << 17 }; /* odds of a row that are kept between two passes; those of wider rows are made again */
+enum { KEPT = 1 << 17 }; /* probs of a row that are kept between two passes; those of wider rows are made again */
 
 static int is_out_of_range(const int64_t *target, long rows, long width) {
     for (long n = 0; n < rows; n++)
@@ -242,8 +242,9 @@ static int is_out_of_range(const int64_t *target, long rows, long width) {
     return 0;
 }
 
-INLINE void nats_row(void *logits, int64_t target, float weight, float *nats, long width, int with_slope, int type) {
-    float top = -INFINITY, said = get(logits, target, type), odds[width <= KEPT ? width : 1];
+INLINE void cross_entropy_row(void *logits, int64_t target, float weight, float *loss, long width, int with_grad,
+                              int type) {
+    float top = -INFINITY, target_logit = get(logits, target, type), probs[width <= KEPT ? width : 1];
     double all = 0.0; /* a sum of all in float32 would be off by 1e-5 of it in wide rows */
     _Pragma("omp simd reduction(max : top)")
     for (long i = 0; i < width; i++) { float v = get(logits, i, type); top = v > top ? v : top; }
@@ -253,29 +254,30 @@ INLINE void nats_row(void *logits, int64_t target, float weight, float *nats, lo
         _Pragma("omp simd reduction(+ : part)")
         for (long i = start; i < end; i++) {
             float each = exponential(get(logits, i, type) - top);
-            if (width <= KEPT) odds[i] = each;
+            if (width <= KEPT) probs[i] = each;
             part += each;
         }
         all += part;
     }
     float sum = (float)all;
-    *nats = (logf(sum) + top - said) * weight;
-    if (!with_slope) return;
+    *loss = (logf(sum) + top - target_logit) * weight;
+    if (!with_grad) return;
     float share = weight / sum;
     if (width <= KEPT)
-        SIMD for (long i = 0; i < width; i++) put(logits, i, odds[i] * share, type);
+        SIMD for (long i = 0; i < width; i++) put(logits, i, probs[i] * share, type);
     else
         SIMD for (long i = 0; i < width; i++) put(logits, i, exponential(get(logits, i, type) - top) * share, type);
-    put(logits, target, exponential(said - top) * share - weight, type);
+    put(logits, target, exponential(target_logit - top) * share - weight, type);
 }
 
-/* weight * -log softmax(logits)[target]; with_slope: its gradient, (softmax - one_hot) * weight, takes the logits'
+/* weight * -log softmax(logits)[target]; with_grad: its gradient, (softmax - one_hot) * weight, takes the logits'
    place. */
-int penjing_nats(void *logits, const int64_t *target, const float *weight, float *nats, long rows, long width,
-                 int with_slope, int type, int threads) {
+int penjing_cross_entropy(void *logits, const int64_t *target, const float *weight, float *loss, long rows, long width,
+                 int with_grad, int type, int threads) {
     if (is_out_of_range(target, rows, width)) return OUT_OF_RANGE;
     ROWS(threads) for (long n = 0; n < rows; n++)
-        WITH_TYPE(nats_row, type, room_of(logits, n * width, type), target[n], weight[n], nats + n, width, with_slope);
+        WITH_TYPE(cross_entropy_row, type, out_row_of(logits, n * width, type), target[n], weight[n], loss + n, width,
+                  with_grad);
     return 0;
 }
 
@@ -286,9 +288,9 @@ INLINE void log_probs_row(const void *logits, int64_t target, float *logp, float
     for (long i = 0; i < width; i++) { float v = get(logits, i, type); top = v > top ? v : top; }
     _Pragma("omp simd reduction(+ : sum, mean)")
     for (long i = 0; i < width; i++) {
-        float below = get(logits, i, type) - top, odds = exponential(below);
-        sum += odds;
-        mean += odds > 0.0f ? odds * below : 0.0f; /* of a logit of -infinity */
+        float below = get(logits, i, type) - top, probs = exponential(below);
+        sum += probs;
+        mean += probs > 0.0f ? probs * below : 0.0f; /* of a logit of -infinity */
     }
     float log_sum = logf(sum);
     *norm = top + log_sum;
@@ -306,17 +308,18 @@ int penjing_log_probs(const void *logits, const int64_t *target, float *logp, fl
     return 0;
 }
 
-INLINE void log_prob_slopes_row(void *logits, int64_t target, float norm, float slope, long width, int type) {
-    float said = exponential(get(logits, target, type) - norm);
-    SIMD for (long i = 0; i < width; i++) put(logits, i, exponential(get(logits, i, type) - norm) * -slope, type);
-    put(logits, target, (1.0f - said) * slope, type);
+INLINE void log_softmax_backward_row(void *logits, int64_t target, float norm, float grad_logp, long width, int type) {
+    float target_logit = exponential(get(logits, target, type) - norm);
+    SIMD for (long i = 0; i < width; i++) put(logits, i, exponential(get(logits, i, type) - norm) * -grad_logp, type);
+    put(logits, target, (1.0f - target_logit) * grad_logp, type);
 }
 
-/* logits <- (one_hot - softmax(logits)) * slope, the gradient of log softmax(logits)[target] * slope. */
-int penjing_log_prob_slopes(void *logits, const int64_t *target, const float *norm, const float *slope, long rows,
-                            long width, int type, int threads) {
+/* logits <- (one_hot - softmax(logits)) * grad_logp, the gradient of log softmax(logits)[target] * grad_logp. */
+int penjing_log_softmax_backward(void *logits, const int64_t *target, const float *norm, const float *grad_logp,
+                                 long rows, long width, int type, int threads) {
     if (is_out_of_range(target, rows, width)) return OUT_OF_RANGE;
     ROWS(threads) for (long n = 0; n < rows; n++)
-        WITH_TYPE(log_prob_slopes_row, type, room_of(logits, n * width, type), target[n], norm[n], slope[n], width);
+        WITH_TYPE(log_softmax_backward_row, type, out_row_of(logits, n * width, type), target[n], norm[n], grad_logp[n],
+                  width);
     return 0;
 }

@@ -26,8 +26,6 @@ from torch import Tensor
 LINE = 64  # bytes: a cache line, and the widest load of a vector unit
 SMALLEST = 1 << 19  # bytes; what is smaller is left to torch
 SLAB = 1 << 27  # bytes asked for at a time; those that are never touched take no memory
-LEAST_VALUES = 1 << 19  # of a tensor that counts as large
-LEAST_WIDTH = 512  # of one that counts as wide
 
 
 class _Block(weakref.ref):  # type: ignore[type-arg]
@@ -149,22 +147,6 @@ def is_set_aside() -> bool:
     return _is_aside.get()
 
 
-def by_hand(x: Tensor) -> bool:
-    """Whether what is made of x goes through gradients that are written out: on a CPU, without a compiler, in training
-    or where x is large."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    return torch.is_grad_enabled() or x.numel() >= LEAST_VALUES
-
-
-def serves(x: Tensor) -> bool:
-    """Whether it is worth it to save memory: the same where x is wide. Narrow models' steps would take a tenth longer.
-
-    By its width alone in training, for the planner to find few rows made as many are.
-    """
-    return x.shape[-1] >= LEAST_WIDTH and by_hand(x)
-
-
 def empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A contiguous tensor of any values on the device of `like`."""
     if like.device.type != "cpu" or torch.compiler.is_compiling():
@@ -186,7 +168,7 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return empty(x, x.shape, dtype).copy_(x)
 
 
-def product(left_MK: Tensor, right_KN: Tensor) -> Tensor:
+def matmul(left_MK: Tensor, right_KN: Tensor) -> Tensor:
     """left @ right."""
     if torch.compiler.is_compiling():
         return left_MK @ right_KN

@@ -15,7 +15,7 @@
 #endif
 
 enum { FLOAT32, BFLOAT16 };
-enum { TILE = 64 };  /* positions, as in cpu.py */
+enum { TILE = 64 };  /* positions, as in cpu/ops.py */
 enum { LANES = 16 }; /* values that a vector holds at most; what does not fill one is done one by one */
 
 #define INLINE static inline __attribute__((always_inline))
@@ -52,7 +52,7 @@ INLINE void put(void *x, long i, float value, int type) {
 
 INLINE long bytes(long count, int type) { return count * (type == BFLOAT16 ? 2 : 4); }
 INLINE const void *row_of(const void *x, long i, int type) { return (const char *)x + bytes(i, type); }
-INLINE void *room_of(void *x, long i, int type) { return (char *)x + bytes(i, type); }
+INLINE void *out_row_of(void *x, long i, int type) { return (char *)x + bytes(i, type); }
 
 /* e^x to within 2e-7 of it: 2^n e^r, |r| <= ln(2) / 2, by Taylor's series. 0 below the least normal number. */
 INLINE float exponential(float x) {
@@ -70,7 +70,7 @@ INLINE float exponential(float x) {
 extern int penjing_tiles;
 
 #ifdef HAS_TILES
-enum { STRIP = 32 }; /* columns, and tokens, of two tiles one above another */
+enum { STRIP = 32 }; /* columns, and tokens, of two tiles one above the other */
 
 /* Eight tiles of 16 rows of 64 bytes. */
 static const struct {
@@ -79,8 +79,8 @@ static const struct {
     uint8_t rows[16];
 } LAYOUT = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
-/* 16 x 16 values of four bytes, turned. */
-INLINE void turn_rows(__m512i *x) {
+/* 16 x 16 values of four bytes, transposed. */
+INLINE void transpose_rows(__m512i *x) {
     __m512i y[16];
     for (int i = 0; i < 16; i += 2) {
         y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
@@ -103,10 +103,10 @@ INLINE void turn_rows(__m512i *x) {
 }
 
 /* A strip of x[tokens, width] from `column`, of STRIP tokens from `token`, as two tiles of 16 columns; zeros beyond
-   its ends. turned: the columns become rows, else pairs of tokens are. step: values from one token to the next; row:
+   its ends. transposed: the columns become rows, else pairs of tokens are. step: values from one token to the next; row:
    bytes from one row of a tile to the next. */
 INLINE void pack_strip(const uint16_t *x, long tokens, long width, long step, long token, long column, char *out,
-                       long row, int turned) {
+                       long row, int transposed) {
     __m512i low, high, tile[2][16];
     uint16_t order[32];
     for (int i = 0; i < 32; i++) order[i] = (uint16_t)(i / 2 + i % 2 * 32); /* 0, 32, 1, 33, ... */
@@ -122,7 +122,7 @@ INLINE void pack_strip(const uint16_t *x, long tokens, long width, long step, lo
         tile[1][i] = _mm512_permutex2var_epi16(even, high, odd);
     }
     for (int half = 0; half < 2; half++) {
-        if (turned) turn_rows(tile[half]);
+        if (transposed) transpose_rows(tile[half]);
         for (int i = 0; i < 16; i++) _mm512_store_si512(out + (half * 16 + i) * row, tile[half][i]);
     }
 }
@@ -156,7 +156,7 @@ INLINE void end_thread(const void *before) {
 typedef uint16_t EightOf16 __attribute__((vector_size(16)));
 typedef uint32_t EightOf32 __attribute__((vector_size(32)));
 
-/* 8 x 8 values turned in three rounds, in which neighbours of 1, 2 and 4 values change places. */
+/* 8 x 8 values transposed in three rounds, in which neighbours of 1, 2 and 4 values change places. */
 #define TURN_EIGHT(name, Value, Eight) \
     INLINE void name(const Value *x, long step, Value *out, long out_step) { \
         Eight a[8], b[8]; \
@@ -184,5 +184,5 @@ typedef uint32_t EightOf32 __attribute__((vector_size(32)));
     }
 #endif
 
-TURN_EIGHT(turn_16, uint16_t, EightOf16)
-TURN_EIGHT(turn_32, uint32_t, EightOf32)
+TURN_EIGHT(transpose_16, uint16_t, EightOf16)
+TURN_EIGHT(transpose_32, uint32_t, EightOf32)

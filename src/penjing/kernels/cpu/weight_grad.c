@@ -1,4 +1,4 @@
-/* The gradient of a weight on a CPU with matrix units (AMX): sums over tokens of products of bfloat16, in float32.
+/* The gradient of a weight on a CPU with matrix units (AMX): a bfloat16 matmul that sums over tokens in float32.
 
    Both factors lie with their tokens one under another, while a matrix unit wants one with its tokens in a line, in
    tiles of 16 by 32, and the other with them in pairs. Turning and pairing is half of the work, so it is done in the
@@ -15,16 +15,16 @@ enum { STAYS = 1 << 19, PASSES = 3 << 17, MOST = 8 }; /* bytes that stay; that p
 
 /* Strips `from` to `to`, tiles of tokens `first` to `last` of `depth` that begin with `token`, one strip after another. */
 static void pack_strips(const uint16_t *x, long tokens, long width, long step, long from, long to, long token, long first,
-                        long last, long depth, char *out, int turned) {
+                        long last, long depth, char *out, int transposed) {
     for (long t = first; t < last; t++)
         for (long s = from; s < to; s++) {
             char *place = out + ((s - from) * depth + t) * PAIR;
-            if (turned) pack_strip(x, tokens, width, step, token + t * STRIP, s * STRIP, place, 64, 1);
+            if (transposed) pack_strip(x, tokens, width, step, token + t * STRIP, s * STRIP, place, 64, 1);
             else pack_strip(x, tokens, width, step, token + t * STRIP, s * STRIP, place, 64, 0);
         }
 }
 
-/* out[rows, columns] of a wider matrix, at most STRIP of each, becomes or gets the product of two strips. */
+/* out[rows, columns] of a wider matrix, at most STRIP of each, becomes or gets the matmul of two strips. */
 static void multiply_strips(float *out, long step, long rows, long columns, const char *left, const char *right,
                             long depth, int adds) {
     float sum[STRIP * STRIP] __attribute__((aligned(64)));
@@ -56,12 +56,12 @@ static void multiply_strips(float *out, long step, long rows, long columns, cons
         }
 }
 
-/* out[O, N] (+)= above[tokens, O]^T x[tokens, N]. step: values from one row of `above` to the next. Returns 1 where
+/* out[O, N] (+)= grad_out[tokens, O]^T x[tokens, N]. step: values from one row of `grad_out` to the next. Returns 1 where
    there is no memory for it. */
-int penjing_weight_slopes(const void *above, const void *x, float *out, long tokens, long outputs, long inputs,
+int penjing_weight_grad(const void *grad_out, const void *x, float *out, long tokens, long outputs, long inputs,
                           long step, int adds, int threads) {
-    int by_rows = outputs < inputs; /* above is what stays: the narrower of the two */
-    const uint16_t *still = by_rows ? above : x, *moving = by_rows ? x : above;
+    int by_rows = outputs < inputs; /* grad_out is what stays: the narrower of the two */
+    const uint16_t *still = by_rows ? grad_out : x, *moving = by_rows ? x : grad_out;
     long near = by_rows ? outputs : inputs, far = by_rows ? inputs : outputs;
     long near_step = by_rows ? step : inputs, far_step = by_rows ? inputs : step;
     long strips = (near + STRIP - 1) / STRIP, others = (far + STRIP - 1) / STRIP;
@@ -110,9 +110,9 @@ int penjing_weight_slopes(const void *above, const void *x, float *out, long tok
     return failed;
 }
 #else
-int penjing_weight_slopes(const void *above, const void *x, float *out, long tokens, long outputs, long inputs,
+int penjing_weight_grad(const void *grad_out, const void *x, float *out, long tokens, long outputs, long inputs,
                           long step, int adds, int threads) {
-    (void)above, (void)x, (void)out, (void)tokens, (void)outputs, (void)inputs, (void)step, (void)adds, (void)threads;
+    (void)grad_out, (void)x, (void)out, (void)tokens, (void)outputs, (void)inputs, (void)step, (void)adds, (void)threads;
     return 1;
 }
 #endif

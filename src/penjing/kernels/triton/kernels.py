@@ -51,16 +51,16 @@ def _put_part(base, value, first, count, stride, total, size: tl.constexpr, wide
 
 
 @triton.jit
-def _products(low_MK, high_MR, low_NK, high_NR, rest: tl.constexpr):
-    """[M, N] products of rows with rows."""
-    product_MN = tl.dot(low_MK, tl.trans(low_NK))
+def _scores(low_MK, high_MR, low_NK, high_NR, rest: tl.constexpr):
+    """[M, N] dot products of rows with rows."""
+    score_MN = tl.dot(low_MK, tl.trans(low_NK))
     if rest > 0:
-        product_MN = tl.dot(high_MR, tl.trans(high_NR), product_MN)
-    return product_MN
+        score_MN = tl.dot(high_MR, tl.trans(high_NR), score_MN)
+    return score_MN
 
 
 @triton.jit
-def _add_mixed(weight_MN, low_NK, high_NR, sum_MK, sum_MR, rest: tl.constexpr):
+def _add_weighted(weight_MN, low_NK, high_NR, sum_MK, sum_MR, rest: tl.constexpr):
     """Sums of rows, weighted, added to what there is."""
     weight_MN = weight_MN.to(low_NK.dtype)
     sum_MK = tl.dot(weight_MN, low_NK, sum_MK)
@@ -94,29 +94,29 @@ def attention_forward(
     stop = tl.minimum(place + queries, num_tokens)
     top_M = tl.full([queries], float("-inf"), tl.float32)
     sum_M = tl.zeros([queries], tl.float32)
-    mixed_MK = tl.zeros([queries, wide], tl.float32)
-    mixed_MR = tl.zeros([queries, rest if rest > 0 else 16], tl.float32)
+    out_MK = tl.zeros([queries, wide], tl.float32)
+    out_MR = tl.zeros([queries, rest if rest > 0 else 16], tl.float32)
     factor = scale * LOG2_E
     for key in range(start, stop, keys):
         k_NK, k_NR = _rows(k, key, keys, k_token, num_tokens, size, wide, rest)
-        score_MN = _products(q_MK, q_MR, k_NK, k_NR, rest) * factor
+        score_MN = _scores(q_MK, q_MR, k_NK, k_NR, rest) * factor
         offset_N = key + tl.arange(0, keys)
         seen_MN = (offset_N[None, :] <= offset_M[:, None]) & (offset_N[None, :] >= first_M[:, None])
         score_MN = tl.where(seen_MN, score_MN, float("-inf"))
         higher_M = tl.maximum(top_M, tl.max(score_MN, 1))
         safe_M = tl.where(higher_M == float("-inf"), 0.0, higher_M)  # a query that has seen nothing yet
-        odds_MN = tl.exp2(score_MN - safe_M[:, None])
+        prob_MN = tl.exp2(score_MN - safe_M[:, None])
         shrink_M = tl.exp2(top_M - safe_M)
-        sum_M = sum_M * shrink_M + tl.sum(odds_MN, 1)
+        sum_M = sum_M * shrink_M + tl.sum(prob_MN, 1)
         v_NK, v_NR = _rows(v, key, keys, v_token, num_tokens, size, wide, rest)
-        mixed_MK, mixed_MR = _add_mixed(
-            odds_MN, v_NK, v_NR, mixed_MK * shrink_M[:, None], mixed_MR * shrink_M[:, None], rest
+        out_MK, out_MR = _add_weighted(
+            prob_MN, v_NK, v_NR, out_MK * shrink_M[:, None], out_MR * shrink_M[:, None], rest
         )
         top_M = higher_M
     sum_M = tl.where(sum_M == 0.0, 1.0, sum_M)  # positions past the row's end
     out += (row_long * num_tokens * num_heads + head) * size
-    mixed_MK, mixed_MR = mixed_MK / sum_M[:, None], mixed_MR / sum_M[:, None]
-    _put(out, mixed_MK, mixed_MR, place, queries, num_heads * size, num_tokens, size, wide, rest)
+    out_MK, out_MR = out_MK / sum_M[:, None], out_MR / sum_M[:, None]
+    _put(out, out_MK, out_MR, place, queries, num_heads * size, num_tokens, size, wide, rest)
     tl.store(
         norm + (row_long * num_heads + head) * num_tokens + offset_M, top_M + tl.log2(sum_M), mask=offset_M < num_tokens
     )
@@ -164,10 +164,10 @@ def attention_queries(
         v_NK, v_NR = _rows(v, key, keys, v_token, num_tokens, size, wide, rest)
         offset_N = key + tl.arange(0, keys)
         seen_MN = (offset_N[None, :] <= offset_M[:, None]) & (offset_N[None, :] >= first_M[:, None])
-        odds_MN = tl.exp2(_products(q_MK, q_MR, k_NK, k_NR, rest) * factor - norm_M[:, None])
-        odds_MN = tl.where(seen_MN, odds_MN, 0.0)
-        slope_MN = odds_MN * (_products(up_MK, up_MR, v_NK, v_NR, rest) - delta_M[:, None])
-        grad_MK, grad_MR = _add_mixed(slope_MN, k_NK, k_NR, grad_MK, grad_MR, rest)
+        prob_MN = tl.exp2(_scores(q_MK, q_MR, k_NK, k_NR, rest) * factor - norm_M[:, None])
+        prob_MN = tl.where(seen_MN, prob_MN, 0.0)
+        grad_score_MN = prob_MN * (_scores(up_MK, up_MR, v_NK, v_NR, rest) - delta_M[:, None])
+        grad_MK, grad_MR = _add_weighted(grad_score_MN, k_NK, k_NR, grad_MK, grad_MR, rest)
     grad_q += at
     _put(grad_q, grad_MK * scale, grad_MR * scale, place, queries, num_heads * size, num_tokens, size, wide, rest)
 
@@ -213,11 +213,11 @@ def attention_keys(
             norm_M = tl.load(norm + beside + offset_M, mask=inside_M, other=0.0)
             delta_M = tl.load(delta + beside + offset_M, mask=inside_M, other=0.0)
             seen_NM = (offset_N[:, None] <= offset_M[None, :]) & (offset_N[:, None] >= first_M[None, :])
-            odds_NM = tl.exp2(_products(k_NK, k_NR, q_MK, q_MR, rest) * factor - norm_M[None, :])
-            odds_NM = tl.where(seen_NM, odds_NM, 0.0)
-            grad_v_NK, grad_v_NR = _add_mixed(odds_NM, up_MK, up_MR, grad_v_NK, grad_v_NR, rest)
-            slope_NM = odds_NM * (_products(v_NK, v_NR, up_MK, up_MR, rest) - delta_M[None, :])
-            grad_k_NK, grad_k_NR = _add_mixed(slope_NM, q_MK, q_MR, grad_k_NK, grad_k_NR, rest)
+            prob_NM = tl.exp2(_scores(k_NK, k_NR, q_MK, q_MR, rest) * factor - norm_M[None, :])
+            prob_NM = tl.where(seen_NM, prob_NM, 0.0)
+            grad_v_NK, grad_v_NR = _add_weighted(prob_NM, up_MK, up_MR, grad_v_NK, grad_v_NR, rest)
+            grad_score_NM = prob_NM * (_scores(v_NK, v_NR, up_MK, up_MR, rest) - delta_M[None, :])
+            grad_k_NK, grad_k_NR = _add_weighted(grad_score_NM, q_MK, q_MR, grad_k_NK, grad_k_NR, rest)
     at = (row_long * num_tokens * num_groups + group) * size
     token = num_groups * size
     _put(grad_k + at, grad_k_NK * scale, grad_k_NR * scale, place, keys, token, num_tokens, size, wide, rest)
@@ -225,13 +225,13 @@ def attention_keys(
 
 
 @triton.jit
-def nats_of_row(logits, target, weight, nats, stride, vocabulary, slope: tl.constexpr, chunk: tl.constexpr):
-    """One position: weight * -log softmax(logits)[target]; with `slope` its gradient takes the logits' place."""
+def cross_entropy_row(logits, target, weight, loss, stride, vocabulary, with_grad: tl.constexpr, chunk: tl.constexpr):
+    """One position: weight * -log softmax(logits)[target]; with `with_grad` its gradient takes the logits' place."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     at = tl.load(target + row)
     count = tl.load(weight + row)
-    said = tl.load(logits + at).to(tl.float32)
+    target_logit = tl.load(logits + at).to(tl.float32)
     offset_C = tl.arange(0, chunk)
     top_C = tl.full([chunk], float("-inf"), tl.float32)
     sum_C = tl.zeros([chunk], tl.float32)
@@ -244,16 +244,16 @@ def nats_of_row(logits, target, weight, nats, stride, vocabulary, slope: tl.cons
         top_C = higher_C
     top = tl.max(top_C, 0)
     total = tl.sum(sum_C * tl.exp2((top_C - top) * LOG2_E), 0)
-    tl.store(nats + row, (tl.log(total) + top - said) * count)
-    if slope:
+    tl.store(loss + row, (tl.log(total) + top - target_logit) * count)
+    if with_grad:
         share = count / total
         for start in range(0, vocabulary, chunk):
             offset = start + offset_C
             inside = offset < vocabulary
             logit_C = tl.load(logits + offset, mask=inside, other=float("-inf")).to(tl.float32)
-            slope_C = tl.exp2((logit_C - top) * LOG2_E) * share
-            slope_C = tl.where(offset == at, slope_C - count, slope_C)
-            tl.store(logits + offset, slope_C.to(logits.dtype.element_ty), mask=inside)
+            grad_C = tl.exp2((logit_C - top) * LOG2_E) * share
+            grad_C = tl.where(offset == at, grad_C - count, grad_C)
+            tl.store(logits + offset, grad_C.to(logits.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -281,23 +281,23 @@ def _gains(gain, first, count: tl.constexpr, wide: tl.constexpr):
 
 @triton.jit
 def heads_forward(
-    joined, q, k, q_gain, k_gain, cosine, sine,
-    joined_token, total, num_tokens, table_row, epsilon,
-    heads: tl.constexpr, groups: tl.constexpr, size: tl.constexpr, turned: tl.constexpr, normal: tl.constexpr,
+    packed, q, k, q_gain, k_gain, cosine, sine,
+    packed_token, total, num_tokens, table_row, epsilon,
+    heads: tl.constexpr, groups: tl.constexpr, size: tl.constexpr, rotated: tl.constexpr, normal: tl.constexpr,
     wide: tl.constexpr, rest_wide: tl.constexpr, positions: tl.constexpr,
 ):  # fmt: skip
-    """One head of some positions: normalised, scaled by its gain, its first `turned` dimensions turned."""
+    """One head of some positions: normalised, scaled by its gain, its first `rotated` dimensions rotated."""
     head = tl.program_id(1)
-    pairs: tl.constexpr = turned // 2
-    rest: tl.constexpr = size - turned
+    pairs: tl.constexpr = rotated // 2
+    rest: tl.constexpr = size - rotated
     offset_N = tl.program_id(0) * positions + tl.arange(0, positions)
     column = head * size
-    low_NP = _half(joined, offset_N, column, joined_token, total, pairs, wide)
-    high_NP = _half(joined, offset_N, column + pairs, joined_token, total, pairs, wide)
+    low_NP = _half(packed, offset_N, column, packed_token, total, pairs, wide)
+    high_NP = _half(packed, offset_N, column + pairs, packed_token, total, pairs, wide)
     square_N = tl.sum(low_NP * low_NP, 1) + tl.sum(high_NP * high_NP, 1)
     rest_NP = low_NP
     if rest > 0:
-        rest_NP = _half(joined, offset_N, column + turned, joined_token, total, rest, rest_wide)
+        rest_NP = _half(packed, offset_N, column + rotated, packed_token, total, rest, rest_wide)
         square_N += tl.sum(rest_NP * rest_NP, 1)
     gain = q_gain
     if head >= heads:
@@ -307,7 +307,7 @@ def heads_forward(
         low_NP = low_NP * scale_N1 * _gains(gain, 0, pairs, wide)
         high_NP = high_NP * scale_N1 * _gains(gain, pairs, pairs, wide)
         if rest > 0:
-            rest_NP = rest_NP * scale_N1 * _gains(gain, turned, rest, rest_wide)
+            rest_NP = rest_NP * scale_N1 * _gains(gain, rotated, rest, rest_wide)
     place_N = offset_N // num_tokens * table_row + offset_N % num_tokens
     cosine_NP = _half(cosine, place_N, 0, pairs, total, pairs, wide)
     sine_NP = _half(sine, place_N, 0, pairs, total, pairs, wide)
@@ -320,21 +320,21 @@ def heads_forward(
     _put_half(out, low_NP * cosine_NP - high_NP * sine_NP, offset_N, column, out_token, total, pairs, wide)
     _put_half(out, high_NP * cosine_NP + low_NP * sine_NP, offset_N, column + pairs, out_token, total, pairs, wide)
     if rest > 0:
-        _put_half(out, rest_NP, offset_N, column + turned, out_token, total, rest, rest_wide)
+        _put_half(out, rest_NP, offset_N, column + rotated, out_token, total, rest, rest_wide)
 
 
 @triton.jit
 def heads_backward(
-    joined, grad_q, grad_k, grad_v, grad_joined, grad_gain, q_gain, k_gain, cosine, sine,
-    joined_token, total, num_tokens, table_row, epsilon,
-    heads: tl.constexpr, groups: tl.constexpr, size: tl.constexpr, turned: tl.constexpr, normal: tl.constexpr,
+    packed, grad_q, grad_k, grad_v, grad_packed, grad_gain, q_gain, k_gain, cosine, sine,
+    packed_token, total, num_tokens, table_row, epsilon,
+    heads: tl.constexpr, groups: tl.constexpr, size: tl.constexpr, rotated: tl.constexpr, normal: tl.constexpr,
     wide: tl.constexpr, rest_wide: tl.constexpr, positions: tl.constexpr,
 ):  # fmt: skip
     """The way back, values' gradients being copied to where they belong. grad_gain: of each program its own sum,
     [tiles of positions, heads of queries and keys, size]."""
     head = tl.program_id(1)
-    pairs: tl.constexpr = turned // 2
-    rest: tl.constexpr = size - turned
+    pairs: tl.constexpr = rotated // 2
+    rest: tl.constexpr = size - rotated
     token: tl.constexpr = (heads + 2 * groups) * size
     offset_N = tl.program_id(0) * positions + tl.arange(0, positions)
     column = head * size
@@ -352,24 +352,24 @@ def heads_backward(
     high_NP = _half(given, offset_N, at + pairs, given_token, total, pairs, wide)
     rest_NP = low_NP
     if rest > 0:
-        rest_NP = _half(given, offset_N, at + turned, given_token, total, rest, rest_wide)
+        rest_NP = _half(given, offset_N, at + rotated, given_token, total, rest, rest_wide)
     if head < heads + groups:
         place_N = offset_N // num_tokens * table_row + offset_N % num_tokens
         cosine_NP = _half(cosine, place_N, 0, pairs, total, pairs, wide)
         sine_NP = _half(sine, place_N, 0, pairs, total, pairs, wide)
-        turned_NP = low_NP * cosine_NP + high_NP * sine_NP
+        rotated_NP = low_NP * cosine_NP + high_NP * sine_NP
         high_NP = high_NP * cosine_NP - low_NP * sine_NP
-        low_NP = turned_NP
+        low_NP = rotated_NP
         if normal:
             gain = q_gain
             if head >= heads:
                 gain = k_gain
-            x_low_NP = _half(joined, offset_N, column, joined_token, total, pairs, wide)
-            x_high_NP = _half(joined, offset_N, column + pairs, joined_token, total, pairs, wide)
+            x_low_NP = _half(packed, offset_N, column, packed_token, total, pairs, wide)
+            x_high_NP = _half(packed, offset_N, column + pairs, packed_token, total, pairs, wide)
             square_N = tl.sum(x_low_NP * x_low_NP, 1) + tl.sum(x_high_NP * x_high_NP, 1)
             x_rest_NP = x_low_NP
             if rest > 0:
-                x_rest_NP = _half(joined, offset_N, column + turned, joined_token, total, rest, rest_wide)
+                x_rest_NP = _half(packed, offset_N, column + rotated, packed_token, total, rest, rest_wide)
                 square_N += tl.sum(x_rest_NP * x_rest_NP, 1)
             scale_N1 = tl.rsqrt(square_N / size + epsilon)[:, None]
             x_low_NP *= scale_N1
@@ -384,44 +384,44 @@ def heads_backward(
             if rest > 0:
                 x_rest_NP *= scale_N1
                 offset_R = tl.arange(0, rest_wide)
-                tl.store(into + turned + offset_R, tl.sum(rest_NP * x_rest_NP, 0), mask=offset_R < rest)
-                rest_NP *= _gains(gain, turned, rest, rest_wide)
+                tl.store(into + rotated + offset_R, tl.sum(rest_NP * x_rest_NP, 0), mask=offset_R < rest)
+                rest_NP *= _gains(gain, rotated, rest, rest_wide)
                 share_N += tl.sum(rest_NP * x_rest_NP, 1)
             share_N1 = (share_N / size)[:, None]
             low_NP = (low_NP - x_low_NP * share_N1) * scale_N1
             high_NP = (high_NP - x_high_NP * share_N1) * scale_N1
             if rest > 0:
                 rest_NP = (rest_NP - x_rest_NP * share_N1) * scale_N1
-    _put_half(grad_joined, low_NP, offset_N, column, token, total, pairs, wide)
-    _put_half(grad_joined, high_NP, offset_N, column + pairs, token, total, pairs, wide)
+    _put_half(grad_packed, low_NP, offset_N, column, token, total, pairs, wide)
+    _put_half(grad_packed, high_NP, offset_N, column + pairs, token, total, pairs, wide)
     if rest > 0:
-        _put_half(grad_joined, rest_NP, offset_N, column + turned, token, total, rest, rest_wide)
+        _put_half(grad_packed, rest_NP, offset_N, column + rotated, token, total, rest, rest_wide)
 
 
 @triton.jit
-def gated_forward(joined, inner, size: tl.constexpr, chunk: tl.constexpr):
-    """silu(gate) * up of one row; gate and up stand one after the other in `joined`."""
+def swiglu_forward(packed, inner, size: tl.constexpr, chunk: tl.constexpr):
+    """silu(gate) * up of one row; gate and up stand one after the other in `packed`."""
     row = tl.program_id(0).to(tl.int64)
-    joined += row * 2 * size
+    packed += row * 2 * size
     inner += row * size
     for start in range(0, size, chunk):
         offset = start + tl.arange(0, chunk)
         inside = offset < size
-        gate = tl.load(joined + offset, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(joined + size + offset, mask=inside, other=0.0).to(tl.float32)
+        gate = tl.load(packed + offset, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(packed + size + offset, mask=inside, other=0.0).to(tl.float32)
         tl.store(inner + offset, (gate * tl.sigmoid(gate) * up).to(inner.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def gated_backward(
-    upstream, joined, weight, grad_joined, inner, grad_weight,
+def swiglu_backward(
+    upstream, packed, weight, grad_packed, inner, grad_weight,
     size: tl.constexpr, weighted: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
     """Gradients of gate and up. With `weighted` the row counts `weight`: `inner` gets what it was made of times that,
     and grad_weight the row's sum of upstream * silu(gate) * up."""
     row = tl.program_id(0).to(tl.int64)
-    joined += row * 2 * size
-    grad_joined += row * 2 * size
+    packed += row * 2 * size
+    grad_packed += row * 2 * size
     upstream += row * size
     inner += row * size
     count = 1.0
@@ -431,24 +431,24 @@ def gated_backward(
     for start in range(0, size, chunk):
         offset = start + tl.arange(0, chunk)
         inside = offset < size
-        gate = tl.load(joined + offset, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(joined + size + offset, mask=inside, other=0.0).to(tl.float32)
-        slope = tl.load(upstream + offset, mask=inside, other=0.0).to(tl.float32)
+        gate = tl.load(packed + offset, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(packed + size + offset, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(upstream + offset, mask=inside, other=0.0).to(tl.float32)
         share = tl.sigmoid(gate)
         silu = gate * share
         if weighted:
-            total += slope * silu * up
+            total += grad * silu * up
             tl.store(inner + offset, (silu * up * count).to(inner.dtype.element_ty), mask=inside)
-            slope *= count
-        kind = grad_joined.dtype.element_ty
-        tl.store(grad_joined + offset, (slope * up * (share + silu * (1 - share))).to(kind), mask=inside)
-        tl.store(grad_joined + size + offset, (slope * silu).to(kind), mask=inside)
+            grad *= count
+        kind = grad_packed.dtype.element_ty
+        tl.store(grad_packed + offset, (grad * up * (share + silu * (1 - share))).to(kind), mask=inside)
+        tl.store(grad_packed + size + offset, (grad * silu).to(kind), mask=inside)
     if weighted:
         tl.store(grad_weight + row, tl.sum(total, 0))
 
 
 @triton.jit
-def mix_rows(y, rows, weight, out, width, chosen: tl.constexpr, weighted: tl.constexpr, chunk: tl.constexpr):
+def combine_expert_rows(y, rows, weight, out, width, chosen: tl.constexpr, weighted: tl.constexpr, chunk: tl.constexpr):
     """The (weighted) sum of a token's rows, in the order of its choices."""
     token = tl.program_id(0).to(tl.int64)
     for start in range(0, width, chunk):

@@ -1,5 +1,4 @@
-"""What runs on a GPU as kernels of our own (kernels/triton/kernels.py), each an operator that compilers and the planner
-take as it is.
+"""The Triton kernels (kernels/triton/kernels.py) as operators, which torch.compile and the planner take as they are.
 
 Attention over packed documents (the algorithm of arXiv:2307.08691): a tile of queries begins with the first key that
 its first query may look at, so that what lies in other documents is not computed. Key heads that several query heads
@@ -19,20 +18,19 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
+from penjing.kernels import SWITCH
 from penjing.kernels.cpu import tensor_arena as arena
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-SWITCH = "PENJING_KERNELS"  # environment; off: torch's own operations, to find out what is to blame
 _is_on = os.environ.get(SWITCH) != "off"
 WIDEST = 128  # dimensions of a head that the tiles below are for
 CHUNKS = {16384: 1024, 1 << 62: 4096}  # logits of one position that are held at once, by the size of the vocabulary
 
 
 class Tile(NamedTuple):
-    """How a kernel is cut: positions of queries and keys, warps, stages of loading ahead."""
+    """How a kernel is tiled: positions of queries and keys, warps, stages of loading ahead."""
 
     queries: int
     keys: int
@@ -69,34 +67,20 @@ def switch_off() -> None:
     _is_on = False
 
 
-def serves(device: torch.device, dtype: torch.dtype | None) -> bool:
+def supports(device: torch.device, dtype: torch.dtype | None) -> bool:
     """Whether kernels take what is computed in `dtype`: half precision."""
     return dtype in (torch.bfloat16, torch.float16) and has_kernels(device)
 
 
-def serves_attention(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+def supports_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Whether `document_attention` takes such queries: half precision, heads of 16 to 128 dimensions."""
-    return 16 <= head_size <= WIDEST and serves(device, dtype)
+    return 16 <= head_dim <= WIDEST and supports(device, dtype)
 
 
-def document_edges(document_BT: Tensor, window: int = 0) -> tuple[Tensor, Tensor]:
-    """first_BT, last_BT, int32: the first key that each position may look at, and one past the last query that may look
-    at it. Equal neighbours in document_BT are one document; with a window at most so many keys are seen."""
-    place_T = torch.arange(document_BT.shape[1], device=document_BT.device)
-    new_BT = functional.pad(document_BT[:, 1:] != document_BT[:, :-1], (1, 0), value=True)
-    first_BT = torch.where(new_BT, place_T, 0).cummax(dim=1).values
-    ends_BT = torch.where(new_BT.roll(-1, dims=1), place_T + 1, len(place_T))
-    last_BT = ends_BT.flip(1).cummin(dim=1).values.flip(1)
-    if window:
-        first_BT = first_BT.maximum(place_T + 1 - window)
-        last_BT = last_BT.minimum(place_T + window)
-    return first_BT.int(), last_BT.int()
-
-
-def document_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, edges: tuple[Tensor, Tensor]) -> Tensor:
-    """mixed_BTHK = softmax(q k^T / sqrt(K)) v, each query over its own document's past. edges: `document_edges`."""
-    mixed_BTHK: Tensor = _attention(q_BTHK, k_BTGK, v_BTGK, *edges)[0]
-    return mixed_BTHK
+def document_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, ranges: tuple[Tensor, Tensor]) -> Tensor:
+    """out_BTHK = softmax(q k^T / sqrt(K)) v, each query over its own document's past. ranges: `key_ranges`."""
+    out_BTHK: Tensor = _attention(q_BTHK, k_BTGK, v_BTGK, *ranges)[0]
+    return out_BTHK
 
 
 def tiles(size: int, shared_bytes: int) -> Tiles:
@@ -123,7 +107,7 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [x.stride(axis) for x in tensors for axis in (0, 1)]
 
 
-def _laid_out(x_BTHK: Tensor) -> Tensor:
+def _heads_contiguous(x_BTHK: Tensor) -> Tensor:
     """Itself where each position's heads stand one after another."""
     size = x_BTHK.shape[-1]
     return x_BTHK if x_BTHK.stride(-1) == 1 and x_BTHK.stride(-2) == size else x_BTHK.contiguous()
@@ -131,25 +115,25 @@ def _laid_out(x_BTHK: Tensor) -> Tensor:
 
 @torch.library.custom_op("penjing::document_attention", mutates_args=())
 def _attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, first_BT: Tensor, last_BT: Tensor) -> list[Tensor]:
-    """mixed_BTHK, and of each query and head the logarithm of the softmax's sum, norm_BHT in float32."""
+    """out_BTHK, and of each query and head the logarithm of the softmax's sum, norm_BHT in float32."""
     from penjing.kernels.triton import kernels
 
-    q_BTHK, k_BTGK, v_BTGK = (_laid_out(x) for x in (q_BTHK, k_BTGK, v_BTGK))
+    q_BTHK, k_BTGK, v_BTGK = (_heads_contiguous(x) for x in (q_BTHK, k_BTGK, v_BTGK))
     rows, num_tokens, num_heads, size = q_BTHK.shape
-    mixed_BTHK, norm_BHT = _outputs(q_BTHK)
+    out_BTHK, norm_BHT = _outputs(q_BTHK)
     tile = tiles(size, _shared_bytes(q_BTHK.device)).forward
     _launch(
         *(kernels.attention_forward, (-(-num_tokens // tile.queries), num_heads, rows)),
-        *(q_BTHK, k_BTGK, v_BTGK, mixed_BTHK, norm_BHT, first_BT),
+        *(q_BTHK, k_BTGK, v_BTGK, out_BTHK, norm_BHT, first_BT),
         *_strides(q_BTHK, k_BTGK, v_BTGK),
         *(num_tokens, num_heads, size**-0.5),
-        **_shape(num_heads // k_BTGK.shape[2], size, tile),
+        **_tile_config(num_heads // k_BTGK.shape[2], size, tile),
     )
-    return [mixed_BTHK, norm_BHT]
+    return [out_BTHK, norm_BHT]
 
 
-def _shape(repeats: int, size: int, tile: Tile) -> dict[str, Any]:
-    wide, rest = in_parts(size)
+def _tile_config(repeats: int, size: int, tile: Tile) -> dict[str, Any]:
+    wide, rest = split_head_dim(size)
     return {
         "repeats": repeats,
         "size": size,
@@ -162,7 +146,7 @@ def _shape(repeats: int, size: int, tile: Tile) -> dict[str, Any]:
     }
 
 
-def in_parts(size: int) -> tuple[int, int]:
+def split_head_dim(size: int) -> tuple[int, int]:
     """A head's dimensions as one power of two, or as two where they then hold fewer that there are not: 96 = 64 + 32,
     as Triton knows no other sizes. The second is 0 where there is one."""
     whole = max(16, _power_of_2(size))
@@ -187,7 +171,7 @@ def _attention_backward(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
     v_BTGK: Tensor,
-    mixed_BTHK: Tensor,
+    out_BTHK: Tensor,
     norm_BHT: Tensor,
     first_BT: Tensor,
     last_BT: Tensor,
@@ -195,26 +179,26 @@ def _attention_backward(
     """The gradients of q, k and v."""
     from penjing.kernels.triton import kernels
 
-    upstream_BTHK, q_BTHK, k_BTGK, v_BTGK = (_laid_out(x) for x in (upstream_BTHK, q_BTHK, k_BTGK, v_BTGK))
+    upstream_BTHK, q_BTHK, k_BTGK, v_BTGK = (_heads_contiguous(x) for x in (upstream_BTHK, q_BTHK, k_BTGK, v_BTGK))
     rows, num_tokens, num_heads, size = q_BTHK.shape
     num_groups = k_BTGK.shape[2]
     grads = _gradients_like(q_BTHK, k_BTGK, v_BTGK)
     delta_BHT = torch.empty_like(norm_BHT)
-    cut = tiles(size, _shared_bytes(q_BTHK.device))
+    tiled = tiles(size, _shared_bytes(q_BTHK.device))
     strides = _strides(q_BTHK, k_BTGK, v_BTGK, upstream_BTHK)
     _launch(
-        *(kernels.attention_queries, (-(-num_tokens // cut.queries.queries), num_heads, rows)),
-        *(q_BTHK, k_BTGK, v_BTGK, mixed_BTHK, upstream_BTHK, norm_BHT, delta_BHT, grads[0], first_BT),
+        *(kernels.attention_queries, (-(-num_tokens // tiled.queries.queries), num_heads, rows)),
+        *(q_BTHK, k_BTGK, v_BTGK, out_BTHK, upstream_BTHK, norm_BHT, delta_BHT, grads[0], first_BT),
         *strides,
         *(num_tokens, num_heads, size**-0.5),
-        **_shape(num_heads // num_groups, size, cut.queries),
+        **_tile_config(num_heads // num_groups, size, tiled.queries),
     )
     _launch(
-        *(kernels.attention_keys, (-(-num_tokens // cut.keys.keys), num_groups, rows)),
+        *(kernels.attention_keys, (-(-num_tokens // tiled.keys.keys), num_groups, rows)),
         *(q_BTHK, k_BTGK, v_BTGK, upstream_BTHK, norm_BHT, delta_BHT, *grads[1:], first_BT, last_BT),
         *strides,
         *(num_tokens, num_heads, size**-0.5),
-        **_shape(num_heads // num_groups, size, cut.keys),
+        **_tile_config(num_heads // num_groups, size, tiled.keys),
     )
     return grads
 
@@ -228,58 +212,58 @@ def _(_: Tensor, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, *__: Tensor) ->
     return _gradients_like(q_BTHK, k_BTGK, v_BTGK)
 
 
-def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     q_BTHK, k_BTGK, v_BTGK, first_BT, last_BT = inputs
     ctx.save_for_backward(q_BTHK, k_BTGK, v_BTGK, *output, first_BT, last_BT)
 
 
-def _gradients(ctx: Any, upstream: list[Tensor]) -> tuple[Tensor | None, ...]:
+def _attention_autograd(ctx: Any, upstream: list[Tensor]) -> tuple[Tensor | None, ...]:
     return (*_attention_backward(upstream[0], *ctx.saved_tensors), None, None)
 
 
-_attention.register_autograd(_gradients, setup_context=_keep_inputs)
+_attention.register_autograd(_attention_autograd, setup_context=_save_attention)
 
 
-def heads_and_attention(
-    joined_BTJ: Tensor,
+def fused_qk_norm_rope_attention(
+    packed_BTJ: Tensor,
     gains: tuple[Tensor, Tensor] | None,
     epsilon: float,
     rotary: tuple[Tensor, Tensor],
-    edges: tuple[Tensor, Tensor],
+    ranges: tuple[Tensor, Tensor],
     num_heads: int,
     num_groups: int,
 ) -> Tensor:
-    """mixed_BTHK of the heads of queries, keys and values that stand one after another in each position's row.
+    """out_BTHK of the heads of queries, keys and values that stand one after another in each position's row.
 
     gains: of RMSNorm over each query and key head, with `epsilon`; None: they are not normalised. rotary: cosines and
-    sines as `rotary_table` makes them. All but the products' inputs in float32.
+    sines as `rotary_table` makes them. All but the matmuls' inputs in float32.
     """
     cosine, sine = (each.flatten(1) for each in rotary)
     pair = gains or (None, None)
-    size = joined_BTJ.shape[-1] // (num_heads + 2 * num_groups)
-    found = _whole(joined_BTJ, *pair, cosine, sine, *edges, epsilon, num_heads, num_groups, size)
-    mixed_BTHK: Tensor = found[0]
-    return mixed_BTHK
+    size = packed_BTJ.shape[-1] // (num_heads + 2 * num_groups)
+    found = _fused_attention(packed_BTJ, *pair, cosine, sine, *ranges, epsilon, num_heads, num_groups, size)
+    out_BTHK: Tensor = found[0]
+    return out_BTHK
 
 
 POSITIONS = 32  # of one program that prepares heads
 
 
-def _heads_shape(joined_BTJ: Tensor, cosine_BR: Tensor, heads: int, groups: int, normal: bool) -> dict[str, Any]:
-    num_tokens, size = joined_BTJ.shape[1], joined_BTJ.shape[-1] // (heads + 2 * groups)
-    turned = 2 * cosine_BR.shape[1] // num_tokens
+def _heads_config(packed_BTJ: Tensor, cosine_BR: Tensor, heads: int, groups: int, normal: bool) -> dict[str, Any]:
+    num_tokens, size = packed_BTJ.shape[1], packed_BTJ.shape[-1] // (heads + 2 * groups)
+    rotated = 2 * cosine_BR.shape[1] // num_tokens
     return {
-        "joined_token": joined_BTJ.shape[-1],
-        "total": joined_BTJ.shape[0] * num_tokens,
+        "packed_token": packed_BTJ.shape[-1],
+        "total": packed_BTJ.shape[0] * num_tokens,
         "num_tokens": num_tokens,
         "table_row": num_tokens if len(cosine_BR) > 1 else 0,
         "heads": heads,
         "groups": groups,
         "size": size,
-        "turned": turned,
+        "rotated": rotated,
         "normal": normal,
-        "wide": _power_of_2(turned // 2),
-        "rest_wide": _power_of_2(size - turned),
+        "wide": _power_of_2(rotated // 2),
+        "rest_wide": _power_of_2(size - rotated),
         "positions": POSITIONS,
         "num_warps": 2 if size > 64 else 4,
     }
@@ -289,9 +273,9 @@ def _power_of_2(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-@torch.library.custom_op("penjing::heads_and_attention", mutates_args=())
-def _whole(
-    joined_BTJ: Tensor,
+@torch.library.custom_op("penjing::fused_qk_norm_rope_attention", mutates_args=())
+def _fused_attention(
+    packed_BTJ: Tensor,
     q_gain: Tensor | None,
     k_gain: Tensor | None,
     cosine_BR: Tensor,
@@ -303,72 +287,72 @@ def _whole(
     num_groups: int,
     size: int,
 ) -> list[Tensor]:
-    """mixed_BTHK, and for the backward pass q_BTHK and k_BTGK as attention saw them and norm_BHT."""
+    """out_BTHK, and for the backward pass q_BTHK and k_BTGK as attention saw them and norm_BHT."""
     from penjing.kernels.triton import kernels
 
-    joined_BTJ = joined_BTJ.contiguous()
-    q_BTHK, k_BTGK = _heads_of(joined_BTJ, num_heads, num_groups, size)
-    shape = _heads_shape(joined_BTJ, cosine_BR, num_heads, num_groups, q_gain is not None)
+    packed_BTJ = packed_BTJ.contiguous()
+    q_BTHK, k_BTGK = _heads_of(packed_BTJ, num_heads, num_groups, size)
+    shape = _heads_config(packed_BTJ, cosine_BR, num_heads, num_groups, q_gain is not None)
     none = cosine_BR  # stands for gains that there are not
     _launch(
         *(kernels.heads_forward, (-(-shape["total"] // POSITIONS), num_heads + num_groups)),
-        *(joined_BTJ, q_BTHK, k_BTGK, none if q_gain is None else q_gain, none if k_gain is None else k_gain),
+        *(packed_BTJ, q_BTHK, k_BTGK, none if q_gain is None else q_gain, none if k_gain is None else k_gain),
         *(cosine_BR.contiguous(), sine_BR.contiguous()),
         epsilon=epsilon,
         **shape,
     )
-    mixed_BTHK, norm_BHT = _attention(q_BTHK, k_BTGK, _values(joined_BTJ, num_groups, size), first_BT, last_BT)
-    return [mixed_BTHK, q_BTHK, k_BTGK, norm_BHT]
+    out_BTHK, norm_BHT = _attention(q_BTHK, k_BTGK, _values(packed_BTJ, num_groups, size), first_BT, last_BT)
+    return [out_BTHK, q_BTHK, k_BTGK, norm_BHT]
 
 
-def _heads_of(joined_BTJ: Tensor, num_heads: int, num_groups: int, size: int) -> tuple[Tensor, Tensor]:
-    rows = joined_BTJ.shape[:2]
-    return joined_BTJ.new_empty(*rows, num_heads, size), joined_BTJ.new_empty(*rows, num_groups, size)
+def _heads_of(packed_BTJ: Tensor, num_heads: int, num_groups: int, size: int) -> tuple[Tensor, Tensor]:
+    rows = packed_BTJ.shape[:2]
+    return packed_BTJ.new_empty(*rows, num_heads, size), packed_BTJ.new_empty(*rows, num_groups, size)
 
 
-def _values(joined_BTJ: Tensor, num_groups: int, size: int) -> Tensor:
-    return joined_BTJ[..., -num_groups * size :].view(*joined_BTJ.shape[:2], num_groups, size)
+def _values(packed_BTJ: Tensor, num_groups: int, size: int) -> Tensor:
+    return packed_BTJ[..., -num_groups * size :].view(*packed_BTJ.shape[:2], num_groups, size)
 
 
-@_whole.register_fake
-def _(joined_BTJ: Tensor, *more: Any) -> list[Tensor]:
-    q_BTHK, k_BTGK = _heads_of(joined_BTJ, *more[-3:])
-    mixed_BTHK, norm_BHT = _outputs(q_BTHK)
-    return [mixed_BTHK, q_BTHK, k_BTGK, norm_BHT]
+@_fused_attention.register_fake
+def _(packed_BTJ: Tensor, *more: Any) -> list[Tensor]:
+    q_BTHK, k_BTGK = _heads_of(packed_BTJ, *more[-3:])
+    out_BTHK, norm_BHT = _outputs(q_BTHK)
+    return [out_BTHK, q_BTHK, k_BTGK, norm_BHT]
 
 
-@torch.library.custom_op("penjing::heads_and_attention_backward", mutates_args=())
-def _whole_backward(
+@torch.library.custom_op("penjing::fused_qk_norm_rope_attention_backward", mutates_args=())
+def _fused_attention_backward(
     upstream_BTHK: Tensor,
-    joined_BTJ: Tensor,
+    packed_BTJ: Tensor,
     q_gain: Tensor | None,
     k_gain: Tensor | None,
     cosine_BR: Tensor,
     sine_BR: Tensor,
     first_BT: Tensor,
     last_BT: Tensor,
-    mixed_BTHK: Tensor,
+    out_BTHK: Tensor,
     q_BTHK: Tensor,
     k_BTGK: Tensor,
     norm_BHT: Tensor,
     epsilon: float,
 ) -> list[Tensor]:
-    """The gradients of joined_BTJ and of both gains (of no elements where there are none)."""
+    """The gradients of packed_BTJ and of both gains (of no elements where there are none)."""
     from penjing.kernels.triton import kernels
 
-    joined_BTJ = joined_BTJ.contiguous()
+    packed_BTJ = packed_BTJ.contiguous()
     num_heads, num_groups, size = q_BTHK.shape[2], k_BTGK.shape[2], q_BTHK.shape[3]
     grads = _attention_backward(
-        *(upstream_BTHK, q_BTHK, k_BTGK, _values(joined_BTJ, num_groups, size), mixed_BTHK, norm_BHT),
+        *(upstream_BTHK, q_BTHK, k_BTGK, _values(packed_BTJ, num_groups, size), out_BTHK, norm_BHT),
         *(first_BT, last_BT),
     )
-    shape = _heads_shape(joined_BTJ, cosine_BR, num_heads, num_groups, q_gain is not None)
-    grad_BTJ, none, programs = torch.empty_like(joined_BTJ), cosine_BR, -(-shape["total"] // POSITIONS)
+    shape = _heads_config(packed_BTJ, cosine_BR, num_heads, num_groups, q_gain is not None)
+    grad_BTJ, none, programs = torch.empty_like(packed_BTJ), cosine_BR, -(-shape["total"] // POSITIONS)
     found = [] if q_gain is None else [programs, num_heads + num_groups, size]
-    grad_gain = torch.empty(found or [0], dtype=torch.float32, device=joined_BTJ.device)
+    grad_gain = torch.empty(found or [0], dtype=torch.float32, device=packed_BTJ.device)
     _launch(
         *(kernels.heads_backward, (programs, num_heads + 2 * num_groups)),
-        *(joined_BTJ, *grads, grad_BTJ, grad_gain),
+        *(packed_BTJ, *grads, grad_BTJ, grad_gain),
         *(none if q_gain is None else q_gain, none if k_gain is None else k_gain),
         *(cosine_BR.contiguous(), sine_BR.contiguous()),
         epsilon=epsilon,
@@ -380,157 +364,157 @@ def _whole_backward(
     return [grad_BTJ, *(part.sum(dim=(0, 1)).to(q_gain.dtype) for part in parts)]
 
 
-@_whole_backward.register_fake
-def _(_: Tensor, joined_BTJ: Tensor, q_gain: Tensor | None, *more: Any) -> list[Tensor]:
-    like = joined_BTJ.new_empty(0, dtype=torch.float32) if q_gain is None else q_gain
-    return [joined_BTJ.new_empty(joined_BTJ.shape), like.new_empty(like.shape), like.new_empty(like.shape)]
+@_fused_attention_backward.register_fake
+def _(_: Tensor, packed_BTJ: Tensor, q_gain: Tensor | None, *more: Any) -> list[Tensor]:
+    like = packed_BTJ.new_empty(0, dtype=torch.float32) if q_gain is None else q_gain
+    return [packed_BTJ.new_empty(packed_BTJ.shape), like.new_empty(like.shape), like.new_empty(like.shape)]
 
 
-def _keep_whole(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _save_fused_attention(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     *tensors, ctx.epsilon, _, __, ___ = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
-def _whole_gradients(ctx: Any, upstream: list[Tensor]) -> tuple[Tensor | None, ...]:
+def _fused_attention_autograd(ctx: Any, upstream: list[Tensor]) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
-    grad_BTJ, *gains = _whole_backward(upstream[0], *saved, ctx.epsilon)
+    grad_BTJ, *gains = _fused_attention_backward(upstream[0], *saved, ctx.epsilon)
     return (grad_BTJ, *(gains if saved[1] is not None else (None, None)), *(None,) * 8)
 
 
-_whole.register_autograd(_whole_gradients, setup_context=_keep_whole)
+_fused_attention.register_autograd(_fused_attention_autograd, setup_context=_save_fused_attention)
 
 
-def _lanes(chunk: int) -> dict[str, Any]:
+def _chunk_config(chunk: int) -> dict[str, Any]:
     """Of a kernel that holds so many values at once: 8 of them in each lane."""
     return {"chunk": chunk, "num_warps": chunk // 256}
 
 
-def chunk_for(size: int) -> int:
+def chunk_size(size: int) -> int:
     """Values of a row that are held at once: few lanes past its end, then few rounds."""
     return min((2048, 1024, 512, 256), key=lambda chunk: -(-size // chunk) * chunk)
 
 
-@torch.library.custom_op("penjing::gated", mutates_args=())
-def gated(joined_NG: Tensor) -> Tensor:
+@torch.library.custom_op("penjing::swiglu", mutates_args=())
+def swiglu(packed_NG: Tensor) -> Tensor:
     """silu(gate) * up, [..., F], of gate and up one after the other, [..., 2F]."""
     from penjing.kernels.triton import kernels
 
-    joined_NG = joined_NG.contiguous()
-    inner_NF = _inner_like(joined_NG)
+    packed_NG = packed_NG.contiguous()
+    inner_NF = _inner_like(packed_NG)
     size = inner_NF.shape[-1]
     if inner_NF.numel():
-        chunk = chunk_for(size)
+        chunk = chunk_size(size)
         _launch(
-            *(kernels.gated_forward, (inner_NF.numel() // size,)),
-            *(joined_NG, inner_NF),
+            *(kernels.swiglu_forward, (inner_NF.numel() // size,)),
+            *(packed_NG, inner_NF),
             size=size,
-            **_lanes(chunk),
+            **_chunk_config(chunk),
         )
     return inner_NF
 
 
-def _inner_like(joined_NG: Tensor) -> Tensor:
-    return joined_NG.new_empty(*joined_NG.shape[:-1], joined_NG.shape[-1] // 2)
+def _inner_like(packed_NG: Tensor) -> Tensor:
+    return packed_NG.new_empty(*packed_NG.shape[:-1], packed_NG.shape[-1] // 2)
 
 
-@gated.register_fake
-def _(joined_NG: Tensor) -> Tensor:
-    return _inner_like(joined_NG)
+@swiglu.register_fake
+def _(packed_NG: Tensor) -> Tensor:
+    return _inner_like(packed_NG)
 
 
-@torch.library.custom_op("penjing::gated_slopes", mutates_args=())
-def gated_slopes(upstream_NF: Tensor, joined_NG: Tensor, weight_R: Tensor | None) -> list[Tensor]:
-    """The gradient of joined_NG. For rows that count `weight` also silu(gate) * up * weight, and the weights' gradient
+@torch.library.custom_op("penjing::swiglu_backward", mutates_args=())
+def swiglu_backward(upstream_NF: Tensor, packed_NG: Tensor, weight_R: Tensor | None) -> list[Tensor]:
+    """The gradient of packed_NG. For rows that count `weight` also silu(gate) * up * weight, and the weights' gradient
     in float32."""
     from penjing.kernels.triton import kernels
 
-    upstream_NF, joined_NG = upstream_NF.contiguous(), joined_NG.contiguous()
+    upstream_NF, packed_NG = upstream_NF.contiguous(), packed_NG.contiguous()
     size = upstream_NF.shape[-1]
-    rows, chunk = upstream_NF.numel() // size, chunk_for(size)
-    found = _slopes_like(upstream_NF, joined_NG, weight_R)
+    rows, chunk = upstream_NF.numel() // size, chunk_size(size)
+    found = _swiglu_backward_like(upstream_NF, packed_NG, weight_R)
     grad_NG, inner_NF, grad_R = found if weight_R is not None else (*found, upstream_NF, upstream_NF)
     if rows:
         _launch(
-            *(kernels.gated_backward, (rows,)),
-            *(upstream_NF, joined_NG, grad_R if weight_R is None else weight_R, grad_NG, inner_NF, grad_R),
+            *(kernels.swiglu_backward, (rows,)),
+            *(upstream_NF, packed_NG, grad_R if weight_R is None else weight_R, grad_NG, inner_NF, grad_R),
             size=size,
             weighted=weight_R is not None,
-            **_lanes(chunk),
+            **_chunk_config(chunk),
         )
     return found
 
 
-def _slopes_like(upstream_NF: Tensor, joined_NG: Tensor, weight_R: Tensor | None) -> list[Tensor]:
-    grad_NG = joined_NG.new_empty(joined_NG.shape)
+def _swiglu_backward_like(upstream_NF: Tensor, packed_NG: Tensor, weight_R: Tensor | None) -> list[Tensor]:
+    grad_NG = packed_NG.new_empty(packed_NG.shape)
     if weight_R is None:
         return [grad_NG]
     return [grad_NG, upstream_NF.new_empty(upstream_NF.shape), weight_R.new_empty(weight_R.shape, dtype=torch.float32)]
 
 
-gated_slopes.register_fake(_slopes_like)
-gated.register_autograd(
-    lambda ctx, upstream_NF: gated_slopes(upstream_NF, *ctx.saved_tensors, None)[0],
+swiglu_backward.register_fake(_swiglu_backward_like)
+swiglu.register_autograd(
+    lambda ctx, upstream_NF: swiglu_backward(upstream_NF, *ctx.saved_tensors, None)[0],
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
 
 
-@torch.library.custom_op("penjing::mixed_rows", mutates_args=())
-def mixed_rows(y_RD: Tensor, row_Nk: Tensor, weight_Nk: Tensor | None) -> Tensor:
+@torch.library.custom_op("penjing::combine_experts", mutates_args=())
+def combine_experts(y_RD: Tensor, row_Nk: Tensor, weight_Nk: Tensor | None) -> Tensor:
     """sum_k weight_nk y[row_nk], [N, D], without gradients, summed in float32 in the order of k."""
     from penjing.kernels.triton import kernels
 
     y_RD, (count, chosen), width = y_RD.contiguous(), row_Nk.shape, y_RD.shape[1]
-    out_ND, chunk = y_RD.new_empty(count, width), chunk_for(width)
+    out_ND, chunk = y_RD.new_empty(count, width), chunk_size(width)
     if count:
         _launch(
-            *(kernels.mix_rows, (count,)),
+            *(kernels.combine_expert_rows, (count,)),
             *(y_RD, row_Nk.contiguous(), y_RD if weight_Nk is None else weight_Nk.contiguous(), out_ND, width),
             chosen=chosen,
             weighted=weight_Nk is not None,
-            **_lanes(chunk),
+            **_chunk_config(chunk),
         )
     return out_ND
 
 
-@mixed_rows.register_fake
+@combine_experts.register_fake
 def _(y_RD: Tensor, row_Nk: Tensor, weight_Nk: Tensor | None) -> Tensor:
     return y_RD.new_empty(len(row_Nk), y_RD.shape[1])
 
 
-@torch.library.custom_op("penjing::nats_in_place", mutates_args={"logits_CV"})
-def nats_in_place(logits_CV: Tensor, target_C: Tensor, weight_C: Tensor, slope: bool) -> Tensor:
-    """weight * -log softmax(logits)[target] of each position, in float32. With `slope` its gradient for the logits,
+@torch.library.custom_op("penjing::cross_entropy_inplace", mutates_args={"logits_CV"})
+def cross_entropy_inplace(logits_CV: Tensor, target_C: Tensor, weight_C: Tensor, with_grad: bool) -> Tensor:
+    """weight * -log softmax(logits)[target] of each position, in float32. With `with_grad` its gradient for the logits,
     (softmax - one_hot) * weight, takes their place. Sums in float32, whatever the logits' dtype."""
     from penjing.kernels.triton import kernels
 
     rows, vocabulary = logits_CV.shape
     assert logits_CV.is_contiguous()
-    nats_C = logits_CV.new_empty(rows, dtype=torch.float32)
+    loss_C = logits_CV.new_empty(rows, dtype=torch.float32)
     chunk = next(chunk for most, chunk in CHUNKS.items() if vocabulary <= most)
     if rows:
         _launch(
-            *(kernels.nats_of_row, (rows,)),
-            *(logits_CV, target_C, weight_C, nats_C, logits_CV.stride(0), vocabulary),
-            slope=slope,
-            **_lanes(chunk),
+            *(kernels.cross_entropy_row, (rows,)),
+            *(logits_CV, target_C, weight_C, loss_C, logits_CV.stride(0), vocabulary),
+            with_grad=with_grad,
+            **_chunk_config(chunk),
         )
-    return nats_C
+    return loss_C
 
 
-@nats_in_place.register_fake
-def _(logits_CV: Tensor, target_C: Tensor, weight_C: Tensor, slope: bool) -> Tensor:
+@cross_entropy_inplace.register_fake
+def _(logits_CV: Tensor, target_C: Tensor, weight_C: Tensor, with_grad: bool) -> Tensor:
     return logits_CV.new_empty(logits_CV.shape[0], dtype=torch.float32)
 
 
-@torch.library.custom_op("penjing::add_product", mutates_args={"into_MN"})
-def add_product(into_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> None:
-    """into += left @ right, of half precision into float32, without rounding the product first."""
+@torch.library.custom_op("penjing::add_matmul", mutates_args={"into_MN"})
+def add_matmul(into_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> None:
+    """into += left @ right, of half precision into float32, without rounding the matmul first."""
     if into_MN.device.type == "cuda":
         torch.addmm(into_MN, left_MK, right_KN, out_dtype=into_MN.dtype, out=into_MN)
     else:
         into_MN += left_MK.to(into_MN.dtype) @ right_KN.to(into_MN.dtype)
 
 
-@add_product.register_fake
+@add_matmul.register_fake
 def _(into_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> None:
     return None

@@ -1,4 +1,4 @@
-"""What stands in for the rest of a run while its step is traced: values, batches, meter and engine."""
+"""What stands in for the rest of a run while its step is traced: values, batches, meter and strategy."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from penjing.kernels.document_attention import Lot
-from penjing.model import attention, moe
+from penjing.kernels import attention_metadata, experts
+from penjing.kernels.tiled_attention import TileGroup, group_tiles
+from penjing.loader.batch_source import Source
 from penjing.parallel.base import clip_gradients
+from penjing.parallel.grad_scaler import LossScaler
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import Disguise
 from penjing.plan.memory.sharded_memory import Buckets, Layout
 from penjing.plan.memory.trace import Tracer
-from penjing.train.memory_trace.batches import tensors_of
 
 META = torch.device("meta")
-_attention: Any = attention  # a module that is written to here
+_attention: Any = attention_metadata  # modules that are written to here
+_experts: Any = experts
 
 
 @contextmanager
@@ -51,33 +53,44 @@ def _forget() -> None:
 @contextmanager
 def _without_values(document_tokens: int) -> Iterator[None]:
     """On a CPU the model looks at values: where documents end, and which expert got how many rows. All get the same."""
-    plain_group, plain_lots = moe.group, _attention.find_lots
+    plain_dispatch, plain_groups = experts.dispatch_to_experts, group_tiles
 
-    def even_experts(expert_Nk: Tensor, num_experts: int, *, on_host: bool) -> moe.Groups:
-        groups = plain_group(expert_Nk, num_experts, on_host=False)
+    def even_experts(expert_Nk: Tensor, num_experts: int, *, on_host: bool) -> experts.ExpertDispatch:
+        dispatch = plain_dispatch(expert_Nk, num_experts, on_host=False)
         if not on_host:
-            return groups
-        lot = moe.lot_rows(expert_Nk.numel(), num_experts)
-        rows = -(-expert_Nk.numel() // num_experts // lot) * lot
+            return dispatch
+        tile = experts.rows_per_tile(expert_Nk.numel(), num_experts)
+        rows = -(-expert_Nk.numel() // num_experts // tile) * tile
         ends = [rows * (expert + 1) for expert in range(num_experts)]
-        return groups._replace(token_R=torch.empty(ends[-1], dtype=torch.long, device=META), ends=ends)
+        return dispatch._replace(token_R=torch.empty(ends[-1], dtype=torch.long, device=META), ends=ends)
 
-    def even_documents(document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtype: torch.dtype) -> list[Lot]:
+    def even_documents(
+        document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtype: torch.dtype
+    ) -> list[TileGroup]:
         rows, tokens = document_BT.shape
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             number_T = torch.arange(tokens, device="cpu") // (document_tokens or tokens)
             seen = None if mask_B1TS is None else torch.ones(rows, 1, tokens, tokens, dtype=torch.bool).tril()
-            lots = plain_lots(number_T.repeat(rows, 1), seen, window, dtype)
-        return [Lot(each.tile_N.to(META), each.key_tile_NM.to(META), each.bias_NTS.to(META)) for each in lots]
+            groups = plain_groups(number_T.repeat(rows, 1), seen, window, dtype)
+        return [TileGroup(each.tile_N.to(META), each.key_tile_NM.to(META), each.bias_NTS.to(META)) for each in groups]
 
-    moe.group, _attention.find_lots = even_experts, even_documents
+    _experts.dispatch_to_experts, _attention.group_tiles = even_experts, even_documents
     try:
         yield
     finally:
-        moe.group, _attention.find_lots = plain_group, plain_lots
+        _experts.dispatch_to_experts, _attention.group_tiles = plain_dispatch, plain_groups
 
 
-class StandInSource:
+def tensors_of(batch: Any) -> list[Tensor]:
+    """Every tensor of a batch."""
+    found: list[Tensor] = []
+    for value in vars(batch).values():
+        inner = value.values() if isinstance(value, dict) else (value,)
+        found += [tensor for tensor in inner if isinstance(tensor, Tensor)]
+    return found
+
+
+class StandInSource(Source):
     """Batches out of nothing, as many made ahead as the run prefetches."""
 
     def __init__(self, make: Callable[[], Any], tracer: Tracer, ahead: int) -> None:
@@ -106,8 +119,10 @@ class NoMeter:
         return nullcontext()
 
 
-class TraceEngine:
-    """An engine that tells the tracer where the step is. With several ranks it keeps DDP's buckets."""
+class TraceStrategy:
+    """A strategy that tells the tracer where the step is. With several ranks it keeps DDP's buckets."""
+
+    scaler: LossScaler | None = None
 
     def __init__(self, tracer: Tracer, device: torch.device, layout: Layout, ranks: int) -> None:
         self.device, self.rank, self.world = device, 0, ranks

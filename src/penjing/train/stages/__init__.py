@@ -1,1 +1,32 @@
-"""One file a stage: its data, source, objective and validation."""
+"""Stages: each owns what is its own of a run. A new objective is two files and a line in this table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penjing.base.registry import look_up
+
+if TYPE_CHECKING:
+    from penjing.train.stages.base import Stage
+
+# objective -> (its settings, its stage). `Run.objective` has its choices from here.
+STAGES = {
+    "next_token": ("penjing.objective.next_token:NextTokenSettings", "penjing.train.stages.next_token:NextTokenStage"),
+    "distill": ("penjing.objective.distill:Distill", "penjing.train.stages.distill:DistillStage"),
+    "distill/on_policy": ("penjing.objective.distill:Distill", "penjing.train.stages.on_policy_distill:OnPolicyStage"),
+    "preference": ("penjing.objective.preference:Preference", "penjing.train.stages.preference:PreferenceStage"),
+    "reward": ("penjing.objective.reward_model:RewardModel", "penjing.train.stages.reward:RewardStage"),
+    "policy": ("penjing.objective.policy:Policy", "penjing.rl.stage:PolicyStage"),
+}
+
+
+def settings_classes() -> list[type[Any]]:
+    """The settings of every objective, the usual one first."""
+    table = {name: settings for name, (settings, _) in STAGES.items()}
+    return list(dict.fromkeys(look_up(table, name, what="objective") for name in table))
+
+
+def stage_class(name: str) -> type[Stage[Any]]:
+    """The stage of an objective (`ObjectiveSettings.stage`)."""
+    found: type[Stage[Any]] = look_up({each: stage for each, (_, stage) in STAGES.items()}, name, what="objective")
+    return found

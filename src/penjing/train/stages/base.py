@@ -1,23 +1,30 @@
-"""What a kind of training brings to a run: data, objective, and how it is judged. `assemble` does the rest."""
+"""The contract of a stage: what an objective brings to a run. train/build.py does the rest."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
-from penjing.base.errors import UserError
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.loader.batch_source import Source, place_of, samples_between
+from penjing.loader.batch_source import Source
 from penjing.model.transformer import Transformer
-from penjing.objective.base import Objective
-from penjing.parallel.base import Engine
+from penjing.objective.base import Objective, ObjectiveSettings
+from penjing.objective.router import RouterSettings
+from penjing.parallel.base import Strategy
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
+from penjing.train.nonfinite_guard import Record
+from penjing.train.run_dir import RunFolder
+from penjing.train.stages import stage_class
 
 Report = Callable[[str], None]
+S = TypeVar("S", bound=ObjectiveSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,84 +42,87 @@ class Size:
     round_steps: int = 1  # steps that one round of sampling serves; they are timed together
 
 
-class Stage(Protocol):
-    """Made by `make(run, engine, report)`; `report` says what takes long."""
+class Stage(ABC, Generic[S]):
+    """Data, source, objective and validation of one kind of training.
 
-    run: Run  # its settings; `batch.micro_rows` becomes smaller where memory does not suffice for a validation
-    tokenizer: Tokenizer
-    fingerprint: str  # SHA-256 of the data, so that a continued run can tell other data
-    notes: list[str]  # lines for the user before step 1
-    runs_ahead: bool  # whether batches may be made before the weights of their step are there
+    A run calls, in this order: the constructor, which is light; `prepare_data`, or `assume_data` on the meta device;
+    `trainable`; `setup`; then all others. A class overrides what is its own. What follows from the settings alone
+    stands in them (`penjing.objective.base.ObjectiveSettings`).
+    """
 
+    runs_ahead = True  # whether batches may be made before the weights of their step are there
+    tokenizer: Tokenizer  # set by prepare_data
+
+    def __init__(self, run: Run, strategy: Strategy, report: Report = lambda text: None) -> None:
+        """report: says what takes long."""
+        self.run = run  # `batch.micro_rows` becomes smaller where memory does not suffice for a validation
+        self.strategy, self.report = strategy, report
+        self.settings: S = run.objective  # type: ignore[assignment]  # the table of stages pairs them
+        self.fingerprint = ""  # SHA-256 of the data, by which a resumed run tells other data; empty before prepare_data
+        self.notes: list[str] = []  # lines for the user before step 1
+        self.record: Record = lambda incident: None  # takes down what went wrong on the way
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(Path(self.run.out))
+
+    @property
+    def micro_size(self) -> int:
+        """Units (rows, pairs, prompts) of one forward pass on one device."""
+        return batch_geometry(self.run, self.strategy.world, self.strategy.device).micro_size
+
+    @property
+    def router(self) -> RouterSettings:
+        """What a mixture of experts adds to the loss."""
+        return self.run.router.for_model(self.run.model)
+
+    @abstractmethod
+    def prepare_data(self) -> None:
+        """Read the data: rank 0 makes what is not there yet, the others wait. May fit `run` to them."""
+
+    def assume_data(self) -> list[str]:
+        """Stand in for prepare_data where nothing is read or computed; returns what was taken for granted."""
+        return []
+
+    @abstractmethod
     def size(self) -> Size: ...
 
-    def trained(self, model: Transformer) -> nn.Module:
+    def trainable(self, model: Transformer) -> nn.Module:
         """What is trained and saved: the model, or a module that holds it as `model` beside a head of its own."""
-        ...
+        return model
 
-    def begin(self, model: nn.Module, engine: Engine) -> None:
+    def setup(self, model: nn.Module) -> None:
         """Called once, with the start weights in place and before a checkpoint's are: references are copied here."""
-        ...
+        self.model: Any = model
 
-    def source(self, micro_units: int, rank: int, world: int) -> Source:
+    def frozen_models(self) -> list[nn.Module]:
+        """Models held beside the one that is trained: a reference, a teacher."""
+        return []
+
+    @abstractmethod
+    def source(self, micro_size: int, rank: int, world: int) -> Source:
         """Batches on the CPU, in their global order."""
-        ...
 
+    @abstractmethod
     def objective(self) -> Objective: ...
 
+    @abstractmethod
+    def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> Any:
+        """The largest batch that a run can meet, without values. scored_fraction: of positions that reach the head."""
+
+    def validation_size(self, micro_size: int) -> int:
+        """Units of a forward pass of `validate`; 0 if it has none of a batch."""
+        return micro_size
+
+    @abstractmethod
     def validate(self) -> dict[str, float]:
         """Figures of the model as it is now, the same for any number of ranks."""
-        ...
 
     def describe(self) -> list[tuple[str, str]]:
         """Further lines of the plan, (name, value)."""
-        ...
+        return []
 
 
-MakeStage = Callable[[Run, Engine, Report], Stage]
-
-
-def micro_units(run: Run, engine: Engine) -> int:
-    """Units (rows, pairs, prompts) of one forward pass on one device. Raises UserError if they do not divide evenly.
-
-    Unless set, a device's whole share; but on one CPU half of it, where that is even. In bfloat16 every pass rounds its
-    gradients, so only the same passes give the same bits: this way two processes learn exactly what one does.
-    """
-    world, cut = engine.world, run.batch.rows % 2 == 0 and engine.device.type == "cpu"
-    rows = run.batch.micro_rows or max(1, run.batch.rows // max(world, 2 if cut else 1))
-    if run.batch.rows % (rows * world):
-        share = f"{world} devices" + (f" x {rows} batch.micro_rows" if run.batch.micro_rows else "")
-        raise UserError(
-            "the rows of a step do not divide evenly",
-            where="batch.rows",
-            got=run.batch.rows,
-            wanted=f"a multiple of {share}",
-        )
-    return rows
-
-
-def accumulation(run: Run, engine: Engine) -> int:
-    """Forward passes of one step on each device."""
-    return run.batch.rows // (micro_units(run, engine) * engine.world)
-
-
-class OnDevice:
-    """A source whose batches are moved in line."""
-
-    def __init__(self, source: Source, device: torch.device) -> None:
-        self.source, self.device = source, device
-
-    def __next__(self) -> Any:
-        return next(self.source).to(self.device)
-
-    def state(self) -> dict[str, Any]:
-        return self.source.state()
-
-    def place(self) -> dict[str, Any]:
-        return place_of(self.source)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.source.restore(state)
-
-    def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-        return samples_between(self.source, before, after)
+def make_stage(run: Run, strategy: Strategy, report: Report = lambda text: None) -> Stage[Any]:
+    """The stage of a run's objective. Its data are not read yet."""
+    return stage_class(run.objective.stage)(run, strategy, report)

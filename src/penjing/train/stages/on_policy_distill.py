@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
 
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
@@ -17,27 +16,18 @@ from penjing.data import formats as records
 from penjing.data import tokenize_dataset as prepare
 from penjing.data.chat.render import render
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.infer.sampler_factory import Write
+from penjing.infer.sample import Sampling
+from penjing.infer.sampler_factory import Write, writer
 from penjing.loader.batch_source import Source
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group, pack
-from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation
 from penjing.objective.next_token import FIGURE
-from penjing.parallel.base import Engine
 from penjing.train.config import Run
-from penjing.train.run_dir import RunFolder
-from penjing.train.stages.base import Report, Size, micro_units
-from penjing.train.stages.next_token import data_paths, run_tokenizer
-from penjing.train.stages.teacher_model import (
-    about_teacher,
-    check_vocabulary,
-    judge,
-    load_teacher,
-    note_teacher,
-    place,
-    relative_cost,
-    take_tokenizer,
-)
+from penjing.train.stages.base import Size
+from penjing.train.stages.example_batches import example_answers
+from penjing.train.stages.held_out import held_out_means
+from penjing.train.stages.run_data import data_paths, run_tokenizer
+from penjing.train.stages.teacher_model import TeacherStage, relative_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +105,7 @@ def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Ite
             yield Prompt(rendered.ids[:start], rendered.ids[start:end])
 
 
-class OnPolicyStage:
+class OnPolicyStage(TeacherStage):
     """Prompts that the student answers with the weights of the step, for the teacher to judge token by token.
 
     What is drawn depends on the run's seed and the prompt's place in the order alone, for any number of ranks.
@@ -123,47 +113,44 @@ class OnPolicyStage:
 
     runs_ahead = False
 
-    def __init__(self, run: Run, engine: Engine, report: Report, write: Write, write_likeliest: Write) -> None:
-        """write: answers as they are drawn in training; write_likeliest: greedy ones, for held-out prompts."""
-        assert isinstance(run.objective, Distill)
-        self.run, self.engine, self.settings = run, engine, run.objective
-        self._write, self._write_likeliest = write, write_likeliest
-        if run.data.kind not in ("chats", "prompts"):
-            raise UserError("nothing to answer", where="data.kind", got=run.data.kind, wanted="chats or prompts")
-        if run.data.kind == "prompts" and self.settings.own_fraction < 1:
+    def prepare_data(self) -> None:
+        run = self.run
+        self._check()
+        teacher = self.read_teacher()
+        if self.strategy.rank == 0:
+            run_tokenizer(run, self.report)
+        self.strategy.any(False)
+        self.tokenizer = Tokenizer.load(self.folder.tokenizer)
+        bad = records.Quarantine(run.data.max_bad, self.folder.quarantine if self.strategy.rank == 0 else None)
+        self.set_teacher(teacher)
+        self._prompts, self._held_out, left_out = encode_prompts(run, self.settings, self.tokenizer, bad)
+        self.fingerprint = sha256_text(repr([(prompt.ids, prompt.answer) for prompt in self._prompts]))
+        self.notes += [note] if (note := bad.note()) else []
+        if left_out:
+            self.notes.append(f"{left_out} prompts that leave no room for an answer were left out")
+
+    def _check(self) -> None:
+        """Raise UserError for data that cannot be answered, or that have no answers where those are wanted."""
+        data = self.run.data
+        if data.kind not in ("chats", "prompts"):
+            raise UserError("nothing to answer", where="data.kind", got=data.kind, wanted="chats or prompts")
+        if data.kind == "prompts" and self.settings.own_fraction < 1:
             raise UserError(
                 "prompts have no answers of the data's own",
                 where="objective.own_fraction",
                 got=self.settings.own_fraction,
                 wanted="1, or data.kind=chats",
             )
-        if run.data.thinking != "as_given":
+        if data.thinking != "as_given":
             raise UserError(
                 "has no effect on answers of the student's own",
                 where="data.thinking",
-                got=run.data.thinking,
+                got=data.thinking,
                 wanted="it left out, or objective.mode=logits or top_k",
             )
-        teacher = load_teacher(run, self.settings)
-        folder = RunFolder(Path(run.out))
-        if engine.rank == 0:
-            take_tokenizer(run, teacher)
-            run_tokenizer(run, folder, report)
-        engine.any(False)
-        self.tokenizer = Tokenizer.load(folder.tokenizer)
-        check_vocabulary(self.tokenizer, teacher, self.settings)
-        if engine.rank == 0:
-            note_teacher(run, teacher, self.settings)
-        bad = records.Quarantine(run.data.max_bad, folder.quarantine if engine.rank == 0 else None)
-        self._prompts, self._held_out, left_out = encode_prompts(run, self.settings, self.tokenizer, bad)
-        self.fingerprint = sha256_text(repr([(prompt.ids, prompt.answer) for prompt in self._prompts]))
-        self.notes = [note] if (note := bad.note()) else []
-        if left_out:
-            self.notes.append(f"{left_out} prompts that leave no room for an answer were left out")
-        self._teacher = place(teacher, run, engine)
-        self._describe = about_teacher(run, self.settings, teacher.model)
 
     def size(self) -> Size:
+        assert self.teacher is not None
         lengths = [prompt.num_tokens if prompt.answer else len(prompt.ids) for prompt in self._prompts]
         tokens = sum(lengths) / len(lengths)
         if self.run.data.kind == "prompts":
@@ -176,24 +163,16 @@ class OnPolicyStage:
             num_keys=tokens / 2,
             padding_fraction=0.0,
             # The student's writing is about one forward pass more, a token at a time.
-            extra_forwards=relative_cost(self.run, self._teacher, tokens / 2) + self.settings.own_fraction,
+            extra_forwards=relative_cost(self.run, self.teacher, tokens / 2) + self.settings.own_fraction,
             probe_steps=2,
         )
 
-    def trained(self, model: Transformer) -> nn.Module:
-        return model
+    def source(self, micro_size: int, rank: int, world: int) -> Source:
+        return OnPolicySource(self, micro_size, rank, world)
 
-    def begin(self, model: nn.Module, engine: Engine) -> None:
-        assert isinstance(model, Transformer)
-        self._model = model
-
-    def source(self, micro_units: int, rank: int, world: int) -> Source:
-        return cast(Source, OwnAnswers(self, micro_units, rank, world))
-
-    def objective(self) -> Distillation:
-        return Distillation(
-            self.settings, self._teacher, self.run.router, biased=self.run.model.architecture == "glm4_moe"
-        )
+    def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
+        shape = (micro_size, 1, self.run.data.row_tokens)
+        return example_answers(shape, device, scored_fraction, values=("given",))
 
     def batch(self, indices: Sequence[int]) -> AnswerBatch:
         """The prompts at these places of the endless order, with the student's answers or the data's."""
@@ -203,7 +182,7 @@ class OnPolicyStage:
         asked = [number for number, mine in enumerate(own) if mine]
         seeds = [derive(self.run.seed, self.run.stage, "answer", indices[number]) for number in asked]
         asked_ids = [chosen[number].ids for number in asked]
-        written = self._write(self._model, asked_ids, seeds, self.tokenizer.stop) if asked else []
+        written = self._sampler(self.settings.sample_temperature)(self.model, asked_ids, seeds, self.tokenizer.stop)
         answers = [prompt.answer for prompt in chosen]
         for number, said in zip(asked, written, strict=True):
             answers[number] = said
@@ -223,38 +202,36 @@ class OnPolicyStage:
             self._order, self._epoch = generator.permutation(len(self._prompts)), epoch
         return self._prompts[int(self._order[place])]
 
+    def _sampler(self, temperature: float) -> Write:
+        return writer(self.settings.answer_tokens, Sampling(temperature=temperature))
+
     def validate(self) -> dict[str, float]:
         """KL and agreement on held-out prompts: with the data's answers, and their cross-entropy; where there are none,
         with the student's likeliest ones."""
-        if self.run.data.kind == "prompts":
-            return judge(self.objective(), self._model, self._judged(), self.engine, ("kl_nats_per_token", "agreement"))
-        settings = replace(self.settings, own_fraction=0.0)
-        objective = Distillation(settings, self._teacher)
-        names = (FIGURE, "kl_nats_per_token", "agreement")
-        return judge(objective, self._model, self._judged(), self.engine, names)
+        names: tuple[str, ...] = ("kl_nats_per_token", "agreement")
+        settings = self.settings
+        if self.run.data.kind == "chats":
+            names, settings = (FIGURE, *names), replace(settings, own_fraction=0.0)
+        objective = Distillation(settings, self.teacher)
+        return held_out_means(objective, self.model, self._held_out_batches(), self.strategy, names)
 
-    def _judged(self) -> Iterator[AnswerBatch]:
-        held_out = self._held_out[: self.run.validate.rows][self.engine.rank :: self.engine.world]
-        size = micro_units(self.run, self.engine)
+    def _held_out_batches(self) -> Iterator[AnswerBatch]:
+        held_out = self._held_out[: self.run.validate.rows][self.strategy.rank :: self.strategy.world]
+        size, by_data = self.micro_size, self.run.data.kind == "chats"
         for first in range(0, len(held_out), size):
             prompts = held_out[first : first + size]
-            by_data = self.run.data.kind == "chats"
-            if by_data:
-                answers = [prompt.answer for prompt in prompts]
-            else:
+            answers = [prompt.answer for prompt in prompts]
+            if not by_data:
                 asked, seeds = [prompt.ids for prompt in prompts], [0] * len(prompts)
-                answers = self._write_likeliest(self._model, asked, seeds, self.tokenizer.stop)
-            yield self._pack(prompts, answers, [by_data] * len(prompts)).to(self.engine.device)
-
-    def describe(self) -> list[tuple[str, str]]:
-        return [self._describe]
+                answers = self._sampler(0.0)(self.model, asked, seeds, self.tokenizer.stop)
+            yield self._pack(prompts, answers, [by_data] * len(prompts))
 
 
-class OwnAnswers:
-    """`micro_units` prompts at a time; of each group of `world` batches this rank takes its own."""
+class OnPolicySource(Source):
+    """`micro_size` prompts at a time; of each group of `world` batches this rank takes its own."""
 
-    def __init__(self, stage: OnPolicyStage, micro_units: int, rank: int, world: int) -> None:
-        self._stage, self._size, self._rank, self._world = stage, micro_units, rank, world
+    def __init__(self, stage: OnPolicyStage, micro_size: int, rank: int, world: int) -> None:
+        self._stage, self._size, self._rank, self._world = stage, micro_size, rank, world
         self._next = 0
 
     def __next__(self) -> AnswerBatch:

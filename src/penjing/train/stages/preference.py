@@ -2,99 +2,83 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.checkpoint.save import write_tensors
 from penjing.data.preference_shards import TokenGroups
-from penjing.infer.sampler_factory import Write
-from penjing.loader.batch_source import Source
-from penjing.loader.group_sampler import GroupSource, pack_tight
-from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group, run_model
+from penjing.infer.sample import Sampling
+from penjing.infer.sampler_factory import writer
+from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group
 from penjing.model.linear import set_compute_dtype
-from penjing.model.lora import fingerprint, keep_base_in, strip, using
+from penjing.model.lora import fingerprint
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Objective
 from penjing.objective.preference import MISMATCHED, REFERENCE, WANTED, Preference, PreferenceObjective
-from penjing.parallel.base import Engine
 from penjing.plan import hardware
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.kl_to_reference import WithoutAdapter, drift
 from penjing.train.oom_recovery import release, with_room
-from penjing.train.run_dir import RunFolder, load_start
-from penjing.train.stages.base import Report, Size, micro_units
-from penjing.train.stages.preference_data import measure, need_pairs, prepare_judgements
+from penjing.train.run_dir import load_start
+from penjing.train.stages.example_batches import example_answers
+from penjing.train.stages.held_out import held_out_means
+from penjing.train.stages.preference_data import PreferenceDataStage, need_pairs
+from penjing.train.stages.reference import LogProbs, answer_log_probs, base_log_probs, frozen_copy
 
-CHUNK = 32  # groups of a forward pass without gradients, at most; the same for any number of ranks
-
-
-# --- references ------------------------------------------------------------------------------------------------------
-
-
-def frozen_copy(model: Transformer, dtype: torch.dtype) -> Transformer:
-    """A copy that does not learn, its matrices held in the dtype that they are multiplied in."""
-    copied = copy.deepcopy(model).requires_grad_(False).eval()
-    keep_base_in(copied, dtype)
-    return copied
+Reference = Literal["none", "copy", "adapter_off", "precomputed"]
+REFERENCE_LINES = {
+    "copy": "a frozen copy of the start model",
+    "adapter_off": "the model without its adapter",
+    "precomputed": "the start model, asked once",
+}
 
 
-def score(model: Callable[..., Any], batch: AnswerBatch) -> Tensor:
-    """logp_N of a batch under a model that does not learn from it."""
-    with torch.no_grad():
-        scored = run_model(model, batch)
-    logp_2N: Tensor = scored[0] if isinstance(scored, tuple) else scored
-    return logp_2N[0]
-
-
-# --- the stage -------------------------------------------------------------------------------------------------------
-
-
-class PreferenceStage:
+class PreferenceStage(PreferenceDataStage[Preference]):
     """Pairs (or judged answers), the reference, and the figures on the questions that were held out by hash."""
 
-    runs_ahead = True
+    train: _Half
+    held_out: _Half
 
-    def __init__(self, run: Run, engine: Engine, report: Report, write: Write) -> None:
-        """write: draws the model's own answers to held-out questions."""
-        settings = run.objective
-        assert isinstance(settings, Preference)
-        self._write = write
-        if settings.needs_reference and not run.start:
+    def groups(self, tokens: TokenGroups) -> _Half:
+        if self.settings.loss != "kto":
+            need_pairs(tokens, f"objective.loss={self.settings.loss}")
+        return _Half(tokens, self.run, mismatched=self.settings.loss == "kto")
+
+    def prepare_data(self) -> None:
+        if self.settings.needs_reference and not self.run.start:
             raise UserError(
                 "preferences are learned by a model that already answers",
                 where="start",
                 next_step="Give start=RUN, the folder of a run that was taught conversations.",
             )
-        self.run, self.engine, self.settings, self._report = run, engine, settings, report
-        self._data = prepare_judgements(run, engine, report)
-        self.tokenizer, self.notes = self._data.tokenizer, self._data.notes
-        self.fingerprint = self._data.train.fingerprint
-        self._needs_mismatched = settings.loss == "kto"
-        if self._needs_mismatched:
-            settings.check_pass(micro_units(run, engine))
-        else:
-            for half in (self._data.train, self._data.validation):
-                need_pairs(half, f"objective.loss={settings.loss}")
-        self._train = _Half(self._data.train, run, mismatched=self._needs_mismatched)
-        self._validation = _Half(self._data.validation, run, mismatched=self._needs_mismatched)
-        self.reference = self._choose_reference()
+        batch_geometry(self.run, self.strategy.world, self.strategy.device)  # raises where kl_groups does not fit
+        super().prepare_data()
+        run, number = self.run, len(self.train)
+        uses = run.steps * run.batch.rows if run.steps else run.epochs * number
+        self.reference = self._choose_reference(every_pair_is_used=uses >= number)
 
-    def _choose_reference(self) -> Literal["none", "copy", "adapter_off", "precomputed"]:
-        settings, run = self.settings, self.run
+    def assume_data(self) -> list[str]:
+        self.reference = self._choose_reference(every_pair_is_used=not self.run.steps)  # `epochs`: a whole one or more
+        if not self.settings.needs_reference or self.settings.reference != "auto":
+            return []
+        return [f"the reference is taken to be {self.reference.replace('_', ' ')} (objective.reference)"]
+
+    def _choose_reference(self, *, every_pair_is_used: bool) -> Reference:
+        settings, has_adapter = self.settings, bool(self.run.lora.rank)
         if not settings.needs_reference:
             return "none"
-        if settings.reference == "adapter_off" and not run.lora.rank:
+        if settings.reference == "adapter_off" and not has_adapter:
             raise UserError(
                 "there is no adapter to switch off",
                 where="objective.reference",
@@ -103,74 +87,64 @@ class PreferenceStage:
             )
         if settings.reference != "auto":
             return settings.reference
-        uses = run.steps * run.batch.rows if run.steps else run.epochs * len(self._data.train)
-        if uses >= len(self._data.train):
+        if every_pair_is_used:
             return "precomputed"
-        return "adapter_off" if run.lora.rank else "copy"
+        return "adapter_off" if has_adapter else "copy"
 
-    def size(self) -> Size:
-        train = self._train
-        tokens, num_keys, padding = measure(train.group, len(train), micro_units(self.run, self.engine))
-        return Size(
-            unit="pairs" if self._data.train.has_pairs else "judged answers",
-            units_per_epoch=len(train),
-            tokens_per_unit=tokens,
-            row_tokens=self.run.data.row_tokens,
-            num_keys=num_keys,
-            padding_fraction=padding,
-            extra_forwards=1.0 if self.reference in ("copy", "adapter_off") else 0.0,
-        )
+    @property
+    def extra_forwards(self) -> float:
+        return 1.0 if self.reference in ("copy", "adapter_off") else 0.0
 
-    def trained(self, model: Transformer) -> nn.Module:
-        return model
-
-    def begin(self, model: nn.Module, engine: Engine) -> None:
-        assert isinstance(model, Transformer)
-        self._model = model
-        dtype = hardware.compute_dtype(self.run.compute.dtype, engine.device)
-        self._scorer: Callable[[AnswerBatch], Tensor] | None = None
+    def setup(self, model: nn.Module) -> None:
+        super().setup(model)
+        decoder = cast(Transformer, model)
+        dtype = hardware.compute_dtype(self.run.compute.dtype, self.strategy.device)
+        self._log_probs: LogProbs | None = None
         self._copied: Transformer | None = None
         if self.reference == "copy":
-            copied = self._copied = _base_of(model, dtype) if self.run.lora.rank else frozen_copy(model, dtype)
-            self._scorer = lambda batch: score(copied, batch)
+            copied = self._copied = frozen_copy(decoder, dtype)
+            self._log_probs = lambda batch: answer_log_probs(copied, batch)
         elif self.reference == "adapter_off":
-            self._scorer = lambda batch: _score_base(model, batch)
-        elif self.reference == "precomputed":
-            self._precompute(model, str(dtype))
+            self._log_probs = lambda batch: base_log_probs(decoder, batch)
+        elif self.reference == "precomputed" and self.fingerprint:
+            self._precompute(decoder, str(dtype))
+
+    def frozen_models(self) -> list[nn.Module]:
+        return [] if self._copied is None else [self._copied]
 
     def _precompute(self, model: Transformer, dtype: str) -> None:
         """Read the reference's log-probabilities back, or compute them: each rank its share, then all of them."""
-        file = RunFolder(Path(self.run.out)).path / "reference.safetensors"
+        file = self.folder.path / "reference.safetensors"
         about = {
             "model": fingerprint(model),
             "data": self.fingerprint,
-            "held_out": self._data.validation.fingerprint,
+            "held_out": self.tokens["validation"].fingerprint,
             "dtype": dtype,
             "form": f"{self.settings.loss == 'kto'} {self.run.data.row_tokens} {self.run.seed}",
         }
-        known = self.engine.broadcast(self.engine.rank == 0 and _written_for(file, about))
-        halves = {"train": self._train, "validation": self._validation}
+        known = self.strategy.broadcast(self.strategy.rank == 0 and _written_for(file, about))
+        halves = {"train": self.train, "validation": self.held_out}
         if known:
             found = safetensors.torch.load_file(file)
             for name, half in halves.items():
                 half.take_reference(found[name].numpy())
             return
-        self._report(f"asking the reference about {len(self._train):,} {self.size().unit}")
+        self.report(f"asking the reference about {len(self.train):,} {self.size().unit}")
         for half in halves.values():
             half.take_reference(self._ask_in_room(model, half))
-        if self.engine.rank == 0:
+        if self.strategy.rank == 0:
             tensors = {name: torch.from_numpy(half.reference_N) for name, half in halves.items()}
             write_tensors(file, tensors, about)
-        self.engine.any(False)  # the others wait until the file is whole
+        self.strategy.any(False)  # the others wait until the file is whole
 
     def _ask_in_room(self, model: Transformer, half: _Half) -> npt.NDArray[np.float32]:
         """In smaller passes where memory does not suffice."""
-        size = groups_of_pass(self.run)
+        size = self.pass_without_gradient
 
         def make_room(said: str) -> None:
             nonlocal size
             release()
-            if size == 1 or self.engine.world > 1:
+            if size == 1 or self.strategy.world > 1:
                 raise UserError(f"out of memory: {said}", where="batch.micro_rows", next_step="Halve it.")
             size //= 2
 
@@ -178,8 +152,8 @@ class PreferenceStage:
 
     def _ask(self, model: Transformer, half: _Half, size: int) -> npt.NDArray[np.float32]:
         found_N = torch.zeros(half.num_values)
-        for indices, batch in _chunks(half, len(half), self.engine, size):
-            logp_N = _score_base(model, batch.to(self.engine.device)).cpu()
+        for indices, batch in self.chunks(half, len(half), size):
+            logp_N = base_log_probs(model, batch.to(self.strategy.device)).cpu()
             places = [place for index in indices for place in half.places(index)]
             first = 0
             for place in places:
@@ -188,41 +162,36 @@ class PreferenceStage:
                 first += length
             assert first == len(logp_N)
         # Each value comes from one rank and is zero on the others: the sum is exact.
-        return self.engine.add(found_N.to(self.engine.device)).cpu().numpy()
-
-    def source(self, micro_units: int, rank: int, world: int) -> Source:
-        return GroupSource(
-            self._train.group,
-            len(self._train),
-            micro_units=micro_units,
-            seed=derive(self.run.seed, self.run.stage, "order"),
-            rank=rank,
-            world=world,
-        )
+        return self.strategy.add(found_N.to(self.strategy.device)).cpu().numpy()
 
     def objective(self) -> Objective:
-        biased = self.run.model.architecture == "glm4_moe"
-        return PreferenceObjective(self.settings, self._scorer, self.run.router, biased=biased)
+        return PreferenceObjective(self.settings, self._log_probs, self.router)
+
+    def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
+        return example_answers(
+            (micro_size, 2, self.run.data.row_tokens),
+            device,
+            scored_fraction,
+            values=(REFERENCE,) if self.reference == "precomputed" else (),
+            figures=(WANTED, MISMATCHED),
+        )
 
     def validate(self) -> dict[str, float]:
-        objective = PreferenceObjective(self.settings, self._scorer)
-        number = min(self.run.validate.rows, len(self._validation))
-        size = groups_of_pass(self.run)
-        if self._needs_mismatched:  # whole blocks that share an estimate
-            size = max(size, self.settings.kl_groups)
-        chunks = _chunks(self._validation, number, self.engine, size)
-        figures = held_out_figures(objective, self._model, chunks, self.engine)
-        return {**figures, **self._drift(min(number, self.settings.own_answers))}
+        objective = PreferenceObjective(self.settings, self._log_probs)
+        # Whole blocks that share an estimate.
+        batches = self.held_out_batches(max(self.pass_without_gradient, self.settings.indivisible_units))
+        figures = held_out_means(objective, self.model, batches, self.strategy)
+        return {**figures, **self._drift(min(self.run.validate.rows, len(self.held_out), self.settings.own_answers))}
 
     def _drift(self, number: int) -> dict[str, float]:
         """How far the model has gone from its start, on its own answers to held-out questions."""
         if not (number and self.run.start):
             return {}
-        prompts = [self._data.validation[index].prompt for index in range(number)]
+        prompts = [self.tokens["validation"][index].prompt for index in range(number)]
         seeds = [derive(self.run.seed, self.run.stage, "own", index) for index in range(number)]
-        reference, model = self._as_begun(), self._model
-        size = groups_of_pass(self.run)
-        return drift(model, reference, prompts, seeds, self._write, self.tokenizer.stop, self.engine, size)
+        write = writer(self.settings.own_answer_tokens, Sampling(temperature=1.0))
+        stop, size = self.tokenizer.stop, self.pass_without_gradient
+        return drift(self.model, self._as_begun(), prompts, seeds, write, stop, self.strategy, size)
 
     def _as_begun(self) -> Transformer | WithoutAdapter:
         """The model as it was before step 1. Read again where no copy is kept: a look needs it, and the steps' memory
@@ -230,20 +199,15 @@ class PreferenceStage:
         if self._copied is not None:
             return self._copied
         if self.run.lora.rank:
-            return WithoutAdapter(self._model)
+            return WithoutAdapter(self.model)
         begun = load_start(self.run).requires_grad_(False).eval()
-        set_compute_dtype(begun, self._model.compute_dtype)
-        return begun.to(self.engine.device)
+        set_compute_dtype(begun, self.model.compute_dtype)
+        return begun.to(self.strategy.device)
 
     def describe(self) -> list[tuple[str, str]]:
         judged = f"objective.loss={self.settings.loss}, beta={self.settings.strength:g}"
-        lines = [("preferences", f"{judged}; {len(self._validation):,} held out by question")]
-        if self.reference != "none":
-            lines.append(("reference", {**_SAID, "precomputed": "the start model, asked once"}[self.reference]))
-        return lines
-
-
-_SAID = {"copy": "a frozen copy of the start model", "adapter_off": "the model without its adapter"}
+        lines = [("preferences", f"{judged}; {len(self.held_out):,} held out by question")]
+        return lines if self.reference == "none" else [*lines, ("reference", REFERENCE_LINES[self.reference])]
 
 
 class _Half:
@@ -253,26 +217,26 @@ class _Half:
     not fit a row of those is cut off.
     """
 
-    def __init__(self, groups: TokenGroups, run: Run, *, mismatched: bool) -> None:
-        self.groups, self.row_tokens = groups, run.data.row_tokens
+    def __init__(self, tokens: TokenGroups, run: Run, *, mismatched: bool) -> None:
+        self.tokens, self.row_tokens = tokens, run.data.row_tokens
         self._partner_G: npt.NDArray[np.int64] | None = None
         if mismatched:
             # One cycle through all groups in a drawn order: nobody is their own partner.
             generator = np.random.Generator(np.random.PCG64(derive(run.seed, "mismatched")))
-            order_G = generator.permutation(len(groups))
+            order_G = generator.permutation(len(tokens))
             self._partner_G = np.empty_like(order_G)
             self._partner_G[order_G] = np.roll(order_G, 1)
         self.reference_N = np.zeros(0, dtype=np.float32)
         self._places: list[list[slice]] = []
         self.num_values = 0
-        for index in range(len(groups)):
+        for index in range(len(tokens)):
             lengths = [len(ids) for ids, _, _ in self._answers(index)]
             ends = np.cumsum([self.num_values, *lengths]).tolist()
             self._places.append([slice(*pair) for pair in pairwise(ends)])
             self.num_values = ends[-1]
 
     def __len__(self) -> int:
-        return len(self.groups)
+        return len(self.tokens)
 
     def places(self, index: int) -> list[slice]:
         """Where the values of each of a group's answers stand among those of all."""
@@ -283,19 +247,19 @@ class _Half:
 
     def _answers(self, index: int) -> Iterator[tuple[list[int], list[int], bool]]:
         """ids, weights and whether they answer another question."""
-        own = self.groups[index]
+        own = self.tokens[index]
         for answer in own.answers:
             yield answer.ids, answer.weights, False
-        if self._partner_G is None or len(self.groups) < 2:
+        if self._partner_G is None or len(self.tokens) < 2:
             return
         room = self.row_tokens - own.num_tokens
-        for answer in self.groups[int(self._partner_G[index])].answers:
+        for answer in self.tokens[int(self._partner_G[index])].answers:
             if room > 0:
                 yield answer.ids[:room], answer.weights[:room], True
                 room -= len(answer.ids)
 
     def group(self, index: int) -> Group:
-        own = self.groups[index]
+        own = self.tokens[index]
         places = self._places[index] if len(self.reference_N) else []
         answers, mismatched = [], []
         for number, (ids, weights, other) in enumerate(self._answers(index)):
@@ -314,49 +278,6 @@ class _Half:
             MISMATCHED: mismatched,
         }
         return Group(prompt=own.prompt, answers=answers, figures=figures)
-
-
-def groups_of_pass(run: Run) -> int:
-    """Groups of a forward pass without gradients: no more than of one with them, where its size is set."""
-    return min(CHUNK, run.batch.micro_rows or CHUNK)
-
-
-def _chunks(half: _Half, number: int, engine: Engine, size: int) -> Iterator[tuple[range, AnswerBatch]]:
-    """The first `number` groups, this rank's only, `size` at a time whatever the number of ranks."""
-    for first in range(engine.rank * size, number, engine.world * size):
-        indices = range(first, min(first + size, number))
-        yield indices, pack_tight([half.group(index) for index in indices])
-
-
-def held_out_figures(
-    objective: Objective, model: Callable[..., Any], chunks: Iterator[tuple[range, AnswerBatch]], engine: Engine
-) -> dict[str, float]:
-    """Means of an objective's parts over batches, each on one rank; named `validation_...`."""
-    sums: dict[str, float] = {}
-    units = 0.0
-    with torch.no_grad():
-        for _, batch in chunks:
-            on_device = batch.to(engine.device)
-            for name, value in objective(model, on_device).parts.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
-            units += float(objective.weight(on_device))
-    names = engine.broadcast(sorted(sums))  # rank 0 has a chunk, whoever else may have none
-    totals = torch.tensor([units, *(sums.get(name, 0.0) for name in names)], dtype=torch.float64)
-    if engine.device.type != "mps":  # which knows no float64, and has no neighbours
-        totals = engine.add(totals.to(engine.device))
-    units, *values = totals.tolist()
-    return {f"validation_{name}": value / max(1.0, units) for name, value in zip(names, values, strict=True)}
-
-
-def _score_base(model: Transformer, batch: AnswerBatch) -> Tensor:
-    with using(model, None):
-        return score(model, batch)
-
-
-def _base_of(model: Transformer, dtype: torch.dtype) -> Transformer:
-    copied = copy.deepcopy(model)
-    strip(copied)
-    return frozen_copy(copied, dtype)
 
 
 def _written_for(file: Path, about: dict[str, str]) -> bool:

@@ -1,82 +1,125 @@
-"""Judged answers for a run: read from files, laid out as groups of tokens, and held out by question."""
+"""What the stages share that learn from preferences: files, groups of tokens, and what is held out by question."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from penjing.base.errors import UserError
+from penjing.base.seeds import derive
 from penjing.data import formats as records
 from penjing.data.preference_shards import META, TokenGroups, prepare_groups
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.loader.group_sampler import pack_tight
-from penjing.loader.shared_prompt_batch import Group
-from penjing.parallel.base import Engine
+from penjing.loader.batch_source import Source
+from penjing.loader.group_sampler import GroupSource, pack_tight
+from penjing.loader.shared_prompt_batch import AnswerBatch, Group
 from penjing.train.config import Run
 from penjing.train.run_dir import RunFolder
-from penjing.train.stages.base import Report
-from penjing.train.stages.next_token import made_once, run_tokenizer
+from penjing.train.stages.base import Report, S, Size, Stage
+from penjing.train.stages.run_data import build_if_stale, on_rank_0, run_tokenizer
 
-MakeGroup = Callable[[int], Group]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judgements:
-    """The judged answers of a run: what is learned from, what is held out, and lines about what was left out."""
-
-    tokenizer: Tokenizer
-    train: TokenGroups
-    validation: TokenGroups
-    notes: list[str]
+CHUNK = 32  # groups of a forward pass without gradients, at most; the same for any number of ranks
 
 
-def prepare_judgements(run: Run, engine: Engine, report: Report) -> Judgements:
-    """Tokenizer and groups of a run; rank 0 makes the files, the others wait and read them.
+class Groups(Protocol):
+    """Prompts with their answers, by number."""
 
-    Raises UserError for data of another kind, or groups made with another tokenizer.
-    """
-    if run.data.kind != "preferences":
-        raise UserError(
-            f"objective.kind={run.objective.kind} learns from preferences",
-            where="data.kind",
-            got=run.data.kind,
-            wanted="preferences",
-        )
-    folder = RunFolder(Path(run.out))
-    if engine.rank == 0:
-        tokenizer = run_tokenizer(run, folder, report)
-        made, counts = _groups(run, folder, tokenizer, report)
-    else:
-        made, counts = Path(), {}
-    made, counts = engine.broadcast((made, counts))
-    tokenizer = Tokenizer.load(folder.tokenizer)
-    train, validation = TokenGroups(made / "train"), TokenGroups(made / "validation")
-    for half in (train, validation):
-        if half.meta["tokenizer"] != tokenizer.fingerprint:
+    def __len__(self) -> int: ...
+
+    def group(self, index: int) -> Group: ...
+
+
+class PreferenceDataStage(Stage[S]):
+    """Prompts with judged answers, learned from and held out."""
+
+    train: Groups
+    held_out: Groups
+
+    @abstractmethod
+    def groups(self, tokens: TokenGroups) -> Groups:
+        """One half of the data as groups for batches. Raises UserError for groups that the objective cannot take."""
+
+    def prepare_data(self) -> None:
+        run = self.run
+        if run.data.kind != "preferences":
+            raise UserError(
+                f"objective.kind={run.objective.kind} learns from preferences",
+                where="data.kind",
+                got=run.data.kind,
+                wanted="preferences",
+            )
+        made, counts = on_rank_0(self.strategy, lambda: _make_groups(run, run_tokenizer(run, self.report), self.report))
+        self.tokenizer = Tokenizer.load(self.folder.tokenizer)
+        self.tokens = {half: self._checked(TokenGroups(made / half)) for half in ("train", "validation")}
+        self.fingerprint = self.tokens["train"].fingerprint
+        self.notes += [f"{number} left out: {reason}" for reason, number in sorted(counts.items()) if number]
+        self.train, self.held_out = (self.groups(half) for half in self.tokens.values())
+
+    def _checked(self, tokens: TokenGroups) -> TokenGroups:
+        if tokens.meta["tokenizer"] != self.tokenizer.fingerprint:
             raise UserError(
                 "these token groups were made with another tokenizer",
-                where=half.folder,
+                where=tokens.folder,
                 next_step="Give the preferences themselves as data.train, or tokenizer.folder=the one of the groups.",
             )
-        if half.meta["row_tokens"] > run.data.row_tokens:
+        if tokens.meta["row_tokens"] > self.run.data.row_tokens:
             raise UserError(
                 "these token groups were made for longer rows",
                 where="data.row_tokens",
-                got=run.data.row_tokens,
-                wanted=f"at least {half.meta['row_tokens']}",
+                got=self.run.data.row_tokens,
+                wanted=f"at least {tokens.meta['row_tokens']}",
             )
-    notes = [f"{number} left out: {reason}" for reason, number in sorted(counts.items()) if number]
-    return Judgements(tokenizer=tokenizer, train=train, validation=validation, notes=notes)
+        return tokens
+
+    @property
+    def extra_forwards(self) -> float:
+        """Forward passes of a reference in each step."""
+        return 0.0
+
+    def size(self) -> Size:
+        tokens, num_keys, padding = measure(self.train.group, len(self.train), self.micro_size)
+        return Size(
+            unit="pairs" if self.tokens["train"].has_pairs else "judged answers",
+            units_per_epoch=len(self.train),
+            tokens_per_unit=tokens,
+            row_tokens=self.run.data.row_tokens,
+            num_keys=num_keys,
+            padding_fraction=padding,
+            extra_forwards=self.extra_forwards,
+        )
+
+    def source(self, micro_size: int, rank: int, world: int) -> Source:
+        seed = derive(self.run.seed, self.run.stage, "order")
+        return GroupSource(self.train.group, len(self.train), micro_units=micro_size, seed=seed, rank=rank, world=world)
+
+    def validation_size(self, micro_size: int) -> int:
+        return self.pass_without_gradient
+
+    @property
+    def pass_without_gradient(self) -> int:
+        """Groups of a forward pass without gradients: no more than of one with them, where its size is set."""
+        return min(CHUNK, self.run.batch.micro_rows or CHUNK)
+
+    def chunks(self, half: Groups, number: int, size: int) -> Iterator[tuple[range, AnswerBatch]]:
+        """The first `number` groups, this rank's only, `size` at a time whatever the number of ranks."""
+        for first in range(self.strategy.rank * size, number, self.strategy.world * size):
+            indices = range(first, min(first + size, number))
+            yield indices, pack_tight([half.group(index) for index in indices])
+
+    def held_out_batches(self, size: int) -> Iterator[AnswerBatch]:
+        number = min(self.run.validate.rows, len(self.held_out))
+        return (batch for _, batch in self.chunks(self.held_out, number, size))
 
 
-def _groups(run: Run, folder: RunFolder, tokenizer: Tokenizer, report: Report) -> tuple[Path, dict[str, int]]:
+def _make_groups(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, dict[str, int]]:
     """The folder with `train` and `validation` groups: the given one, this run's from before, or newly made."""
     if len(run.data.train) == 1 and (Path(run.data.train[0]) / "train" / META).is_file():
         return Path(run.data.train[0]), {}
-    place = folder.path / "groups"
+    folder = RunFolder(Path(run.out))
+    groups = folder.path / "groups"
 
     def make(paths: list[Path], about: dict[str, Any]) -> dict[str, int]:
         counts: Counter[str] = Counter()
@@ -88,7 +131,7 @@ def _groups(run: Run, folder: RunFolder, tokenizer: Tokenizer, report: Report) -
         made = prepare_groups(
             records.read_preferences(paths, on_skip=skip, quarantine=quarantine),
             tokenizer,
-            place,
+            groups,
             row_tokens=run.data.row_tokens,
             validation_fraction=run.data.validation_fraction,
             about=about,
@@ -98,7 +141,7 @@ def _groups(run: Run, folder: RunFolder, tokenizer: Tokenizer, report: Report) -
         counts[f"longer than data.row_tokens={run.data.row_tokens}"] = made.too_long
         return dict(counts)
 
-    return place, made_once(run, place, tokenizer, run.data.row_tokens, make, report)
+    return groups, build_if_stale(run, groups, tokenizer, run.data.row_tokens, make, report)
 
 
 def need_pairs(groups: TokenGroups, what: str) -> None:
@@ -112,7 +155,7 @@ def need_pairs(groups: TokenGroups, what: str) -> None:
         )
 
 
-def measure(make: MakeGroup, num_groups: int, batch_groups: int) -> tuple[float, float, float]:
+def measure(make: Callable[[int], Group], num_groups: int, batch_groups: int) -> tuple[float, float, float]:
     """Of groups drawn evenly: tokens of one, keys that a query sees, and the share of padding in batches."""
     sample = [make(index) for index in range(0, num_groups, max(1, num_groups // 512))]
     tokens = sum(group.num_tokens for group in sample)

@@ -7,101 +7,69 @@ reading there orders fewer held-out pairs (docs/log.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from penjing.base.errors import UserError
-from penjing.base.seeds import derive
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
 from penjing.data.preference_shards import TokenGroups
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.loader.batch_source import Source
-from penjing.loader.group_sampler import GroupSource, pack_tight
+from penjing.loader.group_sampler import pack_tight
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.base import Objective
 from penjing.objective.reward_model import MARGIN, RewardModel, RewardObjective, score_answers
-from penjing.parallel.base import Engine
-from penjing.train.config import Run
 from penjing.train.run_dir import load_trained
-from penjing.train.stages.base import Report, Size, micro_units
-from penjing.train.stages.preference import CHUNK, groups_of_pass, held_out_figures
-from penjing.train.stages.preference_data import measure, need_pairs, prepare_judgements
+from penjing.train.stages.example_batches import example_answers
+from penjing.train.stages.held_out import held_out_means
+from penjing.train.stages.preference_data import CHUNK, PreferenceDataStage, need_pairs
 
 
-class RewardStage:
-    """Pairs, a decoder with a head of one number, and how often it puts held-out pairs in order."""
+@dataclass(frozen=True, slots=True)
+class PairsWithMargin:
+    """One half of the data."""
 
-    runs_ahead = True
+    tokens: TokenGroups
 
-    def __init__(self, run: Run, engine: Engine, report: Report) -> None:
-        settings = run.objective
-        assert isinstance(settings, RewardModel)
-        self.run, self.engine, self.settings = run, engine, settings
-        data = prepare_judgements(run, engine, report)
-        for half in (data.train, data.validation):
-            need_pairs(half, "a reward model")
-        self.tokenizer, self.notes, self.fingerprint = data.tokenizer, data.notes, data.train.fingerprint
-        self._train, self._validation = data.train, data.validation
+    def __len__(self) -> int:
+        return len(self.tokens)
 
-    def _group(self, groups: TokenGroups, index: int) -> Group:
-        known = groups[index]
+    def group(self, index: int) -> Group:
+        known = self.tokens[index]
         answers = [Answer(ids=answer.ids) for answer in known.answers]
         return Group(prompt=known.prompt, answers=answers, figures={MARGIN: [known.margin] * len(answers)})
 
-    def _train_group(self, index: int) -> Group:
-        return self._group(self._train, index)
 
-    def size(self) -> Size:
-        tokens, num_keys, padding = measure(self._train_group, len(self._train), micro_units(self.run, self.engine))
-        return Size(
-            unit="pairs",
-            units_per_epoch=len(self._train),
-            tokens_per_unit=tokens,
-            row_tokens=self.run.data.row_tokens,
-            num_keys=num_keys,
-            padding_fraction=padding,
-        )
+class RewardStage(PreferenceDataStage[RewardModel]):
+    """Pairs, a decoder with a head of one number, and how often it puts held-out pairs in order."""
 
-    def trained(self, model: Transformer) -> nn.Module:
+    def groups(self, tokens: TokenGroups) -> PairsWithMargin:
+        need_pairs(tokens, "a reward model")
+        return PairsWithMargin(tokens)
+
+    def trainable(self, model: Transformer) -> nn.Module:
         if model.head is not None:
             model.head.requires_grad_(False)  # no word is predicted here
         return ScalarHead(model)
 
-    def begin(self, model: nn.Module, engine: Engine) -> None:
-        assert isinstance(model, ScalarHead)
-        self._model = model
-
-    def source(self, micro_units: int, rank: int, world: int) -> Source:
-        return GroupSource(
-            self._train_group,
-            len(self._train),
-            micro_units=micro_units,
-            seed=derive(self.run.seed, self.run.stage, "order"),
-            rank=rank,
-            world=world,
-        )
-
     def objective(self) -> Objective:
-        return RewardObjective(self.settings, self.run.router, biased=self.run.model.architecture == "glm4_moe")
+        return RewardObjective(self.settings, self.router)
+
+    def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
+        return example_answers((micro_size, 2, self.run.data.row_tokens), device, scored_fraction, figures=(MARGIN,))
 
     def validate(self) -> dict[str, float]:
-        return held_out_figures(RewardObjective(self.settings), self._model, self._chunks(), self.engine)
-
-    def _chunks(self) -> Iterator[tuple[range, AnswerBatch]]:
-        number = min(self.run.validate.rows, len(self._validation))
-        size = groups_of_pass(self.run)
-        for first in range(self.engine.rank * size, number, self.engine.world * size):
-            indices = range(first, min(first + size, number))
-            yield indices, pack_tight([self._group(self._validation, index) for index in indices])
+        batches = self.held_out_batches(self.pass_without_gradient)
+        return held_out_means(RewardObjective(self.settings), self.model, batches, self.strategy)
 
     def describe(self) -> list[tuple[str, str]]:
-        return [("preferences", f"{len(self._validation):,} pairs held out by question")]
+        return [("preferences", f"{len(self.held_out):,} pairs held out by question")]
 
 
 class Judge:

@@ -1,14 +1,12 @@
-"""What distillation has beside the student: a frozen teacher, checked, and a way to judge the one by the other."""
+"""What the stages of distillation share: a frozen teacher, read and checked, beside the student."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
@@ -18,11 +16,13 @@ from penjing.model.linear import set_compute_dtype
 from penjing.model.lora import fingerprint, keep_base_in
 from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation
-from penjing.parallel.base import Engine
 from penjing.plan import hardware
 from penjing.plan.flops import training_flops_per_token
 from penjing.train.config import Run
-from penjing.train.run_dir import RunFolder, load_trained
+from penjing.train.run_dir import RunFolder, load_trained, start_shape
+from penjing.train.stages.base import Stage
+
+META = torch.device("meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,54 @@ class TeacherModel:
     model: Transformer
     tokenizer: Tokenizer
     sha256: str
+
+
+class TeacherStage(Stage[Distill]):
+    """A stage whose objective asks a teacher. A class says what of the data it is asked about."""
+
+    teacher: Transformer | None = None  # None: batches bring its predictions along
+    num_ids = 0  # the teacher's ids that the student has too
+
+    def read_teacher(self) -> TeacherModel:
+        """The teacher, on the CPU; a student without a tokenizer of its own has its from here on."""
+        found = load_teacher(self.run, self.settings)
+        if self.strategy.rank == 0:
+            adopt_tokenizer(self.run, found)
+        return found
+
+    def set_teacher(self, found: TeacherModel) -> None:
+        """Check it against the student's tokenizer, note which it is, and move it to the run's device."""
+        check_vocabulary(self.tokenizer, found, self.settings)
+        if self.strategy.rank == 0:
+            pin_teacher(self.run, found, self.settings)
+        self.num_ids = min(found.model.config.vocabulary_size, self.run.model.vocabulary_size)
+        self.teacher = self._in_compute_dtype(found.model).to(self.strategy.device)
+        self._teacher_size = sum(value.numel() for value in found.model.parameters())
+
+    def _in_compute_dtype(self, teacher: Transformer) -> Transformer:
+        dtype = hardware.compute_dtype(self.run.compute.dtype, self.strategy.device)
+        keep_base_in(teacher, dtype)
+        set_compute_dtype(teacher, None if dtype == torch.float32 else dtype)
+        return teacher
+
+    def assume_data(self) -> list[str]:
+        self.num_ids = self.run.model.vocabulary_size
+        if self.settings.mode == "top_k":
+            return []
+        shape = start_shape(self.settings.teacher) if self.settings.teacher else self.run.model
+        with META:
+            self.teacher = self._in_compute_dtype(Transformer(shape).requires_grad_(False).eval())
+        return [] if self.settings.teacher else ["no teacher is named: it is taken to be of the student's shape"]
+
+    def frozen_models(self) -> list[nn.Module]:
+        return [] if self.teacher is None else [self.teacher]
+
+    def objective(self) -> Distillation:
+        return Distillation(self.settings, self.teacher, self.router, num_ids=self.num_ids)
+
+    def describe(self) -> list[tuple[str, str]]:
+        how, size = self.settings, units.count(self._teacher_size)
+        return [("teacher", f"{how.teacher}, {size} parameters, {how.mode}, divergence {how.divergence}")]
 
 
 def load_teacher(run: Run, settings: Distill) -> TeacherModel:
@@ -50,15 +98,7 @@ def load_teacher(run: Run, settings: Distill) -> TeacherModel:
     return TeacherModel(trained.model.requires_grad_(False), trained.tokenizer, fingerprint(trained.model))
 
 
-def place(teacher: TeacherModel, run: Run, engine: Engine) -> Transformer:
-    """The teacher on the run's device, in the precision of its products."""
-    dtype = hardware.compute_dtype(run.compute.dtype, engine.device)
-    keep_base_in(teacher.model, dtype)
-    set_compute_dtype(teacher.model, None if dtype == torch.float32 else dtype)
-    return teacher.model.to(engine.device)
-
-
-def take_tokenizer(run: Run, teacher: TeacherModel) -> None:
+def adopt_tokenizer(run: Run, teacher: TeacherModel) -> None:
     """A student that begins from nothing, without a tokenizer of its own, takes the teacher's."""
     folder = RunFolder(Path(run.out)).tokenizer
     if run.start or run.tokenizer.folder or (folder / "tokenizer.json").is_file():
@@ -87,7 +127,7 @@ def check_vocabulary(tokenizer: Tokenizer, teacher: TeacherModel, settings: Dist
     )
 
 
-def note_teacher(run: Run, teacher: TeacherModel, settings: Distill) -> None:
+def pin_teacher(run: Run, teacher: TeacherModel, settings: Distill) -> None:
     """Write which teacher a run has; a run that goes on must have the same one. Raises UserError if it has not."""
     path = Path(run.out) / "teacher.json"
     begun = RunFolder(Path(run.out)).checkpoints.is_dir()
@@ -105,22 +145,3 @@ def note_teacher(run: Run, teacher: TeacherModel, settings: Distill) -> None:
 def relative_cost(run: Run, teacher: Transformer, num_keys: float) -> float:
     """The teacher's forward pass, in forward passes of the student."""
     return training_flops_per_token(teacher.config, num_keys) / training_flops_per_token(run.model, num_keys)
-
-
-def about_teacher(run: Run, settings: Distill, teacher: Transformer) -> tuple[str, str]:
-    size = units.count(sum(value.numel() for value in teacher.parameters()))
-    return "teacher", f"{settings.teacher}, {size} parameters, {settings.mode}, divergence {settings.divergence}"
-
-
-def judge(
-    objective: Distillation, model: nn.Module, batches: Iterator[Any], engine: Engine, names: Sequence[str]
-) -> dict[str, float]:
-    """Means of the objective's parts over batches that are spread over the ranks, under `validation_` names."""
-    sums = torch.zeros(len(names) + 1, dtype=torch.float64)
-    with torch.no_grad():
-        for batch in batches:
-            parts = objective(cast(Callable[..., Tensor], model), batch).parts
-            values = torch.stack([*(parts[name] for name in names), objective.weight(batch)])
-            sums += values.cpu().double()  # in this order: Apple's GPUs know no float64
-    *totals, weight = engine.add(sums.to(engine.device) if engine.device.type == "cuda" else sums).tolist()
-    return {f"validation_{name}": total / max(1.0, weight) for name, total in zip(names, totals, strict=True)}

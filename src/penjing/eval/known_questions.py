@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, write_json
-from penjing.base.markup import marked
+from penjing.base.markup import marked, print_table
 from penjing.data.chat.render import switched
 from penjing.eval import questions as asking
 from penjing.eval.changes import Change, changes
-from penjing.objective.policy import Policy
-from penjing.train.build import Assembled
+from penjing.train.build import PreparedRun
 from penjing.train.config import Run
 from penjing.train.from_pretrained import NONE
 from penjing.train.oom_recovery import release, with_room
@@ -37,7 +35,7 @@ class KnownQuestions:
         """Raises UserError for a file that is not there, or is none of questions."""
         self.run, self._console, self._at_once = run, console, AT_ONCE
         named = run.validate.questions
-        speaks = run.data.kind != "documents" and run.objective.kind != "reward"
+        speaks = run.data.kind != "documents" and run.objective.generates_text
         wanted = speaks and run.validate.before == "yes" and named not in ("", NONE)
         self.path = Path(named)
         # A story has no one right answer, and takes as long to write as many others.
@@ -50,30 +48,30 @@ class KnownQuestions:
             ("questions", f"{len(self.questions):,} of {self.path}, asked before the first step and after the last")
         ]
 
-    def ask(self, assembled: Assembled, when: str) -> None:
+    def ask(self, prepared: PreparedRun, when: str) -> None:
         """Answer them all on rank 0, and keep what was said in the run's folder. when: `before` or `after`."""
-        engine = assembled.parts.engine
+        strategy = prepared.context.strategy
         if not self.questions:
             return
         self._console.print(f"  asking {len(self.questions):,} questions ({when}) ...")
         answered: list[asking.Answered] = []
         for first in range(0, len(self.questions), BETWEEN_WAITS):
-            if engine.rank == 0:
-                answered += self._answers(assembled, self.questions[first : first + BETWEEN_WAITS])
-            engine.any(False)  # the others wait, and not for longer than ranks wait for each other
-        if engine.rank == 0:
+            if strategy.rank == 0:
+                answered += self._answers(prepared, self.questions[first : first + BETWEEN_WAITS])
+            strategy.any(False)  # the others wait, and not for longer than ranks wait for each other
+        if strategy.rank == 0:
             said = [
                 {"kind": one.question.kind, "right": one.right, "question": one.question.text, "said": one.said}
                 for one in answered
             ]
             kept = {"rows": asking.table(when, answered), "answers": said}
-            write_json(assembled.folder.questions, {**self._kept(assembled), when: kept})
+            write_json(prepared.folder.questions, {**self._kept(prepared), when: kept})
 
-    def _answers(self, assembled: Assembled, questions: Sequence[asking.Question]) -> list[asking.Answered]:
+    def _answers(self, prepared: PreparedRun, questions: Sequence[asking.Question]) -> list[asking.Answered]:
         """In smaller parts where memory does not suffice."""
-        how = self.run.objective
-        thinking = switched(how.rollout.thinking) if isinstance(how, Policy) else None
-        tokenizer = assembled.stage.tokenizer
+        how = self.run.objective.sampling
+        thinking = switched(how.thinking) if how else None
+        tokenizer = prepared.stage.tokenizer
 
         def make_room(told: str) -> None:
             release()
@@ -82,26 +80,26 @@ class KnownQuestions:
             self._at_once //= 2
 
         return with_room(
-            lambda: asking.ask(assembled.model, tokenizer, questions, thinking=thinking, rows=self._at_once), make_room
+            lambda: asking.ask(prepared.model, tokenizer, questions, thinking=thinking, rows=self._at_once), make_room
         )
 
-    def _kept(self, assembled: Assembled) -> dict[str, Any]:
+    def _kept(self, prepared: PreparedRun) -> dict[str, Any]:
         """What is known from before of the same questions."""
         about = {"file": str(self.path), "sha256": sha256_file(self.path)}
-        known = read_json(assembled.folder.questions) if assembled.folder.questions.is_file() else {}
+        known = read_json(prepared.folder.questions) if prepared.folder.questions.is_file() else {}
         return {**known, **about} if known.get("sha256") == about["sha256"] else about
 
-    def were_asked_before(self, assembled: Assembled) -> bool:
+    def were_asked_before(self, prepared: PreparedRun) -> bool:
         """Whether there is something to compare with. Not of a run that was begun without these questions."""
-        if not self.questions or "before" in self._kept(assembled):
+        if not self.questions or "before" in self._kept(prepared):
             return bool(self.questions)
         told = f"not asked, since they were not asked before the first step: {self.path}"
         self._console.print(marked("questions", told))
         return False
 
-    def outcome(self, assembled: Assembled) -> dict[str, Any]:
+    def outcome(self, prepared: PreparedRun) -> dict[str, Any]:
         """What outcome.json holds: right and asked by kind and language, before and after, and what was lost."""
-        kept = self._kept(assembled)
+        kept = self._kept(prepared)
         before, after = kept["before"]["rows"], kept["after"]["rows"]
         lost = [
             {"kind": each.name, "asked": each.asked, "before": each.before, "after": each.after}
@@ -114,16 +112,14 @@ class KnownQuestions:
 def print_changes(outcome: Mapping[str, Any], console: Console) -> None:
     """The table of kinds before and after, and one line that names what was lost."""
     found = changes(outcome["before"], outcome["after"])
-    table = Table(box=None, pad_edge=False)
-    for heading in ("  questions", "asked", "before", "after", "", "95 % of before", ""):
-        table.add_column(heading, justify="left" if heading in ("  questions", "") else "right")
+    rows = []
     for each in found:
         low, high = each.interval
         share = f"{each.before / each.asked:.0%} -> {each.after / each.asked:.0%}"
-        verdict = Text("lost", style="bold red") if each.is_lost else Text("")
-        figures = (str(each.asked), str(each.before), str(each.after))
-        table.add_row(Text(f"  {each.name}"), *figures, share, f"{low:.0%} to {high:.0%}", verdict)
-    console.print(table)
+        verdict = Text("lost", style="bold red") if each.is_lost else ""
+        rows.append((f"  {each.name}", each.asked, each.before, each.after, share, f"{low:.0%} to {high:.0%}", verdict))
+    headings = ("  questions", "asked>", "before>", "after>", "", "95 % of before>", "")
+    print_table(console, headings, rows)
     console.print(_verdict([each for each in found if each.is_lost]))
 
 

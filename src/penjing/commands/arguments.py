@@ -1,0 +1,56 @@
+"""What several verbs share: argument types, the console, and how a recipe with settings becomes a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from penjing.base import config
+
+if TYPE_CHECKING:
+    from penjing.train.config import Run
+
+# A pipe or a file has no width of its own; 80 columns would cut the tables. Paths, settings and errors are not markup.
+console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as batch.rows=32; `penjing show RECIPE` lists them."),
+]
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml", help="A recipe, or a TOML file of settings.")]
+RunPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's folder, such as runs/quickstart; a Hugging Face directory or hub name; a MiniMind .pth file.",
+    ),
+]
+DeviceName = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:0 or mps.")]
+DtypeName = Annotated[
+    str, typer.Option(help="auto, bfloat16, float16 or float32; auto: as in training on a GPU, float32 on a CPU.")
+]
+Temperature = Annotated[float, typer.Option(help="0: greedy.")]
+TopP = Annotated[float, typer.Option(help="Nucleus sampling: the likeliest tokens with this total probability.")]
+SampleSeed = Annotated[int, typer.Option(help="Sampling seed (used when temperature > 0).")]
+
+
+def say(text: str) -> None:
+    """Print a line as it is, not wrapped."""
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def resolved(recipe: str, settings: list[str] | None) -> Run:
+    """The run of a recipe or a TOML file, with settings of the command line over it."""
+    from penjing.commands.train import resolve_run
+    from penjing.recipes import RECIPES
+
+    overrides = config.parse_overrides(settings or [])
+    if recipe.endswith(".toml") or Path(recipe).is_file():
+        layer = config.read_toml(Path(recipe))
+        stage = str(layer.get("stage", "pretrain"))  # may be a name that the user chose
+        return resolve_run(stage if stage in RECIPES else "pretrain", layer, overrides)
+    return resolve_run(recipe, overrides)

@@ -1,0 +1,140 @@
+"""penjing data report and tokenizer show: inspect a corpus, and how a tokenizer splits a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from penjing.base import formatting as units
+from penjing.base.errors import UserError
+from penjing.base.files import printable
+from penjing.base.markup import marked, print_table
+from penjing.data import dataset_stats as survey
+from penjing.data import formats as records
+from penjing.data.formats import Kind
+from penjing.data.tokenizer.tokenizer import Tokenizer
+
+FILES_NAMED = 5  # of one kind
+AnySurvey = survey.Survey | survey.ChatSurvey | survey.PreferenceSurvey | survey.PromptSurvey
+
+
+def corpus_report(files: list[Path], console: Console) -> None:
+    """Print a survey of each kind of data among the files: texts, conversations, preferences, prompts."""
+    of_kind: dict[Kind, list[Path]] = {}
+    for path in records.list_files(files):
+        of_kind.setdefault(survey.file_kind(path), []).append(path)
+    for number, kind in enumerate(sorted(of_kind)):
+        if number:
+            console.print()
+        names = [printable(path) for path in of_kind[kind]]
+        more = f" and {len(names) - FILES_NAMED} more" if len(names) > FILES_NAMED else ""
+        heading = f"{kind}: {', '.join(names[:FILES_NAMED])}{more}"
+        console.print(Text(heading, style="bold"), soft_wrap=True)
+        _print_survey(survey.survey_files(of_kind[kind], kind), console)
+
+
+def _print_survey(counted: AnySurvey, console: Console) -> None:
+    """A table of counts, a table of lengths with a column for each quantile, then the warnings."""
+    print_table(console, (), [(Text(name, style="dim"), _plain(value)) for name, value in _counts(counted)])
+    lengths = [(name, quantiles) for name, quantiles in _lengths(counted) if quantiles["max"]]
+    if lengths:
+        names = [{"p50": "median"}.get(each, f"{each[1:]} %" if each[0] == "p" else each) for each in survey.QUANTILES]
+        rows = [(name, *(f"{quantiles[each]:,}" for each in survey.QUANTILES)) for name, quantiles in lengths]
+        print_table(console, ("length", *(f"{name}>" for name in names)), rows)
+    if not counted.lengths_exact:
+        console.print(f"all but min and max: of a random sample of {survey.NUM_LENGTHS_KEPT:,}", highlight=False)
+    for warning in counted.warnings:
+        console.print(marked("warning", _plain(warning), indent=""))
+
+
+def _counts(counted: AnySurvey) -> Iterator[tuple[str, str]]:
+    match counted:
+        case survey.Survey():
+            yield "documents", f"{counted.num_documents:,}"
+        case survey.ChatSurvey():
+            yield "conversations", f"{counted.num_chats:,}"
+        case survey.PreferenceSurvey():
+            yield "pairs", f"{counted.num_pairs:,}"
+            yield "single rated answers", f"{counted.num_judged:,}"
+        case survey.PromptSurvey():
+            yield "prompts", f"{counted.num_prompts:,}"
+    yield "broken records", f"{counted.num_broken:,}"
+    if not isinstance(counted, survey.PromptSurvey):
+        for reason, number in counted.left_out.items():
+            yield "left out", f"{number:,}: {reason}"
+    yield "exact duplicates", f"{counted.num_duplicates:,}"
+    match counted:
+        case survey.Survey():
+            yield from _text_counts(counted)
+        case survey.ChatSurvey():
+            yield "messages by role", _listed(counted.roles)
+            yield "size of answers", units.megabytes(counted.num_answer_bytes)
+            yield "tool calls", f"{counted.num_tool_calls:,}"
+            yield "with reasoning", f"{counted.num_with_reasoning:,}"
+        case survey.PreferenceSurvey() if counted.num_pairs:
+            yield "chosen is longer", f"{_percent(counted.chosen_longer_fraction)} of pairs"
+        case survey.PromptSurvey() if counted.fields:
+            yield "other fields", _listed(counted.fields)
+    if isinstance(counted, survey.ChatSurvey | survey.PromptSurvey):
+        yield "with a system message", f"{counted.num_with_system:,}"
+        yield "with tools", f"{counted.num_with_tools:,}"
+
+
+def _text_counts(counted: survey.Survey) -> Iterator[tuple[str, str]]:
+    yield "size", units.megabytes(counted.num_bytes)
+    yield "characters", f"{counted.num_characters:,}, {counted.num_distinct_characters:,} distinct"
+    scripts = ("Latin", counted.latin_fraction), ("Han", counted.han_fraction), ("digits", counted.digit_fraction)
+    yield (
+        "scripts",
+        ", ".join(f"{name} {_percent(share)}" for name, share in (*scripts, ("other", counted.other_fraction))),
+    )
+    common = (character for character, _ in counted.common_characters)
+    yield "most frequent", " ".join(each if each.isprintable() else f"U+{ord(each):04X}" for each in common)
+    for line in counted.longest_lines:
+        yield "long line", f"{line.num_characters:,} characters, {line.source}:{line.line}"
+
+
+def _lengths(counted: AnySurvey) -> Iterator[tuple[str, dict[str, int]]]:
+    match counted:
+        case survey.Survey():
+            yield "document, bytes", counted.length_bytes
+        case survey.ChatSurvey():
+            yield "conversation, messages", counted.turns_per_chat
+            yield "answer, bytes", counted.answer_bytes
+        case survey.PreferenceSurvey():
+            yield "prompt, bytes", counted.prompt_bytes
+            yield "chosen, bytes", counted.chosen_bytes
+            yield "rejected, bytes", counted.rejected_bytes
+        case survey.PromptSurvey():
+            yield "prompt, messages", counted.turns_per_prompt
+            yield "prompt, bytes", counted.prompt_bytes
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {number:,}" for name, number in counts.items())
+
+
+def _plain(text: str) -> str:
+    """Text that can be printed: what is quoted from a file, or its name, may hold half a character."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def print_tokens(path: Path, text: str, console: Console) -> None:
+    """Print a text split into tokens, with their ids and how many characters one token holds."""
+    if not (path / "tokenizer.json").is_file():
+        from penjing.train.run_dir import RunFolder, stage_folder  # imports torch
+
+        path = RunFolder(stage_folder(path)).tokenizer
+    tokenizer = Tokenizer.load(path)
+    if text != _plain(text):
+        raise UserError("not valid UTF-8", where="the text", got=_plain(text)[:40])
+    ids = tokenizer.encode(text)
+    console.print(" ".join(f"{tokenizer.token(index)!r}:{index}" for index in ids), highlight=False, markup=False)
+    console.print(f"{len(ids)} tokens, {len(text) / max(1, len(ids)):.2f} characters each", highlight=False)

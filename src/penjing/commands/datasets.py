@@ -1,0 +1,155 @@
+"""penjing data and penjing tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penjing.base import formatting as units
+from penjing.base.markup import print_table
+from penjing.commands.arguments import console, say
+
+data_app = typer.Typer(no_args_is_help=True, help="Get, make and inspect data.")
+tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or show how one splits text.")
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the corpora that `penjing data get` knows, with size, tokens and licence.
+
+    [bold]Example[/]
+
+    penjing data list
+    """
+    from penjing.data.catalog.registry import CATALOGUE
+
+    print_table(
+        console,
+        ("name", "what", "kind", "language", "download>", "tokens (est.)>", "licence"),
+        [
+            (
+                entry.name,
+                entry.title,
+                entry.kind,
+                entry.language,
+                units.megabytes(entry.num_download_bytes) if entry.num_download_bytes else "none",
+                units.count(entry.num_tokens),
+                entry.licence,
+            )
+            for entry in CATALOGUE.values()
+        ],
+    )
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="A name of `penjing data list`.")],
+    out: Annotated[Path, typer.Option(help="Parent folder.")] = Path("data"),
+) -> None:
+    """Download a corpus by name and verify its checksum. An interrupted download leaves nothing behind.
+
+    [bold]Examples[/]
+
+    penjing data get sanguo
+
+    penjing data get tinystories --out corpora
+    """
+    from penjing.data.catalog.registry import get
+
+    folder = get(name, out, progress=lambda text: console.print(f"  {text}", highlight=False))
+    say(f"{folder}: ready for data.train={folder}")
+
+
+@data_app.command("toyworld")
+def data_toyworld(
+    out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("data/toyworld"),
+    documents: Annotated[int, typer.Option(help="Texts for pretraining.", min=1)] = 50_000,
+    conversations: Annotated[int, typer.Option(help="Conversations for SFT.", min=1)] = 20_000,
+    preferences: Annotated[int, typer.Option(help="Pairs for preference tuning.", min=1)] = 5_000,
+    prompts: Annotated[int, typer.Option(help="Prompts with reference answers for RL.", min=1)] = 5_000,
+    questions: Annotated[int, typer.Option(help="Held-out questions per kind and language.", min=1)] = 20,
+    tools: Annotated[int, typer.Option(help="Conversations with a calculator; and a quarter as many prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
+) -> None:
+    """Generate the toy world: short stories in Chinese and English from a simulation, with checkable questions.
+
+    [bold]Example[/]
+
+    penjing data toyworld --out data/toyworld --documents 100000
+    """
+    from penjing.data import synthetic
+
+    files = synthetic.write(
+        out,
+        seed=seed,
+        documents=documents,
+        conversations=conversations,
+        preferences=preferences,
+        prompts=prompts,
+        questions_per_kind=questions,
+        tools=tools,
+    )
+    for name, written in files.items():
+        rate = written["bytes"] / max(1e-9, written["seconds"])
+        size = units.megabytes(written["bytes"])
+        say(f"{out / name}: {written['rows']:,} rows, {size}, {units.megabytes(rate)}/s")
+
+
+@data_app.command("report")
+def data_report(
+    files: Annotated[list[Path], typer.Argument(help="Files or folders of texts, conversations, pairs or prompts.")],
+) -> None:
+    """Inspect a corpus before training on it: sizes, languages, lengths, duplicates, warnings.
+
+    [bold]Example[/]
+
+    penjing data report corpus.jsonl
+    """
+    from penjing.commands.corpus_report import corpus_report
+
+    corpus_report(files, console)
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    files: Annotated[list[Path], typer.Argument(help="Files or folders of text.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("tokenizer"),
+    vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 6400,
+    han_run: Annotated[int, typer.Option(help="Most Chinese characters in one token.")] = 4,
+) -> None:
+    """Train a byte-level BPE tokenizer with ChatML control tokens, in the format of `tokenizers`.
+
+    [bold]Example[/]
+
+    penjing tokenizer train corpus.jsonl --vocabulary 6400 --out tokenizer
+    """
+    from penjing.base.files import make_folder
+    from penjing.data.formats import Quarantine, list_files, read_documents
+    from penjing.data.tokenizer.tokenizer import train_tokenizer
+
+    paths, quarantine = list_files(files), Quarantine(max_bad=1.0)
+    make_folder(out)
+    texts = (document.text for document in read_documents(paths, quarantine=quarantine))
+    tokenizer = train_tokenizer(texts, vocabulary, han_run=han_run)
+    tokenizer.save(out)
+    if quarantine.bad:
+        say(f"{quarantine.note()}; `penjing data report` names the first")
+    say(f"{out}: {tokenizer.size:,} ids")
+
+
+@tokenizer_app.command("show")
+def tokenizer_show(
+    path: Annotated[Path, typer.Argument(help="A tokenizer's or run's folder.")],
+    text: Annotated[str, typer.Argument(help="Text to split.")],
+) -> None:
+    """Show how a tokenizer splits a text.
+
+    [bold]Example[/]
+
+    penjing tokenizer show runs/quickstart "Mia has 3 apples."
+    """
+    from penjing.commands.corpus_report import print_tokens
+
+    print_tokens(path, text, console)

@@ -1,0 +1,165 @@
+"""penjing export, adapter and average: models in other formats, LoRA adapters merged or exported, averages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penjing import __version__
+from penjing.base import config
+from penjing.commands.arguments import RunPath, say
+
+export_app = typer.Typer(no_args_is_help=True, help="Export a model for other programs, checked against our logits.")
+adapter_app = typer.Typer(no_args_is_help=True, help="Merge LoRA adapters into their base model, or export them.")
+
+
+@export_app.command("hf")
+def export_hf(
+    run: RunPath,
+    out: Annotated[
+        Path | None,
+        typer.Argument(help="Folder to write; default: RUN/export, for an external model NAME-export."),
+    ] = None,
+) -> None:
+    """Write a Hugging Face directory that stock `transformers` loads, checked against our own logits and text.
+
+    [bold]Example[/]
+
+    penjing export hf runs/quickstart my-model
+    """
+    from penjing.export.default_paths import place
+    from penjing.export.hf import export
+    from penjing.export.model_card import model_card
+    from penjing.train.run_dir import load_trained
+
+    trained = load_trained(run, adapters="merged")
+    path = out or place(run, trained, "export")
+    done = export(trained.model, trained.tokenizer, path, card=model_card(trained, run))
+    say(f"{done.path}: {done.note}")
+
+
+@export_app.command("gguf")
+def export_gguf(
+    run: RunPath,
+    out: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[OUT.gguf]",
+            help="File to write; default: RUN/NAME-TYPE.gguf, for an external model NAME-TYPE.gguf.",
+        ),
+    ] = None,
+    kind: Annotated[
+        str, typer.Option("--type", help="Weight format: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.")
+    ] = "f16",
+    name: Annotated[str, typer.Option(help="Model name in the file; default: the run's name.")] = "",
+    licence: Annotated[str, typer.Option(help="Licence of the weights, such as apache-2.0; check your data's.")] = "",
+    language: Annotated[list[str] | None, typer.Option(help="Two-letter code; may be given again.")] = None,
+) -> None:
+    """Write a GGUF file for llama.cpp and Ollama, checked: read back, and run by llama-cpp-python if installed.
+
+    A Modelfile for Ollama is written beside it.
+
+    [bold]Examples[/]
+
+    penjing export gguf runs/quickstart
+
+    penjing export gguf runs/quickstart my-model-q8_0.gguf --type q8_0 --licence apache-2.0 --language zh
+    """
+    from penjing.export.default_paths import called, place
+    from penjing.export.gguf import About, export
+    from penjing.train.run_dir import load_trained
+
+    trained = load_trained(run, adapters="merged")
+    name = name or called(run)
+    about = About(
+        name=name,
+        description=f"made with penjing {__version__}, stage {trained.run.stage}, step {trained.checkpoint.step}",
+        licence=licence,
+        languages=tuple(language or ()),
+    )
+    path = out or place(run, trained, f"{called(run)}-{kind}.gguf")
+    done = export(trained.model, trained.tokenizer, path, kind=kind, about=about)
+    say(f"{done.path}: {done.note}")
+    say(f"{done.modelfile}: for `ollama create {name} -f {done.modelfile}`")
+
+
+@export_app.command("onnx")
+def export_onnx(
+    run: RunPath,
+    out: Annotated[
+        Path | None, typer.Argument(help="Folder to write; default: RUN/onnx, for an external model NAME-onnx.")
+    ] = None,
+    kind: Annotated[str, typer.Option("--type", help="Weight format: f32 or int8.")] = "f32",
+) -> None:
+    """Write an ONNX graph (token ids to logits) and its tokenizer, checked with onnxruntime against our own logits.
+
+    [bold]Example[/]
+
+    penjing export onnx runs/quickstart my-model-onnx
+    """
+    from penjing.export.default_paths import place
+    from penjing.export.onnx import export
+    from penjing.train.run_dir import load_trained
+
+    trained = load_trained(run, adapters="merged")
+    done = export(trained.model, trained.tokenizer, out or place(run, trained, "onnx"), kind=kind)
+    say(f"{done.path}: {done.note}")
+
+
+@adapter_app.command("merge")
+def adapter_merge(
+    run: RunPath,
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    adapter: Annotated[
+        list[str] | None, typer.Option(metavar="[NAME=]DIR", help="An adapter to merge; default: the run's own.")
+    ] = None,
+) -> None:
+    """Merge an adapter into its base: writes a Hugging Face directory, checked against our own logits and text.
+
+    [bold]Examples[/]
+
+    penjing adapter merge runs/lora --out merged
+
+    penjing adapter merge runs/sft --adapter downloads/adapter --out merged
+    """
+    from penjing.export.adapter import merge_adapter
+
+    done = merge_adapter(run, adapter or (), out)
+    say(f"{done.path}: {done.note}")
+
+
+@adapter_app.command("export")
+def adapter_export(run: RunPath, out: Annotated[Path, typer.Argument(help="Folder to write.")]) -> None:
+    """Write the adapter that a run trained, in the format of `peft`.
+
+    [bold]Example[/]
+
+    penjing adapter export runs/lora my-adapter
+    """
+    from penjing.export.adapter import export_adapter
+
+    export_adapter(run, out)
+    say(f"{out}: loads with peft.PeftModel.from_pretrained(base, {str(out)!r})")
+
+
+def average(
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Runs, checkpoints, external models.")],
+    out: Annotated[Path, typer.Option(help="Run folder to write, for chat, eval, export and start=.")],
+    weights: Annotated[str, typer.Option(help="Weight of each model, such as 1,2,1; default: equal.")] = "",
+    last: Annotated[int, typer.Option(help="Average the newest N checkpoints of one run.", min=0)] = 0,
+) -> None:
+    """Average the weights of models with the same shape.
+
+    [bold]Examples[/]
+
+    penjing average runs/pretrain --last 3 --out runs/mean
+
+    penjing average runs/a runs/b --weights 2,1 --out runs/mean
+    """
+    from penjing.train.average import average_models
+
+    shares = config.convert(tuple[float, ...], weights, "--weights")
+    names = average_models(models, out, weights=shares, last=last)
+    say(f"{out}: the average of {len(names)} models")

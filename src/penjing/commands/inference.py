@@ -1,0 +1,157 @@
+"""penjing chat, generate and eval: use a trained model."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penjing.base.errors import UserError
+from penjing.commands.arguments import (
+    DeviceName,
+    DtypeName,
+    RunPath,
+    SampleSeed,
+    Temperature,
+    TopP,
+    console,
+    say,
+)
+
+
+def chat(
+    run: RunPath,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Ask once, print the answer, and exit.")] = None,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    max_tokens: Annotated[int, typer.Option(help="Most new tokens of an answer.", min=1)] = 200,
+    seed: SampleSeed = 0,
+    adapter: Annotated[
+        list[str] | None, typer.Option(metavar="[NAME=]DIR", help="A LoRA adapter to load; may be given again.")
+    ] = None,
+    think: Annotated[
+        bool | None,
+        typer.Option("--think/--no-think", help="Reason before answering or not; else the model decides."),
+    ] = None,
+    tools: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...", help="The model may call: calculator, dates, units, count, lookup, python, MOD:CLASS"
+        ),
+    ] = "",
+    table: Annotated[str, typer.Option(help="JSON file that the tool lookup reads.")] = "",
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+) -> None:
+    """Chat with a model. A model that was only pretrained continues your text instead of answering.
+
+    [bold]Examples[/]
+
+    penjing chat runs/quickstart
+
+    penjing chat runs/quickstart --prompt "Tell a story about Tom and a kite."
+
+    penjing chat runs/sft --adapter runs/lora --adapter other=downloads/adapter
+
+    penjing chat runs/agent --tools calculator,dates --think
+    """
+    from penjing.agent_tools.base import ToolSettings
+    from penjing.agent_tools.box import Toolbox
+    from penjing.commands.chat import GenerationOptions
+    from penjing.commands.chat import chat as start_chat
+    from penjing.infer.sample import Sampling
+
+    options = GenerationOptions(
+        sampling=Sampling(temperature=temperature, top_p=top_p),
+        max_tokens=max_tokens,
+        seed=seed,
+        thinking=think,
+        toolbox=Toolbox(
+            [name for name in tools.split(",") if name], ToolSettings(today=date.today().isoformat(), table=table)
+        ),
+    )
+    start_chat(run, console, options, prompt=prompt, adapters=adapter or (), device=device, dtype=dtype)
+
+
+def generate(
+    run: RunPath,
+    prompts: Annotated[
+        list[Path], typer.Option(help="Conversations that end with a question or an answer; may be given again.")
+    ],
+    out: Annotated[Path, typer.Option(help="JSONL file to write; the same command again continues it.")],
+    answers: Annotated[int, typer.Option(help="Answers per prompt.", min=1)] = 1,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0 = all.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Most new tokens of an answer.", min=1)] = 256,
+    seed: SampleSeed = 0,
+    thinking: Annotated[
+        bool | None,
+        typer.Option("--thinking/--no-thinking", help="Reason before each answer or not; else the model decides."),
+    ] = None,
+    keep_cut: Annotated[bool, typer.Option("--keep-cut", help="Keep answers truncated at --max-tokens.")] = False,
+    every_turn: Annotated[
+        bool, typer.Option("--every-turn", help="Answer every question of a conversation in turn, not only the last.")
+    ] = False,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+) -> None:
+    """Answer a file of prompts. The output is a file of conversations, on which another model can be trained.
+
+    [bold]Examples[/]
+
+    penjing generate runs/large --prompts prompts.jsonl --out answers.jsonl
+
+    penjing generate runs/large --prompts prompts.jsonl --out answers.jsonl --answers 4 --temperature 0.8 --seed 1
+    """
+    from penjing.commands.generate import AnswerOptions, generate_file
+
+    options = AnswerOptions(
+        answers=answers,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        seed=seed,
+        thinking="auto" if thinking is None else "on" if thinking else "off",
+        cut="keep" if keep_cut else "drop",
+        turns="all" if every_turn else "last",
+    )
+    done = generate_file(run, prompts, out, console, options, device=device, dtype=dtype)
+    say(f"{out}: {done.written:,} conversations; {done.left_out:,} answers dropped (truncated, empty, or no room)")
+    if done.not_asked:
+        say(f"  {done.not_asked:,} conversations of the prompts have an empty answer and were not asked")
+
+
+def evaluate(
+    run: RunPath,
+    questions: Annotated[Path | None, typer.Option(help="JSONL of conversations with `answer`; exact match.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Text: bits per byte, beside zstd -19.")] = None,
+    think: Annotated[
+        bool | None, typer.Option("--think/--no-think", help="Reason before the answer to a question, or not.")
+    ] = None,
+    max_tokens: Annotated[
+        int,
+        typer.Option(min=0, help="Most new tokens of an answer with reasoning; 0: 64, story 160, --think 192 more."),
+    ] = 0,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+) -> None:
+    """Evaluate a model on questions with known answers, or on text.
+
+    [bold]Examples[/]
+
+    penjing eval runs/quickstart --questions runs/quickstart/data/eval.jsonl
+
+    penjing eval runs/quickstart --text my.txt
+    """
+    from penjing.commands.evaluate import evaluate_questions, evaluate_text
+
+    if questions is None and text is None:
+        raise UserError("nothing to evaluate on", next_step="Give --questions FILE or --text FILE.")
+    if questions is not None:
+        evaluate_questions(run, questions, console, think, max_tokens, device=device, dtype=dtype)
+    if text is not None:
+        evaluate_text(run, text, console, device=device, dtype=dtype)

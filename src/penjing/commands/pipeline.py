@@ -1,0 +1,90 @@
+"""penjing quickstart and penjing train."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penjing.base import formatting as units
+from penjing.commands.arguments import Settings, console, resolved, say
+
+
+def quickstart(
+    data: Annotated[
+        str, typer.Option(help="toyworld, a name of `penjing data list`, or files, separated by commas.")
+    ] = "toyworld",
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/quickstart"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete what is in the folder and start again.")] = False,
+    short: Annotated[bool, typer.Option("--short", help="A few steps only: a check that everything works.")] = False,
+    settings: Settings = None,
+) -> None:
+    """From raw text to a model that answers: data, tokenizer, pretraining, SFT, evaluation, export, report.
+
+    If it was killed, the same command continues. If it has finished, the same command shows the results.
+
+    [bold]Examples[/]
+
+    penjing quickstart
+
+    penjing quickstart --data my.txt --out runs/mine
+
+    penjing quickstart --data sanguo steps=1000
+    """
+    from penjing.commands import quickstart as stages
+
+    options = stages.QuickstartOptions(data=data, out=out, fresh=fresh, short=short, settings=tuple(settings or ()))
+    stages.quickstart(options, console)
+
+
+def train(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE|FILE.toml", help="pretrain, sft, lora, or a TOML file of settings.")
+    ],
+    settings: Settings = None,
+    allow_change: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD", help="Continue although this differs from before: a setting, data, tokenizer."),
+    ] = None,
+) -> None:
+    """Train a model. The same command again continues where it stopped.
+
+    Settings come from the recipe, then the file, then key=value on this line. On several devices:
+    torchrun --nproc_per_node 2 -m penjing train ...
+
+    [bold]Examples[/]
+
+    penjing train pretrain model=26m data.train=corpus.jsonl
+
+    penjing train pretrain model=tiny model.num_layers=6 data.train=my.txt steps=300 out=runs/six
+
+    penjing train sft start=runs/six data.train=chats.jsonl out=runs/six-sft
+
+    penjing train lora start=runs/six data.train=chats.jsonl lora.rank=8 out=runs/six-lora
+
+    penjing train sft start=downloads/SmolLM2-135M data.train=chats.jsonl out=runs/smol-sft
+
+    penjing train runs/six/run.toml out=runs/again
+    """
+    from penjing.commands.train import execute
+    from penjing.eval.known_questions import print_changes
+
+    run = resolved(recipe, settings)
+    outcome = execute(run, console, allow_change or ())
+    if os.environ.get("RANK", "0") != "0":
+        return  # rank 0 prints for all
+    line = f"{units.count(outcome['tokens'])} tokens in {units.duration(outcome['seconds'])}"
+    if (loss := outcome.get("validation_loss_nats_per_token")) is not None:
+        line += f", held-out loss {loss:.4f} nats per token"
+    if (bits := outcome.get("validation_bits_per_byte")) is not None:
+        line += f", {bits:.4f} bits per byte"
+    say(line)
+    for name, first in outcome.get("before", {}).items():
+        label = name.removeprefix("validation_").replace("_", " ")
+        say(f"  held-out {label}: {first:.4g} before, {outcome[name]:.4g} after")
+    if outcome.get("questions"):
+        print_changes(outcome["questions"], console)
+    say(f"report: penjing report {shlex.quote(run.out)}")

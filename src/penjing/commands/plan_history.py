@@ -1,0 +1,108 @@
+"""penjing plan verify and plan history: plans compared with results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from penjing.base import formatting as units
+from penjing.base.errors import UserError
+from penjing.base.files import read_json
+from penjing.base.markup import marked, print_table
+from penjing.plan import prediction_history as history
+from penjing.plan.device_model import LEVELS
+from penjing.plan.step_time import quantile
+from penjing.train.run_dir import RunFolder
+from penjing.train.run_history import ENDED
+
+
+def verify(path: Path, console: Console) -> list[history.Term]:
+    """Print predicted and actual, from plan.json and outcome.json alone; returns the comparisons.
+
+    Raises UserError if there is no plan, or the run has not ended in any way.
+    """
+    folders = [folder for folder in (path, path / "pretrain", path / "sft") if RunFolder(folder).plan.is_file()]
+    if not folders:
+        raise UserError("no plan.json", where=path, wanted="a run of `penjing train` or `penjing quickstart`")
+    terms: list[history.Term] = []
+    for folder in folders:
+        terms += _verify_one(RunFolder(folder), console)
+    return terms
+
+
+def _verify_one(folder: RunFolder, console: Console) -> list[history.Term]:
+    plan = read_json(folder.plan)
+    ended = folder.outcome if folder.outcome.is_file() else folder.path / ENDED
+    if not ended.is_file():
+        raise UserError("has not ended yet", where=folder.path, wanted=f"{folder.outcome.name} or {ENDED}")
+    outcome = read_json(ended)
+    level = str(plan.get("level", ""))
+    terms = history.compare(plan, outcome)
+    title = f"{folder.path}: planned at {level}, {LEVELS.get(level, 'an older version')}"
+    rows = [
+        (
+            term.name,
+            _formatted(term.predicted, term.unit),
+            _formatted(term.actual, term.unit),
+            "" if term.error is None else f"{term.error:+.1%}",
+        )
+        for term in terms
+    ]
+    print_table(console, ("", "predicted>", "actual>", "error>"), rows, title=title)
+    low, high = plan.get("predicted_seconds_low"), plan.get("predicted_seconds_high")
+    if "ended" in outcome:
+        done = f"{outcome['ended']} after step {outcome['steps_done']} of {plan['steps']}"
+        console.print(f"  {done}: predicted is for so many steps", highlight=False)
+    elif low is not None and high is not None:
+        inside = "inside" if low <= outcome["seconds"] <= high else "outside"
+        span = f"{units.duration(low)} to {units.duration(high)}"
+        console.print(
+            f"  the time is {inside} the interval {span}; four of five runs should be inside", highlight=False
+        )
+    console.print(f"  from {folder.plan.name} and {ended.name}; error = (predicted - actual) / actual", highlight=False)
+    return terms
+
+
+def _formatted(value: float, unit: str) -> str:
+    if unit == "seconds":
+        return units.duration(value)
+    if unit == "bytes":
+        return units.gibibytes(value)
+    return f"{value:.4f}" if unit.startswith("nats") else units.count(value)
+
+
+def print_history(console: Console, last: int = 20) -> None:
+    """Print the errors of the newest runs, the accuracy of plans by level, and a warning if it gets worse."""
+    entries = history.read_ledger()
+    if not entries:
+        raise UserError("no runs yet", where=history.ledger_path(), next_step="Every `penjing train` adds one.")
+    rows = []
+    for each in entries[-last:]:
+        errors = (each.time_error, each.refit_error, each.peak_error)
+        rows.append(
+            (
+                each.when[:16].replace("T", " "),
+                Path(each.run).name,
+                each.level,
+                units.duration(each.predicted_seconds),
+                units.duration(each.seconds),
+                *("" if error is None else f"{error:+.1%}" for error in errors),
+                "" if each.ended == "done" else each.ended,
+            )
+        )
+    figures = ("predicted>", "actual>", "error>", "re-fit error>", "peak error>")
+    print_table(console, ("when", "run", "level", *figures, ""), rows)
+    for level in sorted({each.level for each in entries}):
+        done = [each for each in entries if each.level == level and each.ended == "done"]
+        off = [abs(each.time_error) for each in done if each.time_error is not None]
+        if off:
+            inside = sum(each.in_interval for each in done)
+            console.print(
+                f"{level}: {len(off)} runs, time off by {quantile(off, 0.5):.1%} (median), {quantile(off, 0.9):.1%} "
+                f"(9 of 10), {max(off):.1%} at most; {inside} of {len(done)} inside their interval",
+                highlight=False,
+            )
+    for machine in sorted({each.machine for each in entries}):
+        if note := history.drift(entries, machine):
+            console.print(marked("drift", note, indent=""))

@@ -1,0 +1,280 @@
+"""penjing plan: time, memory, data and cost of a run, before it starts and after it has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from penjing.base import config
+from penjing.base.errors import UserError
+from penjing.base.markup import marked
+from penjing.commands.arguments import Recipe, Settings, console, resolved, say
+
+if TYPE_CHECKING:
+    from penjing.train.config import Run
+
+EXIT_DOES_NOT_FIT = 3
+
+
+class _PlanGroup(typer.core.TyperGroup):
+    """`penjing plan pretrain` is `penjing plan run pretrain`: any word that is not a verb of `plan` is a recipe."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["run", *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    no_args_is_help=True, cls=_PlanGroup, help="Plan a run: time, memory, data, cost. Compare plans with results."
+)
+
+Planned = Annotated[
+    str, typer.Argument(metavar="RECIPE|FILE.toml|config.json", help="What to plan; a Hugging Face model too.")
+]
+Gpu = Annotated[str, typer.Option(help="A GPU by name, such as 'RTX 3090'; empty: this machine.")]
+Gpus = Annotated[int, typer.Option(help="Number of GPUs.")]
+Engine = Annotated[str, typer.Option(help="Parallelism: ddp, zero1, zero2, zero3, fsdp.")]
+
+
+@app.command("run")
+def plan_run(
+    recipe: Planned,
+    settings: Settings = None,
+    gpu: Gpu = "",
+    gpus: Gpus = 1,
+    engine: Engine = "",
+    budget: Annotated[str, typer.Option(help="Limits: 3h, 24GB, 20CNY; several with commas.")] = "",
+    tokens: Annotated[str, typer.Option(help="Training tokens, such as 10B; auto: compute-optimal.")] = "",
+    unique: Annotated[str, typer.Option(help="Unique tokens in the data, such as 1.2B.")] = "",
+    price: Annotated[str, typer.Option(help="Price of one device per hour, such as 2.5USD.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Print each formula with its numbers.")] = False,
+) -> None:
+    """Estimate a whole run on one page. With data.train and no --gpu, a few real steps are timed on this machine.
+
+    Exit code 3 if it does not fit the GPU or the budget.
+
+    [bold]Examples[/]
+
+    penjing plan pretrain --gpu "RTX 3090"
+
+    penjing plan pretrain model=26m data.train=corpus.jsonl
+
+    penjing plan downloads/SmolLM2-135M/config.json --gpu A100 --gpus 2 --unique 1.2B
+    """
+    from penjing.commands.plan import is_foreign, make_page, read_foreign
+    from penjing.commands.plan_print import print_page
+    from penjing.commands.plan_run import PlanOptions
+
+    options = PlanOptions(
+        gpu=gpu, gpus=gpus, engine=_engine(engine), budget=budget, tokens=tokens, unique=unique, price=price
+    )
+    overrides = config.parse_overrides(settings or [])
+    run, foreign = read_foreign(Path(recipe), overrides) if is_foreign(recipe) else (resolved(recipe, settings), None)
+    if run.data.train and not gpu and foreign is None:
+        unused = {"--tokens": tokens, "--unique": unique, "--gpus": gpus > 1, "--engine": engine, "--explain": explain}
+        if names := [name for name, given in unused.items() if given]:
+            raise UserError(
+                "has no effect with data.train", where=", ".join(names), next_step="Add --gpu NAME, or steps=N."
+            )
+        _plan_measured(run, options, as_json)
+        return
+    page = make_page(recipe, run, options, foreign)
+    if as_json:
+        console.print_json(data=page.to_dict())
+    else:
+        print_page(page, console, explain=explain)
+    if page.fits is False or page.over_budget:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _plan_measured(run: Run, options: Any, as_json: bool) -> None:
+    """The plan with steps timed on this machine."""
+    from penjing.commands.plan import over_budget
+    from penjing.commands.train import plan_only
+    from penjing.plan import cost
+
+    estimate = plan_only(run, Console(quiet=True) if as_json else console)
+    seconds = estimate.predicted_seconds
+    over = over_budget(options, seconds, estimate.predicted_peak_memory_bytes, estimate.machine)
+    if as_json:
+        console.print_json(data={**estimate.to_dict(), "over_budget": over})
+    else:
+        if options.price:
+            hourly = cost.read_money(options.price, "--price")
+            spent = cost.Money(hourly.amount * seconds / 3600, hourly.currency)
+            say(f"  cost {spent} at {hourly} an hour (--price)")
+        for line in over:
+            console.print(marked("over budget", line, style="red"))
+    if over:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _engine(name: str) -> Any:
+    return config.convert(Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp"], name, "--engine") if name else ""
+
+
+def _traceable(recipe: str, settings: list[str] | None) -> Run:
+    """The run of a recipe or of a Hugging Face model. Raises UserError if penjing cannot train that model."""
+    from penjing.commands.plan import is_foreign, read_foreign
+
+    if not is_foreign(recipe):
+        return resolved(recipe, settings)
+    run, foreign = read_foreign(Path(recipe), config.parse_overrides(settings or []))
+    if foreign is not None:
+        raise UserError("penjing cannot train this model", where=recipe, next_step=f"Try `penjing plan {recipe}`.")
+    return run
+
+
+@app.command("memory")
+def plan_memory(
+    recipe: Planned,
+    settings: Settings = None,
+    gpu: Gpu = "",
+    gpus: Gpus = 1,
+    engine: Engine = "",
+    waterfall: Annotated[bool, typer.Option("--waterfall", help="Show what the peak consists of.")] = False,
+) -> None:
+    """Trace a training step and show its peak memory. Exit code 3 if it does not fit.
+
+    [bold]Example[/]
+
+    penjing plan memory pretrain model=104m --gpu "RTX 3090" --waterfall
+    """
+    from penjing.commands.plan_run import PlanOptions
+    from penjing.commands.plan_subcommands import print_memory
+
+    options = PlanOptions(gpu=gpu, gpus=gpus, engine=_engine(engine))
+    if print_memory(_traceable(recipe, settings), options, console, waterfall=waterfall) is False:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+@app.command("search")
+def plan_search(
+    recipe: Planned,
+    settings: Settings = None,
+    fit: Annotated[str, typer.Option(help="Memory to fit into, such as 24GB; empty: the GPU's.")] = "",
+    gpu: Gpu = "",
+    gpus: Gpus = 1,
+    engine: Engine = "",
+    lengths: Annotated[str, typer.Option(help="Sequence lengths to try, such as 512,1024; empty: the run's.")] = "",
+    every: Annotated[bool, typer.Option("--all", help="Show every traced configuration, not only the best.")] = False,
+) -> None:
+    """Trace micro-batch sizes, sequence lengths and activation checkpointing, and show the best that fit.
+
+    [bold]Example[/]
+
+    penjing plan search pretrain model=104m --gpu "RTX 3090" --fit 24GB
+    """
+    from penjing.commands.plan_run import PlanOptions
+    from penjing.commands.plan_subcommands import search
+
+    rows = config.convert(tuple[int, ...], lengths, "--lengths") if lengths else ()
+    options = PlanOptions(gpu=gpu, gpus=gpus, engine=_engine(engine))
+    if not search(_traceable(recipe, settings), options, fit, rows, console, every=every):
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+@app.command("tokens")
+def plan_tokens(
+    params: Annotated[str, typer.Option(help="All parameters of the model, such as 64M.")],
+    unique: Annotated[str, typer.Option(help="Unique tokens in the data, such as 1.2B.")] = "",
+    hours: Annotated[str, typer.Option(help="Training time, such as 2h or 90min.")] = "",
+    gpu: Gpu = "",
+    gpus: Gpus = 1,
+) -> None:
+    """Compute-optimal tokens for a model size, the value of repeated epochs, and the tokens that a time allows.
+
+    [bold]Example[/]
+
+    penjing plan tokens --params 64M --unique 1.2B --hours 2 --gpu "RTX 3090"
+    """
+    from penjing.commands.plan_counts import print_tokens
+
+    print_tokens(params, unique, hours, gpu, gpus, console)
+
+
+@app.command("estimate")
+def plan_estimate(
+    params: Annotated[str, typer.Option(help="Parameters of the model, such as 26M.")],
+    tokens: Annotated[str, typer.Option(help="Training tokens, such as 10B.")],
+    tflops: Annotated[float, typer.Option(help="The GPU's peak TFLOPS, for the formula.")] = 0.0,
+    gpu: Gpu = "",
+) -> None:
+    """The common formula 6 N D / peak, beside our own estimate.
+
+    [bold]Example[/]
+
+    penjing plan estimate --params 26M --tokens 10B --tflops 75
+    """
+    from penjing.commands.plan_counts import print_estimate
+
+    print_estimate(params, tokens, tflops, gpu, console)
+
+
+@app.command("forecast")
+def plan_forecast(
+    recipe: Recipe,
+    settings: Settings = None,
+    budget: Annotated[str, typer.Option(help="Time for the small runs, about.")] = "30min",
+) -> None:
+    """Predict a run's loss: train a few tiny models on the same data, and fit a scaling law.
+
+    [bold]Example[/]
+
+    penjing plan forecast pretrain model=tiny data.train=corpus.jsonl steps=5000 --budget 20min
+    """
+    from penjing.commands.plan_forecast import forecast_loss
+
+    forecast_loss(resolved(recipe, settings), budget, console)
+
+
+@app.command("verify")
+def plan_verify(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, finished or stopped.")],
+) -> None:
+    """Compare the plan of a run with its results: predicted and actual.
+
+    [bold]Example[/]
+
+    penjing plan verify runs/quickstart
+    """
+    from penjing.commands.plan_history import verify
+
+    verify(run, console)
+
+
+@app.command("history")
+def plan_history(last: Annotated[int, typer.Option(help="Runs to show.", min=1)] = 20) -> None:
+    """How accurate the plans on this machine have been.
+
+    [bold]Example[/]
+
+    penjing plan history --last 5
+    """
+    from penjing.commands.plan_history import print_history
+
+    print_history(console, last)
+
+
+@app.command("profile")
+def plan_profile(
+    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="Also measure the matmul shapes of this run.")] = "",
+    settings: Settings = None,
+    seconds: Annotated[float, typer.Option(help="Time to measure, about.", min=1)] = 60.0,
+) -> None:
+    """Measure this machine once: matmul, attention, copies, kernel launches. Plans then use it (level L1).
+
+    [bold]Examples[/]
+
+    penjing plan profile
+
+    penjing plan profile pretrain model=64m --seconds 20
+    """
+    from penjing.commands.profile import profile
+
+    profile(resolved(recipe, settings) if recipe else None, seconds, console)

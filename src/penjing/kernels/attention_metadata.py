@@ -1,0 +1,140 @@
+"""Which keys a query sees: as a mask, as ranges of keys, or in whatever form the kernel that is chosen here takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from penjing.kernels.cpu import ops as cpu
+from penjing.kernels.cpu.ops import TILE
+from penjing.kernels.tiled_attention import TileGroup, group_tiles
+from penjing.kernels.triton import ops as gpu
+from penjing.kernels.varlen_attention import supports_varlen
+
+
+def document_mask(document_BT: Tensor, window: int = 0) -> Tensor:
+    """mask_B1TS, True where query T sees key S: not later, in its document, within the window (0: none)."""
+    same_BTS = document_BT[:, :, None] == document_BT[:, None, :]
+    return (same_BTS & _causal(document_BT.shape[1], window, document_BT.device))[:, None]
+
+
+def branch_mask(document_BT: Tensor, branch_BT: Tensor, position_BT: Tensor, window: int = 0) -> Tensor:
+    """mask_B1TS for documents that part into branches after a common beginning, which is branch 0.
+
+    A query sees the common beginning and its own branch, up to itself. Windows are measured in positions: the branches
+    stand one after another in the row, but each continues where the beginning ends.
+    """
+    same_BTS = document_BT[:, :, None] == document_BT[:, None, :]
+    same_BTS &= (branch_BT[:, None, :] == 0) | (branch_BT[:, :, None] == branch_BT[:, None, :])
+    if window:
+        same_BTS &= position_BT[:, :, None] - position_BT[:, None, :] < window
+    return (same_BTS & _causal(document_BT.shape[1], 0, document_BT.device))[:, None]
+
+
+def window_mask(num_tokens: int, window: int, device: torch.device) -> Tensor:
+    """mask_11TS of rows that are one document each, where a query sees `window` keys, its own included."""
+    return _causal(num_tokens, window, device)[None, None]
+
+
+def _causal(num_tokens: int, window: int, device: torch.device) -> Tensor:
+    mask_TS = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device).tril()
+    return mask_TS.triu(1 - window) if window else mask_TS
+
+
+def cache_mask(position_BT: Tensor, max_tokens: int, window: int = 0) -> Tensor:
+    """mask_B1TS for cached keys: True where key S stands at or before the query's position, within the window."""
+    key_S = torch.arange(max_tokens, device=position_BT.device)
+    mask_BTS = key_S <= position_BT[..., None]
+    if window:
+        mask_BTS &= key_S > position_BT[..., None] - window
+    return mask_BTS[:, None]
+
+
+def key_ranges(document_BT: Tensor, window: int = 0) -> tuple[Tensor, Tensor]:
+    """first_BT, last_BT, int32: the first key that each position sees, and one past the last query that sees it.
+
+    Equal neighbours in document_BT are one document; with a window at most so many keys are seen.
+    """
+    place_T = torch.arange(document_BT.shape[1], device=document_BT.device)
+    new_BT = functional.pad(document_BT[:, 1:] != document_BT[:, :-1], (1, 0), value=True)
+    first_BT = torch.where(new_BT, place_T, 0).cummax(dim=1).values
+    ends_BT = torch.where(new_BT.roll(-1, dims=1), place_T + 1, len(place_T))
+    last_BT = ends_BT.flip(1).cummin(dim=1).values.flip(1)
+    if window:
+        first_BT = first_BT.maximum(place_T + 1 - window)
+        last_BT = last_BT.minimum(place_T + window)
+    return first_BT.int(), last_BT.int()
+
+
+def first_keys(document_BT: Tensor, window: int) -> Tensor:
+    """first_BT of `key_ranges`, rows padded to whole tiles with positions that see themselves."""
+    num_tokens = document_BT.shape[1]
+    first_BT, _ = key_ranges(functional.pad(document_BT, (0, -num_tokens % TILE)), window)
+    place_T = torch.arange(first_BT.shape[1], dtype=torch.int32)
+    return torch.where(place_T < num_tokens, first_BT, place_T)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetadata:
+    """Which keys the queries of layers with one window see, in the form that the chosen kernel takes.
+
+    Nothing set: each row is one document, and a query sees its past (torch's attention, causal).
+    """
+
+    mask_B1TS: Tensor | None = None  # for torch's attention, and for documents that branch
+    document_BT: Tensor | None = None  # for `tiled_attention`
+    groups: list[TileGroup] | None = None
+    first_BT: Tensor | None = None  # for the C kernel
+    ranges: tuple[Tensor, Tensor] | None = None  # for the Triton kernel
+    cu_seqlens_S: Tensor | None = None  # for `varlen_attention`
+    window: int = 0
+
+    @property
+    def packed(self) -> bool:
+        """Whether the kernel takes queries, keys and values side by side in one tensor."""
+        return self.ranges is not None
+
+
+def make_attention_metadata(
+    position_BT: Tensor,
+    document_BT: Tensor | None,
+    *,
+    heads: tuple[int, int],
+    dtype: torch.dtype,
+    window: int = 0,
+    branch_BT: Tensor | None = None,
+    cu_seqlens_S: Tensor | None = None,
+    cache_tokens: int = 0,
+) -> AttentionMetadata:
+    """Choose the attention kernel for layers with this window, and make what it needs.
+
+    position_BT, document_BT, branch_BT: of each token (see `branch_mask`). heads: key heads of a row and the dimensions
+    of each. dtype: of queries and keys. cu_seqlens_S: see `cu_seqlens`. cache_tokens: length of the key/value cache, if
+    there is one.
+    """
+    num_kv_heads, head_dim = heads
+    num_tokens, device = position_BT.shape[1], position_BT.device
+    if cache_tokens:
+        return AttentionMetadata(mask_B1TS=cache_mask(position_BT, cache_tokens, window))
+    if document_BT is None:
+        is_cut = 0 < window < num_tokens
+        return AttentionMetadata(mask_B1TS=window_mask(num_tokens, window, device) if is_cut else None)
+    if branch_BT is None and gpu.supports_attention(device, dtype, head_dim) and not torch.compiler.is_exporting():
+        return AttentionMetadata(ranges=key_ranges(document_BT, window))
+    if branch_BT is None and cu_seqlens_S is not None and supports_varlen(device, dtype, head_dim, window):
+        return AttentionMetadata(cu_seqlens_S=cu_seqlens_S, window=window)
+    on_cpu = device.type == "cpu" and not torch.compiler.is_exporting()  # an exported program has no tiles
+    mask_B1TS = None
+    if branch_BT is not None:
+        mask_B1TS, window = branch_mask(document_BT, branch_BT, position_BT, window), 0
+    elif not on_cpu:
+        mask_B1TS = document_mask(document_BT, window)
+    if not on_cpu:
+        return AttentionMetadata(mask_B1TS=mask_B1TS)
+    if mask_B1TS is None and cpu.supports_attention(dtype, head_dim, len(document_BT) * num_kv_heads):
+        return AttentionMetadata(document_BT=document_BT, first_BT=first_keys(document_BT, window), window=window)
+    groups = None if torch.compiler.is_compiling() else group_tiles(document_BT, mask_B1TS, window, dtype)
+    return AttentionMetadata(mask_B1TS=mask_B1TS, document_BT=document_BT, groups=groups, window=window)

@@ -1,0 +1,286 @@
+"""The front of all ops with more than one implementation: here, and only here, a backend is chosen for each call.
+
+| op | backends, in this order | reference |
+|---|---|---|
+| rms_norm, swiglu, apply_rope, residual_add, linear | C (CPU), Triton (CUDA), torch | reference.py |
+| attention | Triton, varlen (CUDA), C, tiles (CPU), torch | reference.attention |
+| experts | expert by expert in C (CPU), grouped with Triton, grouped (CUDA) | reference.experts |
+| fused_linear_cross_entropy, log_probs | C, Triton, torch in blocks | torch's cross_entropy |
+| nesterov_update, decayed_update | C, torch | reference.py |
+
+`backends(device, dtype)` says which of them this machine uses. Ops take tensors and numbers, never modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from penjing.kernels import autograd_functions as written
+from penjing.kernels import reference
+from penjing.kernels.attention_metadata import AttentionMetadata, make_attention_metadata
+from penjing.kernels.cpu import library
+from penjing.kernels.cpu import ops as cpu
+from penjing.kernels.dispatch import saves_memory, uses_manual_backward
+from penjing.kernels.experts import check_expert_sizes, experts
+from penjing.kernels.fp8 import linear_float8
+from penjing.kernels.fused_linear_cross_entropy import fused_linear_cross_entropy, log_probs, logits
+from penjing.kernels.orthogonalize import Orthogonalize, stack_height
+from penjing.kernels.tiled_attention import tiled_attention
+from penjing.kernels.triton import ops as gpu
+from penjing.kernels.varlen_attention import supports_varlen, varlen_attention
+
+__all__ = [
+    "AttentionMetadata",
+    "Backend",
+    "Orthogonalize",
+    "QKNorm",
+    "apply_rope",
+    "attention",
+    "backends",
+    "check_expert_sizes",
+    "decayed_update",
+    "experts",
+    "fused_linear_cross_entropy",
+    "linear",
+    "log_probs",
+    "logits",
+    "make_attention_metadata",
+    "nesterov_update",
+    "packs_gate_and_up",
+    "residual_add",
+    "rms_norm",
+    "rms_norm_with_residual",
+    "shared_input_linears",
+    "shares_input",
+    "stack_height",
+    "swiglu",
+    "swiglu_linear",
+]
+Rotary = tuple[Tensor, Tensor]  # cosines and sines, each [B or 1, T, 1, n]
+
+
+def rms_norm(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+    """x / sqrt(mean(x^2) + epsilon) * gain over the last dimension (arXiv:1910.07467, equation 4), in `dtype`.
+
+    The statistics are in float32 whatever the input.
+    """
+    if uses_manual_backward(x):
+        return rms_norm_with_residual(x, gain, epsilon, dtype)[1]
+    return reference.rms_norm(x, gain, epsilon, dtype)
+
+
+def rms_norm_with_residual(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x and its norm, for a residual stream: on a CPU both gradients of x are added where they are made."""
+    if not uses_manual_backward(x):
+        return x, reference.rms_norm(x, gain, epsilon, dtype)
+    return written.RMSNorm.apply(x, gain, epsilon, dtype)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def residual_add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y, in the wider dtype of the two."""
+    if saves_memory(x) or (uses_manual_backward(x) and cpu.supports(y, wide=[x])):
+        return written.ResidualAdd.apply(x, y)  # type: ignore[no-any-return,no-untyped-call]
+    return x + y
+
+
+def linear(
+    x: Tensor,
+    weight_OI: Tensor,
+    bias_O: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    cast_OI: Tensor | None = None,
+    fp8: bool = False,
+) -> Tensor:
+    """x W^T + b in `dtype`. cast_OI: the weight in `dtype`, used where no gradient is taken. fp8: multiply in float8
+    where gradients are (see fp8.py)."""
+    bias_O = None if bias_O is None else bias_O.to(dtype)
+    if cast_OI is not None and not torch.is_grad_enabled():
+        return functional.linear(x.to(dtype), cast_OI, bias_O)
+    if fp8 and torch.is_grad_enabled():
+        out = linear_float8(x.to(dtype), weight_OI)
+    elif saves_memory(x):
+        (out,) = written.Linears.apply(x, dtype, weight_OI)  # type: ignore[no-untyped-call]
+    else:
+        return functional.linear(x.to(dtype), weight_OI.to(dtype), bias_O)
+    return out if bias_O is None else out + bias_O
+
+
+def shares_input(x: Tensor) -> bool:
+    """Whether linear layers with the same input go through `shared_input_linears`."""
+    return saves_memory(x) and torch.is_grad_enabled()
+
+
+def shared_input_linears(
+    x: Tensor, dtype: torch.dtype, weights_OI: Sequence[Tensor], biases_O: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """x W^T + b for each of several layers; the gradients of x are summed where they are made."""
+    outs = written.Linears.apply(x, dtype, *weights_OI)  # type: ignore[no-untyped-call]
+    return tuple(out if bias is None else out + bias.to(dtype) for out, bias in zip(outs, biases_O, strict=True))
+
+
+def packs_gate_and_up(x: Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether `swiglu` takes gate and up side by side in one tensor. Not where no gradient is taken: generation has few
+    tokens in a pass, and would concatenate the weights anew for each."""
+    return torch.is_grad_enabled() and gpu.supports(x.device, dtype)
+
+
+def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
+    """silu(gate) * up (arXiv:2002.05202, equation 6, without the matrices). up None: both in one tensor, [..., 2F]."""
+    if up is None:
+        inner: Tensor = gpu.swiglu(gate)
+        return inner
+    if uses_manual_backward(gate):
+        return written.SwiGLU.apply(gate, up)  # type: ignore[no-any-return,no-untyped-call]
+    return reference.swiglu(gate, up)
+
+
+def swiglu_linear(
+    gate_and_up: Sequence[Tensor], down: Callable[[Tensor], Tensor], weight_DF: Tensor | None = None
+) -> Tensor:
+    """down(silu(gate) * up). gate_and_up: as `swiglu` takes them. weight_DF: where down(x) is x W^T and no more."""
+    if weight_DF is not None and len(gate_and_up) == 2 and saves_memory(gate_and_up[0]):
+        return written.SwiGLULinear.apply(*gate_and_up, weight_DF)  # type: ignore[no-any-return,no-untyped-call]
+    return down(swiglu(*gate_and_up))
+
+
+def apply_rope(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate each pair of dimensions (i, i + n) by its position's angle (arXiv:2104.09864, equation 34), in float32."""
+    return written.apply_rope(x_BTHK, cosine, sine)
+
+
+class QKNorm(NamedTuple):
+    """RMSNorm of each query and key head: gains and epsilon."""
+
+    q_gain_K: Tensor
+    k_gain_K: Tensor
+    epsilon: float
+
+
+def attention(
+    qkv: Sequence[Tensor],
+    num_heads: int,
+    num_kv_heads: int,
+    norm: QKNorm | None,
+    rotary: Rotary,
+    metadata: AttentionMetadata,
+    cache: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> Tensor:
+    """out_BTHK = softmax(rope(norm(q)) rope(norm(k))^T / sqrt(K)) v over the keys that `metadata` lets a query see
+    (arXiv:1706.03762, equation 1).
+
+    qkv: q, k and v, [B, T, heads x K] each, or all side by side in one where `metadata.packed`. cache: stores new keys
+    and values, and returns all, block_BGSK.
+    """
+    if metadata.ranges is not None:
+        gains, epsilon = (None, 0.0) if norm is None else (norm[:2], norm.epsilon)
+        return gpu.fused_qk_norm_rope_attention(
+            qkv[0], gains, epsilon, rotary, metadata.ranges, num_heads, num_kv_heads
+        )
+    counts, (rows, num_tokens, width) = (num_heads, num_kv_heads, num_kv_heads), qkv[0].shape
+    size = width // num_heads
+    q_BTHK, k_BTGK, v_BTGK = (x.view(rows, num_tokens, count, size) for x, count in zip(qkv, counts, strict=True))
+    if norm is not None:
+        q_BTHK = rms_norm(q_BTHK, norm.q_gain_K, norm.epsilon, q_BTHK.dtype)
+        k_BTGK = rms_norm(k_BTGK, norm.k_gain_K, norm.epsilon, k_BTGK.dtype)
+    if metadata.document_BT is not None:
+        given = (metadata.document_BT, metadata.mask_B1TS, metadata.window, metadata.groups, rotary, metadata.first_BT)
+        return tiled_attention(q_BTHK, k_BTGK, v_BTGK, *given)
+    q_BTHK, k_BTGK = apply_rope(q_BTHK, *rotary), apply_rope(k_BTGK, *rotary)
+    if cache is not None:
+        k_BGSK, v_BGSK = (x.to(q_BTHK.dtype) for x in cache(k_BTGK, v_BTGK))
+        return reference.attention(q_BTHK, k_BGSK, v_BGSK, metadata.mask_B1TS)
+    if metadata.cu_seqlens_S is not None:
+        return varlen_attention(q_BTHK, k_BTGK, v_BTGK, metadata.cu_seqlens_S, num_tokens, metadata.window)
+    return reference.attention(q_BTHK, k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), metadata.mask_B1TS)
+
+
+def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float) -> None:
+    """mean <- momentum mean + (1 - momentum) gradient; out <- momentum mean + (1 - momentum) gradient of the new
+    mean."""
+    if cpu.supports(wide=[gradient, mean, out]):
+        cpu.nesterov_update(gradient, mean, out, momentum)
+    else:
+        reference.nesterov_update(gradient, mean, out, momentum)
+
+
+def decayed_update(
+    parameters: Sequence[Tensor], update_EMN: Tensor, decay: float, rate: float, scale: float, bad: Tensor | None = None
+) -> None:
+    """w <- decay w - rate scale update, for each parameter and its matrix of a stack of updates in any dtype. bad: 1 on
+    the device where nothing may change; None: it is known that it may."""
+    if bad is None and cpu.supports(update_EMN, wide=parameters):
+        for parameter, update_MN in zip(parameters, update_EMN, strict=True):
+            cpu.add_scaled(parameter, update_MN, float(decay), -rate * scale)
+        return
+    update_EMN = update_EMN.to(parameters[0].dtype)  # in two steps: the stack in half precision is freed between them
+    update_EMN = update_EMN * scale
+    kept: float | Tensor = decay
+    if bad is not None:
+        update_EMN = torch.where(bad > 0, torch.zeros_like(update_EMN), update_EMN)
+        kept = torch.where(bad > 0, 1.0, decay)
+    for parameter, update_MN in zip(parameters, update_EMN, strict=True):
+        parameter.mul_(kept).sub_(update_MN, alpha=rate)
+
+
+class Backend(NamedTuple):
+    """Which implementation an op has on a device."""
+
+    op: str
+    name: str
+    why: str
+
+
+def backends(device: torch.device, dtype: torch.dtype, head_dim: int = 64, rows: int = 8) -> list[Backend]:
+    """Which op runs on what in training on `device`, in matmuls of `dtype`. head_dim, rows: of attention's queries (key
+    heads of all rows)."""
+    if gpu.supports(device, dtype):
+        return _on_triton(device, dtype, head_dim)
+    if device.type == "cpu":
+        return _on_cpu(dtype, head_dim, rows)
+    why = f"no Triton kernels for {str(dtype).removeprefix('torch.')} on this {device.type} device"
+    found = [Backend(op, "torch", why) for op in ("rms_norm", "swiglu", "cross_entropy", "linear")]
+    if supports_varlen(device, dtype, head_dim):
+        return [*found, Backend("attention", "varlen", "torch's FlashAttention for packed documents"), _grouped(why)]
+    return [*found, Backend("attention", "torch", why), _grouped(why)]
+
+
+def _grouped(why: str) -> Backend:
+    return Backend("experts", "torch, grouped matmuls", why)
+
+
+def _on_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> list[Backend]:
+    fused = gpu.supports_attention(device, dtype, head_dim)
+    why = "an NVIDIA card of compute capability 8.0 or later, in half precision"
+    other = "varlen" if supports_varlen(device, dtype, head_dim) else "torch"
+    return [
+        Backend("attention", *(("Triton", why) if fused else (other, f"no Triton kernel for heads of {head_dim}"))),
+        Backend("rope, query and key norm", *(("Triton", "fused with attention") if fused else ("torch", "not fused"))),
+        Backend("swiglu", "Triton", why),
+        Backend("cross_entropy", "Triton", why),
+        Backend("experts", "grouped matmuls and Triton", why),
+        Backend("rms_norm", "torch", "torch's own kernel is one launch"),
+        Backend("linear", "torch", "cuBLAS"),
+    ]
+
+
+def _on_cpu(dtype: torch.dtype, head_dim: int, rows: int) -> list[Backend]:
+    missing = library.unavailable_reason()
+    if not missing and dtype not in cpu.TYPES:
+        missing = f"the C kernels take float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    small = Backend("", "torch, in chunks", missing) if missing else Backend("", "C", "built for this processor")
+    found = [small._replace(op=op) for op in ("rms_norm", "swiglu", "residual_add", "cross_entropy", "muon update")]
+    attends = cpu.supports_attention(dtype, head_dim, rows)
+    tiles = missing or f"the C kernel does not take heads of {head_dim} in this dtype on these threads"
+    found.append(Backend("attention", *(("C", small.why) if attends else ("torch, in tiles", tiles))))
+    found.append(Backend("rope", *(("C", "fused with attention") if not missing else ("torch, in chunks", missing))))
+    units = not missing and cpu.supports_weight_grad_in(dtype)
+    found.append(Backend("linear", "torch", "oneDNN or MKL"))
+    why = "matrix units (AMX)" if units else "the C kernel is for bfloat16 on processors with AMX"
+    found.append(Backend("weight gradients", "C" if units else "torch", why))
+    return [*found, Backend("experts", "expert by expert", "one core each; SwiGLU as above")]

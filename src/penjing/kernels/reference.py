@@ -1,0 +1,69 @@
+"""Every op in plain torch: what a backend must compute, and what is used where no backend takes the tensors."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+    """x / sqrt(mean(x^2) + epsilon) * gain over the last dimension, in float32; returned in `dtype`."""
+    return functional.rms_norm(x.float(), gain.shape, gain, epsilon).to(dtype)
+
+
+def apply_rope(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate each pair (i, i + n) of the first 2n dimensions by its position's angle, in float32; returns x's dtype."""
+    size = 2 * cosine.shape[-1]
+    out = rotate_pairs(x_BTHK[..., :size].float(), torch.cat((cosine, cosine), dim=-1), sine).to(x_BTHK.dtype)
+    return torch.cat((out, x_BTHK[..., size:]), dim=-1) if size < x_BTHK.shape[-1] else out
+
+
+def rotate_pairs(wide: Tensor, cosine: Tensor, sine: Tensor, out: Tensor | None = None) -> Tensor:
+    """cosine: for both halves of the dimensions; sine: for one. Written to `out` if it is given."""
+    num_pairs = sine.shape[-1]
+    out = wide * cosine if out is None else torch.mul(wide, cosine, out=out)
+    out[..., :num_pairs].addcmul_(wide[..., num_pairs:], sine, value=-1)
+    out[..., num_pairs:].addcmul_(wide[..., :num_pairs], sine)
+    return out
+
+
+def attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: Tensor | None) -> Tensor:
+    """out_BTHK = softmax(q k^T / sqrt(K)) v. mask_B1TS: True where a query sees a key; None: causal."""
+    out_BHTK = functional.scaled_dot_product_attention(
+        q_BTHK.transpose(1, 2),
+        k_BGSK,
+        v_BGSK,
+        attn_mask=mask_B1TS,
+        is_causal=mask_B1TS is None,
+        enable_gqa=q_BTHK.shape[2] != k_BGSK.shape[1],
+    )
+    return out_BHTK.transpose(1, 2)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    return functional.silu(gate) * up
+
+
+def experts(
+    x_ND: Tensor,
+    expert_Nk: Tensor,
+    weight_Nk: Tensor,
+    logit_NE: Tensor,
+    matrices: tuple[Tensor, Tensor, Tensor],
+    dtype: torch.dtype,
+) -> Tensor:
+    """All E experts on all tokens; experts that were not chosen have weight 0. Used by exporters too: no shape here
+    depends on the data. logit_NE: any tensor of that shape. matrices: gate_EFD, up_EFD, down_EDF."""
+    x_1ND, (gate_EFD, up_EFD, down_EDF) = x_ND.to(dtype)[None], matrices
+    inner_ENF = functional.silu(x_1ND @ gate_EFD.to(dtype).transpose(1, 2)) * (x_1ND @ up_EFD.to(dtype).transpose(1, 2))
+    y_END = inner_ENF @ down_EDF.to(dtype).transpose(1, 2)
+    weight_NE = torch.zeros_like(logit_NE).scatter(1, expert_Nk, weight_Nk)
+    return (y_END.float() * weight_NE.T[..., None]).sum(dim=0)
+
+
+def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float) -> None:
+    """mean <- the running mean of gradients; out <- Nesterov's step, a mean of the gradient and that."""
+    mean.lerp_(gradient, 1 - momentum)
+    torch.lerp(gradient, mean, momentum, out=out)

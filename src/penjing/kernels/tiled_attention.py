@@ -1,0 +1,415 @@
+"""Attention over packed rows on a CPU, document by document: keys that no query may see are hardly computed.
+
+By the C kernel (kernels/cpu/attention.c), which keeps no scores, where it takes the tensors. Elsewhere queries are
+taken in tiles of 64 positions. A tile needs the keys from where its first query's document begins to its own end, in
+whole tiles too; tiles that need equally many go through one batched matmul. Scores are rounded to the matmuls' dtype
+before the softmax, as in an eager `transformers` model. The reference is `reference.attention` with a mask.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from penjing.kernels.autograd_functions import apply_rope
+from penjing.kernels.cpu import ops as cpu
+from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.cpu.ops import TILE
+
+# Matrices of one batched matmul: each GEMM shape is compiled when first seen, and takes 0.5 MiB from then on.
+BATCHES = (8, 2, 1)
+MIN_MATRIX = 1 << 14  # values, below which all go through one matmul: calls would take longer than what they call
+# Tiles with up to this many keys keep their probabilities for the backward pass (2 x H x keys bytes a token in
+# bfloat16); those of others are recomputed: a third more time in attention, and memory in proportion to the tokens.
+MAX_KEPT_KEYS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TileGroup:
+    """Tiles that need equally many keys. Tiles are numbered through all rows."""
+
+    tile_N: Tensor  # of queries
+    key_tile_NM: Tensor  # the M tiles of keys that each needs
+    bias_NTS: Tensor  # 0 where the query may look, -inf where not; T positions of a tile, S = M x T
+    _places: dict[int, Tensor] = field(default_factory=dict)
+
+    def tile_places(self, num_groups: int) -> Tensor:
+        """Which tiles of which key head are needed, heads counted through: N x G x M. Every layer asks alike."""
+        if num_groups not in self._places:
+            group_G1 = torch.arange(num_groups)[:, None]
+            self._places[num_groups] = (self.key_tile_NM[:, None] * num_groups + group_G1).flatten()
+        return self._places[num_groups]
+
+
+def group_tiles(document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtype: torch.dtype) -> list[TileGroup]:
+    """Which tiles of keys each tile of queries needs. Equal neighbours in document_BT are one document.
+
+    mask_B1TS: True where a query may look, for documents that branch; None: at its document's past, of it at the last
+    `window` positions, its own included (0: all).
+    """
+    document_BT = functional.pad(document_BT, (0, -document_BT.shape[1] % TILE), value=-2)
+    rows, num_tokens = document_BT.shape
+    place_T, num_tiles = torch.arange(num_tokens), num_tokens // TILE
+    new_BT = document_BT[:, 1:] != document_BT[:, :-1]
+    start_BT = functional.pad(new_BT * place_T[1:], (1, 0)).cummax(dim=1).values
+    nearest_BN = start_BT[:, ::TILE]
+    if window:
+        nearest_BN = nearest_BN.maximum(place_T[::TILE] + 1 - window)
+    first_N = (nearest_BN // TILE + torch.arange(rows)[:, None] * num_tiles).flatten()
+    tile_N = torch.arange(rows * num_tiles)
+    needs_N = tile_N - first_N + 1
+    tiles_NT, place_NT = document_BT.view(-1, TILE), place_T.repeat(rows).view(-1, TILE)
+    groups = []
+    for needed in sorted(set(needs_N.tolist())):
+        mine_N = (needs_N == needed).nonzero()[:, 0]
+        keys_NM = first_N[mine_N, None] + torch.arange(needed)
+        query_NT1, key_N1S = place_NT[mine_N][:, :, None], place_NT[keys_NM].flatten(1)[:, None]
+        hidden_NTS = key_N1S > query_NT1
+        if mask_B1TS is None:
+            hidden_NTS |= tiles_NT[mine_N][:, :, None] != tiles_NT[keys_NM].flatten(1)[:, None]
+            if window:
+                hidden_NTS |= key_N1S <= query_NT1 - window
+        else:
+            last = mask_B1TS.shape[-1] - 1  # what was added at the end looks at itself only
+            seen_NTS = mask_B1TS[
+                mine_N[:, None, None] // num_tiles, 0, query_NT1.clamp(max=last), key_N1S.clamp(max=last)
+            ]
+            hidden_NTS |= torch.where((query_NT1 > last) | (key_N1S > last), query_NT1 != key_N1S, ~seen_NTS)
+        bias_NTS = torch.zeros(hidden_NTS.shape, dtype=dtype).masked_fill_(hidden_NTS, -math.inf)
+        groups.append(TileGroup(mine_N, keys_NM, bias_NTS))
+    return groups
+
+
+def tiled_attention(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    document_BT: Tensor,
+    mask_B1TS: Tensor | None = None,
+    window: int = 0,
+    groups: list[TileGroup] | None = None,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    first_BT: Tensor | None = None,
+) -> Tensor:
+    """out_BTHK = softmax(q k^T / sqrt(K)) v. groups: `group_tiles` of the three before it, where known; rotary: cosines
+    and sines, where q and k are still to be rotated; first_BT: `first_keys` of the documents, for the C kernel."""
+    in_c = cpu.supports(q_BTHK, k_BTGK, v_BTGK, wide=rotary or ())
+    if in_c and first_BT is not None and q_BTHK.dtype == k_BTGK.dtype == v_BTGK.dtype:
+        return _KernelAttention.apply(q_BTHK, k_BTGK, v_BTGK, first_BT, rotary)  # type: ignore[no-any-return,no-untyped-call]
+    if rotary is not None and not in_c:
+        q_BTHK, k_BTGK, rotary = apply_rope(q_BTHK, *rotary), apply_rope(k_BTGK, *rotary), None
+    if torch.compiler.is_compiling():
+        num_groups = k_BTGK.shape[2]
+        q_NGQK, k_NGTK, v_NGTK = (_to_tiles(x, num_groups) for x in (q_BTHK, k_BTGK, v_BTGK))
+        keep = torch.is_grad_enabled() and q_BTHK.requires_grad
+        out_NGQK: Tensor = _tiled_op(q_NGQK, k_NGTK, v_NGTK, document_BT, mask_B1TS, window, keep)[0]
+        return _to_rows(out_NGQK, q_BTHK.shape[1], q_BTHK.dtype)
+    if groups is None:
+        groups = group_tiles(document_BT, mask_B1TS, window, q_BTHK.dtype)
+    return _TiledAttention.apply(q_BTHK, k_BTGK, v_BTGK, groups, rotary)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _to_tiles(x_BTHK: Tensor, num_groups: int, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """[tiles of all rows, G, H / G x tile, K]; rows are filled up to whole tiles with zeros. rotary: to be turned by,
+    where kernels serve."""
+    if cpu.supports(x_BTHK):
+        x_NHTK = cpu.tiles_of(x_BTHK, rotary)
+        return x_NHTK.view(len(x_NHTK), num_groups, -1, x_BTHK.shape[-1])
+    missing = -x_BTHK.shape[1] % TILE
+    x_BTHK = functional.pad(x_BTHK, (0, 0, 0, 0, 0, missing)) if missing else x_BTHK
+    num_heads, size = x_BTHK.shape[2:]
+    x_NTGRK = x_BTHK.reshape(-1, TILE, num_groups, num_heads // num_groups, size)
+    x_NGRTK = _contiguous(x_NTGRK.permute(0, 2, 3, 1, 4), x_BTHK.dtype)
+    return x_NGRTK.view(-1, num_groups, num_heads // num_groups * TILE, size)
+
+
+def _contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same values one after another in memory."""
+    return x.to(dtype).contiguous() if torch.compiler.is_compiling() else arena.empty(x, x.shape, dtype).copy_(x)
+
+
+def _to_rows(
+    tile_NGQK: Tensor, num_tokens: int, dtype: torch.dtype, rotary: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """The way back of `_to_tiles`: rows of so many positions."""
+    _, num_groups, num_queries, size = tile_NGQK.shape
+    if dtype in cpu.TYPES and cpu.supports(tile_NGQK):
+        return cpu.rows_of(tile_NGQK.view(len(tile_NGQK), -1, TILE, size), num_tokens, dtype, rotary)
+    heads, rows = num_groups * num_queries // TILE, len(tile_NGQK) // -(-num_tokens // TILE)
+    x_NGRTK = tile_NGQK.view(len(tile_NGQK), tile_NGQK.shape[1], -1, TILE, size)
+    return _contiguous(x_NGRTK.permute(0, 3, 1, 2, 4), dtype).view(rows, -1, heads, size)[:, :num_tokens]
+
+
+def _gather_queries(tile_NGQK: Tensor, group: TileGroup) -> Tensor:
+    """[N x G, Q, K]: the heads that share a key head side by side; Q is their number times the tile."""
+    buffer = arena.empty(tile_NGQK, (len(group.tile_N), *tile_NGQK.shape[1:]), tile_NGQK.dtype)
+    return torch.index_select(tile_NGQK, 0, group.tile_N, out=buffer).flatten(0, 1)
+
+
+def _gather_keys(tile_NGTK: Tensor, group: TileGroup) -> Tensor:
+    """[N x G, S, K]."""
+    num_groups, size = tile_NGTK.shape[1], tile_NGTK.shape[-1]
+    place = group.tile_places(num_groups)
+    buffer = arena.empty(tile_NGTK, (len(place), *tile_NGTK.shape[2:]), tile_NGTK.dtype)
+    return torch.index_select(tile_NGTK.flatten(0, 1), 0, place, out=buffer).view(
+        len(group.tile_N) * num_groups, -1, size
+    )
+
+
+def _scatter_add_keys(into_NGTK: Tensor, group: TileGroup, value: Tensor) -> None:
+    """The way back of `_gather_keys`; a tile of keys may be needed by several of queries."""
+    num_groups, *tile = into_NGTK.shape[1:]
+    if cpu.supports(value, wide=[into_NGTK]):
+        cpu.add_tiles(into_NGTK.flatten(0, 1), group.tile_places(num_groups), value)
+        return
+    into_NGTK.flatten(0, 1).index_add_(
+        0, group.tile_places(num_groups), arena.cast(value, into_NGTK.dtype).view(-1, *tile)
+    )
+
+
+def _batches(matrices: Tensor) -> Iterator[slice]:
+    """Those that one product takes."""
+    count, start = len(matrices), 0
+    if matrices[:1].numel() < MIN_MATRIX:
+        yield slice(0, count)
+        return
+    for size in BATCHES:
+        while count - start >= size:
+            yield slice(start, start + size)
+            start += size
+
+
+def _bmm(left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
+    """left @ right * scale, matrix by matrix."""
+    out = arena.empty(left, (*left.shape[:2], right.shape[2]), left.dtype)
+    for run in _batches(left):
+        if scale == 1.0:
+            torch.bmm(left[run], right[run], out=out[run])
+        else:
+            torch.baddbmm(left.new_empty(1, 1, 1), left[run], right[run], beta=0, alpha=scale, out=out[run])
+    return out
+
+
+def _probs(q: Tensor, k: Tensor, group: TileGroup, out: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(K)), [N x G, H / G x tile, S], written to `out` if it is given."""
+    scores = _bmm(q, k.mT, 1 / math.sqrt(q.shape[-1]))
+    if cpu.supports(scores, group.bias_NTS) and group.bias_NTS.dtype == scores.dtype:
+        return cpu.softmax(scores, group.bias_NTS, scores if out is None else out)
+    num_tiles, *each = group.bias_NTS.shape
+    scores.view(num_tiles, -1, *each).add_(group.bias_NTS[:, None])
+    return torch.softmax(scores, dim=-1, out=arena.empty_like(scores) if out is None else out)
+
+
+def _probs_buffer(q_NGQK: Tensor, groups: list[TileGroup]) -> Tensor:
+    """Room for all probabilities that are kept."""
+    keys = [group.bias_NTS.shape[-1] for group in groups]
+    kept = sum(len(group.tile_N) * each for group, each in zip(groups, keys, strict=True) if each <= MAX_KEPT_KEYS)
+    return arena.empty(q_NGQK, (kept * q_NGQK[0, :, :, 0].numel(),), q_NGQK.dtype)
+
+
+def _group_probs(probs_P: Tensor, q_NGQK: Tensor, groups: list[TileGroup]) -> Iterator[Tensor | None]:
+    """Of each group the part of `_probs_buffer` that takes its probabilities; None if they are too many, or probs_P is
+    empty."""
+    start, num_groups, num_queries = 0, *q_NGQK.shape[1:3]
+    for group in groups:
+        shape = (len(group.tile_N) * num_groups, num_queries, group.bias_NTS.shape[-1])
+        if not len(probs_P) or shape[-1] > MAX_KEPT_KEYS:
+            yield None
+            continue
+        size = math.prod(shape)
+        yield probs_P[start : start + size].view(shape)
+        start += size
+
+
+def _forward(q_NGQK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, groups: list[TileGroup], probs_P: Tensor) -> Tensor:
+    """out_NGQK. probs_P: of `_probs_buffer` or larger, filled for the backward pass; empty: nothing is kept."""
+    out_NGQK = arena.empty_like(q_NGQK)
+    for group, part in zip(groups, _group_probs(probs_P, q_NGQK, groups), strict=True):
+        probs = _probs(_gather_queries(q_NGQK, group), _gather_keys(k_NGTK, group), group, part)
+        out_NGQK.index_copy_(0, group.tile_N, _bmm(probs, _gather_keys(v_NGTK, group)).view(-1, *q_NGQK.shape[1:]))
+    return out_NGQK
+
+
+def _backward(
+    grad_out_NGQK: Tensor,
+    q_NGQK: Tensor,
+    k_NGTK: Tensor,
+    v_NGTK: Tensor,
+    groups: list[TileGroup],
+    probs_P: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v, those of k and v in float32.
+
+    With P the probabilities and U the upstream gradient: dv = P^T U; dS = P (dP - sum P dP) with dP = U v^T, which
+    torch has as the softmax's backward; dq = dS k / sqrt(K); dk = dS^T q / sqrt(K). dk and dv of a tile are summed over
+    the tiles that looked at it in float32.
+    """
+    scale = 1 / math.sqrt(q_NGQK.shape[-1])
+    grad_q_NGQK, wide = arena.empty_like(q_NGQK), torch.promote_types(k_NGTK.dtype, torch.float32)
+    grad_k_NGTK, grad_v_NGTK = (arena.empty(k_NGTK, k_NGTK.shape, wide).zero_() for _ in range(2))
+    for group, kept in zip(groups, _group_probs(probs_P, q_NGQK, groups), strict=True):
+        q, upstream, k = (
+            _gather_queries(q_NGQK, group),
+            _gather_queries(grad_out_NGQK, group),
+            _gather_keys(k_NGTK, group),
+        )
+        probs = _probs(q, k, group) if kept is None else kept
+        _scatter_add_keys(grad_v_NGTK, group, _bmm(probs.mT, upstream))
+        grad_scores = _bmm(upstream, _gather_keys(v_NGTK, group).mT)
+        torch.ops.aten._softmax_backward_data.out(grad_scores, probs, -1, probs.dtype, grad_input=grad_scores)
+        grad_q_NGQK.index_copy_(0, group.tile_N, _bmm(grad_scores, k, scale).view(-1, *q_NGQK.shape[1:]))
+        _scatter_add_keys(grad_k_NGTK, group, _bmm(grad_scores.mT, q, scale))
+    return grad_q_NGQK, grad_k_NGTK, grad_v_NGTK
+
+
+class _KernelAttention(torch.autograd.Function):
+    """Attention that keeps no probabilities: scores are made again, tile by tile (kernels/cpu/attention.c)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BTHK: Tensor,
+        k_BTGK: Tensor,
+        v_BTGK: Tensor,
+        first_BT: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        rotaries = zip((q_BTHK, k_BTGK, v_BTGK), (rotary, rotary, None), strict=True)
+        q_NHTK, k_NGTK, v_NGTK = (cpu.tiles_of(x, rotary) for x, rotary in rotaries)
+        out_NHTK, norm_NHT = cpu.attention(q_NHTK, k_NGTK, v_NGTK, first_BT)
+        out_BTHK = cpu.rows_of(out_NHTK, q_BTHK.shape[1], q_BTHK.dtype, None)
+        ctx.rotary = rotary
+        ctx.save_for_backward(q_NHTK, k_NGTK, v_NGTK, out_BTHK, norm_NHT, first_BT)
+        return out_BTHK
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        q_NHTK, k_NGTK, v_NGTK, out_BTHK, norm_NHT, first_BT = ctx.saved_tensors
+        num_tokens, dtype = out_BTHK.shape[1], out_BTHK.dtype
+        grad_out_NHTK, out_NHTK = (cpu.tiles_of(x, None) for x in (upstream[0].contiguous(), out_BTHK))
+        found = cpu.attention_backward(grad_out_NHTK, q_NHTK, k_NGTK, v_NGTK, out_NHTK, norm_NHT, first_BT)
+        rotaries = zip(found, (ctx.rotary, ctx.rotary, None), strict=True)
+        return (*(cpu.rows_of(each, num_tokens, dtype, rotary) for each, rotary in rotaries), None, None)
+
+
+class _TiledAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BTHK: Tensor,
+        k_BTGK: Tensor,
+        v_BTGK: Tensor,
+        groups: list[TileGroup],
+        rotary: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        rotaries = zip((q_BTHK, k_BTGK, v_BTGK), (rotary, rotary, None), strict=True)
+        q_NGQK, k_NGTK, v_NGTK = (_to_tiles(x, k_BTGK.shape[2], rotary) for x, rotary in rotaries)
+        probs_P = _probs_buffer(q_NGQK, groups if any(ctx.needs_input_grad) else [])
+        ctx.groups, ctx.rotary = groups, rotary
+        ctx.save_for_backward(q_NGQK, k_NGTK, v_NGTK, probs_P)
+        return _to_rows(_forward(q_NGQK, k_NGTK, v_NGTK, groups, probs_P), q_BTHK.shape[1], q_BTHK.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        q_NGQK, k_NGTK, v_NGTK, probs_P = ctx.saved_tensors
+        grad_out_NGQK = _to_tiles(upstream[0].contiguous(), k_NGTK.shape[1])
+        found = _backward(grad_out_NGQK, q_NGQK, k_NGTK, v_NGTK, ctx.groups, probs_P)
+        rotaries = zip(found, (ctx.rotary, ctx.rotary, None), strict=True)
+        return (*(_to_rows(each, upstream[0].shape[1], q_NGQK.dtype, rotary) for each, rotary in rotaries), None, None)
+
+
+class _GroupCache:
+    """`group_tiles` for operators that each layer and its backward pass call with the same documents: the last answers.
+
+    Documents are compared by what they are, which takes no time beside finding groups.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # backward passes have a thread of their own
+        self._document_BT, self._mask_B1TS = torch.empty(0), torch.empty(0)
+        self._lots: dict[tuple[int, torch.dtype], list[TileGroup]] = {}
+
+    def __call__(
+        self, document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtype: torch.dtype
+    ) -> list[TileGroup]:
+        mask_given = torch.empty(0) if mask_B1TS is None else mask_B1TS
+        with self._lock:
+            if not torch.equal(document_BT, self._document_BT) or not torch.equal(mask_given, self._mask_B1TS):
+                self._document_BT, self._mask_B1TS, self._lots = document_BT.clone(), mask_given.clone(), {}
+            if (window, dtype) not in self._lots:
+                self._lots[window, dtype] = group_tiles(document_BT, mask_B1TS, window, dtype)
+            return self._lots[window, dtype]
+
+
+_cached_groups = _GroupCache()
+
+
+# The same as two operators that `torch.compile` takes as they are: which tiles are needed is data, which would break
+# its graph. An operator's outputs have known shapes: the buffer is that for MAX_KEPT_KEYS keys of every query.
+@torch.library.custom_op("penjing::tiled_attention", mutates_args=())
+def _tiled_op(
+    q_NGQK: Tensor,
+    k_NGTK: Tensor,
+    v_NGTK: Tensor,
+    document_BT: Tensor,
+    mask_B1TS: Tensor | None,
+    window: int,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    probs_P = _max_probs_buffer(q_NGQK, keep)
+    return _forward(
+        q_NGQK, k_NGTK, v_NGTK, _cached_groups(document_BT, mask_B1TS, window, q_NGQK.dtype), probs_P
+    ), probs_P
+
+
+def _max_probs_buffer(q_NGQK: Tensor, keep: bool) -> Tensor:
+    return q_NGQK.new_empty(q_NGQK[..., 0].numel() * MAX_KEPT_KEYS * keep)
+
+
+@torch.library.custom_op("penjing::tiled_attention_backward", mutates_args=())
+def _tiled_backward_op(
+    grad_out_NGQK: Tensor,
+    q_NGQK: Tensor,
+    k_NGTK: Tensor,
+    v_NGTK: Tensor,
+    probs_P: Tensor,
+    document_BT: Tensor,
+    mask_B1TS: Tensor | None,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    groups = _cached_groups(document_BT, mask_B1TS, window, q_NGQK.dtype)
+    grad_q, grad_k, grad_v = _backward(grad_out_NGQK, q_NGQK, k_NGTK, v_NGTK, groups, probs_P)
+    return grad_q, arena.cast(grad_k, k_NGTK.dtype), arena.cast(grad_v, v_NGTK.dtype)
+
+
+@_tiled_op.register_fake
+def _(q_NGQK: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q_NGQK), _max_probs_buffer(q_NGQK, more[-1])
+
+
+@_tiled_backward_op.register_fake
+def _(_: Tensor, q_NGQK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, *__: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q_NGQK), torch.empty_like(k_NGTK), torch.empty_like(v_NGTK)
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q_NGQK, k_NGTK, v_NGTK, document_BT, mask_B1TS, ctx.window, _ = inputs
+    ctx.save_for_backward(q_NGQK, k_NGTK, v_NGTK, output[1], document_BT, mask_B1TS)
+
+
+def _gradients(ctx: Any, grad_out_NGQK: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    found = _tiled_backward_op(grad_out_NGQK.contiguous(), *ctx.saved_tensors, ctx.window)
+    return (*found, None, None, None, None)
+
+
+_tiled_op.register_autograd(_gradients, setup_context=_keep_inputs)

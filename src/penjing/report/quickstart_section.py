@@ -1,0 +1,137 @@
+"""What the page of a quickstart shows beside its runs: stages, examples, data, tokenizer, machine, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penjing.base import formatting as units
+from penjing.report import charts, text_format
+from penjing.report.charts import figure
+from penjing.report.load_run import Fields, Quickstart, Run, continuation
+from penjing.report.metrics import task_names
+from penjing.report.text_format import NONE, clip, count, duration, kind_name, percent
+
+Facts = list[tuple[str, str]]
+FactTable = Sequence[tuple[str, str, Callable[[float], str] | None]]  # name, field, form of a number
+View = dict[str, Any]
+
+DATA_FACTS: FactTable = (
+    ("Source", "source", None),
+    ("Documents", "documents", count),
+    ("Size", "bytes", units.megabytes),
+    ("Training tokens", "tokens", count),
+    ("Validation tokens", "validation_tokens", count),
+    ("Bytes per token", "bytes_per_token", figure),
+    ("Chinese characters", "han_fraction", percent),
+)
+MACHINE_FACTS: FactTable = (
+    ("Processor", "cpu", None),
+    ("Cores", "cores", count),
+    ("Threads used", "threads", count),
+    ("Memory", "memory_bytes", units.gibibytes),
+    ("Device", "device", None),
+    ("Computed in", "compute_dtype", None),
+)
+VERSION_FACTS: FactTable = tuple((name, name.lower(), None) for name in ("penjing", "torch", "Command"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much of a run is shown, so that the page stays small."""
+
+    points: int  # per curve
+    letters: int  # per sample or reply
+    steps: int  # samples side by side
+    items: int  # prompts, examples, warnings, lines of a table
+
+
+def facts(fields: Fields, table: FactTable) -> Facts:
+    """The facts of a table that are known, each clipped to a sane length."""
+    rows = []
+    for name, field, form in table:
+        value = fields.number(field) if form else None
+        shown = form(value) if form and value is not None else "" if form else fields.text(field)
+        rows.append((clip(name, 60), clip(shown, 300)))
+    return [(name, shown) for name, shown in rows if shown not in ("", NONE)]
+
+
+def quickstart_view(quickstart: Quickstart, runs: Sequence[Run], limits: Limits) -> View:
+    told, evaluation, tokenizer = quickstart.facts, quickstart.evaluation, quickstart.facts.fields("tokenizer")
+    examples = [example_cells(example, limits) for example in evaluation.items("examples")]
+    hashes = [(f"{task_names(run.task)[0]} weights, SHA-256", run.outcome.text("weights_sha256")) for run in runs]
+    names = [(text_format.kind_name(name).capitalize(), name) for name in tokenizer.raw][:16]
+    return {
+        "stages": stage_rows(told, limits),
+        "examples": [
+            (english, chinese, items)
+            for english, chinese, right in (("Right", "答对", True), ("Wrong", "答错", False))
+            if (items := [each for each in examples if each["right"] == right][: limits.items])
+        ],
+        "stories_sentence": text_format.stories_sentence(quickstart),
+        "stories": [
+            {
+                "prompt": clip(story.text("prompt"), 300),
+                "text": clip(continuation(story), limits.letters),
+                "language": story.text("language"),
+            }
+            for story in evaluation.fields("stories").items("examples")[: limits.items]
+        ],
+        "data": facts(told.fields("data"), DATA_FACTS),
+        "warnings": [clip(warning, 300) for warning in told.fields("data").texts("warnings")[: limits.items]],
+        "tokenizer": facts(tokenizer, [(name, field, figure_of(tokenizer, field)) for name, field in names]),
+        "compression": clip(quickstart.compression.text("note"), 400),
+        "machine": [
+            *facts(told.fields("machine"), MACHINE_FACTS),
+            *facts(told, VERSION_FACTS),
+            *[(name, clip(value, 80)) for name, value in hashes if value],
+        ],
+        "export": clip(told.fields("export").text("path"), 200),
+        "export_note": clip(told.fields("export").text("note"), 300),
+        "next": clip(told.text("next"), 300),
+    }
+
+
+def figure_of(fields: Fields, name: str) -> Callable[[float], str] | None:
+    """How a field of unknown kind is shown: a number as a count, anything else as its text."""
+    return count if fields.number(name) is not None else None
+
+
+def stage_rows(told: Fields, limits: Limits) -> list[View]:
+    """The timeline: each stage with its bar (beginning where the one before ended), state, time and note."""
+    stages = told.items("stages")[: 4 * limits.items]
+    total, begin, rows = text_format.total_seconds(stages) or 0.0, 0.0, []
+    for stage in stages:
+        seconds = max(stage.number("seconds") or 0.0, 0.0)
+        name, state, took = clip(stage.text("name"), 40), stage.text("state"), duration(stage.number("seconds"))
+        kind = state if state in ("done", "skipped", "failed") else "other"
+        rows.append(
+            {
+                "name": name,
+                "state": kind,
+                "word": clip(state, 20) or "unknown",
+                "bar": charts.span_bar(begin, seconds, total, kind, f"{name}: {took}"),
+                "time": took,
+                "note": clip(stage.text("note"), 300),
+            }
+        )
+        begin += seconds
+    return rows
+
+
+def example_cells(example: Fields, limits: Limits) -> View:
+    """One question with both replies and whether each is right; `right` is the last reply's verdict."""
+    length = limits.letters // 2
+    replies = [
+        (name, clip(example.text(stage), length), example.flag(f"{stage}_right") is True)
+        for name, stage in (("before", "pretrain"), ("after", "sft"))
+    ]
+    return {
+        "kind": kind_name(example.text("kind")),
+        "language": example.text("language"),
+        "question": clip(example.text("question"), length),
+        "answer": clip(example.text("answer"), length),
+        "replies": replies,
+        "right": replies[-1][-1],
+    }

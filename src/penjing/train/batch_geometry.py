@@ -1,0 +1,61 @@
+"""How an optimizer step is cut into forward passes. One pure function, asked by training, plans and benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from penjing.base.errors import UserError
+from penjing.train.config import Run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchGeometry:
+    """One optimizer step: global_size = micro_size x accumulation x world, in units (rows, pairs, prompts)."""
+
+    global_size: int  # of one optimizer step, over all devices
+    micro_size: int  # of one forward pass on one device
+    accumulation: int  # forward passes of one step on each device
+    world: int  # devices
+    indivisible: int = 1  # units that one forward pass must hold together
+    exact: bool = True  # whether gradients are the same however a step is cut, rounding aside
+
+
+def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
+    """The step of a run on `world` devices like `device`. Raises UserError if its units do not divide evenly.
+
+    Unless batch.micro_rows is set, a pass is a device's whole share; but on one CPU half of it, where that is even. In
+    bfloat16 every pass rounds its gradients, so only the same passes give the same bits: this way two processes learn
+    exactly what one does.
+    """
+    size, micro = run.batch.rows, run.batch.micro_rows
+    if not micro:
+        passes = 2 if device.type == "cpu" and size % 2 == 0 else 1
+        micro = max(1, size // max(world, passes))
+    if size % (micro * world):
+        share = f"{world} devices" + (f" x {micro} batch.micro_rows" if run.batch.micro_rows else "")
+        raise UserError(
+            "the rows of a step do not divide evenly", where="batch.rows", got=size, wanted=f"a multiple of {share}"
+        )
+    together = run.objective.indivisible_units
+    if micro % together:
+        raise UserError(
+            "a forward pass must hold whole blocks of groups that share an estimate",
+            where="objective.kl_groups",
+            got=together,
+            wanted=f"a divisor of {micro}, the groups of one forward pass (batch.micro_rows)",
+        )
+    return BatchGeometry(
+        global_size=size,
+        micro_size=micro,
+        accumulation=size // (micro * world),
+        world=world,
+        indivisible=together,
+        exact=not run.model.is_mixture or run.router.for_model(run.model).balance != "batch",
+    )
+
+
+def smaller_micro_size(size: int, indivisible: int = 1) -> int | None:
+    """The largest proper divisor of `size` that is a multiple of `indivisible`; None if there is none."""
+    return next((part for part in range(size // 2, 0, -1) if size % part == 0 and part % indivisible == 0), None)

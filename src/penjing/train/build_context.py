@@ -1,0 +1,167 @@
+"""What the loop works with around a built run: batches, meter, guard, checkpoints, and what happens between steps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penjing.base import config
+from penjing.base.files import DiskError, sha256_text
+from penjing.checkpoint.load import Checkpoint
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.loader.batch_source import DeviceSource, Source
+from penjing.loader.prefetch import Prefetch
+from penjing.model.transformer import Transformer
+from penjing.optim.router_bias_update import RouterBalance
+from penjing.plan import hardware
+from penjing.plan.flops import training_flops_per_token
+from penjing.plan.trainable import trainable_of
+from penjing.track.base import Tracker, Trackers
+from penjing.track.jsonl import JsonLines
+from penjing.train.build_model import BuiltRun
+from penjing.train.checkpointer import Keeper, Stateful
+from penjing.train.config import Run
+from penjing.train.incident_log import IncidentLog
+from penjing.train.loop import TrainingContext, TrainState
+from penjing.train.nonfinite_guard import Guard, Record
+from penjing.train.oom_recovery import ResizableBatchSource, validate_with_retry
+from penjing.train.run_dir import RunFolder
+from penjing.train.stages.base import Report, Size
+from penjing.train.throughput import Meter
+
+Sample = Callable[[Transformer, Tokenizer, int], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHooks:
+    """What a command adds to a run; by default it is silent."""
+
+    report: Report = lambda text: None  # says what takes long
+    # Further trackers, of (the run with the batch that its data allow, number of steps, first step).
+    trackers: Callable[[Run, int, int], Sequence[Tracker]] = lambda run, steps, first: ()
+    sample: Sample = lambda model, tokenizer, step: []  # what the model writes; step -1: a trial that nobody sees
+    began: float = 0.0  # time.time() when the run was asked for; 0: not known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruments:
+    """What has state beside the model, and who saves it."""
+
+    source: ResizableBatchSource
+    meter: Meter
+    guard: Guard
+    checkpointer: Keeper
+    state: TrainState
+    resumed: int  # how often the run was taken up again
+
+
+def make_instruments(
+    built: BuiltRun, size: Size, folder: RunFolder, checkpoint: Checkpoint | None, facts: Mapping[str, str]
+) -> Instruments:
+    """All of it at its beginning. facts: what a checkpoint says of the run beside the settings."""
+    run, stage, scaler = built.run, built.stage, built.strategy.scaler
+    source = ResizableBatchSource(
+        lambda micro_size: _batches(built, micro_size),
+        built.geometry.micro_size,
+        indivisible=built.geometry.indivisible,
+        exact=built.geometry.exact,
+    )
+    meter, state = _meter(built, size), TrainState()
+    first = 0 if checkpoint is None else checkpoint.step
+    record: Record = IncidentLog(folder.incidents, rank=built.strategy.rank, resume_step=first).record
+    stage.record = lambda incident: record({"step": state.step + 1, **incident})
+    guard = Guard(record, scaler)
+    # Whatever else has state of its own, such as a loss scaler, gets a line here, and is saved and restored with it.
+    stateful: dict[str, Stateful] = {"source": source, "meter": meter, "guard": guard}
+    if scaler is not None:
+        stateful["scaler"] = scaler
+    resumed = 0 if checkpoint is None else checkpoint.state()["resumed"] + 1
+    settings = config.to_toml(run)
+    checkpointer = Keeper(
+        folder.checkpoints,
+        run.save,
+        built.strategy,
+        model=built.trainable,
+        only_trained=bool(run.lora.rank),
+        optimizers=built.optimizers,
+        stateful=stateful,
+        texts={"run.toml": settings},
+        about={**facts, "resumed": resumed, "base": built.base},
+        fingerprints={**facts, "config": sha256_text(settings)},
+        record=record,
+    )
+    return Instruments(source=source, meter=meter, guard=guard, checkpointer=checkpointer, state=state, resumed=resumed)
+
+
+def _batches(built: BuiltRun, micro_size: int) -> Source:
+    """A stage's batches on the device, made ready ahead where the stage allows it."""
+    strategy = built.strategy
+    source = built.stage.source(micro_size, strategy.rank, strategy.world)
+    ahead = built.run.data.prefetch if built.stage.runs_ahead else 0
+    return Prefetch(source, strategy.device, ahead) if ahead else DeviceSource(source, strategy.device)
+
+
+def _meter(built: BuiltRun, size: Size) -> Meter:
+    """What is frozen costs fewer FLOPs, and the peak is that of the run's dtype."""
+    run, strategy = built.run, built.strategy
+    trainable = trainable_of(built.trainable, run.model)
+    return Meter(
+        training_flops_per_token(run.model, size.num_keys, trainable=trainable, extra_forwards=size.extra_forwards),
+        hardware.peak(strategy.device, built.precision.dtype).flops_per_second,
+        peak_memory_bytes=lambda: hardware.peak_memory_bytes(strategy.device),
+        sum_ranks=lambda count: int(strategy.add(torch.tensor(count))),
+    )
+
+
+def make_context(
+    built: BuiltRun, instruments: Instruments, folder: RunFolder, hooks: RunHooks, num_steps: int
+) -> TrainingContext:
+    """Everything the loop knows."""
+    run, stage, strategy = built.run, built.stage, built.strategy
+    scaler, step = strategy.scaler, instruments.state.step
+    more = hooks.trackers(run, num_steps, step)
+    trackers = [JsonLines(folder.metrics, resume_step=step), *more] if strategy.rank == 0 else []
+    figures = [each.figures for each in built.optimizers if isinstance(each, RouterBalance)]
+
+    def sample(index: int) -> None:
+        written = hooks.sample(built.model, stage.tokenizer, index)
+        if strategy.rank == 0 and written:
+            _write_samples(folder, written, index)
+
+    return TrainingContext(
+        strategy=strategy,
+        model=built.wrapped,
+        objective=built.objective,
+        source=instruments.source,
+        optimizers=built.optimizers,
+        schedule=run.schedule,
+        trackers=Trackers(trackers),
+        meter=instruments.meter,
+        num_steps=num_steps,
+        accumulate=built.geometry.accumulation,
+        clip_norm=run.clip_norm,
+        log_every=run.track.every,
+        validate_every=run.validate.every,
+        sample_every=run.sample.every,
+        save_every=run.save.every,
+        validate=lambda: validate_with_retry(stage, strategy),
+        sample=sample,
+        save=instruments.checkpointer.save,
+        go_back=instruments.checkpointer.go_back,
+        guard=instruments.guard,
+        figures=[*figures, *([scaler.figures] if scaler is not None else [])],
+    )
+
+
+def _write_samples(folder: RunFolder, written: list[dict[str, Any]], index: int) -> None:
+    try:
+        lines = JsonLines(folder.samples, resume_step=index - 1)
+        for sample in written:
+            lines.log(index, sample)
+        lines.close()
+    except (OSError, DiskError) as error:
+        warnings.warn(f"samples of step {index} are not kept: {error}", stacklevel=2)

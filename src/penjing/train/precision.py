@@ -1,0 +1,103 @@
+"""The number formats of a run: decided once here, from `compute.dtype` and `compute.float8`, and applied from here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from penjing.base.errors import UserError
+from penjing.kernels.fp8 import Float8, require_float8
+from penjing.model.linear import set_compute_dtype, use_float8
+from penjing.model.lora import keep_base_in
+from penjing.model.transformer import Transformer
+from penjing.parallel.grad_scaler import LossScaler
+from penjing.plan.hardware import compute_dtype
+from penjing.train.config import ComputeSettings
+
+Format = Literal["bfloat16", "float16", "tf32", "float32"]
+TF32_CAPABILITY = (8, 0)  # of the first NVIDIA cards with tf32 units
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Formats of matmuls. Weights that learn, their gradients and the optimizer's state are float32 in all of them."""
+
+    matmul: Format  # what compute.dtype came to
+    fp8: Float8 = "off"  # of the linear layers of the blocks, where gradients are taken
+
+    @classmethod
+    def resolve(
+        cls,
+        compute: ComputeSettings,
+        device: torch.device,
+        *,
+        capability: tuple[int, int] | None = None,
+        begun: str = "",
+        agree: Callable[[str], str] = str,
+    ) -> Precision:
+        """What the settings come to on `device`. Raises UserError for a format that it does not have.
+
+        capability: of a CUDA device that is only planned for; None = the device is here, and is asked. begun: what
+        `auto` means for a run that goes on; empty = what is fastest. agree: what rank 0 took for `auto`.
+        """
+        setting, lost = str(compute.dtype), begun == "tf32" and device.type != "cuda"
+        if device.type == "cuda" and capability is None and (compute.float8 != "off" or setting == "tf32"):
+            capability = torch.cuda.get_device_capability(device)
+        if setting == "auto":
+            setting = agree(_fastest(device, capability) if not begun else "float32" if lost else begun)
+        found = cls(setting, compute.float8)  # type: ignore[arg-type]  # one of the names
+        found._check(device.type, capability or (0, 0))
+        return found
+
+    def _check(self, kind: str, capability: tuple[int, int]) -> None:
+        if self.matmul == "tf32" and (kind != "cuda" or capability < TF32_CAPABILITY):
+            raise UserError(
+                "needs an NVIDIA card of compute capability 8.0 or later",
+                where="compute.dtype",
+                got="tf32",
+                next_step="Use compute.dtype=auto.",
+            )
+        if self.fp8 != "off":
+            require_float8(kind, capability, self.dtype)
+
+    def said_by(self, compute: ComputeSettings) -> ComputeSettings:
+        """The settings with `auto` replaced by what it came to: nothing decides again."""
+        return replace(compute, dtype=self.matmul)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the inputs of matmuls; tf32 is float32 that tensor cores round."""
+        return compute_dtype(self.matmul, torch.device("cpu"))
+
+    @property
+    def name(self) -> str:
+        """Of the dtype, as checkpoints and plans have it: tf32 is float32 there."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def switch_tf32(self) -> None:
+        """Let float32 matmuls of this process run on tensor cores in tf32 (10 bits of mantissa), or not."""
+        torch.backends.cuda.matmul.allow_tf32 = self.matmul == "tf32"
+
+    def loss_scaler(self, device: torch.device) -> LossScaler | None:
+        """float16 needs one: its smallest steps would swallow small gradients."""
+        return LossScaler(device) if self.matmul == "float16" else None
+
+    def cast_frozen(self, model: nn.Module) -> None:
+        """Hold frozen weights of matmuls in the dtype that they are multiplied in."""
+        keep_base_in(model, self.dtype)
+
+    def apply(self, trained: nn.Module, model: Transformer | None = None) -> None:
+        """Set the format of all matmuls of `trained`; of `model`, its decoder, those of fp8."""
+        set_compute_dtype(trained, None if self.dtype == torch.float32 else self.dtype)
+        if self.fp8 != "off" and model is not None:
+            use_float8(model)
+
+
+def _fastest(device: torch.device, capability: tuple[int, int] | None) -> str:
+    if device.type == "cuda" and capability is not None:
+        return "bfloat16" if capability >= TF32_CAPABILITY else "float16"
+    return str(compute_dtype("auto", device)).removeprefix("torch.")

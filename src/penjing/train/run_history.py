@@ -1,0 +1,56 @@
+"""Predicted and actual of a run that has ended, for `penjing plan verify` and `penjing plan history`."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+from penjing.base.errors import UserError
+from penjing.base.files import read_json, write_json
+from penjing.plan import hardware
+from penjing.plan import prediction_history as ledger
+from penjing.train.build import PreparedRun
+from penjing.train.oom_recovery import is_out_of_memory
+from penjing.train.signals import Stopped
+
+ENDED = "ended.json"  # of a run that did not reach its last step: how far it came, and why
+SPENT = ("training_seconds", "validation_seconds", "checkpoint_seconds", "sample_seconds")
+
+
+def append_history(prepared: PreparedRun, seconds: float, error: BaseException | None = None) -> None:
+    """Add the run's prediction and outcome to the history; of a run that stopped, write ended.json. Never raises."""
+    strategy = prepared.context.strategy
+    if strategy.rank != 0 or prepared.state.step == prepared.resumed_from:
+        return
+    folder = prepared.folder
+    try:
+        if error is None:
+            (folder.path / ENDED).unlink(missing_ok=True)
+            outcome = read_json(folder.outcome)
+        else:
+            outcome = _stopped(prepared, seconds, error)
+            write_json(folder.path / ENDED, outcome)
+        plan = read_json(folder.plan)
+        ledger.append(ledger.entry(str(folder.path.resolve()), _now(), plan, outcome))
+    except (OSError, UserError) as wrong:  # a full disk, a read-only home: no reason to fail the run
+        warnings.warn(f"not in the prediction history: {wrong}", stacklevel=2)
+
+
+def _stopped(prepared: PreparedRun, seconds: float, error: BaseException) -> dict[str, Any]:
+    totals = prepared.context.meter.totals()
+    kind = "out of memory" if is_out_of_memory(error) else "stopped" if isinstance(error, Stopped) else "failed"
+    return {
+        "ended": "interrupted" if isinstance(error, KeyboardInterrupt) else kind,
+        "why": f"{type(error).__name__}: {error}"[:500],
+        "steps_done": prepared.state.step,
+        "seconds": sum(value or 0.0 for name, value in totals.items() if name in SPENT),
+        "this_process_seconds": seconds,
+        **totals,
+        "peak_memory_bytes": hardware.peak_memory_bytes(prepared.context.strategy.device),
+        "resumed": prepared.resumed,
+    }
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

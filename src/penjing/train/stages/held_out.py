@@ -1,0 +1,41 @@
+"""Figures on held-out data, the same for any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from penjing.objective.base import Objective
+from penjing.parallel.base import Strategy
+
+
+def held_out_means(
+    objective: Objective,
+    model: Callable[..., Any],
+    batches: Iterable[Any],
+    strategy: Strategy,
+    names: Sequence[str] | None = None,
+) -> dict[str, float]:
+    """Means of an objective's parts over all ranks' batches, each on one rank; named `validation_...`.
+
+    names: which parts; None: all of them.
+    """
+    sums: dict[str, float] = {}
+    units = 0.0
+    with torch.no_grad():
+        for batch in batches:
+            on_device = batch.to(strategy.device)
+            for name, value in objective(model, on_device).parts.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+            units += float(objective.weight(on_device))
+    # Rank 0 has a batch, whoever else may have none.
+    shared: list[str] = strategy.broadcast(
+        list(names or sorted(sums))
+    )  # rank 0 has a batch, whoever else may have none
+    totals = torch.tensor([units, *(sums.get(name, 0.0) for name in shared)], dtype=torch.float64)
+    if strategy.device.type != "mps":  # which knows no float64, and has no neighbours
+        totals = strategy.add(totals.to(strategy.device))
+    units, *values = totals.tolist()
+    return {f"validation_{name}": value / max(1.0, units) for name, value in zip(shared, values, strict=True)}

@@ -1,0 +1,40 @@
+"""The frozen model that a run compares with: the one it began with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penjing.loader.shared_prompt_batch import AnswerBatch, run_model
+from penjing.model.lora import keep_base_in, strip, using
+from penjing.model.transformer import Transformer
+
+LogProbs = Callable[[AnswerBatch], Tensor]
+"""logp_N of a batch under some model, without a gradient."""
+
+
+def frozen_copy(model: Transformer, dtype: torch.dtype) -> Transformer:
+    """A copy without adapters that does not learn, its matrices held in the dtype that they are multiplied in."""
+    copied = copy.deepcopy(model)
+    strip(copied)  # they have learned where the run goes on from a checkpoint
+    copied.requires_grad_(False).eval()
+    keep_base_in(copied, dtype)
+    return copied
+
+
+@torch.no_grad()
+def answer_log_probs(model: Callable[..., Any], batch: AnswerBatch) -> Tensor:
+    """logp_N of a batch."""
+    scored = run_model(model, batch)
+    logp_2N: Tensor = scored[0] if isinstance(scored, tuple) else scored
+    return logp_2N[0]
+
+
+def base_log_probs(model: Transformer, batch: AnswerBatch) -> Tensor:
+    """logp_N of a batch under the model without its adapters."""
+    with using(model, None):
+        return answer_log_probs(model, batch)

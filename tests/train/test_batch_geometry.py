@@ -1,0 +1,64 @@
+"""How a step is cut into passes: the same for training, plans and benchmarks."""
+
+import pytest
+import torch
+
+from penjing.base import config
+from penjing.base.errors import UserError
+from penjing.train.batch_geometry import batch_geometry, smaller_micro_size
+from penjing.train.config import Run
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def run_of(rows, micro_rows=0, **more):
+    return config.resolve(Run, {"batch": {"rows": rows, "micro_rows": micro_rows}, **more})
+
+
+@pytest.mark.parametrize(
+    ("rows", "micro_rows", "world", "device", "micro_size", "accumulation"),
+    [
+        (32, 0, 1, CPU, 16, 2),  # half of the share
+        (32, 0, 2, CPU, 16, 1),
+        (32, 0, 4, CPU, 8, 1),
+        (7, 0, 1, CPU, 7, 1),  # no half of it
+        (1, 0, 1, CPU, 1, 1),
+        (32, 0, 1, CUDA, 32, 1),  # all of it
+        (32, 0, 4, CUDA, 8, 1),
+        (32, 4, 1, CUDA, 4, 8),
+        (32, 4, 2, CPU, 4, 4),
+    ],
+)
+def test_a_step_is_cut_into_passes(rows, micro_rows, world, device, micro_size, accumulation):
+    found = batch_geometry(run_of(rows, micro_rows), world, device)
+    assert (found.micro_size, found.accumulation) == (micro_size, accumulation)
+    assert found.global_size == rows == found.micro_size * found.accumulation * found.world
+
+
+@pytest.mark.parametrize(("rows", "micro_rows", "world"), [(8, 0, 3), (8, 3, 1), (8, 8, 2)])
+def test_units_that_do_not_divide_evenly_are_refused(rows, micro_rows, world):
+    with pytest.raises(UserError) as refused:
+        batch_geometry(run_of(rows, micro_rows), world, CUDA)
+    assert refused.value.where == "batch.rows" and refused.value.got == rows
+
+
+def test_a_smaller_pass_holds_whole_blocks():
+    assert [smaller_micro_size(size) for size in (8, 9, 2, 1)] == [4, 3, 1, None]
+    assert [smaller_micro_size(24, 4), smaller_micro_size(12, 4), smaller_micro_size(4, 4)] == [12, 4, None]
+
+
+def test_groups_that_share_an_estimate_stay_in_one_pass():
+    kto = {"kind": "preference", "loss": "kto", "kl_groups": 4}
+    assert batch_geometry(run_of(16, 8, objective=kto), 1, CPU).indivisible == 4
+    with pytest.raises(UserError) as refused:
+        batch_geometry(run_of(12, 6, objective=kto), 1, CPU)
+    assert refused.value.where == "objective.kl_groups"
+
+
+def test_gradients_of_cut_steps_are_the_same_but_for_the_balance_of_softmax_routers():
+    """Their loss is taken over each pass: `batch.micro_rows` then changes the gradients, and the texts say so."""
+    assert batch_geometry(config.resolve(Run, {"model": "tiny"}), 1, CPU).exact
+    assert batch_geometry(config.resolve(Run, {"model": "tiny-moe"}), 1, CPU).exact  # balanced by a bias
+    assert not batch_geometry(config.resolve(Run, {"model": "198m-moe"}), 1, CPU).exact
+    for balance in ("sequence", "none"):
+        assert batch_geometry(config.resolve(Run, {"model": "198m-moe", "router": {"balance": balance}}), 1, CPU).exact
