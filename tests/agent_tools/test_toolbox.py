@@ -142,18 +142,18 @@ def test_a_tool_of_ones_own_fails_alone_and_in_time(own: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("words", "facts"),
     [
-        (["calculater"], "Did you mean calculator"),
-        (["calculator", "calculator"], "two tools of one name"),
-        (["absent_module:Tool"], "the tool cannot be imported"),
-        (["json:Absent"], "the tool cannot be imported"),
-        (["shouting_tool:Mute"], "not a tool"),
-        (["lookup"], "objective.tool.table: the tool lookup needs a table"),
+        (["calculater"], {"next_step": "calculator"}),
+        (["calculator", "calculator"], {"where": "tools", "got": "calculator"}),
+        (["absent_module:Tool"], {"where": "absent_module:Tool", "next_step": "PYTHONPATH"}),
+        (["json:Absent"], {"where": "json:Absent", "next_step": "PYTHONPATH"}),
+        (["shouting_tool:Mute"], {"where": "shouting_tool:Mute", "wanted": "schema"}),
+        (["lookup"], {"where": "objective.tool.table"}),
     ],
 )
-def test_what_is_no_tool_is_refused(own: str, words: list[str], line: str) -> None:
-    with pytest.raises(UserError, match=line):
+def test_what_is_no_tool_is_refused(own: str, words: list[str], facts: dict[str, str]) -> None:
+    with raises_user_error(**facts):
         Toolbox(words)
 
 

@@ -329,7 +329,7 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(content)
     for broken in (path, tmp_path / "missing.toml", tmp_path):
-        with pytest.raises(UserError, match=str(broken)) as caught:
+        with raises_user_error(where=str(broken)) as caught:
             read_toml(broken)
         assert "\n" not in str(caught.value)
 
@@ -337,7 +337,7 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.symlink_to(path)
-    with pytest.raises(UserError, match=r"run\.toml: cannot be read: "):
+    with raises_user_error(where="run.toml"):
         read_toml(path)
 
 

@@ -744,7 +744,7 @@ def test_calls_are_read_from_tokens_or_from_text(tmp_path: Path) -> None:
 
 def test_the_switch_of_training_data_is_ours_alone(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write("qwen", tmp_path))
-    with pytest.raises(UserError, match="own chat template says how thoughts are written"):
+    with raises_user_error(where="data.thinking"):
         prepare_chats([], tokenizer, tmp_path, row_tokens=64, validation_fraction=0.1, about={}, thinking=False)
 
 

@@ -225,10 +225,10 @@ def test_list_files(tmp_path: Path) -> None:
         assert list_files([tmp_path]) == [tmp_path / name for name in ("a.txt", "b.jsonl", "deep/c.csv")]
     assert list_files([tmp_path / "README.md"]) == [tmp_path / "README.md"]  # named outright, it is meant
     (tmp_path / "empty").mkdir()
-    for path, words in [("gone", "no such file"), ("empty", "no data file"), ("x.bin", "unknown file format")]:
-        with pytest.raises(UserError, match=words):
+    for path, facts in [("gone", {}), ("empty", {"wanted": ".jsonl"}), ("x.bin", {"got": ".bin", "wanted": ".jsonl"})]:
+        with raises_user_error(where=path, **facts):
             list_files([tmp_path / path])
-    with pytest.raises(UserError, match="no data is named"):
+    with raises_user_error(wanted="at least one file or folder"):
         list_files([])
 
 

@@ -124,20 +124,20 @@ def test_every_shape_of_a_judged_answer_is_the_same(tmp_path, record):
 
 
 @pytest.mark.parametrize(
-    ("record", "message"),
+    ("record", "got"),
     [
-        ({"chosen": "me", "rejected": "you"}, r"pairs.jsonl:2: field chosen is an answer without a prompt"),
-        ({"prompt": "who?", "chosen": "me"}, r"pairs.jsonl:2: no field rejected"),
-        ({"prompt": "who?", "chosen": 3, "rejected": "you"}, r"pairs.jsonl:2: field chosen is not text; got a number"),
-        ({**PAIR, "rejected": [user("who?")]}, r"field rejected does not end with an answer; got user"),
-        ({**PAIR, "rejected": [{"role": "cat", "content": ""}]}, r"rejected\[0\] has no known role; got 'cat'"),
-        ({"prompt": "who?", "completion": "me", "label": "fine"}, r"field label is not a judgement; got 'fine'"),
-        ({"prompt": "who?", "completion": "me"}, r"pairs.jsonl:2: not a preference; got the fields prompt, completion"),
-        ({**PAIR, "margin": "much"}, r"field margin is not a number; got text"),
+        ({"chosen": "me", "rejected": "you"}, "the fields chosen, rejected"),
+        ({"prompt": "who?", "chosen": "me"}, "the fields prompt, chosen"),
+        ({"prompt": "who?", "chosen": 3, "rejected": "you"}, "a number"),
+        ({**PAIR, "rejected": [user("who?")]}, "user"),
+        ({**PAIR, "rejected": [{"role": "cat", "content": ""}]}, "cat"),
+        ({"prompt": "who?", "completion": "me", "label": "fine"}, "fine"),
+        ({"prompt": "who?", "completion": "me"}, "the fields prompt, completion"),
+        ({**PAIR, "margin": "much"}, "text"),
     ],
 )
-def test_mistakes_name_the_file_the_line_and_the_field(tmp_path, record, message):
-    with pytest.raises(UserError, match=message):
+def test_mistakes_name_the_file_the_line_and_the_field(tmp_path, record, got):
+    with raises_user_error(where="pairs.jsonl:2", got=got):
         read(tmp_path, PAIR, record)
 
 

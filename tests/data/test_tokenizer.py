@@ -192,5 +192,5 @@ def test_damage_is_a_clear_error_or_does_no_harm(tokenizer: Tokenizer, tmp_path:
 @pytest.mark.parametrize("content", ["{}", "[]", "null", '"text"', json.dumps({"model": {"type": "BPE"}})])
 def test_other_json_is_a_clear_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UserError, match=r"tokenizer\.json: not a readable tokenizer"):
+    with raises_user_error(where="tokenizer.json"):
         Tokenizer.load(tmp_path)

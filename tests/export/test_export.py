@@ -16,6 +16,7 @@ from small_models import small_model
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
+from penjing.base.files import DiskError
 from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
 from penjing.export import default_paths as where
 from penjing.export import gguf_vocabulary, hf
@@ -155,7 +156,7 @@ def test_a_foreign_folder_is_not_touched_and_an_export_is_replaced(tmp_path, tok
     (foreign / "cat.jpg").write_bytes(b"cat")
     (tmp_path / "file").write_text("text")
     for path in (foreign, tmp_path / "file"):
-        with pytest.raises(UserError, match=r"was not made by this command.*Choose another folder"):
+        with raises_user_error(next_step="another folder"):
             export(model, tokenizer, path, card="")
     assert (foreign / "cat.jpg").read_bytes() == b"cat"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "photos"]
@@ -175,7 +176,7 @@ def test_a_disk_that_refuses_is_one_line_and_keeps_the_old_export(tmp_path, toke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_text", full)
-    with pytest.raises(UserError, match="the disk is full"):
+    with pytest.raises(DiskError):
         export(model, tokenizer, tmp_path / "out", card="two")
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -249,7 +250,7 @@ def test_a_file_in_the_place_of_a_folder_is_one_line(tmp_path, tokenizer):
     gguf = pytest.importorskip("penjing.export.gguf")
     pytest.importorskip("gguf")
     (tmp_path / "model.pth").write_bytes(b"theirs")
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(DiskError):
         gguf.export(
             make_model(tokenizer), tokenizer, tmp_path / "model.pth" / "a.gguf", kind="f16", about=gguf.About(name="a")
         )

@@ -117,7 +117,7 @@ def test_what_cannot_be_written_is_refused_by_name(tmp_path, tokenizer):
     with raises_user_error(where="--type", got="int8"):
         onnx.export(mixture, tokenizer, tmp_path / "out", kind="int8")
     (tmp_path / "photos").mkdir()
-    with pytest.raises(UserError, match="was not made by this command"):
+    with raises_user_error(where="photos", next_step="another folder"):
         onnx.export(make_model(tokenizer), tokenizer, tmp_path / "photos")
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 

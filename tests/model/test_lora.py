@@ -249,9 +249,9 @@ def test_names_that_cannot_be(make_model, name):
 def test_no_such_adapter(make_model):
     model = make_model()
     adapt(model, Lora(rank=2), name="stories")
-    with pytest.raises(UserError, match="Did you mean stories"):
+    with raises_user_error(next_step="stories"):
         use(model, "story")
-    with pytest.raises(UserError, match="already"):
+    with raises_user_error(where="stories"):
         adapt(model, Lora(rank=2), name="stories")
 
 

@@ -26,7 +26,7 @@ from penjing.model.config import ModelConfig
 )
 @pytest.mark.parametrize("value", [0, -2])
 def test_sizes_must_be_positive(name, value):
-    with pytest.raises(UserError, match=rf"model\.{name}: out of range; got {value}"):
+    with raises_user_error(where=f"model.{name}", got=value):
         ModelConfig(**{name: value})
 
 
@@ -89,5 +89,5 @@ def test_what_does_not_go_together_is_refused_in_one_line(settings, expected):
 
 
 def test_an_unknown_preset_names_the_nearest():
-    with pytest.raises(UserError, match=r"no model preset is called '26M'.*26m"):
+    with raises_user_error(where="model.preset", next_step="26m"):
         ModelConfig.named("26M")

@@ -10,7 +10,6 @@ import torch
 from small_models import small_model
 from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.base.registry import look_up
 from penjing.kernels.cpu import library
 from penjing.kernels.orthogonalize import ABOVE_NORM, ROUNDS, orthogonalize
@@ -262,7 +261,7 @@ def test_a_restored_state_goes_on_bit_for_bit(kind):
 )
 @pytest.mark.parametrize("kind", [AdamW, Muon])
 def test_bad_settings_are_refused(kind, options, name):
-    with pytest.raises(UserError, match=rf"optimizer\.{name}: out of range"):
+    with raises_user_error(where=f"optimizer.{name}"):
         kind(**options)
 
 

@@ -271,7 +271,7 @@ def test_a_conversation_switches_adapters(whole, base, monkeypatch, capsys):
 
 
 def test_a_run_without_adapters_has_none_to_export(tmp_path, base):
-    with pytest.raises(UserError, match="no adapter of its own"):
+    with raises_user_error(where="run"):
         export_adapter(base, tmp_path / "x")
-    with pytest.raises(UserError, match="no adapter of its own"):
+    with raises_user_error(where="run"):
         merge_adapter(base, [], tmp_path / "x")

@@ -50,7 +50,7 @@ def score(name, *answers, **settings):
 def test_every_reward_can_be_looked_up():
     for name in REWARDS:
         assert look_up(REWARDS, name, what="reward").__call__
-    with pytest.raises(UserError, match=r"no reward is called 'exakt'. Did you mean exact"):
+    with raises_user_error(next_step="exact"):
         look_up(REWARDS, "exakt", what="reward")
 
 
@@ -92,7 +92,7 @@ def test_exact_after_a_mark_and_cut_off():
 
 def test_rewards_that_compare_need_a_reference():
     for name in ("exact", "numeric"):
-        with pytest.raises(UserError, match=rf"prompts.jsonl:3: the reward {name} needs a reference answer"):
+        with raises_user_error(where="prompts.jsonl:3", wanted="a field gt"):
             score(name, answer("42"))
 
 
@@ -145,7 +145,7 @@ def test_regex_and_format():
     ]
     with raises_user_error(where="objective.reward.pattern", got="'('"):
         score("regex", pattern="(")
-    with pytest.raises(UserError, match="needs a pattern"):
+    with raises_user_error(where="objective.reward.pattern"):
         score("regex")
     good = answer("<think>\nhm\n</think>\n\n42")
     assert score("format", good, answer("hm\n</think>42"), answer("42"), answer("<think></think>42")) == [1, 1, 0, 0]
@@ -342,5 +342,5 @@ def test_a_model_from_outside_judges(tmp_path):
     assert one != other
     with raises_user_error(where="objective.reward.model", wanted="a run or a directory"):
         score("model")
-    with pytest.raises(UserError, match="not a reward model"):
+    with raises_user_error(where="objective.reward.model"):
         score("model", model=str(tmp_path / "absent"))
