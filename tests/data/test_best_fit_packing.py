@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.data.packing.best_fit import BLOCK_ROWS, WholeRows, lay_out
 from penjing.data.packing.concat import Row
 from penjing.data.token_shards import Shards, ShardWriter
@@ -210,7 +209,7 @@ def test_rows_are_those_of_the_plain_twin(
 ) -> None:
     shards = write_documents(tmp_path_factory.mktemp("shards") / "a", lengths, vocabulary)
     if sum(lengths) + len(lengths) < row_tokens:
-        with pytest.raises(UserError, match="too little text"):
+        with raises_user_error(where="/a", got=f"{sum(lengths)} tokens"):
             WholeRows(shards, row_tokens, end_of_text=END, seed=0)
         return
     rows = WholeRows(shards, row_tokens, end_of_text=END, seed=0, order="fixed")
@@ -347,5 +346,5 @@ def test_too_little_text_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_no_text_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="too little text"):
+    with raises_user_error(got="0 tokens"):
         WholeRows(write_documents(tmp_path / "a", []), 1, end_of_text=END, seed=0)
