@@ -119,7 +119,7 @@ def test_a_quickstart_that_has_only_begun(tmp_path: Path) -> None:
     assert "<table" not in source and "<figure" not in source
 
 
-@pytest.mark.parametrize("found", [[], ["notes.txt"], ["data/pretrain.jsonl"]])
+@pytest.mark.parametrize("found", [[], ["notes.txt"], ["data/pretrain.jsonl"], ["run.toml", "MANIFEST.json"]])
 def test_a_folder_that_is_no_run_is_a_user_error(tmp_path: Path, found: list[str]) -> None:
     for name in found:
         put(tmp_path / name, {})

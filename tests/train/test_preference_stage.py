@@ -16,7 +16,7 @@ from penjing.base.errors import UserError
 from penjing.commands.train import execute, resolve_run
 from penjing.data.formats import Message
 from penjing.model.lora import fingerprint
-from penjing.train.run_dir import load_trained
+from penjing.train.load_model import load_trained
 from penjing.train.stages import preference, reward
 from penjing.train.stages.reward import load_judge
 

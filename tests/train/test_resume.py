@@ -37,6 +37,7 @@ def test_kill_9_and_the_same_command(tmp_path, whole, server, penjing, small_run
         assert server.command(*words, kill_when=checkpoint(folder, step)).returncode == -signal.SIGKILL
     done = penjing(*words)
     assert "continues after step" in done.stdout
+    assert f"penjing report {folder}" in done.stdout
     assert outcome(folder)["weights_sha256"] == outcome(whole)["weights_sha256"]
     assert losses(folder) == losses(whole)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from penjing.commands.show import show
 from rich.console import Console
 
 import penjing.objective
@@ -19,7 +20,6 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands.plan import make_page
 from penjing.commands.plan_run import PlanOptions
-from penjing.commands.show import show
 from penjing.commands.train import execute, plan_only, resolve_run
 from penjing.plan.memory import Target
 from penjing.train import stages

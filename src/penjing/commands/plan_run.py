@@ -26,8 +26,8 @@ from penjing.plan.trainable import Trainable, trainable_by
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.compile_policy import COST_SECONDS, choose, missing_compiler, obstacle
 from penjing.train.config import Run
+from penjing.train.load_model import set_threads
 from penjing.train.precision import Precision
-from penjing.train.run_dir import set_threads
 
 START_SECONDS = 20.0  # imports, reading data and the probe, before step 1: an estimate
 WRITE_RATE = 300e6  # bytes per second of a checkpoint

@@ -28,7 +28,7 @@ from penjing.rl.reward_mix import Scorer
 from penjing.rl.rewards.base import Setting
 from penjing.rl.rewards.exact import is_right
 from penjing.rl.rollout_source import RolloutSource, Sampler, log_probs
-from penjing.train.run_dir import start_tokenizer
+from penjing.train.load_model import start_tokenizer
 from penjing.train.stages.base import Size, Stage
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.reference import LogProbs, frozen_copy

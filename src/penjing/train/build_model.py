@@ -21,8 +21,8 @@ from penjing.parallel.base import Strategy
 from penjing.train.batch_geometry import BatchGeometry, batch_geometry
 from penjing.train.build_peft_model import build_adapted
 from penjing.train.config import Run
+from penjing.train.load_model import load_start, load_weights
 from penjing.train.precision import Precision
-from penjing.train.run_dir import load_start, load_weights
 from penjing.train.stages.base import Stage
 
 

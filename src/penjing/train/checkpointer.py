@@ -20,8 +20,8 @@ from penjing.checkpoint.save import save
 from penjing.model.lora import own_state
 from penjing.parallel.base import Strategy
 from penjing.train.config import SaveSettings
+from penjing.train.load_model import load_weights
 from penjing.train.nonfinite_guard import Record
-from penjing.train.run_dir import load_weights
 
 
 class Stateful(Protocol):

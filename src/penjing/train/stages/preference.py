@@ -28,8 +28,8 @@ from penjing.objective.preference import MISMATCHED, REFERENCE, WANTED, Preferen
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.kl_to_reference import WithoutAdapter, drift
+from penjing.train.load_model import load_start
 from penjing.train.oom_recovery import release, with_room
-from penjing.train.run_dir import load_start
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.preference_data import PreferenceDataStage, need_pairs

@@ -17,7 +17,8 @@ from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation
 from penjing.plan.flops import training_flops_per_token
 from penjing.train.config import Run
-from penjing.train.run_dir import RunFolder, load_trained, start_shape
+from penjing.train.load_model import load_trained, start_shape
+from penjing.train.run_dir import RunFolder
 from penjing.train.stages.base import Stage
 
 META = torch.device("meta")
