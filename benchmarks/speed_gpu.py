@@ -96,8 +96,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
-    from penjing.kernels.document_attention import has_varlen
 
+    from penjing.kernels.varlen_attention import supports_varlen
     from penjing.plan import hardware
     from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
     from penjing.train.compile_policy import compiled_seconds
@@ -125,7 +125,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
         "peak_memory_bytes": hardware.peak_memory_bytes(ready.device),
         "summed_loss": float(ready.total),
         "dtype": str(ready.dtype).removeprefix("torch."),
-        "variable_length_kernel": has_varlen(ready.device, ready.dtype, ready.config.head_size),
+        "variable_length_kernel": supports_varlen(ready.device, ready.dtype, ready.config.head_size),
         "flash": ready.flash,
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from penjing.objective.next_token import NextToken
 from penjing.parallel.single import Single
 from penjing.plan.hardware import compute_dtype
 from penjing.plan.memory import Target, Tracer, plan_from
+from penjing.track.base import Trackers
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.dummy_batches import NoMeter
@@ -107,25 +107,23 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
             pass
 
     optimizers = run.optimizer.build(model)
-    given: dict[str, Any] = dict(
+    context = TrainingContext(
         strategy=strategy,
         model=strategy.wrap(model),
         objective=NextToken(),
         source=Random(),
         optimizers=optimizers,
         schedule=run.schedule,
-        meter=NoMeter(),
+        trackers=Trackers([]),
+        meter=NoMeter(),  # type: ignore[arg-type]
         num_steps=2,
         accumulate=2,
         clip_norm=run.clip_norm,
     )
-    rest = {
-        field.name: None for field in fields(TrainingContext) if field.default is MISSING and field.name not in given
-    }
     with tracer:
         tracer.tag_model(model, products)
         for index in range(2):  # the second has the optimizer's state, as the plan does
-            step(TrainingContext(**given, **rest), index)
+            step(context, index)
     assert max(planned.live_bytes()) == max(tracer.trace.live_bytes())
 
 

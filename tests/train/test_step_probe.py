@@ -81,7 +81,7 @@ def taken(monkeypatch):
     return timed
 
 
-def test_a_step_of_many_passes_is_reckoned_from_two():
+def test_a_step_of_many_passes_is_estimated_from_two():
     timing = step_timing.StepTiming(seconds=3.0, data_wait=0.2, passes=(1.0, 1.5))
     assert timing.full_seconds(2) == 3.0
     assert timing.full_wait(10) == pytest.approx(1.0)
@@ -145,7 +145,7 @@ def test_where_a_pass_takes_long_fewer_rows_tell_of_many(monkeypatch):
     assert timings[0].full_seconds(2 * 64 / few) == pytest.approx(0.05 * 128 + 1)
 
 
-def test_a_validation_that_takes_too_long_is_reckoned():
+def test_a_validation_that_takes_too_long_is_estimated():
     parts = SimpleNamespace(strategy=CPU, validate=lambda: {"validation_loss_nats_per_token": 3.0})
     size = SimpleNamespace(held_out_units=60)
     assert step_timing._try_validation(size, parts, unit_seconds=1.0, left=5.0) == (pytest.approx(20.0), None)

@@ -62,7 +62,7 @@ class AlignmentSpec(TrialSpec):
 
 # Fields with places of files, or with what differs between the contestants of one comparison.
 PER_TRIAL = (
-    *("setting", "run", "out", "compiled", "rate_factor", "checkpointing", "match", "stage"),
+    *("setting", "run", "out", "compiled", "rate_factor", "checkpointing", "match"),
     *("text", "tokenizer", "held_out", "rows", "model", "data"),
 )
 

@@ -1,7 +1,7 @@
 """Times a few micro-batches of the real training step, leaving model, optimizer and data exactly as they were.
 
 A step is `accumulate` forward and backward passes and what comes once: clipping, the optimizer. The probe takes short
-steps of at most two passes and reckons the others. Where even one pass of a CPU takes seconds, it takes passes of a
+steps of at most two passes and estimates the others. Where even one pass of a CPU takes seconds, it takes passes of a
 few rows: time and memory grow with the rows in a straight line (26M parameters, 4 -> 32 rows: both within 1 %).
 """
 
@@ -54,7 +54,7 @@ RISE, MOST_GROWTH = 0.03, 0.03
 # answers become shorter or longer. 59 to 86 MiB in four runs of two small models.
 LATE_SHAPES_BYTES = 70 << 20
 SLOWEST_DECAY = 0.75  # of memory's growth from one half of the probe to the next, beyond which it is not believed
-MAX_SAVED_BYTES = 2 << 30  # of a checkpoint that is tried; larger ones are reckoned from WRITE_RATE
+MAX_SAVED_BYTES = 2 << 30  # of a checkpoint that is tried; larger ones are estimated from WRITE_RATE
 WRITE_RATE = 300e6  # bytes per second of a checkpoint, hashes and syncing included
 
 
@@ -67,7 +67,7 @@ class Trials:
     began: float = 0.0  # time.time() when the run's process took it up; 0 = not known
 
 
-class ZeroRate(Constant):
+class ZeroLR(Constant):
     """A schedule of rate 0: the optimizer does all its work, and no weight moves."""
 
     def factor(self, step: int, num_steps: int) -> float:
@@ -138,7 +138,7 @@ class ProbeSteps:
             source=self.source,
             strategy=cast(Strategy, timer) if self.times_passes else self.context.strategy,
             meter=self.meter,
-            schedule=ZeroRate(),
+            schedule=ZeroLR(),
             accumulate=self.passes,
         )
         waited, cpu, start = self.meter.data_wait_seconds, time.thread_time(), time.perf_counter()
@@ -172,12 +172,12 @@ def probe(
         else:
             timings, peak = _time_passes(stage, size, context)
         passes = context.accumulate * units / small
-        seconds = [each.full_seconds(passes) for each in timings]
-        if strategy.world > 1:  # all ranks plan with the same figures
-            seconds = [one / strategy.world for one in strategy.add(torch.tensor(seconds)).tolist()]
         noise = _noise(strategy, timings)
         lasting = noise.lasting_slowdown / noise.slowdown
-        mean = _mean(seconds) * lasting
+        seconds = [each.full_seconds(passes) * lasting for each in timings]
+        if strategy.world > 1:  # all ranks plan with the same figures
+            seconds = [one / strategy.world for one in strategy.add(torch.tensor(seconds)).tolist()]
+        mean = _mean(seconds)
         left = _budget(mean * context.num_steps) - (time.perf_counter() - start)
         pass_seconds = _mean([each.pass_seconds for each in timings]) * lasting * units / small
         validation, start_loss = _try_validation(size, context, pass_seconds / units, left)
@@ -228,7 +228,7 @@ def _time_passes(stage: Stage[Any], size: Size, context: TrainingContext) -> tup
         context.source.fresh(),
         passes,
         round_steps=size.round_steps,
-        # Waiting for a device after each pass costs a little: only where passes are to be reckoned.
+        # Waiting for a device after each pass costs a little: only where passes are to be estimated.
         times_passes=stage.runs_ahead and (context.strategy.device.type == "cpu" or passes < context.accumulate),
     )
     timed = _time_ready if stage.runs_ahead else _time_sampled
@@ -389,10 +389,10 @@ def _at_rest(model: nn.Module, context: TrainingContext) -> Iterator[None]:
 def _try_validation(
     size: Size, context: TrainingContext, unit_seconds: float, left: float
 ) -> tuple[float, float | None]:
-    """Seconds of a validation, reckoned where it takes too long to be tried; and the loss it found."""
-    reckoned = size.held_out_units * unit_seconds * FORWARD_SHARE / context.strategy.world
-    if context.strategy.any(reckoned > max(LEAST_BUDGET, left)):
-        return reckoned, None
+    """Seconds of a validation, estimated where it takes too long to be tried; and the loss it found."""
+    estimated = size.held_out_units * unit_seconds * FORWARD_SHARE / context.strategy.world
+    if context.strategy.any(estimated > max(LEAST_BUDGET, left)):
+        return estimated, None
     start = time.perf_counter()
     figures = context.validate()
     return time.perf_counter() - start, figures.get("validation_loss_nats_per_token")
@@ -403,15 +403,15 @@ def _try(
 ) -> tuple[float, float, float]:
     """Seconds that a checkpoint holds up training, on the way and at the end; seconds of one sample."""
     saved_bytes = 12 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    reckoned = 0.02 + saved_bytes / WRITE_RATE
+    estimated = 0.02 + saved_bytes / WRITE_RATE
     if trials is None:
-        return reckoned, reckoned, 0.0
+        return estimated, estimated, 0.0
     start = time.perf_counter()
     if run.sample.every:
         trials.sample()
     sampling = time.perf_counter() - start
-    if saved_bytes > MAX_SAVED_BYTES or strategy.any(reckoned > max(LEAST_BUDGET, left - sampling)):
-        return reckoned, reckoned, sampling
+    if saved_bytes > MAX_SAVED_BYTES or strategy.any(estimated > max(LEAST_BUDGET, left - sampling)):
+        return estimated, estimated, sampling
     place = Path(run.out) / ".probe"
     start = time.perf_counter()
     try:
@@ -425,7 +425,7 @@ def _try(
 def _with_growth(run: Run, size: Size, context: TrainingContext, held: list[int], *, late_shapes: bool) -> int:
     """The most memory so far, which holds all a run does; on a CPU, and the pages of token files still to be read.
 
-    held: peaks seen or reckoned in the probe's steps. late_shapes: whether many more GEMM shapes are to come.
+    held: peaks seen or estimated in the probe's steps. late_shapes: whether many more GEMM shapes are to come.
     """
     peak = max([hardware.peak_memory_bytes(context.strategy.device), *held])
     if context.strategy.device.type != "cpu":

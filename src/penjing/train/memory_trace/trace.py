@@ -6,8 +6,7 @@ of the largest shape (`Stage.example_batch`), the device a disguise (`penjing/pl
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +19,7 @@ from penjing.plan.memory.host_rss import at_more_rows, measured_process_bytes, p
 from penjing.plan.memory.report import MemoryPlan, plan_from
 from penjing.plan.memory.sharded_memory import Layout, share
 from penjing.plan.memory.trace import Trace, Tracer
+from penjing.track.base import Trackers
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build_model import BuiltRun, build_model, complete
 from penjing.train.config import Run
@@ -234,9 +234,8 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
 
 
 def _context(built: BuiltRun, shape: Shape, tracer: Tracer) -> TrainingContext:
-    """What a step asks for; the rest is None."""
     run, stage = built.run, built.stage
-    given: dict[str, Any] = dict(
+    return TrainingContext(
         strategy=built.strategy,
         model=built.wrapped,
         objective=built.objective,
@@ -245,13 +244,12 @@ def _context(built: BuiltRun, shape: Shape, tracer: Tracer) -> TrainingContext:
         ),
         optimizers=built.optimizers,
         schedule=run.schedule,
-        meter=NoMeter(),
+        trackers=Trackers([]),
+        meter=NoMeter(),  # type: ignore[arg-type]  # a step asks nothing else of it
         num_steps=STEPS,
         accumulate=shape.accumulate,
         clip_norm=run.clip_norm,
     )
-    rest: dict[str, Any] = {field.name: None for field in fields(TrainingContext) if field.default is MISSING}
-    return TrainingContext(**{**rest, **given})
 
 
 def _make_state(built: BuiltRun, tracer: Tracer) -> None:
