@@ -55,7 +55,7 @@ PROMISES = (
     ("Files from strangers run nothing and cost no more than they should", "untrusted"),
     ("What users type never becomes a control token", "control_tokens"),
     ("A checkpoint that forgot any one part of the state would be noticed", "mutations"),
-    ("`penjing doctor RUN` says what is sound and from where it continues", "check_run"),
+    ("`penjing doctor RUN` says what is sound and from where it continues", "doctor"),
 )  # fmt: skip
 
 

@@ -49,26 +49,12 @@ def make_rows(spec: PretrainSpec, tokenizer: Any, *, packed: bool) -> list[list[
 def arguments(spec: PretrainSpec) -> dict[str, Any]:
     """Of transformers.TrainingArguments."""
     return {
-        "output_dir": spec.out,
-        "use_cpu": spec.device == "cpu",
+        **stock.training_arguments(spec),
         "per_device_train_batch_size": spec.batch,
         "max_steps": spec.steps if spec.setting == "step" else 10**6,
-        "learning_rate": spec.learning_rate,
-        "lr_scheduler_type": "constant",
-        "adam_beta1": spec.betas[0],
-        "adam_beta2": spec.betas[1],
-        "weight_decay": spec.weight_decay,
-        "max_grad_norm": spec.max_grad_norm,
-        "bf16": spec.dtype == "bfloat16",
         "tf32": True if stock.has_tf32(spec) else None,
         "torch_compile": spec.compiled,
         "dataloader_drop_last": True,
-        **{f"dataloader_{name}": value for name, value in stock.loading(spec).items()},
-        "logging_nan_inf_filter": False,  # which waits for the device at every step
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "seed": spec.seed,
     }
 
 

@@ -40,6 +40,27 @@ def loading(spec: TrialSpec) -> dict[str, Any]:
     return {"num_workers": GPU_WORKERS if on_gpu else 0, "persistent_workers": on_gpu, "pin_memory": on_gpu}
 
 
+def training_arguments(spec: TrialSpec) -> dict[str, Any]:
+    """Of transformers.TrainingArguments: the spec's step, and nothing beside it."""
+    return {
+        "output_dir": spec.out,
+        "use_cpu": spec.device == "cpu",
+        "bf16": spec.dtype == "bfloat16",
+        "learning_rate": spec.learning_rate,
+        "lr_scheduler_type": "constant",
+        "adam_beta1": spec.betas[0],
+        "adam_beta2": spec.betas[1],
+        "weight_decay": spec.weight_decay,
+        "max_grad_norm": spec.max_grad_norm,
+        "logging_nan_inf_filter": False,  # which waits for the device at every step
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": spec.seed,
+        **{f"dataloader_{name}": value for name, value in loading(spec).items()},
+    }
+
+
 def bits_per_byte(spec: PretrainSpec, model: Any) -> float:
     """Of the held-out text, in the dtype that the weights have."""
 

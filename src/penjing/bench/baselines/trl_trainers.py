@@ -30,30 +30,15 @@ FIGURES = {
 def settings(spec: AlignmentSpec) -> dict[str, Any]:
     """Arguments of TRL's configurations for the same step as penjing's, with nothing beside it."""
     return {
-        "output_dir": spec.out,
-        "use_cpu": True,
-        "bf16": spec.dtype == "bfloat16",
+        **stock.training_arguments(spec),
         "gradient_accumulation_steps": spec.batch // spec.micro,
         "max_steps": spec.steps,
-        "learning_rate": spec.learning_rate,
-        "lr_scheduler_type": "constant",
         "warmup_steps": 0,
-        "adam_beta1": spec.betas[0],
-        "adam_beta2": spec.betas[1],
         "adam_epsilon": 1e-8,
-        "weight_decay": 0.0,
-        "max_grad_norm": spec.max_grad_norm,
         "optim": "adamw_torch_fused",
         "beta": spec.beta,
         "gradient_checkpointing": spec.checkpointing,
-        "dataloader_num_workers": 0,
-        "dataloader_pin_memory": False,
         "logging_steps": 1,
-        "logging_nan_inf_filter": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "seed": spec.seed,
         "model_init_kwargs": {"dtype": "float32"},
     }
 
