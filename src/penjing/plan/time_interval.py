@@ -16,7 +16,7 @@ from penjing.plan.device_model import MARGINS
 
 NORMAL_90 = NormalDist().inv_cdf(0.9)  # of a normal distribution, four of five lie within so many deviations
 NEWEST = 20  # runs of the history that are looked at
-PROBE_WEIGHT = 1  # of how many runs the probe's own deviation counts for among them
+PROBE_WEIGHT = 2  # of how many runs the probe's own deviation counts for among them
 ENOUGH = 4  # runs from which on their own quantiles, whatever their distribution, must lie inside
 # Of a timing's variance, what a mean over many does not lose: neighbours stay for longer than a probe takes.
 LASTING_SHARE = 0.05
@@ -75,6 +75,6 @@ def time_interval(seconds: float, noise: ProbeNoise, errors: Sequence[float]) ->
 
 
 def _student_90(degrees: int) -> float:
-    """The 0.9 quantile of Student's t (Cornish-Fisher expansion; 12 % low at one degree, 2 % at two)."""
+    """The 0.9 quantile of Student's t (Cornish-Fisher expansion; 2 % low at two degrees)."""
     z = NORMAL_90
     return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
