@@ -467,7 +467,7 @@ def main() -> int:
         return 2
     different = 0
     for case, values in new.items():
-        lines = differences(old.get(case, {}), values)
+        lines = [values["failed"]] if "failed" in values else differences(old.get(case, {}), values)
         different += bool(lines)
         print(f"{case:<28} {f'{len(lines)} different' if lines else 'equal'}")
         for line in lines[:12]:
