@@ -211,7 +211,7 @@ def test_gated_rows_of_different_weight():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_mixed_rows(weighted):
+def test_experts_are_combined(weighted):
     generator = torch.Generator().manual_seed(8)
     y = torch.randn(12, 300, generator=generator).to(DEVICE, torch.float16)
     row = torch.randint(12, (5, 3), generator=generator).to(DEVICE)

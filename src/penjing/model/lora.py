@@ -169,7 +169,7 @@ def _state_of(tensor: Tensor) -> tuple[Any, ...]:
     return tensor._version, tensor.data_ptr(), tensor.dtype, tensor.device
 
 
-class ByRow(NamedTuple):
+class AdapterMap(NamedTuple):
     """Which rows of a batch each adapter speaks for; the others hear the base alone."""
 
     num_rows: int
@@ -188,7 +188,7 @@ class AdaptedLinear(Linear):
         self.training = base.training
         self.adapters = nn.ModuleDict()
         self.active: str | None = None
-        self.by_row: ByRow | None = None  # one for each row of the batch; None: `active` for all
+        self.by_row: AdapterMap | None = None  # one for each row of the batch; None: `active` for all
         self.merged: str | None = None
 
     def adapter(self, name: str) -> Adapter:
@@ -260,7 +260,7 @@ class AdaptedLinear(Linear):
         weight_OI = arena.cast(self.weight, dtype) if saves_memory(self.weight) else self.weight.to(dtype)
         return weight_OI, None if self.bias is None else self.bias.to(dtype)
 
-    def _each_row(self, x: Tensor, by_row: ByRow) -> Tensor:
+    def _each_row(self, x: Tensor, by_row: AdapterMap) -> Tensor:
         """Every row with its own adapter: the base's product is shared, the rows of one adapter go together."""
         if x.shape[0] != by_row.num_rows:
             raise UserError("one adapter per row is needed", where="use", got=by_row.num_rows, wanted=x.shape[0])
@@ -466,7 +466,7 @@ def use(model: nn.Module, chosen: str | Sequence[str | None] | None) -> None:
         assert layer.merged is None, "take the merged adapter out first"
         layer.active = chosen if isinstance(chosen, str) and chosen in layer.adapters else None
         mine = {name: rows_N for name, rows_N in places.items() if name in layer.adapters}
-        layer.by_row = ByRow(len(rows), mine) if rows else None
+        layer.by_row = AdapterMap(len(rows), mine) if rows else None
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from penjing.base.config import Fraction, NonNegativeFloat, PositiveFloat, Posit
 from penjing.base.errors import UserError
 from penjing.kernels.fused_distillation_loss import (
     Divergence,
+    DivergenceConfig,
     LiveTeacher,
-    Measure,
     StoredTeacher,
     Sums,
     Teacher,
@@ -105,8 +105,8 @@ class Distill(ObjectiveSettings):
         return replace(super().unit_lengths(row_tokens), extra_forwards=1.0, note=note)
 
     @property
-    def measure(self) -> Measure:
-        return Measure(
+    def measure(self) -> DivergenceConfig:
+        return DivergenceConfig(
             divergence=self.divergence,
             mixture=self.mixture,
             temperature=self.temperature,

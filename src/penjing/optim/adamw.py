@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from penjing.base.config import BelowOne, NonNegativeFloat, PositiveFloat, Settings
-from penjing.optim.adamw_low_precision import KeptAdamW
+from penjing.optim.adamw_low_precision import LowPrecisionAdamW
 from penjing.optim.adamw_no_dynamo import FusedAdamW
 from penjing.optim.low_precision_state import BYTES, StateDtype, is_small
 from penjing.optim.param_groups import embeddings, group
@@ -78,7 +78,7 @@ def adamw(
     if filled := _with_peak(whole, learning_rate):
         optimizers.append(FusedAdamW(filled, learning_rate, betas, epsilon))
     if filled := _with_peak(small, learning_rate):
-        optimizers.append(KeptAdamW(filled, learning_rate, betas, epsilon, how, seed))
+        optimizers.append(LowPrecisionAdamW(filled, learning_rate, betas, epsilon, how, seed))
     return optimizers
 
 

@@ -17,13 +17,13 @@ from penjing.base.config import BelowOne, NonNegativeFloat, PositiveFloat, Setti
 from penjing.base.seeds import derive
 from penjing.kernels import ops, reference
 from penjing.optim.adamw import adamw, split
-from penjing.optim.low_precision_state import BYTES, KeepingOptimizer, StateDtype, pieces
+from penjing.optim.low_precision_state import BYTES, LowPrecisionOptimizer, StateDtype, pieces
 from penjing.optim.param_groups import embeddings, group
 
 LOWEST_RATE = 2e-3  # at and below which a rate is taken to be meant for AdamW
 
 
-class _MuonOptimizer(KeepingOptimizer):
+class _MuonOptimizer(LowPrecisionOptimizer):
     """w -= rate (s orthogonal(nesterov momentum) + decay w), with s = sqrt(max(1, rows / columns))."""
 
     def __init__(
