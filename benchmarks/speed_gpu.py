@@ -30,7 +30,7 @@ from penjing.bench.trial_process import run_json
 
 
 def cases() -> list[Case]:
-    """131,072 tokens a step where memory allows; the 124M shape at 524,288 as its peers train it."""
+    """131,072 tokens a step where memory allows; the 124M shape at 524,288 as others train it."""
     m26, m64 = shape(512, 8, 8, 2, 1408, 6400), shape(768, 8, 8, 4, 2432, 6400)
     m104 = shape(768, 16, 8, 2, 2048, 6400)
     m124 = {**shape(768, 12, 6, 6, 2048, 50304), "embeddings": "tied"}
