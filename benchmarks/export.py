@@ -18,15 +18,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+import training_step
+
+from penjing.base.files import write_json
+from penjing.bench.record import facts
+from penjing.bench.table import Table
+
 WAYS = ("HF f32", "GGUF f16", "GGUF q8_0", "GGUF q4_0", "ONNX f32", "ONNX int8")
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = training_step.arguments(__doc__)
     parser.add_argument("--model", default="64m", help="a preset of `penjing show models` (default: %(default)s)")
     parser.add_argument("--ways", default=",".join(WAYS), help="with commas (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
+    parser.set_defaults(threads=1)
     return parser.parse_args(words)
 
 
@@ -69,16 +74,13 @@ def size_of(place: Path) -> int:
 
 def markdown(result: dict[str, Any]) -> str:
     """The table of docs/export.md."""
-    lines = ["| what | MB | seconds |", "|---|---:|---:|"]
-    lines += [f"| {it} | {one['bytes'] / 1e6:.1f} | {one['seconds']:.1f} |" for it, one in result["exports"].items()]
-    return "\n".join(lines) + "\n"
+    rows = [[it, f"{one['bytes'] / 1e6:.1f}", f"{one['seconds']:.1f}"] for it, one in result["exports"].items()]
+    return Table(["what", "MB", "seconds"], rows).markdown()
 
 
 def main() -> None:
     asked = parse()
     import torch
-
-    from penjing.plan import hardware
 
     torch.set_num_threads(asked.threads)
     exports: dict[str, Any] = {}
@@ -92,14 +94,13 @@ def main() -> None:
     result = {
         "model": asked.model,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "machine": hardware.describe(torch.device("cpu"), torch.float32),
+        **facts(torch.device("cpu"), torch.float32),
         "load_average": os.getloadavg()[0],
-        "torch": torch.__version__,
         "llama_cpp": importlib.util.find_spec("llama_cpp") is not None,
         "exports": exports,
     }
     if asked.out:
-        asked.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_json(asked.out, result)
     print(markdown(result))
 
 

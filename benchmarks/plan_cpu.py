@@ -22,6 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from penjing.base.files import write_json
+from penjing.bench.table import Table
+
 ROOT = Path(__file__).parents[1]
 TINY = ["data.row_tokens=256", "validate.rows=64"]
 RL = ["objective.rollout.max_tokens=24", "objective.rollout.answers=4", "data.row_tokens=256"]
@@ -103,7 +106,7 @@ def records() -> list[dict[str, Any]]:
 def table(records: list[dict[str, Any]]) -> str:
     """All ten runs in Markdown, two columns for each number of threads; then the errors in the middle and at worst."""
     heads = [f"{what}, {_threads(record)}" for record in records for what in ("time", "peak memory")]
-    lines = [["run", *heads], ["---", *["---:"] * len(heads)]]
+    lines = []
     for rows in zip(*(record["runs"] for record in records), strict=True):
         cells = [_off(row["plan"], row["outcome"], *names) for row in rows for names in (SECONDS, BYTES)]
         lines.append([rows[0]["name"], *cells])
@@ -112,8 +115,7 @@ def table(records: list[dict[str, Any]]) -> str:
     held = [f"{_threads(record)} {record['inside_interval']} of {len(record['runs'])}" for record in records]
     made = [f"{_threads(one)} on {one['date']}, {one['steps_share']:g} of the steps" for one in records]
     return "\n".join([
-        *[f"| {' | '.join(line)} |" for line in lines],
-        "",
+        Table(["run", *heads], lines).markdown(),
         f"Time that came inside its interval: {', '.join(held)}. Made with {', '.join(made)}.",
     ])  # fmt: skip
 
@@ -201,7 +203,7 @@ def main() -> None:
         "runs": rows,
     }
     path = asked.out or ROOT / "results" / f"plan_cpu_{result['threads']}-threads_{result['date']}.json"
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(path, result)
     print(f"time: {result['time']}\npeak memory: {result['peak_memory']}\n{path}")
 
 

@@ -15,6 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from penjing.base.files import write_json
+from penjing.bench.table import Table
+
 
 def planned(case: dict[str, Any], gpu: str) -> dict[str, Any]:
     words = [f"model.{name}={value}" for name, value in case["model"].items()]
@@ -43,18 +46,15 @@ def compare(record: dict[str, Any], gpu: str) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    lines = ["| | GiB, planned | held | | tokens/s, planned | measured | |", "|---|---:|---:|---:|---:|---:|---:|"]
+    rows = []
     for name, one in result["cases"].items():
-        name = name.replace("350M", "317M")  # what records of 2026-11 call the shape of 317M parameters
         memory, speed = (
             [one[f"planned_{what}"], one[what], one[f"planned_{what}"] / one[what] - 1]
             for what in ("memory_bytes", "tokens_per_second")
         )
-        lines.append(
-            f"| {name} | {memory[0] / 2**30:.2f} | {memory[1] / 2**30:.2f} | {memory[2]:+.1%} "
-            f"| {speed[0]:,.0f} | {speed[1]:,.0f} | {speed[2]:+.0%} |"
-        )
-    return "\n".join(lines) + "\n"
+        held = [f"{memory[0] / 2**30:.2f}", f"{memory[1] / 2**30:.2f}", f"{memory[2]:+.1%}"]
+        rows.append([name, *held, f"{speed[0]:,.0f}", f"{speed[1]:,.0f}", f"{speed[2]:+.0%}"])
+    return Table(["", "GiB, planned", "held", "", "tokens/s, planned", "measured", ""], rows).markdown()
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
     if not asked.record.is_file():
         parser.error(f"no such record: {asked.record}")
     result = {"record": asked.record.name, **compare(json.loads(asked.record.read_text(encoding="utf-8")), asked.gpu)}
-    asked.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(asked.out, result)
     print(markdown(result))
 
 

@@ -24,6 +24,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from penjing.base.files import write_json
+from penjing.bench.record import facts
+from penjing.bench.table import Table, spread, with_range
+
 SIZES = {
     "0.5M": {"hidden_size": 96, "num_layers": 3, "mlp_size": 256, "head_size": 96},
     "2M": {"hidden_size": 192, "num_layers": 4, "mlp_size": 512, "head_size": 96, "num_heads": 2},
@@ -144,7 +148,7 @@ def needed_share(plain: float, ours: dict[float, float]) -> float:
 
 def study(asked: argparse.Namespace, language: str, text: Path, work: Path) -> dict[str, Any]:
     """All sizes on one corpus, by name."""
-    from penjing.train.run_dir import set_threads
+    from penjing.train.load_model import set_threads
 
     set_threads(asked.threads, 1)
     seeds = [int(seed) for seed in asked.seeds.split(",")]
@@ -163,7 +167,7 @@ def study(asked: argparse.Namespace, language: str, text: Path, work: Path) -> d
             "plain_by_rate": tried,
             "plain_bits_per_byte": plain,
             "ours_bits_per_byte": ours,
-            "share_of_tokens": {"median": statistics.median(shares), "low": min(shares), "high": max(shares)},
+            "share_of_tokens": spread(shares),
         }
         print(
             f"{name}: plain {statistics.median(plain.values()):.4f} bits per byte at {rate:g}; ours there "
@@ -179,21 +183,18 @@ def markdown(whole: dict[str, Any]) -> str:
     tokens = f"{settings['tokens'] / 1e6:g}M"
     ours_at = [f"ours, {share:g} of them" for share in SHARES]
     headings = ["model and text", "plain's best rate", f"plain, {tokens} tokens", *ours_at, "share that ours needs"]
-    lines = [headings, ["---", *["---:"] * (len(headings) - 1)]]
+    rows = []
     for name, pair in whole["pairs"].items():
         ours = pair["ours_bits_per_byte"].values()
         by_share = [[each[share] for each in ours] for share in map(str, SHARES)]
-        bits = [_range(list(pair["plain_bits_per_byte"].values())), *map(_range, by_share)]
+        bits = [list(pair["plain_bits_per_byte"].values()), *by_share]
         needed = pair["share_of_tokens"]
         words = f"{needed['median']:.2f} (at most {needed['high']:.2f})"
         if needed["high"] <= SHARES[0]:
             words = f"{SHARES[0]:g} or less"
-        lines.append([name, f"{pair['plain_rate']:g}", *bits, words])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-def _range(values: list[float]) -> str:
-    return f"{statistics.median(values):.3f} ({min(values):.3f}-{max(values):.3f})"
+        shown = [with_range(spread(each), "{:.3f}".format) for each in bits]
+        rows.append([name, f"{pair['plain_rate']:g}", *shown, words])
+    return Table(headings, rows).markdown()
 
 
 def main() -> None:
@@ -213,10 +214,9 @@ def main() -> None:
         settings = {
             key: value.name if isinstance(value, Path) else value for key, value in vars(asked).items() if key != "out"
         }
-        machine = hardware.describe(torch.device("cpu"), hardware.compute_dtype("auto", torch.device("cpu")))
-        whole = {"settings": settings, "machine": machine, "goal": 0.7, "pairs": found}
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+        cpu = torch.device("cpu")
+        about = facts(cpu, hardware.compute_dtype("auto", cpu))
+        write_json(asked.out, {**about, "settings": settings, "goal": 0.7, "pairs": found})
 
 
 if __name__ == "__main__":

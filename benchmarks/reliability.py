@@ -214,7 +214,7 @@ def told_cost(saving: dict[str, Any] | None) -> str:
     cost, share = saving["saving"], saving["saving"]["share"]
     step = statistics.median(cost["seconds_without"])
     return (
-        f"{share['median']:.2%} of step time ({share['lowest']:.2%} to {share['highest']:.2%} in"
+        f"{share['median']:.2%} of step time ({share['low']:.2%} to {share['high']:.2%} in"
         f" {len(cost['seconds_with'])} rounds), {statistics.median(cost['still_share']):.2%} standing still,"
         f" a save every {cost['every']} steps of {1000 * step:.0f} ms;"
         f" {where(saving)}"

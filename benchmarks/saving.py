@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +24,11 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from penjing.base.files import write_json
+from penjing.bench.record import facts
+from penjing.bench.table import spread
+from penjing.bench.trial_process import in_turn
 
 WARM_STEPS = 5  # not counted: allocations, caches
 CODES = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
@@ -40,7 +43,6 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="runs with saves, and without (default: %(default)s)")
     parser.add_argument("--signals", type=int, default=5, help="of each kind (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="only to see that it works: the figures mean nothing")
-    parser.add_argument("--date", default=time.strftime("%Y-%m-%d"), help="of the record")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     asked = parser.parse_args(words)
     if asked.quick:
@@ -83,8 +85,7 @@ def cost(asked: argparse.Namespace, data: Path, work: Path) -> dict[str, Any]:
     found: dict[str, list[float]] = {"without": [], "with": []}
     still = []
     for number in range(asked.rounds):
-        order = ("without", "with") if number % 2 == 0 else ("with", "without")
-        for name in order:
+        for name in in_turn(("without", "with"), number):
             out = work / f"{name}-{number}"
             every = asked.every if name == "with" else asked.steps
             run(command(asked, data, out, asked.steps, every))
@@ -98,7 +99,7 @@ def cost(asked: argparse.Namespace, data: Path, work: Path) -> dict[str, Any]:
         "seconds_without": found["without"],
         "seconds_with": found["with"],
         "still_share": still,
-        "share": {"median": statistics.median(shares), "lowest": min(shares), "highest": max(shares)},
+        "share": spread(shares),
     }
 
 
@@ -151,7 +152,6 @@ def main() -> None:
     asked = parse()
     import torch
 
-    from penjing import __version__
     from penjing.data import synthetic as toyworld
     from penjing.plan import hardware
 
@@ -163,11 +163,7 @@ def main() -> None:
         )
         data = work / "data" / "pretrain.jsonl"
         record = {
-            "date": asked.date,
-            "machine": hardware.describe(device, hardware.compute_dtype("auto", device)),
-            "penjing": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
+            **facts(device, hardware.compute_dtype("auto", device)),
             "quick": asked.quick,
             "model": asked.model,
             "tokens_per_step": asked.rows * 256,
@@ -176,7 +172,7 @@ def main() -> None:
         }
     print(json.dumps(record, indent=2))
     if asked.out is not None:
-        asked.out.write_text(json.dumps(record, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        write_json(asked.out, record)
 
 
 if __name__ == "__main__":

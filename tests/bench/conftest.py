@@ -1,4 +1,4 @@
-"""Specs to try things with, and a way to run trials without a process for each."""
+"""Specs to try things with, comparisons of pretended trials, and a way to run trials without a process for each."""
 
 import contextlib
 import importlib
@@ -8,42 +8,57 @@ import sys
 from dataclasses import asdict, replace
 
 import pytest
+from rich.console import Console
 
-from penjing.bench.meter import Spec
-from penjing.bench.race import RaceSpec
+from penjing.bench import comparison
+from penjing.bench.comparison import Comparison, Options, Prepared
+from penjing.bench.trial_spec import AlignmentSpec, PretrainSpec
+
+SHARED = {"threads": 1, "steps": 3, "warmup": 1, "learning_rate": 1e-3, "max_grad_norm": 1.0, "betas": (0.9, 0.95)}
+
+
+@pytest.fixture
+def quiet():
+    return Console(file=io.StringIO(), width=250)
+
+
+@pytest.fixture
+def alignment_spec():
+    files = {"model": "m", "data": "d", "run": "r", "out": "o"}
+    return AlignmentSpec(setting="step", method="dpo", batch=4, micro=2, beta=0.1, **files, **SHARED)
 
 
 @pytest.fixture
 def spec():
-    return Spec(
-        method="dpo",
-        model="m",
-        data="d",
-        run="r",
-        stage="a:b",
-        out="o",
-        threads=1,
-        batch=4,
-        micro=2,
-        steps=3,
-        learning_rate=1e-3,
-        clip_norm=1.0,
-        betas=(0.9, 0.95),
-    )
+    """Of pretraining, with files that nobody reads."""
+    files = dict.fromkeys(("text", "tokenizer", "run", "held_out", "rows", "out"), "unread")
+    path = {"setting": "path", "batch": 2, "seq_len": 8, "seconds": 10.0, "evaluations": 2, "weight_decay": 0.1}
+    return PretrainSpec(shape={}, **path, **files, **SHARED)
 
 
 @pytest.fixture
-def race_spec():
-    """Of pretraining, with files that nobody reads."""
-    files = dict.fromkeys(("text", "tokenizer", "run", "held_out", "rows", "out"), "unread")
-    numbers = {"threads": 1, "batch": 2, "row_tokens": 8, "seconds": 10.0, "looks": 2, "steps": 3, "warmup": 1}
-    optimizer = {"learning_rate": 1e-3, "clip_norm": 1.0, "betas": (0.9, 0.95), "weight_decay": 0.1}
-    return RaceSpec(kind="path", device="cpu", shape={}, **files, **numbers, **optimizer)
+def installed(monkeypatch):
+    """As if every package was."""
+    monkeypatch.setattr(comparison.importlib.util, "find_spec", lambda name: True)
+
+
+@pytest.fixture
+def compare(tmp_path, quiet):
+    """Run a comparison whose trials are pretended; the console's text is in `quiet.file`."""
+
+    def run(benchmark, spec, run_trial, about=None, save=lambda record: None, earlier=None, **options):
+        options = Options(**{"trials": 1, "steps": 3, "warmup": 1, "may_compile": False, **options})
+        spec = replace(spec, warmup=options.warmup, steps=options.steps, seconds=options.seconds)
+        prepared = Prepared(spec=spec, options=options, about=about or {}, lines=[])
+        given = {"benchmark": benchmark, "prepared": prepared, "folder": tmp_path, "console": quiet}
+        return Comparison(**given, run_trial=run_trial, save=save, earlier=earlier).run()
+
+    return run
 
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """As bench/train.py's `trial`, but in this process, which has imported most of what a trial imports."""
+    """As `run_trial`, but in this process, which has imported most of what a trial imports."""
 
     def run(module, spec, folder):
         folder.mkdir(parents=True)
@@ -55,9 +70,9 @@ def in_process(monkeypatch):
             from accelerate.state import AcceleratorState
 
             AcceleratorState._reset_state(reset_partial_state=True)  # else all share the precision of the first
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
             importlib.import_module(name).main()
-        return {**json.loads(said.getvalue().strip().splitlines()[-1]), "process_seconds": 1.0}
+        return {**json.loads(printed.getvalue().strip().splitlines()[-1]), "process_seconds": 1.0}
 
     return run

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from penjing.bench.pretrain_table import KINDS, markdown
+from penjing.base.registry import look_up
+from penjing.bench import BENCHMARKS
+from penjing.bench.verdict import verdict
 from penjing.model.config import ModelConfig
 from penjing.plan.flops import parameters
 
@@ -20,7 +22,7 @@ PAGE = ROOT / "docs" / "speed.md"
 PLACE = "<!-- table {} -->\n"
 END = "<!-- end -->"
 HARDEST = ("packed", "avx512", "avx2")  # own path beside the hardest peer alone, ten minutes, on three processors
-TABLES = (*KINDS, *HARDEST, "litgpt path", "litgpt step", "recipe", "gpu", "gpu step", "cpu kernels")
+TABLES = ("path", "step", *HARDEST, "litgpt path", "litgpt step", "recipe", "gpu", "gpu step", "cpu kernels")
 
 
 def newest(name):
@@ -29,6 +31,8 @@ def newest(name):
 
 
 def module_at(path):
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # as for a script
     spec = importlib.util.spec_from_file_location(f"page_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses ask for it
@@ -36,28 +40,43 @@ def module_at(path):
     return module
 
 
+# By table: the record and its setting, or the script that renders the record.
+COMPARED = {
+    "path": ("pretrain", "path"),
+    "step": ("pretrain", "step"),
+    "gpu step": ("gpu", "step"),
+    "litgpt path": ("litgpt", "path"),
+    "litgpt step": ("litgpt", "step"),
+    **{name: (name, "path") for name in HARDEST},
+}
+SCRIPTS = {"recipe": "recipe", "gpu": "speed_gpu", "cpu kernels": "cpu_kernels"}
+
+
 def rendered(kind):
     """The table that belongs there, or nothing while nothing was measured."""
-    if kind == "recipe":
-        result = newest("recipe")
-        return module_at(ROOT / "benchmarks" / "recipe.py").markdown(result) if result else ""
-    if kind == "gpu":
-        result = newest("speed_gpu")
-        return module_at(ROOT / "benchmarks" / "speed_gpu.py").markdown(result) if result else ""
-    if kind == "cpu kernels":
-        result = newest("cpu_kernels")
-        return module_at(ROOT / "benchmarks" / "cpu_kernels.py").markdown(result) if result else ""
-    if kind == "gpu step":
-        result = newest("bench_train_gpu")
-        return markdown(result, "step") + "\n" if result else ""
-    if kind in HARDEST:
-        result = newest(f"bench_train_{kind}")
-        return markdown(result, "path") + "\n" if result else ""
-    if kind.startswith("litgpt "):
-        result = newest("bench_train_litgpt")
-        return markdown(result, kind.removeprefix("litgpt ")) + "\n" if result else ""
-    result = newest("bench_train_pretrain")
-    return markdown(result, kind) + "\n" if result else ""
+    if kind in SCRIPTS:
+        result = newest(SCRIPTS[kind])
+        return module_at(ROOT / "benchmarks" / f"{SCRIPTS[kind]}.py").markdown(result) if result else ""
+    name, setting = COMPARED[kind]
+    result = newest(f"bench_train_{name}")
+    return benchmark_of(result).table(result, setting).markdown() if result else ""
+
+
+def benchmark_of(record):
+    return look_up(BENCHMARKS, record["method"], what="method")()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("bench_train_*.json")), ids=lambda path: path.stem)
+def test_every_record_of_a_comparison_is_shown_and_judged(path):
+    record = json.loads(path.read_text(encoding="utf-8"))
+    benchmark = benchmark_of(record)
+    for setting in benchmark.settings:
+        table = benchmark.table(record, setting)
+        assert len(table.headings) == 1 + len(record[setting]["trials"])
+        assert {len(row) for row in table.rows} == {len(table.headings)}
+    lines = verdict(benchmark, record)
+    for baseline in set(record["goals"]) & set(record[setting]["trials"]):
+        assert sum(f" / {baseline}, " in line and "goal" in line for line in lines) == len(record["goals"][baseline])
 
 
 def shown(page, kind):
@@ -69,24 +88,22 @@ def test_tables_are_those_of_the_newest_result(kind):
     assert shown(PAGE.read_text(encoding="utf-8"), kind) == rendered(kind)
 
 
-def test_kernels_are_held_against_the_machines_products():
+def test_kernels_are_compared_with_the_gemm_roofline():
     def ran(seconds, rate):
-        return {"seconds": [seconds], "tokens": 1000, "flops_per_token": 1e8, "product_gigaflops_per_second": [rate]}
+        return {"seconds": [seconds], "tokens": 1000, "flops_per_token": 1e8, "matmul_gigaflops_per_second": [rate]}
 
     markdown_of = module_at(ROOT / "benchmarks" / "cpu_kernels.py").markdown
     ways = {"kernels": [ran(1.0, 150.0), ran(1.0, 250.0)], "torch": [ran(2.0, 200.0)]}
     lines = markdown_of({"cases": {"26M, float32": ways}}).splitlines()
-    assert lines[0].endswith(" | product, GFLOP/s | limit, tokens/s | torch, share of it | kernels, share of it |")
+    assert len(lines[0].split("|")) == len(lines[2].split("|"))
     assert lines[2].endswith(" | 2.00 x | 200 | 2,000 | 25% | 50% |")
-    del ways["torch"][0]["product_gigaflops_per_second"]  # a record made before there were any
+    del ways["torch"][0]["matmul_gigaflops_per_second"]  # a record made before there were any
     assert "GFLOP" not in markdown_of({"cases": {"26M, float32": ways}})
 
 
 def test_the_plan_of_a_gpu_beside_what_it_did():
-    place, result = PLACE.format("plan gpu"), newest("plan_gpu")
-    page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
-    shown_there = page.split(place, 1)[1].split(END, 1)[0]
-    assert shown_there == module_at(ROOT / "benchmarks" / "plan_gpu.py").markdown(result)
+    table, page = plan_gpu()
+    assert shown(page, "plan gpu") == table
 
 
 def test_bounds_are_those_that_are_tested():
@@ -119,16 +136,22 @@ def test_a_gpu_case_is_called_by_its_size():
             assert parameters(ModelConfig(**case.model)).total / 1e6 == pytest.approx(int(said[1]), abs=1), case.name
 
 
+def plan_gpu():
+    """The table of docs/memory.md, and the page."""
+    page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
+    return module_at(ROOT / "benchmarks" / "plan_gpu.py").markdown(newest("plan_gpu")), page
+
+
 def write():
     page = PAGE.read_text(encoding="utf-8")
     for kind in TABLES:
         place = PLACE.format(kind)
         page = page.replace(place + shown(page, kind), place + rendered(kind))
     PAGE.write_text(page, encoding="utf-8")
-    table, page = exports()
-    place = PLACE.format("export")
-    page = page.replace(place + shown(page, "export"), place + table)
-    (ROOT / "docs" / "export.md").write_text(page, encoding="utf-8")
+    for kind, name, (table, page) in (("export", "export", exports()), ("plan gpu", "memory", plan_gpu())):
+        place = PLACE.format(kind)
+        page = page.replace(place + shown(page, kind), place + table)
+        (ROOT / "docs" / f"{name}.md").write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

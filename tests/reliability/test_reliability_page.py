@@ -33,7 +33,7 @@ def test_what_was_measured_is_told_and_what_was_not_is_said_to_be_missing(script
             "seconds_without": [0.2, 0.21, 0.22],
             "seconds_with": [0.201, 0.212, 0.22],
             "still_share": [0.001, 0.002, 0.004],
-            "share": {"median": 0.005, "lowest": 0.0, "highest": 0.0095},
+            "share": {"median": 0.005, "low": 0.0, "high": 0.0095},
         },
         "signal_seconds": {"SIGTERM": [1.0, 3.0, 2.0]},
     }

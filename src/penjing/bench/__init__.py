@@ -1,1 +1,12 @@
-"""Floor 5: training side by side with other trainers, each trial a process of its own, all timed by one meter."""
+"""Speed and memory beside other trainers, and tables of this machine's own.
+
+`BENCHMARKS` names the comparisons that `penjing bench train --method` can make: a new one is a subclass of
+`comparison.Benchmark` in a file of its own, and a line here. comparison.py runs the trials, record.py says what is
+written, table.py renders it.
+"""
+
+BENCHMARKS = {
+    "pretrain": "penjing.bench.pretrain:Pretrain",
+    "dpo": "penjing.bench.alignment:Dpo",
+    "grpo": "penjing.bench.alignment:Grpo",
+}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from penjing.bench.record import facts
 from penjing.plan.gpu_specs import card_called
 from penjing.plan.microbenchmarks import SIZES, dtypes_of, key_of, squares
 
@@ -25,4 +26,4 @@ def matmul(
     card = card_called(key_of(device).device) if device.type == "cuda" else None
     for one in found:
         one["share_of_peak"] = one["flops_per_second"] / card.peak_flops(one["dtype"]) if card else None
-    return {"machine": vars(key_of(device)), "rows": found}
+    return {**facts(device, torch.float32), "rows": found}

@@ -1,238 +1,150 @@
-"""Pretraining beside other trainers: who runs when, and what came of it as data (bench/pretrain_table.py shows it)."""
+"""Pretraining beside other trainers: the table, the goals, and what to know before they are read."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from rich.console import Console
+from penjing.bench.comparison import OURS, Benchmark, Prepared, Request
+from penjing.bench.record import rounds
+from penjing.bench.table import MEBIBYTE
+from penjing.bench.verdict import middle, ratios
 
-from penjing.base.errors import UserError
-from penjing.bench.peers import NEEDS, PRETRAIN
-from penjing.bench.pretrain_table import (
-    GOALS,
-    GOALS_SECONDS,
-    KINDS,
-    OURS_ADAMW,
-    equal,
-    figures,
-    summary,
-    table,
-    verdicts,
+Curve = Sequence[Mapping[str, float]]
+OURS_ADAMW = "penjing-adamw"  # penjing with the baselines' optimizer, for what the step alone does
+TRIAL = "penjing.bench.penjing_trial pretrain"
+GOALS_SECONDS = 600.0  # of training that the goals are for
+LIMIT_FRACTION = 0.7  # goal on a CPU: of the GEMM roofline
+RATES = (
+    "learning rates: Muon's were searched for at the 26M shape (docs/log.md, one seed), AdamW's was not; "
+    "--search-rates searches both in the same way"
 )
-from penjing.bench.race import RaceSpec
-from penjing.bench.train import MEBIBYTE, OURS, trial, versions
-from penjing.bench.tune import PILOT_SECONDS, PILOT_SHARE, PILOT_STEPS, best_rate, fastest_way
-
-Trials = dict[str, dict[str, list[dict[str, Any]]]]  # by kind and name
+SEARCHED = "learning rates: searched in the same way for each"
+OPTIMIZERS = {"muon": "Muon", "adamw": "AdamW", "adamw_torch_fused": "AdamW"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """How the comparison is made."""
+class Pretrain(Benchmark):
+    """Two settings. path: each goes its own way from text to a trained model; step: all get the same packed rows.
 
-    peers: tuple[str, ...] = tuple(PRETRAIN)  # those that are not installed are left out, and said
-    trials: int = 3  # processes of each, in turn
-    seconds: float = GOALS_SECONDS  # path: training after the first step
-    looks: int = 10  # path: at held-out text
-    steps: int = 12  # step: of each trial, warm-up included
-    warmup: int = 2  # steps that no rate counts
-    threads: int = 0  # of the CPU; 0 = physical cores
-    dtypes: tuple[str, ...] = ("float32",)  # that a peer's pilots try
-    may_compile: bool = True  # whether they try torch.compile
-    search: bool = False  # whether everyone's learning rate is searched for, in the same way
-
-    def __post_init__(self) -> None:
-        for peer in self.peers:
-            if peer not in PRETRAIN:
-                raise UserError("no such peer", where="--peer", got=peer, wanted=", ".join(["none", *PRETRAIN]))
-        if self.trials < 1 or self.threads < 0 or self.seconds <= 0 or self.looks < 1:
-            raise UserError("too small", where="--trials, --threads, --seconds", got=self.trials)
-        if not 0 <= self.warmup < self.steps:
-            raise UserError("no step is left to count", where="--steps", got=self.steps, wanted=f"over {self.warmup}")
-
-
-def compare(
-    asked: Asked,
-    spec: RaceSpec,
-    folder: Path,
-    console: Console,
-    run_trial: Callable[..., dict[str, Any]] = trial,
-    save: Callable[[dict[str, Any]], None] = lambda result: None,
-    about: Mapping[str, Any] | None = None,
-    earlier: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """All trials of both kinds, in turn; prints the tables and returns them as data.
-
-    save: called before the first trial and after each with what there is, for hours of them not to be lost by the last.
-    about: what else the result is to say. earlier: such a result whose trials count; raises UserError if it is not of
-    the same comparison.
+    Speed and memory are compared with the same optimizer; time to the same loss with penjing's own recipe.
     """
-    modules, left_out = _contenders(asked, console)
-    result: dict[str, Any] = {
-        **(about or {}),
-        "method": "pretrain",
-        "asked": asdict(asked),
-        "spec": {key: value for key, value in asdict(spec).items() if key not in _PER_TRIAL},
-        "versions": versions(),
-        "left_out": left_out,
-        "goals": GOALS,
+
+    method = "pretrain"
+    unit = "tokens"
+    settings: ClassVar = {"path": "own path from text to loss", "step": "one step on identical rows"}
+    ours: ClassVar = {OURS: TRIAL, OURS_ADAMW: f"{TRIAL} adamw"}
+    same_optimizer = OURS_ADAMW
+    tuned = True
+    goals: ClassVar = {
+        "trainer": {"units_per_second": 3.0, "peak_bytes": 0.6, "time_to_equal": 0.25},
+        "trainer-packed": {"units_per_second": 1.2, "peak_bytes": 0.6, "time_to_equal": 0.25},
+        "minimind-style": {"units_per_second": 4.0, "peak_bytes": 0.6, "time_to_equal": 0.25},
     }
-    trials: Trials = {kind: {name: [] for name in modules} for kind in KINDS}
-    if earlier is not None:
-        _take_over(trials, result, earlier)
-    wanted = [
-        (number, kind, name)
-        for number in range(asked.trials)
-        for kind in KINDS
-        for name in (list(modules) if number % 2 == 0 else list(modules)[::-1])
-        if number >= len(trials[kind][name])
-    ]
-    if earlier is not None:
-        there = sum(len(done) for each in trials.values() for done in each.values())
-        console.print(f"  {there} trials are there, {len(wanted)} are left", highlight=False)
-    save({**_summed(result, trials), "finished": False})  # a place that cannot be written to is found out now
-    found = (earlier or {}).get("tuned", {})
-    tuned = {name: found[name] for name in modules if any(trials[kind][name] for kind in KINDS)}
-    result["tuned"] = tuned
-    for name, module in modules.items():
-        if name not in tuned and any(name == each for _, _, each in wanted):
-            tuned[name] = _tune(name, module, asked, spec, folder, console, run_trial)
-    for number, kind, name in wanted:
-        given = _tuned_spec(replace(spec, kind=kind), tuned[name])
-        one = run_trial(modules[name], given, folder / f"{kind}-{name}-{number}")
-        trials[kind][name].append(one)
-        row = figures(one, asked.warmup)
-        console.print(
-            f"  {kind} {number + 1} {name}: {row['tokens_per_second']:,.0f} tokens/s, "
-            f"{row['peak_bytes'] / MEBIBYTE:.0f} MiB, {one['process_seconds']:.0f} s from start to end",
-            highlight=False,
-        )
-        save({**_summed(result, trials), "finished": False})
-    result = _summed(result, trials)
-    for kind in KINDS:
-        console.print(table(result, kind))
-    for line in verdicts(result):
-        console.print(f"  {line}", highlight=False)
-    return {**result, "finished": True}
+    labels: ClassVar = {
+        "units_per_second": ("tokens/s, padding not counted", lambda value: f"{value:,.0f}"),
+        "peak_bytes": ("peak memory, MiB", lambda value: f"{value / MEBIBYTE:,.0f}"),
+        "startup_seconds": ("start-up, s", lambda value: f"{value:.1f}"),
+        "first_step_seconds": ("compiling and first step, s", lambda value: f"{value:.1f}"),
+        "trained_tokens": ("tokens learned from", lambda value: f"{value:,.0f}"),
+        "last_bits_per_byte": ("final bits per byte", lambda value: f"{value:.3f}"),
+    }
 
+    def prepare(self, work: Path, request: Request) -> Prepared:
+        from penjing.bench.pretrain_data import prepare
 
-def _contenders(asked: Asked, console: Console) -> tuple[dict[str, str], dict[str, str]]:
-    """Module and its words by name, and why others are left out, which is printed."""
-    left_out = {}
-    modules = {OURS: "penjing.bench.ours_pretrain", OURS_ADAMW: "penjing.bench.ours_pretrain adamw"}
-    for peer in asked.peers:
-        missing = [package for package in NEEDS[peer].split() if importlib.util.find_spec(package) is None]
-        if not missing:
-            modules[peer] = PRETRAIN[peer]
-            continue
-        left_out[peer] = f"needs {' and '.join(missing)}, which is not installed"
-        console.print(f"  {peer} {left_out[peer]}: left out", highlight=False)
-    return modules, left_out
+        return prepare(work, request)
 
+    def heading(self, record: Mapping[str, Any], setting: str, name: str) -> str:
+        """With the optimizer, where the record has it."""
+        one = record[setting]["medians"][name]
+        options = (text for text in one["options"] if text.startswith("optim"))
+        optimizer = one.get("settings", {}).get("optimizer") or next(options, "").rpartition("=")[2]
+        return f"{name} ({OPTIMIZERS.get(optimizer, optimizer)})" if optimizer else name
 
-def _tune(
-    name: str,
-    module: str,
-    asked: Asked,
-    spec: RaceSpec,
-    folder: Path,
-    console: Console,
-    run_trial: Callable[..., dict[str, Any]],
-) -> dict[str, Any]:
-    """A peer's fastest way, and with `asked.search` the multiple of its learning rates that learns best."""
-    tuned: dict[str, Any] = {}
-    seconds = PILOT_SHARE * asked.seconds
-    if name not in (OURS, OURS_ADAMW):
-        pilot = replace(spec, kind="pilot", seconds=min(PILOT_SECONDS, seconds), steps=PILOT_STEPS)
-
-        def run_pilot(dtype: str, compiled: bool) -> dict[str, Any]:
-            place = folder / f"pilot-{name}-{dtype}-{'compiled' if compiled else 'eager'}"
-            return run_trial(module, replace(pilot, dtype=dtype, compiled=compiled), place)
-
-        way = fastest_way(run_pilot, asked.dtypes, may_compile=asked.may_compile, seconds=asked.seconds)
-        tuned["way"] = way
-        for one in way["tried"]:
-            how = f"{one['dtype']}, {'compiled' if one['compiled'] else 'eager'}"
-            first, lost = one.get("first_step_seconds", 0), one.get("lost_seconds", 0)
-            paced = f"{one.get('tokens_per_second', 0):,.0f} tokens/s, first step {first:.0f} s, then {lost:.0f} s lost"
-            taken = " and ".join(kind for kind in KINDS if way[kind].items() <= one.items())
-            console.print(
-                f"  pilot {name}, {how}: {one.get('failed', paced)}{f'; taken for {taken}' if taken else ''}",
-                highlight=False,
+    def more_rows(self, record: Mapping[str, Any], setting: str) -> list[list[str]]:
+        names = list(record[setting]["medians"])
+        rows = []
+        if limit := _limit(record):
+            speeds = [record[setting]["medians"][name]["units_per_second"]["median"] for name in names]
+            rows.append(
+                [f"fraction of the GEMM roofline, {limit:,.0f} tokens/s", *[f"{it / limit:.2f}" for it in speeds]]
             )
-    if asked.search:
-        path = _tuned_spec(replace(spec, kind="path", seconds=seconds, looks=1), tuned)
+        if setting == "path":
+            curves = {name: [one["curve"] for one in trials] for name, trials in rounds(record, setting).items()}
+            found = [equal_time(dict(zip(names, each, strict=True))) for each in zip(*curves.values(), strict=True)]
+            label = f"bits per byte after {statistics.median(seconds for seconds, _ in found):.0f} s in all"
+            rows.append([label, *[_shown([bits[name] for _, bits in found], "{:.3f}") for name in names]])
+            for mine in (OURS_ADAMW, OURS):
+                cells = [
+                    "" if name in self.ours else _shown(times_to_equal(record, mine, name), "{:.2f} x")
+                    for name in names
+                ]
+                rows.append([f"time of {self.heading(record, setting, mine)} to the same final bits per byte", *cells])
+        return rows
 
-        def run_rate(factor: float) -> dict[str, Any]:
-            return run_trial(module, _times(path, factor), folder / f"rate-{name}-{factor:g}")
+    def goal_ratios(self, record: Mapping[str, Any], baseline: str, figure: str) -> tuple[str, list[float | None]]:
+        if figure == "time_to_equal":
+            return OURS, times_to_equal(record, OURS, baseline)
+        return super().goal_ratios(record, baseline, figure)
 
-        tuned["rate"] = best_rate(run_rate)
-        said = ", ".join(f"{each['factor']:g} x {each['bits_per_byte']:.3f}" for each in tuned["rate"]["tried"])
-        console.print(f"  learning rate of {name}, bits per byte: {said}", highlight=False)
-    return tuned
-
-
-def _tuned_spec(spec: RaceSpec, tuned: Mapping[str, Any]) -> RaceSpec:
-    if "way" in tuned:
-        spec = replace(spec, **tuned["way"][spec.kind])
-    return _times(spec, tuned["rate"]["factor"]) if "rate" in tuned else spec
-
-
-def _times(spec: RaceSpec, factor: float) -> RaceSpec:
-    return replace(spec, learning_rate=factor * spec.learning_rate, rate_factor=factor)
-
-
-def _take_over(trials: Trials, result: Mapping[str, Any], earlier: Mapping[str, Any]) -> None:
-    """The trials of `earlier`; raises UserError naming what it was that is not so in `result`.
-
-    Peers may be added; those that have trials are not dropped, since the file would lose them.
-    """
-    now = json.loads(json.dumps(result))  # as what was read is
-    for key, value in now.items():
-        then = earlier.get(key)
-        pairs = [(key, then, value)]
-        if isinstance(value, dict) and isinstance(then, dict):
-            pairs = [(f"{key}.{name}", then.get(name), one) for name, one in value.items()]
-            pairs += [(f"{key}.{name}", one, None) for name, one in then.items() if name not in value]
-        for where, before, here in pairs:
-            is_new = before is None and key == "versions"  # a package that came since, for a peer to be added
-            if before != here and not is_new and where not in _MAY_DIFFER and key not in _MAY_DIFFER:
-                said = f"the trials there are of another comparison: {where}"
-                raise UserError(said, where="--resume", got=here, wanted=before, next_step="Name another --out.")
-    for name in _MEASURED:
-        if name in result.get("machine", {}):
-            result["machine"][name] = max(result["machine"][name], earlier["machine"].get(name, 0.0))
-    for kind, each in trials.items():
-        there = earlier.get(kind, {}).get("trials", {})
-        if gone := [name for name, done in there.items() if done and name not in each]:
-            named = ",".join(sorted({*gone, *each} - {OURS, OURS_ADAMW}))
-            raise UserError(f"would lose the trials of {', '.join(gone)}", where="--resume", wanted=f"--peer {named}")
-        for name, done in each.items():
-            done += there.get(name, [])
+    def notes(self, record: Mapping[str, Any]) -> list[str]:
+        medians, lines = record["path"]["medians"], []
+        if record["options"]["seconds"] < GOALS_SECONDS:
+            lines.append(f"the goals are for {GOALS_SECONDS:g} s of training and a model of 26M; this was shorter")
+        trainers = [name for name in medians if name.startswith("trainer")]
+        if trainers:
+            faster = max(trainers, key=lambda name: float(medians[name]["units_per_second"]["median"]))
+            ratio = middle(ratios(record, "path", OURS_ADAMW, faster, "units_per_second"))
+            ours = self.heading(record, "path", OURS_ADAMW)
+            lines.append(f"the faster Trainer here is {faster}: {ours} makes {ratio:.2f} x its tokens/s")
+        lines.append(SEARCHED if record["options"].get("search") else RATES)
+        if (limit := _limit(record)) and record["machine"]["device"] == "cpu":
+            got = medians[OURS_ADAMW]["units_per_second"]["median"] / limit
+            reached = "reached" if got >= LIMIT_FRACTION else "missed"
+            lines.append(f"fraction of the GEMM roofline: {got:.2f}; goal at least {LIMIT_FRACTION:g}: {reached}")
+        return lines
 
 
-def _summed(result: Mapping[str, Any], trials: Trials) -> dict[str, Any]:
-    """With the trials so far, and medians over as many as everyone has."""
-    found = dict(result)
-    for kind, each in trials.items():
-        if any(each.values()):
-            found[kind] = {"trials": each}
-        if rounds := min(map(len, each.values())):
-            whole = {name: done[:rounds] for name, done in each.items()}
-            found[kind]["medians"] = summary(whole, result["asked"]["warmup"])
-            if kind == "path":
-                found[kind]["equal"] = [equal(one, list(whole)) for one in zip(*whole.values(), strict=True)]
-    return found
+def _limit(record: Mapping[str, Any]) -> float:
+    """Tokens a second of a step that is matmuls alone, at the rate of one; 0 where that was not measured."""
+    return float(record.get("machine", {}).get("limit_tokens_per_second", 0.0))
 
 
-# What is measured anew each time that trials are added: the highest is kept, for shares not to be of a slow moment.
-_MEASURED = ("product_flops_per_second", "limit_tokens_per_second")
-# What may be another then: how many are wanted, of whom, who is left out, and what is measured.
-_MAY_DIFFER = ("asked.trials", "asked.peers", "left_out", *(f"machine.{name}" for name in _MEASURED))
-# Of a spec, what each trial has of its own, and where its files lie.
-_PER_TRIAL = ("text", "tokenizer", "run", "held_out", "rows", "out", "kind", "compiled", "rate_factor")
+def _shown(values: list[float | None], form: str) -> str:
+    got = middle(values)
+    return "not reached" if got is None else form.format(got)
+
+
+def equal_time(curves: Mapping[str, Curve]) -> tuple[float, dict[str, float | None]]:
+    """The wall time that all curves reach, and bits per byte of each there. Start-up is in it; evaluations are joined
+    by straight lines."""
+    common = min(curve[-1]["seconds"] for curve in curves.values())
+    return common, {name: _at(curve, common) for name, curve in curves.items()}
+
+
+def _at(curve: Curve, seconds: float) -> float | None:
+    for one, other in pairwise(curve):
+        if one["seconds"] <= seconds <= other["seconds"]:
+            share = (seconds - one["seconds"]) / ((other["seconds"] - one["seconds"]) or 1.0)
+            return one["bits_per_byte"] + share * (other["bits_per_byte"] - one["bits_per_byte"])
+    return curve[-1]["bits_per_byte"] if curve[-1]["seconds"] == seconds else None
+
+
+def times_to_equal(record: Mapping[str, Any], mine: str, baseline: str) -> list[float | None]:
+    """Of each round."""
+    trials = rounds(record, "path")
+    pairs = zip(trials[mine], trials[baseline], strict=True)
+    return [time_to_equal(ours["curve"], theirs["curve"]) for ours, theirs in pairs]
+
+
+def time_to_equal(mine: Curve, theirs: Curve) -> float | None:
+    """Seconds until `mine` is at the final bits per byte of `theirs`, over all of theirs; None: it never is."""
+    bits = theirs[-1]["bits_per_byte"]
+    for one, other in pairwise(mine):
+        if other["bits_per_byte"] <= bits:
+            share = (one["bits_per_byte"] - bits) / (one["bits_per_byte"] - other["bits_per_byte"])
+            return (one["seconds"] + share * (other["seconds"] - one["seconds"])) / theirs[-1]["seconds"]
+    return None

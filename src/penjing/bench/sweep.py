@@ -7,18 +7,18 @@ row of the table too.
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from penjing.base import config
+from penjing.bench.full_rows import FullRows, full_rows
 from penjing.bench.gpu_counters import busy, estimated
-from penjing.loader.batch import Batch
-from penjing.loader.batch_source import Source
+from penjing.bench.timer import time_steps
 from penjing.parallel.single import Single
 from penjing.plan import hardware
 from penjing.plan.device_model import Machine
@@ -102,31 +102,6 @@ class Measured:
     def to_dict(self) -> dict[str, Any]:
         flat = asdict(self)
         return {**flat.pop("point"), **flat}
-
-
-class RandomRows(Source):
-    """Full rows of random tokens, each one document."""
-
-    def __init__(self, rows: int, row_tokens: int, vocabulary: int, device: torch.device) -> None:
-        generator = torch.Generator().manual_seed(1)
-        ids_BT = torch.randint(0, vocabulary, (rows, row_tokens), generator=generator)
-        self.batch = Batch(
-            ids_BT=ids_BT,
-            document_BT=torch.zeros(rows, row_tokens, dtype=torch.int64),
-            scored_N=None,
-            target_N=ids_BT.roll(-1, 1).flatten(),
-            weight_N=torch.ones(rows * row_tokens),
-            num_tokens=rows * row_tokens,
-        ).to(device)
-
-    def __next__(self) -> Batch:
-        return self.batch
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        pass
 
 
 Predict = Callable[[Run], int | None]
@@ -242,16 +217,12 @@ def _timed(
     """Seconds of each step, the peak of memory, and what the counters said of one more."""
     release()
     forget_peak(device)
+    precision.require(device)
     precision.switch_tf32()
     context = _context(run, point, precision, device)
-    taken: list[float] = []
-    for index in itertools.count():
-        start = time.perf_counter()
-        float(step(context, index).loss)  # waits for the device
-        if index >= WARM_STEPS:
-            taken.append(time.perf_counter() - start)
-        if len(taken) >= steps or (len(taken) >= 2 and sum(taken) > seconds):
-            break
+    taken = time_steps(
+        lambda index: float(step(context, index).loss), device, steps=steps, warmup=WARM_STEPS, seconds=seconds
+    )
     peak = hardware.peak_memory_bytes(device)
     used = busy(lambda: step(context, 0), device)
     return taken, peak, used
@@ -263,11 +234,13 @@ def _context(run: Run, point: Point, precision: Precision, device: torch.device)
     stage = make_stage(run, strategy)
     stage.assume_data()
     built = build_run(stage, strategy, precision)
+    shape, generator = (point.micro_rows, point.row_tokens + 1), torch.Generator().manual_seed(1)
+    batch = full_rows(torch.randint(0, run.model.vocabulary_size, shape, generator=generator)).to(device)
     return TrainingContext(
         strategy=strategy,
         model=built.wrapped,
         objective=built.objective,
-        source=RandomRows(point.micro_rows, point.row_tokens, run.model.vocabulary_size, device),
+        source=FullRows(repeat(batch)),
         optimizers=built.optimizers,
         schedule=run.schedule,
         trackers=Trackers([]),
@@ -290,8 +263,3 @@ def forget_peak(device: torch.device) -> None:
             path.write_text("5")
         except OSError:
             return
-
-
-def frontier(rows: Sequence[Measured]) -> Iterator[Measured]:
-    """Those that finished, fastest first."""
-    yield from sorted((row for row in rows if row.tokens_per_second), key=lambda row: -(row.tokens_per_second or 0.0))

@@ -25,34 +25,32 @@ def bench_train(
         Path | None,
         typer.Option(help="Documents to pretrain on (none: Python's library); pairs for dpo; prompts for grpo."),
     ] = None,
-    method: Annotated[str, typer.Option(help="pretrain, dpo or grpo; by itself pretrain, with RUN dpo.")] = "",
-    peer: Annotated[str, typer.Option(help="A peer's name, several with commas, all, or none.")] = "all",
+    method: Annotated[str, typer.Option(help="pretrain, dpo or grpo; default: pretrain, with RUN dpo.")] = "",
+    baseline: Annotated[str, typer.Option(help="Another trainer; several with commas; all, or none.")] = "all",
     quick: Annotated[bool, typer.Option("--quick", help="pretrain: a small model, one trial each, minutes.")] = False,
-    trials: Annotated[int, typer.Option(help="Processes of each, in turn; 0 = 3, with --quick 1.", min=0)] = 0,
+    trials: Annotated[int, typer.Option(help="Processes of each trainer; 0 = 3, with --quick 1.", min=0)] = 0,
     seconds: Annotated[float, typer.Option(help="pretrain: of training; 0 = 600, with --quick 30.", min=0)] = 0,
     steps: Annotated[int, typer.Option(help="Optimizer steps of a trial; the first two are not counted.")] = 12,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 = physical cores.", min=0)] = 0,
-    peer_checkpointing: Annotated[
-        bool, typer.Option(help="Whether the peer computes activations twice to save memory, as it does by itself.")
+    baseline_checkpointing: Annotated[
+        bool, typer.Option(help="dpo, grpo: TRL recomputes activations to save memory, its default.")
     ] = True,
     search_rates: Annotated[
-        bool, typer.Option("--search-rates", help="pretrain: search everyone's learning rate in the same way first.")
+        bool, typer.Option("--search-rates", help="pretrain: first search every trainer's learning rate, in one way.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="JSON file to write; pretrain: after every trial anew.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="pretrain: go on with the trials in --out, or add to them.")
-    ] = False,
+    out: Annotated[Path | None, typer.Option(help="JSON file, written after each trial.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the trials in --out, or add to them.")] = False,
     settings: Settings = None,
 ) -> None:
-    """Train the same model on the same data with ours and with other trainers, and compare speed and memory.
+    """Train the same model on the same data with penjing and with other trainers, and compare speed and memory.
 
-    Pretraining is compared on the GPU where there is one (compute.device=cpu: not), DPO and GRPO on the CPU.
+    Pretraining runs on the GPU if there is one (compute.device=cpu: not), DPO and GRPO on the CPU.
 
     [bold]Examples[/]
 
     penjing bench train --quick
 
-    penjing bench train --peer trainer --seconds 600 --data corpus.jsonl --out results/bench.json
+    penjing bench train --baseline trainer --seconds 600 --data corpus.jsonl --out results/bench.json
 
     penjing bench train --trials 3 --out results/bench.json --resume
 
@@ -60,40 +58,41 @@ def bench_train(
 
     penjing bench train runs/quickstart --method grpo --data runs/quickstart/data/rl.jsonl --threads 1
     """
-    from penjing.commands.bench import bench, keep, write
+    from penjing.bench.record import write
+    from penjing.commands import bench
 
     if resume and out is None:
-        raise UserError("with no file there is nothing to go on with", where="--resume", wanted="--out FILE")
-    has_trials = False
+        raise UserError("there is no file to continue from", where="--resume", wanted="--out FILE")
+    command, has_trials = ["penjing", *sys.argv[1:]], False
 
-    def save(part: dict[str, Any]) -> None:
+    def save(record: dict[str, Any]) -> None:
         nonlocal has_trials
-        has_trials = out is not None and keep(part, out, sys.argv[1:])
+        has_trials = out is not None and bench.keep(record, out, command)
 
     try:
-        result = bench(
+        record = bench.bench(
             console,
             method=method,
             run=run,
             data=data,
-            peer=peer,
+            baseline=baseline,
             quick=quick,
+            settings=tuple(settings or ()),
+            save=save,
+            earlier=out if resume else None,
             trials=trials or (1 if quick else 3),
             seconds=seconds or (30.0 if quick else 600.0),
             steps=steps,
             threads=threads,
-            checkpointing=peer_checkpointing,
-            settings=tuple(settings or ()),
+            checkpointing=baseline_checkpointing,
             search=search_rates,
-            save=save,
-            earlier=out if resume else None,
         )
     except KeyboardInterrupt:
         if has_trials:
-            say(f"{out}: the figures of trials that ended; `--resume` goes on with them")
+            say(f"{out}: the finished trials; `--resume` continues")
         raise
     if out is not None:
-        write(result, out, sys.argv[1:])
+        write(record, out, command)
         say(f"{out}: every trial's figures")
 
 
@@ -104,7 +103,7 @@ def bench_matmul(
     seconds: Annotated[float, typer.Option(help="That it may take, about.", min=1)] = 60.0,
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
 ) -> None:
-    """The classic test: TFLOPS of square matrix products, median and spread, and the share of the stated peak.
+    """TFLOPS of square matmuls: median, spread, and the fraction of the stated peak.
 
     [bold]Example[/]
 
@@ -112,29 +111,24 @@ def bench_matmul(
     """
     from penjing.commands.sweep import run_matmul
 
-    run_matmul(
-        config.convert(tuple[int, ...], sizes, "--sizes") if sizes else (),
-        tuple(name for name in dtypes.split(",") if name),
-        seconds,
-        out,
-        console,
-    )
+    found = config.convert(tuple[int, ...], sizes, "--sizes") if sizes else ()
+    run_matmul(found, _words(dtypes), seconds, out, console)
 
 
 @app.command("sweep")
 def bench_sweep(
     recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="Whose model and optimizer.")] = "pretrain",
     settings: Settings = None,
-    rows: Annotated[str, typer.Option(help="Rows of a pass, such as 4,8,16.")] = "",
-    passes: Annotated[str, typer.Option(help="Passes of a step (accumulation), such as 1,2,4.")] = "",
+    rows: Annotated[str, typer.Option(help="Rows of a micro-batch, such as 4,8,16.")] = "",
+    passes: Annotated[str, typer.Option(help="Micro-batches of a step (accumulation), such as 1,2,4.")] = "",
     lengths: Annotated[str, typer.Option(help="Row lengths, such as 256,512.")] = "",
     dtypes: Annotated[str, typer.Option(help="Such as bfloat16,float32.")] = "",
-    recompute: Annotated[str, typer.Option(help="What is computed again going backward, such as none,block.")] = "",
+    recompute: Annotated[str, typer.Option(help="Activation checkpointing, such as none,block.")] = "",
     steps: Annotated[int, typer.Option(help="Steps timed at each point.", min=2)] = 8,
     seconds: Annotated[float, typer.Option(help="Of steps at each point, about.", min=0.1)] = 10.0,
     out: Annotated[Path | None, typer.Option(help="Write OUT.json, OUT.csv, OUT.md and OUT.svg.")] = None,
 ) -> None:
-    """Train steps over batch, accumulation, length and precision: it/s, memory and use, measured beside predicted.
+    """Training steps over batch, accumulation, length and precision: speed and memory, measured beside predicted.
 
     What does not fit is a row of the table. No data are needed.
 
@@ -155,7 +149,11 @@ def bench_sweep(
         micro_rows=numbers(rows, "--rows"),
         accumulate=numbers(passes, "--passes"),
         row_tokens=numbers(lengths, "--lengths"),
-        dtypes=tuple(name for name in dtypes.split(",") if name),
-        recompute=tuple(name for name in recompute.split(",") if name),
+        dtypes=_words(dtypes),
+        recompute=_words(recompute),
     )
     run_sweep(resolved(recipe, settings), grid, console, steps=steps, seconds=seconds, out=out)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)

@@ -5,26 +5,26 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import write_json, write_text
 from penjing.base.markup import marked
 from penjing.bench.matmul import matmul
+from penjing.bench.record import facts
 from penjing.bench.sweep import Grid, Measured, sweep
+from penjing.bench.table import Table
 from penjing.commands.plan_run import PlanOptions, find_machine
 from penjing.plan import hardware
-from penjing.plan.microbenchmarks import dtypes_of, key_of
+from penjing.plan.microbenchmarks import dtypes_of
 from penjing.report.charts import Axis, Series, line_chart
 from penjing.train.config import Run
-from penjing.train.run_dir import set_threads
+from penjing.train.load_model import set_threads
 
 # Heading, how it is shown.
 COLUMNS: tuple[tuple[str, str], ...] = (
@@ -85,18 +85,13 @@ def run_sweep(
         predict_bytes=predict_bytes if trace else lambda variant: None,
         report=lambda row: console.print(f"  {_short(row)}", highlight=False),
     )
-    table = Table(box=None, pad_edge=False, title=f"{machine.name}, predicted at {machine.level}", title_justify="left")
-    for _, heading in COLUMNS:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*cells(row))
-    console.print(table)
+    console.print(table(rows, f"{machine.name}, predicted at {machine.level}").terminal())
     for note in notes:
         console.print(marked("note", note))
     if out is not None:
         out = out.with_suffix("") if out.suffix in (".json", ".csv", ".md", ".svg") else out
-        machine_facts = {**asdict(key_of(device)), "cores": hardware.physical_cores(), "level": machine.level}
-        write(rows, out, {"machine": machine_facts, "model": run.model.preset, "steps": steps})
+        dtype = hardware.compute_dtype(run.compute.dtype, device)
+        write(rows, out, {**facts(device, dtype, level=machine.level), "model": run.model.preset, "steps": steps})
         console.print(f"{out}.json, .csv, .md, .svg: the same as data, table and plot", highlight=False)
     return rows
 
@@ -126,6 +121,10 @@ def cells(row: Measured) -> list[str]:
     return shown
 
 
+def table(rows: Sequence[Measured], title: str = "") -> Table:
+    return Table([heading for _, heading in COLUMNS], [cells(row) for row in rows], title)
+
+
 def write(rows: Sequence[Measured], out: Path, facts: dict[str, Any]) -> None:
     """OUT.json with everything, OUT.csv and OUT.md with the table, OUT.svg with the plot."""
 
@@ -139,9 +138,7 @@ def write(rows: Sequence[Measured], out: Path, facts: dict[str, Any]) -> None:
     writer.writeheader()
     writer.writerows(flat)
     write_text(named(".csv"), text.getvalue())
-    lines = ["| " + " | ".join(heading for _, heading in COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
-    write_text(named(".md"), "\n".join(lines) + "\n")
+    write_text(named(".md"), table(rows).markdown())
     write_text(named(".svg"), plot(rows))
 
 
@@ -177,7 +174,7 @@ def plot(rows: Sequence[Measured]) -> str:
 def run_matmul(
     sizes: tuple[int, ...], dtypes: tuple[str, ...], seconds: float, out: Path | None, console: Console
 ) -> dict[str, Any]:
-    """Print the classic table of matrix products, and write it."""
+    """Print the table of square matmuls, and write it."""
     known = ("bfloat16", "float16", "tf32", "float32")
     wrong = [name for name in dtypes if name not in known]
     if wrong:
@@ -187,23 +184,17 @@ def run_matmul(
     set_threads(0, 1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if "tf32" in dtypes and "tf32" not in dtypes_of(device):
-        raise UserError("this device has no such products", where="--dtypes", got="tf32")
+        raise UserError("this device has no such matmuls", where="--dtypes", got="tf32")
     found = matmul(device, sizes=sizes, dtypes=dtypes, budget_seconds=seconds)
     if not found["rows"]:
         raise UserError("nothing was measured in the time and memory that there is", where="--sizes, --seconds")
-    table = Table(box=None, pad_edge=False, title=found["machine"]["device"], title_justify="left")
-    for heading in ("size", "dtype", "TFLOPS (median)", "spread", "of the stated peak"):
-        table.add_column(heading, justify="right")
-    for one in found["rows"]:
-        share = one["share_of_peak"]
-        table.add_row(
-            str(one["size"]),
-            one["dtype"],
-            f"{one['flops_per_second'] / 1e12:.3g}",
-            f"{one['spread']:.0%}",
-            "no stated peak" if share is None else f"{share:.0%}",
-        )
-    console.print(table)
+    headings = ["size", "dtype", "TFLOPS (median)", "spread", "fraction of the stated peak"]
+    console.print(Table(headings, [_matmul_cells(one) for one in found["rows"]], found["machine"]["device"]).terminal())
     if out is not None:
         write_json(out, found)
     return found
+
+
+def _matmul_cells(one: dict[str, Any]) -> list[str]:
+    share = "no stated peak" if one["share_of_peak"] is None else f"{one['share_of_peak']:.0%}"
+    return [str(one["size"]), one["dtype"], f"{one['flops_per_second'] / 1e12:.3g}", f"{one['spread']:.0%}", share]

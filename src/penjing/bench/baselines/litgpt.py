@@ -1,4 +1,4 @@
-"""A trial of LitGPT's pretraining: `python -m penjing.bench.peers.litgpt SPEC.json`.
+"""A trial of LitGPT's pretraining: `python -m penjing.bench.baselines.litgpt SPEC.json`.
 
 Its own model, initialisation, data and loop, called as its command line calls them, with four loading processes as that
 command has by default. Its loop always calls torch.compile; where the spec says eager, that does nothing. A text is a
@@ -11,7 +11,6 @@ docs/speed.md.
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from importlib.metadata import version
@@ -22,9 +21,10 @@ from typing import Any
 
 import torch
 
-from penjing.bench.meter import read_spec
-from penjing.bench.peers.hf_model import bits_per_byte, product_dtype, read_texts, settings_of
-from penjing.bench.race import Race, RaceSpec, packed_rows
+from penjing.bench.baselines import stock
+from penjing.bench.held_out import packed_rows, read_texts
+from penjing.bench.timer import TrialTimer
+from penjing.bench.trial_spec import PretrainSpec, read_spec
 
 # Tokens, or steps. It prints the time that is left, and more than a C int of days fails.
 NO_END = 10**11
@@ -45,14 +45,14 @@ class Stock(torch.nn.Module):
         return SimpleNamespace(logits=self.model(input_ids)[..., : self.model.config.vocab_size])
 
 
-def model_config(spec: RaceSpec) -> Any:
+def model_config(spec: PretrainSpec) -> Any:
     """What its own presets of Qwen3 say, with this shape."""
     from litgpt import Config
 
     shape = spec.shape
     return Config(
-        name="race",
-        block_size=spec.row_tokens,
+        name="trial",
+        block_size=spec.seq_len,
         n_layer=shape["num_hidden_layers"],
         n_head=shape["num_attention_heads"],
         n_query_groups=shape["num_key_value_heads"],
@@ -72,60 +72,56 @@ def model_config(spec: RaceSpec) -> Any:
     )
 
 
-def main() -> None:
-    spec = read_spec(RaceSpec)
-    out = Path(spec.out)
-    # litdata would ask the index for a newer one of itself, and put its pieces in folders that all runs share.
-    os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"
-    os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = str(out / "chunks")
-    os.environ["DATA_OPTIMIZER_DATA_CACHE_FOLDER"] = str(out / "data")
+def make_fabric(spec: PretrainSpec, timer: TrialTimer, precision: str) -> Any:
+    """A Fabric that calls the timer. Its loop calls `no_backward_sync` at the start of a step and `log_dict` at the
+    end."""
     import lightning
-    import litdata
-    import litgpt.pretrain
-    from litgpt.args import EvalArgs, TrainArgs
-    from litgpt.data import DataModule, TextFiles
+    import litgpt
     from litgpt.utils import choose_logger
 
-    torch.set_num_threads(spec.threads)
-    row_tokens = spec.batch * spec.row_tokens
-
     class Watched(lightning.Fabric):  # type: ignore[misc]
-        """Its loop calls `no_backward_sync` at the start of a step and `log_dict` at the end."""
-
-        stock: Stock | None = None
+        stock_model: Stock | None = None
         going = False
-        told: dict[str, Any]
+        settings: dict[str, Any]
 
         def setup_optimizers(self, *optimizers: Any) -> Any:
-            self.told = settings_of(optimizers[0], max_grad_norm=spec.clip_norm, compiled=spec.compiled)
+            self.settings = stock.optimizer_settings(optimizers[0])
             return super().setup_optimizers(*optimizers)
 
         def setup(self, module: Any, *args: Any, **kwargs: Any) -> Any:
-            self.stock = Stock(next(part for part in module.modules() if isinstance(part, litgpt.GPT)))
+            self.stock_model = Stock(next(part for part in module.modules() if isinstance(part, litgpt.GPT)))
             return super().setup(module, *args, **kwargs)
 
         def no_backward_sync(self, module: Any, enabled: bool = True) -> Any:
             if not self.going:
                 self.going = True
-                race.ready()
+                timer.ready()
             return super().no_backward_sync(module, enabled)
 
         def log_dict(self, metrics: Any, step: int | None = None) -> None:
             super().log_dict(metrics, step)
-            if not race.step(row_tokens):
+            if not timer.step(spec.batch * spec.seq_len):
                 raise OverError
 
+    logger = choose_logger("csv", Path(spec.out), name="trial", log_interval=1)
+    return Watched(devices=1, accelerator=spec.device, precision=precision, loggers=[logger])
+
+
+def make_data(spec: PretrainSpec) -> Any:
+    """Its own reader of text files, or everyone's packed rows."""
+    from litgpt.data import DataModule, TextFiles
+
     class OneCheck:
-        """It tries two batches of validation before the first step; what it says of the held-out text is not asked."""
+        """It tries two batches of validation before the first step; what it finds in them is not used."""
 
         def val_dataloader(self) -> Any:
-            row_T = torch.zeros(spec.row_tokens + 1, dtype=torch.long)
+            row_T = torch.zeros(spec.seq_len + 1, dtype=torch.long)
             return torch.utils.data.DataLoader([row_T] * spec.batch, batch_size=spec.batch)  # type: ignore[arg-type]
 
     class Texts(OneCheck, TextFiles):  # type: ignore[misc]
         pass
 
-    class GivenRows(OneCheck, DataModule):  # type: ignore[misc]
+    class PackedRows(OneCheck, DataModule):  # type: ignore[misc]
         def connect(self, **kwargs: Any) -> None:
             pass
 
@@ -133,14 +129,21 @@ def main() -> None:
             rows = [torch.from_numpy(row_T) for ids_BT, _ in islice(packed_rows(spec), spec.steps) for row_T in ids_BT]
             return torch.utils.data.DataLoader(rows, batch_size=spec.batch)  # type: ignore[arg-type]
 
-    race = Race(spec, lambda: bits_per_byte(spec, fabric.stock))
-    race.imported()
-    precision = "bf16-mixed" if spec.dtype == "bfloat16" else "32-true"
-    torch._dynamo.config.disable = not spec.compiled
-    logger = choose_logger("csv", out, name="race", log_interval=1)
-    fabric = Watched(devices=1, accelerator=spec.device, precision=precision, loggers=[logger])
-    fabric.launch()
-    data = GivenRows() if spec.kind == "step" else Texts(_as_files(spec, out / "text"), seed=spec.seed)
+    if spec.setting == "step":
+        return PackedRows()
+    # A text a file; it keeps the first file from training.
+    folder = Path(spec.out) / "text"
+    folder.mkdir(parents=True)
+    for number, text in enumerate(read_texts(spec)):
+        (folder / f"{number:07}.txt").write_text(text, encoding="utf-8")
+    return Texts(folder, seed=spec.seed)
+
+
+def pretrain(spec: PretrainSpec, fabric: Any, data: Any) -> None:
+    """Its loop, until the timer says that the trial is over."""
+    import litgpt.pretrain
+    from litgpt.args import EvalArgs, TrainArgs
+
     adamw = {"lr": spec.learning_rate, "betas": spec.betas, "weight_decay": spec.weight_decay}
     with suppress(OverError):
         litgpt.pretrain.main(
@@ -151,7 +154,7 @@ def main() -> None:
             resume=False,
             config=model_config(spec),
             data=data,
-            out_dir=out,
+            out_dir=Path(spec.out),
             tokenizer_dir=None,
             tokenizer=litgpt.Tokenizer(spec.tokenizer),
             train=TrainArgs(
@@ -159,7 +162,7 @@ def main() -> None:
                 global_batch_size=spec.batch,
                 micro_batch_size=spec.batch,
                 max_tokens=NO_END,
-                max_norm=spec.clip_norm,
+                max_norm=spec.max_grad_norm,
                 min_lr=spec.learning_rate,  # with no warm-up that is a constant rate
                 lr_warmup_steps=0,
                 tie_embeddings=spec.shape["tie_word_embeddings"],
@@ -167,28 +170,38 @@ def main() -> None:
             eval=EvalArgs(interval=NO_END, final_validation=False),
             optimizer={"class_path": "torch.optim.AdamW", "init_args": adamw},
         )
-    result = race.result(
-        options=[
-            f"litgpt {version('litgpt')}, lightning {lightning.__version__}, litdata {litdata.__version__}",
-            precision,
-            "torch.compile" if spec.compiled else "eager",
-            "rows packed",
-            "its own initialisation",
-            "csv log",
-            "one process" if spec.kind == "step" else f"{data.num_workers} loading processes, not in its memory",
-        ]
-    )
+
+
+def main() -> None:
+    spec = read_spec(PretrainSpec)
+    # litdata would ask the index for a newer one of itself, and put its pieces in folders that all runs share.
+    os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"
+    os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = f"{spec.out}/chunks"
+    os.environ["DATA_OPTIMIZER_DATA_CACHE_FOLDER"] = f"{spec.out}/data"
+    import litgpt.pretrain  # noqa: F401  # before memory is marked
+
+    torch.set_num_threads(spec.threads)
+    timer = TrialTimer(spec, lambda: stock.bits_per_byte(spec, fabric.stock_model))
+    timer.imported()
+    torch._dynamo.config.disable = not spec.compiled
+    precision = "bf16-mixed" if spec.dtype == "bfloat16" else "32-true"
+    fabric = make_fabric(spec, timer, precision)
+    fabric.launch()
+    data = make_data(spec)
+    pretrain(spec, fabric, data)
+    options = [
+        f"litgpt {version('litgpt')}, lightning {version('lightning')}, litdata {version('litdata')}",
+        precision,
+        "torch.compile" if spec.compiled else "eager",
+        "rows packed",
+        "its own initialisation",
+        "csv log",
+        "one process" if spec.setting == "step" else f"{data.num_workers} loading processes, not in its memory",
+    ]
     with fabric.autocast():
-        dtype = product_dtype(fabric.stock)
-    print(json.dumps({**result, "settings": {**fabric.told, "dtype": dtype}}))
-
-
-def _as_files(spec: RaceSpec, folder: Path) -> Path:
-    """A text a file, as its `TextFiles` reads them; it keeps the first file from training."""
-    folder.mkdir(parents=True)
-    for number, text in enumerate(read_texts(spec)):
-        (folder / f"{number:07}.txt").write_text(text, encoding="utf-8")
-    return folder
+        dtype = stock.matmul_dtype(fabric.stock_model)
+    settings = {"max_grad_norm": spec.max_grad_norm, "compiled": spec.compiled, "dtype": dtype}
+    stock.finish(timer, options, **fabric.settings, **settings)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Peers train with what their record says, and that is what they were asked for: read from their own optimizers."""
+"""Baselines train with what their record says, and that is what they were asked for: read from their own optimizers."""
 
 import importlib.util
 import json
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from penjing.bench.peers import PRETRAIN
+from penjing.bench.comparison import BASELINES, FOLDER
 from penjing.data.tokenizer.tokenizer import train_tokenizer
 
 # No default of any of them, and not each other's: what is read back can only have come from the spec.
-WANTED = {"learning_rate": 3.7e-4, "weight_decay": 0.13, "clip_norm": 0.7}
+WANTED = {"learning_rate": 3.7e-4, "weight_decay": 0.13, "max_grad_norm": 0.7}
 NAMES = ("trainer", "trainer-packed", "minimind-style")
 MODEL = {
     "vocab_size": 300,
@@ -26,12 +26,17 @@ MODEL = {
     "tie_word_embeddings": True,
 }
 
+
+def module_of(name):
+    return f"{FOLDER}.{BASELINES['pretrain'][name][0]}"
+
+
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate")
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory, toy):
-    folder = tmp_path_factory.mktemp("race")
+    folder = tmp_path_factory.mktemp("files")
     texts = [json.loads(line)["text"] for line in (toy / "pretrain.jsonl").read_text().splitlines()][:80]
     train_tokenizer(iter(texts), MODEL["vocab_size"]).save(folder / "tokenizer")
     (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
@@ -42,14 +47,14 @@ def files(tmp_path_factory, toy):
 
 
 @pytest.fixture
-def spec(race_spec, files):
-    return replace(race_spec, kind="step", shape=MODEL, row_tokens=16, steps=2, warmup=0, **WANTED, **files)
+def spec(spec, files):
+    return replace(spec, setting="step", shape=MODEL, seq_len=16, steps=2, warmup=0, **WANTED, **files)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_peer_trains_with_the_rate_and_the_dtype_that_it_was_asked_for(name, dtype, spec, tmp_path, in_process):
-    one = in_process(PRETRAIN[name], replace(spec, dtype=dtype), tmp_path / "trial")
+def test_a_baseline_trains_with_the_rate_and_the_dtype_that_it_was_asked_for(name, dtype, spec, tmp_path, in_process):
+    one = in_process(module_of(name), replace(spec, dtype=dtype), tmp_path / "trial")
     told = one["settings"]
     assert told["optimizer"] == "AdamW"
     assert told["learning_rate"] == pytest.approx(3.7e-4)
@@ -63,7 +68,7 @@ def test_a_peer_trains_with_the_rate_and_the_dtype_that_it_was_asked_for(name, d
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("compiled", [True, False])
-def test_a_peer_is_compiled_only_where_it_is_asked_for(name, compiled, spec, tmp_path, in_process, monkeypatch):
+def test_a_baseline_is_compiled_only_where_it_is_asked_for(name, compiled, spec, tmp_path, in_process, monkeypatch):
     seen = []
 
     class Compiled(torch.nn.Module):  # in the place of torch's, which takes half a minute
@@ -76,23 +81,23 @@ def test_a_peer_is_compiled_only_where_it_is_asked_for(name, compiled, spec, tmp
             return self._orig_mod(*args, **kwargs)
 
     monkeypatch.setattr(torch, "compile", lambda model, *_, **__: Compiled(model))
-    one = in_process(PRETRAIN[name], replace(spec, compiled=compiled), tmp_path / "trial")
+    one = in_process(module_of(name), replace(spec, compiled=compiled), tmp_path / "trial")
     assert one["settings"]["compiled"] is compiled
     assert bool(seen) is compiled
 
 
-def test_a_pilot_takes_enough_steps_and_looks_at_nothing(spec, tmp_path, in_process):
+def test_a_pilot_takes_enough_steps_and_evaluates_nothing(spec, tmp_path, in_process):
     """Own path, for no time at all: the number of steps decides. held_out is a file that is not there."""
-    pilot = replace(spec, kind="pilot", seconds=0.0, steps=5)
+    pilot = replace(spec, setting="pilot", seconds=0.0, steps=5)
     for name in NAMES[1:]:
-        one = in_process(PRETRAIN[name], pilot, tmp_path / name)
+        one = in_process(module_of(name), pilot, tmp_path / name)
         assert (len(one["step_seconds"]), one["curve"]) == (5, [])
 
 
 def test_on_a_gpu_the_trainer_has_tf32_and_loading_processes(spec, monkeypatch):
     import transformers
 
-    from penjing.bench.peers.hf_trainer import arguments
+    from penjing.bench.baselines.hf_trainer import arguments
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     on_gpu, on_cpu = arguments(replace(spec, device="cuda")), arguments(spec)

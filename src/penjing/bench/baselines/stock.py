@@ -1,5 +1,4 @@
-"""What the pretraining peers share: a stock model of the asked shape, its loss on held-out text, the text, and what
-they say of their settings."""
+"""What the baselines share: a stock model of the asked shape, its loss on held-out text, and the end of a trial."""
 
 from __future__ import annotations
 
@@ -10,20 +9,23 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 
-from penjing.bench.race import IGNORED, HeldOut, RaceSpec
+from penjing.bench.held_out import IGNORED
+from penjing.bench.held_out import bits_per_byte as held_out_bits
+from penjing.bench.timer import TrialTimer
+from penjing.bench.trial_spec import PretrainSpec, TrialSpec
 
 GPU_WORKERS = 8  # processes that load for a GPU; on a CPU they would take its cores
 
 
-def stock_model(spec: RaceSpec) -> Any:
-    """Qwen3 in float32, newly initialised, on the race's device."""
+def stock_model(spec: PretrainSpec) -> Any:
+    """Qwen3 in float32, newly initialised, on the device of the trial."""
     import transformers
 
     torch.manual_seed(spec.seed)
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**spec.shape)).to(spec.device)
 
 
-def stock_tokenizer(spec: RaceSpec) -> Any:
+def stock_tokenizer(spec: PretrainSpec) -> Any:
     """Its `bos` opens and closes a text; rows are filled up with its `eos`, which stands in no text."""
     import transformers
 
@@ -32,12 +34,34 @@ def stock_tokenizer(spec: RaceSpec) -> Any:
     return tokenizer
 
 
-def read_texts(spec: RaceSpec) -> list[str]:
-    with open(spec.text, encoding="utf-8") as stream:
-        return [json.loads(line)["text"] for line in stream]
+def loading(spec: TrialSpec) -> dict[str, Any]:
+    """How a DataLoader feeds the device."""
+    on_gpu = spec.device != "cpu"
+    return {"num_workers": GPU_WORKERS if on_gpu else 0, "persistent_workers": on_gpu, "pin_memory": on_gpu}
 
 
-def bits_per_byte(spec: RaceSpec, model: Any) -> float:
+def training_arguments(spec: TrialSpec) -> dict[str, Any]:
+    """Of transformers.TrainingArguments: the spec's step, and nothing beside it."""
+    return {
+        "output_dir": spec.out,
+        "use_cpu": spec.device == "cpu",
+        "bf16": spec.dtype == "bfloat16",
+        "learning_rate": spec.learning_rate,
+        "lr_scheduler_type": "constant",
+        "adam_beta1": spec.betas[0],
+        "adam_beta2": spec.betas[1],
+        "weight_decay": spec.weight_decay,
+        "max_grad_norm": spec.max_grad_norm,
+        "logging_nan_inf_filter": False,  # which waits for the device at every step
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": spec.seed,
+        **{f"dataloader_{name}": value for name, value in loading(spec).items()},
+    }
+
+
+def bits_per_byte(spec: PretrainSpec, model: Any) -> float:
     """Of the held-out text, in the dtype that the weights have."""
 
     @torch.no_grad()
@@ -49,17 +73,17 @@ def bits_per_byte(spec: RaceSpec, model: Any) -> float:
 
     was_training = model.training
     model.eval()
-    found = HeldOut(spec.held_out).bits_per_byte(nats)
+    found = held_out_bits(spec.held_out, nats)
     model.train(was_training)
     return found
 
 
-def has_tf32(spec: RaceSpec) -> bool:
-    """Whether float32 products can run in TF32, as on GPUs from compute capability 8.0 on."""
+def has_tf32(spec: TrialSpec) -> bool:
+    """Whether float32 matmuls can run in TF32, as on GPUs from compute capability 8.0 on."""
     return spec.device != "cpu" and torch.cuda.get_device_capability() >= (8, 0)
 
 
-def product_dtype(model: Any, context: AbstractContextManager[Any] | None = None) -> str:
+def matmul_dtype(model: Any, context: AbstractContextManager[Any] | None = None) -> str:
     """The dtype that the linear layers of `model` compute in, seen in a pass of two tokens."""
     seen: list[torch.dtype] = []
     layer = next(part for part in model.modules() if isinstance(part, torch.nn.Linear))
@@ -70,8 +94,8 @@ def product_dtype(model: Any, context: AbstractContextManager[Any] | None = None
     return str(seen[0]).removeprefix("torch.")
 
 
-def settings_of(optimizer: Any, **more: Any) -> dict[str, Any]:
-    """What a trial trained with, read from the optimizer itself, for the record."""
+def optimizer_settings(optimizer: Any) -> dict[str, Any]:
+    """Read from the optimizer itself."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's stands around it
     groups = optimizer.param_groups
     return {
@@ -79,5 +103,9 @@ def settings_of(optimizer: Any, **more: Any) -> dict[str, Any]:
         "learning_rate": max(float(group["lr"]) for group in groups),
         "betas": list(groups[0]["betas"]),
         "weight_decay": max(float(group["weight_decay"]) for group in groups),
-        **more,
     }
+
+
+def finish(timer: TrialTimer, options: list[str], **settings: Any) -> None:
+    """Print the trial. options: for people; settings: what it really trained with."""
+    print(json.dumps(timer.result(options=options, settings=settings)))

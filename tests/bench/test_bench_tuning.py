@@ -1,26 +1,24 @@
-"""What contenders run with: a peer's fastest way by hand-made pilots, a learning rate by a hand-made bowl."""
+"""What contestants run with: a baseline's fastest way by hand-made pilots, a learning rate by a hand-made bowl."""
 
-import io
 import json
 import math
 
 import pytest
-from rich.console import Console
 
 from penjing.base.errors import UserError
-from penjing.bench import pretrain as bench
-from penjing.bench.pretrain import Asked, compare
-from penjing.bench.tune import best_rate, fastest_way, pace
+from penjing.bench.comparison import FOLDER
+from penjing.bench.pretrain import Pretrain
+from penjing.bench.tuning import best_rate, fastest_way, pace
 
 
 def pilot(rate, first=1.0, second=0.0, steps=10):
     """Steps of 100 tokens, the first of them longer, or the second."""
     rest = [max(second, 100 / rate)] + [100 / rate] * (steps - 2)
-    return {"step_seconds": [first, *rest], "step_tokens": [100] * steps}
+    return {"step_seconds": [first, *rest], "step_units": [100] * steps}
 
 
 def test_pace_is_of_the_second_half_and_what_came_before_it_and_after_the_first_step_is_lost():
-    one = {"step_seconds": [50.0, 7.0, 1.0, 1.0, 1.0, 1.0], "step_tokens": [100] * 6}
+    one = {"step_seconds": [50.0, 7.0, 1.0, 1.0, 1.0, 1.0], "step_units": [100] * 6}
     assert pace(one) == {
         "tokens_per_second": 100.0,
         "first_step_seconds": 50.0,
@@ -88,7 +86,7 @@ def test_a_way_that_fails_is_recorded_and_not_taken():
     found = fastest_way(run, ("float32",), may_compile=True, seconds=600)
     assert found["path"]["compiled"] is False
     assert "no compiler" in found["tried"][1]["failed"]
-    with pytest.raises(UserError, match="no way to run this peer"):
+    with pytest.raises(UserError, match="no compiler"):
         fastest_way(lambda **way: run("float32", True), ("float32",), may_compile=True, seconds=600)
 
 
@@ -110,61 +108,57 @@ def test_a_rate_that_ends_in_nan_is_not_taken():
     assert found["factor"] == 1
 
 
-def told(spec, tmp_path, monkeypatch, **more):
-    """The specs of all trials of penjing and one peer, and the record."""
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: True)
-    seen = []
+def told(compare, spec, seen, earlier=None, **more):
+    """The record of a comparison of penjing and one baseline; seen: gets the specs of all trials."""
 
-    def run_trial(module, given, folder):
-        name = module.rpartition(".")[2]
-        seen.append((given.kind, name, given))
-        bits = 2 + abs(math.log2(given.learning_rate / 4e-3)) if "trainer" in name else 2.0
+    def pretend(module, given, folder):
+        name = "baseline" if FOLDER in module else "penjing"
+        seen.append((given.setting, name, given))
+        bits = 2 + abs(math.log2(given.learning_rate / 4e-3)) if name == "baseline" else 2.0
         curve = [{"seconds": s, "tokens": 0.0, "bits_per_byte": b} for s, b in ((1.0, 8.0), (9.0, bits))]
         rate = {"float32": 100.0, "bfloat16": 300.0}[given.dtype] * (0.9 if given.compiled else 1.0)
         sizes = {"peak_bytes": 2**20, "peak_bytes_after_imports": 0, "process_seconds": 1.0}
-        times = {"startup_seconds": 1.0, "first_step_seconds": 1.0, "step_cpu_seconds": [1.0] * 10}
-        return {**pilot(rate), **times, **sizes, "curve": curve, "options": []}
+        times = {"startup_seconds": 1.0, "step_cpu_seconds": [1.0] * 10}
+        return {**pilot(rate), **times, **sizes, "curve": curve, "figures": [], "options": []}
 
-    asked = Asked(peers=("trainer-packed",), trials=1, steps=3, seconds=100.0, dtypes=("float32", "bfloat16"), **more)
-    console = Console(file=io.StringIO(), width=250)
-    return seen, compare(asked, spec, tmp_path, console, run_trial), asked, run_trial
+    options = {"baselines": ("trainer-packed",), "seconds": 100.0, "dtypes": ("float32", "bfloat16"), **more}
+    return compare(Pretrain(), spec, pretend, earlier=earlier, **options)
 
 
-def test_timed_trials_run_in_the_way_that_was_found(race_spec, tmp_path, monkeypatch):
-    seen, result, _, _ = told(race_spec, tmp_path, monkeypatch)
-    pilots = [given for kind, name, given in seen if kind == "pilot"]
-    assert {(given.dtype, given.compiled) for given in pilots} == {
+def test_timed_trials_run_in_the_way_that_was_found(spec, compare, installed):
+    seen = []
+    record = told(compare, spec, seen, may_compile=True)
+    pilots = [(name, given) for setting, name, given in seen if setting == "pilot"]
+    assert {(given.dtype, given.compiled) for _, given in pilots} == {
         *(("float32", False), ("float32", True)),
         *(("bfloat16", False), ("bfloat16", True)),
     }
-    assert all(name.startswith("hf_trainer") for kind, name, _ in seen if kind == "pilot")  # ours decides by itself
-    timed = [given for kind, name, given in seen if kind != "pilot" and name.startswith("hf_trainer")]
-    assert [(given.kind, given.dtype, given.compiled) for given in timed] == [
+    assert {name for name, _ in pilots} == {"baseline"}  # penjing decides by itself
+    timed = [given for setting, name, given in seen if setting != "pilot" and name == "baseline"]
+    assert [(given.setting, given.dtype, given.compiled) for given in timed] == [
         ("path", "bfloat16", False),
         ("step", "bfloat16", False),
     ]
-    ways = result["tuned"]["trainer-packed"]["way"]
+    ways = record["tuned"]["trainer-packed"]["way"]
     assert [round(way["tokens_per_second"]) for way in ways["tried"]] == [100, 300, 90, 270]
-    ours = [given for kind, name, given in seen if name.startswith("ours")]
-    assert {given.dtype for given in ours} == {race_spec.dtype}
+    assert {given.dtype for _, name, given in seen if name == "penjing"} == {spec.dtype}
 
 
-def test_a_search_gives_each_its_own_rate(race_spec, tmp_path, monkeypatch):
-    seen, result, asked, run_trial = told(race_spec, tmp_path, monkeypatch, search=True, may_compile=False)
-    tuned = result["tuned"]
-    assert {name: each["rate"]["factor"] for name, each in tuned.items()} == {
+def test_a_search_gives_each_its_own_rate(spec, compare, installed):
+    seen = []
+    record = told(compare, spec, seen, search=True)
+    assert {name: each["rate"]["factor"] for name, each in record["tuned"].items()} == {
         "penjing": 1,
         "penjing-adamw": 1,
         "trainer-packed": 4,
     }
-    last = [given for kind, name, given in seen if name.startswith("hf_trainer")][-2:]
+    last = [given for _, name, given in seen if name == "baseline"][-2:]
     assert [given.learning_rate for given in last] == pytest.approx([4e-3, 4e-3])
-    assert {given.learning_rate for _, name, given in seen[-2:] if name.startswith("ours")} <= {1e-3}
-    searched = [given for kind, _, given in seen if kind == "path" and given.seconds == 25.0]
+    assert {given.learning_rate for _, name, given in seen[-2:] if name == "penjing"} <= {1e-3}
+    searched = [given for setting, _, given in seen if setting == "path" and given.seconds == 25.0]
     assert len(searched) == 3 + 3 + 5
 
     seen.clear()  # the same again, for one round more: nothing is tuned anew
-    more = bench.replace(asked, trials=2)
-    compare(more, race_spec, tmp_path, Console(file=io.StringIO()), run_trial, earlier=json.loads(json.dumps(result)))
-    assert [given.kind for _, _, given in seen].count("pilot") == 0
+    told(compare, spec, seen, json.loads(json.dumps(record)), search=True, trials=2)
+    assert [setting for setting, _, _ in seen].count("pilot") == 0
     assert len(seen) == 6

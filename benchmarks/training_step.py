@@ -1,0 +1,146 @@
+"""Training steps of one model on random rows, for benchmarks/*.py: forward and backward passes, clipping, optimizer.
+
+Rows are full: documents of mixed lengths packed end to end, no padding, so every position counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+DOCUMENT_TOKENS = 300  # on average
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One measurement."""
+
+    name: str
+    model: dict[str, Any]
+    row_tokens: int
+    rows: int  # of one forward pass
+    passes: int = 1  # of one step
+    optimizer: str = "muon"
+    state: str = "float32"  # of the optimizer
+    compile: str = "blocks"
+    dtype: str = "auto"
+    lora: dict[str, Any] | None = None
+    recompute: str = "none"
+    goal_tokens_per_second: float = 0.0  # on one H200
+    device: str = "auto"
+
+    @property
+    def tokens(self) -> int:
+        """Of one step."""
+        return self.rows * self.row_tokens * self.passes
+
+
+def shape(width: int, layers: int, heads: int, kv: int, mlp: int, vocabulary: int) -> dict[str, Any]:
+    return {
+        "hidden_size": width,
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": kv,
+        "head_size": width // heads,
+        "mlp_size": mlp,
+        "vocabulary_size": vocabulary,
+    }
+
+
+@dataclass
+class Ready:
+    """A case built: `step` takes one step, and what it needs to be judged."""
+
+    step: Callable[[int], None]
+    device: Any
+    dtype: Any
+    config: Any
+    model: Any
+    lengths: list[int]  # of the documents
+    total: Any  # of all losses so far
+    flash: str
+
+
+def prepare(case: Case) -> Ready:
+    import torch
+
+    from penjing.base import config as settings
+    from penjing.bench.full_rows import full_rows
+    from penjing.model.config import ModelConfig
+    from penjing.model.init import initialise
+    from penjing.model.kernel_selection import activate_flash
+    from penjing.model.lora import Lora, adapt
+    from penjing.model.transformer import Transformer, recompute_activations
+    from penjing.objective.next_token import NextToken
+    from penjing.optim.adamw import AdamW
+    from penjing.optim.muon import Muon
+    from penjing.optim.router_bias_update import RouterBalance
+    from penjing.parallel.base import local_device
+    from penjing.parallel.single import Single
+    from penjing.train.compile_policy import compile_model, compile_optimizers
+    from penjing.train.config import ComputeSettings
+    from penjing.train.precision import Precision
+
+    device = local_device(case.device)
+    precision = Precision.resolve(ComputeSettings(dtype=case.dtype), device)  # type: ignore[arg-type]
+    dtype = precision.dtype
+    config = ModelConfig(**case.model)
+    model = Transformer(config)
+    initialise(model, 1)
+    if case.lora:
+        adapt(model, settings.resolve(Lora, case.lora), seed=1)
+        precision.cast_frozen(model)
+    recompute_activations(model, case.recompute)  # type: ignore[arg-type]
+    model.to(device)
+    precision.apply(model)
+    strategy, objective = Single(device), NextToken()
+    strategy.scaler = precision.loss_scaler(device)
+    strategy.wrap(model)
+    made = (Muon if case.optimizer == "muon" else AdamW)(state=case.state)  # type: ignore[arg-type]
+    optimizers: list[Any] = list(made.build(model))
+    if config.is_mixture:
+        optimizers.append(RouterBalance(model, 0.0, lambda value: value))
+    flash = activate_flash(model, device, dtype)
+    if case.compile != "off":
+        compile_model(model, case.compile)  # type: ignore[arg-type]
+        compile_optimizers(optimizers, device)
+    generator = torch.Generator().manual_seed(1)
+    batches, lengths = [], list[int]()
+    for _ in range(4):
+        ids_BT = torch.randint(config.vocabulary_size, (case.rows, case.row_tokens + 1), generator=generator)
+        cuts_BT = torch.rand(case.rows, case.row_tokens, generator=generator) < 1 / DOCUMENT_TOKENS
+        document_BT = cuts_BT.long().cumsum(1)
+        for row_T in document_BT:
+            lengths += torch.unique_consecutive(row_T, return_counts=True)[1].tolist()
+        batches.append(full_rows(ids_BT, document_BT).to(device))
+    total = torch.zeros((), device=device)
+
+    def step(number: int) -> None:
+        for index in range(case.passes):
+            loss = objective(model, batches[(number * case.passes + index) % len(batches)])
+            strategy.backward(loss.total / case.tokens)
+            total.add_(loss.total.detach())
+        strategy.clip(1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return Ready(step, device, dtype, config, model, lengths, total, flash)
+
+
+def arguments(page: str | None) -> argparse.ArgumentParser:
+    """With what all of them have: --threads, and --out."""
+    parser = argparse.ArgumentParser(description=page, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 = physical cores")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
+    return parser
+
+
+def command(script: str, case: Case, *words: object) -> list[str]:
+    """What a child process is started with: the case, then words of the script's own."""
+    return [sys.executable, script, "--one", json.dumps(asdict(case)), *map(str, words)]

@@ -1,0 +1,200 @@
+"""Files of a comparison of DPO or GRPO: an exported model, a resolved recipe, and the same data for the baseline."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from penjing.base import config
+from penjing.base.errors import UserError
+from penjing.base.files import write_text
+from penjing.base.seeds import derive
+from penjing.bench.comparison import Prepared, Request
+from penjing.bench.record import facts
+from penjing.bench.trial_spec import AlignmentSpec
+from penjing.data import formats
+from penjing.data.preference_shards import TokenGroups, prepare_groups
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.export.hf import export
+from penjing.export.model_card import model_card
+from penjing.objective.policy import Policy
+from penjing.objective.preference import Preference
+from penjing.optim.adamw import AdamW
+from penjing.plan import hardware
+from penjing.rl.prompts import Order, read
+from penjing.train.batch_geometry import batch_geometry
+from penjing.train.config import Run
+from penjing.train.load_model import load_trained
+
+MATCH = "penjing.rl.rewards.exact:is_match"
+
+
+def prepare(work: Path, request: Request, method: str) -> Prepared:
+    """At the recipe's own settings: a constant rate without warm-up, float32 unless asked otherwise, and for DPO a
+    reference in every step (objective.reference=precomputed: none).
+
+    Raises UserError for settings that only one side knows.
+    """
+    if request.start is None or request.data is None:
+        raise UserError("a model and its data are needed", where=f"--method {method}", wanted="RUN and --data FILE")
+    options = replace(request.options, threads=request.options.threads or hardware.physical_cores())
+    trained = load_trained(request.start, adapters="merged")
+    export(trained.model, trained.tokenizer, work / "model", card=model_card(trained, request.start))
+    layer: dict[str, Any] = {
+        "start": str(work / "model"),
+        "out": str(work / "ours"),
+        "steps": options.steps,
+        "data": {"train": [str(request.data)]},
+        "schedule": {"kind": "constant"},
+        "validate": {"rows": 1, "every": 0, "before": "no"},
+        "compute": {"device": "cpu", "dtype": "float32", "threads": options.threads},
+        "track": {"every": 1},
+    }
+    if method == "dpo":
+        layer["objective"] = {"reference": "copy"}
+    run = request.resolve(layer)
+    _check(run)
+    micro = batch_geometry(run, 1, torch.device("cpu")).micro_size
+    run = replace(run, batch=replace(run.batch, micro_rows=micro))
+    if method == "dpo":
+        run = _write_pairs(run, work)
+    else:
+        _write_prompts(run, work)
+    write_text(work / "run.toml", config.to_toml(run))
+    optimizer = run.optimizer
+    assert isinstance(optimizer, AdamW), "checked"
+    spec = AlignmentSpec(
+        setting="step",
+        method=method,
+        model=str(work / "model"),
+        data=str(work / "data.jsonl"),
+        run=str(work / "run.toml"),
+        out="",
+        threads=options.threads,
+        batch=run.batch.rows,
+        micro=micro,
+        steps=options.steps,
+        warmup=options.warmup,
+        learning_rate=optimizer.learning_rate,
+        max_grad_norm=run.clip_norm,
+        betas=(optimizer.beta1, optimizer.beta2),
+        seed=run.seed,
+        dtype=run.compute.dtype,
+        **_objective_fields(run),
+    )
+    parameters = sum(parameter.numel() for parameter in trained.model.parameters())
+    dtype = torch.bfloat16 if spec.dtype == "bfloat16" else torch.float32
+    threads = f"{options.threads} thread{'s' if options.threads > 1 else ''}"
+    return Prepared(
+        spec=spec,
+        options=options,
+        about={
+            **facts(torch.device("cpu"), dtype, threads=options.threads),
+            "parameters": parameters,
+            "start": str(request.start),
+            "data": request.data.name,
+        },
+        lines=[
+            f"{method}: {parameters:,} parameters, {spec.steps} steps of {spec.batch} in passes of {micro}, "
+            f"{spec.dtype}, {threads}"
+        ],
+    )
+
+
+def _objective_fields(run: Run) -> dict[str, Any]:
+    if isinstance(run.objective, Preference):
+        return {"beta": run.objective.strength, "reference": run.objective.reference}
+    assert isinstance(run.objective, Policy)
+    rollout = run.objective.rollout
+    return {
+        "beta": run.objective.kl_weight,
+        "num_generations": rollout.answers,
+        "max_tokens": rollout.max_tokens,
+        "temperature": rollout.temperature,
+        "match": MATCH,
+    }
+
+
+def _check(run: Run) -> None:
+    """Raise UserError for what a baseline is not told."""
+    plain: list[tuple[str, object, object]] = [
+        ("optimizer.kind", run.optimizer.kind, "adamw"),
+        ("optimizer.weight_decay", run.optimizer.weight_decay, 0.0),
+        ("schedule.kind", run.schedule.kind, "constant"),
+        ("lora.rank", run.lora.rank, 0),
+        ("freeze", run.freeze, ()),
+        ("compute.device", run.compute.device, "cpu"),
+    ]
+    if isinstance(run.objective, Preference):
+        fixed = {"loss": "dpo", "per_token": False, "nll_weight": 0.0}
+        plain += [(f"objective.{name}", getattr(run.objective, name), value) for name, value in fixed.items()]
+        if run.objective.reference not in ("copy", "precomputed"):
+            plain.append(("objective.reference", run.objective.reference, "copy"))
+    elif isinstance(run.objective, Policy):
+        default = Policy()
+        names = ("loss", "clip", "advantage_kind", "degenerate_kind", "kl_estimator", "rewards", "reward")
+        plain += [(f"objective.{name}", getattr(run.objective, name), getattr(default, name)) for name in names]
+        rollout, usual = run.objective.rollout, default.rollout
+        names = ("top_p", "top_k", "updates", "repeats", "thinking", "max_turns", "tools")
+        plain += [(f"objective.rollout.{name}", getattr(rollout, name), getattr(usual, name)) for name in names]
+    for where, got, wanted in plain:
+        if got != wanted:
+            raise UserError("the baseline does not get this setting", where=where, got=got, wanted=wanted)
+
+
+def _write_pairs(run: Run, work: Path) -> Run:
+    """Token ids of all pairs, made once: a folder for penjing; for the baseline a file in the order of the steps."""
+    tokenizer = Tokenizer.load(work / "model")
+    prepare_groups(
+        formats.read_preferences([Path(name) for name in run.data.train], on_skip=lambda *_: None),
+        tokenizer,
+        work / "groups",
+        row_tokens=run.data.row_tokens,
+        validation_fraction=run.data.validation_fraction,
+        about={},
+    )
+    groups = TokenGroups(work / "groups" / "train")
+    lines = []
+    for index in pair_order(run, len(groups)):
+        group = groups[index]
+        chosen, rejected = group.answers
+        if not all([*chosen.weights, *rejected.weights]):
+            raise UserError("answers with results of tools are not compared", where=run.data.train[0])
+        ids = {"prompt_ids": group.prompt, "chosen_ids": chosen.ids, "rejected_ids": rejected.ids}
+        lines.append(json.dumps(ids))
+    write_text(work / "data.jsonl", "\n".join(lines) + "\n")
+    return replace(run, data=replace(run.data, train=(str(work / "groups"),)))
+
+
+def pair_order(run: Run, num_groups: int) -> list[int]:
+    """Indices of the groups that the run's steps take, one after the other (loader/group_sampler.py)."""
+    seed, wanted = derive(run.seed, run.stage, "order"), run.steps * run.batch.rows
+    order: list[int] = []
+    epoch = 0
+    while len(order) < wanted:
+        order += np.random.Generator(np.random.PCG64(derive(seed, epoch))).permutation(num_groups).tolist()
+        epoch += 1
+    return order[:wanted]
+
+
+def _write_prompts(run: Run, work: Path) -> None:
+    """The prompts of the run's steps in their order, for the baseline."""
+    assert isinstance(run.objective, Policy)
+    given = read(
+        [Path(name) for name in run.data.train],
+        Tokenizer.load(work / "model"),
+        longest=run.data.row_tokens - run.objective.rollout.max_tokens,
+        held_out_fraction=run.data.validation_fraction,
+    )
+    order = Order(len(given.train), derive(run.seed, run.stage, "order"))
+    lines = []
+    for place in range(run.steps * run.batch.rows):
+        prompt = given.train[order[place]]
+        turns = [{"role": message.role, "content": message.content} for message in prompt.messages]
+        lines.append(json.dumps({"prompt": turns, "gt": list(prompt.truths)}, ensure_ascii=False))
+    write_text(work / "data.jsonl", "\n".join(lines) + "\n")

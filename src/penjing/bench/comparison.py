@@ -1,0 +1,236 @@
+"""The one frame of all comparisons: contestants x settings x trials in alternation, each trial a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.console import Console
+
+from penjing.base.config import Layer
+from penjing.base.errors import UserError
+from penjing.bench.record import Trial, figures
+from penjing.bench.resume import summed, take_over
+from penjing.bench.table import MEBIBYTE, Show, Table, with_range
+from penjing.bench.trial_process import in_turn, run_trial
+from penjing.bench.trial_spec import PER_TRIAL, TrialSpec
+from penjing.bench.tuning import tune, tuned_spec
+from penjing.bench.verdict import ratios, verdict
+from penjing.train.config import Run
+
+OURS = "penjing"
+TRL = {"trl": ("trl_trainers", "trl")}
+# By method and name: module in baselines/ with words for it, and the packages that it needs.
+BASELINES: dict[str, dict[str, tuple[str, str]]] = {
+    "pretrain": {
+        "trainer": ("hf_trainer", "accelerate"),
+        "trainer-packed": ("hf_trainer packed", "accelerate"),
+        "litgpt": ("litgpt", "litgpt litdata"),
+        "minimind-style": ("minimind_style", "transformers"),
+    },
+    "dpo": TRL,
+    "grpo": TRL,
+}
+FOLDER = "penjing.bench.baselines"
+RunTrial = Callable[[str, Any, Path], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a comparison is made."""
+
+    baselines: tuple[str, ...] = ()  # those that are not installed are left out, with a message
+    trials: int = 3  # processes of each contestant in each setting
+    seconds: float = 600.0  # path: training after the first step
+    evaluations: int = 10  # path: on held-out text
+    steps: int = 12  # other settings: of each trial, warm-up included
+    warmup: int = 2  # steps that no rate counts
+    threads: int = 0  # of the CPU; 0 = physical cores
+    dtypes: tuple[str, ...] = ("float32",)  # that a baseline's pilots try
+    may_compile: bool = True  # whether they try torch.compile
+    search: bool = False  # whether everyone's learning rate is searched for, in the same way
+    # TRL: compute activations twice to save memory, its own default. With 1M parameters on one CPU core TRL's DPO took
+    # 15.3 pairs/s and 1015 MiB with it, 16.9 pairs/s and 1262 MiB without.
+    checkpointing: bool = True
+
+    def __post_init__(self) -> None:
+        if self.trials < 1 or self.threads < 0 or self.seconds <= 0 or self.evaluations < 1:
+            raise UserError("too small", where="--trials, --threads, --seconds", got=self.trials)
+        if not 0 <= self.warmup < self.steps:
+            raise UserError("no step is left to count", where="--steps", got=self.steps, wanted=f"over {self.warmup}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a user asks for."""
+
+    options: Options
+    resolve: Callable[[Layer], Run]  # the method's recipe, a layer and the user's settings over it
+    overrides: Layer  # the user's settings
+    start: Path | None = None  # the model to begin with
+    data: Path | None = None
+    quick: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Files are written: what the trials are told, what the record says of it, and lines to print."""
+
+    spec: TrialSpec
+    options: Options
+    about: dict[str, Any]
+    lines: Sequence[str]
+
+
+class Benchmark:
+    """What differs from one comparison to the next; `BENCHMARKS` lists the subclasses."""
+
+    method: ClassVar[str]
+    unit: ClassVar[str]  # what a rate counts
+    settings: ClassVar[dict[str, str]] = {"step": "one step"}  # with the titles of their tables
+    ours: ClassVar[dict[str, str]] = {}  # penjing's contestants: module of the trial with words for it
+    same_optimizer: ClassVar[str] = OURS  # of them, the one with the baselines' optimizer
+    tuned: ClassVar[bool] = False  # whether pilots find each baseline's fastest way
+    goals: ClassVar[dict[str, dict[str, float]]] = {}  # by baseline and figure: least speed, most of the others
+    labels: ClassVar[dict[str, tuple[str, Show]]] = {}  # rows of the table: figure, its heading, and how it is shown
+
+    def prepare(self, work: Path, request: Request) -> Prepared:
+        raise NotImplementedError
+
+    def trial_spec(self, spec: Any, name: str, options: Options) -> Any:
+        """The spec for one contestant."""
+        return spec
+
+    def heading(self, record: Mapping[str, Any], setting: str, name: str) -> str:
+        return name
+
+    def more_rows(self, record: Mapping[str, Any], setting: str) -> list[list[str]]:
+        return []
+
+    def goal_ratios(self, record: Mapping[str, Any], baseline: str, figure: str) -> tuple[str, list[float | None]]:
+        """Of each round, ours over the baseline's; and which of ours it was."""
+        first = next(iter(self.settings))
+        return self.same_optimizer, ratios(record, first, self.same_optimizer, baseline, figure)
+
+    def notes(self, record: Mapping[str, Any]) -> list[str]:
+        """What to know before the goals are read."""
+        return []
+
+    def table(self, record: Mapping[str, Any], setting: str) -> Table:
+        """A row for each figure, a column for each contestant: medians with ranges."""
+        medians = record[setting]["medians"]
+        rows = []
+        for figure, (label, show) in self.labels.items():
+            each = [one.get(figure) for one in medians.values()]
+            if None not in each:
+                rows.append([label.format(unit=self.unit), *[with_range(one, show) for one in each]])
+        speed = {name: one["units_per_second"]["median"] for name, one in medians.items()}
+        if len(medians) > len(self.ours):
+            mine = speed[self.same_optimizer]
+            times = ["" if name in self.ours else f"{mine / one:.2f} x" for name, one in speed.items()]
+            rows.insert(1, [f"{self.same_optimizer} is faster by", *times])
+        headings = ["", *[self.heading(record, setting, name) for name in medians]]
+        title = f"{self.settings[setting]}, median (range over trials)"
+        return Table(headings, [*rows, *self.more_rows(record, setting)], title)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All trials of one benchmark."""
+
+    benchmark: Benchmark
+    prepared: Prepared
+    folder: Path
+    console: Console
+    run_trial: RunTrial = run_trial
+    # Called before the first trial and after each, so that hours of trials are not lost with the last one.
+    save: Callable[[dict[str, Any]], None] = lambda record: None
+    earlier: Mapping[str, Any] | None = None  # a record whose trials count
+
+    def run(self) -> dict[str, Any]:
+        """The record; prints tables and verdict. Raises UserError if `earlier` is of another comparison."""
+        benchmark, options = self.benchmark, self.prepared.options
+        contestants, left_out = self.contestants()
+        record: dict[str, Any] = {
+            **self.prepared.about,
+            "method": benchmark.method,
+            "options": asdict(options),
+            "spec": {key: value for key, value in asdict(self.prepared.spec).items() if key not in PER_TRIAL},
+            "left_out": left_out,
+            "goals": benchmark.goals,
+        }
+        done: dict[str, dict[str, list[Trial]]] = {it: {name: [] for name in contestants} for it in benchmark.settings}
+        if self.earlier is not None:
+            take_over(done, record, self.earlier, tuple(benchmark.ours))
+        wanted = [
+            (number, setting, name)
+            for number in range(options.trials)
+            for setting in benchmark.settings
+            for name in in_turn(list(contestants), number)
+            if number >= len(done[setting][name])
+        ]
+        if self.earlier is not None:
+            there = sum(len(trials) for each in done.values() for trials in each.values())
+            self.say(f"{there} trials are there, {len(wanted)} are left")
+        self.save({**summed(record, done), "finished": False})  # a path that cannot be written to is found out now
+        known = (self.earlier or {}).get("tuned", {})
+        record["tuned"] = {
+            name: known[name] for name in contestants if name in known and any(each[name] for each in done.values())
+        }
+        for name in contestants:
+            if name not in record["tuned"] and any(name == each for _, _, each in wanted):
+                record["tuned"][name] = self.tune(name, contestants[name])
+        for number, setting, name in wanted:
+            done[setting][name].append(self.trial(number, setting, name, contestants[name], record["tuned"][name]))
+            self.save({**summed(record, done), "finished": False})
+        record = summed(record, done)
+        for setting in benchmark.settings:
+            self.console.print(benchmark.table(record, setting).terminal())
+        for line in verdict(benchmark, record):
+            self.say(line)
+        return {**record, "finished": True}
+
+    def say(self, line: str) -> None:
+        self.console.print(f"  {line}", highlight=False, markup=False)
+
+    def contestants(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Module and its words by name; and why others are left out, which is printed."""
+        known, left_out = BASELINES.get(self.benchmark.method, {}), {}
+        found = dict(self.benchmark.ours)
+        for name in self.prepared.options.baselines:
+            module, needs = known[name]
+            missing = [package for package in needs.split() if importlib.util.find_spec(package) is None]
+            if importlib.util.find_spec(FOLDER) is None:
+                left_out[name] = "needs a source checkout: baselines are not installed with penjing"
+            elif missing:
+                left_out[name] = f"needs {' and '.join(missing)}, which is not installed"
+            else:
+                found[name] = f"{FOLDER}.{module}"
+                continue
+            self.say(f"{name} {left_out[name]}: left out")
+        return found, left_out
+
+    def tune(self, name: str, module: str) -> dict[str, Any]:
+        """What the trials of a contestant run with: see tuning.py."""
+        if not self.benchmark.tuned:
+            return {}
+
+        def run(spec: TrialSpec, folder: str) -> dict[str, Any]:
+            return self.run_trial(module, spec, self.folder / folder)
+
+        spec = self.benchmark.trial_spec(self.prepared.spec, name, self.prepared.options)
+        return tune(name, spec, self.prepared.options, run, self.say, may_pilot=name not in self.benchmark.ours)
+
+    def trial(self, number: int, setting: str, name: str, module: str, tuned: Mapping[str, Any]) -> dict[str, Any]:
+        spec = self.benchmark.trial_spec(self.prepared.spec, name, self.prepared.options)
+        spec = tuned_spec(replace(spec, setting=setting), tuned)
+        one = self.run_trial(module, spec, self.folder / f"{setting}-{name}-{number}")
+        row = figures(one, spec.warmup)
+        self.say(
+            f"{setting} {number + 1} {name}: {row['units_per_second']:,.1f} {self.benchmark.unit}/s, "
+            f"{row['peak_bytes'] / MEBIBYTE:,.0f} MiB, {one['process_seconds']:.0f} s from start to end"
+        )
+        return one

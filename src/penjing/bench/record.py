@@ -1,0 +1,79 @@
+"""The one record of all benchmarks: date, machine, versions, what was asked for, and every trial with its figures."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shlex
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penjing.base.files import write_json
+from penjing.bench.table import spread
+from penjing.plan import hardware
+
+PACKAGES = ("penjing", "torch", "transformers", "trl", "accelerate", "litgpt")
+Trial = Mapping[str, Any]  # what a trial printed
+
+
+def facts(device: torch.device, dtype: torch.dtype, **more: object) -> dict[str, Any]:
+    """Where and with what something was measured. more: of the machine."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    machine = {**hardware.describe(device, dtype), **more}
+    return {"date": time.strftime("%Y-%m-%d"), "machine": machine, "versions": found}
+
+
+def write(record: Mapping[str, Any], out: Path, command: Sequence[str]) -> None:
+    """The record as a file, with the command that made it."""
+    write_json(out, {"command": shlex.join(command), **record})
+
+
+def figures(trial: Trial, warmup: int) -> dict[str, float]:
+    """Of one trial. Rates and means are of the steps after warm-up."""
+    seconds, cpu, units = (trial[key][warmup:] for key in ("step_seconds", "step_cpu_seconds", "step_units"))
+    row = {
+        "units_per_second": sum(units) / sum(seconds),
+        "seconds_per_step": statistics.mean(seconds),
+        "cpu_seconds_per_step": statistics.mean(cpu),
+        "training_seconds": sum(trial["step_seconds"]),
+        # Beyond a usual step: compiling, and what else only the first one does.
+        "first_step_seconds": max(0.0, trial["step_seconds"][0] - statistics.median(seconds)),
+        "peak_bytes": float(trial["peak_bytes"]),
+        "peak_bytes_beyond_imports": float(trial["peak_bytes"] - trial["peak_bytes_after_imports"]),
+    }
+    row |= {key: trial[key] for key in ("startup_seconds", "process_seconds") if key in trial}
+    if trial.get("curve"):
+        last = trial["curve"][-1]
+        row |= {"trained_tokens": last["tokens"], "last_bits_per_byte": last["bits_per_byte"]}
+    if trial.get("figures"):
+        counted = trial["figures"][warmup:]
+        for name, last in counted[-1].items():
+            row |= {f"last_{name}": last, f"mean_{name}": statistics.mean(step[name] for step in counted)}
+    return row
+
+
+def summary(trials: Mapping[str, Sequence[Trial]], warmup: int) -> dict[str, Any]:
+    """Median and range of each figure over each contestant's trials, and what it ran with."""
+    found: dict[str, Any] = {}
+    for name, each in trials.items():
+        rows = [figures(one, warmup) for one in each]
+        found[name] = {figure: spread([row[figure] for row in rows]) for figure in rows[0]}
+        found[name] |= {"options": each[0]["options"], "settings": each[0].get("settings", {})}
+    return found
+
+
+def rounds(record: Mapping[str, Any], setting: str) -> dict[str, Sequence[Trial]]:
+    """Each contestant's trials, as many as everyone has."""
+    trials = record[setting]["trials"]
+    whole = min(map(len, trials.values()))
+    return {name: each[:whole] for name, each in trials.items()}

@@ -1,0 +1,44 @@
+"""The one table of all benchmarks, for a terminal and for a page."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich import table as rich_table
+
+Show = Callable[[float], str]
+MEBIBYTE = 2**20
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def with_range(one: Mapping[str, float], show: Show) -> str:
+    """The median, and the range behind it if there is one."""
+    if one["low"] == one["high"]:
+        return show(one["median"])
+    return f"{show(one['median'])} ({show(one['low'])}-{show(one['high'])})"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text. The first column is aligned left, the others right."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+
+    def markdown(self) -> str:
+        rule = ["---", *["---:"] * (len(self.headings) - 1)]
+        return "".join(f"| {' | '.join(line)} |\n" for line in (self.headings, rule, *self.rows))
+
+    def terminal(self) -> rich_table.Table:
+        made = rich_table.Table(box=None, pad_edge=False, title=self.title, title_justify="left")
+        for number, heading in enumerate(self.headings):
+            made.add_column(heading, justify="right" if number else "left")
+        for row in self.rows:
+            made.add_row(*row)
+        return made

@@ -1,0 +1,75 @@
+"""What one trial is told, by a JSON file that its process is started with: `python -m MODULE SPEC.json [WORD]...`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSpec:
+    """What all trials of a comparison share. Units are what a batch counts: rows, pairs, prompts."""
+
+    # A setting of the benchmark. `path`: its own way from data to a trained model, for `seconds` after the first step.
+    # `pilot`: as path, without evaluations, and at least `steps` steps. All others: `steps` steps.
+    setting: str
+    run: str  # run.toml of penjing's own run
+    out: str  # folder of this trial
+    threads: int
+    batch: int  # units of one optimizer step
+    steps: int
+    warmup: int  # steps that no rate counts
+    learning_rate: float
+    max_grad_norm: float
+    betas: tuple[float, float]
+    weight_decay: float = 0.0
+    seed: int = 1
+    dtype: str = "float32"  # of matmuls, never `auto`: the parent decides once
+    device: str = "cpu"
+    seconds: float = 0.0  # path, pilot: training after the first step
+    evaluations: int = 0  # path: on held-out text, evenly spaced
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainSpec(TrialSpec):
+    text: str  # JSONL of documents to learn from
+    tokenizer: str  # folder, in the format of transformers
+    shape: dict[str, Any]  # a transformers configuration of Qwen3
+    held_out: str  # .npz, see held_out.py
+    rows: str  # .npz of packed rows for the setting `step`: ids and documents
+    seq_len: int
+    compiled: bool = False  # baselines: torch.compile
+    rate_factor: float = 1.0  # penjing with the recipe's optimizer: times its learning rates; learning_rate has it
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentSpec(TrialSpec):
+    method: str  # dpo or grpo
+    model: str  # Hugging Face directory that everyone begins with
+    data: str  # JSONL in the order of penjing's steps, for baselines
+    micro: int  # units of one forward pass
+    beta: float  # dpo: of its loss; grpo: weight of the divergence
+    reference: str = "copy"  # dpo: copy or precomputed
+    num_generations: int = 0  # grpo: for each prompt
+    max_tokens: int = 0  # grpo: of an answer
+    temperature: float = 1.0
+    match: str = ""  # grpo: whether an answer is one of the reference answers, `module:name`
+    checkpointing: bool = False  # baseline: activations are computed twice to save memory
+
+
+# Fields with places of files, or with what differs between the contestants of one comparison.
+PER_TRIAL = (
+    *("setting", "run", "out", "compiled", "rate_factor", "checkpointing", "match"),
+    *("text", "tokenizer", "held_out", "rows", "model", "data"),
+)
+
+AnySpec = TypeVar("AnySpec", bound=TrialSpec)
+
+
+def read_spec(kind: type[AnySpec]) -> AnySpec:
+    """The spec whose file was named on a trial's command line."""
+    values = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    return kind(**{**values, "betas": tuple(values["betas"])})

@@ -1,0 +1,147 @@
+"""What each contestant runs with, found by short trials before the timed ones: a baseline's fastest way, and learning
+rates.
+
+A way is the dtype of matmuls, and whether torch.compile is used. Each is tried on the baseline's own path. The time of
+a path begins after its first step: compiling in that step takes none of it, compiling in later ones does, and the way
+that learns from the most tokens in that time is taken. For the setting `step` the cost of the first steps is not
+counted, and the way with the highest rate is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from penjing.base.errors import UserError
+
+if TYPE_CHECKING:
+    from penjing.bench.comparison import Options
+
+PILOT_SECONDS = 60.0  # at most, of training
+PILOT_SHARE = 0.25  # of a trial's seconds, for a pilot and for a trial of a learning rate
+PILOT_STEPS = 8  # at least; compiling may take the first two or three
+MOST_RATES = 7  # tried for one contestant
+
+
+def tune(
+    name: str,
+    spec: Any,
+    options: Options,
+    run: Callable[[Any, str], dict[str, Any]],
+    say: Callable[[str], None],
+    *,
+    may_pilot: bool,
+) -> dict[str, Any]:
+    """A baseline's fastest way (may_pilot), and with `options.search` the multiple of its learning rates that is best.
+
+    run: takes a spec and the name of a folder.
+    """
+    tuned: dict[str, Any] = {}
+    seconds = PILOT_SHARE * options.seconds
+    if may_pilot:
+        pilot = replace(spec, setting="pilot", seconds=min(PILOT_SECONDS, seconds), steps=PILOT_STEPS)
+
+        def run_pilot(dtype: str, compiled: bool) -> dict[str, Any]:
+            folder = f"pilot-{name}-{dtype}-{'compiled' if compiled else 'eager'}"
+            return run(replace(pilot, dtype=dtype, compiled=compiled), folder)
+
+        way = fastest_way(run_pilot, options.dtypes, may_compile=options.may_compile, seconds=options.seconds)
+        tuned["way"] = way
+        for one in way["tried"]:
+            say(f"pilot {name}, {_told(one, way)}")
+    if options.search:
+        path = tuned_spec(replace(spec, setting="path", seconds=seconds, evaluations=1), tuned)
+
+        def run_rate(factor: float) -> dict[str, Any]:
+            return run(_times(path, factor), f"rate-{name}-{factor:g}")
+
+        tuned["rate"] = best_rate(run_rate)
+        tried = ", ".join(f"{each['factor']:g} x {each['bits_per_byte']:.3f}" for each in tuned["rate"]["tried"])
+        say(f"learning rate of {name}, bits per byte: {tried}")
+    return tuned
+
+
+def _told(one: Mapping[str, Any], way: Mapping[str, Any]) -> str:
+    how = f"{one['dtype']}, {'compiled' if one['compiled'] else 'eager'}"
+    if "failed" in one:
+        return f"{how}: {one['failed']}"
+    first, lost = one["first_step_seconds"], one["lost_seconds"]
+    paced = f"{one['tokens_per_second']:,.0f} tokens/s, first step {first:.0f} s, then {lost:.0f} s lost"
+    taken = " and ".join(setting for setting in ("path", "step") if way[setting].items() <= one.items())
+    return f"{how}: {paced}{f'; taken for {taken}' if taken else ''}"
+
+
+def tuned_spec(spec: Any, tuned: Mapping[str, Any]) -> Any:
+    if "way" in tuned:
+        spec = replace(spec, **tuned["way"][spec.setting])
+    return _times(spec, tuned["rate"]["factor"]) if "rate" in tuned else spec
+
+
+def _times(spec: Any, factor: float) -> Any:
+    return replace(spec, learning_rate=factor * spec.learning_rate, rate_factor=factor)
+
+
+def pace(one: Mapping[str, Any]) -> dict[str, float]:
+    """Tokens a second of the second half of a pilot's steps, the first step's seconds, and the seconds that the steps
+    after the first took beyond that rate."""
+    seconds, tokens = one["step_seconds"], one["step_units"]
+    half = len(seconds) // 2
+    rate = sum(tokens[half:]) / sum(seconds[half:])
+    lost = max(0.0, sum(seconds[1:]) - sum(tokens[1:]) / rate)
+    return {"tokens_per_second": rate, "first_step_seconds": seconds[0], "lost_seconds": lost}
+
+
+def fastest_way(
+    run: Callable[..., Mapping[str, Any]], dtypes: Sequence[str], *, may_compile: bool, seconds: float
+) -> dict[str, Any]:
+    """run: takes a pilot with `dtype` and `compiled`. seconds: of a path's training, after its first step.
+
+    All ways that were tried, with their rates, and the one for each setting. A way whose pilot ends in an error is
+    recorded with it and not taken. Raises UserError if none works.
+    """
+    if len(dtypes) == 1 and not may_compile:
+        only = {"dtype": dtypes[0], "compiled": False}
+        return {"tried": [], "path": only, "step": only}
+    tried: list[dict[str, Any]] = []
+    for compiled in (False, True) if may_compile else (False,):
+        for dtype in dtypes:
+            way: dict[str, Any] = {"dtype": dtype, "compiled": compiled}
+            try:
+                tried.append({**way, **pace(run(**way))})
+            except UserError as error:
+                tried.append({**way, "failed": str(error)})
+    worked = [way for way in tried if "failed" not in way]
+    if not worked:
+        raise UserError("no way to run this baseline works", got=tried[0]["failed"])
+
+    def learned(way: Mapping[str, Any]) -> float:
+        return float(way["tokens_per_second"] * max(0.0, seconds - way["lost_seconds"]))
+
+    best = {"path": max(worked, key=learned), "step": max(worked, key=lambda way: float(way["tokens_per_second"]))}
+    chosen = {setting: {name: way[name] for name in ("dtype", "compiled")} for setting, way in best.items()}
+    return {"tried": tried, **chosen}
+
+
+def best_rate(run: Callable[[float], Mapping[str, Any]]) -> dict[str, Any]:
+    """run: takes a trial with this multiple of the learning rate; its final bits per byte count.
+
+    The rate is doubled or halved, whichever is better, until the best lies between two worse ones.
+    """
+    bits: dict[float, float] = {}
+
+    def tried(factor: float) -> float:
+        if factor not in bits:
+            found = float(run(factor)["curve"][-1]["bits_per_byte"])
+            bits[factor] = found if math.isfinite(found) else math.inf
+        return bits[factor]
+
+    best = 1.0
+    while len(bits) < MOST_RATES:
+        around = (best, 2 * best, best / 2)
+        nearest = min(around, key=tried)
+        if nearest == best:
+            break
+        best = nearest
+    return {"tried": [{"factor": it, "bits_per_byte": bits[it]} for it in sorted(bits)], "factor": best}
