@@ -306,7 +306,7 @@ class Pair:
 
 @pytest.fixture
 def compiling_as_before():
-    """Two ranks in threads of one process switch compiling off and on (keep_casts) across each other."""
+    """Two ranks in threads of one process switch compiling off and on (cache_casted_weights) across each other."""
     yield
     torch.compiler.set_stance("default")
 
