@@ -54,7 +54,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     """One way of one shape, in this process."""
-    from penjing.train.run_dir import set_threads
+    from penjing.train.load_model import set_threads
 
     set_threads(asked.threads, 1)
     import numpy as np

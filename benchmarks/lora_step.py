@@ -52,7 +52,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     """One process: build, take the steps, say what they took."""
     import torch
 
-    from penjing.train.run_dir import set_threads
+    from penjing.train.load_model import set_threads
 
     set_threads(asked.threads, 1)
     imported = peak_resident_bytes()

@@ -81,7 +81,7 @@ class Bench:
     def accuracy(self, run: Path) -> float:
         """Share of the quickstart's held-out questions that a run's model answers exactly right."""
         from penjing.eval import questions
-        from penjing.train.run_dir import load_trained, set_threads
+        from penjing.train.load_model import load_trained, set_threads
 
         set_threads(self.asked.threads, 1)
         known = run / "accuracy.json"

@@ -55,7 +55,7 @@ def case(asked: argparse.Namespace, experts: int, chosen: int) -> Case:
 def main() -> None:
     asked = parse()
     from penjing.plan.flops import parameters
-    from penjing.train.run_dir import set_threads
+    from penjing.train.load_model import set_threads
 
     set_threads(asked.threads, 1)
     mixtures = [tuple(map(int, word.split(":"))) for word in asked.experts.split(",")]

@@ -148,7 +148,7 @@ def needed_share(plain: float, ours: dict[float, float]) -> float:
 
 def study(asked: argparse.Namespace, language: str, text: Path, work: Path) -> dict[str, Any]:
     """All sizes on one corpus, by name."""
-    from penjing.train.run_dir import set_threads
+    from penjing.train.load_model import set_threads
 
     set_threads(asked.threads, 1)
     seeds = [int(seed) for seed in asked.seeds.split(",")]

@@ -74,33 +74,32 @@ def prepare(case: Case) -> Ready:
     from penjing.model.config import ModelConfig
     from penjing.model.init import initialise
     from penjing.model.kernel_selection import activate_flash
-    from penjing.model.linear import set_compute_dtype
-    from penjing.model.lora import Lora, adapt, keep_base_in
+    from penjing.model.lora import Lora, adapt
     from penjing.model.transformer import Transformer, recompute_activations
     from penjing.objective.next_token import NextToken
     from penjing.optim.adamw import AdamW
     from penjing.optim.muon import Muon
     from penjing.optim.router_bias_update import RouterBalance
     from penjing.parallel.base import local_device
-    from penjing.parallel.grad_scaler import LossScaler
     from penjing.parallel.single import Single
-    from penjing.plan import hardware
     from penjing.train.compile_policy import compile_model, compile_optimizers
+    from penjing.train.config import ComputeSettings
+    from penjing.train.precision import Precision
 
     device = local_device(case.device)
-    dtype = hardware.compute_dtype(case.dtype, device)
+    precision = Precision.resolve(ComputeSettings(dtype=case.dtype), device)  # type: ignore[arg-type]
+    dtype = precision.dtype
     config = ModelConfig(**case.model)
     model = Transformer(config)
     initialise(model, 1)
     if case.lora:
         adapt(model, settings.resolve(Lora, case.lora), seed=1)
-        keep_base_in(model, dtype)
+        precision.cast_frozen(model)
     recompute_activations(model, case.recompute)  # type: ignore[arg-type]
     model.to(device)
-    set_compute_dtype(model, None if dtype == torch.float32 else dtype)
+    precision.apply(model)
     strategy, objective = Single(device), NextToken()
-    if dtype == torch.float16:
-        strategy.scaler = LossScaler(device)
+    strategy.scaler = precision.loss_scaler(device)
     strategy.wrap(model)
     made = (Muon if case.optimizer == "muon" else AdamW)(state=case.state)  # type: ignore[arg-type]
     optimizers: list[Any] = list(made.build(model))

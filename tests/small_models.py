@@ -46,11 +46,7 @@ def make_checkpointer(folder, model, optimizers=(), *, stateful=None, record=lam
         SaveSettings(),
         Single(CPU),
         model=model,
-        only_trained=False,
         optimizers=list(optimizers),
         stateful=stateful or {},
-        texts={},
-        about={},
-        fingerprints={},
         record=record,
     )

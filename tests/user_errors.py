@@ -9,12 +9,13 @@ from penjing.base.errors import UserError
 
 @contextmanager
 def raises_user_error(**facts):
-    """A UserError whose fields where, got, wanted or next_step are these facts; of texts and paths a part is enough."""
+    """A UserError with these facts. Of `where` the end is enough, as of a path; of got, wanted and next_step a part."""
     with pytest.raises(UserError) as caught:
         yield caught
     for field, fact in facts.items():
         value = getattr(caught.value, field)
-        if isinstance(fact, str):
-            assert fact in str(value), f"{field} of: {caught.value}"
+        if not isinstance(fact, str):
+            agrees = value == fact
         else:
-            assert value == fact, f"{field} of: {caught.value}"
+            agrees = str(value).endswith(fact) if field == "where" else fact in str(value)
+        assert agrees, f"{field} is not {fact!r}: {caught.value}"

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from user_errors import raises_user_error
 
 from penjing.agent_tools import sandbox
 from penjing.agent_tools.base import ToolSettings
@@ -222,7 +223,7 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
 
 def test_where_it_cannot_be_shut_in_nothing_is_run(monkeypatch):
     monkeypatch.setattr(sandbox.sys, "platform", "darwin")
-    with pytest.raises(UserError, match=r"cannot be done here; got macOS; wanted Linux .* Landlock .*\. Train on such"):
+    with raises_user_error(where="the reward code and the tool python", got="macOS"):
         run("print(1)")
 
 
@@ -262,12 +263,12 @@ def test_a_full_disk_ends_no_run(step, tmp_path, monkeypatch):
     assert (ran.finished, ran.timed_out, ran.output) == (False, False, "")
     assert "no space left" in ran.errors
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UserError, match="no space left"):
+    with raises_user_error(where="the reward code and the tool python", got="no space left"):
         sandbox.check_sandbox(ran)
 
 
 def test_where_not_even_an_empty_program_runs_the_tool_is_refused():
-    with pytest.raises(UserError, match="memory"):
+    with raises_user_error(where="the reward code and the tool python", next_step="more memory"):
         Python(ToolSettings(mebibytes=8))
 
 

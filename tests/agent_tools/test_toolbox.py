@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from user_errors import raises_user_error
 
 from penjing.agent_tools import TOOLS
 from penjing.agent_tools.base import ToolSettings
@@ -141,28 +142,28 @@ def test_a_tool_of_ones_own_fails_alone_and_in_time(own: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("words", "facts"),
     [
-        (["calculater"], "Did you mean calculator"),
-        (["calculator", "calculator"], "two tools of one name"),
-        (["absent_module:Tool"], "the tool cannot be imported"),
-        (["json:Absent"], "the tool cannot be imported"),
-        (["shouting_tool:Mute"], "not a tool"),
-        (["lookup"], "objective.tool.table: the tool lookup needs a table"),
+        (["calculater"], {"next_step": "calculator"}),
+        (["calculator", "calculator"], {"where": "tools", "got": "calculator"}),
+        (["absent_module:Tool"], {"where": "absent_module:Tool", "next_step": "PYTHONPATH"}),
+        (["json:Absent"], {"where": "json:Absent", "next_step": "PYTHONPATH"}),
+        (["shouting_tool:Mute"], {"where": "shouting_tool:Mute", "wanted": "schema"}),
+        (["lookup"], {"where": "objective.tool.table"}),
     ],
 )
-def test_what_is_no_tool_is_refused(own: str, words: list[str], line: str) -> None:
-    with pytest.raises(UserError, match=line):
+def test_what_is_no_tool_is_refused(own: str, words: list[str], facts: dict[str, str]) -> None:
+    with raises_user_error(**facts):
         Toolbox(words)
 
 
 def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no date"):
+    with raises_user_error(where="objective.tool.today", got="tomorrow"):
         ToolSettings(today="tomorrow")
-    with pytest.raises(UserError, match="out of range"):
+    with raises_user_error(where="objective.tool.output_characters", got=0):
         ToolSettings(output_characters=0)
     (tmp_path / "list.json").write_text("[1]")
-    with pytest.raises(UserError, match="not a table"):
+    with raises_user_error(where="list.json", got="list"):
         Toolbox(["lookup"], ToolSettings(table=str(tmp_path / "list.json")))
-    with pytest.raises(UserError, match="no such file"):
+    with raises_user_error(where="absent.json"):
         Toolbox(["lookup"], ToolSettings(table=str(tmp_path / "absent.json")))

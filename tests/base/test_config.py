@@ -12,6 +12,7 @@ import pytest
 from annotated_types import Gt, Lt
 from hypothesis import given
 from hypothesis import strategies as st
+from user_errors import raises_user_error
 
 from penjing.base import config
 from penjing.base.config import (
@@ -232,7 +233,7 @@ def test_a_list_that_is_none_says_how_to_write_one(value: str) -> None:
 
 
 def test_elements_of_a_list_have_their_type() -> None:
-    with pytest.raises(UserError, match="weights: not a number; got 'x'"):
+    with raises_user_error(where="weights", got="'x'"):
         convert(tuple[float, ...], '["x"]', "weights")
     assert "data.files" in error_of("data.files=[true]") and "data.files" in error_of("data.files=[[1]]")
 
@@ -328,7 +329,7 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(content)
     for broken in (path, tmp_path / "missing.toml", tmp_path):
-        with pytest.raises(UserError, match=str(broken)) as caught:
+        with raises_user_error(where=str(broken)) as caught:
             read_toml(broken)
         assert "\n" not in str(caught.value)
 
@@ -336,7 +337,7 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.symlink_to(path)
-    with pytest.raises(UserError, match=r"run\.toml: cannot be read: "):
+    with raises_user_error(where="run.toml"):
         read_toml(path)
 
 

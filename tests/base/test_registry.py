@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.base.registry import look_up
 
 TABLE = {"ordered": "collections:OrderedDict", "counter": "collections:Counter", "absent": "no_such_module_here:X"}
@@ -17,9 +16,9 @@ def test_the_named_object_is_imported_and_no_other() -> None:
 
 
 def test_a_wrong_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"no container is called 'conter'\. Did you mean counter\?"):
+    with raises_user_error(next_step="counter"):
         look_up(TABLE, "conter", what="container")
-    with pytest.raises(UserError, match="Choices: absent, counter, ordered"):
+    with raises_user_error(next_step="absent, counter, ordered"):
         look_up(TABLE, "xyz", what="container")
 
 

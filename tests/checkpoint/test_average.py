@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.checkpoint.average import average
 
 
@@ -28,20 +28,20 @@ def test_many_small_parts_are_not_lost():
 
 
 @pytest.mark.parametrize(
-    ("models", "weights", "line"),
+    ("models", "weights", "facts"),
     [
-        ([], [], "nothing to average"),
-        ([member("a", x=[1.0])], [1, 2], "--weights: not one weight each; got 2; wanted 1"),
-        ([member("a", x=[1.0])] * 2, [1, -1], "--weights: not weights"),
-        ([member("a", x=[1.0])] * 2, [0, 0], "--weights: not weights"),
+        ([], [], {"wanted": "at least one checkpoint"}),
+        ([member("a", x=[1.0])], [1, 2], {"where": "--weights", "got": 2, "wanted": 1}),
+        ([member("a", x=[1.0])] * 2, [1, -1], {"where": "--weights", "got": "[1, -1]"}),
+        ([member("a", x=[1.0])] * 2, [0, 0], {"where": "--weights", "got": "[0, 0]"}),
         (
             [member("a", x=[1.0]), member("b", x=[1.0, 2.0])],
             [],
-            r"b: another shape.*got x \(2,\); wanted \(1,\)",
+            {"where": "b", "got": "x (2,)", "wanted": "(1,)"},
         ),
-        ([member("a", x=[1.0]), member("b", y=[1.0])], [], "b: another shape of model than the first; got x none"),
+        ([member("a", x=[1.0]), member("b", y=[1.0])], [], {"where": "b", "got": "x none"}),
     ],
 )
-def test_what_cannot_be_averaged(models, weights, line):
-    with pytest.raises(UserError, match=line):
+def test_what_cannot_be_averaged(models, weights, facts):
+    with raises_user_error(**facts):
         average(models, weights)

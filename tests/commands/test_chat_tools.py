@@ -202,7 +202,7 @@ def test_the_oldest_exchange_is_forgotten_whole(tokenizer):
 
 def test_a_pretrained_model_is_not_asked_to_think(small_run, tmp_path, penjing):
     penjing("train", "pretrain", *small_run, "steps=1", f"out={tmp_path / 'run'}")
-    with pytest.raises(UserError, match="neither thinks nor calls tools"):
+    with pytest.raises(UserError, match="only pretrained"):
         talking.chat(
             tmp_path / "run",
             Console(file=io.StringIO()),

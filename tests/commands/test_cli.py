@@ -203,6 +203,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(mistake, tmp_path, toy):
         (("traain",), "Did you mean 'train'?"),
         (("train",), "Missing argument"),
         (("data", "toyworld", "--documents", "many"), "--documents"),
+        (("report", "."), "no run in this folder"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(mistake, words, expected):

@@ -110,7 +110,7 @@ def test_answers_that_were_removed_are_written_anew(tmp_path, whole, model, toy)
         (tmp_path / name).write_bytes(whole[0].with_name(name).read_bytes())
     with open(out, "rb+") as stream:
         stream.truncate(40)
-    with pytest.raises(UserError, match="something was cut off"):
+    with pytest.raises(UserError, match="40 bytes"):
         write(model, toy / "rl.jsonl", out)
     assert out.stat().st_size == 40
     out.unlink()
@@ -188,11 +188,11 @@ def test_answers_that_could_only_be_the_same_are_refused(tmp_path, model, toy):
 
 
 def test_other_settings_or_a_strangers_file_are_refused(tmp_path, whole, model, toy):
-    with pytest.raises(UserError, match="begun with another settings"):
+    with pytest.raises(UserError, match="another settings"):
         write(model, toy / "rl.jsonl", whole[0], AnswerOptions(max_tokens=13))
-    with pytest.raises(UserError, match="begun with another prompts"):
+    with pytest.raises(UserError, match="another prompts"):
         write(model, toy / "sft.jsonl", whole[0])
-    with pytest.raises(UserError, match="begun with another dtype") as caught:
+    with pytest.raises(UserError, match="another dtype") as caught:
         write(model, toy / "rl.jsonl", whole[0], dtype="bfloat16")
     assert "bfloat16" in str(caught.value) and "float32" in str(caught.value)
     stranger = tmp_path / "mine.jsonl"

@@ -1,6 +1,7 @@
 """Which verbs start without torch, and what became of verbs that have moved."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -54,11 +55,21 @@ def test_verbs_without_a_model_need_no_torch(tmp_path):
         ["data", "report", "text.jsonl"],
         ["tokenizer", "train", "text.jsonl", "--vocabulary", "300", "--out", "other"],
         ["tokenizer", "show", "tokenizer", "so"],
+        ["show", "models"],
+        ["show", "recipes"],
         ["plan", "tokens", "--params", "64M", "--unique", "1.2B", "--hours", "2", "--gpu", "RTX 3090"],
         ["plan", "estimate", "--params", "26M", "--tokens", "10B", "--tflops", "75"],
     ]
     for words, code, with_torch in run(lines, cwd=tmp_path):
         assert code in (0, None) and not with_torch, words
+    refused = [
+        ["show", "nothing"],
+        ["plan", "verify", "nothing"],
+        ["plan", "history"],
+        ["plan", "tokens", "--params", "x"],
+    ]
+    for words, code, with_torch in run(refused, cwd=tmp_path, env={**os.environ, "PENJING_HOME": str(tmp_path)}):
+        assert code == 2 and not with_torch, words
 
 
 def test_the_child_sees_torch_where_it_is_imported():

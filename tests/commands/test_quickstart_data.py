@@ -54,7 +54,7 @@ def begin(monkeypatch):
         raise Stopped
 
     monkeypatch.setattr(module, "_train", pretrained)
-    monkeypatch.setattr(module, "_tell_tokens", lambda *_: None)
+    monkeypatch.setattr(module, "_record_tokens", lambda *_: None)
     monkeypatch.setattr(module, "_finetuning", lambda settings, corpus: corpora.append(corpus))
     monkeypatch.setattr(module, "_evaluate", stop)
 
@@ -74,7 +74,7 @@ def test_every_file_is_used_or_named(begin):
     jsonl("rl.jsonl", PROMPT, PROMPT)
     corpus, _, said = begin("my.jsonl,share.json,dpo[old].jsonl,rl.jsonl")
     assert (corpus.documents, corpus.chats) == (["my.jsonl"], ["share.json"])
-    assert "; not used here: dpo[old].jsonl (preferences), rl.jsonl (prompts) (" in said
+    assert "; not used: dpo[old].jsonl (preferences), rl.jsonl (prompts) (" in said
 
 
 def test_nothing_between_commas_is_no_folder(begin):
@@ -87,8 +87,8 @@ def test_nothing_between_commas_is_no_folder(begin):
 @pytest.mark.parametrize(
     ("data", "settings", "words"),
     [
-        ("", (), "--data: no data is named; got ''"),
-        (",", (), "--data: no data is named; got ','"),
+        ("", (), "--data: no data given; got ''"),
+        (",", (), "--data: no data given; got ','"),
         ("nosuch.txt", (), "nosuch.txt: no such file"),
         ("b\udcd6.txt", (), r"--data: not valid UTF-8; got 'b\udcd6.txt'"),
         ("toyworld", ("stesp=3",), "Did you mean steps?"),

@@ -6,12 +6,14 @@ import re
 from importlib.metadata import PackageNotFoundError
 
 import pytest
+import torch
 from rich.console import Console
 
 from penjing.base.errors import UserError
+from penjing.commands.check_machine import check_machine
 from penjing.commands.corpus_report import corpus_report, print_tokens
-from penjing.commands.show import check_machine
 from penjing.data.tokenizer.tokenizer import train_tokenizer
+from penjing.kernels.ops import backends
 
 
 def report(*paths):
@@ -102,6 +104,7 @@ def test_a_folder_of_wandb_s_runs_is_not_its_library(tmp_path, monkeypatch):
     said = console.file.getvalue()
     assert 'wandb                not installed; pip install "penjing[wandb]"' in said
     assert "transformers         1.2.3" in said
+    assert all(each.op in said and each.name in said for each in backends(torch.device("cpu"), torch.float32))
 
 
 def test_half_a_character_is_no_text_to_cut(tmp_path):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.convert.names import to_hf
@@ -189,7 +190,7 @@ def test_an_adapter_of_another_program_is_not_replaced(written, tmp_path):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match="holds an adapter of another program"):
+    with raises_user_error(where="theirs", next_step="another folder"):
         write_peft(theirs, model, "default", base_name="base")
     assert [path.name for path in theirs.iterdir()] == ["adapter_config.json"]
     before = sorted(folder.iterdir())
@@ -210,28 +211,28 @@ def test_layers_are_named_shortly_where_that_means_the_same(written):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "facts"),
     [
-        ({"peft_type": "IA3"}, "IA3"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"bias": "all"}, "bias"),
-        ({"init_lora_weights": "pissa"}, "pissa"),
-        ({"layer_replication": [[0, 1]]}, "layer_replication"),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
-        ({"use_something_new": True}, "use_something_new"),
+        ({"peft_type": "IA3"}, {"got": "IA3"}),
+        ({"modules_to_save": ["lm_head"]}, {"where": "modules_to_save"}),
+        ({"bias": "all"}, {"where": "bias"}),
+        ({"init_lora_weights": "pissa"}, {"where": "init_lora_weights", "got": "pissa"}),
+        ({"layer_replication": [[0, 1]]}, {"where": "layer_replication"}),
+        ({"fan_in_fan_out": True}, {"where": "fan_in_fan_out"}),
+        ({"use_something_new": True}, {"where": "use_something_new"}),
     ],
 )
-def test_what_we_do_not_compute_is_refused_by_name(written, wrong, said):
+def test_what_we_do_not_compute_is_refused_by_name(written, wrong, facts):
     _, folder, write = written
     write(**wrong)
-    with pytest.raises(UserError, match=said):
+    with raises_user_error(**facts):
         read_peft(folder)
 
 
 def test_magnitudes_in_a_mixtures_mlp_are_refused(pair, tmp_path):
     model, _, _ = pair("glm4_moe", **MOE)
     adapt(model, Lora(rank=4, kind="dora"))
-    with pytest.raises(UserError, match="merge it"):
+    with raises_user_error(next_step="merge it"):
         write_peft(tmp_path / "adapter", model, "default", base_name="base")
     assert not (tmp_path / "adapter").exists()
 
@@ -240,16 +241,16 @@ def test_adapters_on_routed_experts_are_refused_by_name(pair, tmp_path):
     model, theirs, _ = pair("qwen3_moe", **{**MOE, "shared_expert_size": 0})
     given = {"r": 2, "target_modules": ["q_proj"], "target_parameters": ["mlp.experts.down_proj"]}
     peft.get_peft_model(theirs, peft.LoraConfig(**given, task_type="CAUSAL_LM")).save_pretrained(tmp_path / "theirs")
-    with pytest.raises(UserError, match=r"no such linear layer.*mlp\.experts"):
+    with raises_user_error(where="adapter_model.safetensors", got="model.layers.0.mlp.experts"):
         attach_peft(model, "theirs", read_peft(tmp_path / "theirs"))
 
 
 def test_folders_that_are_no_adapters(written, tmp_path):
     _, folder, _ = written
-    with pytest.raises(UserError, match="not the folder of an adapter"):
+    with raises_user_error(wanted="adapter_config.json"):
         read_peft(tmp_path)
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    with pytest.raises(UserError, match="pickled"):
+    with raises_user_error(where="adapter", wanted="adapter_model.safetensors"):
         read_peft(folder)
     (folder / "adapter_model.safetensors").write_bytes(b"x")
     with pytest.raises(UserError, match="cannot be read"):
@@ -259,9 +260,9 @@ def test_folders_that_are_no_adapters(written, tmp_path):
 def test_an_adapter_of_another_shape(written):
     _, folder, _ = written
     other = Transformer(ModelConfig(**{**SHAPE, "hidden_size": 32}))
-    with pytest.raises(UserError, match="another shape"):
+    with raises_user_error(where="adapter_model.safetensors", got="model.layers.0.mlp.down_proj [24, 40]"):
         attach_peft(other, "x", read_peft(folder))
     shorter = Transformer(ModelConfig(**{**SHAPE, "num_layers": 1}))
-    with pytest.raises(UserError, match=r"no such linear layer.*layers\.1"):
+    with raises_user_error(where="adapter_model.safetensors", got="model.layers.1.mlp.down_proj"):
         attach_peft(shorter, "x", read_peft(folder))
     assert not lora.names(shorter)

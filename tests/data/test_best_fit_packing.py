@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.data.packing.best_fit import BLOCK_ROWS, WholeRows, lay_out
 from penjing.data.packing.concat import Row
 from penjing.data.token_shards import Shards, ShardWriter
@@ -209,7 +209,7 @@ def test_rows_are_those_of_the_plain_twin(
 ) -> None:
     shards = write_documents(tmp_path_factory.mktemp("shards") / "a", lengths, vocabulary)
     if sum(lengths) + len(lengths) < row_tokens:
-        with pytest.raises(UserError, match="too little text"):
+        with raises_user_error(where="/a", got=f"{sum(lengths)} tokens"):
             WholeRows(shards, row_tokens, end_of_text=END, seed=0)
         return
     rows = WholeRows(shards, row_tokens, end_of_text=END, seed=0, order="fixed")
@@ -340,11 +340,11 @@ def test_a_row_can_be_changed_without_harm(documents: Shards) -> None:
 def test_too_little_text_is_a_clear_error(tmp_path: Path) -> None:
     shards = write_documents(tmp_path / "a", [3, 4])
     assert WholeRows(shards, 9, end_of_text=END, seed=0).rows_per_epoch == 1, "9 positions are one row of 9"
-    with pytest.raises(UserError, match="too little text for one row; got 7 tokens; wanted at least 10") as caught:
+    with raises_user_error(where="/a", got="7 tokens") as caught:
         WholeRows(shards, 10, end_of_text=END, seed=0)
     assert "data.row_tokens" in str(caught.value)
 
 
 def test_no_text_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="too little text"):
+    with raises_user_error(got="0 tokens"):
         WholeRows(write_documents(tmp_path / "a", []), 1, end_of_text=END, seed=0)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_file
@@ -205,7 +206,7 @@ def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path, monkeypatch: pyt
     precious = tmp_path / "data" / "tiny" / "thesis.txt"
     precious.parent.mkdir(parents=True)
     precious.write_text("mine")
-    with pytest.raises(UserError, match="a folder that is not ours is in the way"):
+    with raises_user_error(where="tiny"):
         get("tiny", tmp_path / "data")
     assert precious.read_text() == "mine"
 
@@ -229,7 +230,7 @@ def test_what_was_downloaded_already_needs_no_further_room(tmp_path: Path, monke
     room = shutil.disk_usage(tmp_path)._replace(free=60)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: room)
     made = enroll(monkeypatch, package("0" * 64), num_download_bytes=100)
-    with pytest.raises(UserError, match="too little room"):
+    with raises_user_error(where=tmp_path.parent, got="MiB free"):
         catalogue._check_space(made, tmp_path)
     (tmp_path / "half").write_bytes(bytes(40))
     catalogue._check_space(made, tmp_path)
@@ -304,7 +305,7 @@ def test_chatterbot(tmp_path: Path) -> None:
 
 def test_chatterbot_without_a_yaml_parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(UserError, match=r'pip install "penjing\[hub\]"'):
+    with raises_user_error(next_step="penjing[hub]"):
         converted(tmp_path, packages.chatterbot, {})
 
 

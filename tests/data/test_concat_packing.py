@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.data.packing.concat import BestFitRows, Row, Rows, StreamRows, best_fit
 from penjing.data.token_shards import Shards, ShardWriter
 
@@ -63,7 +63,7 @@ def test_a_stream_is_its_documents_one_after_the_other(
 ) -> None:
     shards = write_documents(tmp_path_factory.mktemp("shards") / "a", lengths)
     if sum(lengths) + len(lengths) <= row_tokens:
-        with pytest.raises(UserError, match="too little text"):
+        with raises_user_error(where="/a", got=f"{sum(lengths)} tokens"):
             StreamRows(shards, row_tokens, end_of_text=END, seed=seed)
         return
     rows = StreamRows(shards, row_tokens, end_of_text=END, seed=seed)
@@ -165,12 +165,12 @@ def test_every_epoch_takes_the_rows_in_another_order(chats: Shards) -> None:
 
 
 def test_chats_made_for_longer_rows_are_a_clear_error(chats: Shards) -> None:
-    with pytest.raises(UserError, match="longer than a row; got 16 tokens; wanted at most 15"):
+    with raises_user_error(where="chats", got="16 tokens"):
         BestFitRows(chats, 15, end_of_text=END, seed=2)
 
 
 def test_no_chats_are_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no conversation fits"):
+    with raises_user_error(where="/a", wanted="some of at most 16 tokens"):
         BestFitRows(write_chats(tmp_path / "a", []), 16, end_of_text=END, seed=1)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, SMALLEST_VOCABULARY, Tokenizer, train_tokenizer
@@ -111,9 +112,9 @@ def test_no_text_is_a_clear_error(texts: list[str]) -> None:
 
 
 def test_impossible_sizes_are_clear_errors() -> None:
-    with pytest.raises(UserError, match=r"tokenizer\.vocabulary: too small; got 264; wanted at least 265"):
+    with raises_user_error(where="tokenizer.vocabulary", got=264):
         train_tokenizer(["text"], SMALLEST_VOCABULARY - 1)
-    with pytest.raises(UserError, match=r"tokenizer\.han_run"):
+    with raises_user_error(where="tokenizer.han_run", got=0):
         train_tokenizer(["text"], 1000, han_run=0)
 
 
@@ -156,7 +157,7 @@ def test_a_folder_with_the_template_in_its_settings_only(tokenizer: Tokenizer, t
 
 
 def test_no_folder_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no tokenizer here; wanted a folder with tokenizer\.json"):
+    with raises_user_error(where=tmp_path, wanted="a folder with tokenizer.json"):
         Tokenizer.load(tmp_path)
 
 
@@ -164,7 +165,7 @@ def test_a_tokenizer_without_chatml_is_refused(tokenizer: Tokenizer, tmp_path: P
     tokenizer.save(tmp_path)
     path = tmp_path / "tokenizer.json"
     path.write_text(path.read_text(encoding="utf-8").replace("<|im_end|>", "<|eot_id|>"), encoding="utf-8")
-    with pytest.raises(UserError, match=r"has no <\|im_end\|>"):
+    with raises_user_error(where=tmp_path, wanted="what tokenizer_config.json names"):
         Tokenizer.load(tmp_path)
 
 
@@ -191,5 +192,5 @@ def test_damage_is_a_clear_error_or_does_no_harm(tokenizer: Tokenizer, tmp_path:
 @pytest.mark.parametrize("content", ["{}", "[]", "null", '"text"', json.dumps({"model": {"type": "BPE"}})])
 def test_other_json_is_a_clear_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UserError, match=r"tokenizer\.json: not a readable tokenizer"):
+    with raises_user_error(where="tokenizer.json"):
         Tokenizer.load(tmp_path)

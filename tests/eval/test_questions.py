@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
@@ -153,7 +154,7 @@ def test_mistakes_name_file_and_line(tmp_path, change, line):
 def test_a_line_that_is_not_json_is_named(tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text(json.dumps(ROW) + "\n{oops\n")
-    with pytest.raises(UserError, match=r"q\.jsonl:2"):
+    with raises_user_error(where="q.jsonl:2", got="'oops'"):
         read_questions(path)
 
 

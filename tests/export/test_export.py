@@ -13,8 +13,10 @@ import tokenizers
 import torch
 from safetensors import safe_open
 from small_models import small_model
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
+from penjing.base.files import DiskError
 from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
 from penjing.export import default_paths as where
 from penjing.export import gguf_vocabulary, hf
@@ -104,7 +106,7 @@ def test_every_architecture_is_written_as_its_stock_class(tmp_path, tokenizer, o
 
 
 def test_a_shape_that_no_stock_class_has_is_refused(tmp_path, tokenizer):
-    with pytest.raises(UserError, match=r"model\.query_key_norm: Qwen3ForCausalLM cannot express this shape"):
+    with raises_user_error(where="model.query_key_norm", got="none"):
         export(make_model(tokenizer, query_key_norm="none"), tokenizer, tmp_path / "out", card="")
     assert list(tmp_path.iterdir()) == []
 
@@ -120,7 +122,7 @@ def test_weights_that_were_altered_on_the_way_are_refused(tmp_path, tokenizer, m
         return {**weights, "model.layers.1.self_attn.q_proj.weight": changed}
 
     monkeypatch.setattr(hf, "hf_weights", perturbed)
-    with pytest.raises(UserError, match="does not compute the same; got logits off by"):
+    with raises_user_error(where="out.partial", got="logits off by"):
         export(make_model(tokenizer), tokenizer, tmp_path / "out", card="")
     assert list(tmp_path.iterdir()) == []
 
@@ -154,7 +156,7 @@ def test_a_foreign_folder_is_not_touched_and_an_export_is_replaced(tmp_path, tok
     (foreign / "cat.jpg").write_bytes(b"cat")
     (tmp_path / "file").write_text("text")
     for path in (foreign, tmp_path / "file"):
-        with pytest.raises(UserError, match=r"was not made by this command.*Choose another folder"):
+        with raises_user_error(next_step="another folder"):
             export(model, tokenizer, path, card="")
     assert (foreign / "cat.jpg").read_bytes() == b"cat"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "photos"]
@@ -174,7 +176,7 @@ def test_a_disk_that_refuses_is_one_line_and_keeps_the_old_export(tmp_path, toke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_text", full)
-    with pytest.raises(UserError, match="the disk is full"):
+    with pytest.raises(DiskError):
         export(model, tokenizer, tmp_path / "out", card="two")
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -248,7 +250,7 @@ def test_a_file_in_the_place_of_a_folder_is_one_line(tmp_path, tokenizer):
     gguf = pytest.importorskip("penjing.export.gguf")
     pytest.importorskip("gguf")
     (tmp_path / "model.pth").write_bytes(b"theirs")
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(DiskError):
         gguf.export(
             make_model(tokenizer), tokenizer, tmp_path / "model.pth" / "a.gguf", kind="f16", about=gguf.About(name="a")
         )

@@ -28,7 +28,7 @@ FLOORS = {
 }
 FLOOR_OF = {package: floor for floor, packages in FLOORS.items() for package in packages.split()}
 # (module, imported package), each with its reason; better none
-EXCEPTIONS: set[tuple[str, str]] = {("penjing.kernels.document_attention", "model")}
+EXCEPTIONS: set[tuple[str, str]] = set()
 WITHOUT_TORCH = ("base", "data", "agent_tools")
 
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
+from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.infer.sample import Sampling, pick
 
 CHANCE = torch.tensor([0.05, 0.4, 0.02, 0.3, 0.15, 0.08])
@@ -86,5 +86,5 @@ def test_a_seed_repeats_and_another_differs():
     ],
 )
 def test_bad_settings_are_refused(options, name):
-    with pytest.raises(UserError, match=f"^{name}: "):
+    with raises_user_error(where=name):
         Sampling(**options)

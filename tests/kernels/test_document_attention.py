@@ -8,7 +8,7 @@ from penjing.kernels.attention_metadata import branch_mask, document_mask
 from penjing.kernels.reference import attention
 from penjing.kernels.tiled_attention import tiled_attention
 from penjing.kernels.varlen_attention import call_varlen, supports_varlen, varlen_attention
-from penjing.loader.batch import document_edges
+from penjing.loader.to_device import cu_seqlens
 
 
 def rows(num_rows, num_tokens, mean_length, seed=0):
@@ -122,13 +122,13 @@ def test_tiles_that_were_found_are_found_again_only_for_other_documents():
 
 def test_edges_of_documents():
     document_BT = torch.tensor([[0, 0, 1, 1], [1, 1, 1, -1]])
-    edge_S = document_edges(document_BT)
+    edge_S = cu_seqlens(document_BT)
     assert edge_S[:4].tolist() == [0, 2, 4, 7]
     assert edge_S[4:].eq(8).all()
     assert edge_S.dtype == torch.int32
-    same_shape = [len(document_edges(rows(8, 512, mean, seed))) for mean in (90, 200, 5000) for seed in (1, 2)]
+    same_shape = [len(cu_seqlens(rows(8, 512, mean, seed))) for mean in (90, 200, 5000) for seed in (1, 2)]
     assert set(same_shape) == {65}
-    assert len(document_edges(torch.arange(4096).view(8, 512))) == 4097
+    assert len(cu_seqlens(torch.arange(4096).view(8, 512))) == 4097
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_the_kernel_is_told_what_its_version_knows(names, said):
         mask = document_mask(number_N[None], left + 1 if left >= 0 else 0)
         return reference(q_NHK[None], k_NGK[None], v_NGK[None], mask)[0]
 
-    got = call_varlen(kernel, frozenset(names), q_BTHK, k_BTGK, v_BTGK, document_edges(document_BT), 64, window)
+    got = call_varlen(kernel, frozenset(names), q_BTHK, k_BTGK, v_BTGK, cu_seqlens(document_BT), 64, window)
     torch.testing.assert_close(got, reference(q_BTHK, k_BTGK, v_BTGK, document_mask(document_BT, window)))
 
 
@@ -169,7 +169,7 @@ def test_the_kernel_is_for_half_precision_on_cuda():
 def test_the_kernel_equals_the_reference(window):
     document_BT = rows(4, 512, 90).cuda()
     tensors = [x.detach().cuda().bfloat16().requires_grad_() for x in inputs(4, 512, size=64, dtype=torch.float32)]
-    edge_S = document_edges(document_BT.cpu()).cuda()
+    edge_S = cu_seqlens(document_BT.cpu()).cuda()
     same(
         lambda: varlen_attention(*tensors, edge_S, 512, window),
         lambda: reference(*tensors, document_mask(document_BT, window)),

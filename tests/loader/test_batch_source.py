@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from penjing.data.packing.concat import Row
-from penjing.loader.batch_source import PackedSource
+from penjing.loader.batch_source import DeviceSource, PackedSource, Source
 from penjing.loader.prefetch import Prefetch
 
 
@@ -155,3 +155,33 @@ def test_a_passing_error_costs_no_batch(device):
     rows.breaks_at = None
     assert numbers(next(ahead)) == [2, 3]
     ahead.close()
+
+
+class Counting(Source):
+    """What a source has to bring along itself, and no more."""
+
+    def __init__(self):
+        self.next = 0
+
+    def __next__(self):
+        self.next += 1
+        return torch.tensor(self.next)
+
+    def state(self):
+        return {"next": self.next}
+
+    def restore(self, state):
+        self.next = state["next"]
+
+
+def test_what_callers_need_of_any_source_is_there(device):
+    for source in (Counting(), DeviceSource(Counting(), device)):
+        before = source.place()
+        assert next(source) == 1
+        assert source.samples(before, source.place()) == {"places": {"next": [0, 1]}}
+        assert (source.split, source.micro_size, source.shrink(before)) == (1, None, False)
+        with pytest.raises(TypeError):
+            source.fresh()
+        source.close()
+        source.restore(before)
+        assert next(source) == 1

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from small_models import small_model
+from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import Answer, Group, best_rows, pack, run_model
 
 SHAPE = {
@@ -112,7 +112,7 @@ def test_given_tokens_do_not_count():
 
 
 def test_a_group_longer_than_a_row_is_refused():
-    with pytest.raises(UserError, match=r"data.row_tokens.*got 8; wanted at least 11"):
+    with raises_user_error(where="data.row_tokens", got=8):
         pack([Group(prompt=[1] * 9, answers=[Answer(ids=[2, 2, 2])])], 8)
 
 

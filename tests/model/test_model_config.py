@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
@@ -25,17 +26,17 @@ from penjing.model.config import ModelConfig
 )
 @pytest.mark.parametrize("value", [0, -2])
 def test_sizes_must_be_positive(name, value):
-    with pytest.raises(UserError, match=rf"model\.{name}: out of range; got {value}"):
+    with raises_user_error(where=f"model.{name}", got=value):
         ModelConfig(**{name: value})
 
 
 def test_query_heads_must_share_key_heads_evenly():
-    with pytest.raises(UserError, match=r"model\.num_heads.*got 6 over 4"):
+    with raises_user_error(where="model.num_heads", got="6 over 4"):
         ModelConfig(num_heads=6, num_kv_heads=4)
 
 
 def test_rotary_positions_need_pairs():
-    with pytest.raises(UserError, match=r"model\.head_size.*got 5"):
+    with raises_user_error(where="model.head_size", got=5):
         ModelConfig(head_size=5)
 
 
@@ -88,5 +89,5 @@ def test_what_does_not_go_together_is_refused_in_one_line(settings, expected):
 
 
 def test_an_unknown_preset_names_the_nearest():
-    with pytest.raises(UserError, match=r"no model preset is called '26M'.*26m"):
+    with raises_user_error(where="model.preset", next_step="26m"):
         ModelConfig.named("26M")

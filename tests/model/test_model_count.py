@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.presets import PRESETS
 from penjing.model.transformer import Transformer
@@ -96,5 +96,5 @@ def test_a_rung_of_the_ladder_is_near_the_size_asked_for(size):
 
 
 def test_no_such_rung():
-    with pytest.raises(UserError, match=r"no such size.*'30'.*500k to 3b"):
+    with raises_user_error(where="model.preset", got="'30'"):
         ModelConfig.named("ladder-30")

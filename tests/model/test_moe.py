@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from user_errors import raises_user_error
 
 from penjing.base import config
-from penjing.base.errors import UserError
 from penjing.kernels import experts
 from penjing.kernels.experts import dispatch_to_experts
 from penjing.model import moe
@@ -223,7 +223,7 @@ def test_experts_whose_rows_no_grouped_product_takes_are_refused_on_cuda(make_mo
     odd = make_model(architecture="qwen3_moe", experts=4, experts_per_token=2, expert_size=10)
     moe.check_expert_sizes(odd, torch.device("cpu"), dtype)
     tile = 16 // dtype.itemsize
-    with pytest.raises(UserError, match=f"model.expert_size: not on CUDA; got 10; wanted a multiple of {tile}"):
+    with raises_user_error(where="model.expert_size", got=10, wanted=str(tile)):
         moe.check_expert_sizes(odd, torch.device("cuda"), dtype)
     even = make_model(architecture="qwen3_moe", experts=4, experts_per_token=2, expert_size=16)
     moe.check_expert_sizes(even, torch.device("cuda"), dtype)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.resize_embeddings import grow
@@ -45,5 +45,5 @@ def test_new_rows_are_the_mean_and_old_ones_stay(embeddings):
 
 def test_it_never_shrinks():
     state = Transformer(ModelConfig(**SHAPE, vocabulary_size=11)).state_dict()
-    with pytest.raises(UserError, match=r"model\.vocabulary_size: smaller than that.*got 10; wanted at least 11"):
+    with raises_user_error(where="model.vocabulary_size", got=10):
         grow(state, 10)

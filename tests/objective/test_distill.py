@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as functional
+from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.data.packing.concat import Row
 from penjing.kernels import fused_distillation_loss as head_distill
 from penjing.kernels.fused_distillation_loss import (
@@ -450,21 +450,21 @@ def test_the_teacher_gets_no_gradient(student, teacher):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "line"),
+    ("wrong", "where"),
     [
         ({"mixture": 1.0}, "objective.mixture"),
         ({"temperature": 0.0}, "objective.temperature"),
         ({"data_weight": 1.5}, "objective.data_weight"),
         ({"top_k": 0, "mode": "top_k"}, "objective.top_k"),
-        ({"top_k": 8}, "objective.top_k.*no effect"),
-        ({"own_fraction": 0.5}, "objective.own_fraction.*no effect"),
-        ({"mixture": 0.2, "divergence": "reverse"}, "objective.mixture.*no effect"),
+        ({"top_k": 8}, "objective.top_k"),
+        ({"own_fraction": 0.5}, "objective.own_fraction"),
+        ({"mixture": 0.2, "divergence": "reverse"}, "objective.mixture"),
         ({"mode": "on_policy", "data_weight": 0.1}, "objective.data_weight"),
         ({"mode": "on_policy", "sample_temperature": -1.0}, "objective.sample_temperature"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_by_name(wrong, line):
-    with pytest.raises(UserError, match=line):
+def test_settings_that_cannot_be_are_refused_by_name(wrong, where):
+    with raises_user_error(where=where):
         Distill(teacher="t", **wrong)
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 import pytest
 import torch
 from policy_batches import make_batch, make_groups, make_model
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
@@ -291,10 +292,10 @@ def test_settings_that_have_an_effect_are_taken():
 
 
 def test_settings_of_sampling_that_make_no_sense_are_refused():
-    for changes in ({"temperature": 0.0}, {"answers": 0}, {"top_p": 0.0}, {"slots": -1}):
-        with pytest.raises(UserError, match=r"objective.rollout"):
-            Rollout(**changes)
-    with pytest.raises(UserError, match="compared with each other"):
+    for name, value in {"temperature": 0.0, "answers": 0, "top_p": 0.0, "slots": -1}.items():
+        with raises_user_error(where=f"objective.rollout.{name}", got=value):
+            Rollout(**{name: value})
+    with raises_user_error(where="objective.rollout.answers", got=1):
         Policy(rollout=Rollout(answers=1))
 
 

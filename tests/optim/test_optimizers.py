@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 from small_models import small_model
+from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.base.registry import look_up
 from penjing.kernels.cpu import library
 from penjing.kernels.orthogonalize import ABOVE_NORM, ROUNDS, orthogonalize
@@ -261,14 +261,14 @@ def test_a_restored_state_goes_on_bit_for_bit(kind):
 )
 @pytest.mark.parametrize("kind", [AdamW, Muon])
 def test_bad_settings_are_refused(kind, options, name):
-    with pytest.raises(UserError, match=rf"optimizer\.{name}: out of range"):
+    with raises_user_error(where=f"optimizer.{name}"):
         kind(**options)
 
 
 def test_muon_s_own_settings_are_checked():
-    with pytest.raises(UserError, match=r"optimizer\.momentum"):
+    with raises_user_error(where="optimizer.momentum", got=1.0):
         Muon(momentum=1.0)
-    with pytest.raises(UserError, match=r"optimizer\.adamw_learning_rate"):
+    with raises_user_error(where="optimizer.adamw_learning_rate", got=-1):
         Muon(adamw_learning_rate=-1)
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
+from memory_autocast import Autocast
+from memory_compiled import FARTHEST_TO_2_2, compiled
+from memory_rows import at_rows
 from torch import Tensor, nn
 
 from penjing.plan.memory import Disguise, MemoryPlan, Target, Trace, Tracer, plan_from, replay
-from penjing.plan.memory.autocast import Autocast
-from penjing.plan.memory.compile_estimate import FARTHEST_TO_2_2, compiled
-from penjing.plan.memory.interpolate_trace import at_rows
 
 GIB = 1 << 30
 

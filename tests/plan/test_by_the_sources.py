@@ -14,7 +14,7 @@ from penjing.plan import prediction_history as ledger
 from penjing.plan.device_model import MARGINS, Machine, machine_of_card
 from penjing.plan.flops import parameters
 from penjing.plan.gpu_specs import CARDS
-from penjing.plan.run_estimate import Pace, estimate_memory, margin_of
+from penjing.plan.run_estimate import estimate_memory
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import Decode, decode_time, step_time
 from penjing.plan.step_workload import Workload
@@ -75,17 +75,6 @@ def test_what_a_card_sustains():
 
 def test_intervals_of_the_levels():
     assert MARGINS == {"L0": 0.30, "L1": 0.15, "L2": 0.03, "L3": 0.02}
-    pace = Pace(
-        step_seconds=1.0,
-        validation_seconds=0.0,
-        checkpoint_seconds=0.0,
-        last_checkpoint_seconds=0.0,
-        spread=0.1,
-        num_steps=4,
-    )
-    assert margin_of(pace) == pytest.approx(0.03 + 1.28 * 0.1 / 2)
-    assert margin_of(pace, usual_error=0.4) == 0.4
-    assert margin_of(replace(pace, spread=10.0)) == pytest.approx(0.53)
 
 
 def test_a_step_of_sharded_weights():

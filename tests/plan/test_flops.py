@@ -16,7 +16,9 @@ from penjing.model.freeze import freeze
 from penjing.model.lora import Lora, adapt
 from penjing.model.transformer import Transformer
 from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
-from penjing.plan.run_estimate import Bill, Pace, estimate_memory_bytes, make_bill
+from penjing.plan.run_estimate import Bill, ProbeTimings, estimate_memory_bytes, make_bill
+from penjing.plan.step_time import LinearFit
+from penjing.plan.time_interval import ProbeNoise, time_interval
 from penjing.plan.trainable import trainable_by, trainable_of
 
 SMALL = {
@@ -171,7 +173,7 @@ def test_a_bill_by_hand():
         units_per_step=4,
         micro_tokens=64,
         steps=25,
-        pace=Pace(
+        timings=ProbeTimings(
             step_seconds=2.0,
             wait_seconds=0.5,
             validation_seconds=3.0,
@@ -179,13 +181,14 @@ def test_a_bill_by_hand():
             last_checkpoint_seconds=3.0,
             sample_seconds=0.25,
             startup_seconds=9.0,
-            spread=0.4,
-            num_steps=16,
+            noise=ProbeNoise(spread=0.4, num_timed=16),
+            line=LinearFit(0.5, 0.75),
         ),
         samples=8,
         validations=2,
         checkpoints=4,
         optimizer_bytes_per_parameter=8,
+        errors=[0.3],
     )
     assert bill.tokens_per_step == 64
     assert bill.tokens == 1600
@@ -194,9 +197,9 @@ def test_a_bill_by_hand():
     assert bill.predicted_seconds == 25 * 2 + 2 * 3 + (3 * 1 + 3) + 8 * 0.25 == 64
     assert bill.parts_seconds == {"training": 50, "validation": 6, "checkpoint": 6, "sample": 2}
     assert bill.step_parts_seconds == {"compute": 1.5, "data_wait": 0.5}
-    margin = 0.03 + 1.28 * 0.4 / 4  # the level's own, and the error of a mean of 16 steps
-    assert bill.predicted_seconds_low == pytest.approx(64 * (1 - margin))
-    assert bill.predicted_seconds_high == pytest.approx(64 * (1 + margin))
+    interval = time_interval(64, ProbeNoise(spread=0.4, num_timed=16), [0.3])
+    assert (bill.predicted_seconds_low, bill.predicted_seconds_high) == interval
+    assert (bill.probe["fixed_seconds"], bill.probe["pass_seconds"], bill.probe["spread"]) == (0.5, 0.75, 0.4)
     assert bill.tokens_per_second == 32
     assert bill.flops == 1600 * training_flops_per_token(config, 9.0)
     assert bill.predicted_peak_memory_bytes == estimate_memory_bytes(config, 64, 8)

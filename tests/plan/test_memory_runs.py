@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from penjing.objective.next_token import NextToken
 from penjing.parallel.single import Single
 from penjing.plan.hardware import compute_dtype
 from penjing.plan.memory import Target, Tracer, plan_from
+from penjing.track.base import Trackers
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.dummy_batches import NoMeter
@@ -28,9 +28,9 @@ from penjing.train.memory_trace.trace import (
     largest_micro_rows,
     predict_memory,
     shape_of,
-    target_dtype,
     trace_run,
 )
+from penjing.train.precision import Precision
 
 MIB = 1 << 20
 TINY: Layer = {"model": {"preset": "tiny"}, "data": {"row_tokens": 64}, "batch": {"rows": 4}}
@@ -107,25 +107,23 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
             pass
 
     optimizers = run.optimizer.build(model)
-    given: dict[str, Any] = dict(
+    context = TrainingContext(
         strategy=strategy,
         model=strategy.wrap(model),
         objective=NextToken(),
         source=Random(),
         optimizers=optimizers,
         schedule=run.schedule,
-        meter=NoMeter(),
+        trackers=Trackers([]),
+        meter=NoMeter(),  # type: ignore[arg-type]
         num_steps=2,
         accumulate=2,
         clip_norm=run.clip_norm,
     )
-    rest = {
-        field.name: None for field in fields(TrainingContext) if field.default is MISSING and field.name not in given
-    }
     with tracer:
         tracer.tag_model(model, products)
         for index in range(2):  # the second has the optimizer's state, as the plan does
-            step(TrainingContext(**given, **rest), index)
+            step(context, index)
     assert max(planned.live_bytes()) == max(tracer.trace.live_bytes())
 
 
@@ -147,7 +145,8 @@ def test_a_card_without_bfloat16_is_traced_in_what_it_computes_in(preset: str, m
     card, model = Target(name="T4", capability=(7, 5), memory_bytes=14 << 30), {"preset": preset}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: card.capability)
     auto, half = run_of("pretrain", model=model), run_of("pretrain", model=model, compute={"dtype": "float16"})
-    assert target_dtype(auto, card) == compute_dtype("auto", torch.device("cuda")) == torch.float16
+    planned = Precision.resolve(auto.compute, torch.device("cuda"), capability=card.capability)
+    assert planned.dtype == compute_dtype("auto", torch.device("cuda")) == torch.float16
     plan = predict_memory(auto, card)
     assert plan == predict_memory(half, card)
     assert "master weights" in plan.waterfall

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
+from memory_compiled import compiled
+from memory_rows import at_rows
 from torch import Tensor, nn
 
 from penjing.plan.memory import Disguise, Target, Trace, Tracer, plan_from, replay
-from penjing.plan.memory.compile_estimate import compiled
 from penjing.plan.memory.fake_device_mode import attention_kernel
-from penjing.plan.memory.interpolate_trace import at_rows
 from penjing.plan.memory.kernels import WORKSPACE
 from penjing.plan.memory.report import CURVE_POINTS, thin
 from penjing.plan.memory.sharded_memory import Buckets, share

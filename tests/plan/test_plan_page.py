@@ -34,11 +34,11 @@ from penjing.plan.gpu_specs import find_card
 from penjing.plan.memory import Target, is_tight, safe_bytes
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
-from penjing.train import build_model
+from penjing.train import build_model, step_timing
 from penjing.train.build import prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.memory_trace import trace
-from penjing.train.step_probe import still_to_grow
+from penjing.train.step_timing import extrapolate_growth
 
 TINY = ["model=tiny", "data.row_tokens=64", "batch.rows=8", "compute.compile=off"]
 
@@ -288,7 +288,7 @@ def test_several_devices_are_searched_as_training_shares_them():
     sharded = replace(asked, engine="fsdp")
     shown = text_of(lambda console: plan_tools.search(run, sharded, "", (), console, every=True))
     assert "fsdp over 2 devices" in shown and "cannot train with fsdp" in shown
-    assert any("fsdp is for other programs" in line for line in make_page("pretrain", run, sharded).warnings)
+    assert any("cannot train with fsdp" in line for line in make_page("pretrain", run, sharded).warnings)
 
 
 def test_a_search_over_adapters_times_adapters():
@@ -434,12 +434,13 @@ def test_matmul_is_a_table(tmp_path, monkeypatch):
 
 
 def test_growth_of_memory_is_taken_for_a_geometric_series():
-    assert still_to_grow([]) == still_to_grow([5, 5, 5, 5]) == 0
-    assert still_to_grow([0, 50, 100, 125, 150]) == 50  # 100, then 50: another 25, 12.5, ...
-    assert still_to_grow([0, 5, 10, 55, 110]) == 300  # not slower at all: taken for three quarters
+    assert extrapolate_growth([]) == extrapolate_growth([5, 5, 5, 5]) == 0
+    assert extrapolate_growth([0, 50, 100, 125, 150]) == 50  # 100, then 50: another 25, 12.5, ...
+    assert extrapolate_growth([0, 5, 10, 55, 110]) == 300  # not slower at all: taken for three quarters
 
 
-def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("few_rows", [False, True])
+def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch, few_rows):
     """Weights, buffers, optimizers and the place in the data after the plan are those of a run without one."""
     from penjing.parallel.single import Single
     from penjing.train import build as module
@@ -453,7 +454,14 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
         optimizers = [optimizer.state_dict() for optimizer in made.context.optimizers]
         return made.model.state_dict(), optimizers, made.context.source.state(), torch.get_rng_state(), made.bill
 
+    sizes = []
+    timed = step_timing._time_small_passes
+    monkeypatch.setattr(step_timing, "_time_small_passes", lambda *given: sizes.append(1) or timed(*given))
+    if few_rows:
+        monkeypatch.setattr(step_timing, "EAGER_SHARE", {"cpu": 1e-9})
+        monkeypatch.setattr(step_timing, "MANY_TIMES", 2)
     probed = states("probed")
+    assert len(sizes) == few_rows
     monkeypatch.setattr(module, "plan", lambda *given, **named: probed[4])
     bare = states("bare")
     for name, value in bare[0].items():
@@ -463,7 +471,7 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch)
     assert bare[2] == probed[2]
     assert torch.equal(bare[3], probed[3])
     bill = probed[4]
-    assert bill.level == "L2" and bill.probe["num_steps"] >= 2 and len(bill.probe["points"]) == 2
+    assert bill.level == "L2" and bill.probe["num_timed"] >= 2 and 0 < bill.probe["pass_seconds"] < bill.step_seconds
     assert bill.predicted_peak_memory_bytes > 50 << 20
 
 

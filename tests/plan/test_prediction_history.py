@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 
 from penjing.plan import prediction_history as ledger
 from penjing.plan.config_search import Candidate, fitting, pareto
-from penjing.plan.run_estimate import Pace, margin_of
 from penjing.track.console import describe
 from penjing.train.throughput import Expected, Meter, Refit
 
@@ -97,17 +97,11 @@ def test_drift_is_told_after_five_bad_plans_of_one_machine():
     assert ledger.drift([replace(bad, ended="stopped")] * 9, "1 x box") == ""
 
 
-def test_what_plans_here_are_usually_off_by_widens_the_next_interval():
+def test_errors_of_the_runs_that_ended_on_a_machine():
     one = ledger.entry("runs/x", "2026-01-01T00:00:00Z", PLAN, OUTCOME)
-    errors = [0.02, -0.1, 0.04, -0.2, 0.06]
-    runs = [replace(one, time_error=error) for error in errors]
-    assert ledger.usual_error(runs[:4], "1 x box") == 0.0, "too few"
-    assert ledger.usual_error(runs, "another box") == 0.0
-    assert ledger.usual_error(runs, "1 x box") == pytest.approx(0.12)
-    assert ledger.usual_error([replace(one, time_error=9.0)] * 5, "1 x box") == 0.5
-    assert ledger.usual_error([*runs, *[replace(one, time_error=0.01)] * 20], "1 x box") == pytest.approx(0.01)
-    pace = Pace(step_seconds=1.0, validation_seconds=0, checkpoint_seconds=0, last_checkpoint_seconds=0, spread=0.0)
-    assert margin_of(pace) < margin_of(pace, 0.12) == pytest.approx(0.12)
+    runs = [one, replace(one, time_error=-0.5), replace(one, machine="2 x box"), replace(one, ended="stopped")]
+    assert ledger.log_errors(runs, "1 x box") == pytest.approx([math.log(100 / 110), math.log(2)])
+    assert ledger.log_errors(runs, "another box") == []
 
 
 class Clock:

@@ -64,18 +64,18 @@ def test_everything_damaged(run, copy_of):
     tokens = folder / "shards" / "train" / "tokens.bin"
     tokens.write_bytes(bytes(tokens.stat().st_size))
     findings = examine(folder)
-    assert findings.verdict == "nothing to continue from"
-    told = " ".join(findings.wrong)
+    assert findings.verdict == "nothing to resume from"
+    told = " ".join(findings.errors)
     for word in ("step-00000006", "step-00000005", "run.toml", "tokenizer", "train shards"):
         assert word in told
-    assert any("never silently begun anew" in note for note in findings.notes)
+    assert any("never silently restarted" in note for note in findings.notes)
     assert any("half-written" in note for note in findings.notes)
 
 
 def test_before_the_first_checkpoint(run, copy_of):
     folder = copy_of(run)
     shutil.rmtree(folder / "checkpoints")
-    assert examine(folder).verdict == "no checkpoint yet: the same command begins anew"
+    assert examine(folder).verdict == "no checkpoint yet: the same command starts from step 0"
 
 
 def test_no_run(tmp_path):

@@ -17,8 +17,8 @@ from penjing.base.errors import UserError
 from penjing.base.lock import is_held, locked, owner
 from penjing.checkpoint.load import newest
 from penjing.train import signals
+from penjing.train.load_model import read_settings
 from penjing.train.resume import check_same_run
-from penjing.train.run_dir import read_settings
 from penjing.train.signals import Signals
 
 CODES = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}

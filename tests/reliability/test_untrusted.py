@@ -30,7 +30,7 @@ from penjing.data.token_shards import Shards
 from penjing.data.tokenizer import regex_dos_check as tokenizer_check
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.rl.rollout_buffer import Round
-from penjing.train.run_dir import load_trained
+from penjing.train.load_model import load_trained
 
 SOURCES = Path(penjing.__file__).parent
 
@@ -195,7 +195,7 @@ def test_payloads_in_a_checkpoint_with_a_true_manifest(tmp_path, name):
         forge(place, name, pickle.dumps(value))
         checkpoint = newest(place.parent)
         if name == "run.toml":
-            from penjing.train.run_dir import read_settings
+            from penjing.train.load_model import read_settings
 
             (place.parent / "run.toml").write_bytes((place / name).read_bytes())
             with pytest.raises(UserError):

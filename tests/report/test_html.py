@@ -119,7 +119,7 @@ def test_a_quickstart_that_has_only_begun(tmp_path: Path) -> None:
     assert "<table" not in source and "<figure" not in source
 
 
-@pytest.mark.parametrize("found", [[], ["notes.txt"], ["data/pretrain.jsonl"]])
+@pytest.mark.parametrize("found", [[], ["notes.txt"], ["data/pretrain.jsonl"], ["run.toml", "MANIFEST.json"]])
 def test_a_folder_that_is_no_run_is_a_user_error(tmp_path: Path, found: list[str]) -> None:
     for name in found:
         put(tmp_path / name, {})
@@ -208,6 +208,12 @@ def test_runs_are_compared_side_by_side(tmp_path: Path) -> None:
     assert re.search(r'class=" marked">optimizer.learning_rate', source) and "objective.kind" not in words
     assert source.count('class="line c0"') == source.count('class="line c1"') > 3
     assert '<i class="c0"></i>poor' in source and '<i class="c1"></i>good' in source
+
+
+def test_the_lowest_loss_is_marked(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, "chats", scale=scale) for name, scale in (("a", 1.0), ("b", 0.5))]
+    marked = re.findall(r'<td class="n marked">([^ ]+) <span', read(*runs)[0])
+    assert "0.55" in marked and "1.1" not in marked
 
 
 def test_runs_of_different_tasks_are_not_drawn_over_each_other(tmp_path: Path) -> None:

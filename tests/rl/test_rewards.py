@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import numpy as np
 import pytest
 import torch
+from user_errors import raises_user_error
 
 from penjing.agent_tools.box import Result
 from penjing.base.errors import UserError
@@ -49,7 +50,7 @@ def score(name, *answers, **settings):
 def test_every_reward_can_be_looked_up():
     for name in REWARDS:
         assert look_up(REWARDS, name, what="reward").__call__
-    with pytest.raises(UserError, match=r"no reward is called 'exakt'. Did you mean exact"):
+    with raises_user_error(next_step="exact"):
         look_up(REWARDS, "exakt", what="reward")
 
 
@@ -91,7 +92,7 @@ def test_exact_after_a_mark_and_cut_off():
 
 def test_rewards_that_compare_need_a_reference():
     for name in ("exact", "numeric"):
-        with pytest.raises(UserError, match=rf"prompts.jsonl:3: the reward {name} needs a reference answer"):
+        with raises_user_error(where="prompts.jsonl:3", wanted="a field gt"):
             score(name, answer("42"))
 
 
@@ -142,9 +143,9 @@ def test_regex_and_format():
         0,
         1,
     ]
-    with pytest.raises(UserError, match=r"objective.reward.pattern: not a regular expression"):
+    with raises_user_error(where="objective.reward.pattern", got="'('"):
         score("regex", pattern="(")
-    with pytest.raises(UserError, match="needs a pattern"):
+    with raises_user_error(where="objective.reward.pattern"):
         score("regex")
     good = answer("<think>\nhm\n</think>\n\n42")
     assert score("format", good, answer("hm\n</think>42"), answer("42"), answer("<think></think>42")) == [1, 1, 0, 0]
@@ -187,7 +188,7 @@ def test_length():
     assert score("length", *lengths) == pytest.approx([0, 0, -0.5, -1])
     assert score("length", answer("", num_tokens=40, cut_off=True)) == [-1]
     assert score("length", answer("", num_tokens=20), soft_length=10) == pytest.approx([-1 / 3])
-    with pytest.raises(UserError, match="leaves nothing to be punished"):
+    with raises_user_error(where="objective.reward.soft_length", got=40):
         score("length", soft_length=40)
 
 
@@ -225,7 +226,7 @@ def test_code_runs_tests():
     except UserError as error:
         pytest.skip(str(error))
     assert found == [1, 0, 0, 0, 1, 0]
-    with pytest.raises(UserError, match=r"prompts.jsonl:3: the reward code needs tests"):
+    with raises_user_error(where="prompts.jsonl:3", wanted='"tests": PYTHON, or "cases": [...]'):
         score("code", answer("x = 1"))
     for cases in ({"stdout": "8"}, [{"stdin": "4"}], ["8"]):
         with pytest.raises(UserError, match=r"prompts.jsonl:3: these cases test nothing"):
@@ -310,7 +311,7 @@ def test_the_judge_is_asked_again_then_the_run_stops(server, monkeypatch):
     server["replies"] += [(200, "not json")] * 2
     with pytest.raises(UserError, match="JSONDecodeError"):
         ask(server, answer("42"), judge_tries=2)
-    with pytest.raises(UserError, match="needs an address"):
+    with raises_user_error(where="objective.reward.judge_url, objective.reward.judge_model", got="'', 'big'"):
         score("judge", judge_model="big")
 
 
@@ -320,7 +321,7 @@ def test_several_rewards_are_weighed():
     np.testing.assert_allclose(score_RN, [[1, 1, 0], [1, 0, 1]])
     np.testing.assert_allclose(scorer.total(score_RN), [1.2, 1.0, 0.2])
     assert scorer([]).shape == (2, 0)
-    with pytest.raises(UserError, match="named twice"):
+    with raises_user_error(where="objective.rewards", got="exact, exact"):
         Scorer(Policy(rewards=("exact", "exact")), SETTING)
 
 
@@ -339,7 +340,7 @@ def test_a_model_from_outside_judges(tmp_path):
     one, other, again, same = score("model", answer("42"), answer("41"), answer("42"), thought, model=str(tmp_path))
     assert [again, same] == pytest.approx([one, one])
     assert one != other
-    with pytest.raises(UserError, match=r"objective.reward.model"):
+    with raises_user_error(where="objective.reward.model", wanted="a run or a directory"):
         score("model")
-    with pytest.raises(UserError, match="not a reward model"):
+    with raises_user_error(where="objective.reward.model"):
         score("model", model=str(tmp_path / "absent"))

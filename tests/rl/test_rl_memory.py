@@ -11,8 +11,8 @@ import pytest
 import torch
 from small_models import small_model
 from test_rl_stage import TURNS, base, make_source, policy, same, train, words
+from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.infer import batched_sampler as rollout
 from penjing.rl import rollout_source as source_file
 from penjing.rl.rollout_buffer import Round
@@ -78,7 +78,7 @@ def test_fewer_slots_write_the_same_answers(monkeypatch, changes, most):
 
 def test_one_slot_that_does_not_fit_is_an_error_with_its_remedy(monkeypatch):
     device = Device(monkeypatch, 0)
-    with pytest.raises(UserError, match="a single answer") as caught:
+    with raises_user_error(where="objective.rollout.max_tokens", got=6) as caught:
         next(make_source(policy()))
     assert caught.value.where == "objective.rollout.max_tokens"
     assert device.asked == [12, 6, 3, 1]
@@ -101,7 +101,7 @@ def test_a_reference_scores_fewer_rows_at_once():
     same(next(source), expected)
     assert source.sampler.scored_rows == 1
     most = 0
-    with pytest.raises(UserError, match="one row of answers is scored"):
+    with raises_user_error(where="data.row_tokens", got=64):
         next(make_source(settings, reference=reference))
 
 

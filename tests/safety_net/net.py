@@ -101,8 +101,8 @@ EXPORTS = {  # case: (command, what it writes)
 CARD = ["--gpu", "RTX 3090", "--json"]  # its plan depends on no machine
 QUICK = ("pretrain", "mixture", "sft", "lora", "dpo", "reward", "grpo", "distill")  # run in `make test`
 
-# ---- Old words and what they become. A checkout has the new ones where MARK is in its source.
-MARK = "max_grad_norm"
+# ---- Old words and what they become. A checkout has the new ones where a config.py declares the field MARK.
+MARK = re.compile(r"^ +max_grad_norm: ", re.MULTILINE)
 RENAMED = {
     "start": "init_from",
     "steps": "max_steps",
@@ -153,7 +153,7 @@ TIMES = re.compile(r"second|wait|mfu|time|memory|resident|probe|startup|speed|ve
 
 
 def has_new_words(source: Path) -> bool:
-    return any(MARK in path.read_text(encoding="utf-8") for path in source.rglob("config.py"))
+    return any(MARK.search(path.read_text(encoding="utf-8")) for path in source.rglob("config.py"))
 
 
 def settings_for(source: Path, words: str) -> list[str]:
@@ -410,6 +410,19 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ]
 
 
+def renamed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Metrics and figures that are not there any more, beside new ones of the same values: rows wanted in METRICS."""
+    found = []
+    for part in ("metrics", "plan", "card"):
+        before, after = old.get(part, {}), new.get(part, {})
+        gone, come = (
+            {name: each[name] for name in each if name not in other}
+            for each, other in ((before, after), (after, before))
+        )
+        found += [f"{name} -> {other}" for name, value in gone.items() for other in come if come[other] == value]
+    return found
+
+
 def recorded() -> dict[str, Any] | None:
     """The values recorded on a machine as this one, or None."""
     known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
@@ -454,11 +467,13 @@ def main() -> int:
         return 2
     different = 0
     for case, values in new.items():
-        lines = differences(old.get(case, {}), values)
+        lines = [values["failed"]] if "failed" in values else differences(old.get(case, {}), values)
         different += bool(lines)
         print(f"{case:<28} {f'{len(lines)} different' if lines else 'equal'}")
         for line in lines[:12]:
             print(f"    {line}")
+        for line in renamed(old.get(case, {}), values):
+            print(f"    renamed? {line}")
     print(f"{len(new) - different} of {len(new)} equal")
     return 1 if different else 0
 

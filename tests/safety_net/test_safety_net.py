@@ -42,13 +42,14 @@ def test_a_difference_is_seen_and_named():
     assert net.differences(old, old) == []
     new = {"model": "1", "metrics": {"loss": [2.0, 1.5]}, "plan": {}}
     assert [line.partition(":")[0] for line in net.differences(old, new)] == ["metrics.loss.1", "plan.steps"]
+    assert net.renamed(old, {**old, "metrics": {"loss_nats": [2.0, 1.0]}}) == ["loss -> loss_nats"]
 
 
 def test_old_keys_are_translated_where_a_checkout_has_the_new_ones(tmp_path):
-    (tmp_path / "config.py").write_text("clip_norm: float = 1.0\n")
+    (tmp_path / "config.py").write_text("    clip_norm: float = 1.0  # once max_grad_norm\n")
     words = "batch.rows=8 data.packing=stream seed=1 seed=2"
     assert net.settings_for(tmp_path, words) == ["batch.rows=8", "data.packing=stream", "seed=2"]
-    (tmp_path / "config.py").write_text("max_grad_norm: float = 1.0\n")
+    (tmp_path / "config.py").write_text("    max_grad_norm: float = 1.0\n")
     assert net.settings_for(tmp_path, words) == ["batch.size=8", "data.packing=concat", "seed=2"]
 
 

@@ -6,9 +6,9 @@ import types
 
 import pytest
 import wandb
+from user_errors import raises_user_error
 from wandb.proto.wandb_internal_pb2 import Record
 
-from penjing.base.errors import UserError
 from penjing.base.registry import look_up
 from penjing.track import TRACKERS
 from penjing.track.background import BackgroundTracker
@@ -119,5 +119,5 @@ def test_a_login_or_the_user_s_own_mode_decides(tmp_path, monkeypatch, environme
 
 def test_without_the_library_the_line_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r'pip install "penjing\[wandb\]"'):
+    with raises_user_error(where="track.wandb", next_step="penjing[wandb]"):
         Wandb(tmp_path, project="p", name="", config={})

@@ -11,7 +11,7 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
 from penjing.parallel.single import Single
-from penjing.train import run_dir as folder
+from penjing.train import load_model as folder
 from penjing.train.config import Run
 from penjing.train.run_dir import RunFolder
 from penjing.train.stages.next_token import NextTokenStage

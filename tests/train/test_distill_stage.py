@@ -14,7 +14,7 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands.train import execute, resolve_run
 from penjing.parallel.single import Single
-from penjing.train.run_dir import load_trained
+from penjing.train.load_model import load_trained
 from penjing.train.stages.base import make_stage
 
 STUDENT = ["model=tiny", "model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.num_kv_heads=1"]

@@ -25,7 +25,7 @@ from penjing.export.model_card import model_card
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.train.average import average_models
-from penjing.train.run_dir import load_start, load_trained
+from penjing.train.load_model import load_start, load_trained
 
 QUIET = Console(quiet=True)
 SHAPE = {
@@ -258,7 +258,7 @@ def test_what_cannot_be_averaged(stock, base_model, tmp_path):
     folder, other = stock[1], base_model[1]
     with pytest.raises(UserError, match="nothing to average"):
         average_models([folder], tmp_path / "mean")
-    with pytest.raises(UserError, match="another shape of model than the first; got architecture llama; wanted qwen3"):
+    with pytest.raises(UserError, match="got architecture llama; wanted qwen3"):
         average_models([folder, other], tmp_path / "mean")
     with pytest.raises(UserError, match="--last takes the folder of a run"):
         average_models([folder], tmp_path / "mean", last=2)

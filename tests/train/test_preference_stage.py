@@ -16,8 +16,8 @@ from penjing.base.errors import UserError
 from penjing.commands.train import execute, resolve_run
 from penjing.data.formats import Message
 from penjing.model.lora import fingerprint
-from penjing.train.run_dir import load_trained
-from penjing.train.stages import preference, reward
+from penjing.train.load_model import load_trained
+from penjing.train.stages.preference_data import PreferenceDataStage
 from penjing.train.stages.reward import load_judge
 
 
@@ -140,19 +140,19 @@ def test_how_far_it_has_gone_is_the_same_whatever_the_reference_is(tuned, tmp_pa
 def test_the_reference_and_held_out_pairs_are_asked_in_as_few_as_there_is_room_for(
     tuned, tmp_path, words, monkeypatch, recipe
 ):
-    module = {"dpo": preference, "reward": reward}[recipe]
-    real, seen = module.pack_tight, []
+    real, seen = PreferenceDataStage.chunks, []
 
-    def narrow(groups):
-        seen.append(len(groups))
-        if len(groups) > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(groups)
+    def narrow(*given):
+        for indices, batch in real(*given):
+            seen.append(len(indices))
+            if len(indices) > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            yield indices, batch
 
     whole = tuned[0] if recipe == "dpo" else tmp_path / "whole"
     if recipe == "reward":
         train(recipe, *words, f"out={whole}")
-    monkeypatch.setattr(module, "pack_tight", narrow)
+    monkeypatch.setattr(PreferenceDataStage, "chunks", narrow)
     train(recipe, *words, f"out={tmp_path / 'narrow'}")
     assert max(seen) > 3 and 0 < min(seen) <= 3
     for name in [name for name in metrics(whole)[-1] if name.startswith("validation_")]:

@@ -29,14 +29,14 @@ def test_another_seed_gives_other_weights(tmp_path, whole, penjing, small_run, o
     assert outcome(tmp_path / "other")["weights_sha256"] != outcome(whole)["weights_sha256"]
 
 
-@pytest.mark.parametrize("kills", [(3,), (3, 6, 9)])
-def test_kill_9_and_the_same_command(tmp_path, whole, server, penjing, small_run, outcome, losses, kills):
+def test_kill_9_and_the_same_command(tmp_path, whole, server, penjing, small_run, outcome, losses):
     folder = tmp_path / "run"
     words = ("train", "pretrain", *small_run, f"out={folder}")
-    for step in kills:
+    for step in (3, 6, 9):
         assert server.command(*words, kill_when=checkpoint(folder, step)).returncode == -signal.SIGKILL
     done = penjing(*words)
     assert "continues after step" in done.stdout
+    assert f"penjing report {folder}" in done.stdout
     assert outcome(folder)["weights_sha256"] == outcome(whole)["weights_sha256"]
     assert losses(folder) == losses(whole)
 
@@ -52,14 +52,14 @@ def test_kill_9_with_optimizer_state_in_less_than_float32(tmp_path, server, penj
     assert outcome(tmp_path / "run")["weights_sha256"] == outcome(tmp_path / "straight")["weights_sha256"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_says_so(tmp_path, whole, server, penjing, small_run, outcome, number, code):
+def test_a_signal_saves_and_says_so(tmp_path, whole, server, penjing, small_run, outcome):
+    """Of the command; every signal, at any instant: tests/reliability/test_signals_and_locks.py."""
     folder = tmp_path / "run"
     words = ("train", "pretrain", *small_run, "save.every=1000", f"out={folder}")
-    done = server.command(*words, kill_when=str(folder / "metrics.jsonl"), signal=number)
+    done = server.command(*words, kill_when=str(folder / "metrics.jsonl"), signal=signal.SIGTERM)
     if done.returncode == 0:
         pytest.skip("the run ended before the signal came")
-    assert done.returncode == code, done.stdout + done.stderr
+    assert done.returncode == 143, done.stdout + done.stderr
     assert "the same command continues" in done.stderr
     assert len(list((folder / "checkpoints").iterdir())) == 1
     penjing(*words)
@@ -70,26 +70,6 @@ def test_a_finished_run_is_left_alone(whole, penjing, small_run, outcome):
     before = outcome(whole)
     penjing("train", "pretrain", *small_run, f"out={whole}")
     assert outcome(whole) == before
-
-
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, whole, penjing, small_run, outcome):
-    folder = tmp_path / "run"
-    penjing("train", "pretrain", *small_run, f"out={folder}")
-    newest = sorted((folder / "checkpoints").iterdir())[-1] / "model.safetensors"
-    raw = bytearray(newest.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    newest.write_bytes(raw)
-    done = penjing("train", "pretrain", *small_run, f"out={folder}")
-    assert "model.safetensors is damaged" in done.stdout.replace("\n", " ")
-    assert outcome(folder)["weights_sha256"] == outcome(whole)["weights_sha256"]
-
-
-@pytest.mark.parametrize("changed", ["optimizer.learning_rate=1e-4", "batch.rows=4", "data.row_tokens=32", "seed=5"])
-def test_a_changed_setting_is_refused_by_name(whole, penjing, small_run, changed):
-    done = penjing("train", "pretrain", *small_run, changed, f"out={whole}", check=False)
-    assert done.returncode == 2
-    assert changed.split("=")[0] in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_an_allowed_change_goes_on(tmp_path, penjing, small_run):

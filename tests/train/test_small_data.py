@@ -15,7 +15,7 @@ from penjing.commands.plan import PlanOptions, make_page
 from penjing.commands.train import execute, plan_only, resolve_run
 from penjing.train import build_context
 from penjing.train.config import Run
-from penjing.train.run_dir import load_trained
+from penjing.train.load_model import load_trained
 from penjing.train.small_data import doubts, fit_batch, fit_rows, start_doubts, step_rows
 
 

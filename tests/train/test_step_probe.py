@@ -1,6 +1,6 @@
-"""How many steps are timed before step 1."""
+"""What is timed before step 1, and for how long."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,15 +12,16 @@ from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.lora import Lora, adapt
 from penjing.model.transformer import Transformer
-from penjing.train import step_probe as probe
+from penjing.train import step_probe, step_timing
+from penjing.train.batch_geometry import BatchGeometry
 
 
 def test_a_forecast_is_kept_for_the_run_it_was_made_for(tmp_path):
-    file = tmp_path / probe.FORECAST
+    file = tmp_path / step_probe.FORECAST
     write_json(file, {"parameters": 10, "tokens": 1000, "predicted_loss_low": 1.0})
     for parameters, tokens, kept in ((10, 970, True), (10, 900, False), (11, 1000, False)):
         bill = SimpleNamespace(parameters=parameters, tokens=tokens)
-        assert probe.foreseen_loss(file, bill) == ({"predicted_loss_low": 1.0} if kept else {})
+        assert step_probe.predicted_loss(file, bill) == ({"predicted_loss_low": 1.0} if kept else {})
 
 
 class Rows:
@@ -46,59 +47,110 @@ class Parts:
 
     num_steps: int
     accumulate: int = 2
-    source: Any = None
+    strategy: Any = None
     meter: Any = None
-    schedule: Any = None
+    source: Any = None
+
+
+CPU = SimpleNamespace(any=bool, world=1, rank=0, device=torch.device("cpu"))
+READY = SimpleNamespace(runs_ahead=True, source=lambda units, rank, world: units)
+SAMPLED = SimpleNamespace(runs_ahead=False)
 
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Rounds as if each pass took so many seconds: `timed` gives what came of it, and the passes of each round."""
+    """Steps as if each pass took so many seconds: `timed` gives the timings, and the passes of each step taken."""
 
-    def timed(pass_seconds, num_steps, accumulate=2, **more):
-        rounds = []
+    def timed(stage, pass_seconds, num_steps, accumulate=2):
+        steps = []
 
-        def round_(trial, steps):
-            rounds.append(trial.accumulate)
-            trial.meter.data_wait_seconds += 1.0 if len(rounds) == 1 else 0.0  # for the first batch
-            return pass_seconds * trial.accumulate + (1.0 if len(rounds) == 1 else 0.0)
+        def take(self):
+            steps.append(self.passes)
+            cold = 1.5 if len(steps) == 1 else 1.0
+            passes = tuple([pass_seconds * cold] * self.passes) if self.times_passes else ()
+            return step_timing.StepTiming(seconds=pass_seconds * cold * self.passes + 0.1 * pass_seconds, passes=passes)
 
-        monkeypatch.setattr(probe, "_round", round_)
-        stage, size = SimpleNamespace(runs_ahead=True), SimpleNamespace(round_steps=1, probe_steps=5)
-        strategy = SimpleNamespace(any=bool, world=1, device=torch.device("cpu"))
-        parts = Parts(num_steps=num_steps, source=Rows())
-        seconds, wait = probe._timed(None, stage, size, strategy, parts, accumulate, more.pop("share", 1.0), **more)
-        assert seconds == pytest.approx([pass_seconds * accumulate] * len(seconds)) and wait == 0
-        return rounds
+        monkeypatch.setattr(step_timing.ProbeSteps, "take", take)
+        parts = Parts(num_steps, accumulate, strategy=CPU, source=Rows())
+        size = SimpleNamespace(round_steps=1, probe_steps=2)
+        timings, _ = step_timing._time_passes(stage, size, parts)
+        full = [one.full_seconds(accumulate) for one in timings]
+        assert full == pytest.approx([pass_seconds * (accumulate + 0.1)] * len(full))
+        return steps
 
     return timed
 
 
-def test_of_slow_steps_two_are_timed_and_one_of_half_the_passes(taken):
-    assert taken(1.0, num_steps=100) == [2, 2, 2]  # the first gets warm
-    assert taken(1.0, num_steps=100, accumulate=1, share=0.5, warm=True) == [1]
+def test_a_step_of_many_passes_is_estimated_from_two():
+    timing = step_timing.StepTiming(seconds=3.0, data_wait=0.2, passes=(1.0, 1.5))
+    assert timing.full_seconds(2) == 3.0
+    assert timing.full_wait(10) == pytest.approx(1.0)
+    assert timing.full_seconds(10) == pytest.approx(3.0 + 8 * (1.0 + 0.1)), "the last one alone talks to other ranks"
+    whole = step_timing.StepTiming(seconds=3.0, data_wait=0.2)
+    assert (whole.full_seconds(10), whole.full_wait(10)) == (3.0, 0.2)
 
 
-def test_slow_steps_of_a_long_run_are_timed_for_longer(taken):
-    assert taken(0.5, num_steps=1600) == [2] * (1 + 9)  # more than eight seconds, 0.5 % of the run
+def test_slow_steps_are_timed_once_and_never_whole(taken):
+    assert taken(READY, 2.0, num_steps=100, accumulate=32) == [2, 2]  # the first gets warm
+    assert taken(READY, 0.5, num_steps=10**6, accumulate=32) == [2] * 7
 
 
 def test_quick_steps_are_taken_twice_and_timed_the_second_time(taken):
-    rounds = taken(0.1, num_steps=100)
-    assert rounds == [2] * 2 * (1 + 11)  # more than two seconds of steps
+    steps = taken(READY, 0.1, num_steps=1000)
+    assert steps == [2] * 2 * (1 + 19)  # twice four seconds
 
 
-@pytest.mark.parametrize(("num_steps", "timed"), [(2, 4), (12, 6), (40, 20), (400, 20)])
-def test_a_short_run_is_timed_for_fewer_steps(taken, num_steps, timed):
-    assert taken(0.001, num_steps) == [2] * 2 * (1 + timed)
-    assert not probe._sampled_enough([0.001] * (timed - 1), 1, num_steps)
-    assert probe._sampled_enough([0.001] * timed, 1, num_steps)
+@pytest.mark.parametrize(("num_steps", "timed"), [(2, 4), (12, 6), (40, 20)])
+def test_a_short_run_is_timed_for_few_steps(taken, num_steps, timed):
+    assert taken(READY, 0.001, num_steps) == [2] * 2 * (1 + timed)
 
 
-@pytest.mark.parametrize(("pass_seconds", "num_steps"), [(0.001, 100), (0.3, 10**6), (20.0, 10**6)])
-def test_timing_ends(taken, pass_seconds, num_steps):
-    spent = 2 * pass_seconds * len(taken(pass_seconds, num_steps))
-    assert spent < 20 or len(taken(pass_seconds, num_steps)) == 3
+def test_of_answers_the_first_half_is_not_counted(taken):
+    assert taken(SAMPLED, 0.001, num_steps=1000, accumulate=3) == [3] * (1 + 20)
+    assert taken(SAMPLED, 20.0, num_steps=1000) == [2] * (1 + 2)
+
+
+@pytest.mark.parametrize("pass_seconds", [0.003, 0.03, 0.2, 1.0])
+@pytest.mark.parametrize("num_steps", [100, 1000, 10**6])
+def test_timing_takes_at_most_ten_seconds_or_a_twentieth_of_the_run(taken, pass_seconds, num_steps):
+    run_seconds = 2.1 * pass_seconds * num_steps
+    spent = 2.1 * pass_seconds * len(taken(READY, pass_seconds, num_steps))
+    # Besides, where steps are quick, the two that wait for the first batch; and at least one step that is warm.
+    assert spent <= max(1.0, min(10.0, 0.05 * run_seconds), 2 * 2.1 * pass_seconds) + 2 * 2.1 * pass_seconds
+
+
+def test_where_a_pass_takes_long_fewer_rows_tell_of_many(monkeypatch):
+    """Two seconds a row, 65 bytes a row: what the run's 64 rows take is on the line through those of few."""
+    rows, peak = [], [0]
+
+    def take(self):
+        units = self.source.source
+        rows.append(units)
+        peak[0] = max(peak[0], 1000 + 65 * units)
+        return step_timing.StepTiming(seconds=0.05 * units * self.passes + 1, passes=(0.05 * units,) * self.passes)
+
+    monkeypatch.setattr(step_timing.ProbeSteps, "take", take)
+    monkeypatch.setattr(step_timing.hardware, "peak_memory_bytes", lambda device: peak[0])
+    geometry = BatchGeometry(global_size=128, micro_size=64, accumulation=2, world=1)
+    meter = SimpleNamespace(peak_flops_per_second=1e9, flops_per_token=1e6)
+    parts = Parts(1000, accumulate=2, strategy=CPU, meter=meter)
+    size = SimpleNamespace(tokens_per_unit=500)
+    few = step_timing._small_pass_units(size, parts, geometry)
+    assert 1 <= few < 10 and step_timing._small_pass_units(size, parts, replace(geometry, micro_size=2)) == 2
+    quick = SimpleNamespace(peak_flops_per_second=1e12, flops_per_token=1e6)
+    assert step_timing._small_pass_units(size, replace(parts, meter=quick), geometry) == 64
+    timings, held, few = step_timing._time_small_passes(READY, parts, geometry, 1)
+    assert rows == [1, few, 2 * few, few] and few > 1
+    assert held == [1000 + 65 * 64]
+    assert timings[0].full_seconds(2 * 64 / few) == pytest.approx(0.05 * 128 + 1)
+
+
+def test_a_validation_that_takes_too_long_is_estimated():
+    parts = SimpleNamespace(strategy=CPU, validate=lambda: {"validation_loss_nats_per_token": 3.0})
+    size = SimpleNamespace(held_out_units=60)
+    assert step_timing._try_validation(size, parts, unit_seconds=1.0, left=5.0) == (pytest.approx(20.0), None)
+    seconds, loss = step_timing._try_validation(size, parts, unit_seconds=0.01, left=5.0)
+    assert seconds < 1.0 and loss == 3.0
 
 
 def test_masks_that_timing_draws_are_not_counted():
@@ -109,8 +161,16 @@ def test_masks_that_timing_draws_are_not_counted():
     adapt(model, Lora(rank=2, dropout=0.5))
     drawn = "blocks.0.attention.q_proj.adapters.default._extra_state"
     before = model.state_dict()[drawn].clone()
-    with probe._at_rest(model, SimpleNamespace(optimizers=[], strategy=SimpleNamespace())):
+    with step_timing._at_rest(model, SimpleNamespace(optimizers=[], strategy=SimpleNamespace(scaler=None))):
         for _ in range(3):
             model(torch.arange(5)[None])
         assert not torch.equal(model.state_dict()[drawn], before)
     assert torch.equal(model.state_dict()[drawn], before)
+
+
+def test_unrest_is_seen_in_passes_and_in_waiting_for_a_core(monkeypatch):
+    monkeypatch.setattr(step_timing.hardware, "load_averages", lambda: ())
+    timings = [step_timing.StepTiming(seconds=3.0, data_wait=0.4, cpu_seconds=2.0, passes=(1.0, 1.5))] * 2
+    noise = step_timing._noise(CPU, timings)
+    assert (noise.num_timed, noise.slowdown, noise.crowding) == (4, pytest.approx(1.3), 1.0)
+    assert noise.spread == pytest.approx(0.25 / 1.25)

@@ -7,7 +7,7 @@ import torch
 
 from penjing.base.errors import UserError
 from penjing.model.linear import Linear
-from penjing.train.run_dir import use_device
+from penjing.train.load_model import use_device
 
 
 class Moved(torch.nn.Module):

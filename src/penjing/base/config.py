@@ -142,11 +142,11 @@ def _members(annotation: Any) -> list[Any]:
 
 def _annotations(kind: Any) -> dict[str, Any]:
     """The types of a dataclass's fields. A field's metadata may name `choices`, a function that lists dataclasses."""
-    hints = typing.get_type_hints(kind)
+    hints, found = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
-        if "choices" in field.metadata:
-            hints[field.name] = typing.Union[tuple(field.metadata["choices"]())]  # noqa: UP007  # made at run time
-    return hints
+        choices = field.metadata.get("choices")
+        found[field.name] = typing.Union[tuple(choices())] if choices else hints[field.name]  # noqa: UP007
+    return found
 
 
 def _default(member: Any, name: str) -> Any:

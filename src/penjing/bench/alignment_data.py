@@ -29,7 +29,7 @@ from penjing.plan import hardware
 from penjing.rl.prompts import Order, read
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.run_dir import load_trained
+from penjing.train.load_model import load_trained
 
 MATCH = "penjing.rl.rewards.exact:is_match"
 

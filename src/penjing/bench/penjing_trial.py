@@ -25,14 +25,13 @@ from penjing.loader.batch import Batch
 from penjing.loader.batch_source import DeviceSource
 from penjing.model.linear import Linear
 from penjing.objective.next_token import NextToken
-from penjing.objective.preference import Preference
 from penjing.optim.adamw import AdamW
 from penjing.parallel.base import make_strategy
 from penjing.train.build import PreparedRun, prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.config import Run
+from penjing.train.load_model import set_threads
 from penjing.train.loop import step, train
-from penjing.train.run_dir import set_threads
 
 # What a trial shows of each step, by the names that all contestants' figures have.
 FIGURES = {
@@ -64,8 +63,8 @@ def alignment(spec: AlignmentSpec) -> dict[str, Any]:
     train(replace(prepared.context, validate_every=0, save_every=0, sample_every=0, log_every=1), prepared.state)
     prepared.context.source.close()
     options = [f"batch.micro_rows={run.batch.micro_rows}", f"compute.dtype={run.compute.dtype}"]
-    if isinstance(run.objective, Preference):
-        options.append(f"objective.reference={run.objective.reference}")
+    if spec.method == "dpo":
+        options.append(f"objective.reference={spec.reference}")
     return timer.result(options=options)
 
 

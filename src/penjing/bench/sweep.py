@@ -217,6 +217,7 @@ def _timed(
     """Seconds of each step, the peak of memory, and what the counters said of one more."""
     release()
     forget_peak(device)
+    precision.require(device)
     precision.switch_tf32()
     context = _context(run, point, precision, device)
     taken = time_steps(

@@ -1,4 +1,4 @@
-"""Talk to a trained model in the terminal. Run: penjing chat runs/quickstart"""
+"""penjing chat: a conversation with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from penjing.infer.sample import Sampling
 from penjing.infer.tool_loop import Exchange, ToolTurns
 from penjing.model.lora import names, use
 from penjing.model.transformer import Transformer
-from penjing.train.run_dir import Trained, load_trained, set_threads, use_device
+from penjing.train.load_model import Trained, load_trained, set_threads, use_device
 
-HELP = "Empty line or Ctrl-D ends, /new forgets what was said, /think on, off or auto has it think first."
+HELP = "Empty line or Ctrl-D ends, /new starts a new conversation, /think on, off or auto sets reasoning."
 ADAPTERS_HELP = "/adapter NAME switches, /adapter none is the base alone."
 MOST_TURNS = 8  # of the model in one answer
 
@@ -63,7 +63,7 @@ def chat(
     taught = any(adapter.facts.get("learned_from") == "chats" for adapter in given.values())
     answers = taught or trained.answers
     if (options.toolbox or options.thinking is not None) and not answers:
-        raise UserError("was only pretrained: it neither thinks nor calls tools", where=path)
+        raise UserError("was only pretrained: it has no reasoning and no tools", where=path)
     if prompt is not None:
         try:
             prompt.encode()
@@ -81,11 +81,11 @@ def chat(
     while True:
         try:
             line = console.input(Text("> ", style="bold"))
-            line.encode()  # half a character, where the system lets one through
+            line.encode()  # half a character, if the terminal allows one
         except (EOFError, KeyboardInterrupt):
             return
         except UnicodeError:
-            console.print("that was not UTF-8; once more", style="yellow", highlight=False)
+            console.print("not UTF-8; try again", style="yellow", highlight=False)
             continue
         if not line.strip():
             return
@@ -102,12 +102,12 @@ def chat(
         try:
             asked = _fit(trained, asked, options)
             said = asked + _reply(trained, asked, console, answers, options)
-        except UserError as error:  # such as a line that is too long: what was said before stays
+        except UserError as error:  # such as a line that is too long: the conversation so far stays
             console.print(error.line(), style="red", highlight=False, markup=False)
 
 
 def _switch(model: Transformer, words: list[str], console: Console) -> None:
-    """Use another adapter; without a name, or with a wrong one, say which there are."""
+    """Switch the adapter; without a known name, list the adapters."""
     known = names(model)
     if len(words) == 1 and words[0] in (*known, "none"):
         use(model, None if words[0] == "none" else words[0])
@@ -117,7 +117,7 @@ def _switch(model: Transformer, words: list[str], console: Console) -> None:
 
 
 def _think(options: GenerationOptions, words: list[str], console: Console) -> GenerationOptions:
-    """Switch thinking; without a position, or with a wrong one, say which there are."""
+    """Switch reasoning; without a known position, list the positions."""
     if words == ["on"] or words == ["off"] or words == ["auto"]:
         console.print(f"thinking: {words[0]}", highlight=False)
         return replace(options, thinking=switched(words[0]))  # type: ignore[arg-type]  # one of the three
@@ -126,7 +126,7 @@ def _think(options: GenerationOptions, words: list[str], console: Console) -> Ge
 
 
 def _fit(trained: Trained, said: list[Message], options: GenerationOptions) -> list[Message]:
-    """Forget the oldest exchanges when the conversation would not leave room for an answer."""
+    """Drop the oldest exchanges if the conversation leaves no room for an answer."""
     room = trained.context_tokens - min(options.max_tokens, 64)
     while len(said) > 2 and len(_prompt(trained, said, options)) > room:
         following = next((at for at in range(1, len(said)) if said[at].role == "user"), len(said) - 1)
@@ -141,7 +141,7 @@ def _prompt(trained: Trained, said: Sequence[Message], options: GenerationOption
 def _reply(
     trained: Trained, said: list[Message], console: Console, answers: bool, options: GenerationOptions
 ) -> list[Message]:
-    """Write the answer as it comes, run the tools that it calls, and go on; returns what is to be remembered."""
+    """Stream the answer, run the tools it calls, and continue; returns the new messages."""
     tokenizer = trained.tokenizer
     if not answers:
         ids = [tokenizer.begin, *tokenizer.encode(said[-1].content)]
@@ -172,7 +172,7 @@ def _reply(
 def _write(
     trained: Trained, ids: Sequence[int], console: Console, answers: bool, options: GenerationOptions
 ) -> list[int]:
-    """One turn, shown as it comes; returns its ids without the one that ended it."""
+    """Stream one turn; returns its ids without the stop token."""
     tokenizer = trained.tokenizer
     written: list[int] = []
     screen = _Screen(console)
@@ -199,7 +199,7 @@ def _write(
 
 
 class _Screen:
-    """A turn on the terminal: thoughts dim and apart from the words, each call on a line of its own."""
+    """A turn on the terminal: reasoning dim and apart from the answer, each tool call on its own line."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -208,7 +208,7 @@ class _Screen:
         self.shown = 0  # characters of it
 
     def show(self, found: Sequence[Part]) -> None:
-        """What is new since the last time. Ends of lines and halves of characters wait for what follows them."""
+        """Print what is new since the last call. Line ends and incomplete characters wait for what follows."""
         for number in range(max(0, self.number), len(found)):
             part = found[number]
             if not part.text.strip() and (part.kind == "thought" or (part.kind == "words" and number > 0)):
@@ -223,7 +223,7 @@ class _Screen:
             self._more("\n\ufffd")
 
     def end(self) -> None:
-        """Whatever still waits, and the end of the line."""
+        """Print what still waits, and the end of the line."""
         self._more("" if self.part.kind == "words" else "\n")
         self._close()
 
@@ -246,7 +246,7 @@ class _Screen:
 
 
 def _call_line(text: str) -> str:
-    """`calculator(expression=1+2)`; what is no call, as it was written."""
+    """`calculator(expression=1+2)`; a malformed call as it is."""
     try:
         call: Any = json.loads(text)
         words = ", ".join(f"{name}={value}" for name, value in call["arguments"].items())

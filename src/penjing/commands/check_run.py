@@ -1,6 +1,6 @@
-"""Is a run's folder sound, and what can be continued from where? Run: penjing doctor runs/quickstart
+"""penjing doctor RUN: check a run's folder, and find the step it resumes from.
 
-Reads every byte that a resume would read, and changes nothing.
+Reads every byte that a resumed run would read, and changes nothing.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ from penjing.checkpoint.manifest import damage, folder_name, steps
 from penjing.data.token_shards import META, Shards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.track.jsonl import read_lines
-from penjing.train.run_dir import RunFolder, read_settings
+from penjing.train.load_model import read_settings
+from penjing.train.run_dir import RunFolder
 
 
 @dataclass
 class Findings:
-    """What was found in one run's folder. `wrong` is empty where all is sound."""
+    """What was found in one run's folder. `errors` is empty if the folder is intact."""
 
     folder: Path
-    resumes_from: int | None = None  # step; None: nothing to continue from
+    resumes_from: int | None = None  # step; None: nothing to resume from
     finished: bool = False
-    sound: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
+    intact: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
         """What the same command would do."""
         if self.resumes_from is None:
-            return "nothing to continue from" if self.wrong else "no checkpoint yet: the same command begins anew"
+            return "nothing to resume from" if self.errors else "no checkpoint yet: the same command starts from step 0"
         if self.finished:
-            return f"finished at step {self.resumes_from}: the same command shows what came of it"
+            return f"finished at step {self.resumes_from}: the same command shows the results"
         return f"the same command continues after step {self.resumes_from}"
 
 
 def check_runs(path: Path, console: Console) -> bool:
-    """Check a run, or all runs of a quickstart, and print the findings; whether all is sound.
+    """Check a run, or all runs of a quickstart, and print the findings; returns whether they are intact.
 
     Raises UserError if there is no run.
     """
@@ -55,13 +56,13 @@ def check_runs(path: Path, console: Console) -> bool:
     for each in found:
         console.print(marked(str(each.folder), each.verdict, style="bold", indent=""))
         for mark, style, lines in (
-            ("sound", "green", each.sound),
-            ("wrong", "red", each.wrong),
+            ("ok   ", "green", each.intact),
+            ("error", "red", each.errors),
             ("note ", "", each.notes),
         ):
             for line in lines:
                 console.print(marked(mark, line, style=style, between="  "), soft_wrap=True)
-    return not any(each.wrong for each in found)
+    return not any(each.errors for each in found)
 
 
 def run_folders(path: Path) -> list[Path]:
@@ -74,7 +75,7 @@ def run_folders(path: Path) -> list[Path]:
 
 
 def examine(path: Path) -> Findings:
-    """Everything that can be told of one run's folder without training."""
+    """Check one run's folder, without training."""
     folder, findings = RunFolder(path), Findings(path)
     _checkpoints(folder, findings)
     _files(folder, findings)
@@ -95,17 +96,17 @@ def _checkpoints(folder: RunFolder, findings: Findings) -> None:
         place = folder.checkpoints / folder_name(step)
         wrong = damage(place)
         if wrong is not None:
-            findings.wrong.append(f"checkpoint {place.name}: {wrong}")
+            findings.errors.append(f"checkpoint {place.name}: {wrong}")
             continue
         size = sum(file.stat().st_size for file in place.iterdir())
-        findings.sound.append(f"checkpoint {place.name}, {units.count(size)}B, every byte")
+        findings.intact.append(f"checkpoint {place.name}, {units.count(size)}B, every byte")
         if findings.resumes_from is None:
             findings.resumes_from = step
     left = list(folder.checkpoints.glob(".step-*.partial")) if folder.checkpoints.is_dir() else []
     if left:
         findings.notes.append(f"{len(left)} half-written checkpoint, which the next save removes")
-    if findings.resumes_from is None and any(line.startswith("checkpoint") for line in findings.wrong):
-        findings.notes.append("every checkpoint is damaged: a run here is refused, and never silently begun anew")
+    if findings.resumes_from is None and any(line.startswith("checkpoint") for line in findings.errors):
+        findings.notes.append("every checkpoint is damaged: training here is refused, never silently restarted")
 
 
 def _files(folder: RunFolder, findings: Findings) -> None:
@@ -115,7 +116,7 @@ def _files(folder: RunFolder, findings: Findings) -> None:
     if folder.metrics.is_file():
         lines = read_lines(folder.metrics)
         last = max((line["step"] for line in lines), default=0)
-        findings.sound.append(f"metrics.jsonl, {len(lines)} lines up to step {last}")
+        findings.intact.append(f"metrics.jsonl, {len(lines)} lines up to step {last}")
     if folder.plan.is_file() and findings.resumes_from is not None:
         findings.finished = findings.resumes_from == _table(folder.plan, findings).get("steps")
     if folder.incidents.is_file():
@@ -130,7 +131,7 @@ def _table(path: Path, findings: Findings) -> dict[str, object]:
     try:
         value = read_json(path)
     except UserError as error:
-        findings.wrong.append(f"{path.name}: {error.what}")
+        findings.errors.append(f"{path.name}: {error.what}")
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -139,6 +140,6 @@ def _try(findings: Findings, name: str, look: Callable[[], object]) -> None:
     try:
         look()
     except UserError as error:
-        findings.wrong.append(f"{name}: {error.what}")
+        findings.errors.append(f"{name}: {error.what}")
     else:
-        findings.sound.append(name)
+        findings.intact.append(name)

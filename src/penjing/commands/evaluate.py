@@ -1,7 +1,6 @@
-"""Measure a trained model. Run: penjing eval runs/quickstart --questions runs/quickstart/data/eval.jsonl
+"""penjing eval: accuracy on questions, bits per byte of text.
 
-Unlike training, which leaves broken records out, measuring stops at the first: a figure of part of a file would stand
-beside figures of the whole one.
+Training leaves broken records out; evaluation stops at the first, so that every figure is of the whole file.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from penjing.base.markup import marked, print_table
 from penjing.data import formats as records
 from penjing.eval import questions as asking
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
-from penjing.train.run_dir import load_trained, set_threads, use_device
+from penjing.train.load_model import load_trained, set_threads, use_device
 
-ROW_TOKENS = 1024  # of a text's rows at most, where rows of the run were shorter than the model's context
+ROW_TOKENS = 1024  # rows of a text are at least this long, if the context of the model is
 
 
 def evaluate_questions(
@@ -33,7 +32,7 @@ def evaluate_questions(
 ) -> None:
     """Accuracy by exact match per kind and language, with its 95 % interval and the chance level.
 
-    thinking, max_tokens: as `ask` is told.
+    thinking, max_tokens: see `questions.ask`.
     """
     set_threads(0, 1)
     trained = load_trained(path)
@@ -63,7 +62,7 @@ def evaluate_questions(
 
 
 def evaluate_text(path: Path, text: Path, console: Console, *, device: str = "auto", dtype: str = "auto") -> None:
-    """Bits per byte of a text, beside what zstd -19 makes of it."""
+    """Bits per byte of a text, beside that of zstd -19."""
     set_threads(0, 1)
     trained = load_trained(path)
     use_device(trained.model, device, dtype)

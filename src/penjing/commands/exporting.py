@@ -32,7 +32,7 @@ def export_hf(
     from penjing.export.default_paths import place
     from penjing.export.hf import export
     from penjing.export.model_card import model_card
-    from penjing.train.run_dir import load_trained
+    from penjing.train.load_model import load_trained
 
     trained = load_trained(run, adapters="merged")
     path = out or place(run, trained, "export")
@@ -69,7 +69,7 @@ def export_gguf(
     """
     from penjing.export.default_paths import called, place
     from penjing.export.gguf import About, export
-    from penjing.train.run_dir import load_trained
+    from penjing.train.load_model import load_trained
 
     trained = load_trained(run, adapters="merged")
     name = name or called(run)
@@ -101,7 +101,7 @@ def export_onnx(
     """
     from penjing.export.default_paths import place
     from penjing.export.onnx import export
-    from penjing.train.run_dir import load_trained
+    from penjing.train.load_model import load_trained
 
     trained = load_trained(run, adapters="merged")
     done = export(trained.model, trained.tokenizer, out or place(run, trained, "onnx"), kind=kind)

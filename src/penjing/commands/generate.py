@@ -28,7 +28,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.batched_sampler import Request, Written, rollout
 from penjing.infer.sample import Sampling
 from penjing.model.lora import fingerprint
-from penjing.train.run_dir import Trained, load_trained, set_threads, use_device
+from penjing.train.load_model import Trained, load_trained, set_threads, use_device
 
 PROMPTS_AT_ONCE = 128  # answered between two writes: the most that a stop loses
 

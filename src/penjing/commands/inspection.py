@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from penjing.base import config
-from penjing.commands.arguments import Settings, console
+from penjing.base.errors import UserError, suggest
+from penjing.base.markup import print_table
+from penjing.commands.arguments import Settings, console, resolved
 
 
 def show(
@@ -25,9 +27,66 @@ def show(
 
     penjing show runs/quickstart
     """
-    from penjing.commands import show as inspect
+    from penjing.recipes import RECIPES
+    from penjing.train.run_dir import RunFolder, stage_folder
 
-    inspect.show(what, config.parse_overrides(settings or []), console)
+    if what == "models":
+        _print_models()
+    elif what == "recipes":
+        for name in RECIPES:
+            console.print(name, highlight=False)
+    elif what.partition(":")[0] in RECIPES:
+        _print_file(config.to_toml(resolved(what, settings)))
+    elif (Path(what) / "quickstart.json").is_file():
+        from penjing.report.load_run import read_record
+        from penjing.report.terminal import print_summary
+
+        print_summary(read_record([Path(what)]), console)
+    elif Path(what).exists():
+        folder = RunFolder(stage_folder(Path(what)))
+        _print_file(folder.settings.read_text(encoding="utf-8"))
+        if folder.outcome.is_file():
+            _print_file(folder.outcome.read_text(encoding="utf-8"))
+    else:
+        raise UserError(
+            f"nothing is called {what!r}",
+            wanted="a recipe, a run's folder, models or recipes",
+            next_step=suggest(what, [*RECIPES, "models", "recipes"]),
+        )
+
+
+def _print_file(text: str) -> None:
+    console.print(text, highlight=False, end="", soft_wrap=True)
+
+
+def _print_models() -> None:
+    from penjing.model import presets
+    from penjing.model.config import ModelConfig
+    from penjing.plan.flops import parameters
+
+    rows = []
+    for name in presets.names():
+        shape = config.resolve(ModelConfig, {"preset": name})
+        count = parameters(shape)
+        rows.append(
+            (
+                name,
+                f"{count.total:,}",
+                f"{count.active:,}" if shape.is_mixture else "",
+                f"{count.without_embedding:,}",
+                shape.architecture,
+                shape.hidden_size,
+                shape.num_layers,
+                shape.num_heads,
+                shape.num_kv_heads,
+                shape.head_size,
+                shape.mlp_size,
+                shape.vocabulary_size,
+            )
+        )
+    numbers = ("width>", "layers>", "heads>", "kv>", "head>", "mlp>", "vocabulary>")
+    print_table(console, ("name", "parameters>", "active>", "without embedding>", "layout", *numbers), rows)
+    console.print("ladder-SIZE is any size from 500k to 3b; `penjing train ladder:SIZE` derives rate, batch and steps.")
 
 
 def doctor(
@@ -49,6 +108,6 @@ def doctor(
         from penjing.commands.check_run import check_runs
 
         raise typer.Exit(0 if check_runs(run, console) else 1)
-    from penjing.commands.show import check_machine
+    from penjing.commands.check_machine import check_machine
 
     check_machine(console)

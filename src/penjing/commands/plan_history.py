@@ -14,7 +14,6 @@ from penjing.plan import prediction_history as history
 from penjing.plan.device_model import LEVELS
 from penjing.plan.step_time import quantile
 from penjing.train.run_dir import RunFolder
-from penjing.train.run_history import ENDED
 
 
 def verify(path: Path, console: Console) -> list[history.Term]:
@@ -33,9 +32,9 @@ def verify(path: Path, console: Console) -> list[history.Term]:
 
 def _verify_one(folder: RunFolder, console: Console) -> list[history.Term]:
     plan = read_json(folder.plan)
-    ended = folder.outcome if folder.outcome.is_file() else folder.path / ENDED
+    ended = folder.outcome if folder.outcome.is_file() else folder.ended
     if not ended.is_file():
-        raise UserError("has not ended yet", where=folder.path, wanted=f"{folder.outcome.name} or {ENDED}")
+        raise UserError("has not ended yet", where=folder.path, wanted=f"{folder.outcome.name} or {folder.ended.name}")
     outcome = read_json(ended)
     level = str(plan.get("level", ""))
     terms = history.compare(plan, outcome)

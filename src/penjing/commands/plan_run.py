@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 
 from penjing.base.errors import UserError
-from penjing.kernels.fp8 import require_float8
 from penjing.objective.base import UnitLengths
 from penjing.objective.rollout import Rollout
 from penjing.parallel import STRATEGIES
@@ -27,7 +26,8 @@ from penjing.plan.trainable import Trainable, trainable_by
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.compile_policy import COST_SECONDS, choose, missing_compiler, obstacle
 from penjing.train.config import Run
-from penjing.train.run_dir import set_threads
+from penjing.train.load_model import set_threads
+from penjing.train.precision import Precision
 
 START_SECONDS = 20.0  # imports, reading data and the probe, before step 1: an estimate
 WRITE_RATE = 300e6  # bytes per second of a checkpoint
@@ -80,10 +80,10 @@ def accepted(run: Run, machine: Machine, gpus: int) -> bool:
         pass_rows(run, machine.kind, gpus)
         dtype = _dtype(run, machine)
         choose(run.compute.compile, machine.kind, _obstacle(run, machine, dtype), 0.0)
-        if run.compute.float8 != "off":
-            card = card_called(machine.name)
-            capability = target_of(card).capability if card else (0, 0)
-            require_float8(machine.kind, capability, hardware.compute_dtype(dtype, torch.device("cpu")))
+        card = card_called(machine.name)
+        capability = target_of(card).capability if card else (0, 0)
+        device = torch.device(machine.kind)
+        Precision.resolve(replace(run.compute, dtype=dtype), device).require(device, capability)  # type: ignore[arg-type]
     except UserError:
         return False
     return True

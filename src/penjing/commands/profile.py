@@ -14,7 +14,7 @@ from penjing.plan.shape import shape_of
 from penjing.plan.step_workload import Workload
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.run_dir import set_threads
+from penjing.train.load_model import set_threads
 
 
 def matmul_shapes(run: Run, device: torch.device) -> list[tuple[int, int, int]]:

@@ -43,7 +43,8 @@ from penjing.export.model_card import model_card
 from penjing.plan import hardware
 from penjing.report.terminal import print_summary
 from penjing.train.config import Run
-from penjing.train.run_dir import RunFolder, load_trained, set_threads
+from penjing.train.load_model import load_trained, set_threads
+from penjing.train.run_dir import RunFolder
 
 TOYWORLD = "toyworld"
 STORY_PROMPTS = ("One sunny day, Mia", "一天早上，小明")
@@ -139,7 +140,7 @@ def _work_through(options: QuickstartOptions, corpus: Corpus, log: StageLog, con
     log.record(next=f"penjing chat {out}")
     record, page = write_page([out])
     print_summary(record, console)
-    console.print(Text.assemble(f"\nreport: {page}\nnext:   ", (f"penjing chat {out}", "bold")))
+    console.print(Text(f"report: {page}"))
 
 
 # --- start -----------------------------------------------------------------------------------------------------------

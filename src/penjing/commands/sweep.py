@@ -24,7 +24,7 @@ from penjing.plan import hardware
 from penjing.plan.microbenchmarks import dtypes_of
 from penjing.report.charts import Axis, Series, line_chart
 from penjing.train.config import Run
-from penjing.train.run_dir import set_threads
+from penjing.train.load_model import set_threads
 
 # Heading, how it is shown.
 COLUMNS: tuple[tuple[str, str], ...] = (

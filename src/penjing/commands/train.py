@@ -48,9 +48,10 @@ from penjing.train.build_context import RunHooks
 from penjing.train.build_peft_model import adapter_rate
 from penjing.train.config import Run
 from penjing.train.from_pretrained import begin_from, with_vocabulary
+from penjing.train.load_model import set_threads
 from penjing.train.loop import train
 from penjing.train.oom_recovery import is_out_of_memory
-from penjing.train.run_dir import RunFolder, set_threads
+from penjing.train.run_dir import RunFolder
 from penjing.train.run_history import SPENT, append_history
 from penjing.train.watchdog import watched
 

@@ -1,7 +1,7 @@
-"""The questions a model is known by, asked before the first step of a run and after its last.
+"""Regression questions: asked before the first step of a run and after its last.
 
-A file of questions is named by `validate.questions`, or by the settings of the run that this one begins with: what a
-model could do before is what it must be able to do after, whatever it learned in between.
+A file of questions is named by `validate.questions`, or by the settings of the run that this one starts from: a
+model must still answer after training what it answered before.
 """
 
 from __future__ import annotations

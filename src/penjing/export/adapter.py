@@ -1,4 +1,4 @@
-"""Adapters after training: out in the format of `peft`, into the weights, and onto a base for use."""
+"""LoRA adapters after training: export in the format of `peft`, merge into the weights, attach to a base model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penjing.export.model_card import model_card
 from penjing.model.lora import DEFAULT, fingerprint, merge, names, strip, use
 from penjing.model.transformer import Transformer
 from penjing.train.config import Run
-from penjing.train.run_dir import Trained, load_trained
+from penjing.train.load_model import Trained, load_trained
 
 FOLDER = "adapter"  # inside a run's
 
@@ -40,7 +40,7 @@ def export_adapter(path: Path, out: Path) -> None:
 
 
 def merge_adapter(path: Path, adapters: Sequence[str], out: Path) -> hf.Verified:
-    """Work an adapter into its base and write a Hugging Face directory: a run's own, or one in `peft`'s format.
+    """Merge an adapter into its base and write a Hugging Face directory: a run's own, or one in `peft`'s format.
 
     Raises UserError if there is no adapter, or more than one.
     """
@@ -63,10 +63,10 @@ def _no_adapter(path: Path) -> UserError:
 
 
 def attach_adapters(trained: Trained, words: Sequence[str]) -> dict[str, PeftAdapter]:
-    """Put adapters beside a model's weights, each given as DIR or NAME=DIR; returns them by name, the first in use.
+    """Attach adapters to a model, each given as DIR or NAME=DIR; returns them by name, the first is active.
 
     DIR holds adapter_config.json, or is a run that trained an adapter. Raises UserError for an adapter that was
-    learned on another base, where that is known.
+    trained on another base, if that is known.
     """
     given: dict[str, PeftAdapter] = {}
     base = ""
@@ -102,7 +102,7 @@ def _name_and_folder(word: str) -> tuple[str, Path]:
 def _check_base(adapter: PeftAdapter, base: str) -> None:
     if adapter.base_sha256 != base:
         raise UserError(
-            "this adapter was learned on another base",
+            "this adapter was trained on another base",
             where=adapter.folder,
             got=f"a base with hash {base[:12]}",
             wanted=f"{adapter.base_sha256[:12]} ({adapter.base_name})",

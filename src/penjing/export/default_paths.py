@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penjing.train.run_dir import Trained, whole_checkpoint
+from penjing.train.load_model import Trained, whole_checkpoint
 
 
 def called(run: Path) -> str:

@@ -10,7 +10,8 @@ from penjing.base import formatting as units
 from penjing.base.files import read_json, sha256_file
 from penjing.checkpoint.manifest import WEIGHTS
 from penjing.plan.flops import parameters
-from penjing.train.run_dir import RunFolder, Trained, stage_folder
+from penjing.train.load_model import Trained
+from penjing.train.run_dir import RunFolder, stage_folder
 
 HELD_OUT, LOSS = "validation_", "validation_loss_nats_per_token"
 

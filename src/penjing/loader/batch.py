@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from penjing.data.packing.concat import Row
+from penjing.loader.to_device import to_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Batch:
     ids_BT, document_BT: inputs, and which document each belongs to. scored_N: flat indices of the positions that reach
     the output head (None: all of them); target_N, weight_N: what they should say and how much it counts.
     num_tokens: positions that hold a token, for the speed figures; padding is not counted.
-    edge_S: where documents begin in the rows laid end to end (see `document_edges`); made on the way to CUDA.
+    edge_S: where documents begin in the rows laid end to end (see `cu_seqlens`); made on the way to CUDA.
     """
 
     ids_BT: Tensor
@@ -39,39 +39,9 @@ class Batch:
         return self.weight_N.new_zeros(rows).index_add_(0, self.scored_N // num_tokens, self.weight_N)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on `device`; copies do not wait for the device where memory is pinned."""
-        if device.type == "cpu":
-            return self
-        if device.type != "cuda":
-            return replace(self, **{name: value.to(device) for name, value in self._tensors()})
-        ready = replace(self, edge_S=document_edges(self.document_BT))
-        moved = {name: value.pin_memory().to(device, non_blocking=True) for name, value in ready._tensors()}
-        return replace(ready, **moved)
-
-    def _tensors(self) -> list[tuple[str, Any]]:
-        return [(name, value) for name, value in vars(self).items() if isinstance(value, Tensor)]
-
-
-# Positions for each place in `document_edges`: with documents longer than this on average, all batches of a run have
-# as many places, so that what is compiled for one serves all.
-POSITIONS_PER_EDGE = 64
-
-
-def document_edges(document_BT: Tensor) -> Tensor:
-    """edge_S, int32, for variable-length attention: each document's first position, counted through all rows.
-
-    The number of positions follows, and is repeated up to a length that few batches exceed.
-    """
-    total = document_BT.numel()
-    new_BT = torch.ones_like(document_BT, dtype=torch.bool)
-    new_BT[:, 1:] = document_BT[:, 1:] != document_BT[:, :-1]
-    first_N = new_BT.flatten().nonzero()[:, 0]
-    size = max(64, total // POSITIONS_PER_EDGE)
-    while size < len(first_N):
-        size *= 2
-    edge_S = torch.full((size + 1,), total, dtype=torch.int32)
-    edge_S[: len(first_N)] = first_N
-    return edge_S
+        """The same batch on `device`."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **to_device(tensors, device))
 
 
 def collate(rows: Sequence[Row]) -> Batch:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from penjing.base.config import BelowOne, NonNegativeFloat, PositiveFloat, Settings
 from penjing.base.seeds import derive
-from penjing.kernels import ops
+from penjing.kernels import ops, reference
 from penjing.optim.adamw import adamw, split
 from penjing.optim.low_precision_state import BYTES, KeepingOptimizer, StateDtype, pieces
 from penjing.optim.param_groups import embeddings, group
@@ -29,9 +29,9 @@ class _MuonOptimizer(KeepingOptimizer):
     def __init__(
         self,
         params: list[dict[str, Any]],
-        learning_rate: PositiveFloat,
-        momentum: BelowOne,
-        weight_decay: NonNegativeFloat,
+        learning_rate: float,
+        momentum: float,
+        weight_decay: float,
         dtype: torch.dtype | None,
         how: StateDtype = "float32",
         seed: int = 0,
@@ -82,8 +82,7 @@ class _MuonOptimizer(KeepingOptimizer):
             gradient = gradient_N[piece].float()
             if bad is not None:  # a mean of the momentum with itself is itself
                 gradient = torch.where(bad > 0, mean, gradient)
-            mean.lerp_(gradient, 1 - momentum)
-            torch.lerp(gradient, mean, momentum, out=into_N[piece])
+            reference.nesterov_update(gradient, mean, into_N[piece], momentum)
             self.keep(parameter, "momentum", piece, mean, chance, signed=True)
 
 
@@ -94,9 +93,9 @@ class Muon(Settings):
     section: ClassVar = "optimizer"
 
     kind: Literal["muon"] = "muon"
-    learning_rate: float = 0.02  # peak, of the matrices
-    momentum: float = 0.95
-    weight_decay: float = 0.0  # of the matrices
+    learning_rate: PositiveFloat = 0.02  # peak, of the matrices
+    momentum: BelowOne = 0.95
+    weight_decay: NonNegativeFloat = 0.0  # of the matrices
     adamw_learning_rate: PositiveFloat = 3e-3  # peak, of embedding, head and gains
     beta1: BelowOne = 0.9
     beta2: BelowOne = 0.95

@@ -39,9 +39,6 @@ class Parameters:
         return self.total - self.embedding
 
 
-CONVENTIONS = {"causal": "keys really seen", "full square": "T keys for every query, as PaLM and nanoGPT count"}
-
-
 def parameters(config: ModelConfig) -> Parameters:
     """Exact parameter counts. Of a mixture, a token goes through its k routed experts and the shared ones."""
     width, layers = config.hidden_size, config.num_layers

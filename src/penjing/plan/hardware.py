@@ -111,6 +111,14 @@ def physical_cores() -> int:
         return allowed
 
 
+def load_averages() -> tuple[float, ...]:
+    """Processes that wanted a core, on average of the last 1, 5 and 15 minutes; empty where nobody tells."""
+    try:
+        return os.getloadavg()
+    except (AttributeError, OSError):
+        return ()
+
+
 def describe(device: torch.device, dtype: torch.dtype) -> dict[str, object]:
     """The machine, for reports."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +15,6 @@ from penjing.plan.step_time import quantile
 from penjing.plan.user_dir import home
 
 DRIFT_RUNS = 5  # the newest runs on a machine that are looked at
-USUAL_RUNS, MOST_USUAL = 20, 0.5  # the newest runs that say how far off plans here usually are, and the most believed
 DRIFT_SHARE = 0.05  # median error of their time from which on the profile is out of date
 
 
@@ -134,12 +134,9 @@ def read_ledger() -> list[Entry]:
     return found
 
 
-def usual_error(entries: Sequence[Entry], machine: str) -> float:
-    """What the time of four of five of the newest plans on a machine was off by at most; 0 where there are few."""
-    newest = _ended(entries, machine)[-USUAL_RUNS:]
-    if len(newest) < DRIFT_RUNS:
-        return 0.0
-    return min(MOST_USUAL, quantile([abs(each.time_error or 0.0) for each in newest], 0.8))
+def log_errors(entries: Sequence[Entry], machine: str) -> list[float]:
+    """log(actual / predicted) of the time of the runs on a machine that ended, oldest first."""
+    return [-math.log1p(each.time_error) for each in _ended(entries, machine) if each.time_error is not None]
 
 
 def _ended(entries: Sequence[Entry], machine: str) -> list[Entry]:

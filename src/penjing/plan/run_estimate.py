@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from penjing.model.config import ModelConfig
-from penjing.plan.device_model import MARGINS
 from penjing.plan.flops import parameters
-from penjing.plan.step_time import Line, interval
+from penjing.plan.step_time import LinearFit
+from penjing.plan.time_interval import ProbeNoise, time_interval
 
 PARTS = ("training", "validation", "checkpoint", "sample")  # of a run's time, as the meter counts them
 
@@ -43,7 +43,7 @@ class Bill:
     tokens_per_second: float
     level: str  # L0 spec sheet, L1 machine profile, L2 probe of the real step
     machine: str = ""  # what it was made for
-    # L2: the line through the two probes, seconds = fixed + each x passes of a step; and what each of them took.
+    # L2: seconds of a step = fixed_seconds + pass_seconds x passes; and what was seen of the machine's unrest.
     probe: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # why the run may learn little
@@ -68,10 +68,10 @@ class Bill:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
+class ProbeTimings:
     """What a short probe of the real training step found, in seconds."""
 
-    step_seconds: float  # mean of the steps timed
+    step_seconds: float  # mean
     wait_seconds: float = 0.0  # of them, for the next batch: reading, or sampling answers
     waits_for: str = "data_wait"  # what that wait is called
     validation_seconds: float  # one validation pass
@@ -79,10 +79,8 @@ class Pace:
     last_checkpoint_seconds: float  # for the one at the end, which is waited for
     sample_seconds: float = 0.0
     startup_seconds: float = 0.0
-    spread: float  # half of what four of five steps lie within, over the mean; of the mean itself less
-    num_steps: int = 0  # that were timed
-    line: Line | None = None  # seconds by passes of a step, from two probes
-    points: tuple[tuple[float, float], ...] = ()  # (passes, seconds)
+    noise: ProbeNoise = field(default_factory=ProbeNoise)
+    line: LinearFit | None = None  # seconds by passes of a step
     peak_memory_bytes: int = 0
     start_loss: float | None = None  # nats per token of held-out rows under the weights the run begins with
 
@@ -113,13 +111,6 @@ def estimate_memory_bytes(config: ModelConfig, micro_tokens: int, optimizer_byte
     return sum(estimate_memory(config, micro_tokens, optimizer_bytes_per_parameter).values())
 
 
-def margin_of(pace: Pace, usual_error: float = 0.0) -> float:
-    """Half-width of the interval: the level's own, and the error of a mean of so few steps; but what this machine's
-    runs were usually off by, where that is more."""
-    seen: float = 1.28 * pace.spread / max(1, pace.num_steps) ** 0.5
-    return max(MARGINS["L2"] + min(0.5, seen), usual_error)
-
-
 def make_bill(
     config: ModelConfig,
     *,
@@ -131,30 +122,30 @@ def make_bill(
     units_per_step: int,
     micro_tokens: int,
     steps: int,
-    pace: Pace,
+    timings: ProbeTimings,
     validations: int,
     checkpoints: int,
     optimizer_bytes_per_parameter: int,
     samples: int = 0,
     machine: str = "",
-    usual_error: float = 0.0,
+    errors: Sequence[float] = (),
     versions: Mapping[str, str] | None = None,
 ) -> Bill:
-    """Put an L2 bill together. Units are what batch.rows counts (rows, pairs, prompts). usual_error: of the time of
-    four of five earlier runs on this machine, at most; 0: too few are known."""
+    """Put an L2 estimate together. Units are what batch.rows counts (rows, pairs, prompts). errors: log(actual /
+    predicted) of earlier runs' time on this machine."""
     count = parameters(config)
     tokens_per_step = round(units_per_step * tokens_per_unit)
     parts = {
-        "training": steps * pace.step_seconds,
-        "validation": validations * pace.validation_seconds,
-        "checkpoint": max(0, checkpoints - 1) * pace.checkpoint_seconds + pace.last_checkpoint_seconds,
-        "sample": samples * pace.sample_seconds,
+        "training": steps * timings.step_seconds,
+        "validation": validations * timings.validation_seconds,
+        "checkpoint": max(0, checkpoints - 1) * timings.checkpoint_seconds + timings.last_checkpoint_seconds,
+        "sample": samples * timings.sample_seconds,
     }
     seconds = sum(parts.values())
-    low, high = interval(seconds, margin_of(pace, usual_error))
-    measured = pace.peak_memory_bytes
+    low, high = time_interval(seconds, timings.noise, errors)
+    measured = timings.peak_memory_bytes
     formula = estimate_memory_bytes(config, micro_tokens, optimizer_bytes_per_parameter)
-    line = pace.line
+    line, wait = timings.line, timings.wait_seconds
     return Bill(
         parameters=count.total,
         parameters_without_embedding=count.without_embedding,
@@ -173,18 +164,17 @@ def make_bill(
         predicted_seconds_low=low,
         predicted_seconds_high=high,
         parts_seconds=parts,
-        step_seconds=pace.step_seconds,
-        step_parts_seconds={"compute": pace.step_seconds - pace.wait_seconds, pace.waits_for: pace.wait_seconds},
-        startup_seconds=pace.startup_seconds,
+        step_seconds=timings.step_seconds,
+        step_parts_seconds={"compute": timings.step_seconds - wait, timings.waits_for: wait},
+        startup_seconds=timings.startup_seconds,
         predicted_peak_memory_bytes=measured or formula,
         memory_source="measured in the probe" if measured else "estimate: closed form",
-        tokens_per_second=tokens_per_step / pace.step_seconds,
+        tokens_per_second=tokens_per_step / timings.step_seconds,
         level="L2",
         machine=machine,
         probe={
-            "num_steps": pace.num_steps,
-            "spread": pace.spread,
-            "points": [list(point) for point in pace.points],
+            **asdict(timings.noise),
+            "deviation": timings.noise.deviation,
             "fixed_seconds": line.fixed if line else None,
             "pass_seconds": line.each if line else None,
         },

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from penjing.plan.device_model import Machine
 from penjing.plan.step_workload import VALUE_BYTES, Workload
 
-TERMS = ("products", "attention", "elementwise", "head", "launch", "optimizer", "communication", "data_wait")
 EXPOSED_SHARE = 0.15  # of sharded weights' exchange that no computation hides
 HIDDEN_SHARE = 0.5  # of a step's computation that can hide an exchange of gradients
 
@@ -81,7 +80,7 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LinearFit:
     """seconds = fixed + each x size."""
 
     fixed: float
@@ -91,7 +90,7 @@ class Line:
         return self.fixed + self.each * size
 
 
-def two_points(first: tuple[float, float], second: tuple[float, float]) -> Line:
+def two_points(first: tuple[float, float], second: tuple[float, float]) -> LinearFit:
     """The line through two probes (size, seconds), the larger one trusted where they contradict each other.
 
     Size is whatever was varied: rows of a pass, or passes of a step. A line that would cross zero, or fall, becomes
@@ -99,12 +98,12 @@ def two_points(first: tuple[float, float], second: tuple[float, float]) -> Line:
     """
     (small, quick), (large, slow) = sorted((first, second))
     if large == small:
-        return Line(0.0, slow / large)
+        return LinearFit(0.0, slow / large)
     each = (slow - quick) / (large - small)
     if each <= 0:
-        return Line(slow, 0.0)
+        return LinearFit(slow, 0.0)
     fixed = slow - each * large
-    return Line(fixed, each) if fixed >= 0 else Line(0.0, slow / large)
+    return LinearFit(fixed, each) if fixed >= 0 else LinearFit(0.0, slow / large)
 
 
 @dataclass(frozen=True, kw_only=True)

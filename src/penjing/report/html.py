@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from penjing.base.files import write_text
-from penjing.report import charts, text_format
+from penjing.report import charts, metrics, text_format
 from penjing.report.accuracy import Line, Score, accuracy_lines
 from penjing.report.charts import Axis, Series, figure
 from penjing.report.load_run import Fields, Record, Run
@@ -165,29 +165,27 @@ def _form(chart: Chart, value: float | None) -> str:
 
 def figures_table(runs: Sequence[Run], wanted: Sequence[Chart]) -> Table | None:
     """The figures behind the charts: first, last, lowest and highest of one run; the last of several, best marked."""
-    metrics = [
+    shown = [
         (chart, prefix + name, label)
         for chart in wanted
         for name, own in ((chart.metric, chart.label), *chart.beside)
         for prefix, label in _labels(f"{chart.title} ({own})" if chart.beside else chart.title)
         if any(run.figures.get(prefix + name) for run in runs)
     ]
-    if not metrics:
+    if not shown:
         return None
     if len(runs) == 1:
         rows = []
-        for chart, name, label in metrics:
+        for chart, name, label in shown:
             values = list(runs[0].figures[name].values())
             figures = (values[0], values[-1], min(values), max(values))
             rows.append([Cell(label, chart.unit), *(Cell(_form(chart, value)) for value in figures)])
         return Table(("", "first 首", "last 末", "lowest 最低", "highest 最高"), rows)
-    held_out = {name.removeprefix(HELD_OUT) for _, name, _ in metrics if name.startswith(HELD_OUT)}
-    metrics = [
-        each for each in metrics if each[1] not in held_out and each[1] not in ("learning_rate", "gradient_norm")
-    ]
-    columns = [_column(runs, chart, name) for chart, name, _ in metrics]
+    held_out = {name.removeprefix(HELD_OUT) for _, name, _ in shown if name.startswith(HELD_OUT)}
+    shown = [each for each in shown if each[1] not in held_out | metrics.NOT_FINAL]
+    columns = [_column(runs, chart, name) for chart, name, _ in shown]
     rows = [[Cell(run.name), *(column[place] for column in columns)] for place, run in enumerate(runs)]
-    return Table(("run", *(label for _, _, label in metrics)), rows)
+    return Table(("run", *(label for _, _, label in shown)), rows)
 
 
 def _labels(label: str) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -209,10 +207,10 @@ def settings_table(runs: Sequence[Run], limits: Limits) -> Table | None:
     for name in names:
         if name in ("out", "stage"):
             continue
-        values = [run.settings.get(name, "") for run in runs if run.settings]
+        values = [run.settings[name] for run in runs if name in run.settings]
         if len(set(values)) > 1:
             differing.append(name)
-        elif any(run.defaults and run.defaults.get(name, "") != run.settings.get(name, "") for run in runs):
+        elif any(run.defaults and run.defaults.get(name, "") != values[0] for run in runs):
             changed.append(name)
     rows = []
     for name in (*differing, *changed)[: 6 * limits.items]:
@@ -248,7 +246,7 @@ def incidents_table(runs: Sequence[Run], limits: Limits) -> Table | None:
         lines = [(kind, len(each), _steps(each), _about(each[0])) for kind, each in found.items()]
         resumed = run.outcome.number("resumed")
         lines += [("resumed", round(resumed), "", "interrupted and taken up again")] if resumed else []
-        skipped = max(run.figures.get("bad_steps", {}).values(), default=0)
+        skipped = max(run.figures.get(metrics.SKIPPED_STEPS, {}).values(), default=0)
         lines += [("skipped steps", round(skipped), "", "loss or gradients were not finite")] if skipped else []
         rows += [
             [Cell(run.name), Cell(clip(kind, 60)), Cell(about), Cell(f"{times:,}"), Cell(steps)]
@@ -348,7 +346,7 @@ def title_of(record: Record) -> str:
     if record.quickstart:
         return clip(record.quickstart.facts.text("title"), 160) or "A small language model"
     if len(record.runs) > 1:
-        return clip(" · ".join(run.name for run in record.runs), 120)
+        return " · ".join(run.name for run in record.runs) if len(record.runs) < 5 else f"{len(record.runs)} runs"
     return clip(f"{task_names(record.runs[0].task)[0]}: {record.runs[0].name}", 120)
 
 

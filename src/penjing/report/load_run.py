@@ -64,10 +64,6 @@ class Fields:
     def text(self, name: str) -> str:
         return text(self.raw.get(name))
 
-    def flag(self, name: str) -> bool | None:
-        value = self.raw.get(name)
-        return value if isinstance(value, bool) else None
-
     def fields(self, name: str) -> Fields:
         value = self.raw.get(name)
         return Fields(value) if isinstance(value, Mapping) else Fields()
@@ -253,7 +249,8 @@ def read_run(folder: Path, problems: list[str]) -> Run:
 
 
 def is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in RUN_FILES)
+    """Whether `folder` is a run's, and not one of its checkpoints."""
+    return any((folder / name).is_file() for name in RUN_FILES) and not (folder / "MANIFEST.json").exists()
 
 
 def read_quickstart(folder: Path, problems: list[str]) -> tuple[Quickstart, tuple[Run, ...]]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 HELD_OUT = "validation_"  # before the name of the same metric on held-out data
 TOKENS = "tokens"  # trained on so far
+SKIPPED_STEPS = "bad_steps"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ CHARTS = (
 )
 SMALL_CHARTS = (
     Chart("reward_spread", "Reward std", "奖励标准差", "standard deviation", from_zero=True),
-    Chart("degenerate_fraction", "Equal rewards", "零方差组", "share of groups", percent=True, from_zero=True),
+    Chart("degenerate_fraction", "Zero-std groups", "零方差组", "share of groups", percent=True, from_zero=True),
     Chart("cut_off_fraction", "Truncated answers", "截断比例", "share of answers", percent=True, from_zero=True),
     Chart("answer_tokens", "Answer length", "回答长度", "tokens", from_zero=True),
     Chart("chosen_tokens", "Answer length", "回答长度", "tokens", (("rejected_tokens", "rejected"),), "chosen"),
@@ -58,8 +59,9 @@ SMALL_CHARTS = (
     Chart("tokens_per_second", "Speed", "速度", "tokens/s", best="high", from_zero=True),
 )
 # Not drawn: the axis, and what other parts of the page say better.
-NOT_DRAWN = {TOKENS, "seconds", "seconds_left", "memory_bytes", "mfu", "mfu_full_square", "bad_steps"}
+NOT_DRAWN = {TOKENS, "seconds", "seconds_left", "memory_bytes", "mfu", "mfu_full_square", SKIPPED_STEPS}
 NOT_DRAWN |= {"seconds_over_plan", "wait_over_plan", "rollout_seconds", "scoring_seconds"}
+NOT_FINAL = {"learning_rate", "gradient_norm"}  # their last value says nothing of a run
 # What a run learns, by `Run.task`: its names, and whether tokens (else steps) are its horizontal axis.
 TASKS = {
     "documents": ("Pretraining", "预训练", True),

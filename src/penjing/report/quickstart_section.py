@@ -124,7 +124,7 @@ def example_cells(example: Fields, limits: Limits) -> View:
     """One question with both replies and whether each is right; `right` is the last reply's verdict."""
     length = limits.letters // 2
     replies = [
-        (name, clip(example.text(stage), length), example.flag(f"{stage}_right") is True)
+        (name, clip(example.text(stage), length), example.raw.get(f"{stage}_right") is True)
         for name, stage in (("before", "pretrain"), ("after", "sft"))
     ]
     return {

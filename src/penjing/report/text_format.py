@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -43,9 +44,9 @@ def count(number: float | None) -> str:
     return f"{number:,.0f}" if abs(number) < 100_000 else units.count(float(number))
 
 
-def shown(number: float | None, form: Callable[[float], str] = figure, unit: str = "") -> str:
-    """`number` through `form` with its unit, or a dash."""
-    return NONE if number is None else form(number) + (f"\u00a0{unit}" if unit else "")
+def shown(number: float | None, form: Callable[[float], str]) -> str:
+    """`number` through `form`, or a dash."""
+    return NONE if number is None else form(number)
 
 
 def duration(seconds: float | None) -> str:
@@ -229,7 +230,9 @@ def headline(record: Record) -> list[str]:
     if record.quickstart is None:
         if len(record.runs) > 1:
             open_runs = [run_state(run) for run in record.runs if not run.outcome]
-            return [f"{len(record.runs)} runs side by side.", *open_runs]
+            tasks = Counter(task_names(run.task)[0].lower() for run in record.runs)
+            sizes = ", ".join(f"{number} of {task}" for task, number in tasks.items())
+            return [f"Runs side by side: {sizes}.", *open_runs]
         run = record.runs[0]
         return [sentence for sentence in (run_state(run), held_out_changes(run), lost_sentence(run)) if sentence]
     facts = record.quickstart.facts

@@ -23,13 +23,12 @@ from penjing.model.lora import adapted, using
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, COUNTS, Policy, PolicyObjective
-from penjing.plan import hardware
 from penjing.rl import prompts as prompt_files
 from penjing.rl.reward_mix import Scorer
 from penjing.rl.rewards.base import Setting
 from penjing.rl.rewards.exact import is_right
 from penjing.rl.rollout_source import RolloutSource, Sampler, log_probs
-from penjing.train.run_dir import start_tokenizer
+from penjing.train.load_model import start_tokenizer
 from penjing.train.stages.base import Size, Stage
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.reference import LogProbs, frozen_copy
@@ -120,7 +119,6 @@ class PolicyStage(Stage[Policy]):
             num_keys=(mean_prompt + mean_answer) / 2,
             padding_fraction=0.1,
             extra_forwards=float(self.settings.kl_weight > 0) + float(how.behaviour == "recomputed"),
-            probe_steps=2,
             round_steps=how.steps_per_round,
         )
 
@@ -161,8 +159,7 @@ class PolicyStage(Stage[Policy]):
                     return log_probs(model, batch, temperature)
 
             return without_adapters
-        dtype = hardware.compute_dtype(self.run.compute.dtype, self.strategy.device)
-        frozen = self._copied = frozen_copy(model, dtype)
+        frozen = self._copied = frozen_copy(model, self.precision)
         return lambda batch: log_probs(frozen, batch, temperature)
 
     def frozen_models(self) -> list[nn.Module]:

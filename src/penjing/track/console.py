@@ -1,4 +1,4 @@
-"""The terminal: a progress bar with the figures people look at, and a line for each validation."""
+"""The terminal: a progress bar with the main figures, and a line for each validation."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class ConsoleTracker:
         self._progress.stop()
 
 
-LATE = 0.08  # of a step's planned time, beyond which a line says that it is late, and what for
-# What is said of a step, in this order; `validation_` stands before the same names. The rest is in metrics.jsonl.
+LATE = 0.08  # fraction over a step's planned time above which a line names the cause
+# Shown of a step, in this order; validation figures have the prefix `validation_`. The rest is in metrics.jsonl.
 SHOWN = (
     ("loss_nats_per_token", "loss {:.3f}"),
     ("bits_per_byte", "{:.3f} bits/byte"),
@@ -60,18 +60,18 @@ SHOWN = (
     ("reward", "reward {:.3f}"),
     ("kl_nats", "KL {:.3f}"),
     ("entropy_nats", "entropy {:.2f}"),
-    ("degenerate_fraction", "degenerate {:.0%}"),
-    ("answer_tokens", "{:.0f} tokens an answer"),
+    ("degenerate_fraction", "zero reward std {:.0%}"),
+    ("answer_tokens", "{:.0f} tokens per answer"),
     ("expert_load_mean", "expert load {:.2f} x mean"),
 )
 
 
 def describe(figures: Mapping[str, float]) -> str:
-    """The figures of one step in one short line; what is absent is left out."""
-    judged = any(name.startswith("validation_") for name in figures)
-    before = "validation_" if judged else ""
+    """The figures of one step in one short line; absent ones are left out."""
+    is_validation = any(name.startswith("validation_") for name in figures)
+    before = "validation_" if is_validation else ""
     parts = [form.format(figures[before + name]) for name, form in SHOWN if before + name in figures]
-    if judged and parts:
+    if is_validation and parts:
         parts[0] = f"validation {parts[0]}"
     if "learning_rate" in figures:
         parts.append(f"lr {figures['learning_rate']:.1e}")

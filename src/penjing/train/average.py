@@ -1,4 +1,4 @@
-"""Average models of one shape into one. Run: penjing average runs/a runs/b --out runs/mean"""
+"""Average the weights of models with the same shape: penjing average runs/a runs/b --out runs/mean"""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from penjing.checkpoint.load import Checkpoint
 from penjing.checkpoint.manifest import damage, folder_name, steps
 from penjing.checkpoint.save import save
 from penjing.model.lora import Lora
-from penjing.train.run_dir import RunFolder, Trained, is_run, load_trained, read_settings, same_model, stage_folder
+from penjing.train.load_model import Trained, load_trained, read_settings, same_model
+from penjing.train.run_dir import RunFolder, is_run, stage_folder
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One model of an average: what it is called, and how its weights are read."""
+class AverageInput:
+    """One model of an average: its name, and a function that reads its weights."""
 
     name: str
     read: Callable[[], dict[str, Tensor]]
 
 
 def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float] = (), last: int = 0) -> list[str]:
-    """Write the average as a run's folder, which chat, eval, export and `start=` take; returns the members' names.
+    """Write the average as a run's folder, which chat, eval, export and `start=` take; returns the inputs' names.
 
-    paths: runs, checkpoints, or models from outside. weights: what each counts; empty: all the same. last: of one run,
+    paths: runs, checkpoints, or models from outside. weights: of each; empty: equal. last: of one run,
     its newest so many checkpoints instead of the newest alone.
     Raises UserError if shapes or tokenizers differ, or `out` is there already.
     """
@@ -40,12 +41,12 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
     if last and len(paths) != 1:
         raise UserError("takes one run", where="--last", got=f"{len(paths)} models")
     first = load_trained(paths[0], adapters="merged")
-    members = _newest(paths[0], last) if last else [_member(path, first) for path in paths]
-    if len(members) < 2:
-        raise UserError("nothing to average", got=f"{len(members)} model", wanted="at least two, or --last N")
-    state = average([(member.name, member.read) for member in members], weights)
+    inputs = _newest(paths[0], last) if last else [_member(path, first) for path in paths]
+    if len(inputs) < 2:
+        raise UserError("nothing to average", got=f"{len(inputs)} model", wanted="at least two, or --last N")
+    state = average([(each.name, each.read) for each in inputs], weights)
     folder = RunFolder(out)
-    names = [member.name for member in members]
+    names = [each.name for each in inputs]
     step = first.checkpoint.step
     try:
         made = replace(first.run, out=str(out), stage="average", start="", lora=Lora())
@@ -59,7 +60,7 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
     return names
 
 
-def _newest(path: Path, last: int) -> list[Member]:
+def _newest(path: Path, last: int) -> list[AverageInput]:
     """The newest `last` checkpoints of a run. Raises UserError if there are fewer, or one is damaged."""
     if not is_run(path):
         raise UserError("--last takes the folder of a run", where=path)
@@ -75,23 +76,23 @@ def _newest(path: Path, last: int) -> list[Member]:
             wanted=last,
             next_step="Train with save.keep=N to keep more.",
         )
-    members = []
+    inputs = []
     for step in there:
         place = folder.checkpoints / folder_name(step)
         wrong = damage(place)
         if wrong is not None:
             raise UserError(f"this checkpoint is damaged: {wrong}", where=place)
-        members.append(Member(str(place), Checkpoint(place, step, ()).weights))
-    return members
+        inputs.append(AverageInput(str(place), Checkpoint(place, step, ()).weights))
+    return inputs
 
 
-def _member(path: Path, first: Trained) -> Member:
+def _member(path: Path, first: Trained) -> AverageInput:
     def read() -> dict[str, Tensor]:
         trained = load_trained(path, adapters="merged")
         _check_alike(path, trained, first)
         return trained.model.state_dict()
 
-    return Member(str(path), read)
+    return AverageInput(str(path), read)
 
 
 def _check_alike(path: Path, trained: Trained, first: Trained) -> None:
@@ -99,8 +100,6 @@ def _check_alike(path: Path, trained: Trained, first: Trained) -> None:
     if not same_model(trained.run.model, first.run.model):
         mine, other = config.to_dict(trained.run.model), config.to_dict(first.run.model)
         name = next(key for key in mine if key != "preset" and mine[key] != other[key])
-        raise UserError(
-            "another shape of model than the first", where=path, got=f"{name} {mine[name]}", wanted=other[name]
-        )
+        raise UserError("not the shape of the first model", where=path, got=f"{name} {mine[name]}", wanted=other[name])
     if trained.tokenizer.vocabulary_hash != first.tokenizer.vocabulary_hash:
-        raise UserError("another tokenizer than the first's: its ids mean something else", where=path)
+        raise UserError("not the tokenizer of the first model: its ids mean other tokens", where=path)

@@ -29,7 +29,8 @@ from penjing.train.resume import Difference, begun_dtype, check_same_run, run_fa
 from penjing.train.run_dir import RunFolder
 from penjing.train.small_data import fit_batch
 from penjing.train.stages.base import Size, Stage, make_stage
-from penjing.train.step_probe import Trials, expected, plan
+from penjing.train.step_probe import expected, plan
+from penjing.train.step_timing import Trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ def prepare_run(
     stage.prepare_data()
     run = stage.run = fit_batch(stage.run, stage.size().units_per_epoch, strategy.world)
     size = stage.size()
-    built = build_run(stage, strategy, precision, checkpoint=checkpoint)
+    built = build_run(stage, strategy, precision, checkpoint)
     facts = run_facts(stage, precision)
     changes = [] if checkpoint is None else check_same_run(run, facts, checkpoint, allow_change)
     instruments = make_instruments(built, size, folder, checkpoint, facts)
@@ -118,6 +119,7 @@ def _resolve(
         check_same_run(run, {}, checkpoint, allow_change)
         begun = begun_dtype(checkpoint, allow_change)
     precision = Precision.resolve(run.compute, strategy.device, begun=begun, agree=strategy.broadcast)
+    precision.require(strategy.device)
     precision.switch_tf32()
     strategy.scaler = precision.loss_scaler(strategy.device)
     return replace(run, compute=precision.said_by(run.compute)), precision

@@ -23,7 +23,7 @@ from penjing.plan.trainable import trainable_of
 from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import JsonLines
 from penjing.train.build_model import BuiltRun
-from penjing.train.checkpointer import Keeper, Stateful
+from penjing.train.checkpointer import Keeper, Label, Stateful
 from penjing.train.config import Run
 from penjing.train.incident_log import IncidentLog
 from penjing.train.loop import TrainingContext, TrainState
@@ -86,13 +86,15 @@ def make_instruments(
         run.save,
         built.strategy,
         model=built.trainable,
-        only_trained=bool(run.lora.rank),
         optimizers=built.optimizers,
         stateful=stateful,
-        texts={"run.toml": settings},
-        about={**facts, "resumed": resumed, "base": built.base},
-        fingerprints={**facts, "config": sha256_text(settings)},
         record=record,
+        label=Label(
+            texts={"run.toml": settings},
+            about={**facts, "resumed": resumed, "base": built.base},
+            fingerprints={**facts, "config": sha256_text(settings)},
+        ),
+        only_trained=bool(run.lora.rank),
     )
     return Instruments(source=source, meter=meter, guard=guard, checkpointer=checkpointer, state=state, resumed=resumed)
 

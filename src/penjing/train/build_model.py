@@ -21,15 +21,22 @@ from penjing.parallel.base import Strategy
 from penjing.train.batch_geometry import BatchGeometry, batch_geometry
 from penjing.train.build_peft_model import build_adapted
 from penjing.train.config import Run
+from penjing.train.load_model import load_start, load_weights
 from penjing.train.precision import Precision
-from penjing.train.run_dir import load_start, load_weights
 from penjing.train.stages.base import Stage
-
-META = torch.device("meta")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuiltRun:
+class BuiltModel:
+    """What is trained, with the weights that a run begins with."""
+
+    model: Transformer
+    trainable: nn.Module  # the model, or a module that holds it as `model` beside a head of its own
+    base: dict[str, str]  # what a run's adapter sits on, `start` and `sha256`; empty without one
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltRun(BuiltModel):
     """A run that could take a step, if it had batches."""
 
     run: Run
@@ -37,30 +44,27 @@ class BuiltRun:
     strategy: Strategy
     precision: Precision
     geometry: BatchGeometry
-    model: Transformer
-    trainable: nn.Module  # the model, or a module that holds it as `model` beside a head of its own
     wrapped: Callable[..., Tensor]  # `trainable` as the strategy calls it
     objective: Objective
     optimizers: list[Any]  # torch optimizers and what else takes a step
-    base: dict[str, str]  # what a run's adapter sits on, `start` and `sha256`; empty without one
 
 
 def build_run(
-    stage: Stage[Any],
-    strategy: Strategy,
-    precision: Precision,
-    *,
-    device: torch.device | None = None,
-    checkpoint: Checkpoint | None = None,
+    stage: Stage[Any], strategy: Strategy, precision: Precision, checkpoint: Checkpoint | None = None
 ) -> BuiltRun:
     """Model, objective and optimizers of `stage.run`, ready for a first step; nothing is trained.
 
-    device: where the weights lie; None = the strategy's. On the meta device no weights are read or drawn, and only
-    shapes are right. checkpoint: what the run goes on from; its weights are loaded here, the rest by the Checkpointer.
-
-    The order of what is done here fixes all random draws and the order of the state dict: it must stay.
+    checkpoint: what the run goes on from; its weights are loaded here, the rest by the Checkpointer. The order of what
+    is done here and in the two parts fixes all random draws and the order of the state dict: it must stay.
     """
-    run, device = stage.run, device or strategy.device
+    return complete(build_model(stage, precision, strategy.device, checkpoint), stage, strategy, precision, checkpoint)
+
+
+def build_model(
+    stage: Stage[Any], precision: Precision, device: torch.device, checkpoint: Checkpoint | None = None
+) -> BuiltModel:
+    """The first part. On the meta device no weights are read or drawn, and only shapes are right."""
+    run = stage.run
     model, base = _shape_only(run) if device.type == "meta" else _with_weights(run, checkpoint)
     freeze(model, run.freeze)
     recompute_activations(model, run.compute.recompute)
@@ -69,28 +73,43 @@ def build_run(
     trainable = stage.trainable(model)
     trainable.to(device)
     precision.apply(trainable, model)
+    return BuiltModel(model=model, trainable=trainable, base=base)
+
+
+def complete(
+    built: BuiltModel,
+    stage: Stage[Any],
+    strategy: Strategy,
+    precision: Precision,
+    checkpoint: Checkpoint | None = None,
+) -> BuiltRun:
+    """The second part: what a step needs beside the model."""
+    run, trainable = stage.run, built.trainable
     stage.setup(trainable)
     if checkpoint is not None:
         load_weights(trainable, checkpoint)
     wrapped = strategy.wrap(trainable)
-    optimizers = _optimizers(run, model, trainable, strategy)
+    optimizers: list[Any] = run.optimizer.build(trainable, derive(run.seed, "optimizer"))
+    if run.model.is_mixture:
+        rate = 0.0 if run.lora.rank else run.router.bias_rate  # a frozen base's routers stay as they are
+        optimizers.append(RouterBalance(built.model, rate, strategy.add))
     return BuiltRun(
         run=run,
         stage=stage,
         strategy=strategy,
         precision=precision,
         geometry=batch_geometry(run, strategy.world, strategy.device),
-        model=model,
+        model=built.model,
         trainable=trainable,
+        base=built.base,
         wrapped=wrapped,
         objective=stage.objective(),
         optimizers=optimizers,
-        base=base,
     )
 
 
 def _shape_only(run: Run) -> tuple[Transformer, dict[str, str]]:
-    with META:
+    with torch.device("meta"):
         model = Transformer(run.model)
         if run.lora.rank:
             adapt(model, run.lora, seed=derive(run.seed, "lora"))
@@ -110,11 +129,3 @@ def _with_weights(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
     if checkpoint is None:
         initialise(model, derive(run.seed, "weights"))
     return model, {}
-
-
-def _optimizers(run: Run, model: Transformer, trainable: nn.Module, strategy: Strategy) -> list[Any]:
-    optimizers: list[Any] = run.optimizer.build(trainable, derive(run.seed, "optimizer"))
-    if run.model.is_mixture:
-        rate = 0.0 if run.lora.rank else run.router.bias_rate  # a frozen base's routers stay as they are
-        optimizers.append(RouterBalance(model, rate, strategy.add))
-    return optimizers

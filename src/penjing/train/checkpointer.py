@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +20,8 @@ from penjing.checkpoint.save import save
 from penjing.model.lora import own_state
 from penjing.parallel.base import Strategy
 from penjing.train.config import SaveSettings
+from penjing.train.load_model import load_weights
 from penjing.train.nonfinite_guard import Record
-from penjing.train.run_dir import load_weights
 
 
 class Stateful(Protocol):
@@ -33,12 +34,21 @@ class Stateful(Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """What a checkpoint says of its run."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)  # files to put beside, by name
+    about: Mapping[str, Any] = field(default_factory=dict)  # further JSON values of its state
+    fingerprints: Mapping[str, str] = field(default_factory=dict)  # for the manifest
+
+
 class Keeper:
     """Makes a run's checkpoints, and restores one.
 
     stateful: by name, everything that has state beside weights and optimizers. This is the one place to add to: what
     stands here is in every checkpoint from then on, and comes back from it; a checkpoint from before leaves it as it
-    is. texts: files to put beside. about: further JSON values. fingerprints: for the manifest.
+    is.
     """
 
     def __init__(
@@ -48,19 +58,16 @@ class Keeper:
         strategy: Strategy,
         *,
         model: nn.Module,
-        only_trained: bool,
         optimizers: Sequence[Any],
         stateful: Mapping[str, Stateful],
-        texts: Mapping[str, str],
-        about: Mapping[str, Any],
-        fingerprints: Mapping[str, str],
         record: Record,
+        label: Label = Label(),
+        only_trained: bool = False,
     ) -> None:
         """only_trained: of adapters, not the base they sit on."""
         self.folder, self.settings, self.strategy = folder, settings, strategy
         self.model, self.only_trained, self.optimizers = model, only_trained, optimizers
-        self.stateful, self.texts, self.about, self.fingerprints = stateful, texts, about, fingerprints
-        self.record = record
+        self.stateful, self.label, self.record = stateful, label, record
         self._background = Background()
         self._step = 0  # of the checkpoint under way
         self._other_optimizers = -1  # step of a checkpoint whose optimizers are of another kind than the run's
@@ -100,7 +107,11 @@ class Keeper:
         weights: dict[str, Tensor] = snapshot(kept)
         optimizers = snapshot([optimizer.state_dict() for optimizer in self.optimizers])
         random_state = torch.get_rng_state().clone()
-        state = {**self.about, **{name: each.state() for name, each in self.stateful.items()}, "progress": progress}
+        state = {
+            **self.label.about,
+            **{name: each.state() for name, each in self.stateful.items()},
+            "progress": progress,
+        }
         self._step = progress["step"]
         return lambda: save(
             self.folder,
@@ -108,11 +119,11 @@ class Keeper:
             weights=weights,
             optimizers=optimizers,
             state=state,
-            texts=dict(self.texts),
+            texts=dict(self.label.texts),
             keep=self.settings.keep,
             milestones=self.settings.milestones,
             random_state=random_state,
-            fingerprints=self.fingerprints,
+            fingerprints=self.label.fingerprints,
         )
 
     def wait(self) -> bool:

@@ -15,7 +15,8 @@ from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.train.config import Run
-from penjing.train.run_dir import is_run_or_checkpoint, read_settings, stage_folder, start_shape, start_tokenizer
+from penjing.train.load_model import read_settings, start_shape, start_tokenizer
+from penjing.train.run_dir import is_run_or_checkpoint, stage_folder
 
 # What may be set beside `start`: none of it changes a weight's shape, and all of it is meant for longer texts.
 NONE = "none"  # validate.questions=none: no questions are asked

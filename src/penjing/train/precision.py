@@ -39,22 +39,22 @@ class Precision:
         begun: str = "",
         agree: Callable[[str], str] = str,
     ) -> Precision:
-        """What the settings come to on `device`. Raises UserError for a format that it does not have.
+        """What the settings come to on `device`.
 
         capability: of a CUDA device that is only planned for; None = the device is here, and is asked. begun: what
         `auto` means for a run that goes on; empty = what is fastest. agree: what rank 0 took for `auto`.
         """
-        setting, lost = str(compute.dtype), begun == "tf32" and device.type != "cuda"
-        if device.type == "cuda" and capability is None and (compute.float8 != "off" or setting == "tf32"):
-            capability = torch.cuda.get_device_capability(device)
+        setting = str(compute.dtype)
         if setting == "auto":
-            setting = agree(_fastest(device, capability) if not begun else "float32" if lost else begun)
-        found = cls(setting, compute.float8)  # type: ignore[arg-type]  # one of the names
-        found._check(device.type, capability or (0, 0))
-        return found
+            lost = begun == "tf32" and device.type != "cuda"
+            setting = agree("float32" if lost else begun or _fastest(device, capability))
+        return cls(setting, compute.float8)  # type: ignore[arg-type]  # one of the names
 
-    def _check(self, kind: str, capability: tuple[int, int]) -> None:
-        if self.matmul == "tf32" and (kind != "cuda" or capability < TF32_CAPABILITY):
+    def require(self, device: torch.device, capability: tuple[int, int] | None = None) -> None:
+        """Raise UserError for a format that `device` does not have. capability: as in `resolve`."""
+        if device.type == "cuda" and capability is None and (self.matmul == "tf32" or self.fp8 != "off"):
+            capability = torch.cuda.get_device_capability(device)
+        if self.matmul == "tf32" and (device.type != "cuda" or capability is None or capability < TF32_CAPABILITY):
             raise UserError(
                 "needs an NVIDIA card of compute capability 8.0 or later",
                 where="compute.dtype",
@@ -62,7 +62,7 @@ class Precision:
                 next_step="Use compute.dtype=auto.",
             )
         if self.fp8 != "off":
-            require_float8(kind, capability, self.dtype)
+            require_float8(device.type, capability or (0, 0), self.dtype)
 
     def said_by(self, compute: ComputeSettings) -> ComputeSettings:
         """The settings with `auto` replaced by what it came to: nothing decides again."""

@@ -1,34 +1,12 @@
-"""The folder of a run: what lies where, and reading a finished or half-finished one."""
+"""The folder of a run: what lies where. Imports no torch."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-import torch
-from torch import nn
-
-from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.base.malloc_tuning import keep_freed_memory
-from penjing.checkpoint.load import Checkpoint, newest
-from penjing.checkpoint.manifest import MANIFEST, WEIGHTS, damage
-from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.model.config import ModelConfig
-from penjing.model.lora import DEFAULT, merge, own_state, strip
-from penjing.model.resize_embeddings import grow
-from penjing.model.transformer import Transformer
-from penjing.parallel.base import local_device
-from penjing.plan.hardware import physical_cores
-from penjing.train.build_peft_model import build_adapted
-from penjing.train.config import ComputeSettings, Data, Run
-from penjing.train.external_models import Outside, read_outside
-from penjing.train.precision import Precision
-
-OUTSIDE_TOKENS = 2048  # that a model from outside is taken to read together, where its positions allow
+from penjing.checkpoint.manifest import MANIFEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +26,11 @@ class RunFolder:
     @property
     def outcome(self) -> Path:
         return self.path / "outcome.json"
+
+    @property
+    def ended(self) -> Path:
+        """Of a run that did not reach its last step: how far it came, and why."""
+        return self.path / "ended.json"
 
     @property
     def metrics(self) -> Path:
@@ -85,26 +68,6 @@ class RunFolder:
         return self.path / "shards"
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A trained model, ready to use: weights in float32 on the CPU, tokenizer, and where both came from."""
-
-    model: Transformer
-    tokenizer: Tokenizer
-    run: Run  # of a model from outside: its shape, where it lies, and defaults
-    checkpoint: Checkpoint  # of a model from outside: its folder, step 0
-
-    @property
-    def answers(self) -> bool:
-        """Whether it was taught conversations, and does not only continue texts."""
-        return self.run.data.kind != "documents"
-
-    @property
-    def context_tokens(self) -> int:
-        """Tokens that it has learned to read together."""
-        return context_tokens(self.checkpoint.folder.parent.parent, self.run)
-
-
 def stage_folder(path: Path) -> Path:
     """The run folder meant by `path`: itself, or for a quickstart's folder its last stage.
 
@@ -132,234 +95,3 @@ def is_run(path: Path) -> bool:
 def is_run_or_checkpoint(path: Path) -> bool:
     """Whether `path` is that, or the folder of one checkpoint."""
     return is_run(path) or (path / MANIFEST).is_file()
-
-
-def whole_checkpoint(path: Path) -> Checkpoint | None:
-    """The checkpoint meant by `path`, if it is the folder of one (RUN/checkpoints/step-00000500), else None.
-
-    Raises UserError if it is damaged, or does not lie in a run.
-    """
-    path = path.resolve()
-    if not (path / MANIFEST).is_file():
-        return None
-    wrong = damage(path)
-    if wrong is not None:
-        raise UserError(f"this checkpoint is damaged: {wrong}", where=path)
-    if not RunFolder(path.parent.parent).settings.is_file():
-        raise UserError("this checkpoint does not lie in a run", where=path, wanted="RUN/checkpoints/step-...")
-    return Checkpoint(path, int(path.name.removeprefix("step-")), ())
-
-
-def read_settings(path: Path) -> Run:
-    """The resolved settings a run was started with."""
-    return config.resolve(Run, config.read_toml(RunFolder(path).settings))
-
-
-def context_tokens(folder: Path, run: Run) -> int:
-    """Tokens that a model has learned to read: rows of the run in `folder` or of those it began with, as rows are made
-    shorter for few conversations."""
-    longest = run.data.row_tokens
-    if run.start:
-        beside = folder / os.path.relpath(run.start, run.out)  # where the runs were moved together
-        began = next((each for each in (beside, Path(run.start)) if is_run_or_checkpoint(each)), None)
-        if began is None:
-            return max(longest, min(OUTSIDE_TOKENS, run.model.max_tokens))
-        longest = max(longest, context_tokens(stage_folder(began), read_settings(stage_folder(began))))
-    return min(longest, run.model.max_tokens)
-
-
-def load_trained(
-    path: Path,
-    *,
-    adapters: Literal["beside", "merged"] = "beside",
-    hints: Mapping[str, Any] | None = None,
-    tokenizer_folder: Path | None = None,
-) -> Trained:
-    """Read a model: a run's newest whole checkpoint, one checkpoint's folder, or a model from outside.
-
-    adapters: of a run that trained one, whether it stays beside the base, in use, or is worked into plain weights.
-    hints, tokenizer_folder: for MiniMind's weights, what they do not show of their shape, and where their tokenizer is.
-    Raises UserError if there is none, or it does not fit its settings.
-    """
-    chosen = whole_checkpoint(Path(path))
-    outside = None if chosen or is_run(Path(path)) else read_outside(path, hints)
-    if outside is not None:
-        return _load_outside(outside, tokenizer_folder)
-    folder = RunFolder(chosen.folder.parent.parent if chosen else stage_folder(Path(path)))
-    run = read_settings(folder.path)
-    checkpoint = chosen or newest(folder.checkpoints)
-    if checkpoint is None:
-        raise UserError("the run has no checkpoint yet", where=folder.path)
-    if run.lora.rank:
-        model, _ = build_adapted(run, checkpoint, load_start)
-        if adapters == "merged":
-            merge(model, DEFAULT)
-            strip(model)
-    else:
-        check_size(run.model, (checkpoint.folder / WEIGHTS).stat().st_size, checkpoint.folder)
-        model = Transformer(run.model)
-        _fill(model, _of_model(checkpoint.weights()), checkpoint.folder)
-    return Trained(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
-
-
-DTYPES = ("auto", "bfloat16", "float16", "float32")
-
-
-def use_device(model: torch.nn.Module, device: str = "auto", dtype: str = "auto") -> tuple[torch.device, torch.dtype]:
-    """Move a model to where it answers or is measured, and set the dtype of its matmuls; the one rule for all callers.
-
-    device: as `compute.device` (auto: a GPU where there is one). dtype: as `compute.dtype`, but that `auto` stays at
-    float32 on a CPU, so that figures do not depend on the processor. Raises UserError if it is not there.
-    """
-    place = local_device(device)
-    if dtype not in DTYPES:
-        raise UserError("no such dtype", where="--dtype", got=repr(dtype), wanted=", ".join(DTYPES))
-    setting = "float32" if dtype == "auto" and place.type == "cpu" else dtype
-    precision = Precision.resolve(ComputeSettings(dtype=setting), place)  # type: ignore[arg-type]  # one of DTYPES
-    model.to(place)
-    precision.apply(model)
-    return place, precision.dtype
-
-
-def check_size(config: ModelConfig, num_bytes: int, where: object) -> None:
-    """Raise UserError for a shape that asks for more weights than there are bytes, before any memory is taken for it.
-
-    The least that such a model has: its embedding, and of each layer the queries' matrix and the gains.
-    """
-    width = config.hidden_size
-    least = config.vocabulary_size * width + config.num_layers * width * (2 + config.num_heads * config.head_size)
-    if least > num_bytes:
-        raise UserError(
-            "the shape does not fit the weights",
-            where=where,
-            got=f"a shape of at least {least:,} parameters",
-            wanted=f"at most one for each of the {num_bytes:,} bytes of weights",
-        )
-
-
-def _bytes_of_weights(path: Path) -> int:
-    files = [path] if path.is_file() else [*path.glob("*.safetensors")]
-    return sum(file.stat().st_size for file in files)
-
-
-def _load_outside(outside: Outside, tokenizer_folder: Path | None) -> Trained:
-    check_size(outside.config, _bytes_of_weights(outside.path), outside.path)
-    model = Transformer(outside.config)
-    _fill(model, outside.read_weights(), outside.path)
-    tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder else outside.tokenizer()
-    kind: Literal["chats", "documents"] = "chats" if tokenizer.template else "documents"
-    data = Data(kind=kind, row_tokens=min(OUTSIDE_TOKENS, model.config.max_tokens))
-    run = Run(stage="outside", out=str(outside.path), model=outside.config, data=data)
-    return Trained(model.eval(), tokenizer, run, Checkpoint(outside.path, 0, ()))
-
-
-def start_shape(start: str, hints: Mapping[str, Any] | None = None) -> ModelConfig:
-    """The shape of what a run begins with: another run, one of its checkpoints, or a model from outside.
-
-    hints: settings of `model.*` that were asked for, for weights that do not show their whole shape.
-    """
-    path = Path(start)
-    outside = None if whole_checkpoint(path) or is_run(path) else read_outside(start, hints)
-    return outside.config if outside is not None else read_settings(stage_folder(path)).model
-
-
-def start_tokenizer(run: Run) -> Tokenizer | None:
-    """The tokenizer that a new run takes along: the one it names, or that of `start`; None if it is to train one.
-
-    One without a chat template gets ours where conversations are learned, and the control tokens for it.
-    """
-    if run.tokenizer.folder:
-        tokenizer = Tokenizer.load(Path(run.tokenizer.folder))
-    elif not run.start:
-        return None
-    else:
-        path = Path(run.start)
-        outside = None if whole_checkpoint(path) or is_run(path) else read_outside(path, config.to_dict(run.model))
-        tokenizer = outside.tokenizer() if outside else Tokenizer.load(RunFolder(stage_folder(path)).tokenizer)
-    if run.data.kind == "documents" or tokenizer.template:
-        return tokenizer
-    if run.lora.rank and tokenizer.lacks_for_chatml:
-        raise UserError(
-            f"the tokenizer has no chat template and no {tokenizer.lacks_for_chatml[0]}, which adapters cannot learn",
-            where=run.start or run.tokenizer.folder,
-            next_step="Train all weights on conversations first: penjing train sft start=...",
-        )
-    return tokenizer.with_chatml(visible=not run.lora.rank)
-
-
-def load_start(run: Run) -> Transformer:
-    """The model that `run.start` names, adapters merged, in the shape that the run asks for.
-
-    Rows are added to embedding and head where the run's vocabulary is larger.
-    """
-    folder = Path(run.tokenizer.folder) if run.tokenizer.folder else RunFolder(Path(run.out)).tokenizer
-    known = folder if (folder / "tokenizer.json").is_file() else None
-    begun = load_trained(Path(run.start), adapters="merged", hints=config.to_dict(run.model), tokenizer_folder=known)
-    if begun.model.config == run.model:
-        return begun.model.train()
-    model = Transformer(run.model)
-    _fill(model, grow(begun.model.state_dict(), run.model.vocabulary_size), run.start)
-    return model
-
-
-def load_weights(module: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's weights into what was trained; every name and shape must match, a frozen base apart."""
-    weights = checkpoint.weights()
-    _fill(module, weights, checkpoint.folder, expected=own_state(module) if _has_adapters(weights) else None)
-
-
-def _has_adapters(weights: dict[str, torch.Tensor]) -> bool:
-    return any(".adapters." in name for name in weights)
-
-
-def _of_model(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The model's weights alone, where it was trained inside a module with a head of its own."""
-    inner = {name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")}
-    return inner or weights
-
-
-def _fill(
-    model: nn.Module,
-    weights: dict[str, torch.Tensor],
-    where: object,
-    expected: dict[str, torch.Tensor] | None = None,
-) -> None:
-    wanted = model.state_dict() if expected is None else expected
-    expected_shapes = {name: tuple(value.shape) for name, value in wanted.items()}
-    found = {name: tuple(value.shape) for name, value in weights.items()}
-    if expected_shapes != found:
-        names = expected_shapes.keys() | found.keys()
-        first = min(name for name in names if expected_shapes.get(name) != found.get(name))
-        raise UserError(
-            "the weights are of another shape of model",
-            where=where,
-            got=f"{first} {found.get(first)}",
-            wanted=f"{first} {expected_shapes.get(first)}",
-        )
-    model.load_state_dict(weights, strict=expected is None)
-
-
-def same_model(first: ModelConfig, second: ModelConfig) -> bool:
-    """Whether two configurations are one shape (the preset they started from does not matter)."""
-    return config.to_dict(first) | {"preset": ""} == config.to_dict(second) | {"preset": ""}
-
-
-def set_threads(setting: int, world: int) -> int:
-    """Set torch's CPU threads for this process; returns how many.
-
-    0: OMP_NUM_THREADS where it is set (torchrun sets it to 1), else the physical cores shared among local ranks. More
-    threads than cores is slower by far: 100 steps took 15 s on two free cores and 143 s on two busy ones.
-    Raises UserError where OMP_NUM_THREADS is no number.
-    """
-    count = setting or _openmp_threads() or max(1, physical_cores() // world)
-    torch.set_num_threads(count)
-    keep_freed_memory()
-    return count
-
-
-def _openmp_threads() -> int:
-    """The first number of OMP_NUM_THREADS, which may list one for each level of nesting; 0 where it says nothing."""
-    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    if said and not said.isdecimal():
-        raise UserError("not a number of threads", where="OMP_NUM_THREADS", got=repr(said), wanted="such as 4")
-    return int(said or 0)

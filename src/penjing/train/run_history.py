@@ -9,12 +9,11 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
 from penjing.plan import hardware
-from penjing.plan import prediction_history as ledger
+from penjing.plan import prediction_history as history
 from penjing.train.build import PreparedRun
 from penjing.train.oom_recovery import is_out_of_memory
 from penjing.train.signals import Stopped
 
-ENDED = "ended.json"  # of a run that did not reach its last step: how far it came, and why
 SPENT = ("training_seconds", "validation_seconds", "checkpoint_seconds", "sample_seconds")
 
 
@@ -26,13 +25,13 @@ def append_history(prepared: PreparedRun, seconds: float, error: BaseException |
     folder = prepared.folder
     try:
         if error is None:
-            (folder.path / ENDED).unlink(missing_ok=True)
+            folder.ended.unlink(missing_ok=True)
             outcome = read_json(folder.outcome)
         else:
             outcome = _stopped(prepared, seconds, error)
-            write_json(folder.path / ENDED, outcome)
+            write_json(folder.ended, outcome)
         plan = read_json(folder.plan)
-        ledger.append(ledger.entry(str(folder.path.resolve()), _now(), plan, outcome))
+        history.append(history.entry(str(folder.path.resolve()), _now(), plan, outcome))
     except (OSError, UserError) as wrong:  # a full disk, a read-only home: no reason to fail the run
         warnings.warn(f"not in the prediction history: {wrong}", stacklevel=2)
 

@@ -1,7 +1,7 @@
 """Memory of a training step without a GPU: a trace on the meta device, replayed through the allocator's rules.
 
-`trace.py` records, `disguise.py` makes code take the target's paths, `allocator.py` replays, `peak.py` sums up.
-What a `Run` is made of is put together one floor up, in `penjing/train/trace.py`.
+`trace.py` records, `fake_device_mode.py` makes code take the target's paths, `allocator.py` replays, `report.py` sums
+up. `penjing/train/memory_trace/` builds what a run is made of, one floor up.
 """
 
 from penjing.plan.memory.allocator import CachingAllocator, OutOfMemory

@@ -72,9 +72,6 @@ class Trace:
             curve.append(live)
         return curve
 
-    def num_operations(self) -> int:
-        return len(self.storages)
-
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every storage on `device` while it is entered; `phase` and `tag` say what they are for.

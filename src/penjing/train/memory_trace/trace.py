@@ -6,35 +6,27 @@ of the largest shape (`Stage.example_batch`), the device a disguise (`penjing/pl
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
 from penjing.base.errors import UserError
-from penjing.base.seeds import derive
-from penjing.kernels.fp8 import require_float8
 from penjing.model.config import ModelConfig
-from penjing.model.freeze import freeze
-from penjing.model.linear import set_compute_dtype, use_float8
-from penjing.model.lora import adapt, keep_base_in
-from penjing.model.transformer import Transformer, recompute_activations
-from penjing.objective.base import Objective
-from penjing.optim.router_bias_update import RouterBalance
-from penjing.plan.hardware import compute_dtype
+from penjing.model.transformer import Transformer
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import Disguise
 from penjing.plan.memory.host_rss import at_more_rows, measured_process_bytes, peak_at_more_rows, process_plan
 from penjing.plan.memory.report import MemoryPlan, plan_from
 from penjing.plan.memory.sharded_memory import Layout, share
 from penjing.plan.memory.trace import Trace, Tracer
+from penjing.track.base import Trackers
 from penjing.train.batch_geometry import batch_geometry
+from penjing.train.build_model import BuiltRun, build_model, complete
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.dummy_batches import NoMeter, StandInSource, TraceStrategy, on_target, tensors_of
-from penjing.train.stages.base import Stage, make_stage
+from penjing.train.precision import Precision
+from penjing.train.stages.base import make_stage
 
 META = torch.device("meta")
 # Lines of these files are the head's and the loss's.
@@ -202,61 +194,35 @@ def largest_block_bytes(config: ModelConfig) -> tuple[int, int]:
 def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str, ...]]:
     """The trace of STEPS steps and a validation between them, and what had to be assumed."""
     notes = [] if shape.scored_fraction < 1 else ["every position is taken to be learned from, the most there can be"]
-    dtype = target_dtype(run, target)
-    if run.compute.dtype == "auto":
-        run = replace(run, compute=replace(run.compute, dtype=str(dtype).removeprefix("torch.")))  # type: ignore[arg-type]
+    device = torch.device(target.kind)
+    precision = Precision.resolve(run.compute, device, capability=target.capability)
+    precision.require(device, target.capability)
+    run = replace(run, compute=precision.said_by(run.compute))
     tracer = Tracer(
         vocabulary=run.model.vocabulary_size, loss_files=LOSS_FILES, kernel_temporaries=target.kind == "cuda"
     )
-    strategy = TraceStrategy(tracer, torch.device(target.kind), shape.layout, shape.ranks)
+    strategy = TraceStrategy(tracer, device, shape.layout, shape.ranks)
     stage = make_stage(run, strategy)
-    with Disguise(target), torch.device(META):
-        model, trained = build(run, stage, dtype)
-        set_compute_dtype(trained, None if dtype == torch.float32 else dtype)
-        if run.compute.float8 != "off":
-            require_float8(target.kind, target.capability, dtype)
-            use_float8(model)
+    with Disguise(target), META:
+        model = build_model(stage, precision, META)
     with tracer, on_target(target, shape.document_tokens):
-        tracer.tag_model(trained, dtype)
+        tracer.tag_model(model.trainable, precision.dtype)
         notes += stage.assume_data()
-        stage.setup(trained)
+        built = complete(model, stage, strategy, precision)
         for frozen in stage.frozen_models():
             tracer.tag_model(frozen)
-        objective, wrapped = stage.objective(), strategy.wrap(trained)
-        optimizers: list[Any] = run.optimizer.build(trained)
-        if run.model.is_mixture:
-            optimizers.append(RouterBalance(model, 0.0 if run.lora.rank else run.router.bias_rate, strategy.add))
-        given: dict[str, Any] = dict(
-            strategy=strategy,
-            model=wrapped,
-            objective=objective,
-            source=StandInSource(
-                lambda: stage.example_batch(shape.micro_rows, META, shape.scored_fraction), tracer, run.data.prefetch
-            ),
-            optimizers=optimizers,
-            schedule=run.schedule,
-            meter=NoMeter(),
-            num_steps=STEPS,
-            accumulate=shape.accumulate,
-            clip_norm=run.clip_norm,
-        )
-        rest: dict[str, Any] = {
-            field.name: None
-            for field in fields(TrainingContext)
-            if field.default is MISSING and field.name not in given
-        }
-        parts = TrainingContext(**given, **rest)
+        context = _context(built, shape, tracer)
         # On a CPU, where freed memory has no history, the optimizer's state is made by itself and one step is enough.
         if target.kind == "cpu":
-            _make_state(trained, optimizers, tracer)
+            _make_state(built, tracer)
         for index in range(1 if target.kind == "cpu" else STEPS):
             tracer.mark(f"step {index + 1}")
             tracer.phase = "forward"
-            step(parts, index)
-            tracer.tag_state(optimizers)
+            step(context, index)
+            tracer.tag_state(built.optimizers)
             if index == 0:
                 tracer.mark("validation")
-                _validate(run, shape, tracer, stage, objective, wrapped)
+                _validate(built, shape, tracer)
     if target.kind == "cuda" and run.compute.compile != "off":
         notes.append("traced as it runs without torch.compile, which mostly takes less")
     if run.model.is_mixture:
@@ -264,48 +230,46 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
     return tracer.trace, tuple(notes)
 
 
-def target_dtype(run: Run, target: Target) -> torch.dtype:
-    """The dtype of the products, as `prepare_run` chooses it; `auto` on a GPU by its architecture."""
-    if run.compute.dtype != "auto" or target.kind == "cpu":
-        return compute_dtype(run.compute.dtype, torch.device("cpu"))
-    return torch.bfloat16 if target.capability >= (8, 0) else torch.float16
-
-
-def build(run: Run, stage: Stage[Any], dtype: torch.dtype) -> tuple[Transformer, nn.Module]:
-    """The decoder and what is trained (the same, or a module around it), in the order of `prepare_run`."""
-    model = Transformer(run.model)
-    if run.lora.rank:
-        adapt(model, run.lora, seed=derive(run.seed, "lora"))
-    freeze(model, run.freeze)
-    recompute_activations(model, run.compute.recompute)
-    if run.lora.rank:
-        keep_base_in(model, dtype)
-    return model, stage.trainable(model)
-
-
 # --- the step --------------------------------------------------------------------------------------------------------
 
 
-def _make_state(model: nn.Module, optimizers: list[Any], tracer: Tracer) -> None:
+def _context(built: BuiltRun, shape: Shape, tracer: Tracer) -> TrainingContext:
+    run, stage = built.run, built.stage
+    return TrainingContext(
+        strategy=built.strategy,
+        model=built.wrapped,
+        objective=built.objective,
+        source=StandInSource(
+            lambda: stage.example_batch(shape.micro_rows, META, shape.scored_fraction), tracer, run.data.prefetch
+        ),
+        optimizers=built.optimizers,
+        schedule=run.schedule,
+        trackers=Trackers([]),
+        meter=NoMeter(),  # type: ignore[arg-type]  # a step asks nothing else of it
+        num_steps=STEPS,
+        accumulate=shape.accumulate,
+        clip_norm=run.clip_norm,
+    )
+
+
+def _make_state(built: BuiltRun, tracer: Tracer) -> None:
     """Let the optimizers make their state, from gradients of no origin."""
     with tracer.during("optimizer"):
-        for parameter in model.parameters():
+        for parameter in built.trainable.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.empty_like(parameter)
-        for optimizer in optimizers:
+        for optimizer in built.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        tracer.tag_state(optimizers)
+        tracer.tag_state(built.optimizers)
 
 
-def _validate(
-    run: Run, shape: Shape, tracer: Tracer, stage: Stage[Any], objective: Objective, model: Callable[..., Any]
-) -> None:
+def _validate(built: BuiltRun, shape: Shape, tracer: Tracer) -> None:
     """A forward pass on held-out rows, as the stage does it."""
-    size = min(stage.validation_size(shape.micro_rows), run.validate.rows)
+    size = min(built.stage.validation_size(shape.micro_rows), built.run.validate.rows)
     if not size:
         return
     with tracer.during("evaluate"), torch.no_grad():
-        batch = stage.example_batch(size, META, shape.scored_fraction)
+        batch = built.stage.example_batch(size, META, shape.scored_fraction)
         tracer.tag(tensors_of(batch), "batch")
-        objective(model, batch)
+        built.objective(built.wrapped, batch)

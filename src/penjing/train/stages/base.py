@@ -20,6 +20,7 @@ from penjing.parallel.base import Strategy
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.nonfinite_guard import Record
+from penjing.train.precision import Precision
 from penjing.train.run_dir import RunFolder
 from penjing.train.stages import stage_class
 
@@ -38,7 +39,8 @@ class Size:
     num_keys: float  # keys a query sees on average
     padding_fraction: float  # of all positions
     extra_forwards: float = 0.0  # forward passes of other models (a reference, a teacher), beside the model's own
-    probe_steps: int = 5  # steps timed before step 1
+    probe_steps: int = 2  # steps on answers that are timed before step 1, at least
+    held_out_units: int = 0  # that a validation looks at, where that is known beforehand
     round_steps: int = 1  # steps that one round of sampling serves; they are timed together
 
 
@@ -70,6 +72,11 @@ class Stage(ABC, Generic[S]):
     def micro_size(self) -> int:
         """Units (rows, pairs, prompts) of one forward pass on one device."""
         return batch_geometry(self.run, self.strategy.world, self.strategy.device).micro_size
+
+    @property
+    def precision(self) -> Precision:
+        """Of the run's matmuls; its settings say it by now."""
+        return Precision.resolve(self.run.compute, self.strategy.device)
 
     @property
     def router(self) -> RouterSettings:

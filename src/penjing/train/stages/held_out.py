@@ -30,12 +30,9 @@ def held_out_means(
             for name, value in objective(model, on_device).parts.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
             units += float(objective.weight(on_device))
-    # Rank 0 has a batch, whoever else may have none.
-    shared: list[str] = strategy.broadcast(
-        list(names or sorted(sums))
-    )  # rank 0 has a batch, whoever else may have none
-    totals = torch.tensor([units, *(sums.get(name, 0.0) for name in shared)], dtype=torch.float64)
+    found: Sequence[str] = strategy.broadcast(names or sorted(sums))  # rank 0 has a batch, whoever else may have none
+    totals = torch.tensor([units, *(sums.get(name, 0.0) for name in found)], dtype=torch.float64)
     if strategy.device.type != "mps":  # which knows no float64, and has no neighbours
         totals = strategy.add(totals.to(strategy.device))
     units, *values = totals.tolist()
-    return {f"validation_{name}": value / max(1.0, units) for name, value in zip(shared, values, strict=True)}
+    return {f"validation_{name}": value / max(1.0, units) for name, value in zip(found, values, strict=True)}

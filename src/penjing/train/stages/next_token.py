@@ -75,6 +75,7 @@ class NextTokenStage(Stage[NextTokenSettings]):
             row_tokens=self.rows.row_tokens,
             num_keys=self._num_keys,
             padding_fraction=padding,
+            held_out_units=min(self.run.validate.rows, self.held_out.rows_per_epoch),
         )
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:

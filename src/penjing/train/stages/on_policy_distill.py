@@ -164,7 +164,6 @@ class OnPolicyStage(TeacherStage):
             padding_fraction=0.0,
             # The student's writing is about one forward pass more, a token at a time.
             extra_forwards=relative_cost(self.run, self.teacher, tokens / 2) + self.settings.own_fraction,
-            probe_steps=2,
         )
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:

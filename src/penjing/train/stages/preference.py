@@ -25,12 +25,11 @@ from penjing.model.lora import fingerprint
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Objective
 from penjing.objective.preference import MISMATCHED, REFERENCE, WANTED, Preference, PreferenceObjective
-from penjing.plan import hardware
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.kl_to_reference import WithoutAdapter, drift
+from penjing.train.load_model import load_start
 from penjing.train.oom_recovery import release, with_room
-from penjing.train.run_dir import load_start
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.preference_data import PreferenceDataStage, need_pairs
@@ -98,16 +97,15 @@ class PreferenceStage(PreferenceDataStage[Preference]):
     def setup(self, model: nn.Module) -> None:
         super().setup(model)
         decoder = cast(Transformer, model)
-        dtype = hardware.compute_dtype(self.run.compute.dtype, self.strategy.device)
         self._log_probs: LogProbs | None = None
         self._copied: Transformer | None = None
         if self.reference == "copy":
-            copied = self._copied = frozen_copy(decoder, dtype)
+            copied = self._copied = frozen_copy(decoder, self.precision)
             self._log_probs = lambda batch: answer_log_probs(copied, batch)
         elif self.reference == "adapter_off":
             self._log_probs = lambda batch: base_log_probs(decoder, batch)
         elif self.reference == "precomputed" and self.fingerprint:
-            self._precompute(decoder, str(dtype))
+            self._precompute(decoder, str(self.precision.dtype))
 
     def frozen_models(self) -> list[nn.Module]:
         return [] if self._copied is None else [self._copied]

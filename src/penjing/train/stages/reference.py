@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 
 from penjing.loader.shared_prompt_batch import AnswerBatch, run_model
-from penjing.model.lora import keep_base_in, strip, using
+from penjing.model.lora import strip, using
 from penjing.model.transformer import Transformer
+from penjing.train.precision import Precision
 
 LogProbs = Callable[[AnswerBatch], Tensor]
 """logp_N of a batch under some model, without a gradient."""
 
 
-def frozen_copy(model: Transformer, dtype: torch.dtype) -> Transformer:
+def frozen_copy(model: Transformer, precision: Precision) -> Transformer:
     """A copy without adapters that does not learn, its matrices held in the dtype that they are multiplied in."""
     copied = copy.deepcopy(model)
     strip(copied)  # they have learned where the run goes on from a checkpoint
     copied.requires_grad_(False).eval()
-    keep_base_in(copied, dtype)
+    precision.cast_frozen(copied)
     return copied
 
 

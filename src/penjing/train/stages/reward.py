@@ -25,7 +25,7 @@ from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.base import Objective
 from penjing.objective.reward_model import MARGIN, RewardModel, RewardObjective, score_answers
-from penjing.train.run_dir import load_trained
+from penjing.train.load_model import load_trained
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.preference_data import CHUNK, PreferenceDataStage, need_pairs

@@ -15,7 +15,8 @@ from penjing.data import tokenize_dataset as prepare
 from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
 from penjing.parallel.base import Strategy
 from penjing.train.config import Run
-from penjing.train.run_dir import RunFolder, start_tokenizer
+from penjing.train.load_model import start_tokenizer
+from penjing.train.run_dir import RunFolder
 from penjing.train.stages.base import Report
 
 T = TypeVar("T")

@@ -12,14 +12,13 @@ from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.model.linear import set_compute_dtype
-from penjing.model.lora import fingerprint, keep_base_in
+from penjing.model.lora import fingerprint
 from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation
-from penjing.plan import hardware
 from penjing.plan.flops import training_flops_per_token
 from penjing.train.config import Run
-from penjing.train.run_dir import RunFolder, load_trained, start_shape
+from penjing.train.load_model import load_trained, start_shape
+from penjing.train.run_dir import RunFolder
 from penjing.train.stages.base import Stage
 
 META = torch.device("meta")
@@ -57,9 +56,8 @@ class TeacherStage(Stage[Distill]):
         self._teacher_size = sum(value.numel() for value in found.model.parameters())
 
     def _in_compute_dtype(self, teacher: Transformer) -> Transformer:
-        dtype = hardware.compute_dtype(self.run.compute.dtype, self.strategy.device)
-        keep_base_in(teacher, dtype)
-        set_compute_dtype(teacher, None if dtype == torch.float32 else dtype)
+        self.precision.cast_frozen(teacher)
+        self.precision.apply(teacher)
         return teacher
 
     def assume_data(self) -> list[str]:

@@ -33,11 +33,11 @@ _LIBRARY = [
     "native_dropout",
     "multinomial",
     "_fused",
-    "heads_and_attention",  # ours, of kernels/triton/ops.py
+    "fused_qk_norm_rope_attention",  # ours, of kernels/triton/ops.py
     "document_attention",
-    "gated",
-    "mixed_rows",
-    "nats_in_place",
+    "swiglu",
+    "combine_experts",
+    "cross_entropy_inplace",
 ]
 _REDUCTION = [
     "sum",

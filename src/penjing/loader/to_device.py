@@ -1,0 +1,40 @@
+"""A batch's way to a device, with what attention kernels there want to know of its documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def to_device(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Any]:
+    """A batch's tensors by name on `device`, on CUDA with `edge_S`. Copies from pinned memory do not wait for it."""
+    if device.type == "cpu":
+        return tensors
+    if device.type != "cuda":
+        return {name: value.to(device) for name, value in tensors.items()}
+    tensors = {**tensors, "edge_S": cu_seqlens(tensors["document_BT"])}
+    return {name: value.pin_memory().to(device, non_blocking=True) for name, value in tensors.items()}
+
+
+# Positions for each place in `cu_seqlens`: with documents longer than this on average, all batches of a run have
+# as many places, so that what is compiled for one serves all.
+POSITIONS_PER_EDGE = 64
+
+
+def cu_seqlens(document_BT: Tensor) -> Tensor:
+    """edge_S, int32, for variable-length attention: each document's first position, counted through all rows.
+
+    The number of positions follows, and is repeated up to a length that few batches exceed.
+    """
+    total = document_BT.numel()
+    new_BT = torch.ones_like(document_BT, dtype=torch.bool)
+    new_BT[:, 1:] = document_BT[:, 1:] != document_BT[:, :-1]
+    first_N = new_BT.flatten().nonzero()[:, 0]
+    size = max(64, total // POSITIONS_PER_EDGE)
+    while size < len(first_N):
+        size *= 2
+    edge_S = torch.full((size + 1,), total, dtype=torch.int32)
+    edge_S[: len(first_N)] = first_N
+    return edge_S
