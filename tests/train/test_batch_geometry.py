@@ -16,7 +16,7 @@ def run_of(rows, micro_rows=0, **more):
 
 
 @pytest.mark.parametrize(
-    ("rows", "micro_rows", "world", "device", "micro_size", "accumulation"),
+    ("rows", "asked", "world", "device", "micro_size", "accumulation"),
     [
         (32, 0, 1, CPU, 16, 2),  # half of the share
         (32, 0, 2, CPU, 16, 1),
@@ -29,8 +29,8 @@ def run_of(rows, micro_rows=0, **more):
         (32, 4, 2, CPU, 4, 4),
     ],
 )
-def test_a_step_is_cut_into_passes(rows, micro_rows, world, device, micro_size, accumulation):
-    found = batch_geometry(run_of(rows, micro_rows), world, device)
+def test_a_step_is_cut_into_passes(rows, asked, world, device, micro_size, accumulation):
+    found = batch_geometry(run_of(rows, asked), world, device)
     assert (found.micro_size, found.accumulation) == (micro_size, accumulation)
     assert found.global_size == rows == found.micro_size * found.accumulation * found.world
 

@@ -202,6 +202,6 @@ class StoredSource(PackedSource):
         self._rows = DistillRows(rows, store)
 
     def __next__(self) -> Batch:
-        first = self._next_row + self.rank * self.micro_rows
-        self._next_row += self.world * self.micro_rows
-        return self._rows.batch(range(first, first + self.micro_rows))
+        first = self._next_row + self.rank * self.batch_size
+        self._next_row += self.world * self.batch_size
+        return self._rows.batch(range(first, first + self.batch_size))
