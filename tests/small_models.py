@@ -11,8 +11,8 @@ from penjing.train.config import SaveSettings
 
 CPU = torch.device("cpu")
 SHAPE = {
-    "vocabulary_size": 24, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_size": 8,
-    "mlp_size": 24, "max_tokens": 64,
+    "vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+    "intermediate_size": 24, "max_tokens": 64,
 }  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def talk(tokenizer, monkeypatch):
         monkeypatch.setattr(talking, "stream", script.stream)
         trained = SimpleNamespace(
             tokenizer=tokenizer, model=SimpleNamespace(config=SimpleNamespace(max_tokens=2000)),
-            run=SimpleNamespace(data=SimpleNamespace(row_tokens=2000), model=SimpleNamespace(max_tokens=2000)),
+            run=SimpleNamespace(data=SimpleNamespace(seq_len=2000), model=SimpleNamespace(max_tokens=2000)),
         )  # fmt: skip
         shown = io.StringIO()
         manner = talking.GenerationOptions(thinking=thinking, toolbox=Toolbox(tools))
@@ -201,7 +201,7 @@ def test_the_oldest_exchange_is_forgotten_whole(tokenizer):
 
 
 def test_a_pretrained_model_is_not_asked_to_think(small_run, tmp_path, penjing):
-    penjing("train", "pretrain", *small_run, "steps=1", f"out={tmp_path / 'run'}")
+    penjing("train", "pretrain", *small_run, "max_steps=1", f"out={tmp_path / 'run'}")
     with pytest.raises(UserError, match="only pretrained"):
         talking.chat(
             tmp_path / "run",

@@ -64,7 +64,7 @@ def plan_of(run, notes):
     prepared = SimpleNamespace(
         run=run,
         bill=BILL,
-        size=SimpleNamespace(unit="rows", row_tokens=8, padding_fraction=0.0),
+        size=SimpleNamespace(unit="rows", seq_len=8, padding_fraction=0.0),
         context=SimpleNamespace(accumulate=1),
         stage=stage,
         notes=notes,

@@ -22,18 +22,18 @@ peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
 SHAPE = {
-    "vocabulary_size": 61,
+    "vocab_size": 61,
     "hidden_size": 24,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_size": 8,
-    "mlp_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 40,
     "max_tokens": 64,
     "rope_theta": 1e4,
-    "embeddings": "untied",
+    "tie_word_embeddings": False,
 }
-MOE = {"experts": 4, "experts_per_token": 2, "expert_size": 16, "shared_expert_size": 16}
+MOE = {"experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
 IDS_BT = torch.randint(61, (4, 16), generator=torch.Generator().manual_seed(1))
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -81,9 +81,9 @@ def check_equal(model, theirs):
 
 SETTINGS = {
     "standard": Lora(rank=4),
-    "rank_stabilised": Lora(rank=3, alpha=4, scaling="rank_stabilised"),
-    "dora": Lora(rank=4, alpha=8, kind="dora"),
-    "some_layers": Lora(rank=4, targets=("blocks.1.*", "attention.q_proj")),
+    "rank_stabilised": Lora(rank=3, alpha=4, use_rslora=True),
+    "dora": Lora(rank=4, alpha=8, use_dora=True),
+    "some_layers": Lora(rank=4, target_modules=("blocks.1.*", "attention.q_proj")),
 }
 
 
@@ -100,11 +100,11 @@ def test_ours_in_peft(pair, tmp_path, name, architecture):
 @pytest.mark.parametrize(
     ("architecture", "more"),
     [
-        ("glm4_moe", {**MOE, "dense_layers": (0,)}),
+        ("glm4_moe", {**MOE, "mlp_only_layers": (0,)}),
         ("qwen2_moe", MOE),
-        ("glm4_moe", {**MOE, "shared_expert_size": 32}),
-        ("qwen3_moe", {**MOE, "shared_expert_size": 0, "dense_layers": (1,)}),
-        ("mixtral", {**MOE, "shared_expert_size": 0}),
+        ("glm4_moe", {**MOE, "shared_expert_intermediate_size": 32}),
+        ("qwen3_moe", {**MOE, "shared_expert_intermediate_size": 0, "mlp_only_layers": (1,)}),
+        ("mixtral", {**MOE, "shared_expert_intermediate_size": 0}),
     ],
 )
 def test_mixtures_in_peft(pair, tmp_path, architecture, more):
@@ -231,14 +231,14 @@ def test_what_we_do_not_compute_is_refused_by_name(written, wrong, facts):
 
 def test_magnitudes_in_a_mixtures_mlp_are_refused(pair, tmp_path):
     model, _, _ = pair("glm4_moe", **MOE)
-    adapt(model, Lora(rank=4, kind="dora"))
+    adapt(model, Lora(rank=4, use_dora=True))
     with raises_user_error(next_step="merge it"):
         write_peft(tmp_path / "adapter", model, "default", base_name="base")
     assert not (tmp_path / "adapter").exists()
 
 
 def test_adapters_on_routed_experts_are_refused_by_name(pair, tmp_path):
-    model, theirs, _ = pair("qwen3_moe", **{**MOE, "shared_expert_size": 0})
+    model, theirs, _ = pair("qwen3_moe", **{**MOE, "shared_expert_intermediate_size": 0})
     given = {"r": 2, "target_modules": ["q_proj"], "target_parameters": ["mlp.experts.down_proj"]}
     peft.get_peft_model(theirs, peft.LoraConfig(**given, task_type="CAUSAL_LM")).save_pretrained(tmp_path / "theirs")
     with raises_user_error(where="adapter_model.safetensors", got="model.layers.0.mlp.experts"):
@@ -262,7 +262,7 @@ def test_an_adapter_of_another_shape(written):
     other = Transformer(ModelConfig(**{**SHAPE, "hidden_size": 32}))
     with raises_user_error(where="adapter_model.safetensors", got="model.layers.0.mlp.down_proj [24, 40]"):
         attach_peft(other, "x", read_peft(folder))
-    shorter = Transformer(ModelConfig(**{**SHAPE, "num_layers": 1}))
+    shorter = Transformer(ModelConfig(**{**SHAPE, "num_hidden_layers": 1}))
     with raises_user_error(where="adapter_model.safetensors", got="model.layers.1.mlp.down_proj"):
         attach_peft(shorter, "x", read_peft(folder))
     assert not lora.names(shorter)

@@ -19,7 +19,7 @@ END = 0  # the end-of-text token
 
 def write_documents(folder: Path, lengths: list[int]) -> Shards:
     """Documents of the given lengths; no token stands twice, so that every place can be told from every other."""
-    writer = ShardWriter(folder, kind="documents", vocabulary_size=1 << 20, about={})
+    writer = ShardWriter(folder, kind="documents", vocab_size=1 << 20, about={})
     start = 1
     for length in lengths:
         writer.add(range(start, start + length), length)
@@ -28,7 +28,7 @@ def write_documents(folder: Path, lengths: list[int]) -> Shards:
 
 
 def write_chats(folder: Path, lengths: list[int]) -> Shards:
-    writer = ShardWriter(folder, kind="chats", vocabulary_size=1 << 20, about={})
+    writer = ShardWriter(folder, kind="chats", vocab_size=1 << 20, about={})
     start = 1
     for length in lengths:
         writer.add(range(start, start + length), length, [token % 3 == 0 for token in range(start, start + length)])
@@ -56,17 +56,17 @@ def documents(tmp_path: Path) -> Shards:
     return write_documents(tmp_path / "documents", LENGTHS)
 
 
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), row_tokens=st.integers(1, 24), seed=st.integers())
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), seq_len=st.integers(1, 24), seed=st.integers())
 @settings(max_examples=40)
 def test_a_stream_is_its_documents_one_after_the_other(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], row_tokens: int, seed: int
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], seq_len: int, seed: int
 ) -> None:
     shards = write_documents(tmp_path_factory.mktemp("shards") / "a", lengths)
-    if sum(lengths) + len(lengths) <= row_tokens:
+    if sum(lengths) + len(lengths) <= seq_len:
         with raises_user_error(where="/a", got=f"{sum(lengths)} tokens"):
-            StreamRows(shards, row_tokens, end_of_text=END, seed=seed)
+            StreamRows(shards, seq_len, end_of_text=END, seed=seed)
         return
-    rows = StreamRows(shards, row_tokens, end_of_text=END, seed=seed)
+    rows = StreamRows(shards, seq_len, end_of_text=END, seed=seed)
     texts = {
         int(shards.token_N[start]): shards.token_N[start:end]
         for start, end in zip(shards.start_D, shards.end_D, strict=True)
@@ -74,8 +74,8 @@ def test_a_stream_is_its_documents_one_after_the_other(
     for epoch in (0, 1):
         inputs, targets, numbers = [], [], []
         for row in epoch_of(rows, epoch):
-            assert len(row.ids_T) == len(row.target_T) == len(row.document_T) == row_tokens
-            assert row.weight_T.tolist() == [1.0] * row_tokens
+            assert len(row.ids_T) == len(row.target_T) == len(row.document_T) == seq_len
+            assert row.weight_T.tolist() == [1.0] * seq_len
             inputs += row.ids_T.tolist()
             targets += row.target_T.tolist()
             numbers += row.document_T.tolist()
@@ -93,7 +93,7 @@ def test_a_stream_is_its_documents_one_after_the_other(
             else:
                 found[-1].append(token)
         left = sum(lengths) + len(lengths) - len(stream)
-        assert 0 <= left < row_tokens
+        assert 0 <= left < seq_len
         firsts = [text[0] for text in found if text]
         assert len(set(firsts)) == len(firsts)
         for text in found[:-1]:
@@ -101,7 +101,7 @@ def test_a_stream_is_its_documents_one_after_the_other(
         assert found[-1] == (texts[found[-1][0]][: len(found[-1])].tolist() if found[-1] else [])
         # Every token is a target once; only the stream's first and the tail's are none.
         assert len(set(targets) - {END}) == len([token for token in targets if token != END])
-        assert len(targets) == rows.tokens_per_epoch == rows.rows_per_epoch * row_tokens
+        assert len(targets) == rows.tokens_per_epoch == rows.rows_per_epoch * seq_len
     assert rows.padding_per_epoch == 0
 
 

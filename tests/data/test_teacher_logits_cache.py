@@ -24,7 +24,7 @@ END = 0
 
 def shards(folder, kind, seed=0, documents=40):
     generator = np.random.default_rng(seed)
-    writer = ShardWriter(folder, kind=kind, vocabulary_size=50, about={"tokenizer": "x"})
+    writer = ShardWriter(folder, kind=kind, vocab_size=50, about={"tokenizer": "x"})
     for _ in range(documents):
         length = int(generator.integers(2, 14))
         weights = generator.integers(0, 2, length) if kind == "chats" else None

@@ -20,8 +20,8 @@ from penjing.data.token_shards import META, Shards, ShardWriter
 DOCUMENTS = [[5, 6, 7], [8], [9, 10, 65_535]]
 
 
-def write(folder: Path, documents: list[list[int]] = DOCUMENTS, vocabulary_size: int = 65_536) -> Shards:
-    writer = ShardWriter(folder, kind="documents", vocabulary_size=vocabulary_size, about={"tokenizer": "abc"})
+def write(folder: Path, documents: list[list[int]] = DOCUMENTS, vocab_size: int = 65_536) -> Shards:
+    writer = ShardWriter(folder, kind="documents", vocab_size=vocab_size, about={"tokenizer": "abc"})
     for number, ids in enumerate(documents):
         writer.add(ids, num_bytes=10 * (number + 1))
     return writer.close()
@@ -50,7 +50,7 @@ def test_any_documents_come_back(tmp_path_factory: pytest.TempPathFactory, docum
 
 
 def test_chats_bring_their_weights(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path / "a", kind="chats", vocabulary_size=300, about={})
+    writer = ShardWriter(tmp_path / "a", kind="chats", vocab_size=300, about={})
     writer.add([1, 2, 3], 4, [0, 1, 1])
     writer.add([4, 5], 2, [0, 1])
     shards = writer.close()
@@ -59,9 +59,9 @@ def test_chats_bring_their_weights(tmp_path: Path) -> None:
     assert read(shards) == [[1, 2, 3], [4, 5]]
 
 
-@pytest.mark.parametrize(("vocabulary_size", "dtype", "size"), [(65_536, "uint16", 14), (65_537, "uint32", 28)])
-def test_ids_take_two_bytes_where_they_fit(tmp_path: Path, vocabulary_size: int, dtype: str, size: int) -> None:
-    shards = write(tmp_path / "a", vocabulary_size=vocabulary_size)
+@pytest.mark.parametrize(("vocab_size", "dtype", "size"), [(65_536, "uint16", 14), (65_537, "uint32", 28)])
+def test_ids_take_two_bytes_where_they_fit(tmp_path: Path, vocab_size: int, dtype: str, size: int) -> None:
+    shards = write(tmp_path / "a", vocab_size=vocab_size)
     assert shards.token_N.dtype == dtype
     assert (tmp_path / "a/tokens.bin").stat().st_size == size
     assert read(shards) == DOCUMENTS
@@ -125,7 +125,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, content: str) -> 
 
 
 def test_a_folder_half_written_is_none(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path / "a", kind="documents", vocabulary_size=300, about={})
+    writer = ShardWriter(tmp_path / "a", kind="documents", vocab_size=300, about={})
     writer.add([1, 2, 3], 3)
     for folder in (tmp_path / "a", tmp_path / "a.partial"):
         with raises_user_error(wanted="shards.json"):

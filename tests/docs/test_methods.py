@@ -15,7 +15,7 @@ from penjing.commands.train import resolve_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / f"docs/methods/{name}.md" for name in ("distillation", "dpo", "grpo", "ppo", "reward")]
-NEEDS_A_RUN = ("start=", "objective.teacher=")  # which these tests have not
+NEEDS_A_RUN = ("init_from=", "objective.teacher=")  # which these tests have not
 
 
 def script():
@@ -96,7 +96,7 @@ def test_the_record_has_three_seeds_of_each():
         assert asked["tool"]["after"] >= 38
         assert not any(kind["lost"] for kind in asked.values())
     for seed in found["grpo"].values():
-        assert seed["validation_exact_match"]["after"] - seed["validation_exact_match"]["before"] >= 0.4
+        assert seed["val_exact_match"]["after"] - seed["val_exact_match"]["before"] >= 0.4
     for seed in found["distill"].values():
         assert max(seed["recovered"].values()) >= 0.5
 

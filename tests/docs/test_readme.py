@@ -18,7 +18,7 @@ from penjing.plan.flops import parameters
 
 ROOT = Path(__file__).parents[2]
 READMES = ("README.md", "README.zh-CN.md")
-ELSEWHERE = ("start=", "objective.teacher=")  # settings whose files are not here
+ELSEWHERE = ("init_from=", "objective.teacher=")  # settings whose files are not here
 
 
 def blocks(name):

@@ -36,7 +36,7 @@ def test_commands_exist(words: list[str]) -> None:
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {word for word in words if word.startswith("--")} <= known
     if command.name == "train":
-        resolve_run(words[0], config.parse_overrides(word for word in words[1:] if not word.startswith("start=")))
+        resolve_run(words[0], config.parse_overrides(word for word in words[1:] if not word.startswith("init_from=")))
 
 
 def test_settings_and_tools_exist() -> None:

@@ -21,14 +21,14 @@ STOP = {5, 11}
 SHAPES = {
     "qwen3": {},
     "window": {"architecture": "qwen2", "sliding_window": 6},
-    "experts": {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_size": 16},
+    "experts": {"architecture": "qwen3_moe", "experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
 
 
 def make_model(name="qwen3", max_tokens=48):
     shape = {
-        "vocabulary_size": 37, "hidden_size": 24, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 40,
-        "max_tokens": max_tokens, "rope_theta": 1e4, "embeddings": "untied", **SHAPES[name],
+        "vocab_size": 37, "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40,
+        "max_tokens": max_tokens, "rope_theta": 1e4, "tie_word_embeddings": False, **SHAPES[name],
     }  # fmt: skip
     return small_model(seed=3, noise=0.1, sharpen=4, **shape).eval()
 
@@ -85,7 +85,13 @@ def test_who_else_is_in_the_batch_has_no_part_in_an_answer(model):
 def test_nor_in_its_log_probabilities_to_the_last_bit(monkeypatch, window, dtype):
     """On a CPU, of a dense model whose sizes are multiples of 16: so two processes write what one does, and fewer slots
     what many do."""
-    sizes = {"hidden_size": 32, "head_size": 16, "mlp_size": 48, "architecture": "qwen2", "sliding_window": window}
+    sizes = {
+        "hidden_size": 32,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "architecture": "qwen2",
+        "sliding_window": window,
+    }
     monkeypatch.setitem(SHAPES, "even", sizes)
     model = make_model("even")
     set_compute_dtype(model, dtype)

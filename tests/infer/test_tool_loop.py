@@ -15,15 +15,15 @@ CALL = 7  # a turn in which this was said is followed by something
 SHAPES = {
     "qwen3": {},
     "window": {"architecture": "qwen2", "sliding_window": 6},
-    "experts": {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_size": 16},
+    "experts": {"architecture": "qwen3_moe", "experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
 
 
 @pytest.fixture(params=list(SHAPES))
 def model(request):
     shape = {
-        "vocabulary_size": 24, "hidden_size": 24, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 40, "max_tokens": 80,
-        "rope_theta": 1e4, "embeddings": "untied", **SHAPES[request.param],
+        "vocab_size": 24, "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40, "max_tokens": 80,
+        "rope_theta": 1e4, "tie_word_embeddings": False, **SHAPES[request.param],
     }  # fmt: skip
     return small_model(seed=3, noise=0.1, sharpen=2, **shape).eval()
 

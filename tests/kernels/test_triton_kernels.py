@@ -224,9 +224,11 @@ class Way:
     """A model of every part, in float16, with kernels or without."""
 
     def __init__(self, architecture, monkeypatch):
-        more = {"experts": 4, "experts_per_token": 2, "expert_size": 48} if architecture == "qwen3_moe" else {}
-        sizes = {"vocabulary_size": 300, "hidden_size": 64, "mlp_size": 160, "num_layers": 2}
-        heads = {"num_heads": 4, "num_kv_heads": 2, "head_size": 16}
+        more = (
+            {"experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48} if architecture == "qwen3_moe" else {}
+        )
+        sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
         self.config = ModelConfig(architecture=architecture, **sizes, **heads, **more)
         self.monkeypatch = monkeypatch
 

@@ -17,14 +17,14 @@ from penjing.optim.muon import Muon
 
 KINDS = [
     Lora(rank=4),
-    Lora(rank=4, scaling="rank_stabilised"),
-    Lora(rank=4, kind="dora"),
-    Lora(rank=2, alpha=3, kind="dora", scaling="rank_stabilised"),
+    Lora(rank=4, use_rslora=True),
+    Lora(rank=4, use_dora=True),
+    Lora(rank=2, alpha=3, use_dora=True, use_rslora=True),
 ]
 NAMES = ["standard", "rank_stabilised", "dora", "dora_rank_stabilised"]
 IDS_BT = torch.randint(61, (3, 20), generator=torch.Generator().manual_seed(1))
 TARGET_N = IDS_BT[:, 1:].flatten()
-MOE = {"experts": 4, "experts_per_token": 2, "expert_size": 16}
+MOE = {"experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
 def nats(model):
@@ -143,11 +143,11 @@ def test_a_stripped_model_is_a_plain_one(make_model, settings):
 
 @pytest.mark.parametrize("architecture", ["qwen2", "glm4_moe"])
 def test_many_adapters_in_one_batch_equal_each_alone(make_model, architecture):
-    more = {**MOE, "shared_expert_size": 16, "dense_layers": (0,)} if architecture == "glm4_moe" else {}
+    more = {**MOE, "shared_expert_intermediate_size": 16, "mlp_only_layers": (0,)} if architecture == "glm4_moe" else {}
     model = make_model(architecture=architecture, **more).eval()
     adapt(model, Lora(rank=4), name="one", seed=1)
-    adapt(model, Lora(rank=2, kind="dora"), name="two", seed=2)
-    adapt(model, Lora(rank=3, targets=("attention.q_proj",)), name="three", seed=3)
+    adapt(model, Lora(rank=2, use_dora=True), name="two", seed=2)
+    adapt(model, Lora(rank=3, target_modules=("attention.q_proj",)), name="three", seed=3)
     for number, name in enumerate(lora.names(model)):
         teach(model, name, seed=number)
     ids_BT = torch.randint(61, (6, 9), generator=torch.Generator().manual_seed(2))
@@ -209,7 +209,7 @@ def test_fewer_names_than_rows_are_refused(make_model):
 @pytest.mark.parametrize("pattern", ["attention.?_proj", "blocks.1.mlp.up_proj", "*"])
 def test_patterns_choose_layers(make_model, pattern):
     model = make_model()
-    adapt(model, Lora(rank=2, targets=(pattern,)))
+    adapt(model, Lora(rank=2, target_modules=(pattern,)))
     found = set(lora.adapted(model))
     attention = {f"blocks.{n}.attention.{p}_proj" for n in range(2) for p in "qkvo"}
     mlp = {f"blocks.{n}.mlp.{p}_proj" for n in range(2) for p in ("gate", "up", "down")}
@@ -218,20 +218,20 @@ def test_patterns_choose_layers(make_model, pattern):
 
 
 def test_a_pattern_that_matches_nothing_names_the_nearest(make_model):
-    with raises_user_error(where="lora.targets", got="attention.qproj"):
-        adapt(make_model(), Lora(rank=2, targets=("attention.qproj",)))
+    with raises_user_error(where="lora.target_modules", got="attention.qproj"):
+        adapt(make_model(), Lora(rank=2, target_modules=("attention.qproj",)))
 
 
 def test_routed_experts_stay_as_they_are(make_model):
     model = make_model(architecture="qwen3_moe", **MOE)
     adapt(model, Lora(rank=2))
     assert {name.split(".", 2)[2] for name in lora.adapted(model)} == {f"attention.{p}_proj" for p in "qkvo"}
-    with raises_user_error(where="lora.targets", got="mlp.*_proj"):
-        adapt(make_model(architecture="qwen3_moe", **MOE), Lora(rank=2, targets=("mlp.*_proj",)))
+    with raises_user_error(where="lora.target_modules", got="mlp.*_proj"):
+        adapt(make_model(architecture="qwen3_moe", **MOE), Lora(rank=2, target_modules=("mlp.*_proj",)))
 
 
 def test_a_mixture_learns_through_its_adapters(make_model):
-    model = make_model(architecture="qwen2_moe", **MOE, shared_expert_size=24)
+    model = make_model(architecture="qwen2_moe", **MOE, shared_expert_intermediate_size=24)
     adapt(model, Lora(rank=2))
     assert "blocks.0.mlp.shared.up_proj" in lora.adapted(model)
     loss = nats(model)
@@ -310,7 +310,7 @@ def test_dropout_keeps_the_mean_and_has_matching_gradients(make_model):
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_bfloat16_keeps_adapters_in_float32_and_the_base_as_it_is_multiplied(make_model, kind):
     model = make_model()
-    adapt(model, Lora(rank=4, kind=kind))
+    adapt(model, Lora(rank=4, use_dora=kind))
     teach(model, "default")
     set_compute_dtype(model, torch.bfloat16)
     cast_each_time = nats(model).detach()
@@ -346,7 +346,7 @@ def test_what_is_kept_for_the_gradient_is_shared(make_model):
 
 def test_doras_norm_follows_its_adapter(make_model):
     model = make_model().eval()
-    adapt(model, Lora(rank=4, kind="dora"))
+    adapt(model, Lora(rank=4, use_dora=True))
     with torch.no_grad():
         before = model(IDS_BT)
         teach(model, "default")
@@ -360,7 +360,7 @@ def test_doras_norm_follows_its_adapter(make_model):
 def test_doras_norm_follows_a_step(make_model, optimizer):
     """Also one of kernels that change weights without torch's counting it."""
     model = make_model()
-    adapt(model, Lora(rank=4, kind="dora"))
+    adapt(model, Lora(rank=4, use_dora=True))
     teach(model, "default")
     optimizers = optimizer.build(model)
     model.eval()
@@ -380,7 +380,7 @@ def test_doras_norm_follows_a_step(make_model, optimizer):
 
 
 def test_what_a_run_saves_is_all_but_the_base(make_model):
-    model = make_model(architecture="glm4_moe", **MOE, shared_expert_size=16)
+    model = make_model(architecture="glm4_moe", **MOE, shared_expert_intermediate_size=16)
     base = lora.fingerprint(model)
     adapt(model, Lora(rank=4))
     state = lora.own_state(model)
@@ -449,7 +449,7 @@ def test_side_by_side_without_adapters_the_base_speaks(make_model):
     torch.testing.assert_close(packed_linear(x, *layers), torch.cat([layer.plain()(x) for layer in layers], dim=-1))
 
 
-@pytest.mark.parametrize("settings", [Lora(rank=4, kind="dora"), Lora(rank=4, dropout=0.5)], ids=["dora", "dropout"])
+@pytest.mark.parametrize("settings", [Lora(rank=4, use_dora=True), Lora(rank=4, dropout=0.5)], ids=["dora", "dropout"])
 def test_side_by_side_what_has_its_own_way_keeps_it(make_model, settings):
     model = make_model()
     adapt(model, settings)
@@ -466,7 +466,7 @@ def test_the_scale_is_alpha_over_the_rank_or_over_its_root(make_model, scaling, 
     """arXiv:2106.09685 section 4.1 and arXiv:2312.03732: 32 / 16, and 32 / 4."""
     model = make_model()
     plain_OI = model.blocks[1].mlp.up_proj.weight.detach().clone()
-    adapt(model, Lora(rank=16, alpha=32, scaling=scaling, targets=("mlp.up_proj",)))
+    adapt(model, Lora(rank=16, alpha=32, use_rslora=scaling, target_modules=("mlp.up_proj",)))
     teach(model, "default")
     layer = model.blocks[1].mlp.up_proj
     x_NI = torch.randn(3, 24, generator=torch.Generator().manual_seed(2))
@@ -478,7 +478,7 @@ def test_the_scale_is_alpha_over_the_rank_or_over_its_root(make_model, scaling, 
 def test_an_adapter_begins_as_published(make_model):
     """B at zero; A uniform within one over the root of its inputs, as `peft` and Microsoft's own code draw it."""
     model = make_model(hidden_size=64)
-    adapt(model, Lora(rank=32, targets=("attention.q_proj",)))
+    adapt(model, Lora(rank=32, target_modules=("attention.q_proj",)))
     for layer in lora.adapted(model).values():
         assert not layer.adapters["default"].B.any()
         largest = layer.adapters["default"].A.abs().max().item()

@@ -13,22 +13,22 @@ from penjing.model.transformer import Transformer
 
 SHAPE = {
     "hidden_size": 16,
-    "num_layers": 1,
-    "num_heads": 2,
-    "num_kv_heads": 1,
-    "head_size": 8,
-    "mlp_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 24,
     "max_tokens": 32,
 }
 
 
 @pytest.mark.parametrize("embeddings", ["tied", "untied"])
 def test_new_rows_are_the_mean_and_old_ones_stay(embeddings):
-    model = Transformer(ModelConfig(**SHAPE, vocabulary_size=11, embeddings=embeddings))
+    model = Transformer(ModelConfig(**SHAPE, vocab_size=11, tie_word_embeddings=embeddings))
     initialise(model, 1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     grown = grow(model.state_dict(), 14)
-    bigger = Transformer(ModelConfig(**SHAPE, vocabulary_size=14, embeddings=embeddings))
+    bigger = Transformer(ModelConfig(**SHAPE, vocab_size=14, tie_word_embeddings=embeddings))
     bigger.load_state_dict(grown)
     for name, value in before.items():
         assert torch.equal(grown[name][: len(value)], value)
@@ -44,6 +44,6 @@ def test_new_rows_are_the_mean_and_old_ones_stay(embeddings):
 
 
 def test_it_never_shrinks():
-    state = Transformer(ModelConfig(**SHAPE, vocabulary_size=11)).state_dict()
-    with raises_user_error(where="model.vocabulary_size", got=10):
+    state = Transformer(ModelConfig(**SHAPE, vocab_size=11)).state_dict()
+    with raises_user_error(where="model.vocab_size", got=10):
         grow(state, 10)

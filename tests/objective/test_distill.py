@@ -80,7 +80,7 @@ def plain(made, measure, logp_logq=None):
         logp, logq = logp_logq(logp, logq)
     nats = functional.cross_entropy(logits, made["target_N"], reduction="none")
     divergence = plain_divergence(logp, logq, measure)
-    weight, given, share = made["weight_N"], made["given_N"], measure.data_weight
+    weight, given, share = made["weight_N"], made["given_N"], measure.ce_weight
     total = ((1 - share) * heat**2 * divergence * weight + share * nats * given).sum()
     agreed = (logits[:, :ids].argmax(-1) == taught[:, :ids].argmax(-1)).float()
     forward = plain_divergence(logp, logq, replace(measure, divergence="forward"))
@@ -101,7 +101,7 @@ def check(made, measure, expected, factor=0.37):
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients_equal_the_plain_twin(kind, share, heat):
-    measure = DivergenceConfig(divergence=kind, mixture=0.3, temperature=heat, data_weight=share)
+    measure = DivergenceConfig(divergence=kind, mixture=0.3, temperature=heat, ce_weight=share)
     made = case()
     check(made, measure, plain(made, measure))
 
@@ -109,7 +109,7 @@ def test_values_and_gradients_equal_the_plain_twin(kind, share, heat):
 @pytest.mark.parametrize("chunk", [1, V, 2 * V + 5, N * V])
 def test_any_chunk_gives_the_same(monkeypatch, chunk):
     monkeypatch.setattr(head_distill, "CHUNK_LOGITS", chunk)
-    measure = DivergenceConfig(divergence="jsd", temperature=1.5, data_weight=0.2)
+    measure = DivergenceConfig(divergence="jsd", temperature=1.5, ce_weight=0.2)
     made = case(seed=1)
     check(made, measure, plain(made, measure))
 
@@ -117,7 +117,7 @@ def test_any_chunk_gives_the_same(monkeypatch, chunk):
 @pytest.mark.parametrize("more", [{"more_student": 3}, {"more_teacher": 4}])
 @pytest.mark.parametrize("share", [0.0, 0.4])
 def test_ids_that_only_one_model_has_are_left_out(more, share):
-    measure = DivergenceConfig(divergence="reverse", data_weight=share)
+    measure = DivergenceConfig(divergence="reverse", ce_weight=share)
     made = case(seed=2, **more)
     check(made, measure, plain(made, measure))
 
@@ -149,7 +149,7 @@ def test_huge_logits_stay_finite(kind):
         sums = distilled(
             **{**made, "teacher": teacher},
             dtype=torch.float32,
-            measure=DivergenceConfig(divergence=kind, data_weight=0.5),
+            measure=DivergenceConfig(divergence=kind, ce_weight=0.5),
         )
         grads = torch.autograd.grad(sums[0], (made["hidden_ND"], made["weight_VD"]))
         assert all(torch.isfinite(value).all() for value in (sums, *grads))
@@ -157,7 +157,7 @@ def test_huge_logits_stay_finite(kind):
 
 def test_data_alone_is_the_plain_cross_entropy():
     made = case(seed=5)
-    sums = distilled(**made, dtype=torch.float32, measure=DivergenceConfig(data_weight=1.0))
+    sums = distilled(**made, dtype=torch.float32, measure=DivergenceConfig(ce_weight=1.0))
     nats = fused_linear_cross_entropy(
         made["hidden_ND"], made["weight_VD"], made["target_N"], made["given_N"], torch.float32
     )
@@ -175,7 +175,7 @@ def test_no_gradient_is_made_where_none_is_asked():
 
 
 def test_bfloat16_products_give_float32_sums_and_gradients():
-    made, measure = case(seed=7), DivergenceConfig(divergence="jsd", data_weight=0.3)
+    made, measure = case(seed=7), DivergenceConfig(divergence="jsd", ce_weight=0.3)
     made["teacher"] = made["teacher"]._replace(dtype=torch.bfloat16)
     sums = distilled(**made, dtype=torch.bfloat16, measure=measure)
     expected = plain(made, measure)
@@ -220,7 +220,7 @@ def bucketed(ids):
 @pytest.mark.parametrize("heat", [1.0, 2.0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_stored_predictions_equal_the_twin_over_k_ids_and_the_others(kind, heat):
-    measure = DivergenceConfig(divergence=kind, mixture=0.4, temperature=heat, data_weight=0.25)
+    measure = DivergenceConfig(divergence=kind, mixture=0.4, temperature=heat, ce_weight=0.25)
     made = case(seed=8)
     teacher = stored(made, measure, 5)
     expected = plain(made, measure, bucketed(teacher.id_NK))
@@ -264,15 +264,15 @@ def test_the_students_order_among_the_others_is_left_to_itself():
 
 ROW_TOKENS, NUM_ROWS = 12, 6
 SHAPE = {
-    "vocabulary_size": 50,
+    "vocab_size": 50,
     "hidden_size": 16,
-    "num_layers": 2,
-    "num_heads": 2,
-    "num_kv_heads": 1,
-    "head_size": 8,
-    "mlp_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 24,
 }
-EXPERTS = {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_size": 8}
+EXPERTS = {"architecture": "qwen3_moe", "experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 
 
 def make_model(seed, **settings):
@@ -291,7 +291,7 @@ def student():
 
 @pytest.fixture
 def teacher():
-    return make_model(1, hidden_size=24, num_layers=3).requires_grad_(False).eval()
+    return make_model(1, hidden_size=24, num_hidden_layers=3).requires_grad_(False).eval()
 
 
 def rows():
@@ -360,13 +360,13 @@ def gradients(objective, model, batches):
     return units, parts, [parameter.grad.clone() for parameter in model.parameters()]
 
 
-SETTINGS = Distill(teacher="t", divergence="jsd", temperature=1.5, data_weight=0.3)
+SETTINGS = Distill(teacher="t", divergence="jsd", temperature=1.5, ce_weight=0.3)
 
 
 @pytest.mark.parametrize("kind", ["live", "stored", "own"])
 @pytest.mark.parametrize("splits", [(3, 3), (1, 5), (1, 1, 1, 1, 1, 1)])
 def test_any_split_into_micro_batches_gives_the_same(student, teacher, kind, splits):
-    settings = replace(SETTINGS, mode="on_policy", own_fraction=0.5) if kind == "own" else SETTINGS
+    settings = replace(SETTINGS, mode="on_policy", on_policy_fraction=0.5) if kind == "own" else SETTINGS
     objective = Distillation(settings, None if kind == "stored" else teacher, num_ids=50)
     units, parts, expected = gradients(objective, student, batches_of(kind, (NUM_ROWS,), teacher, settings))
     split_units, split_parts, found = gradients(objective, student, batches_of(kind, splits, teacher, settings))
@@ -383,9 +383,9 @@ def test_mixtures_of_experts_in_any_split(teacher):
     from penjing.objective.router import RouterSettings
 
     student = make_model(2, **EXPERTS)
-    objective = Distillation(SETTINGS, teacher, RouterSettings(balance="sequence", z_weight=0.01))
+    objective = Distillation(SETTINGS, teacher, RouterSettings(balance="sequence", z_loss_coef=0.01))
     for kind in ("live", "own"):
-        settings = replace(SETTINGS, mode="on_policy", own_fraction=0.5) if kind == "own" else SETTINGS
+        settings = replace(SETTINGS, mode="on_policy", on_policy_fraction=0.5) if kind == "own" else SETTINGS
         objective.settings = settings
         # One group a row: a row's balance would otherwise depend on who shares it.
         whole = batches_of(kind, (NUM_ROWS,) if kind == "live" else (1,) * NUM_ROWS, teacher, settings)
@@ -400,7 +400,7 @@ def test_mixtures_of_experts_in_any_split(teacher):
 
 @pytest.mark.parametrize("sharing", [32, 200])
 def test_the_objective_is_that_of_both_models_run_plainly(student, teacher, sharing):
-    settings = replace(SETTINGS, mode="on_policy", own_fraction=0.5)
+    settings = replace(SETTINGS, mode="on_policy", on_policy_fraction=0.5)
     made = groups()
     batch = pack(made, sharing)
     total, kl, agreed = 0.0, 0.0, 0.0
@@ -420,7 +420,7 @@ def test_the_objective_is_that_of_both_models_run_plainly(student, teacher, shar
     torch.testing.assert_close(loss.total, total, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(loss.parts["kl_nats_per_token"], kl, rtol=1e-4, atol=1e-4)
     assert loss.parts["agreement"] == agreed
-    assert "loss_nats_per_token" not in loss.parts
+    assert "loss" not in loss.parts
 
 
 def test_a_stored_teacher_needs_no_model_and_is_near_the_live_one(student, teacher):
@@ -456,14 +456,14 @@ def test_the_teacher_gets_no_gradient(student, teacher):
 @pytest.mark.parametrize(
     ("wrong", "where"),
     [
-        ({"mixture": 1.0}, "objective.mixture"),
+        ({"mixture": 1.0}, "objective.jsd_beta"),
         ({"temperature": 0.0}, "objective.temperature"),
-        ({"data_weight": 1.5}, "objective.data_weight"),
+        ({"ce_weight": 1.5}, "objective.ce_weight"),
         ({"top_k": 0, "mode": "top_k"}, "objective.top_k"),
         ({"top_k": 8}, "objective.top_k"),
-        ({"own_fraction": 0.5}, "objective.own_fraction"),
-        ({"mixture": 0.2, "divergence": "reverse"}, "objective.mixture"),
-        ({"mode": "on_policy", "data_weight": 0.1}, "objective.data_weight"),
+        ({"on_policy_fraction": 0.5}, "objective.on_policy_fraction"),
+        ({"mixture": 0.2, "divergence": "reverse"}, "objective.jsd_beta"),
+        ({"mode": "on_policy", "ce_weight": 0.1}, "objective.ce_weight"),
         ({"mode": "on_policy", "sample_temperature": -1.0}, "objective.sample_temperature"),
     ],
 )

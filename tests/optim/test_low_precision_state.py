@@ -23,14 +23,14 @@ from penjing.train.nonfinite_guard import takes_flag
 
 CPU = torch.device("cpu")
 SHAPE = ModelConfig(
-    vocabulary_size=256,
+    vocab_size=256,
     hidden_size=64,
-    num_layers=3,
-    num_heads=2,
-    num_kv_heads=2,
-    head_size=32,
-    mlp_size=192,
-    embeddings="untied",
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=32,
+    intermediate_size=192,
+    tie_word_embeddings=False,
 )
 SETTINGS = {"adamw": AdamW, "muon": Muon}
 SMALL = ("bfloat16", "int8")
@@ -256,7 +256,7 @@ def test_a_run_goes_on_bit_for_bit_from_its_checkpoint(tmp_path, kind, state):
 def test_chance_is_that_of_the_seed_the_step_and_the_parameter():
     def moments(seed):
         model = make_model()
-        optimizers = AdamW(state="bfloat16").build(model, seed)
+        optimizers = AdamW(state_dtype="bfloat16").build(model, seed)
         for parameter in model.parameters():  # alike in every parameter
             parameter.grad = torch.linspace(0.1, 1, parameter.numel()).view(parameter.shape)
         for optimizer in optimizers:

@@ -166,7 +166,7 @@ class SweepShape:
     layers: int
     width: int
     mlp: int
-    head_size: int
+    head_dim: int
     heads: int
     vocabulary: int = 16384
     tokens: int = 512
@@ -208,7 +208,7 @@ CAPABILITY = {
 class SweepBlock(nn.Module):
     def __init__(self, shape: SweepShape) -> None:
         super().__init__()
-        inner, self.shape = shape.heads * shape.head_size, shape
+        inner, self.shape = shape.heads * shape.head_dim, shape
         self.norm1, self.norm2 = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
         self.query, self.key, self.value = (nn.Linear(shape.width, inner) for _ in range(3))
         self.out = nn.Linear(inner, shape.width)
@@ -229,7 +229,7 @@ class SweepBlock(nn.Module):
             part(x).view(rows, tokens, self.shape.heads, -1).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        scores = torch.einsum("bhid,bhjd->bhij", query, key) * self.shape.head_size**-0.5
+        scores = torch.einsum("bhid,bhjd->bhij", query, key) * self.shape.head_dim**-0.5
         assert isinstance(self.mask, Tensor)
         scores = scores.masked_fill(self.mask[:, :, :tokens, :tokens] == 0, -math.inf)
         mixed = torch.einsum("bhjd,bhij->bhid", value, functional.softmax(scores, dim=-1))

@@ -160,11 +160,11 @@ def test_both_utilisations_have_their_names():
     assert "MFU 50% causal" in describe(figures)
 
 
-def candidate(rows: int, peak: int, rate: float, row_tokens: int = 512) -> Candidate:
+def candidate(rows: int, peak: int, rate: float, seq_len: int = 512) -> Candidate:
     return Candidate(
-        micro_rows=rows,
+        micro_size=rows,
         passes=64 // rows,
-        row_tokens=row_tokens,
+        seq_len=seq_len,
         recompute="none",
         sharding="single",
         peak_bytes=peak,
@@ -176,7 +176,7 @@ def candidate(rows: int, peak: int, rate: float, row_tokens: int = 512) -> Candi
 def test_the_search_keeps_what_nothing_beats():
     small, middle, large = candidate(1, 10, 1.0), candidate(2, 20, 2.0), candidate(4, 40, 3.0)
     worse, twin = candidate(8, 41, 2.5), candidate(16, 20, 2.0)
-    other_length = candidate(4, 100, 0.5, row_tokens=1024)
+    other_length = candidate(4, 100, 0.5, seq_len=1024)
     found = [large, worse, middle, twin, small, other_length]
     assert pareto(found) == [small, middle, large, other_length]
     assert fitting(found, 40) == [large, middle, twin, small]

@@ -26,7 +26,14 @@ from penjing.train.loop import TrainingContext, TrainState, train
 from penjing.train.nonfinite_guard import Guard, is_spike, takes_flag, update
 from penjing.train.throughput import Meter
 
-SHAPE = {"vocabulary_size": 50, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_size": 8}
+SHAPE = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
 STEPS = 12
 OPTIMIZERS = {"adamw": AdamW(learning_rate=1e-2), "muon": Muon(learning_rate=1e-2, adamw_learning_rate=1e-2)}
 
@@ -81,12 +88,12 @@ def make(optimizer="adamw", *, objective=None, accumulate=1, steps=STEPS, batche
         objective=objective or NextToken(),
         source=batches or Batches(),
         optimizers=OPTIMIZERS[optimizer].build(model),
-        schedule=Cosine(warmup_fraction=0.3),
+        schedule=Cosine(warmup_ratio=0.3),
         trackers=Trackers([]),
         meter=Meter(1.0, None),
         num_steps=steps,
         accumulate=accumulate,
-        clip_norm=1.0,
+        max_grad_norm=1.0,
         guard=Guard(incidents.append),
         **more,
     )
@@ -166,8 +173,8 @@ def test_figures_leave_a_bad_step_out():
 
     parts, _, _ = make(objective=Spoiled([2], math.nan))
     train(replace(parts, trackers=Trackers([Memory()]), log_every=4), TrainState())
-    assert all(math.isfinite(figures["loss_nats_per_token"]) for _, figures in seen)
-    assert [figures.get("bad_steps") for _, figures in seen] == [1, 1, 1]
+    assert all(math.isfinite(figures["loss"]) for _, figures in seen)
+    assert [figures.get("skipped_steps") for _, figures in seen] == [1, 1, 1]
 
 
 def test_overflows_of_a_loss_scaler_that_looks_for_its_scale_are_excused():

@@ -134,7 +134,7 @@ def test_the_settings_the_page_names_are_there(script):
     from penjing.train.config import Data
 
     page = script.PAGE.read_text(encoding="utf-8")
-    assert "data.max_bad" in page and "max_bad" in {field.name for field in fields(Data)}
+    assert "data.max_bad_fraction" in page and "max_bad_fraction" in {field.name for field in fields(Data)}
     assert re.search(r"20 seconds.*45", page, re.DOTALL)
     from penjing.data.formats.files import LARGEST_LINE_BYTES
     from penjing.train import nonfinite_guard as guard

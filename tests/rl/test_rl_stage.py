@@ -83,7 +83,7 @@ def make_source(
         tokenizer=NumberTokenizer(),
         scorer=scorer or EvenTokens(),
         strategy=strategy or Single(CPU),
-        row_tokens=64,
+        seq_len=64,
         reference=reference,
         turns=turns or (GivesNumbers() if settings.rollout.max_turns > 1 else None),
     )
@@ -142,10 +142,10 @@ def test_batches_hold_what_was_sampled():
     assert float(batch.figures["advantage"].sum()) == pytest.approx(0, abs=1e-5)
     assert {
         "reward",
-        "reward_spread",
-        "degenerate_fraction",
+        "reward_std",
+        "frac_zero_reward_std",
         "answer_tokens",
-        "cut_off_fraction",
+        "truncated_fraction",
     } <= batch.figures.keys()
     assert set(TIMES) <= batch.figures.keys()
     again = next(source)
@@ -175,7 +175,7 @@ def test_what_the_model_was_given_is_read_and_not_learned():
     assert figures["answer_turns"] == one.turns_PA.mean()
     assert figures["answer_tokens"] == one.said_PAM.sum() / 6
     for loss in ("grpo", "dr_grpo", "dapo", "gspo", "cispo"):
-        settings = policy(rollout=TURNS, loss=loss, kl_weight=0.3)
+        settings = policy(rollout=TURNS, loss=loss, kl_coef=0.3)
         objective = PolicyObjective(settings)
         logp_N, entropy_N = torch.randn(2, len(batch.target_N), generator=torch.Generator().manual_seed(0)) - 2
         reference_N = logp_N + 0.1 * torch.randn(len(logp_N), generator=torch.Generator().manual_seed(1))
@@ -315,7 +315,7 @@ def compiling_as_before():
 @pytest.mark.parametrize("degenerate", ["keep", "drop", "resample"])
 @pytest.mark.parametrize("rollout", [{}, {"behaviour": "recomputed"}, TURNS])
 def test_two_ranks_sample_and_learn_what_one_does(degenerate, rollout):
-    settings = policy(degenerate=degenerate, rollout={"updates": 2, **rollout}, kl_weight=0.1, loss="dapo")
+    settings = policy(degenerate=degenerate, rollout={"updates": 2, **rollout}, kl_coef=0.1, loss="dapo")
     frozen, scorer = small_model(), EvenTokens(spoiled=1)
 
     def reference(batch):
@@ -363,7 +363,7 @@ def test_degenerate_groups_are_kept_dropped_or_replaced():
     assert silent > 0
     assert dropped.num_answers == 12 - 3 * silent
     assert replaced.num_answers == 12
-    assert float(kept.figures["degenerate_fraction"][0]) == silent / 4
+    assert float(kept.figures["frac_zero_reward_std"][0]) == silent / 4
     by_group = replaced.figures["advantage"].view(4, 3)
     assert by_group.abs().sum(1).all()
 
@@ -439,7 +439,7 @@ def test_only_answers_that_were_ended_count_as_right():
     stage.sampler, stage.scorer = Says(), EvenTokens()
     stage.held_out = [replace(prompt, kind=kind) for prompt in make_prompts(2) for kind in ("ended", "cut off")]
     figures = stage.validate()
-    assert figures["validation_exact_match"] == 0.5
+    assert figures["val_exact_match"] == 0.5
     assert figures["validation_exact_match_drawn"] == 0.5
     assert (figures["validation_exact_match_ended"], figures["validation_exact_match_cut off"]) == (1, 0)
 
@@ -458,28 +458,28 @@ def train(recipe, *words):
 def base(tmp_path_factory, small_run, toy):
     folder = tmp_path_factory.mktemp("answers") / "run"
     words = [word for word in small_run if not word.startswith(("data.", "steps"))]
-    train("sft", *words, f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=3", f"out={folder}")
+    train("sft", *words, f"data.train={toy / 'sft.jsonl'}", "data.seq_len=256", "max_steps=3", f"out={folder}")
     return folder
 
 
 @pytest.fixture(scope="module")
 def words(base, toy, small_run):
-    common = [word for word in small_run if word.startswith(("compute", "validate.rows", "track"))]
+    common = [word for word in small_run if word.startswith(("compute", "eval.sequences", "track"))]
     return [
         *common,
         f"data.train={toy / 'rl.jsonl'}",
-        "data.row_tokens=256",
-        f"start={base}",
-        "batch.rows=4",
-        "steps=6",
-        "save.every=1",
-        "save.keep=9",
-        "validate.every=3",
-        "objective.rollout.max_tokens=8",
-        "objective.rollout.answers=3",
+        "data.seq_len=256",
+        f"init_from={base}",
+        "batch.size=4",
+        "max_steps=6",
+        "checkpoint.every=1",
+        "checkpoint.keep_last=9",
+        "eval.every=3",
+        "objective.rollout.max_new_tokens=8",
+        "objective.rollout.num_generations=3",
         "objective.rewards=repetition,length",
-        "objective.rollout.updates=2",
-        "objective.kl_weight=0.05",
+        "objective.rollout.steps_per_rollout=2",
+        "objective.kl_coef=0.05",
         "optimizer.learning_rate=1e-3",
     ]
 
@@ -499,17 +499,17 @@ def test_a_run_shows_the_curves_people_look_at(whole):
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "reward" in line]
     wanted = {
-        "reward", "reward_spread", "reward_length", "reward_repetition", "degenerate_fraction", "answer_tokens",
-        "cut_off_fraction", "rollout_seconds", "rollout_tokens_per_second", "ratio", "clipped_low_fraction",
-        "clipped_high_fraction", "entropy_nats", "kl_nats", "policy_loss",
+        "reward", "reward_std", "reward_length", "reward_repetition", "frac_zero_reward_std", "answer_tokens",
+        "truncated_fraction", "rollout_seconds", "rollout_tokens_per_second", "ratio", "clipped_low_fraction",
+        "clipped_high_fraction", "entropy", "kl", "policy_loss",
     }  # fmt: skip
     assert wanted <= steps[-1].keys()
     assert len(steps) == 6
-    before, *_, after = [line for line in lines if "validation_reward" in line]
+    before, *_, after = [line for line in lines if "val_reward" in line]
     assert (before["step"], after["step"]) == (0, 6)
-    assert "validation_exact_match" in after
-    assert steps[0]["kl_nats"] == pytest.approx(0, abs=1e-6)
-    assert steps[-1]["kl_nats"] > 0
+    assert "val_exact_match" in after
+    assert steps[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert steps[-1]["kl"] > 0
 
 
 @pytest.mark.parametrize("step", [1, 4])
@@ -543,19 +543,19 @@ def test_adapters_learn_beside_their_reference(words, tmp_path, reference):
 
 
 def divergences(folder):
-    """kl_nats of each step, as they were logged."""
+    """kl of each step, as they were logged."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["kl_nats"] for line in lines if "kl_nats" in line]
+    return [line["kl"] for line in lines if "kl" in line]
 
 
 def test_ppo_learns_a_value_and_is_taken_up_exactly(words, tmp_path):
-    ppo = [word for word in words if not word.startswith("objective.rollout.updates")]
+    ppo = [word for word in words if not word.startswith("objective.rollout.steps_per_rollout")]
     folder = tmp_path / "run"
     train("ppo", *ppo, f"out={folder}")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "value_loss" in line]
     assert len(steps) == 6
-    assert {"value", "return", "value_clipped_fraction", "policy_loss", "kl_nats"} <= steps[0].keys()
+    assert {"value", "return", "value_clipped_fraction", "policy_loss", "kl"} <= steps[0].keys()
     assert steps[0]["value"] == 0
     assert steps[-1]["value"] != 0
     assert steps[0]["advantage_square"] == pytest.approx(1, rel=0.01)
@@ -615,7 +615,7 @@ def test_ppo_sums_over_any_split(rollout):
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() <= 1e-4 * one.norm() + 1e-7
     with raises_user_error(where="objective.value", got="objective.loss=grpo"):
-        policy(value=Value(decay=0.5))
+        policy(value=Value(gae_lambda=0.5))
     with raises_user_error(where="objective.rollout.temperature", got=0.5):
         policy(loss="ppo", rollout={"temperature": 0.5})
 
@@ -632,7 +632,7 @@ def test_prompts_are_read_and_held_out(toy, base, tmp_path):
     assert not texts & {prompt.messages[-1].content for prompt in made.held_out}
     short = read([toy / "rl.jsonl"], tokenizer, longest=40, held_out_fraction=0.3)
     assert short.skipped > 0
-    with raises_user_error(where="data.row_tokens", wanted="prompts of at most 2 tokens, or longer rows"):
+    with raises_user_error(where="data.seq_len", wanted="prompts of at most 2 tokens, or longer rows"):
         read([toy / "rl.jsonl"], tokenizer, longest=2, held_out_fraction=0.3)
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"conversations": [{"role": "user", "content": "a"}], "gt": {"x": 1}}\n')
@@ -691,9 +691,9 @@ def test_prompts_that_a_reward_could_not_judge_are_found_before_the_first_step(w
     ("word", "facts"),
     [
         ("objective.rewards=exakt", {"next_step": "exact"}),
-        ("data.row_tokens=8", {"where": "data.row_tokens", "got": 8}),
+        ("data.seq_len=8", {"where": "data.seq_len", "got": 8}),
         ("objective.reference=adapter_off", {"where": "objective.reference"}),
-        ("data.kind=chats", {"where": "data.kind", "wanted": "prompts"}),
+        ("data.format=chats", {"where": "data.format", "wanted": "prompts"}),
         ("objective.rollout.tools=calculator", {"where": "objective.rollout.max_turns", "got": 1}),
         ("objective.rollout.max_turns=2", {"where": "objective.rollout.max_turns", "got": 2}),
         ("objective.tool.table=x.json", {"where": "objective.tool"}),
@@ -715,10 +715,10 @@ def test_a_run_with_tools_is_taken_up_exactly(words, toy, tmp_path):
         "objective.rollout.max_turns=3",
         "objective.rollout.thinking=off",
         "objective.rewards=tools,length",
-        "data.row_tokens=1000",
-        "save.every=1",
+        "data.seq_len=1000",
+        "checkpoint.every=1",
     ]
-    common = [word for word in words if not word.startswith(("objective.rewards", "data.row_tokens"))]
+    common = [word for word in words if not word.startswith(("objective.rewards", "data.seq_len"))]
     folder = tmp_path / "run"
     said = train("grpo", *common, *tools, f"out={folder}")
     assert "calculator, dates; 3 turns" in said

@@ -42,7 +42,7 @@ class FirstToken:
 
 @pytest.fixture(scope="module")
 def model():
-    return small_model(num_layers=1)
+    return small_model(num_hidden_layers=1)
 
 
 def round_of(model, *, values=None, loss="grpo", scorer=None, **rollout):
@@ -53,7 +53,7 @@ def round_of(model, *, values=None, loss="grpo", scorer=None, **rollout):
         tokenizer=NumberTokenizer(),
         scorer=scorer or FirstToken(),
         strategy=Single(CPU),
-        row_tokens=64,
+        seq_len=64,
         values=values,
     )
     return sampler.sample(PROMPTS, [0, 1, 2, 3], SEEDS)
@@ -134,7 +134,7 @@ def test_groups_are_degenerate_where_all_rewards_are_equal(model):
     kept = round_of(model, scorer=Little())
     assert kept.counts_P.tolist() == [1, 1, 1, 1]
     shown = replace(one, seconds=6.0, tokens=30).figures(range(4), ["first"], 3)
-    assert shown["degenerate_fraction"] == 0.5
+    assert shown["frac_zero_reward_std"] == 0.5
     assert shown["rollout_seconds"] == 2.0
     assert shown["rollout_tokens_per_second"] == 5.0
 
@@ -167,8 +167,8 @@ def test_held_out_prompts_are_answered_greedily_and_counted_where_they_can_be_ri
     kinds = [("a", ("right",)), ("b", ("right",)), ("a", ()), ("b", ())]
     stage.held_out = [replace(PROMPTS[0], kind=kind, truths=truths) for kind, truths in kinds]
     figures = stage.validate()
-    assert figures["validation_exact_match"] == 0.5
+    assert figures["val_exact_match"] == 0.5
     assert (figures["validation_exact_match_a"], figures["validation_exact_match_b"]) == (1, 0)
     assert figures["validation_exact_match_drawn"] == 1
-    assert figures["validation_reward"] == pytest.approx(0.1)
-    assert figures["validation_answer_tokens"] == 3
+    assert figures["val_reward"] == pytest.approx(0.1)
+    assert figures["val_answer_tokens"] == 3

@@ -42,7 +42,7 @@ def plain(model, prompt, ids, temperature):
 
 def settings(**rollout):
     shape = {"answers": 3, "max_tokens": 6, "temperature": TEMPERATURE, "updates": 2, **rollout}
-    return Policy(kl_weight=0.1, rollout=Rollout(**shape))
+    return Policy(kl_coef=0.1, rollout=Rollout(**shape))
 
 
 def sampled(model, how):
@@ -57,7 +57,7 @@ def sampled(model, how):
         tokenizer=NumberTokenizer(),
         scorer=OddTokens(),
         strategy=Single(torch.device("cpu")),
-        row_tokens=64,
+        seq_len=64,
     )
     source = RolloutSource(sampler, prompts, seed=1, prompts_per_step=2, micro_units=2)
     batch = next(source)
@@ -87,7 +87,7 @@ def answer_batch():
 def reference_of(model, kind):
     stage = object.__new__(PolicyStage)
     stage.run, stage.strategy = config.resolve(Run, {"compute": {"dtype": "float32"}}), Single(torch.device("cpu"))
-    stage.settings = Policy(kl_weight=0.1, reference=kind, rollout=Rollout(temperature=TEMPERATURE))
+    stage.settings = Policy(kl_coef=0.1, reference=kind, rollout=Rollout(temperature=TEMPERATURE))
     return stage._reference(model)
 
 
@@ -129,7 +129,7 @@ def test_the_policy_is_trained_at_the_temperature_that_it_samples_at():
     wanted = torch.cat([plain(model, PROMPTS[0], ids, TEMPERATURE) for ids in answers])
     batch.values["behaviour"] = wanted - 0.1
     batch.figures["advantage"] = torch.ones(3)
-    objective = PolicyObjective(Policy(rollout=Rollout(temperature=TEMPERATURE, updates=2)))
+    objective = PolicyObjective(Policy(rollout=Rollout(temperature=TEMPERATURE, steps_per_rollout=2)))
     loss = objective(model, batch)
     assert loss.parts["ratio"].item() / 3 == pytest.approx(np.exp(0.1), rel=1e-4)
 

@@ -111,7 +111,7 @@ def _fast(monkeypatch, answer):
 def test_a_run_goes_on_in_what_it_was_begun_in(tmp_path, monkeypatch, small_run, outcome, begun):
     """Stopped half way and continued where `auto` would come out differently, it ends in the same bits."""
     words = [word for word in small_run if not word.startswith(("compute.dtype", "steps"))]
-    words += ["steps=4", "save.every=2", "validate.every=0", "validate.rows=2", "batch.rows=2"]
+    words += ["max_steps=4", "checkpoint.every=2", "eval.every=0", "eval.sequences=2", "batch.size=2"]
     folder = tmp_path / "run"
     run = resolve_run("pretrain", parse_overrides([*words, f"out={folder}"]))
     _fast(monkeypatch, begun)

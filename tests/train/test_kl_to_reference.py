@@ -16,8 +16,8 @@ from penjing.parallel.single import Single
 from penjing.train.kl_to_reference import WithoutAdapter, drift
 
 SHAPE = ModelConfig(
-    architecture="qwen3", vocabulary_size=50, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_size=8,
-    mlp_size=24, max_tokens=64,
+    architecture="qwen3", vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+    intermediate_size=24, max_position_embeddings=64,
 )  # fmt: skip
 PROMPTS = [[3 + number, 7, 9 + number % 3] for number in range(40)]  # more than a chunk
 SEEDS = list(range(40))
@@ -51,15 +51,15 @@ def test_it_is_the_divergence_summed_over_what_the_model_says():
     model, reference = made(1), made(2)
     nats, tokens = twin(model, reference)
     found = drift(model, reference, PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
-    assert found["validation_kl_nats_per_token"] == pytest.approx(nats / tokens, rel=1e-4)
-    assert found["validation_kl_nats_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
+    assert found["val_kl"] == pytest.approx(nats / tokens, rel=1e-4)
+    assert found["val_kl_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
     assert found["validation_own_answer_tokens"] == tokens / len(PROMPTS)
 
 
 def test_of_a_model_from_itself_it_is_nothing():
     model = made(1)
     found = drift(model, copy.deepcopy(model), PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
-    assert found["validation_kl_nats_per_token"] == pytest.approx(0, abs=1e-6)
+    assert found["val_kl"] == pytest.approx(0, abs=1e-6)
 
 
 def test_an_adapter_is_compared_with_the_model_beneath_it():
@@ -72,7 +72,7 @@ def test_an_adapter_is_compared_with_the_model_beneath_it():
     found = drift(model, WithoutAdapter(model), PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
     nats, _ = twin(model, base)
     assert nats > 0.1
-    assert found["validation_kl_nats_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
+    assert found["val_kl_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
 
 
 class TwoRanks(Single):

@@ -22,7 +22,7 @@ from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.preference import _Half
 from penjing.train.stages.reference import base_log_probs
 
-RUN = SimpleNamespace(seed=1, data=SimpleNamespace(row_tokens=64))
+RUN = SimpleNamespace(seed=1, data=SimpleNamespace(seq_len=64))
 ENGINE = Single(torch.device("cpu"))
 
 

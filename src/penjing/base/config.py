@@ -85,7 +85,7 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         path = key.split(".")
         if not equals or not all(path):
-            raise UserError("not a setting", got=repr(word), wanted="key=value, for example batch.rows=32")
+            raise UserError("not a setting", got=repr(word), wanted="key=value, for example batch.size=32")
         _put(layer, path, _at_home(value))
     return layer
 
@@ -103,7 +103,7 @@ def _put(layer: dict[str, Any], path: list[str], value: str) -> None:
     place = layer
     for name in path[:-1]:
         below = place.setdefault(name, {})
-        if isinstance(below, str):  # model=26m and model.num_layers=6 together
+        if isinstance(below, str):  # model=26m and model.num_hidden_layers=6 together
             below = place[name] = {"": below}
         place = below
     last = path[-1]

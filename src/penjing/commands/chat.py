@@ -149,7 +149,7 @@ def _reply(
         return [Message(role="assistant", content=tokenizer.decode(written))]
     turns = ToolTurns(tokenizer, options.toolbox, max_turns=MOST_TURNS, thinking=options.thinking)
     ids = _prompt(trained, said, options)
-    longest = trained.model.config.max_tokens
+    longest = trained.model.config.max_position_embeddings
     remembered: list[Message] = []
     for number in range(1, MOST_TURNS + 1):
         written = _write(trained, ids, console, answers, options)

@@ -68,8 +68,8 @@ def evaluate_text(path: Path, text: Path, console: Console, *, device: str = "au
     use_device(trained.model, device, dtype)
     texts = [document.text for document in records.read_documents([text])]
     # Rows of few conversations are short, and of a model from elsewhere there are none.
-    row_tokens = max(trained.run.data.row_tokens, min(ROW_TOKENS, trained.context_tokens))
-    bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, row_tokens=row_tokens)
+    seq_len = max(trained.run.data.seq_len, min(ROW_TOKENS, trained.context_tokens))
+    bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, seq_len=seq_len)
     zstd = zstd_bits_per_byte("\n".join(texts))
     console.print(
         f"{text}: {units.megabytes(num_bytes)}, {bits:.4f} bits per byte; zstd -19: {zstd:.4f}", highlight=False

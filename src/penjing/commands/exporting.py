@@ -146,7 +146,7 @@ def adapter_export(run: RunPath, out: Annotated[Path, typer.Argument(help="Folde
 
 def average(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Runs, checkpoints, external models.")],
-    out: Annotated[Path, typer.Option(help="Run folder to write, for chat, eval, export and start=.")],
+    out: Annotated[Path, typer.Option(help="Run folder to write, for chat, eval, export and init_from=.")],
     weights: Annotated[str, typer.Option(help="Weight of each model, such as 1,2,1; default: equal.")] = "",
     last: Annotated[int, typer.Option(help="Average the newest N checkpoints of one run.", min=0)] = 0,
 ) -> None:

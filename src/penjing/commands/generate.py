@@ -227,7 +227,7 @@ def _next_answers(
     trained: Trained, chats: Sequence[Chat], talks: Sequence[_Dialogue], options: AnswerOptions
 ) -> list[_Dialogue]:
     """Give each conversation its next answer. Returns those that continue."""
-    tokenizer, longest = trained.tokenizer, trained.model.config.max_tokens
+    tokenizer, longest = trained.tokenizer, trained.model.config.max_position_embeddings
     thinks = switched(options.thinking)
     prompts: dict[tuple[int, ...], list[_Dialogue]] = {}  # one read only once, however often it is answered
     for talk in talks:

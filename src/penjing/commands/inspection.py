@@ -76,12 +76,12 @@ def _print_models() -> None:
                 f"{count.without_embedding:,}",
                 shape.architecture,
                 shape.hidden_size,
-                shape.num_layers,
-                shape.num_heads,
-                shape.num_kv_heads,
-                shape.head_size,
-                shape.mlp_size,
-                shape.vocabulary_size,
+                shape.num_hidden_layers,
+                shape.num_attention_heads,
+                shape.num_key_value_heads,
+                shape.head_dim,
+                shape.intermediate_size,
+                shape.vocab_size,
             )
         )
     numbers = ("width>", "layers>", "heads>", "kv>", "head>", "mlp>", "vocabulary>")

@@ -75,7 +75,7 @@ def _print_tokens_in(hours: str, count: int, shape: Shape, devices: tuple[str, i
     if not budget.seconds:
         raise UserError("not a time", where="--hours", got=repr(hours), wanted="such as 2, 2h or 90min")
     machine, notes = (gpu_called(gpu), []) if gpu else _this_machine()
-    work = Workload(shape=shape, tokens=16384, row_tokens=512, keys=256.5, dtype=_half(machine))
+    work = Workload(shape=shape, tokens=16384, seq_len=512, keys=256.5, dtype=_half(machine))
     rate = work.tokens * gpus / step_time(work, machine).seconds
     done = rate * budget.seconds * shape.parameters / count
     low, high = interval(done, MARGINS[machine.level])
@@ -149,7 +149,7 @@ def own_estimate(shape: Shape, count: int, total: int, machine: Machine) -> tupl
     work = Workload(
         shape=shape,
         tokens=32 * 512,
-        row_tokens=512,
+        seq_len=512,
         keys=256.5,
         dtype=_half(machine),
         fused_optimizer=True,

@@ -65,8 +65,8 @@ def _amount(page: Page) -> list[tuple[str, str]]:
         ("compute", f"{total:.2e} FLOPs (causal) in {page.dtype}"),
         (
             "batch",
-            f"{page.rows_per_step} x {page.row_tokens} = {page.tokens_per_step:,} tokens; per device "
-            f"micro-batches of {page.micro_rows}, accumulation {page.passes}",
+            f"{page.rows_per_step} x {page.seq_len} = {page.tokens_per_step:,} tokens; per device "
+            f"micro-batches of {page.micro_size}, accumulation {page.passes}",
         ),
         ("steps", f"{page.steps:,}"),
     ]
@@ -114,7 +114,7 @@ def _memory(page: Page) -> list[tuple[str, str | Text]]:
     if parts:
         lines.append(("consists of", ", ".join(f"{name} {units.gibibytes(size)}" for name, size in parts)))
     if page.largest_micro_rows:
-        lines.append(("largest micro-batch", f"about {page.largest_micro_rows} rows (batch.micro_rows)"))
+        lines.append(("largest micro-batch", f"about {page.largest_micro_rows} rows (batch.micro_size)"))
     data, saved = units.gibibytes(page.disk_data_bytes), units.gibibytes(page.disk_checkpoint_bytes)
     lines.append(("disk", f"{data} of tokens, {saved} a checkpoint"))
     return lines
@@ -140,7 +140,7 @@ def print_plan(
         ("examples", f"{bill.rows_per_epoch:,} {_unit(size)}, {size.padding_fraction:.1%} padding"),
         ("epochs", f"{bill.epochs:.2f}"),
         ("batch per device", f"{batch_geometry(run, strategy.world, strategy.device).micro_size} {size.unit}"),
-        ("total batch", f"{run.batch.rows} {size.unit} = {bill.tokens_per_step:,} tokens"),
+        ("total batch", f"{run.batch.size} {size.unit} = {bill.tokens_per_step:,} tokens"),
         ("accumulation", f"{prepared.context.accumulate} on each of {strategy.world} {strategy.device.type}"),
         ("optimizer steps", f"{bill.steps:,}"),
         ("tokens", f"{units.count(bill.tokens)} of {units.count(bill.tokens_per_epoch)} per epoch"),
@@ -149,7 +149,7 @@ def print_plan(
             f"{bill.flops:.2e} FLOPs (causal), {bill.flops_per_token_full_square * bill.tokens:.2e} full square, in "
             + precision,
         ),
-        ("learning", f"{run.optimizer.kind} at {run.optimizer.learning_rate:g}, {run.schedule.kind}"),
+        ("learning", f"{run.optimizer.name} at {run.optimizer.learning_rate:g}, {run.schedule.name}"),
         ("memory", f"{units.gibibytes(bill.predicted_peak_memory_bytes)} ({bill.memory_source})"),
         ("time", _time_line(bill)),
         ("step", _step_line(bill)),
@@ -170,7 +170,7 @@ def print_plan(
 
 
 def _unit(size: Size) -> str:
-    return f"rows of {size.row_tokens} tokens" if size.unit == "rows" else size.unit
+    return f"rows of {size.seq_len} tokens" if size.unit == "rows" else size.unit
 
 
 def _time_line(bill: Bill) -> str:

@@ -79,7 +79,7 @@ def plan_run(
         unused = {"--tokens": tokens, "--unique": unique, "--gpus": gpus > 1, "--engine": engine, "--explain": explain}
         if names := [name for name, given in unused.items() if given]:
             raise UserError(
-                "has no effect with data.train", where=", ".join(names), next_step="Add --gpu NAME, or steps=N."
+                "has no effect with data.train", where=", ".join(names), next_step="Add --gpu NAME, or max_steps=N."
             )
         _plan_measured(run, options, as_json)
         return
@@ -226,7 +226,7 @@ def plan_forecast(
 
     [bold]Example[/]
 
-    penjing plan forecast pretrain model=tiny data.train=corpus.jsonl steps=5000 --budget 20min
+    penjing plan forecast pretrain model=tiny data.train=corpus.jsonl max_steps=5000 --budget 20min
     """
     from penjing.commands.plan_forecast import forecast_loss
 

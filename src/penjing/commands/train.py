@@ -79,10 +79,10 @@ def batch_as_asked(base: Layer, layers: Sequence[Layer]) -> Layer:
     length, where a layer says which."""
     asked = {f"{table}.{name}" for layer in layers for table in ("batch", "data") for name in _table(layer, table)}
     batch, data = dict(base.get("batch", {})), dict(base.get("data", {}))
-    if "batch.rows" in asked:
-        batch, data = {**batch, "min_steps": 0}, {**data, "min_row_tokens": 0}
-    if "data.row_tokens" in asked:
-        data["min_row_tokens"] = 0
+    if "batch.size" in asked:
+        batch, data = {**batch, "min_steps": 0}, {**data, "min_seq_len": 0}
+    if "data.seq_len" in asked:
+        data["min_seq_len"] = 0
     return {**base, "batch": batch, "data": data}
 
 
@@ -143,7 +143,7 @@ def _carry_out(
     strategy = prepared.context.strategy
     print_plan(prepared, strategy, console, known.describe())
     try:
-        if run.validate.before == "yes" and prepared.state.step == 0:
+        if run.eval.at_start and prepared.state.step == 0:
             prepared.context.trackers.log(0, {"tokens": 0, **prepared.context.validate()})
             known.ask(prepared, "before")
         figures = train(prepared.context, prepared.state)
@@ -184,9 +184,9 @@ def plan_only(run: Run, console: Console) -> Bill:
 
 def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tracker]:
     trackers: list[Tracker] = [ConsoleTracker(console, name=run.stage, num_steps=steps, start_step=start)]
-    if run.track.wandb and not console.quiet:
+    if run.log.trackers and not console.quiet:
         wandb = look_up(TRACKERS, "wandb", what="tracker")
-        settings = {"project": run.track.project, "name": run.track.name, "config": config.to_dict(run)}
+        settings = {"project": run.log.project, "name": run.log.run_name, "config": config.to_dict(run)}
         trackers.append(BackgroundTracker("wandb", lambda: wandb(Path(run.out), **settings)))
     return trackers
 
@@ -196,18 +196,20 @@ def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: C
     prompts = list(run.sample.prompts)
     if not prompts or console.quiet:
         return []
-    if run.data.kind != "documents":
+    if run.data.format != "documents":
         asked = [render(tokenizer, [Message(role="user", content=prompt)], ask=True).ids for prompt in prompts]
     else:
         asked = [[tokenizer.begin, *tokenizer.encode(prompt)] for prompt in prompts]
     stop = tokenizer.stop
-    texts = generate(model, asked, max_new_tokens=run.sample.tokens, stop=stop, sampling=SAMPLE_STYLE, seed=run.seed)
+    texts = generate(
+        model, asked, max_new_tokens=run.sample.max_new_tokens, stop=stop, sampling=SAMPLE_STYLE, seed=run.seed
+    )
     samples = []
     for prompt, ids in zip(prompts, texts, strict=True):
         text = tokenizer.decode(ids)
         language = "zh" if any("\u4e00" <= character <= "\u9fff" for character in prompt) else "en"
         samples.append({"prompt": prompt, "text": text, "language": language})
-        shown = " ".join((prompt + (" -> " if run.data.kind != "documents" else "") + text).split())
+        shown = " ".join((prompt + (" -> " if run.data.format != "documents" else "") + text).split())
         console.print(Text(f"    {shown[:160]}", style="dim"))  # a model may write what would be markup
     return samples
 

@@ -84,7 +84,7 @@ def write_peft(
         raise UserError(
             f"peft has no way to name DoRA in the feed-forward layers of {architecture}",
             where=folder,
-            next_step="Use it here, merge it, or train with lora.targets=attention.*_proj.",
+            next_step="Use it here, merge it, or train with lora.target_modules=attention.*_proj.",
         )
     whole = {key: value.detach().float().cpu().contiguous() for key, value in tensors.items()}
     weights, draft = folder / WEIGHTS, folder / (WEIGHTS + ".part")

@@ -54,9 +54,9 @@ _FLUSH_CHARACTERS = 1 << 20
 class Aside:
     """What a reader does not hand out, counted: give it on_skip=aside.skip and quarantine=aside.quarantine."""
 
-    def __init__(self, max_bad: float = 1.0) -> None:
-        """max_bad: share of all records that may be broken; more are a UserError at the end of the reading."""
-        self.quarantine = Quarantine(max_bad)
+    def __init__(self, max_bad_fraction: float = 1.0) -> None:
+        """max_bad_fraction: share of all records that may be broken; more are a UserError at the end of the reading."""
+        self.quarantine = Quarantine(max_bad_fraction)
         self.left_out: Counter[str] = Counter()
 
     def skip(self, file: str, line: int, reason: str) -> None:

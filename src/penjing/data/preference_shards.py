@@ -204,10 +204,10 @@ class TokenGroups:
 class GroupWriter:
     """Writes a folder of groups: `add` them, then `close`. Until then only `FOLDER.partial` exists."""
 
-    def __init__(self, folder: Path, *, vocabulary_size: int, about: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, *, vocab_size: int, about: dict[str, Any]) -> None:
         self.folder = Path(folder)
         self.partial = self.folder.with_name(self.folder.name + ".partial")
-        self.dtype = np.dtype(np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
+        self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
         self.about = about
         self._prompts: list[tuple[int, int]] = []
         self._first, self._ends, self._wanted, self._margins = [0], list[int](), list[bool](), list[float]()
@@ -287,14 +287,14 @@ def prepare_groups(
     tokenizer: Tokenizer,
     folder: Path,
     *,
-    row_tokens: int,
-    validation_fraction: float,
+    seq_len: int,
+    val_fraction: float,
     about: dict[str, Any],
     quarantine: Quarantine | None = None,
 ) -> PreparedGroups:
     """Encode judged answers into `folder/train` and `folder/validation`; a share of the questions is held out by hash.
 
-    A group of more than `row_tokens` tokens is left out and counted; one that cannot be encoded goes to `quarantine`.
+    A group of more than `seq_len` tokens is left out and counted; one that cannot be encoded goes to `quarantine`.
     Raises UserError if one half stays empty.
     """
     counts: Counter[str] = Counter()
@@ -309,7 +309,7 @@ def prepare_groups(
                     raise
                 quarantine.reject(error, record.chats[0].source, record.chats[0].line)
                 continue
-            if group.num_tokens > row_tokens:
+            if group.num_tokens > seq_len:
                 counts["too long"] += 1
             else:
                 yield split_key(record), group
@@ -321,16 +321,16 @@ def prepare_groups(
             waiting.append(one)
             yield one[0]
 
-    below = held_out_below(keys(), validation_fraction)
+    below = held_out_below(keys(), val_fraction)
     about = {
         **about,
         "tokenizer": tokenizer.fingerprint,
-        "row_tokens": row_tokens,
-        "validation_fraction": validation_fraction,
+        "seq_len": seq_len,
+        "val_fraction": val_fraction,
         "held_out_below": below,
     }
     writers = [
-        GroupWriter(folder / name, vocabulary_size=tokenizer.size, about={**about, "split": name})
+        GroupWriter(folder / name, vocab_size=tokenizer.size, about={**about, "split": name})
         for name in ("train", "validation")
     ]
     for key, group in chain(waiting, stream):
@@ -338,7 +338,7 @@ def prepare_groups(
     train, validation = (writer.close() for writer in writers)
     for half in (train, validation):
         if not len(half):
-            too_long = f"{counts['too long']} were longer than data.row_tokens={row_tokens}. " if counts else ""
+            too_long = f"{counts['too long']} were longer than data.seq_len={seq_len}. " if counts else ""
             raise UserError(
                 f"nothing was left for the {half.folder.name} half",
                 where=half.folder,

@@ -102,11 +102,11 @@ class Shards:
 class ShardWriter:
     """Writes a shard folder: `add` documents, then `close`. Until then only `FOLDER.partial` exists."""
 
-    def __init__(self, folder: Path, *, kind: Kind, vocabulary_size: int, about: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, *, kind: Kind, vocab_size: int, about: dict[str, Any]) -> None:
         self.folder = Path(folder)
         self.partial = self.folder.with_name(self.folder.name + ".partial")
         self.kind = kind
-        self.dtype = np.dtype(np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
+        self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
         self.about = about
         self._ends: list[int] = []
         self._bytes: list[int] = []

@@ -80,13 +80,13 @@ def prepare_documents(
     tokenizer: Tokenizer,
     folder: Path,
     *,
-    validation_fraction: float,
+    val_fraction: float,
     about: dict[str, Any],
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> Prepared:
     """Encode documents into `folder/train` and `folder/validation`. Raises UserError if one half stays empty."""
     encoded = _encode_documents(documents, tokenizer, progress)
-    train, validation = _write(encoded, "documents", tokenizer, folder, validation_fraction, about)
+    train, validation = _write(encoded, "documents", tokenizer, folder, val_fraction, about)
     return Prepared(train, validation, 0, 0)
 
 
@@ -95,14 +95,14 @@ def prepare_chats(
     tokenizer: Tokenizer,
     folder: Path,
     *,
-    row_tokens: int,
-    validation_fraction: float,
+    seq_len: int,
+    val_fraction: float,
     about: dict[str, Any],
     thinking: bool | None = None,
     quarantine: Quarantine | None = None,
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> Prepared:
-    """Render conversations into `folder/train` and `folder/validation`, each short enough for a row of `row_tokens`.
+    """Render conversations into `folder/train` and `folder/validation`, each short enough for a row of `seq_len`.
 
     A longer one loses whole turns from its end; one whose first exchange is too long is skipped. Both are counted.
     quarantine: where a conversation goes that the template refuses or that teaches nothing; None: it is an error.
@@ -116,9 +116,9 @@ def prepare_chats(
             next_step="Leave it out.",
         )
     counts: Counter[str] = Counter()
-    encoded = _encode_chats(chats, tokenizer, row_tokens, thinking, counts, quarantine, progress)
-    about = {**about, "row_tokens": row_tokens}
-    train, validation = _write(encoded, "chats", tokenizer, folder, validation_fraction, about)
+    encoded = _encode_chats(chats, tokenizer, seq_len, thinking, counts, quarantine, progress)
+    about = {**about, "seq_len": seq_len}
+    train, validation = _write(encoded, "chats", tokenizer, folder, val_fraction, about)
     return Prepared(train, validation, counts["skipped"], counts["shortened"])
 
 
@@ -138,7 +138,7 @@ def _encode_documents(
 def _encode_chats(
     chats: Iterable[Chat],
     tokenizer: Tokenizer,
-    row_tokens: int,
+    seq_len: int,
     thinking: bool | None,
     counts: Counter[str],
     quarantine: Quarantine | None,
@@ -146,7 +146,7 @@ def _encode_chats(
 ) -> Iterator[_Encoded]:
     for chat in chats:
         try:
-            fitting = _fit(tokenizer, chat, row_tokens + 1, thinking)
+            fitting = _fit(tokenizer, chat, seq_len + 1, thinking)
             silent = fitting is not None and not any(fitting[0].weights)
             if silent and not any(_says_something(message) for message in chat.messages):
                 raise UserError("no token of it is learned from", where=f"{chat.source}:{chat.line}")
@@ -195,7 +195,7 @@ def _write(
     kind: Kind,
     tokenizer: Tokenizer,
     folder: Path,
-    validation_fraction: float,
+    val_fraction: float,
     about: dict[str, Any],
 ) -> tuple[Shards, Shards]:
     """Two shard folders, in the order of `encoded`. Few records wait in memory: those before both halves have one."""
@@ -206,15 +206,15 @@ def _write(
             waiting.append(one)
             yield one.key
 
-    below = held_out_below(keys(), validation_fraction)
+    below = held_out_below(keys(), val_fraction)
     about = {
         **about,
         "tokenizer": tokenizer.fingerprint,
-        "validation_fraction": validation_fraction,
+        "val_fraction": val_fraction,
         "held_out_below": below,
     }
     train, validation = (
-        ShardWriter(folder / name, kind=kind, vocabulary_size=tokenizer.size, about={**about, "split": name})
+        ShardWriter(folder / name, kind=kind, vocab_size=tokenizer.size, about={**about, "split": name})
         for name in ("train", "validation")
     )
     for one in chain(waiting, encoded):

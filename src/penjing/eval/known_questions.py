@@ -1,6 +1,6 @@
 """Regression questions: asked before the first step of a run and after its last.
 
-A file of questions is named by `validate.questions`, or by the settings of the run that this one starts from: a
+A file of questions is named by `eval.questions`, or by the settings of the run that this one starts from: a
 model must still answer after training what it answered before.
 """
 
@@ -34,9 +34,9 @@ class KnownQuestions:
     def __init__(self, run: Run, console: Console) -> None:
         """Raises UserError for a file that is not there, or is none of questions."""
         self.run, self._console, self._at_once = run, console, AT_ONCE
-        named = run.validate.questions
-        speaks = run.data.kind != "documents" and run.objective.generates_text
-        wanted = speaks and run.validate.before == "yes" and named not in ("", NONE)
+        named = run.eval.questions
+        speaks = run.data.format != "documents" and run.objective.generates_text
+        wanted = speaks and run.eval.at_start and named not in ("", NONE)
         self.path = Path(named)
         # A story has no one right answer, and takes as long to write as many others.
         self.questions = [each for each in asking.read_questions(self.path) if not each.must_contain] if wanted else []
@@ -76,7 +76,7 @@ class KnownQuestions:
         def make_room(told: str) -> None:
             release()
             if self._at_once == 1:
-                raise UserError(f"out of memory: {told}", where="validate.questions", next_step="Leave them out: none.")
+                raise UserError(f"out of memory: {told}", where="eval.questions", next_step="Leave them out: none.")
             self._at_once //= 2
 
         return with_room(

@@ -92,7 +92,7 @@ def ask(
     64, of a story 160, and 192 more with thoughts. rows: prompts that are read and answered together. Raises UserError
     for a question that leaves no room for an answer.
     """
-    room = model.config.max_tokens
+    room = model.config.max_position_embeddings
     said: dict[int, tuple[str, bool]] = {}
     more = LONGEST_THOUGHT if thinking else 0
     for is_story, usual in ((False, LONGEST_ANSWER), (True, LONGEST_STORY)):

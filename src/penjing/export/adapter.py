@@ -24,8 +24,8 @@ def save_run_adapter(run: Run, model: Transformer, base: dict[str, str], step: i
     base: `start` and `sha256` as the checkpoint has them.
     """
     folder = out or Path(run.out) / FOLDER
-    name = str(Path(run.start).resolve()) if Path(run.start).exists() else run.start  # a hub name stays one
-    facts = {"run": Path(run.out).name, "step": step, "learned_from": run.data.kind}
+    name = str(Path(run.init_from).resolve()) if Path(run.init_from).exists() else run.init_from  # a hub name stays one
+    facts = {"run": Path(run.out).name, "step": step, "learned_from": run.data.format}
     write_peft(folder, model, DEFAULT, base_name=name, base_sha256=base["sha256"], facts=facts)
     return folder
 
@@ -58,7 +58,9 @@ def merge_adapter(path: Path, adapters: Sequence[str], out: Path) -> hf.Verified
 
 def _no_adapter(path: Path) -> UserError:
     return UserError(
-        "this model has no adapter of its own", where=path, next_step="Train one with `penjing train lora start=...`."
+        "this model has no adapter of its own",
+        where=path,
+        next_step="Train one with `penjing train lora init_from=...`.",
     )
 
 

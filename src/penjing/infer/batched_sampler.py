@@ -151,8 +151,10 @@ def rollout(
     longest = max(len(requests[index].prompt) for index in waiting)
     if any(not requests[index].prompt for index in waiting):
         raise UserError("nothing to go on from", where="prompt", wanted="at least one token")
-    if longest >= model.config.max_tokens:
-        raise UserError("too long", where="prompt", got=f"{longest} tokens", wanted=f"under {model.config.max_tokens}")
+    if longest >= model.config.max_position_embeddings:
+        raise UserError(
+            "too long", where="prompt", got=f"{longest} tokens", wanted=f"under {model.config.max_position_embeddings}"
+        )
     # Prompts of like length are read together, the same prompt side by side, and the longest first, so that attention
     # has ever fewer keys to go over.
     waiting.sort(key=lambda index: (-len(requests[index].prompt), tuple(requests[index].prompt), index))
@@ -327,7 +329,7 @@ class _Slots:
         self.model, self.num_slots, self.max_new_tokens = model, num_slots, max_new_tokens
         self.sampling, self.score_temperature = sampling, score_temperature
         device = model.embed.weight.device
-        room = min(longest_prompt + max_new_tokens, model.config.max_tokens)
+        room = min(longest_prompt + max_new_tokens, model.config.max_position_embeddings)
         room = -(-room // SPAN_MULTIPLE) * SPAN_MULTIPLE
         self.room = room
         rows = _rounded(num_slots, device)
@@ -360,7 +362,7 @@ class _Slots:
         ):
             mine[:, :, :, :span].index_copy_(1, row_N, theirs.index_select(1, place_N))
         lengths = [len(read.prompt[each.place]) for each in admitted]
-        limits = [min(self.max_new_tokens, self.model.config.max_tokens - length) for length in lengths]
+        limits = [min(self.max_new_tokens, self.model.config.max_position_embeddings - length) for length in lengths]
         self.length_S[row_N] = torch.tensor(lengths, device=device)
         self.limit_S[row_N] = torch.tensor(limits, device=device)
         self.written_S[row_N] = 0

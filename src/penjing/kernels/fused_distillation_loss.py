@@ -28,13 +28,13 @@ class DivergenceConfig:
     forward: KL(p || q). reverse: KL(q || p). mixed: (1 - mixture) forward + mixture reverse.
     jsd: mixture KL(p || m) + (1 - mixture) KL(q || m), with m = mixture p + (1 - mixture) q (arXiv:2306.13649, equation
     1); as the mixture goes to 0 or 1 its gradient becomes that of forward or reverse, times a factor that vanishes.
-    data_weight: how much of the loss is the data's own cross-entropy; the divergence gets the rest.
+    ce_weight: how much of the loss is the data's own cross-entropy; the divergence gets the rest.
     """
 
     divergence: Divergence = "forward"
     mixture: float = 0.5
     temperature: float = 1.0
-    data_weight: float = 0.0
+    ce_weight: float = 0.0
 
 
 class LiveTeacher(NamedTuple):
@@ -168,7 +168,7 @@ class _Distilled(torch.autograd.Function):
         matrix_VD = weight_VD.to(dtype)
         vocabulary, temperature = weight_VD.shape[0], measure.temperature
         num_ids = min(vocabulary, teacher.num_ids)
-        scale, share = (1 - measure.data_weight) * temperature**2, measure.data_weight
+        scale, share = (1 - measure.ce_weight) * temperature**2, measure.ce_weight
         sums_5 = torch.zeros(len(Sums._fields), dtype=torch.float32, device=hidden_ND.device)
         grad_hidden_ND = torch.empty_like(hidden_ND) if needs_hidden else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
@@ -226,7 +226,7 @@ def distilled(
 ) -> Tensor:
     """The `Sums` of a student's predictions beside its teacher's, as one float32 tensor, [5].
 
-    total = sum_n w_n (1 - data_weight) T^2 D_n + given_n data_weight nats_n; T^2 keeps the gradient's size when the
+    total = sum_n w_n (1 - ce_weight) T^2 D_n + given_n ce_weight nats_n; T^2 keeps the gradient's size when the
     temperature T divides both models' logits (arXiv:1503.02531, section 2.1).
     hidden_ND, weight_VD: the student's last hidden states and head; target_N: what the data say; weight_N, given_N:
     what each position counts, in the divergence and in the cross-entropy (no gradient flows to them).

@@ -89,10 +89,10 @@ class DeviceSource(WrappedSource):
 
 
 class PackedSource(Source):
-    """Rows in their global order, `micro_rows` at a time; of each group of `world` batches this rank takes its own."""
+    """Rows in their global order, `micro_size` at a time; of each group of `world` batches this rank takes its own."""
 
-    def __init__(self, rows: Rows, *, micro_rows: int, rank: int = 0, world: int = 1) -> None:
-        self.rows, self.batch_size, self.rank, self.world = rows, micro_rows, rank, world
+    def __init__(self, rows: Rows, *, micro_size: int, rank: int = 0, world: int = 1) -> None:
+        self.rows, self.batch_size, self.rank, self.world = rows, micro_size, rank, world
         self._next_row = 0
 
     def __next__(self) -> Batch:

@@ -50,9 +50,9 @@ class Lora(Settings):
     # (policies, preferences with a reference): only one of them would have its inputs left out.
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     # Patterns of layers: of their names inside a block (attention.q_proj) or whole (blocks.3.attention.q_proj).
-    targets: tuple[str, ...] = ("*_proj",)
-    scaling: Literal["standard", "rank_stabilised"] = "standard"  # rank_stabilised: same gradient size at any rank
-    kind: Kind = "lora"  # dora also learns the length of every output's row of weights; slower, closer to full tuning
+    target_modules: tuple[str, ...] = ("*_proj",)
+    use_rslora: bool = False  # alpha / sqrt(rank): same gradient size at any rank
+    use_dora: bool = False  # also learns the length of every output's row of weights; slower, closer to full tuning
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,13 +65,15 @@ class Lora(Settings):
                         got=getattr(self, field.name),
                         next_step="Set lora.rank=16 too.",
                     )
-        elif not self.targets:
-            raise UserError("no layer to adapt", where="lora.targets", wanted="patterns such as attention.*_proj")
+        elif not self.target_modules:
+            raise UserError(
+                "no layer to adapt", where="lora.target_modules", wanted="patterns such as attention.*_proj"
+            )
 
     @property
     def scale(self) -> float:
         """What the adapter's output is multiplied by."""
-        return self.alpha / (math.sqrt(self.rank) if self.scaling == "rank_stabilised" else self.rank)
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -422,9 +424,11 @@ def attach(model: nn.Module, name: str, sizes: Mapping[str, Size], *, seed: int 
 def adapt(model: nn.Module, settings: Lora, *, name: str = DEFAULT, seed: int = 0) -> None:
     """Attach a fresh adapter as the settings say, and use it. Raises UserError for a pattern that matches nothing."""
     layers = adaptable(model)
-    size = Size(rank=settings.rank, scale=settings.scale, dropout=settings.dropout, kind=settings.kind)
+    size = Size(
+        rank=settings.rank, scale=settings.scale, dropout=settings.dropout, kind="dora" if settings.use_dora else "lora"
+    )
     chosen: set[str] = set()
-    for pattern in settings.targets:
+    for pattern in settings.target_modules:
         found = {layer for layer in layers if fnmatchcase(_inside(layer), pattern) or fnmatchcase(layer, pattern)}
         if not found:
             raise _no_match(model, pattern, layers)
@@ -439,7 +443,7 @@ def _no_match(model: nn.Module, pattern: str, layers: Collection[str]) -> UserEr
     why = "; routed experts are not adapted" if experts and pattern.startswith("mlp") else ""
     return UserError(
         f"matches no linear layer{why}",
-        where="lora.targets",
+        where="lora.target_modules",
         got=pattern,
         next_step=suggest(pattern.replace("*", ""), kinds),
     )

@@ -36,7 +36,11 @@ def _llama3(config: ModelConfig, plain: Tensor) -> Tensor:
 
     In the order of operations of `transformers`: at position 100,000 the last bit of a frequency is seen in the logits.
     """
-    length, low, high = config.rope_original_tokens, config.rope_low_frequency, config.rope_high_frequency
+    length, low, high = (
+        config.rope_original_max_position_embeddings,
+        config.rope_low_freq_factor,
+        config.rope_high_freq_factor,
+    )
     wave = 2 * math.pi / plain
     share = (length / wave - low) / (high - low)
     between = (1 - share) * plain / config.rope_factor + share * plain
@@ -50,7 +54,9 @@ def _yarn_kept(config: ModelConfig, size: int, device: torch.device) -> Tensor:
     def dimension(rotations: float) -> float:
         """Where a pair rotates so many times within the original length."""
         return (
-            size * math.log(config.rope_original_tokens / (rotations * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+            size
+            * math.log(config.rope_original_max_position_embeddings / (rotations * 2 * math.pi))
+            / (2 * math.log(config.rope_theta))
         )
 
     low = max(math.floor(dimension(config.rope_beta_fast)), 0)

@@ -251,12 +251,12 @@ def _call_seconds(device: torch.device) -> float:
     for layers in (1, 5):
         config = ModelConfig(
             hidden_size=32,
-            num_layers=layers,
-            num_heads=2,
-            num_kv_heads=1,
-            head_size=16,
-            mlp_size=64,
-            vocabulary_size=64,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            intermediate_size=64,
+            vocab_size=64,
         )
         model = Transformer(config)
         initialise(model, 1)
@@ -268,7 +268,7 @@ def _call_seconds(device: torch.device) -> float:
 
         seconds.append(seconds_of(work, device, 3)[0])
         name = str(dtype).removeprefix("torch.")
-        calls.append(Workload(shape=shape_of(config), tokens=16, row_tokens=8, keys=4.5, dtype=name).kernels())
+        calls.append(Workload(shape=shape_of(config), tokens=16, seq_len=8, keys=4.5, dtype=name).kernels())
     return max(0.0, seconds[1] - seconds[0]) / (calls[1] - calls[0])
 
 

@@ -59,7 +59,7 @@ def compare(plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[Term]:
     add("tokens", "tokens", plan.get("tokens", 0) * done, outcome.get("tokens"))
     add("speed", "tokens per second", plan.get("tokens_per_second"), outcome.get("tokens_per_second"))
     loss = plan.get("predicted_loss_nats_per_token")
-    add("validation loss", "nats per token", loss, outcome.get("validation_loss_nats_per_token"))
+    add("validation loss", "nats per token", loss, outcome.get("val_loss"))
     return terms
 
 

@@ -92,11 +92,11 @@ def estimate_memory(config: ModelConfig, micro_tokens: int, optimizer_bytes_per_
     and attention, gate, up and their product. Logits are made in blocks and not kept.
     """
     size = parameters(config).total
-    width, inner = config.hidden_size, config.mlp_size
-    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_size
+    width, inner = config.hidden_size, config.intermediate_size
+    heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     if config.is_mixture:
-        inner = config.expert_size * config.experts_per_token + config.shared_expert_size
-    per_token = config.num_layers * (5 * width + 2 * heads + 3 * inner) * 4
+        inner = config.moe_intermediate_size * config.num_experts_per_tok + config.shared_expert_intermediate_size
+    per_token = config.num_hidden_layers * (5 * width + 2 * heads + 3 * inner) * 4
     return {
         "weights": 4 * size,
         "gradients": 4 * size,
@@ -131,7 +131,7 @@ def make_bill(
     errors: Sequence[float] = (),
     versions: Mapping[str, str] | None = None,
 ) -> Bill:
-    """Put an L2 estimate together. Units are what batch.rows counts (rows, pairs, prompts). errors: log(actual /
+    """Put an L2 estimate together. Units are what batch.size counts (rows, pairs, prompts). errors: log(actual /
     predicted) of earlier runs' time on this machine."""
     count = parameters(config)
     tokens_per_step = round(units_per_step * tokens_per_unit)

@@ -33,8 +33,8 @@ def ladder(size: str = "30m") -> Layer:
         "out": f"runs/ladder-{size}",
         "steps": math.ceil(tokens / (rows * ROW_TOKENS)),
         "model": preset,
-        "data": {"kind": "documents", "row_tokens": ROW_TOKENS},
-        "batch": {"rows": rows},
-        "optimizer": {"kind": "adamw", "learning_rate": float(f"{rate:.2g}"), "weight_decay": 0.1},
-        "schedule": {"kind": "cosine", "warmup_fraction": 0.02, "floor_fraction": 0.1},
+        "data": {"format": "documents", "seq_len": ROW_TOKENS},
+        "batch": {"size": rows},
+        "optimizer": {"name": "adamw", "learning_rate": float(f"{rate:.2g}"), "weight_decay": 0.1},
+        "schedule": {"name": "cosine", "warmup_ratio": 0.02, "min_lr_ratio": 0.1},
     }

@@ -91,7 +91,7 @@ def read(
     if not halves[False]:
         raise UserError(
             "no prompt fits",
-            where="data.row_tokens",
+            where="data.seq_len",
             wanted=f"prompts of at most {longest} tokens, or longer rows",
         )
     text = json.dumps([[prompt.ids, prompt.truths] for half in halves.values() for prompt in half])

@@ -64,7 +64,7 @@ class Sampler:
     tokenizer: Tokenizer
     scorer: Scorer
     strategy: Strategy
-    row_tokens: int
+    seq_len: int
     reference: LogProbs | None = None
     values: ScalarHead | None = None
     turns: ToolTurns | None = None
@@ -77,7 +77,7 @@ class Sampler:
 
     @property
     def _slots_asked(self) -> int:
-        return self.settings.rollout.slots or default_slots(self.model)
+        return self.settings.rollout.max_concurrent or default_slots(self.model)
 
     @property
     def style(self) -> Sampling:
@@ -97,7 +97,7 @@ class Sampler:
             return rollout(
                 self.model,
                 requests,
-                max_new_tokens=how.max_tokens,
+                max_new_tokens=how.max_new_tokens,
                 stop=self.tokenizer.stop,
                 sampling=sampling,
                 slots=self.slots,
@@ -118,9 +118,9 @@ class Sampler:
         if not self.slots:
             raise UserError(
                 f"out of memory while a single answer is written: {said}",
-                where="objective.rollout.max_tokens",
-                got=self.settings.rollout.max_tokens,
-                next_step="Take shorter answers or prompts (data.row_tokens), or a smaller model.",
+                where="objective.rollout.max_new_tokens",
+                got=self.settings.rollout.max_new_tokens,
+                next_step="Take shorter answers or prompts (data.seq_len), or a smaller model.",
             )
 
     def _halve_scored_rows(self, said: str) -> None:
@@ -128,8 +128,8 @@ class Sampler:
         if self.scored_rows == 1:
             raise UserError(
                 f"out of memory while one row of answers is scored: {said}",
-                where="data.row_tokens",
-                got=self.row_tokens,
+                where="data.seq_len",
+                got=self.seq_len,
                 next_step="Take shorter rows or a smaller model.",
             )
         self.scored_rows //= 2
@@ -176,17 +176,17 @@ class Sampler:
                 one.cut_off_PA[place, number] = each.ended == "length"
         judged = [self.judged(prompt, each) for prompt, answers in zip(asked, written, strict=True) for each in answers]
         for number, answer in enumerate(judged):
-            at = mine[number // how.answers], number % how.answers
+            at = mine[number // how.num_generations], number % how.num_generations
             results = [result for turn in answer.turns for result in turn.results]
             one.turns_PA[at] = max(1, len(answer.turns))
             one.calls_PA[at] = sum(len(turn.said.calls) for turn in answer.turns)
             one.failed_PA[at] = one.calls_PA[at] - sum(result.worked for result in results)
-        scores = self.scorer(judged).reshape(len(self.scorer.names), len(asked), how.answers)
+        scores = self.scorer(judged).reshape(len(self.scorer.names), len(asked), how.num_generations)
         one.score_RPA[:, list(mine)] = scores
         values: dict[str, LogProbs] = {}
         if self.reference is not None:
             values["reference"] = self.reference
-        if how.behaviour == "recomputed":
+        if how.old_logprobs == "recomputed":
             values["behaviour"] = lambda batch: log_probs(self.model, batch, how.temperature)
         head = self.values
         if head is not None:
@@ -197,7 +197,7 @@ class Sampler:
         self._exchange(one)
         one.tokens = int(one.said_PAM.sum())
         one.reward_PA = self.scorer.total(one.score_RPA.reshape(len(self.scorer.names), -1)).reshape(
-            len(indices), how.answers
+            len(indices), how.num_generations
         )
         one.advantage_PA = advantages(one.reward_PA, self.settings.advantage_kind)
         if head is not None:
@@ -210,7 +210,12 @@ class Sampler:
 
     def _empty(self, indices: Sequence[int]) -> Round:
         how = self.settings.rollout
-        prompts, answers, tokens, rewards = len(indices), how.answers, how.max_tokens, len(self.scorer.names)
+        prompts, answers, tokens, rewards = (
+            len(indices),
+            how.num_generations,
+            how.max_new_tokens,
+            len(self.scorer.names),
+        )
         valued = tokens if self.values is not None else 0
         return Round(
             prompt_P=np.asarray(indices, dtype=np.int64),
@@ -251,7 +256,7 @@ class Sampler:
         reward_N = torch.from_numpy((last_PAM * one.reward_PA[..., None])[said_PAM]).float()
         answer_N = torch.from_numpy(np.repeat(np.arange(one.length_PA.size), said_PAM.sum(-1).reshape(-1)))
         value_N = torch.from_numpy(one.value_PAM[said_PAM])
-        gain_N, return_N = token_advantages(reward_N, value_N, answer_N, discount=how.discount, decay=how.decay)
+        gain_N, return_N = token_advantages(reward_N, value_N, answer_N, discount=how.gamma, decay=how.gae_lambda)
         one.gain_PAM[said_PAM] = whitened(gain_N, torch.ones_like(gain_N)).numpy()
         one.return_PAM[said_PAM] = return_N.numpy()
 
@@ -270,7 +275,7 @@ class Sampler:
         def flush() -> None:
             if not waiting:
                 return
-            batch = pack([group for _, _, group in waiting], self.row_tokens)
+            batch = pack([group for _, _, group in waiting], self.seq_len)
             logp = scored_by(batch.to(self.strategy.device)).float().cpu().numpy()
             first = 0
             for place, number, group in waiting:
@@ -285,8 +290,8 @@ class Sampler:
             if alone:
                 flush()
                 tokens = 0
-            for group in split(one.group(place, prompts, ()), self.row_tokens):
-                if tokens + group.num_tokens > self.scored_rows * self.row_tokens:
+            for group in split(one.group(place, prompts, ()), self.seq_len):
+                if tokens + group.num_tokens > self.scored_rows * self.seq_len:
                     flush()
                     tokens = 0
                 waiting.append((place, number, group))
@@ -347,8 +352,8 @@ class RolloutSource(Source):
         self.order = Order(len(prompts), seed)
         self.prompts_per_step, self.micro_units, self.rank, self.world = prompts_per_step, micro_units, rank, world
         how = sampler.settings.rollout
-        self.round_prompts = prompts_per_step * how.updates
-        self.round_units = self.round_prompts * how.repeats
+        self.round_prompts = prompts_per_step * how.steps_per_rollout
+        self.round_units = self.round_prompts * how.num_epochs
         self._next_place = 0  # in the stream of prompts
         self._unit = 0  # of the round that is under way, over all ranks
         self._round: Round | None = None
@@ -364,8 +369,10 @@ class RolloutSource(Source):
         if self.sampler.values is not None:
             values += ["value", ADVANTAGE, "return"]
         groups = [one.group(place, self.prompts, values) for place in range(first, first + self.micro_units)]
-        figures = one.figures(places, self.sampler.scorer.names, how.updates * how.repeats, turns=how.max_turns > 1)
-        batch = packed(groups, self.sampler.row_tokens, figures)
+        figures = one.figures(
+            places, self.sampler.scorer.names, how.steps_per_rollout * how.num_epochs, turns=how.max_turns > 1
+        )
+        batch = packed(groups, self.sampler.seq_len, figures)
         self._unit += self.world * self.micro_units
         if self._unit >= self.round_units:
             self._unit, self._round = 0, None
@@ -395,7 +402,7 @@ class RolloutSource(Source):
     def _sample(self, num_prompts: int) -> Round:
         places = range(self._next_place, self._next_place + num_prompts)
         self._next_place += num_prompts
-        answers = range(self.sampler.settings.rollout.answers)
+        answers = range(self.sampler.settings.rollout.num_generations)
         seeds = [[derive(self.seed, "answer", place, answer) for answer in answers] for place in places]
         return self.sampler.sample(self.prompts, [self.order[place] for place in places], seeds)
 
@@ -416,4 +423,4 @@ class RolloutSource(Source):
         self._round = Round.from_text(one) if isinstance(one, str) and one else one or None
         self.sampler.slots = min(self.sampler.slots, int(state.get("slots", self.sampler.slots)))
         if self._unit % (self.world * self.micro_units):
-            raise UserError("the checkpoint does not lie at the edge of a step", where="batch.micro_rows")
+            raise UserError("the checkpoint does not lie at the edge of a step", where="batch.micro_size")

@@ -49,7 +49,7 @@ class ConsoleTracker:
 LATE = 0.08  # fraction over a step's planned time above which a line names the cause
 # Shown of a step, in this order; validation figures have the prefix `validation_`. The rest is in metrics.jsonl.
 SHOWN = (
-    ("loss_nats_per_token", "loss {:.3f}"),
+    ("loss", "loss {:.3f}"),
     ("bits_per_byte", "{:.3f} bits/byte"),
     ("kl_nats_per_token", "KL {:.3f}"),
     ("preference_loss", "loss {:.3f}"),
@@ -58,11 +58,11 @@ SHOWN = (
     ("reward_margin", "margin {:.2f}"),
     ("exact_match", "exact match {:.1%}"),
     ("reward", "reward {:.3f}"),
-    ("kl_nats", "KL {:.3f}"),
-    ("entropy_nats", "entropy {:.2f}"),
-    ("degenerate_fraction", "zero reward std {:.0%}"),
+    ("kl", "KL {:.3f}"),
+    ("entropy", "entropy {:.2f}"),
+    ("frac_zero_reward_std", "zero reward std {:.0%}"),
     ("answer_tokens", "{:.0f} tokens per answer"),
-    ("expert_load_mean", "expert load {:.2f} x mean"),
+    ("mean_expert_load_ratio", "expert load {:.2f} x mean"),
 )
 
 

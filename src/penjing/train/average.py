@@ -30,7 +30,7 @@ class AverageInput:
 
 
 def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float] = (), last: int = 0) -> list[str]:
-    """Write the average as a run's folder, which chat, eval, export and `start=` take; returns the inputs' names.
+    """Write the average as a run's folder, which chat, eval, export and `init_from=` take; returns the inputs' names.
 
     paths: runs, checkpoints, or models from outside. weights: of each; empty: equal. last: of one run,
     its newest so many checkpoints instead of the newest alone.
@@ -49,7 +49,7 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
     names = [each.name for each in inputs]
     step = first.checkpoint.step
     try:
-        made = replace(first.run, out=str(out), stage="average", start="", lora=Lora())
+        made = replace(first.run, out=str(out), stage="average", init_from="", lora=Lora())
         write_text(folder.settings, config.to_toml(made))
         first.tokenizer.save(folder.tokenizer)
         about = {"data": "averaged", "averaged": names, "weights": list(weights)}
@@ -74,7 +74,7 @@ def _newest(path: Path, last: int) -> list[AverageInput]:
             where=folder.path,
             got=len(there),
             wanted=last,
-            next_step="Train with save.keep=N to keep more.",
+            next_step="Train with checkpoint.keep_last=N to keep more.",
         )
     inputs = []
     for step in there:

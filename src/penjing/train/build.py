@@ -53,7 +53,7 @@ class PreparedRun:
 
 def num_steps(run: Run, size: Size) -> int:
     """Optimizer steps of a run."""
-    return run.steps or max(1, math.ceil(run.epochs * size.units_per_epoch / run.batch.rows))
+    return run.max_steps or max(1, math.ceil(run.epochs * size.units_per_epoch / run.batch.size))
 
 
 def prepare_run(
@@ -129,7 +129,7 @@ def _restore(
     instruments: Instruments, checkpoint: Checkpoint, changes: Sequence[Difference], strategy: Strategy
 ) -> None:
     """Everything but the weights; optimizers of another kind begin afresh."""
-    same_kind = not any(each.field in ("optimizer.kind", "optimizer.state") for each in changes)
+    same_kind = not any(each.field in ("optimizer.name", "optimizer.state_dtype") for each in changes)
     instruments.checkpointer.restore(checkpoint, optimizers=same_kind)
     instruments.state.go_back(checkpoint.state()["progress"], strategy)
 
@@ -152,7 +152,7 @@ def _probe(
 ) -> tuple[Bill, list[str]]:
     """Compile where it pays, time a few steps, and make the plan of the run; lines about both."""
     run, stage, strategy, meter = built.run, built.stage, built.strategy, instruments.meter
-    units = context.num_steps * run.batch.rows / strategy.world
+    units = context.num_steps * run.batch.size / strategy.world
     flops = units * size.tokens_per_unit * meter.flops_per_token
     compiling = compile_run(built, flops, meter.peak_flops_per_second)
     give_back_freed_memory()

@@ -27,17 +27,17 @@ def build_adapted(
     load_base: the model to begin with, by the run's settings. Without a checkpoint the adapter is fresh. Raises
     UserError if there is no base, or it is not the one that the adapter was begun on.
     """
-    if not run.start:
+    if not run.init_from:
         raise UserError(
             "adapters need a trained model to sit on",
             where="start",
             wanted="a run, or a Hugging Face directory",
-            next_step="Give start=RUN, or lora.rank=0 to train all weights.",
+            next_step="Give init_from=RUN, or lora.rank=0 to train all weights.",
         )
     known = dict(checkpoint.state().get("base", {})) if checkpoint is not None else {}
-    where: object = run.start if checkpoint is None else checkpoint.folder
-    if "start" in known and not Path(run.start).exists() and Path(known["start"]).exists():
-        run = replace(run, start=known["start"])  # it was named from another working folder
+    where: object = run.init_from if checkpoint is None else checkpoint.folder
+    if "start" in known and not Path(run.init_from).exists() and Path(known["start"]).exists():
+        run = replace(run, init_from=known["start"])  # it was named from another working folder
     try:
         model = load_base(run)
     except UserError as error:
@@ -49,13 +49,13 @@ def build_adapted(
             wanted=known.get("start"),
             next_step="Put it back, or train anew.",
         ) from None
-    start = Path(run.start)  # or a hub name
-    base = {"start": str(start.resolve()) if start.exists() else run.start, "sha256": fingerprint(model)}
+    start = Path(run.init_from)  # or a hub name
+    base = {"start": str(start.resolve()) if start.exists() else run.init_from, "sha256": fingerprint(model)}
     if known and known["sha256"] != base["sha256"]:
         raise UserError(
             "the base of this adapter has changed since",
             where=where,
-            got=f"{run.start} with hash {base['sha256'][:12]}",
+            got=f"{run.init_from} with hash {base['sha256'][:12]}",
             wanted=known["sha256"][:12],
             next_step="Put the old weights back, or train anew with another out=.",
         )

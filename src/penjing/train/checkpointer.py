@@ -82,7 +82,7 @@ class Keeper:
         if self.strategy.rank == 0:
             self.wait()  # before anything is copied: two copies at once would take twice the memory
             self._background.start(self._prepared(progress))
-            if wait or self.settings.how == "waiting":
+            if wait or not self.settings.async_:
                 saved = self.wait()
         else:
             for each in self.stateful.values():
@@ -120,8 +120,8 @@ class Keeper:
             optimizers=optimizers,
             state=state,
             texts=dict(self.label.texts),
-            keep=self.settings.keep,
-            milestones=self.settings.milestones,
+            keep=self.settings.keep_last,
+            milestones=self.settings.keep_every,
             random_state=random_state,
             fingerprints=self.label.fingerprints,
         )

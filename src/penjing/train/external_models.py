@@ -30,7 +30,7 @@ class Outside:
             raise UserError(
                 "no tokenizer.json beside these weights",
                 where=self.path,
-                next_step="Give tokenizer.folder=DIR in training, or put the tokenizer's files beside the weights.",
+                next_step="Give tokenizer.path=DIR in training, or put the tokenizer's files beside the weights.",
             )
         return Tokenizer.load(self.tokenizer_folder)
 

@@ -65,8 +65,8 @@ def drift(
         sums = strategy.add(sums.to(strategy.device))
     nats, tokens, number = sums.tolist()
     return {
-        "validation_kl_nats_per_token": nats / max(1.0, tokens),
-        "validation_kl_nats_per_answer": nats / max(1.0, number),
+        "val_kl": nats / max(1.0, tokens),
+        "val_kl_per_answer": nats / max(1.0, number),
         "validation_own_answer_tokens": tokens / max(1.0, number),
     }
 

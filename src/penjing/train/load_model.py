@@ -44,7 +44,7 @@ class Trained:
     @property
     def answers(self) -> bool:
         """Whether it was taught conversations, and does not only continue texts."""
-        return self.run.data.kind != "documents"
+        return self.run.data.format != "documents"
 
     @property
     def context_tokens(self) -> int:
@@ -76,14 +76,14 @@ def read_settings(path: Path) -> Run:
 def context_tokens(folder: Path, run: Run) -> int:
     """Tokens that a model has learned to read: rows of the run in `folder` or of those it began with, as rows are made
     shorter for few conversations."""
-    longest = run.data.row_tokens
-    if run.start:
-        beside = folder / os.path.relpath(run.start, run.out)  # where the runs were moved together
-        began = next((each for each in (beside, Path(run.start)) if is_run_or_checkpoint(each)), None)
+    longest = run.data.seq_len
+    if run.init_from:
+        beside = folder / os.path.relpath(run.init_from, run.out)  # where the runs were moved together
+        began = next((each for each in (beside, Path(run.init_from)) if is_run_or_checkpoint(each)), None)
         if began is None:
-            return max(longest, min(OUTSIDE_TOKENS, run.model.max_tokens))
+            return max(longest, min(OUTSIDE_TOKENS, run.model.max_position_embeddings))
         longest = max(longest, context_tokens(stage_folder(began), read_settings(stage_folder(began))))
-    return min(longest, run.model.max_tokens)
+    return min(longest, run.model.max_position_embeddings)
 
 
 def load_trained(
@@ -145,7 +145,9 @@ def check_size(config: ModelConfig, num_bytes: int, where: object) -> None:
     The least that such a model has: its embedding, and of each layer the queries' matrix and the gains.
     """
     width = config.hidden_size
-    least = config.vocabulary_size * width + config.num_layers * width * (2 + config.num_heads * config.head_size)
+    least = config.vocab_size * width + config.num_hidden_layers * width * (
+        2 + config.num_attention_heads * config.head_dim
+    )
     if least > num_bytes:
         raise UserError(
             "the shape does not fit the weights",
@@ -166,7 +168,7 @@ def _load_outside(outside: Outside, tokenizer_folder: Path | None) -> Trained:
     _fill(model, outside.read_weights(), outside.path)
     tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder else outside.tokenizer()
     kind: Literal["chats", "documents"] = "chats" if tokenizer.template else "documents"
-    data = Data(kind=kind, row_tokens=min(OUTSIDE_TOKENS, model.config.max_tokens))
+    data = Data(format=kind, seq_len=min(OUTSIDE_TOKENS, model.config.max_position_embeddings))
     run = Run(stage="outside", out=str(outside.path), model=outside.config, data=data)
     return Trained(model.eval(), tokenizer, run, Checkpoint(outside.path, 0, ()))
 
@@ -186,21 +188,21 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
 
     One without a chat template gets ours where conversations are learned, and the control tokens for it.
     """
-    if run.tokenizer.folder:
-        tokenizer = Tokenizer.load(Path(run.tokenizer.folder))
-    elif not run.start:
+    if run.tokenizer.path:
+        tokenizer = Tokenizer.load(Path(run.tokenizer.path))
+    elif not run.init_from:
         return None
     else:
-        path = Path(run.start)
+        path = Path(run.init_from)
         outside = None if whole_checkpoint(path) or is_run(path) else read_outside(path, config.to_dict(run.model))
         tokenizer = outside.tokenizer() if outside else Tokenizer.load(RunFolder(stage_folder(path)).tokenizer)
-    if run.data.kind == "documents" or tokenizer.template:
+    if run.data.format == "documents" or tokenizer.template:
         return tokenizer
     if run.lora.rank and tokenizer.lacks_for_chatml:
         raise UserError(
             f"the tokenizer has no chat template and no {tokenizer.lacks_for_chatml[0]}, which adapters cannot learn",
-            where=run.start or run.tokenizer.folder,
-            next_step="Train all weights on conversations first: penjing train sft start=...",
+            where=run.init_from or run.tokenizer.path,
+            next_step="Train all weights on conversations first: penjing train sft init_from=...",
         )
     return tokenizer.with_chatml(visible=not run.lora.rank)
 
@@ -210,13 +212,15 @@ def load_start(run: Run) -> Transformer:
 
     Rows are added to embedding and head where the run's vocabulary is larger.
     """
-    folder = Path(run.tokenizer.folder) if run.tokenizer.folder else RunFolder(Path(run.out)).tokenizer
+    folder = Path(run.tokenizer.path) if run.tokenizer.path else RunFolder(Path(run.out)).tokenizer
     known = folder if (folder / "tokenizer.json").is_file() else None
-    begun = load_trained(Path(run.start), adapters="merged", hints=config.to_dict(run.model), tokenizer_folder=known)
+    begun = load_trained(
+        Path(run.init_from), adapters="merged", hints=config.to_dict(run.model), tokenizer_folder=known
+    )
     if begun.model.config == run.model:
         return begun.model.train()
     model = Transformer(run.model)
-    _fill(model, grow(begun.model.state_dict(), run.model.vocabulary_size), run.start)
+    _fill(model, grow(begun.model.state_dict(), run.model.vocab_size), run.init_from)
     return model
 
 

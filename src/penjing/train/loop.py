@@ -41,7 +41,7 @@ class TrainingContext:
     meter: Meter
     num_steps: int
     accumulate: int  # micro-batches per step on each rank
-    clip_norm: float
+    max_grad_norm: float
     # Between steps; 0 means never.
     log_every: int = 1
     validate_every: int = 0
@@ -130,11 +130,11 @@ def step(context: TrainingContext, index: int) -> Step:
         for optimizer in context.optimizers:
             optimizer.zero_grad(set_to_none=True)
         shrink_step(source, before, said, context.strategy.world)
-        context.guard.record({"step": index + 1, "kind": "out of memory", "micro_rows": source.micro_size})
+        context.guard.record({"step": index + 1, "kind": "out of memory", "micro_size": source.micro_size})
 
     sums, units, tokens = with_room(lambda: _gradients(context), make_room)
     after = source.place()
-    norm = context.strategy.clip(context.clip_norm)
+    norm = context.strategy.clip(context.max_grad_norm)
     factor = context.schedule.factor(index, context.num_steps)
     for optimizer in context.optimizers:
         for group in optimizer.param_groups:
@@ -240,9 +240,9 @@ def _step_figures(context: TrainingContext, state: TrainState, norm: Tensor) -> 
     figures = state.means(context.strategy)
     figures.pop("loss", None)
     rate = max(group["lr"] for optimizer in context.optimizers for group in optimizer.param_groups)
-    figures |= {"learning_rate": rate, "gradient_norm": float(norm)}
+    figures |= {"learning_rate": rate, "grad_norm": float(norm)}
     if context.guard.num_bad:
-        figures["bad_steps"] = context.guard.num_bad
+        figures["skipped_steps"] = context.guard.num_bad
     for more in context.figures:
         figures |= more()
     return figures

@@ -113,7 +113,7 @@ class Guard:
         bad, excused, loss, norm = seen.figures_4.tolist()
         if excused:
             return
-        about = {"step": seen.step, "loss": loss, "gradient_norm": norm}
+        about = {"step": seen.step, "loss": loss, "grad_norm": norm}
         if bad:
             self.num_bad += 1
             self.in_a_row += 1
@@ -133,7 +133,7 @@ class Guard:
             raise UserError(
                 f"loss or gradients were not finite in {self.in_a_row} steps in a row, up to step {step}{tried}",
                 where="incidents.jsonl names the samples",
-                next_step="Lower optimizer.learning_rate or lengthen schedule.warmup_fraction; checkpoints are whole.",
+                next_step="Lower optimizer.learning_rate or lengthen schedule.warmup_ratio; checkpoints are whole.",
             )
         self.rollbacks += 1
         self.in_a_row = 0

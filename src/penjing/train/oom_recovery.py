@@ -88,12 +88,12 @@ def shrink_step(source: Source, at: dict[str, Any], said: str, world: int) -> No
     """
     release()
     if world > 1 or source.micro_size is None:
-        raise UserError(f"out of memory: {said}", where="batch.micro_rows", next_step="Halve it.")
+        raise UserError(f"out of memory: {said}", where="batch.micro_size", next_step="Halve it.")
     if not source.shrink(at):
         raise UserError(
             f"out of memory even with a micro-batch of {source.micro_size}: {said}",
-            where="batch.micro_rows",
-            next_step="Take a smaller model or data.row_tokens.",
+            where="batch.micro_size",
+            next_step="Take a smaller model or data.seq_len.",
         )
     same = "gradients unchanged" if source.exact else "the routers' balance loss is taken over each pass"
     warnings.warn(
@@ -111,13 +111,13 @@ def validate_with_retry(stage: Stage[Any], strategy: Strategy) -> dict[str, floa
         smaller = smaller_micro_size(geometry.micro_size, geometry.indivisible)
         if smaller is None or strategy.world > 1:
             raise _SmallestPass(said)
-        stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_rows=smaller))
+        stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_size=smaller))
 
     try:
         return with_room(stage.validate, halve)
     except _SmallestPass as error:
         if strategy.world > 1:
-            raise UserError(f"out of memory: {error}", where="batch.micro_rows", next_step="Halve it.") from None
+            raise UserError(f"out of memory: {error}", where="batch.micro_size", next_step="Halve it.") from None
         warnings.warn(f"no validation, out of memory: {error}", stacklevel=2)
         return {}
 

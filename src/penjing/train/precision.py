@@ -1,4 +1,4 @@
-"""The number formats of a run: decided once here, from `compute.dtype` and `compute.float8`, and applied from here."""
+"""The number formats of a run: decided once here, from `compute.dtype` and `compute.fp8`, and applied from here."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Precision:
         if setting == "auto":
             lost = begun == "tf32" and device.type != "cuda"
             setting = agree("float32" if lost else begun or _fastest(device, capability))
-        return cls(setting, compute.float8)  # type: ignore[arg-type]  # one of the names
+        return cls(setting, compute.fp8)  # type: ignore[arg-type]  # one of the names
 
     def require(self, device: torch.device, capability: tuple[int, int] | None = None) -> None:
         """Raise UserError for a format that `device` does not have. capability: as in `resolve`."""

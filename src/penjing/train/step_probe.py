@@ -47,7 +47,7 @@ def plan(
     if begun and folder.plan.is_file():
         known = Bill.from_dict(read_json(folder.plan))
         sizes = known.steps, known.rows_per_step, known.rows_per_epoch
-        if sizes == (context.num_steps, run.batch.rows, size.units_per_epoch):
+        if sizes == (context.num_steps, run.batch.size, size.units_per_epoch):
             return known
     micro_size = batch_geometry(run, strategy.world, strategy.device).micro_size
     timings = probe(stage, size, model, context, trials)
@@ -59,12 +59,12 @@ def plan(
         flops_per_token_full_square=_full_square(run, size, model),
         units_per_epoch=size.units_per_epoch,
         tokens_per_unit=size.tokens_per_unit,
-        units_per_step=run.batch.rows,
+        units_per_step=run.batch.size,
         micro_tokens=round(micro_size * size.tokens_per_unit / (1 - size.padding_fraction)),
         steps=context.num_steps,
         timings=timings,
-        validations=_times(run.validate.every, context.num_steps),
-        checkpoints=_times(run.save.every, context.num_steps),
+        validations=_times(run.eval.every, context.num_steps),
+        checkpoints=_times(run.checkpoint.every, context.num_steps),
         samples=_times(run.sample.every, context.num_steps),
         optimizer_bytes_per_parameter=run.optimizer.state_bytes,
         machine=machine,
@@ -75,7 +75,7 @@ def plan(
         bill,
         warnings=[
             *doubts(bill.steps, bill.rows_per_step, size.units_per_epoch, size.unit),
-            *(start_doubts(timings.start_loss, run.model.vocabulary_size) if run.start and not begun else []),
+            *(start_doubts(timings.start_loss, run.model.vocab_size) if run.init_from and not begun else []),
         ],
     )
     if strategy.rank == 0:
@@ -106,8 +106,8 @@ def expected(bill: Bill) -> Expected:
 def _full_square(run: Run, size: Size, model: nn.Module) -> float:
     return training_flops_per_token(
         run.model,
-        size.row_tokens,
-        window_keys=size.row_tokens,
+        size.seq_len,
+        window_keys=size.seq_len,
         trainable=trainable_of(model, run.model),
         extra_forwards=size.extra_forwards,
     )

@@ -38,9 +38,8 @@ from penjing.train.throughput import Meter
 BUDGET_SECONDS, BUDGET_SHARE = 10.0, 0.05  # a probe takes at most so long, and at most this share of the run
 LEAST_BUDGET = 1.0  # seconds that even the probe of a short run may take
 STEPS_SHARE = 0.8  # of it, for steps; validation, a checkpoint and a sample are tried in the rest
-MAX_PASSES = (
-    2  # of a short step: the first leaves its gradients, and the last adds to them and sends them to other ranks
-)
+# of a short step: the first leaves its gradients, and the last adds to them and sends them to other ranks
+MAX_PASSES = 2
 LEAST_STEPS, SHORT_RUN_SHARE = 4, 0.5  # steps that are timed at most, where a run has few
 SLOW_SECONDS = 0.5  # of a step beside which compiling new GEMM shapes, 0.4 ms each, is nothing
 # Passes of few rows: how many of them the probe takes, optimizer steps and cold caches included; how many times as many
@@ -395,7 +394,7 @@ def _try_validation(
         return estimated, None
     start = time.perf_counter()
     figures = context.validate()
-    return time.perf_counter() - start, figures.get("validation_loss_nats_per_token")
+    return time.perf_counter() - start, figures.get("val_loss")
 
 
 def _try(
@@ -435,5 +434,5 @@ def _with_growth(run: Run, size: Size, context: TrainingContext, held: list[int]
         peak += LATE_SHAPES_BYTES
     if size.unit != "rows":
         return peak
-    tokens = min(run.batch.rows * context.num_steps, size.units_per_epoch) * size.row_tokens
-    return peak + tokens * token_bytes(run.model.vocabulary_size)
+    tokens = min(run.batch.size * context.num_steps, size.units_per_epoch) * size.seq_len
+    return peak + tokens * token_bytes(run.model.vocab_size)

@@ -186,7 +186,7 @@ def _render_foreign(
         raise UserError(
             "the tokenizer has no chat template",
             where="chat template",
-            next_step="Train it on conversations first: penjing train sft start=... gives it ours.",
+            next_step="Train it on conversations first: penjing train sft init_from=... gives it ours.",
         )
     pieces = cut(
         tokenizer.template,

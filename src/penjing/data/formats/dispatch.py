@@ -43,7 +43,9 @@ def record_text(record: Mapping[str, Any], place: Place) -> str:
     name = next((name for name in TEXT_FIELDS if name in record), None)
     if name is None or (name == "content" and "role" in record):
         kind = kind_of(record)
-        hint = f"This looks like {kind}, not documents: data.kind={kind}." if kind not in (None, "documents") else None
+        hint = (
+            f"This looks like {kind}, not documents: data.format={kind}." if kind not in (None, "documents") else None
+        )
         got = names_of(list(record))
         raise UserError("no field text", where=place, got=got, wanted=" or ".join(TEXT_FIELDS), next_step=hint)
     return text_of(record[name], name, place)

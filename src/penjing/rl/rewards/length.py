@@ -21,7 +21,7 @@ class Length:
                 "leaves nothing to be punished",
                 where="objective.reward.soft_length",
                 got=self.soft,
-                wanted=f"under objective.rollout.max_tokens = {self.longest}",
+                wanted=f"under objective.rollout.max_new_tokens = {self.longest}",
             )
 
     def __call__(self, answers: Sequence[Judged]) -> list[float]:

@@ -37,11 +37,11 @@ class DistillStage(TeacherStage):
 
     def prepare_data(self) -> None:
         """Makes tokenizer and shards where they are not there yet, and with mode=top_k the store."""
-        if self.run.data.kind not in ("documents", "chats"):
+        if self.run.data.format not in ("documents", "chats"):
             raise UserError(
                 "nothing to read for the teacher",
-                where="data.kind",
-                got=self.run.data.kind,
+                where="data.format",
+                got=self.run.data.format,
                 wanted="documents or chats, or objective.mode=on_policy",
             )
         teacher = self.read_teacher()
@@ -61,7 +61,7 @@ class DistillStage(TeacherStage):
         key = Key(
             teacher=teacher.sha256,
             data=_all_files(fixed.shards),
-            layout=f"{fixed.shards.kind} in rows of {fixed.row_tokens}",
+            layout=f"{fixed.shards.kind} in rows of {fixed.seq_len}",
             count=min(self.settings.top_k, self.num_ids - 1),
             num_ids=self.num_ids,
             temperature=self.settings.temperature,
@@ -79,7 +79,7 @@ class DistillStage(TeacherStage):
     def source(self, micro_size: int, rank: int, world: int) -> Source:
         if not self._stores:
             return self._data.source(micro_size, rank, world)
-        return StoredSource(_fixed(self._data.rows), self._stores[0], micro_rows=micro_size, rank=rank, world=world)
+        return StoredSource(_fixed(self._data.rows), self._stores[0], micro_size=micro_size, rank=rank, world=world)
 
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> Batch:
         batch = NextTokenStage(self.run, self.strategy).example_batch(micro_size, device, scored_fraction)
@@ -129,7 +129,7 @@ def _all_files(shards: Shards) -> str:
 
 
 def make_store(
-    teacher: Transformer, rows: FixedRows, folder: Path, key: Key, strategy: Strategy, report: Report, micro_rows: int
+    teacher: Transformer, rows: FixedRows, folder: Path, key: Key, strategy: Strategy, report: Report, micro_size: int
 ) -> Store:
     """Have the teacher read every row once and keep its predictions; each rank reads its share. A stop loses little.
 
@@ -141,10 +141,10 @@ def make_store(
     writer.open()
     report(f"the teacher reads {max(0, rows.rows_per_epoch - done):,} rows, once")
     places = numbered(rows)
-    stride = strategy.world * micro_rows
+    stride = strategy.world * micro_size
     for number, first in enumerate(range(done, rows.rows_per_epoch, stride), start=1):
         mine = range(
-            first + strategy.rank * micro_rows, min(first + (strategy.rank + 1) * micro_rows, rows.rows_per_epoch)
+            first + strategy.rank * micro_size, min(first + (strategy.rank + 1) * micro_size, rows.rows_per_epoch)
         )
         if mine:
             batch = collate([rows.row(index) for index in mine]).to(strategy.device)
@@ -197,8 +197,8 @@ class DistillRows:
 class StoredSource(PackedSource):
     """`PackedSource` with the teacher's predictions."""
 
-    def __init__(self, rows: FixedRows, store: Store, *, micro_rows: int, rank: int = 0, world: int = 1) -> None:
-        super().__init__(rows, micro_rows=micro_rows, rank=rank, world=world)
+    def __init__(self, rows: FixedRows, store: Store, *, micro_size: int, rank: int = 0, world: int = 1) -> None:
+        super().__init__(rows, micro_size=micro_size, rank=rank, world=world)
         self._rows = DistillRows(rows, store)
 
     def __next__(self) -> Batch:

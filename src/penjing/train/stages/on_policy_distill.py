@@ -49,7 +49,7 @@ def encode_prompts(
 
     quarantine: where a conversation goes that is broken, or that the template refuses.
     """
-    paths, answered = data_paths(run), run.data.kind == "chats"
+    paths, answered = data_paths(run), run.data.format == "chats"
     prompts = (chat for chat, _ in records.read_prompts(paths, quarantine=quarantine))
     chats = records.read_chats(paths, quarantine=quarantine) if answered else prompts
     fitting: list[tuple[Prompt, str]] = []
@@ -57,7 +57,7 @@ def encode_prompts(
     for chat in chats:
         try:
             asked = _prompts(chat, tokenizer, answered=answered)
-            fits = next((each for each in asked if _room_for(each, settings) <= run.data.row_tokens), None)
+            fits = next((each for each in asked if _room_for(each, settings) <= run.data.seq_len), None)
         except UserError as error:
             quarantine.reject(error, chat.source, chat.line)
             continue
@@ -65,7 +65,7 @@ def encode_prompts(
             left_out += 1
         else:
             fitting.append((fits, prepare.split_key(chat)))
-    below = prepare.held_out_below((key for _, key in fitting), run.data.validation_fraction)
+    below = prepare.held_out_below((key for _, key in fitting), run.data.val_fraction)
     halves: tuple[list[Prompt], list[Prompt]] = ([], [])
     for prompt, key in fitting:
         halves[prepare.is_held_out(key, below)].append(prompt)
@@ -73,8 +73,8 @@ def encode_prompts(
         if not half:
             raise UserError(
                 f"no prompt {what} leaves room for an answer",
-                where="data.row_tokens",
-                got=f"{run.data.row_tokens}, of which objective.answer_tokens={settings.answer_tokens} for the answer",
+                where="data.seq_len",
+                got=f"{run.data.seq_len}, of which objective.max_new_tokens={settings.max_new_tokens} for the answer",
                 next_step="Give more prompts, longer rows or shorter answers.",
             )
     return *halves, left_out
@@ -82,7 +82,7 @@ def encode_prompts(
 
 def _room_for(prompt: Prompt, settings: Distill) -> int:
     """Positions of a row that it takes with the longest answer."""
-    return max(len(prompt.ids) + settings.answer_tokens - 1, prompt.num_tokens)
+    return max(len(prompt.ids) + settings.max_new_tokens - 1, prompt.num_tokens)
 
 
 def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Iterator[Prompt]:
@@ -121,7 +121,7 @@ class OnPolicyStage(TeacherStage):
             run_tokenizer(run, self.report)
         self.strategy.any(False)
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
-        bad = records.Quarantine(run.data.max_bad, self.folder.quarantine if self.strategy.rank == 0 else None)
+        bad = records.Quarantine(run.data.max_bad_fraction, self.folder.quarantine if self.strategy.rank == 0 else None)
         self.set_teacher(teacher)
         self._prompts, self._held_out, left_out = encode_prompts(run, self.settings, self.tokenizer, bad)
         self.fingerprint = sha256_text(repr([(prompt.ids, prompt.answer) for prompt in self._prompts]))
@@ -132,14 +132,14 @@ class OnPolicyStage(TeacherStage):
     def _check(self) -> None:
         """Raise UserError for data that cannot be answered, or that have no answers where those are wanted."""
         data = self.run.data
-        if data.kind not in ("chats", "prompts"):
-            raise UserError("nothing to answer", where="data.kind", got=data.kind, wanted="chats or prompts")
-        if data.kind == "prompts" and self.settings.own_fraction < 1:
+        if data.format not in ("chats", "prompts"):
+            raise UserError("nothing to answer", where="data.format", got=data.format, wanted="chats or prompts")
+        if data.format == "prompts" and self.settings.on_policy_fraction < 1:
             raise UserError(
                 "prompts have no answers of the data's own",
-                where="objective.own_fraction",
-                got=self.settings.own_fraction,
-                wanted="1, or data.kind=chats",
+                where="objective.on_policy_fraction",
+                got=self.settings.on_policy_fraction,
+                wanted="1, or data.format=chats",
             )
         if data.thinking != "as_given":
             raise UserError(
@@ -153,31 +153,31 @@ class OnPolicyStage(TeacherStage):
         assert self.teacher is not None
         lengths = [prompt.num_tokens if prompt.answer else len(prompt.ids) for prompt in self._prompts]
         tokens = sum(lengths) / len(lengths)
-        if self.run.data.kind == "prompts":
-            tokens += self.settings.answer_tokens / 2
+        if self.run.data.format == "prompts":
+            tokens += self.settings.max_new_tokens / 2
         return Size(
             unit="prompts",
             units_per_epoch=len(self._prompts),
             tokens_per_unit=tokens,
-            row_tokens=self.run.data.row_tokens,
+            seq_len=self.run.data.seq_len,
             num_keys=tokens / 2,
             padding_fraction=0.0,
             # The student's writing is about one forward pass more, a token at a time.
-            extra_forwards=relative_cost(self.run, self.teacher, tokens / 2) + self.settings.own_fraction,
+            extra_forwards=relative_cost(self.run, self.teacher, tokens / 2) + self.settings.on_policy_fraction,
         )
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:
         return OnPolicySource(self, micro_size, rank, world)
 
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
-        shape = (micro_size, 1, self.run.data.row_tokens)
+        shape = (micro_size, 1, self.run.data.seq_len)
         return example_answers(shape, device, scored_fraction, values=("given",))
 
     def batch(self, indices: Sequence[int]) -> AnswerBatch:
         """The prompts at these places of the endless order, with the student's answers or the data's."""
         chosen = [self._prompt(index) for index in indices]
         seed = derive(self.run.seed, self.run.stage, "own")
-        own = [fraction(seed, index) < self.settings.own_fraction for index in indices]
+        own = [fraction(seed, index) < self.settings.on_policy_fraction for index in indices]
         asked = [number for number, mine in enumerate(own) if mine]
         seeds = [derive(self.run.seed, self.run.stage, "answer", indices[number]) for number in asked]
         asked_ids = [chosen[number].ids for number in asked]
@@ -192,7 +192,7 @@ class OnPolicyStage(TeacherStage):
             Group(prompt=prompt.ids, answers=[Answer(ids=said, values={"given": [float(by_data)] * len(said)})])
             for prompt, said, by_data in zip(prompts, answers, given, strict=True)
         ]
-        return pack(groups, self.run.data.row_tokens)
+        return pack(groups, self.run.data.seq_len)
 
     def _prompt(self, index: int) -> Prompt:
         epoch, place = divmod(index, len(self._prompts))
@@ -202,21 +202,21 @@ class OnPolicyStage(TeacherStage):
         return self._prompts[int(self._order[place])]
 
     def _sampler(self, temperature: float) -> Write:
-        return writer(self.settings.answer_tokens, Sampling(temperature=temperature))
+        return writer(self.settings.max_new_tokens, Sampling(temperature=temperature))
 
     def validate(self) -> dict[str, float]:
         """KL and agreement on held-out prompts: with the data's answers, and their cross-entropy; where there are none,
         with the student's likeliest ones."""
         names: tuple[str, ...] = ("kl_nats_per_token", "agreement")
         settings = self.settings
-        if self.run.data.kind == "chats":
-            names, settings = (FIGURE, *names), replace(settings, own_fraction=0.0)
+        if self.run.data.format == "chats":
+            names, settings = (FIGURE, *names), replace(settings, on_policy_fraction=0.0)
         objective = Distillation(settings, self.teacher)
         return held_out_means(objective, self.model, self._held_out_batches(), self.strategy, names)
 
     def _held_out_batches(self) -> Iterator[AnswerBatch]:
-        held_out = self._held_out[: self.run.validate.rows][self.strategy.rank :: self.strategy.world]
-        size, by_data = self.micro_size, self.run.data.kind == "chats"
+        held_out = self._held_out[: self.run.eval.sequences][self.strategy.rank :: self.strategy.world]
+        size, by_data = self.micro_size, self.run.data.format == "chats"
         for first in range(0, len(held_out), size):
             prompts = held_out[first : first + size]
             answers = [prompt.answer for prompt in prompts]

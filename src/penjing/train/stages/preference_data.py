@@ -44,11 +44,11 @@ class PreferenceDataStage(Stage[S]):
 
     def prepare_data(self) -> None:
         run = self.run
-        if run.data.kind != "preferences":
+        if run.data.format != "preferences":
             raise UserError(
-                f"objective.kind={run.objective.kind} learns from preferences",
-                where="data.kind",
-                got=run.data.kind,
+                f"objective.name={run.objective.name} learns from preferences",
+                where="data.format",
+                got=run.data.format,
                 wanted="preferences",
             )
         made, counts = on_rank_0(self.strategy, lambda: _make_groups(run, run_tokenizer(run, self.report), self.report))
@@ -63,14 +63,14 @@ class PreferenceDataStage(Stage[S]):
             raise UserError(
                 "these token groups were made with another tokenizer",
                 where=tokens.folder,
-                next_step="Give the preferences themselves as data.train, or tokenizer.folder=the one of the groups.",
+                next_step="Give the preferences themselves as data.train, or tokenizer.path=the one of the groups.",
             )
-        if tokens.meta["row_tokens"] > self.run.data.row_tokens:
+        if tokens.meta["seq_len"] > self.run.data.seq_len:
             raise UserError(
                 "these token groups were made for longer rows",
-                where="data.row_tokens",
-                got=self.run.data.row_tokens,
-                wanted=f"at least {tokens.meta['row_tokens']}",
+                where="data.seq_len",
+                got=self.run.data.seq_len,
+                wanted=f"at least {tokens.meta['seq_len']}",
             )
         return tokens
 
@@ -85,7 +85,7 @@ class PreferenceDataStage(Stage[S]):
             unit="pairs" if self.tokens["train"].has_pairs else "judged answers",
             units_per_epoch=len(self.train),
             tokens_per_unit=tokens,
-            row_tokens=self.run.data.row_tokens,
+            seq_len=self.run.data.seq_len,
             num_keys=num_keys,
             padding_fraction=padding,
             extra_forwards=self.extra_forwards,
@@ -101,7 +101,7 @@ class PreferenceDataStage(Stage[S]):
     @property
     def pass_without_gradient(self) -> int:
         """Groups of a forward pass without gradients: no more than of one with them, where its size is set."""
-        return min(CHUNK, self.run.batch.micro_rows or CHUNK)
+        return min(CHUNK, self.run.batch.micro_size or CHUNK)
 
     def chunks(self, half: Groups, number: int, size: int) -> Iterator[tuple[range, AnswerBatch]]:
         """The first `number` groups, this rank's only, `size` at a time whatever the number of ranks."""
@@ -110,7 +110,7 @@ class PreferenceDataStage(Stage[S]):
             yield indices, pack_tight([half.group(index) for index in indices])
 
     def held_out_batches(self, size: int) -> Iterator[AnswerBatch]:
-        number = min(self.run.validate.rows, len(self.held_out))
+        number = min(self.run.eval.sequences, len(self.held_out))
         return (batch for _, batch in self.chunks(self.held_out, number, size))
 
 
@@ -127,21 +127,21 @@ def _make_groups(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, 
         def skip(_file: str, _line: int, reason: str) -> None:
             counts[reason] += 1
 
-        quarantine = records.Quarantine(run.data.max_bad, folder.quarantine)
+        quarantine = records.Quarantine(run.data.max_bad_fraction, folder.quarantine)
         made = prepare_groups(
             records.read_preferences(paths, on_skip=skip, quarantine=quarantine),
             tokenizer,
             groups,
-            row_tokens=run.data.row_tokens,
-            validation_fraction=run.data.validation_fraction,
+            seq_len=run.data.seq_len,
+            val_fraction=run.data.val_fraction,
             about=about,
             quarantine=quarantine,
         )
         counts["broken"] = quarantine.bad
-        counts[f"longer than data.row_tokens={run.data.row_tokens}"] = made.too_long
+        counts[f"longer than data.seq_len={run.data.seq_len}"] = made.too_long
         return dict(counts)
 
-    return groups, build_if_stale(run, groups, tokenizer, run.data.row_tokens, make, report)
+    return groups, build_if_stale(run, groups, tokenizer, run.data.seq_len, make, report)
 
 
 def need_pairs(groups: TokenGroups, what: str) -> None:

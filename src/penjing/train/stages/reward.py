@@ -62,7 +62,7 @@ class RewardStage(PreferenceDataStage[RewardModel]):
         return RewardObjective(self.settings, self.router)
 
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
-        return example_answers((micro_size, 2, self.run.data.row_tokens), device, scored_fraction, figures=(MARGIN,))
+        return example_answers((micro_size, 2, self.run.data.seq_len), device, scored_fraction, figures=(MARGIN,))
 
     def validate(self) -> dict[str, float]:
         batches = self.held_out_batches(self.pass_without_gradient)
@@ -87,7 +87,7 @@ class Judge:
             end = max((index for index, weight in enumerate(rendered.weights) if weight), default=0)
             if not end:
                 raise UserError("nothing to judge", where="messages", wanted="a conversation that ends with an answer")
-            longest = self.model.model.config.max_tokens
+            longest = self.model.model.config.max_position_embeddings
             if end > longest:
                 raise UserError("too long", where="messages", got=f"{end} tokens", wanted=f"at most {longest}")
             groups.append(Group(prompt=rendered.ids[:end], answers=[Answer(ids=[rendered.ids[end]])]))
@@ -102,7 +102,7 @@ class Judge:
 def load_judge(path: Path) -> Judge:
     """The reward model of a run made by `penjing train reward`. Raises UserError if the run is of another kind."""
     known = load_trained(path, adapters="merged")
-    if known.run.objective.kind != "reward":
+    if known.run.objective.name != "reward":
         raise UserError("no reward model", where=path, got=f"a run of {known.run.stage}", wanted="penjing train reward")
     model = ScalarHead(known.model)
     model.scalar.data.copy_(known.checkpoint.weights()["scalar"])
