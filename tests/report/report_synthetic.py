@@ -229,7 +229,7 @@ def write_folder(folder: Path, bad: str = HOSTILE) -> Path:
 FIGURES: dict[str, dict[str, float]] = {
     "documents": {"loss": 2.0, "val_bits_per_byte": 0.9, "max_expert_load_ratio": 1.4},
     "chats": {"loss": 1.0, "val_loss": 1.1},
-    "distill": {"kl_nats_per_token": 0.3, "agreement": 0.7, "validation_agreement": 0.6},
+    "distill": {"kl": 0.3, "agreement": 0.7, "validation_agreement": 0.6},
     "preference": {"preference_loss": 0.5, "reward_margin": 1.0, "validation_reward_accuracy": 0.8},
     "reward": {"ranking_loss": 0.4, "validation_reward_accuracy": 0.7},
     "policy": {"reward": 0.6, "reward_std": 0.3, "truncated_fraction": 0.1, "kl": 0.02, "new_figure": 3.0},

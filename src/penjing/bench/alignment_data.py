@@ -46,9 +46,9 @@ def prepare(work: Path, request: Request, method: str) -> Prepared:
     trained = load_trained(request.start, adapters="merged")
     export(trained.model, trained.tokenizer, work / "model", card=model_card(trained, request.start))
     layer: dict[str, Any] = {
-        "start": str(work / "model"),
+        "init_from": str(work / "model"),
         "out": str(work / "ours"),
-        "steps": options.steps,
+        "max_steps": options.steps,
         "data": {"train": [str(request.data)]},
         "schedule": {"name": "constant"},
         "eval": {"sequences": 1, "every": 0, "at_start": False},

@@ -163,7 +163,7 @@ def _run(work: Path, size: Size, options: Options, device: torch.device, request
         "eval": {"sequences": 1, "every": 0},
         "checkpoint": {"every": 10**9},
         "log": {"every": 10**9},
-        "steps": 1,
+        "max_steps": 1,
     }
     run = request.resolve(layer)
     # `auto` is answered here, once: no trial is to find another answer.
@@ -172,7 +172,7 @@ def _run(work: Path, size: Size, options: Options, device: torch.device, request
     # About as many steps as the seconds allow: the rule that decides on compiling, and the probe, ask for the number.
     rate = USUAL_MFU * (hardware.peak(device, dtype).flops_per_second or 1e11)
     flops = training_flops_per_token(run.model, (run.data.seq_len + 1) / 2) * run.batch.size * run.data.seq_len
-    run = request.resolve({**layer, "steps": max(20, round(options.seconds * rate / flops))})
+    run = request.resolve({**layer, "max_steps": max(20, round(options.seconds * rate / flops))})
     return replace(run, compute=replace(run.compute, dtype=name))
 
 

@@ -83,7 +83,7 @@ def train(
         line += f", {bits:.4f} bits per byte"
     say(line)
     for name, first in outcome.get("before", {}).items():
-        label = name.removeprefix("validation_").replace("_", " ")
+        label = name.removeprefix("val_").replace("_", " ")
         say(f"  held-out {label}: {first:.4g} before, {outcome[name]:.4g} after")
     if outcome.get("questions"):
         print_changes(outcome["questions"], console)

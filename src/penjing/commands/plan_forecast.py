@@ -162,7 +162,7 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
     if run.init_from:
         raise UserError(
             "a forecast is for a run that trains from scratch",
-            where="start",
+            where="init_from",
             got=run.init_from,
             next_step="Leave start= out.",
         )
@@ -192,7 +192,9 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
 def _ladder(run: Run, budget_seconds: float, file: Path) -> list[ProxyRun]:
     """The proxy runs, chosen once: the measured speed of a machine varies, and a stopped forecast continues with the
     runs it has. Other options or settings choose them anew."""
-    settings = {name: value for name, value in config.to_dict(run).items() if name not in ("out", "steps", "epochs")}
+    settings = {
+        name: value for name, value in config.to_dict(run).items() if name not in ("out", "max_steps", "epochs")
+    }
     settings["batch"].pop("min_steps")  # proxy runs have a number of steps
     settings["data"].pop("min_seq_len")
     asked = json.loads(json.dumps({"budget_seconds": budget_seconds, "settings": settings}))
@@ -216,7 +218,7 @@ def _train(run: Run, small: ProxyRun, place: Path, first: str, console: Console)
             shared["data"] = {"train": [str(before.shards)]}
     settings = {
         "out": str(place / small.name),
-        "steps": small.steps,
+        "max_steps": small.steps,
         "epochs": 1,  # says nothing beside steps
         "model": small.model,
         "batch": {"min_steps": 0},

@@ -292,7 +292,7 @@ def _overrides(options: QuickstartOptions, stage: str) -> list[str]:
     """Settings of one stage from the command line: `sft.a.b=c` is for SFT alone, the rest for pretraining."""
     mine = [word.removeprefix("sft.") for word in options.settings if word.startswith("sft.") == (stage == "sft")]
     if options.short:
-        every = [f"{name}.every=4" for name in ("validate", "sample", "save", "track")]
+        every = [f"{name}.every=4" for name in ("eval", "sample", "checkpoint", "log")]
         mine = [f"max_steps={SHORT_STEPS[stage]}", *every, *mine]
     return mine
 
@@ -319,7 +319,7 @@ def _finetuning(options: QuickstartOptions, corpus: Corpus) -> Run | None:
         return None
     layer: dict[str, Any] = {
         "out": str(options.out / "sft"),
-        "start": str(options.out / "pretrain"),
+        "init_from": str(options.out / "pretrain"),
         "data": {"train": corpus.chats, "val_fraction": 0.01},
         "sample": {"prompts": list(CHAT_PROMPTS)},
         "eval": {"questions": str(corpus.questions or "")},

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
 
 
 def resolve_run(recipe: str, *layers: Layer) -> Run:
-    """The settings of a recipe with `layers` over it; with `start`, the model's shape is that of the start.
+    """The settings of a recipe with `layers` over it; with `init_from`, the model's shape is that of the start.
 
     A recipe with a dial takes it after a colon: `ladder:30m`.
     """
@@ -70,7 +71,7 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
     base = make(dial) if dial else make()
     asked = [*layers[:-1], *map(_one_length, layers[-1:])]
     base = batch_as_asked(adapter_rate(base, asked), asked)
-    start = next((layer["start"] for layer in reversed(layers) if layer.get("start")), "")
+    start = next((layer["init_from"] for layer in reversed(layers) if layer.get("init_from")), "")
     return begin_from(str(start), base, asked) if start else with_vocabulary(config.resolve(Run, base, *asked), asked)
 
 
@@ -92,10 +93,10 @@ def _table(layer: Layer, name: str) -> Mapping[str, Any]:
 
 
 def _one_length(asked: Layer) -> Layer:
-    """Of `epochs` and `steps` the one that was asked for last counts; both on one command line is a UserError."""
-    if "epochs" in asked and "steps" in asked:
-        raise UserError("both say how long to train", where="epochs, steps", wanted="one of them")
-    return {**asked, "steps": 0} if "epochs" in asked else asked
+    """Of `epochs` and `max_steps` the one that was asked for last counts; both on one command line is a UserError."""
+    if "epochs" in asked and "max_steps" in asked:
+        raise UserError("both say how long to train", where="epochs, max_steps", wanted="one of them")
+    return {**asked, "max_steps": 0} if "epochs" in asked else asked
 
 
 def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dict[str, Any]:
@@ -184,10 +185,10 @@ def plan_only(run: Run, console: Console) -> Bill:
 
 def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tracker]:
     trackers: list[Tracker] = [ConsoleTracker(console, name=run.stage, num_steps=steps, start_step=start)]
-    if run.log.trackers and not console.quiet:
-        wandb = look_up(TRACKERS, "wandb", what="tracker")
-        settings = {"project": run.log.project, "name": run.log.run_name, "config": config.to_dict(run)}
-        trackers.append(BackgroundTracker("wandb", lambda: wandb(Path(run.out), **settings)))
+    settings = {"project": run.log.project, "name": run.log.run_name, "config": config.to_dict(run)}
+    for name in () if console.quiet else run.log.trackers:
+        make = partial(look_up(TRACKERS, name, what="tracker"), Path(run.out), **settings)
+        trackers.append(BackgroundTracker(name, make))
     return trackers
 
 
@@ -265,4 +266,4 @@ def _with_questions(outcome: dict[str, Any], known: KnownQuestions, prepared: Pr
 def _before(folder: RunFolder, figures: dict[str, float]) -> dict[str, float]:
     """What the held-out texts, pairs or prompts gave before the first step, of figures that are known now too."""
     first: dict[str, Any] = next((line for line in read_lines(folder.metrics) if line["step"] == 0), {})
-    return {name: value for name, value in first.items() if name in figures and name.startswith("validation_")}
+    return {name: value for name, value in first.items() if name in figures and name.startswith("val_")}

@@ -88,15 +88,15 @@ def infer_config(tensors: Mapping[str, Tensor], hints: Mapping[str, Any], where:
         "num_attention_heads": heads[0],
         "num_key_value_heads": heads[1],
         "head_dim": head_dim,
-        "max_tokens": 32768,
+        "max_position_embeddings": 32768,
         "rope_theta": 1e6,
         "rms_norm_eps": 1e-6 if normalised else 1e-5,
         "tie_word_embeddings": True,
     }
     if HEAD in tensors and not torch.equal(tensors[HEAD], tensors[EMBEDDING]):
-        found["embeddings"] = "untied"
+        found["tie_word_embeddings"] = False
     found |= _mlp(tensors, normalised, zero + "mlp.", hints, where)
-    free = {"max_tokens", "rope_theta", "rms_norm_eps"}
+    free = {"max_position_embeddings", "rope_theta", "rms_norm_eps"}
     return ModelConfig(**{**found, **{name: value for name, value in hints.items() if name in free}})
 
 
@@ -145,7 +145,7 @@ def _mlp(
     ]
     # Version 3 sends a token to one expert, version 2 to two and through shared ones.
     found: dict[str, Any] = {
-        "experts": int(experts),
+        "num_experts": int(experts),
         "num_experts_per_tok": int(hints.get("num_experts_per_tok", 2 if shared else 1)),
         "moe_intermediate_size": size,
         "intermediate_size": size,

@@ -384,7 +384,7 @@ def _mixture(fields: _Fields, architecture: str) -> dict[str, Any]:
     if architecture == "mixtral":
         return {
             **found,
-            "experts": fields.count("num_local_experts"),
+            "num_experts": fields.count("num_local_experts"),
             "moe_intermediate_size": fields.count("intermediate_size"),
         }
     found["moe_intermediate_size"] = fields.count("moe_intermediate_size")
@@ -394,7 +394,7 @@ def _mixture(fields: _Fields, architecture: str) -> dict[str, Any]:
         leading = min(fields.count("first_k_dense_replace"), num_hidden_layers)
         return {
             **found,
-            "experts": fields.count("n_routed_experts"),
+            "num_experts": fields.count("n_routed_experts"),
             "shared_expert_intermediate_size": fields.count("n_shared_experts") * found["moe_intermediate_size"],
             "mlp_only_layers": tuple(range(leading)),
             "routed_scaling_factor": fields.number("routed_scaling_factor"),
@@ -404,7 +404,7 @@ def _mixture(fields: _Fields, architecture: str) -> dict[str, Any]:
         found["shared_expert_intermediate_size"] = fields.count("shared_expert_intermediate_size")
     return {
         **found,
-        "experts": fields.count("num_experts"),
+        "num_experts": fields.count("num_experts"),
         "mlp_only_layers": tuple(layer for layer in range(num_hidden_layers) if layer in dense or (layer + 1) % every),
     }
 

@@ -13,7 +13,7 @@ from penjing.plan.flops import parameters
 from penjing.train.load_model import Trained
 from penjing.train.run_dir import RunFolder, stage_folder
 
-HELD_OUT, LOSS = "validation_", "val_loss"
+HELD_OUT, LOSS = "val_", "val_loss"
 
 
 def _held_out(name: str, value: Any) -> str:

@@ -128,7 +128,7 @@ class ModelConfig(Settings):
     def _check_mixture(self) -> None:
         if not self.is_mixture:
             for name in (
-                "experts",
+                "num_experts",
                 "num_experts_per_tok",
                 "moe_intermediate_size",
                 "shared_expert_intermediate_size",
@@ -142,7 +142,7 @@ class ModelConfig(Settings):
                         next_step="Set model.architecture=qwen3_moe, or glm4_moe for shared experts.",
                     )
             return
-        for name in ("experts", "num_experts_per_tok", "moe_intermediate_size"):
+        for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
             if getattr(self, name) < 1:
                 raise UserError(
                     f"{self.architecture} is a mixture of experts",

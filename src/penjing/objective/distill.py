@@ -62,7 +62,7 @@ class Distill(ObjectiveSettings):
         fields = {name: field.default for name, field in self.__dataclass_fields__.items()}
         without = {
             "top_k": ("top_k", "store"),
-            "on_policy": ("on_policy_fraction", "sample_temperature", "answer_tokens"),
+            "on_policy": ("on_policy_fraction", "sample_temperature", "max_new_tokens"),
         }
         for mode, names in without.items():
             for name in names:
@@ -73,7 +73,7 @@ class Distill(ObjectiveSettings):
                         got=getattr(self, name),
                         next_step=f"Set objective.mode={mode}, or leave it out.",
                     )
-        if self.divergence in ("forward", "reverse") and self.jsd_beta != fields["mixture"]:
+        if self.divergence in ("forward", "reverse") and self.jsd_beta != fields["jsd_beta"]:
             raise UserError(
                 "has no effect here", where="objective.jsd_beta", wanted="objective.divergence=mixed or jsd with it"
             )
@@ -167,13 +167,13 @@ class Distillation:
         sums = Sums(*sums_5.unbind())
         parts = {
             FIGURE: sums.nats.detach(),
-            "kl_nats_per_token": sums.kl.detach(),
+            "kl": sums.kl.detach(),
             "agreement": sums.agreement.detach(),
         }
         if isinstance(batch, AnswerBatch) and self.settings.on_policy_fraction > 0:
             del parts[FIGURE]  # over all units it would be the mean of a part of them
         if self.settings.divergence != "forward":
-            parts["divergence_nats_per_token"] = sums.divergence.detach()
+            parts["divergence"] = sums.divergence.detach()
         units_B = batch.units_B if isinstance(batch, Batch) else lambda: batch.units_B(batch.length_A())
         return self.router.added_to(Loss(sums.total, parts), means, units_B)
 

@@ -31,7 +31,7 @@ def ladder(size: str = "30m") -> Layer:
         **base,
         "stage": "ladder",
         "out": f"runs/ladder-{size}",
-        "steps": math.ceil(tokens / (rows * ROW_TOKENS)),
+        "max_steps": math.ceil(tokens / (rows * ROW_TOKENS)),
         "model": preset,
         "data": {"format": "documents", "seq_len": ROW_TOKENS},
         "batch": {"size": rows},

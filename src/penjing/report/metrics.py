@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-HELD_OUT = "validation_"  # before the name of the same metric on held-out data
+HELD_OUT = "val_"  # before the name of the same metric on held-out data
 TOKENS = "tokens"  # trained on so far
 SKIPPED_STEPS = "skipped_steps"
 
@@ -37,9 +37,8 @@ CHARTS = (
     Chart("reward_margin", "Reward margin", "奖励间隔", "chosen − rejected"),
     Chart("chosen_reward", "Rewards", "奖励", "reward", (("rejected_reward", "rejected"),), "chosen"),
     Chart("logp_accuracy", "Log-prob accuracy", "对数概率准确率", "share of pairs", best="high", percent=True),
-    Chart("kl_nats_per_answer", "KL to the reference", "与参考模型的 KL", "nats per answer", from_zero=True),
-    Chart("kl_nats_per_token", "KL per token", "逐词元 KL", "nats per token", from_zero=True),
-    Chart("kl", "KL to the reference", "与参考模型的 KL", "nats per token", from_zero=True),
+    Chart("kl_per_answer", "KL to the reference", "与参考模型的 KL", "nats per answer", from_zero=True),
+    Chart("kl", "KL per token", "逐词元 KL", "nats per token", from_zero=True),
     Chart("agreement", "Agreement with the teacher", "与教师一致", "share of tokens", best="high", percent=True),
     Chart("policy_loss", "Policy loss", "策略损失", "loss"),
     Chart("value_loss", "Value loss", "价值损失", "loss", best="low"),

@@ -97,7 +97,7 @@ class PolicyStage(Stage[Policy]):
         if given is None or not given.template:
             raise UserError(
                 "only a model that answers can be taught this way",
-                where="start",
+                where="init_from",
                 got=repr(self.run.init_from),
                 wanted="a run of `penjing train sft`, or another chat model",
             )

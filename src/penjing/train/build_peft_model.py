@@ -30,7 +30,7 @@ def build_adapted(
     if not run.init_from:
         raise UserError(
             "adapters need a trained model to sit on",
-            where="start",
+            where="init_from",
             wanted="a run, or a Hugging Face directory",
             next_step="Give init_from=RUN, or lora.rank=0 to train all weights.",
         )
@@ -89,12 +89,12 @@ def adapter_rate(base: Layer, layers: Sequence[Layer]) -> Layer:
     """
     ranks = [_table(layer, "lora").get("rank") for layer in layers]
     rank = next((rank for rank in reversed(ranks) if rank is not None), 0)
-    named = any({"kind", "learning_rate", ""} & _table(layer, "optimizer").keys() for layer in layers)
+    named = any({"name", "learning_rate", ""} & _table(layer, "optimizer").keys() for layer in layers)
     optimizer = dict(base["optimizer"])
-    if str(rank) == "0" or named or "lora" in base or optimizer["kind"] != "adamw":
+    if str(rank) == "0" or named or "lora" in base or optimizer["name"] != "adamw":
         return base
-    kind = base.get("objective", {}).get("kind", "next_token")
-    objective = next(settings() for settings in settings_classes() if settings().kind == kind)
+    kind = base.get("objective", {}).get("name", "next_token")
+    objective = next(settings() for settings in settings_classes() if settings().name == kind)
     whole = float(optimizer["learning_rate"])
     rate = max(whole, min(objective.adapter_rate_factor * whole, LARGEST_RATE))
     return {**base, "optimizer": {**optimizer, "learning_rate": float(f"{rate:.3g}")}}

@@ -19,6 +19,7 @@ from penjing.objective.router import RouterSettings
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 from penjing.optim.schedule import Constant, Cosine, WarmupStableDecay
+from penjing.train.renamed_settings import RENAMED
 from penjing.train.stages import settings_classes
 
 
@@ -103,7 +104,7 @@ class ComputeSettings(Settings):
 class ValidateSettings(Settings):
     """Loss on the held-out texts."""
 
-    section: ClassVar = "validate"
+    section: ClassVar = "eval"
 
     every: NonNegativeInt = 200  # steps; 0 = never. Always once at the end
     sequences: PositiveInt = 128  # of the held-out rows (pairs, prompts), at most
@@ -128,7 +129,7 @@ class SampleSettings(Settings):
 class SaveSettings(Settings):
     """Checkpoints. The last step is always saved."""
 
-    section: ClassVar = "save"
+    section: ClassVar = "checkpoint"
 
     every: PositiveInt = 500  # steps
     keep_last: PositiveInt = 2  # newest checkpoints that stay
@@ -141,7 +142,7 @@ class SaveSettings(Settings):
 class TrackSettings(Settings):
     """Where the figures go besides the terminal and metrics.jsonl."""
 
-    section: ClassVar = "track"
+    section: ClassVar = "log"
 
     every: PositiveInt = 10  # steps between logged figures
     trackers: tuple[str, ...] = ()  # besides the terminal and metrics.jsonl, such as wandb
@@ -152,6 +153,8 @@ class TrackSettings(Settings):
 @dataclass(frozen=True, kw_only=True)
 class Run(Settings):
     """One training run: a stage is a recipe that fills this in."""
+
+    renamed: ClassVar = RENAMED
 
     stage: str = "pretrain"  # name of the recipe
     out: str = "runs/pretrain"  # folder of the run; the same command again continues what is there

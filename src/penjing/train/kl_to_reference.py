@@ -59,7 +59,7 @@ def drift(
         part = slice(first, min(first + size, len(prompts)))
         answers = write(model, prompts[part], seeds[part], stop)
         batch = _packed(prompts[part], answers).to(strategy.device)
-        nats = objective(model, batch).parts["divergence_nats_per_token"]
+        nats = objective(model, batch).parts["divergence"]
         sums += torch.tensor([float(nats), float(objective.weight(batch)), batch.num_answers])
     if strategy.device.type != "mps":  # which knows no float64, and has no neighbours
         sums = strategy.add(sums.to(strategy.device))
@@ -67,7 +67,7 @@ def drift(
     return {
         "val_kl": nats / max(1.0, tokens),
         "val_kl_per_answer": nats / max(1.0, number),
-        "validation_own_answer_tokens": tokens / max(1.0, number),
+        "val_own_answer_tokens": tokens / max(1.0, number),
     }
 
 

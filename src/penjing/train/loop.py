@@ -63,7 +63,7 @@ class TrainState:
     """How far a run is, with what is summed since the last logged step. Saved with every checkpoint."""
 
     step: int = 0
-    sums: dict[str, Tensor] = field(default_factory=dict)  # `loss`, and the objective's parts, on this rank
+    sums: dict[str, Tensor] = field(default_factory=dict)  # `total`, and the objective's parts, on this rank
     units: Tensor | float = 0.0  # units, over all ranks
 
     def add(self, taken: Step) -> None:
@@ -139,7 +139,7 @@ def step(context: TrainingContext, index: int) -> Step:
     for optimizer in context.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * factor
-    loss = context.strategy.add(sums["loss"]) / units.clamp(min=1)
+    loss = context.strategy.add(sums["total"]) / units.clamp(min=1)
     bad = update(context.optimizers, norm, loss)
     return Step(sums, units, loss, norm, bad, tokens, lambda: source.samples(before, after))
 
@@ -157,7 +157,7 @@ def _gradients(context: TrainingContext) -> tuple[dict[str, Tensor], Tensor, int
             loss = context.objective(context.model, batch)
             # Sums over the global number of units: exact for ragged micro-batches and ranks alike.
             context.strategy.backward(loss.total / units.clamp(min=1))
-        add_sums(sums, {"loss": loss.total.detach(), **loss.parts})
+        add_sums(sums, {"total": loss.total.detach(), **loss.parts})
     return sums, units, sum(batch.num_tokens for batch in batches)
 
 
@@ -238,7 +238,7 @@ def _due(step: int, every: int, num_steps: int) -> bool:
 def _step_figures(context: TrainingContext, state: TrainState, norm: Tensor) -> dict[str, float]:
     """Figures since the last logged step. The one place where the host waits for the device."""
     figures = state.means(context.strategy)
-    figures.pop("loss", None)
+    figures.pop("total", None)
     rate = max(group["lr"] for optimizer in context.optimizers for group in optimizer.param_groups)
     figures |= {"learning_rate": rate, "grad_norm": float(norm)}
     if context.guard.num_bad:

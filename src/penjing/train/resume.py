@@ -20,10 +20,10 @@ FREE_TO_CHANGE = (
     "compute.device",
     "compute.threads",
     "compute.dtype",  # what it comes to is compared, as `precision`; `auto` is what the run was begun in
-    "track",
-    "save",
+    "log",
+    "checkpoint",
     "sample",
-    "validate",
+    "eval",
     "out",
     "batch.micro_size",
     "data.prefetch",

@@ -94,7 +94,7 @@ class DistillStage(TeacherStage):
 
     def validate(self) -> dict[str, float]:
         """Cross-entropy, KL and agreement on the held-out rows, every row on one rank only."""
-        names = (FIGURE, "kl_nats_per_token", "agreement")
+        names = (FIGURE, "kl", "agreement")
         figures = held_out_means(self.objective(), self.model, self._held_out(), self.strategy, names)
         return self._data.with_bits_per_byte(figures)
 

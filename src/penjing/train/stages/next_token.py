@@ -106,7 +106,7 @@ class NextTokenStage(Stage[NextTokenSettings]):
         """The figures, and of texts what does not depend on the tokenizer."""
         if self.run.data.format != "documents":
             return figures
-        nats = figures[f"validation_{FIGURE}"]
+        nats = figures[f"val_{FIGURE}"]
         return {**figures, "val_bits_per_byte": nats / math.log(2) * self.targets_per_byte}
 
 

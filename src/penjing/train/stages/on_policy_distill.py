@@ -207,7 +207,7 @@ class OnPolicyStage(TeacherStage):
     def validate(self) -> dict[str, float]:
         """KL and agreement on held-out prompts: with the data's answers, and their cross-entropy; where there are none,
         with the student's likeliest ones."""
-        names: tuple[str, ...] = ("kl_nats_per_token", "agreement")
+        names: tuple[str, ...] = ("kl", "agreement")
         settings = self.settings
         if self.run.data.format == "chats":
             names, settings = (FIGURE, *names), replace(settings, on_policy_fraction=0.0)

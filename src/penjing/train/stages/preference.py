@@ -58,7 +58,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         if self.settings.needs_reference and not self.run.init_from:
             raise UserError(
                 "preferences are learned by a model that already answers",
-                where="start",
+                where="init_from",
                 next_step="Give init_from=RUN, the folder of a run that was taught conversations.",
             )
         batch_geometry(self.run, self.strategy.world, self.strategy.device)  # raises where kl_groups does not fit

@@ -45,7 +45,7 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
     if given is None and run.data.format not in ("documents", "chats"):
         raise UserError(
             "no tokenizer: one is trained on texts and conversations only",
-            where="start",
+            where="init_from",
             got=f"data.format={run.data.format}",
             wanted="a model that is there, or tokenizer.path",
         )
