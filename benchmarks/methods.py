@@ -196,7 +196,8 @@ class Bench:
                 "distill",
                 # From where the logits have brought it: a student that goes astray writes nothing worth a verdict.
                 (f"init_from={self.work / f'distill-logits-{seed}'}", *taught[1:], "objective.mode=on_policy",
-                 "objective.max_new_tokens=48", f"max_steps={OWN_STEPS}", "batch.size=16", "optimizer.learning_rate=0.002",
+                 "objective.max_new_tokens=48", f"max_steps={OWN_STEPS}", "batch.size=16",
+                 "optimizer.learning_rate=0.002",
                  "optimizer.adamw_learning_rate=0.001"),
             ),
         }  # fmt: skip

@@ -43,7 +43,7 @@ def case(asked: argparse.Namespace, experts: int, chosen: int) -> Case:
     heads = asked.width // 64
     model = shape(asked.width, asked.layers, heads, max(1, heads // 4), asked.mlp, 6400)
     if experts:
-        model |= {"architecture": "qwen3_moe", "experts": experts, "num_experts_per_tok": chosen}
+        model |= {"architecture": "qwen3_moe", "num_experts": experts, "num_experts_per_tok": chosen}
         model["moe_intermediate_size"] = asked.mlp // chosen
     name = f"{experts} experts, {chosen} a token" if experts else "dense"
     passes = max(1, asked.rows // asked.micro_size)

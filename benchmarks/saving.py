@@ -55,7 +55,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 def command(asked: argparse.Namespace, data: Path, out: Path, steps: int, every: int) -> list[str]:
     settings = [
         f"model={asked.model}", f"data.train={data}", "data.seq_len=256", f"batch.size={asked.rows}",
-        f"max_steps={steps}", f"checkpoint.every={every}", "log.every=1", "eval.every=0", "sample.every=0", f"out={out}",
+        f"max_steps={steps}", f"checkpoint.every={every}", "log.every=1", "eval.every=0", "sample.every=0",
+        f"out={out}",
     ]  # fmt: skip
     return [sys.executable, "-m", "penjing", "train", "pretrain", *settings]
 

@@ -56,7 +56,7 @@ def cases() -> list[Case]:
     half = {"seq_len": 1024, "rows": 64, "passes": 2}
     for how, said in (("blocks", ""), ("off", " eager")):
         for experts, chosen in ((4, 1), (32, 4)):
-            mixture = {**m64, "architecture": "qwen3_moe", "experts": experts, "num_experts_per_tok": chosen}
+            mixture = {**m64, "architecture": "qwen3_moe", "num_experts": experts, "num_experts_per_tok": chosen}
             mixture["moe_intermediate_size"] = 2432 // chosen
             name = f"64M active {chosen} of {experts} experts{said}"
             found.append(Case(name=name, model=mixture, compile=how, **half))

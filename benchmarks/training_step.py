@@ -74,7 +74,7 @@ def prepare(case: Case) -> Ready:
     from penjing.model.config import ModelConfig
     from penjing.model.init import initialise
     from penjing.model.kernel_selection import activate_flash
-    from penjing.model.lora import Lora, adapt
+    from penjing.model.lora import Lora, add_adapter
     from penjing.model.transformer import Transformer, recompute_activations
     from penjing.objective.next_token import NextToken
     from penjing.optim.adamw import AdamW
@@ -93,7 +93,7 @@ def prepare(case: Case) -> Ready:
     model = Transformer(config)
     initialise(model, 1)
     if case.lora:
-        adapt(model, settings.resolve(Lora, case.lora), seed=1)
+        add_adapter(model, settings.resolve(Lora, case.lora), seed=1)
         precision.cast_frozen(model)
     recompute_activations(model, case.recompute)  # type: ignore[arg-type]
     model.to(device)

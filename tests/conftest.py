@@ -187,7 +187,7 @@ def make_model():
             "num_key_value_heads": 2,
             "head_dim": 8,
             "intermediate_size": 40,
-            "max_tokens": 64,
+            "max_position_embeddings": 64,
             "rope_theta": 1e4,
         }
         model = Transformer(ModelConfig(**{**shape, **settings}))

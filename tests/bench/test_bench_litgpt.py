@@ -60,7 +60,7 @@ def test_it_learns_from_the_same(litgpt, toy, quiet, monkeypatch):
         "head_dim": 16,
     }
     model |= {"intermediate_size": 48, "vocab_size": 400}
-    monkeypatch.setattr(pretrain_data, "QUICK", pretrain_data.Size(model=model, seq_len=64, batch=4, held_out=16))
+    monkeypatch.setattr(pretrain_data, "QUICK", pretrain_data.DataSize(model=model, seq_len=64, batch=4, held_out=16))
     how = {"trials": 1, "seconds": 1.0, "steps": 3, "threads": 1, "may_compile": False, "quick": True}
     words = {"method": "pretrain", "run": None, "baseline": "litgpt", "settings": ["compute.dtype=float32"]}
     record = bench(quiet, data=toy / "pretrain.jsonl", **words, **how)

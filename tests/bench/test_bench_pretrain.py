@@ -21,7 +21,7 @@ from penjing.train.config import Run
 
 PRETRAIN = Pretrain()
 QUICK = {"baseline": "none", "quick": True, "trials": 1, "seconds": 1.0, "steps": 3, "threads": 1}
-TINY = pretrain_data.Size(
+TINY = pretrain_data.DataSize(
     model={
         "hidden_size": 32,
         "num_hidden_layers": 2,

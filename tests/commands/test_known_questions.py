@@ -19,7 +19,7 @@ from penjing.eval import questions as asking
 from penjing.eval.known_questions import KnownQuestions, print_changes
 from penjing.parallel.single import Single
 from penjing.train.from_pretrained import questions_of_start
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 
 SMALL = {"who": 4, "tool": 6}
 
@@ -93,7 +93,7 @@ def test_every_way_of_preferring_and_reinforcing_says_what_it_changed(
 
     def ask(model, tokenizer, questions, **how):
         times.append(len(questions))
-        return [asking.Answered(each, "", right=len(times) == 1 or each.kind != "tool") for each in questions]
+        return [asking.GradedAnswer(each, "", right=len(times) == 1 or each.kind != "tool") for each in questions]
 
     monkeypatch.setattr(asking, "ask", ask)
     out = tmp_path / "run"
@@ -166,7 +166,7 @@ def test_less_memory_means_smaller_parts(tmp_path, monkeypatch, asked):
         sizes.append(rows)
         if rows > 16:
             raise MemoryError
-        return [asking.Answered(each, "", right=True) for each in questions]
+        return [asking.GradedAnswer(each, "", right=True) for each in questions]
 
     monkeypatch.setattr(asking, "ask", ask)
     run = resolve_run("dpo", parse_overrides([f"eval.questions={asked}"]))
@@ -174,7 +174,7 @@ def test_less_memory_means_smaller_parts(tmp_path, monkeypatch, asked):
         context=SimpleNamespace(strategy=Single(torch.device("cpu"))),
         stage=SimpleNamespace(tokenizer=None),
         model=None,
-        folder=RunFolder(tmp_path),
+        folder=RunDir(tmp_path),
     )
     KnownQuestions(run, Console(file=io.StringIO())).ask(prepared, "before")
     assert sizes == [64, 32, 16]

@@ -308,9 +308,9 @@ SMALL = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "intermediate_size": 40,
-    "max_tokens": 64,
+    "max_position_embeddings": 64,
 }
-MOE = {"experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from penjing.convert.peft import attach_peft, read_peft, write_peft
 from penjing.convert.shape import hf_config
 from penjing.model import lora
 from penjing.model.config import ModelConfig
-from penjing.model.lora import Lora, adapt, use
+from penjing.model.lora import Lora, add_adapter, set_adapter
 from penjing.model.transformer import Transformer
 
 peft = pytest.importorskip("peft")
@@ -29,11 +29,11 @@ SHAPE = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "intermediate_size": 40,
-    "max_tokens": 64,
+    "max_position_embeddings": 64,
     "rope_theta": 1e4,
     "tie_word_embeddings": False,
 }
-MOE = {"experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
 IDS_BT = torch.randint(61, (4, 16), generator=torch.Generator().manual_seed(1))
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -74,7 +74,7 @@ def check_equal(model, theirs):
     with torch.no_grad():
         ours, wanted = model(IDS_BT), theirs(IDS_BT).logits
     torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
-    use(model, None)
+    set_adapter(model, None)
     with torch.no_grad():
         assert (model(IDS_BT) - wanted).abs().max() > 0.05
 
@@ -91,7 +91,7 @@ SETTINGS = {
 @pytest.mark.parametrize("architecture", ["qwen3", "llama", "qwen2"])
 def test_ours_in_peft(pair, tmp_path, name, architecture):
     model, theirs, folder = pair(architecture)
-    adapt(model, SETTINGS[name])
+    add_adapter(model, SETTINGS[name])
     stir(parameter for parameter in model.parameters() if parameter.requires_grad)
     write_peft(tmp_path / "adapter", model, "default", base_name=str(folder))
     check_equal(model, peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval())
@@ -109,16 +109,16 @@ def test_ours_in_peft(pair, tmp_path, name, architecture):
 )
 def test_mixtures_in_peft(pair, tmp_path, architecture, more):
     model, theirs, folder = pair(architecture, **more)
-    adapt(model, Lora(rank=4))
+    add_adapter(model, Lora(rank=4))
     stir(parameter for parameter in model.parameters() if parameter.requires_grad)
     write_peft(tmp_path / "adapter", model, "default", base_name=str(folder))
     check_equal(model, peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval())
     again = read_peft(tmp_path / "adapter")
     attach_peft(model, "again", again)
     with torch.no_grad():
-        use(model, "default")
+        set_adapter(model, "default")
         expected = model(IDS_BT)
-        use(model, "again")
+        set_adapter(model, "again")
         assert torch.equal(model(IDS_BT), expected)
 
 
@@ -140,7 +140,7 @@ def test_pefts_here(pair, tmp_path, name):
     stir(parameter for parameter in theirs.parameters() if parameter.requires_grad)
     theirs.save_pretrained(tmp_path / "theirs")
     attach_peft(model, "theirs", read_peft(tmp_path / "theirs"))
-    use(model, "theirs")
+    set_adapter(model, "theirs")
     check_equal(model, theirs)
 
 
@@ -148,7 +148,7 @@ def test_pefts_here(pair, tmp_path, name):
 def test_twenty_steps_lose_what_pefts_do(pair, tmp_path, name):
     """Same base, same A and B, same batches, AdamW in float32: losses equal within 1e-4 at each of 20 steps."""
     model, theirs, folder = pair("qwen3")
-    adapt(model, SETTINGS[name])
+    add_adapter(model, SETTINGS[name])
     write_peft(tmp_path / "adapter", model, "default", base_name=str(folder))
     theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter", is_trainable=True)
     batches = torch.randint(61, (2, 4, 17), generator=torch.Generator().manual_seed(2))
@@ -178,7 +178,7 @@ def test_twenty_steps_lose_what_pefts_do(pair, tmp_path, name):
 def written(pair, tmp_path):
     """A written adapter and its model; the config can be changed."""
     model, _, _ = pair()
-    adapt(model, Lora(rank=4))
+    add_adapter(model, Lora(rank=4))
     folder = tmp_path / "adapter"
     write_peft(folder, model, "default", base_name="base", base_sha256="abc", facts={"step": 3})
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -231,7 +231,7 @@ def test_what_we_do_not_compute_is_refused_by_name(written, wrong, facts):
 
 def test_magnitudes_in_a_mixtures_mlp_are_refused(pair, tmp_path):
     model, _, _ = pair("glm4_moe", **MOE)
-    adapt(model, Lora(rank=4, use_dora=True))
+    add_adapter(model, Lora(rank=4, use_dora=True))
     with raises_user_error(next_step="merge it"):
         write_peft(tmp_path / "adapter", model, "default", base_name="base")
     assert not (tmp_path / "adapter").exists()

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from user_errors import raises_user_error
 
-from penjing.data.packing.best_fit import BLOCK_ROWS, WholeRows, lay_out
+from penjing.data.packing.best_fit import BLOCK_ROWS, BestFitRows, lay_out
 from penjing.data.packing.concat import Row
-from penjing.data.token_shards import Shards, ShardWriter
+from penjing.data.token_shards import TokenShards, TokenShardWriter
 
 END = 0  # the end-of-text token
 Segments = list[tuple[int, int, int]]
 
 
-def write_documents(folder: Path, lengths: list[int], vocab_size: int = 1 << 20) -> Shards:
+def write_documents(folder: Path, lengths: list[int], vocab_size: int = 1 << 20) -> TokenShards:
     """Documents of the given lengths; no token stands twice, so that every position can be told from every other."""
-    writer = ShardWriter(folder, kind="documents", vocab_size=vocab_size, about={})
+    writer = TokenShardWriter(folder, kind="documents", vocab_size=vocab_size, about={})
     start = 1
     for length in lengths:
         writer.add(range(start, start + length), length)
@@ -30,7 +30,7 @@ def write_documents(folder: Path, lengths: list[int], vocab_size: int = 1 << 20)
     return writer.close()
 
 
-def plain_sequences(shards: Shards) -> list[list[int]]:
+def plain_sequences(shards: TokenShards) -> list[list[int]]:
     """Every document between two end-of-text tokens."""
     ends = shards.end_D.tolist()
     return [[END, *shards.token_N[start:end].tolist(), END] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -46,11 +46,11 @@ def layout(lengths: list[int], seq_len: int) -> list[Segments]:
     ]
 
 
-def layout_of(rows: WholeRows) -> list[Segments]:
+def layout_of(rows: BestFitRows) -> list[Segments]:
     return layout((rows.shards.end_D - rows.shards.start_D + 1).tolist(), rows.seq_len)
 
 
-def epoch_of(rows: WholeRows, epoch: int) -> list[Row]:
+def epoch_of(rows: BestFitRows, epoch: int) -> list[Row]:
     first = epoch * rows.rows_per_epoch
     return [rows.row(index) for index in range(first, first + rows.rows_per_epoch)]
 
@@ -210,9 +210,9 @@ def test_rows_are_those_of_the_plain_twin(
     shards = write_documents(tmp_path_factory.mktemp("shards") / "a", lengths, vocabulary)
     if sum(lengths) + len(lengths) < seq_len:
         with raises_user_error(where="/a", got=f"{sum(lengths)} tokens"):
-            WholeRows(shards, seq_len, end_of_text=END, seed=0)
+            BestFitRows(shards, seq_len, end_of_text=END, seed=0)
         return
-    rows = WholeRows(shards, seq_len, end_of_text=END, seed=0, order="fixed")
+    rows = BestFitRows(shards, seq_len, end_of_text=END, seed=0, order="fixed")
     sequences = plain_sequences(shards)
     made = epoch_of(rows, 0)
     assert len(made) == len(layout_of(rows))
@@ -231,7 +231,7 @@ def test_rows_show_each_position_of_the_text_once(
     total = sum(lengths) + len(lengths)
     if total < seq_len:
         return
-    rows = WholeRows(shards, seq_len, end_of_text=END, seed=seed)
+    rows = BestFitRows(shards, seq_len, end_of_text=END, seed=seed)
     wanted = {pair for sequence in plain_sequences(shards) for pair in pairwise(sequence)}
     for epoch in (0, 1):
         found = []
@@ -255,23 +255,23 @@ def test_rows_show_each_position_of_the_text_once(
 
 
 @pytest.fixture(scope="module")
-def documents(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+def documents(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
     """Enough for a little more than two blocks of rows of 8."""
     return write_documents(tmp_path_factory.mktemp("whole") / "documents", realistic(3, 1100, 3, 0.7))
 
 
-def orders(documents: Shards, order: str, seed: int = 4, epochs: int = 3) -> list[list[int]]:
+def orders(documents: TokenShards, order: str, seed: int = 4, epochs: int = 3) -> list[list[int]]:
     """For each epoch, which row of the layout stands at each place."""
-    fixed = WholeRows(documents, 8, end_of_text=END, seed=99, order="fixed")
+    fixed = BestFitRows(documents, 8, end_of_text=END, seed=99, order="fixed")
     number = {key(row): index for index, row in enumerate(epoch_of(fixed, 0))}
     assert len(number) == fixed.rows_per_epoch > 2 * BLOCK_ROWS
-    rows = WholeRows(documents, 8, end_of_text=END, seed=seed, order=order)  # type: ignore[arg-type]
+    rows = BestFitRows(documents, 8, end_of_text=END, seed=seed, order=order)  # type: ignore[arg-type]
     found = [[number[key(row)] for row in epoch_of(rows, epoch)] for epoch in range(epochs)]
     assert all(sorted(places) == list(range(fixed.rows_per_epoch)) for places in found), "all rows, once an epoch"
     return found
 
 
-def test_shuffled_draws_a_new_order_of_all_rows_each_epoch(documents: Shards) -> None:
+def test_shuffled_draws_a_new_order_of_all_rows_each_epoch(documents: TokenShards) -> None:
     found = orders(documents, "shuffled")
     assert len(set(map(tuple, found))) == 3
     for places in found:
@@ -279,7 +279,7 @@ def test_shuffled_draws_a_new_order_of_all_rows_each_epoch(documents: Shards) ->
         assert moved.mean() > len(places) / 5, "from anywhere to anywhere"
 
 
-def test_as_given_changes_places_within_a_block_only(documents: Shards) -> None:
+def test_as_given_changes_places_within_a_block_only(documents: TokenShards) -> None:
     found = orders(documents, "as_given")
     assert len(set(map(tuple, found))) == 3
     for places in found:
@@ -289,14 +289,14 @@ def test_as_given_changes_places_within_a_block_only(documents: Shards) -> None:
             assert len(block) < 20 or block != sorted(block)
 
 
-def test_fixed_changes_nothing(documents: Shards) -> None:
+def test_fixed_changes_nothing(documents: TokenShards) -> None:
     assert orders(documents, "fixed") == [sorted(places) for places in orders(documents, "shuffled")]
     assert orders(documents, "fixed", seed=5) == orders(documents, "fixed", seed=6)
 
 
-def test_as_given_follows_the_files(documents: Shards) -> None:
+def test_as_given_follows_the_files(documents: TokenShards) -> None:
     """For a curriculum: a text from the first tenth of the files is not met in the last half of the epoch."""
-    rows = WholeRows(documents, 8, end_of_text=END, seed=1, order="as_given")
+    rows = BestFitRows(documents, 8, end_of_text=END, seed=1, order="as_given")
     tenth = documents.num_tokens // 10
     places = [
         place
@@ -310,25 +310,25 @@ def test_as_given_follows_the_files(documents: Shards) -> None:
 
 
 @pytest.mark.parametrize("order", ["shuffled", "as_given", "fixed"])
-def test_rows_are_a_pure_function_of_their_place(documents: Shards, order: str) -> None:
-    rows = WholeRows(documents, 8, end_of_text=END, seed=7, order=order)  # type: ignore[arg-type]
-    twin = WholeRows(Shards(documents.folder), 8, end_of_text=END, seed=7, order=order)  # type: ignore[arg-type]
+def test_rows_are_a_pure_function_of_their_place(documents: TokenShards, order: str) -> None:
+    rows = BestFitRows(documents, 8, end_of_text=END, seed=7, order=order)  # type: ignore[arg-type]
+    twin = BestFitRows(TokenShards(documents.folder), 8, end_of_text=END, seed=7, order=order)  # type: ignore[arg-type]
     places = list(range(2 * rows.rows_per_epoch))
     in_order = [rows.row(place) for place in places]
     jumps = random.Random(0).sample(places, 60)
     assert all(same(twin.row(place), in_order[place]) for place in jumps)
-    other = WholeRows(documents, 8, end_of_text=END, seed=8, order=order)  # type: ignore[arg-type]
+    other = BestFitRows(documents, 8, end_of_text=END, seed=8, order=order)  # type: ignore[arg-type]
     assert all(same(other.row(place), in_order[place]) for place in jumps) == (order == "fixed")
 
 
-def test_the_farthest_epoch_is_as_near_as_the_first(documents: Shards) -> None:
-    rows = WholeRows(documents, 8, end_of_text=END, seed=7)
+def test_the_farthest_epoch_is_as_near_as_the_first(documents: TokenShards) -> None:
+    rows = BestFitRows(documents, 8, end_of_text=END, seed=7)
     late = 1_000_000 * rows.rows_per_epoch + 5
-    assert same(rows.row(late), WholeRows(documents, 8, end_of_text=END, seed=7).row(late))
+    assert same(rows.row(late), BestFitRows(documents, 8, end_of_text=END, seed=7).row(late))
 
 
-def test_a_row_can_be_changed_without_harm(documents: Shards) -> None:
-    rows = WholeRows(documents, 8, end_of_text=END, seed=7)
+def test_a_row_can_be_changed_without_harm(documents: TokenShards) -> None:
+    rows = BestFitRows(documents, 8, end_of_text=END, seed=7)
     before = key(rows.row(3))
     rows.row(3).ids_T[:] = -5
     assert key(rows.row(3)) == before
@@ -339,12 +339,12 @@ def test_a_row_can_be_changed_without_harm(documents: Shards) -> None:
 
 def test_too_little_text_is_a_clear_error(tmp_path: Path) -> None:
     shards = write_documents(tmp_path / "a", [3, 4])
-    assert WholeRows(shards, 9, end_of_text=END, seed=0).rows_per_epoch == 1, "9 positions are one row of 9"
+    assert BestFitRows(shards, 9, end_of_text=END, seed=0).rows_per_epoch == 1, "9 positions are one row of 9"
     with raises_user_error(where="/a", got="7 tokens") as caught:
-        WholeRows(shards, 10, end_of_text=END, seed=0)
+        BestFitRows(shards, 10, end_of_text=END, seed=0)
     assert "data.seq_len" in str(caught.value)
 
 
 def test_no_text_is_a_clear_error(tmp_path: Path) -> None:
     with raises_user_error(got="0 tokens"):
-        WholeRows(write_documents(tmp_path / "a", []), 1, end_of_text=END, seed=0)
+        BestFitRows(write_documents(tmp_path / "a", []), 1, end_of_text=END, seed=0)

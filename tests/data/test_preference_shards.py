@@ -12,10 +12,10 @@ from penjing.base.errors import UserError
 from penjing.data import preference_shards as module
 from penjing.data.formats import Message, read_preferences
 from penjing.data.preference_shards import (
-    GroupWriter,
+    PreferenceShards,
+    PreferenceShardWriter,
     TokenAnswer,
     TokenGroup,
-    TokenGroups,
     encode,
     prepare_groups,
     split_key,
@@ -231,14 +231,14 @@ def groups():
 
 @pytest.fixture
 def stored(tmp_path):
-    writer = GroupWriter(tmp_path / "train", vocab_size=300, about={"note": "mine"})
+    writer = PreferenceShardWriter(tmp_path / "train", vocab_size=300, about={"note": "mine"})
     for group in groups():
         writer.add(group)
     return writer.close()
 
 
 def test_what_was_written_is_read_back(stored, tmp_path):
-    again = TokenGroups(tmp_path / "train")
+    again = PreferenceShards(tmp_path / "train")
     assert list(again) == groups()
     assert again.meta["note"] == "mine"
     assert not again.has_pairs
@@ -257,16 +257,16 @@ def test_damage_is_seen(stored, tmp_path):
     raw[-1] ^= 1
     wanted.write_bytes(bytes(raw))
     with pytest.raises(UserError, match=r"wanted.npy: the file is not what was written"):
-        TokenGroups(tmp_path / "train").verify()
+        PreferenceShards(tmp_path / "train").verify()
     wanted.write_bytes(raw[:-1])
     with raises_user_error(where="wanted.npy", got=132):
-        TokenGroups(tmp_path / "train")
+        PreferenceShards(tmp_path / "train")
     with raises_user_error(where=tmp_path, wanted="a folder with groups.json"):
-        TokenGroups(tmp_path)
+        PreferenceShards(tmp_path)
 
 
 def test_labels_change_the_fingerprint(stored, tmp_path):
-    writer = GroupWriter(tmp_path / "other", vocab_size=300, about={})
+    writer = PreferenceShardWriter(tmp_path / "other", vocab_size=300, about={})
     for group in groups():
         writer.add(TokenGroup(group.prompt, group.answers, group.wanted[::-1], group.margin))
     assert writer.close().fingerprint != stored.fingerprint

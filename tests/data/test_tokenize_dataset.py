@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
 from penjing.data.formats import Chat, Document, Message
-from penjing.data.token_shards import Shards
+from penjing.data.token_shards import TokenShards
 from penjing.data.tokenize_dataset import (
-    Prepared,
+    TokenizedDataset,
     held_out_below,
     is_held_out,
     prepare_chats,
@@ -25,7 +25,7 @@ from penjing.data.tokenize_dataset import (
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 
-def prepare(tokenizer: Tokenizer, folder: Path, texts: list[str], share: float, **options: Any) -> Prepared:
+def prepare(tokenizer: Tokenizer, folder: Path, texts: list[str], share: float, **options: Any) -> TokenizedDataset:
     documents = (Document(text=text, source="a.txt", line=number) for number, text in enumerate(texts))
     return prepare_documents(documents, tokenizer, folder, val_fraction=share, about={"source": "s"}, **options)
 
@@ -39,11 +39,11 @@ def chat(*turns: str, role: str = "user") -> Chat:
 
 def prepare_some_chats(
     tokenizer: Tokenizer, folder: Path, chats: list[Chat], share: float = 0.5, seq_len: int = 40
-) -> Prepared:
+) -> TokenizedDataset:
     return prepare_chats(chats, tokenizer, folder, seq_len=seq_len, val_fraction=share, about={})
 
 
-def texts_of(tokenizer: Tokenizer, shards: Shards) -> list[str]:
+def texts_of(tokenizer: Tokenizer, shards: TokenShards) -> list[str]:
     bounds = zip(shards.start_D, shards.end_D, strict=True)
     return [tokenizer.decode(shards.token_N[start:end].tolist()) for start, end in bounds]
 

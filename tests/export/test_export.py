@@ -43,13 +43,13 @@ def make_model(tokenizer, **options):
         "num_key_value_heads": 2,
         "head_dim": 8,
         "intermediate_size": 48,
-        "max_tokens": 128,
+        "max_position_embeddings": 128,
     }
     return small_model(seed=1, noise=0.1, sharpen=3, **{**shape, **options}).eval()
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
 def test_transformers_writes_the_same_text(tmp_path, tokenizer, architecture, embeddings):
     transformers = pytest.importorskip("transformers")
     model = make_model(tokenizer, architecture=architecture, embeddings=embeddings)
@@ -78,7 +78,7 @@ def test_transformers_writes_the_same_text(tmp_path, tokenizer, architecture, em
     assert reloaded.fingerprint == tokenizer.fingerprint
 
 
-MIXTURE = {"experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_where_an_export_goes(tmp_path, monkeypatch, given, stage, name, expecte
     chosen = SimpleNamespace(folder=folder)
     monkeypatch.setattr(where, "whole_checkpoint", lambda path: chosen if path.resolve() == folder else None)
     trained = SimpleNamespace(run=SimpleNamespace(stage=stage))
-    assert where.place(Path(given), trained, name).resolve() == tmp_path / expected
+    assert where.default_path(Path(given), trained, name).resolve() == tmp_path / expected
 
 
 def test_a_file_in_the_place_of_a_folder_is_one_line(tmp_path, tokenizer):

@@ -26,7 +26,7 @@ from penjing.model.transformer import Transformer
 library = pytest.importorskip("gguf")
 
 TEXT = "Mia saw a kite by the pond. 小明看见一只风筝。 Then she gave it to the frog, and the frog was glad. "
-EXPERTS = {"experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 SHAPES = {
     "qwen3": {},
     "qwen3 untied": {"tie_word_embeddings": False},
@@ -85,7 +85,7 @@ def make_model(tokenizer, **options):
         "num_key_value_heads": 2,
         "head_dim": 16,
         "intermediate_size": 96,
-        "max_tokens": 128,
+        "max_position_embeddings": 128,
         "rope_theta": 1e4,
     }
     model = Transformer(ModelConfig(**{**shape, **options}))

@@ -49,7 +49,7 @@ SMALL = {
     "head_dim": 16,
     "intermediate_size": 96,
 }
-EXPERTS = {"experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 NUM_GREEDY = 12
 SHAPES = {
     "qwen3": {},
@@ -112,7 +112,7 @@ def make_model(tokenizer, **options):
     Rounding breaks a tie between two experts, and then logits differ by far more than rounding. So no token may come
     near one: four dimensions that only the embedding writes hold an order of the experts, and routers read those alone.
     """
-    shape = {"vocab_size": tokenizer.size + 3, "max_tokens": 256, "rope_theta": 1e4, **SMALL}
+    shape = {"vocab_size": tokenizer.size + 3, "max_position_embeddings": 256, "rope_theta": 1e4, **SMALL}
     model = Transformer(ModelConfig(**{**shape, **options}))
     generator = torch.Generator().manual_seed(5)
     for name, value in model.state_dict().items():

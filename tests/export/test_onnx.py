@@ -22,7 +22,7 @@ pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 TEXT = "Mia saw a kite by the pond. 小明看见一只风筝。 Then she gave it to the frog, and the frog was glad. "
-EXPERTS = {"experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def make_model(tokenizer, **options):
         "num_key_value_heads": 2,
         "head_dim": 8,
         "intermediate_size": 48,
-        "max_tokens": 128,
+        "max_position_embeddings": 128,
         "rope_theta": 1e4,
     }
     model = Transformer(ModelConfig(**{**shape, **options}))

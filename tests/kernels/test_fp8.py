@@ -15,11 +15,11 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands.train import execute, resolve_run
 from penjing.kernels import fp8 as float8
-from penjing.kernels.fp8 import BACKWARD, FORWARD, doubts, linear_float8, require_float8, rounded
+from penjing.kernels.fp8 import BACKWARD, FORWARD, fp8_warnings, linear_float8, require_float8, rounded
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import Linear, set_compute_dtype, use_float8
-from penjing.model.lora import Lora, adapt, keep_base_in
+from penjing.model.lora import Lora, add_adapter, cast_frozen_base
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.plan.memory import Target
 from penjing.train.memory_trace.trace import predict_memory
@@ -205,8 +205,8 @@ def test_one_graph_and_nothing_compiled_again(tokens, without_cpu_kernels):
 def test_adapters_learn_beside_a_base_in_float8(kind):
     def adapted(on):
         model = make(on=False)
-        adapt(model, Lora(rank=4, use_dora=kind), seed=3)
-        keep_base_in(model, torch.bfloat16)
+        add_adapter(model, Lora(rank=4, use_dora=kind), seed=3)
+        cast_frozen_base(model, torch.bfloat16)
         for name, parameter in model.named_parameters():
             if name.endswith(".B"):
                 parameter.data = random(*parameter.shape, seed=5) / 50
@@ -316,9 +316,9 @@ def test_settings_that_do_not_go_together(recipe, changes, said):
 
 
 def test_small_models_are_told_in_one_line():
-    assert doubts("cuda", float8.WORTH_PARAMETERS) == []
-    assert len(doubts("cuda", 124_000_000)) == 1 and "124M" in doubts("cuda", 124_000_000)[0]
-    assert len(doubts("cpu", float8.WORTH_PARAMETERS)) == 1
+    assert fp8_warnings("cuda", float8.WORTH_PARAMETERS) == []
+    assert len(fp8_warnings("cuda", 124_000_000)) == 1 and "124M" in fp8_warnings("cuda", 124_000_000)[0]
+    assert len(fp8_warnings("cpu", float8.WORTH_PARAMETERS)) == 1
 
 
 def test_a_copy_of_the_model_computes_the_same():

@@ -245,7 +245,7 @@ def test_without_gradients_small_and_large_are_the_same(num_tokens):
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("experts", [0, 4])
 def test_nothing_is_read_before_it_is_written(dtype, experts, monkeypatch):
-    mixture = {"experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 352} if experts else {}
+    mixture = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 352} if experts else {}
     model = Transformer(
         ModelConfig(
             architecture="qwen3_moe" if experts else "qwen3",

@@ -18,7 +18,7 @@ SHAPE = {
     "num_key_value_heads": 1,
     "head_dim": 16,
     "intermediate_size": 48,
-    "max_tokens": 128,
+    "max_position_embeddings": 128,
 }
 
 

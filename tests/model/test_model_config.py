@@ -40,13 +40,16 @@ def test_rotary_positions_need_pairs():
         ModelConfig(head_dim=5)
 
 
-MIXTURE = {"architecture": "qwen3_moe", "experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MIXTURE = {"architecture": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"experts": 4}, "model.num_experts: qwen3 is a dense architecture; got 4. Set model.architecture=qwen3_moe"),
+        (
+            {"num_experts": 4},
+            "model.num_experts: qwen3 is a dense architecture; got 4. Set model.architecture=qwen3_moe",
+        ),
         ({"architecture": "qwen3_moe"}, "model.num_experts: qwen3_moe is a mixture of experts; got 0"),
         (
             {**MIXTURE, "num_experts_per_tok": 5},
@@ -75,7 +78,7 @@ MIXTURE = {"architecture": "qwen3_moe", "experts": 4, "num_experts_per_tok": 2, 
         (
             {
                 "architecture": "glm4_moe",
-                "experts": 4,
+                "num_experts": 4,
                 "num_experts_per_tok": 1,
                 "moe_intermediate_size": 8,
                 "shared_expert_intermediate_size": -8,

@@ -31,22 +31,22 @@ VARIANTS: list[dict[str, object]] = [
     {"architecture": "qwen2", "attention_bias": "none"},
     {
         "architecture": "qwen3_moe",
-        "experts": 6,
+        "num_experts": 6,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 48,
         "mlp_only_layers": (1,),
     },
-    {"architecture": "mixtral", "experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    {"architecture": "mixtral", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
     {
         "architecture": "qwen2_moe",
-        "experts": 6,
+        "num_experts": 6,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 48,
         "shared_expert_intermediate_size": 56,
     },
     {
         "architecture": "glm4_moe",
-        "experts": 6,
+        "num_experts": 6,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 48,
         "shared_expert_intermediate_size": 96,
@@ -61,7 +61,7 @@ def built(config: ModelConfig) -> Transformer:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(map(str, variant.values())))
-@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
 def test_the_closed_form_counts_the_built_model(variant, embeddings):
     config = ModelConfig(**{**ModelConfig.named("tiny"), **variant, "embeddings": embeddings})
     model = built(config)

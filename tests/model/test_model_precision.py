@@ -22,7 +22,7 @@ def gradients(model):
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
 def test_bfloat16_keeps_float32_parameters_and_gradients(make_model, embeddings):
     model = make_model(embeddings=embeddings)
     exact = gradients(model)

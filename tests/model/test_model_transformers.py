@@ -80,7 +80,7 @@ def test_logits_with_their_weights_here(make_model, architecture, heads, kv_head
     assert difference < 1e-5
 
 
-@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
 def test_gradients_of_the_next_token_loss(make_model, architecture, embeddings):
     model = make_model(architecture=architecture, embeddings=embeddings)
     theirs = stock(model.config)

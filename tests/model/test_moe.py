@@ -16,7 +16,7 @@ from penjing.model.moe import MoELayer, mixtures
 from penjing.objective.next_token import NextToken
 from penjing.objective.router import RouterSettings
 
-EXPERTS = {"experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 KINDS = {
     "qwen3_moe": {**EXPERTS, "mlp_only_layers": (1,)},
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 20, "norm_topk_prob": False},
@@ -225,12 +225,12 @@ def test_nothing_is_counted_without_gradients(model):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_whose_rows_no_grouped_product_takes_are_refused_on_cuda(make_model, dtype):
-    odd = make_model(architecture="qwen3_moe", experts=4, num_experts_per_tok=2, moe_intermediate_size=10)
+    odd = make_model(architecture="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=10)
     moe.check_expert_sizes(odd, torch.device("cpu"), dtype)
     tile = 16 // dtype.itemsize
     with raises_user_error(where="model.moe_intermediate_size", got=10, wanted=str(tile)):
         moe.check_expert_sizes(odd, torch.device("cuda"), dtype)
-    even = make_model(architecture="qwen3_moe", experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    even = make_model(architecture="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
     moe.check_expert_sizes(even, torch.device("cuda"), dtype)
 
 

@@ -28,7 +28,7 @@ from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
-from penjing.objective.distill import Distill, Distillation, TaughtBatch
+from penjing.objective.distill import Distill, Distillation, DistillBatch
 
 N, D, WIDER, V = 37, 12, 20, 23
 KINDS = ("forward", "reverse", "mixed", "jsd")
@@ -272,7 +272,7 @@ SHAPE = {
     "head_dim": 8,
     "intermediate_size": 24,
 }
-EXPERTS = {"architecture": "qwen3_moe", "experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+EXPERTS = {"architecture": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 
 
 def make_model(seed, **settings):
@@ -332,7 +332,7 @@ def taught(batch, teacher, settings, count=6):
         num_ids=50,
         temperature=settings.temperature,
     )
-    return TaughtBatch(**vars(batch), top_id_NK=ids, top_logp_NJ=logps)
+    return DistillBatch(**vars(batch), top_id_NK=ids, top_logp_NJ=logps)
 
 
 def batches_of(kind, splits, teacher, settings):

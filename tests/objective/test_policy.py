@@ -107,7 +107,7 @@ def test_any_split_gives_the_same_gradients(loss, temperature):
 
 
 def test_a_mixture_of_experts_adds_its_routers_loss():
-    shape = {"architecture": "qwen3_moe", "experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    shape = {"architecture": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     model = make_model(**shape).train()
     groups = make_groups(prompts=6)
     for loss in ("grpo", "dapo"):

@@ -32,9 +32,15 @@ SHAPE = {
     "num_key_value_heads": 1,
     "head_dim": 8,
     "intermediate_size": 24,
-    "max_tokens": 128,
+    "max_position_embeddings": 128,
 }
-MIXTURE = {**SHAPE, "architecture": "qwen3_moe", "experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MIXTURE = {
+    **SHAPE,
+    "architecture": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
 NUM_GROUPS = 8
 PAIR_SETTINGS = [
     Preference(loss="dpo"),

@@ -20,7 +20,7 @@ from penjing.optim.param_groups import group
 
 
 def make_model(tie_word_embeddings=True):
-    return small_model(noise=0.1, vocab_size=40, embeddings=embeddings)
+    return small_model(noise=0.1, vocab_size=40, tie_word_embeddings=tie_word_embeddings)
 
 
 def set_gradients(model, seed):
@@ -36,10 +36,10 @@ def take_steps(model, optimizers, seeds):
             optimizer.step()
 
 
-@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_every_parameter_is_in_one_group_and_only_matrices_decay(kind, embeddings):
-    model = make_model(embeddings)
+def test_every_parameter_is_in_one_group_and_only_matrices_decay(kind, tie_word_embeddings):
+    model = make_model(tie_word_embeddings)
     settings = look_up(OPTIMIZERS, kind, what="optimizer")(weight_decay=0.25)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     listed = []
@@ -203,7 +203,7 @@ def test_muon_s_decay_is_the_rate_times_the_weight(kernels, monkeypatch):
         AdamW(learning_rate=0.1, weight_decay=0.5, state_dtype="bfloat16"),
         AdamW(learning_rate=0.1, weight_decay=0.5, state_dtype="int8"),
     ],
-    ids=lambda settings: f"{settings.kind}-{settings.state}",
+    ids=lambda settings: f"{settings.name}-{settings.state_dtype}",
 )
 def test_a_step_that_is_found_to_be_bad_does_not_even_decay(settings):
     layer = torch.nn.Linear(64, 64, bias=False)
@@ -274,5 +274,5 @@ def test_muon_s_own_settings_are_checked():
 
 @pytest.mark.parametrize(("rate", "said"), [(0.02, 0), (0.005, 0), (5e-4, 1)])
 def test_a_rate_of_adamws_size_is_doubted(rate, said):
-    doubts = Muon(learning_rate=rate).doubts()
+    doubts = Muon(learning_rate=rate).warnings()
     assert len(doubts) == said and all("optimizer=adamw" in line for line in doubts)

@@ -17,10 +17,10 @@ SHAPE = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 16,
-    "experts": 4,
+    "num_experts": 4,
     "num_experts_per_tok": 1,
     "moe_intermediate_size": 16,
-    "max_tokens": 64,
+    "max_position_embeddings": 64,
 }
 
 

@@ -23,7 +23,7 @@ from memory_compiled import FARTHEST_TO_2_2, compiled
 from memory_rows import at_rows
 from torch import Tensor, nn
 
-from penjing.plan.memory import Disguise, MemoryPlan, Target, Trace, Tracer, plan_from, replay
+from penjing.plan.memory import FakeDeviceMode, MemoryPlan, Target, Trace, Tracer, plan_from, replay
 
 GIB = 1 << 30
 
@@ -137,7 +137,7 @@ def guide_plan(kind: str, dtype: torch.dtype, rows: int, vocabulary: int, *, fus
         tracer.tag([ids, targets], "batch")
         return functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
 
-    with tracer, Disguise(target):
+    with tracer, FakeDeviceMode(target):
         tracer.tag_model(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=fused)
         for index in range(2):
@@ -268,7 +268,7 @@ def sweep_trace(shape: SweepShape, rows: int, target: Target, *, is_compiled: bo
             call(torch.empty(rows, shape.tokens, dtype=torch.long, device="meta")).float().sum().backward()
         model.zero_grad(set_to_none=True)
     tracer = Tracer(vocabulary=shape.vocabulary)
-    with tracer, Disguise(target):
+    with tracer, FakeDeviceMode(target):
         tracer.tag_model(model)
         optimizer = torch.optim.Adam(model.parameters())
 

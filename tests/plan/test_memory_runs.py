@@ -24,7 +24,7 @@ from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.dummy_batches import NoMeter
 from penjing.train.memory_trace.trace import (
-    Shape,
+    TraceShape,
     largest_micro_rows,
     predict_memory,
     shape_of,
@@ -226,7 +226,7 @@ def test_many_rows_on_a_cpu_are_foreseen_from_few_though_the_optimizer_needs_the
     """A wide model with Muon: at four rows its optimizer step is the peak, at twelve its activations are."""
     wide: Layer = {"preset": "tiny", "hidden_size": 256, "intermediate_size": 1024}
     run = run_of("pretrain", model=wide, batch={"rows": 12, "micro_size": 12})
-    few, traced = (trace_run(run, CPU, Shape(micro_size=rows))[0] for rows in (4, 12))
+    few, traced = (trace_run(run, CPU, TraceShape(micro_size=rows))[0] for rows in (4, 12))
     assert plan_from(few, CPU, outside_bytes=0).peak_phase == "optimizer"
     whole = plan_from(traced, CPU, outside_bytes=0)
     assert whole.peak_phase in ("forward", "backward")

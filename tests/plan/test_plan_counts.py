@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from penjing.model import block, moe
 from penjing.model.config import ModelConfig
-from penjing.model.lora import Lora, adapt
+from penjing.model.lora import Lora, add_adapter
 from penjing.model.transformer import Transformer
 from penjing.plan.flops import components, mean_keys, parameters, training_flops_per_token, windowed_keys
 from penjing.plan.shape import shape_of
@@ -28,7 +28,7 @@ BASE = {
     "head_dim": 16,
     "intermediate_size": 96,
 }
-EXPERTS = {"experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 TWENTY = {
     "plain": {},
     "llama": {"architecture": "llama"},
@@ -45,7 +45,7 @@ TWENTY = {
     "window": {"sliding_window": 8},
     "window in one layer": {"sliding_window": 8, "sliding_window_layers": (1,), "num_key_value_heads": 2},
     "window, untied": {"architecture": "qwen2", "sliding_window": 16, "tie_word_embeddings": False},
-    "experts": {"architecture": "qwen3_moe", **EXPERTS},
+    "num_experts": {"architecture": "qwen3_moe", **EXPERTS},
     "experts, first layer dense": {
         "architecture": "qwen3_moe",
         **EXPERTS,
@@ -140,7 +140,7 @@ def test_the_workload_of_a_mixture_and_of_adapters():
     assert work.product_flops() == 6 * parameters(config).matrices * 64
     config = ModelConfig(**BASE)
     model = Transformer(config)
-    adapt(model, Lora(rank=4), seed=0)
+    add_adapter(model, Lora(rank=4), seed=0)
     adapters = sum(p.numel() for name, p in model.named_parameters() if ".adapters." in name)
     part = trainable_of(model, config)
     frozen = Workload(shape=shape_of(config), tokens=64, seq_len=32, keys=16, trainable=part)

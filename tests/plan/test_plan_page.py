@@ -21,7 +21,7 @@ from penjing.commands import plan_counts, plan_run
 from penjing.commands import plan_history as verify
 from penjing.commands import plan_subcommands as plan_tools
 from penjing.commands import sweep as tables
-from penjing.commands.plan import make_page, read_foreign
+from penjing.commands.plan import make_report, read_foreign
 from penjing.commands.plan_forecast import family
 from penjing.commands.plan_print import print_page, verdict_of
 from penjing.commands.plan_run import PlanOptions
@@ -60,7 +60,7 @@ def own_home(tmp_path, monkeypatch):
 
 def test_the_whole_page_without_gpu_and_without_data():
     run = resolve_run("pretrain", config.parse_overrides([]))
-    page = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", unique="1.2B"))
+    page = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", unique="1.2B"))
     text = text_of(lambda console: print_page(page, console, explain=True))
     for word in ("parameters", "causal", "full square", "L0, spec sheet", "traced", "fits", "CNY", "kWh", "bottleneck"):
         assert word in text, word
@@ -79,17 +79,17 @@ def test_a_card_that_is_too_small_is_said_and_rows_are_found_that_fit(monkeypatc
     for module in (plan_run, profile):
         monkeypatch.setattr(module, "find_card", lambda name: small)
     run = resolve_run("pretrain", settings("batch.size=256", "data.seq_len=256"))
-    page = make_page("pretrain", run, PlanOptions(gpu="small", tokens="1M"))
+    page = make_report("pretrain", run, PlanOptions(gpu="small", tokens="1M"))
     assert page.fits and 0 < page.micro_size < 256 and 256 % page.micro_size == 0
     assert any("batch.micro_size=" in line for line in page.warnings)
     fixed = replace(run, batch=replace(run.batch, micro_size=256))
-    assert make_page("pretrain", fixed, PlanOptions(gpu="small", tokens="1M")).fits is False
+    assert make_report("pretrain", fixed, PlanOptions(gpu="small", tokens="1M")).fits is False
 
 
 def test_rows_are_found_that_fit_a_budget_of_memory():
     run = resolve_run("pretrain")
-    whole = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"))
-    less = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M", budget="4GiB"))
+    whole = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"))
+    less = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M", budget="4GiB"))
     assert (whole.micro_size, whole.memory_bytes > less.memory_bytes, less.memory_bytes) == (64, True, 4 << 30)
     assert less.fits and not less.tight and not less.over_budget and 64 % less.micro_size == 0
 
@@ -117,7 +117,7 @@ def test_the_largest_pass_is_one_that_fits_though_the_optimizer_needs_the_most_o
         return max(4 * GIB, GIB + rows * GIB * 3 // 100)
 
     traced = let_memory_be(monkeypatch, total)
-    page = make_page(
+    page = make_report(
         "pretrain", resolve_run("pretrain", settings("batch.size=64")), PlanOptions(gpu="RTX 3090", tokens="1M")
     )
     assert 0.9 * page.memory_bytes < total(page.largest_micro_rows) <= safe_bytes(page.memory_bytes)
@@ -127,14 +127,14 @@ def test_the_largest_pass_is_one_that_fits_though_the_optimizer_needs_the_most_o
 def test_more_rows_are_only_said_to_fit_where_they_do(monkeypatch):
     let_memory_be(monkeypatch, lambda rows: max(4 * GIB, rows * GIB // 2))
     run = resolve_run("pretrain", settings("batch.size=64", "batch.micro_size=8"))
-    page = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"))
+    page = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"))
     said = [line for line in page.alternatives if "and fits" in line]
     assert len(said) == 1 and said[0].startswith("batch.micro_size=32:")
 
 
 def test_fewer_rows_are_proposed_where_they_divide_a_devices_share():
     run = resolve_run("pretrain", settings("batch.size=9", "data.seq_len=256"))
-    page = make_page("pretrain", run, PlanOptions(gpu="H100", tokens="1M"))
+    page = make_report("pretrain", run, PlanOptions(gpu="H100", tokens="1M"))
     said = [line for line in page.alternatives if "less memory" in line]
     assert len(said) == 1 and said[0].startswith("batch.micro_size=3:")
 
@@ -143,7 +143,7 @@ def test_fewer_rows_are_proposed_where_they_divide_a_devices_share():
 def test_what_training_would_refuse_is_not_planned(words, gpus):
     run, asked = resolve_run("pretrain", settings(*words)), PlanOptions(gpu="RTX 3090", gpus=gpus)
     with pytest.raises(UserError, match="do not divide evenly"):
-        make_page("pretrain", run, asked)
+        make_report("pretrain", run, asked)
     if not words:  # a search looks for rows of a pass itself
         with pytest.raises(UserError, match="do not divide evenly"):
             plan_tools.search(run, asked, "", (), Console(quiet=True))
@@ -155,36 +155,36 @@ def test_what_fits_by_a_hair_is_called_tight():
     assert [is_tight(each, room) for each in (safe, safe + 1, room, room + 1)] == [False, True, True, False]
     assert [str(verdict_of(fits, False)) for fits in (True, False)] == ["fits", "does not fit"]
     run = resolve_run("pretrain", settings("batch.micro_size=4"))
-    need = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M")).peak_memory_bytes
+    need = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M")).peak_memory_bytes
     budget = f"{1.01 * need / (1 << 20):.0f}MiB"
-    close = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M", budget=budget))
+    close = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M", budget=budget))
     assert close.fits and close.tight and not close.over_budget
     assert "tight" in text_of(lambda console: print_page(close, console))
 
 
 def test_a_budget_that_is_too_small_is_said():
     run = resolve_run("pretrain", settings("max_steps=100000"))
-    page = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", budget="1min,100MB,0.01CNY"))
+    page = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", budget="1min,100MB,0.01CNY"))
     assert len(page.over_budget) == 3
-    assert make_page("pretrain", run, PlanOptions(gpu="RTX 3090", budget="9d,20GB,99CNY")).over_budget == []
-    assert "USD" in make_page("pretrain", run, PlanOptions(gpu="A100", budget="9CNY")).over_budget[0]
+    assert make_report("pretrain", run, PlanOptions(gpu="RTX 3090", budget="9d,20GB,99CNY")).over_budget == []
+    assert "USD" in make_report("pretrain", run, PlanOptions(gpu="A100", budget="9CNY")).over_budget[0]
 
 
 def test_stages_that_sample_pay_for_it():
     run = resolve_run("grpo", settings("max_steps=10", "objective.rollout.max_new_tokens=16"))
-    page = make_page("grpo", run, PlanOptions(gpu="RTX 4090"))
+    page = make_report("grpo", run, PlanOptions(gpu="RTX 4090"))
     assert page.step_parts_seconds["generation"] > 0
     assert page.bottleneck == "generation"
     longer = resolve_run("grpo", settings("max_steps=10", "objective.rollout.max_new_tokens=48"))
-    more = make_page("grpo", longer, PlanOptions(gpu="RTX 4090"))
+    more = make_report("grpo", longer, PlanOptions(gpu="RTX 4090"))
     assert more.step_parts_seconds["generation"] > 2 * page.step_parts_seconds["generation"]
 
 
 def test_longer_runs_and_faster_cards():
     run = resolve_run("pretrain", settings())
-    pages = {name: make_page("pretrain", run, PlanOptions(gpu=name, tokens="10B")) for name in ("RTX 3090", "H100")}
+    pages = {name: make_report("pretrain", run, PlanOptions(gpu=name, tokens="10B")) for name in ("RTX 3090", "H100")}
     assert pages["H100"].predicted_seconds < pages["RTX 3090"].predicted_seconds
-    both = make_page("pretrain", run, PlanOptions(gpu="H100", gpus=2, tokens="10B"))
+    both = make_report("pretrain", run, PlanOptions(gpu="H100", gpus=2, tokens="10B"))
     assert both.passes * both.micro_size * 2 == run.batch.size
 
 
@@ -194,7 +194,7 @@ def test_longer_runs_and_faster_cards():
 )
 def test_bad_input_is_one_line(asked, where):
     with pytest.raises(UserError, match=where):
-        make_page("pretrain", resolve_run("pretrain", settings()), PlanOptions(**{"gpu": "RTX 3090", **asked}))
+        make_report("pretrain", resolve_run("pretrain", settings()), PlanOptions(**{"gpu": "RTX 3090", **asked}))
     with pytest.raises(UserError, match="--gpus"):
         PlanOptions(gpus=0)
 
@@ -203,7 +203,7 @@ def test_a_hugging_face_config_is_read(tmp_path):
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
     run, foreign = read_foreign(tmp_path, {})
-    page = make_page("gpt2", run, PlanOptions(gpu="A100"), foreign)
+    page = make_report("gpt2", run, PlanOptions(gpu="A100"), foreign)
     assert page.parameters == 124_439_808
     assert page.waterfall == {}  # a formula, and the page says so
     assert "formula" in text_of(lambda console: print_page(page, console))
@@ -275,8 +275,8 @@ def test_devices_that_share_the_states_of_a_foreign_model_hold_a_part(tmp_path, 
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
     run, foreign = read_foreign(tmp_path, {})
-    alone = make_page("gpt2", run, PlanOptions(gpu="A100", gpus=4), foreign)
-    shared = make_page("gpt2", run, PlanOptions(gpu="A100", gpus=4, engine=engine), foreign)
+    alone = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4), foreign)
+    shared = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4, engine=engine), foreign)
     assert alone.peak_memory_bytes - shared.peak_memory_bytes == pytest.approx((16 - held) * 124_439_808, abs=1)
 
 
@@ -288,7 +288,7 @@ def test_several_devices_are_searched_as_training_shares_them():
     sharded = replace(asked, engine="fsdp")
     shown = text_of(lambda console: plan_tools.search(run, sharded, "", (), console, every=True))
     assert "fsdp over 2 devices" in shown and "cannot train with fsdp" in shown
-    assert any("cannot train with fsdp" in line for line in make_page("pretrain", run, sharded).warnings)
+    assert any("cannot train with fsdp" in line for line in make_report("pretrain", run, sharded).warnings)
 
 
 def test_a_search_over_adapters_times_adapters():

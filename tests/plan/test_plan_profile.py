@@ -114,7 +114,7 @@ def test_attention_is_measured_in_each_dtype_and_two_lengths(monkeypatch):
 
 
 def test_what_is_measured_on_a_cpu_is_of_the_right_size():
-    one = measure.product(64, 64, 64, "float32", CPU, tries=3)
+    one = measure.matmul(64, 64, 64, "float32", CPU, tries=3)
     assert one["flops_per_second"] == pytest.approx(2 * 64**3 / one["seconds"])
     assert 1e7 < one["flops_per_second"] < 1e13
     assert 1e8 < measure.copy_rate(CPU) < 1e13

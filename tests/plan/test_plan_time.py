@@ -19,8 +19,8 @@ from penjing.plan.device_model import (
     NVLINK_BYTES_PER_SECOND,
     PCIE_BYTES_PER_SECOND,
     Attention,
+    Gemm,
     Machine,
-    Product,
     machine_of_card,
     nearest_product,
 )
@@ -53,7 +53,13 @@ PLAIN = Machine(
 )
 DENSE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 DENSE |= {"intermediate_size": 48, "vocab_size": 100}
-MIXTURE = {**DENSE, "architecture": "qwen3_moe", "experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+MIXTURE = {
+    **DENSE,
+    "architecture": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
 SHARED = {**MIXTURE, "architecture": "glm4_moe", "shared_expert_intermediate_size": 24, "mlp_only_layers": (0,)}
 WORK = Workload(shape=SHAPE, tokens=100, seq_len=50, keys=25.5, passes=3, dtype="float32")
 
@@ -165,7 +171,7 @@ def test_several_devices_exchange_what_computation_does_not_hide():
 
 
 def test_measured_products_go_before_the_general_rate():
-    measured = Product(rows=100, inner=64, outputs=1000, dtype="float32", flops_per_second=4e9)
+    measured = Gemm(rows=100, inner=64, outputs=1000, dtype="float32", flops_per_second=4e9)
     machine = replace(PLAIN, products=(measured,))
     assert machine.product_seconds(100, 64, 1000, "float32") == pytest.approx(2 * 100 * 64 * 1000 / 4e9)
     assert machine.product_seconds(1000, 100, 64, "float32") == pytest.approx(2 * 100 * 64 * 1000 / 4e9)

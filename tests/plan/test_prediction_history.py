@@ -79,8 +79,8 @@ def test_the_ledger_only_grows(own_home):
     ledger.append(replace(one, run="runs/y"))
     (own_home / "ledger.jsonl").open("a").write('{"from": "another version"}\nbroken\n')
     ledger.append(one)
-    assert [each.run for each in ledger.read_ledger()] == ["runs/x", "runs/y", "runs/x"]
-    assert ledger.read_ledger()[0] == one
+    assert [each.run for each in ledger.read_history()] == ["runs/x", "runs/y", "runs/x"]
+    assert ledger.read_history()[0] == one
     assert one.time_error == pytest.approx(0.1) and one.in_interval
 
 
@@ -88,13 +88,13 @@ def test_drift_is_told_after_five_bad_plans_of_one_machine():
     one = ledger.entry("runs/x", "2026-01-01T00:00:00Z", PLAN, OUTCOME)
     good = replace(one, time_error=0.01)
     bad = replace(one, time_error=-0.08, torch="2.14")
-    assert ledger.drift([bad] * 4, "1 x box") == ""
-    assert ledger.drift([good] * 20, "1 x box") == ""
-    assert ledger.drift([bad] * 9 + [good] * 3, "1 x box") == "", "only the newest five count"
-    assert ledger.drift([bad] * 9, "another box") == ""
-    said = ledger.drift([good] * 5 + [bad] * 5, "1 x box")
+    assert ledger.recent_bias([bad] * 4, "1 x box") == ""
+    assert ledger.recent_bias([good] * 20, "1 x box") == ""
+    assert ledger.recent_bias([bad] * 9 + [good] * 3, "1 x box") == "", "only the newest five count"
+    assert ledger.recent_bias([bad] * 9, "another box") == ""
+    said = ledger.recent_bias([good] * 5 + [bad] * 5, "1 x box")
     assert "8% off, too short" in said and "2.13, 2.14" in said and "penjing plan profile" in said
-    assert ledger.drift([replace(bad, ended="stopped")] * 9, "1 x box") == ""
+    assert ledger.recent_bias([replace(bad, ended="stopped")] * 9, "1 x box") == ""
 
 
 def test_errors_of_the_runs_that_ended_on_a_machine():

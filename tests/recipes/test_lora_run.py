@@ -101,7 +101,7 @@ def test_loaded_it_is_the_base_with_the_adapter_in_use(whole, base):
     ids_BT = torch.arange(40).view(2, 20)
     with torch.no_grad():
         with_adapter = trained.model(ids_BT)
-        lora.use(trained.model, None)
+        lora.set_adapter(trained.model, None)
         assert torch.equal(trained.model(ids_BT), plain.model(ids_BT))
         merged = load_trained(whole, adapters="merged").model(ids_BT)
     torch.testing.assert_close(merged, with_adapter, rtol=1e-5, atol=1e-5)

@@ -29,7 +29,8 @@ def stages(tmp_path_factory, server, toy):
             "grpo",
             [
                 *begun, f"data.train={toy / 'rl.jsonl'}", "data.seq_len=256", "batch.size=2",
-                "objective.rollout.num_generations=2", "objective.rollout.max_new_tokens=6", "objective.rollout.steps_per_rollout=2",
+                "objective.rollout.num_generations=2", "objective.rollout.max_new_tokens=6",
+                "objective.rollout.steps_per_rollout=2",
                 "eval.at_start=false",
             ],
         ),

@@ -11,7 +11,8 @@ SHAPE = [
     "model.num_attention_heads=2", "model.num_key_value_heads=1", "model.head_dim=8", "model.intermediate_size=24",
 ]  # fmt: skip
 COMMON = [
-    "compute.device=cpu", "compute.dtype=float32", "compute.threads=1", "batch.size=4", "max_steps=6", "checkpoint.every=1",
+    "compute.device=cpu", "compute.dtype=float32", "compute.threads=1", "batch.size=4", "max_steps=6",
+    "checkpoint.every=1",
     "eval.every=0", "eval.sequences=4", "sample.every=0", "log.every=1",
 ]  # fmt: skip
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from penjing.data.chat.render import render
-from penjing.data.formats import Chat, Document, Judged, Message
+from penjing.data.formats import Chat, Document, Message, PreferenceRecord
 from penjing.data.preference_shards import encode
 from penjing.data.tokenize_dataset import prepare_chats, prepare_documents
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, Tokenizer, train_tokenizer
@@ -132,7 +132,7 @@ def test_no_pair_s_answer_ends_early(tokenizers, count):
                 Chat(messages=(asked, Message(role="assistant", content=answer)), tools=(), source="x", line=1)
                 for answer in (f"yes {words}", f"no {words}")
             )
-            group = encode(Judged(chats=chats, wanted=(True, False)), tokenizer)
+            group = encode(PreferenceRecord(chats=chats, wanted=(True, False)), tokenizer)
             for answer in group.answers:
                 assert control_ids(tokenizer, answer.ids) == [tokenizer.control("<|im_end|>")]
                 assert answer.ids[-1] == tokenizer.control("<|im_end|>")

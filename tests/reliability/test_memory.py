@@ -12,7 +12,7 @@ from penjing.base.errors import UserError
 from penjing.loader.batch_source import Source
 from penjing.objective.next_token import NextToken
 from penjing.train.loop import TrainState, train
-from penjing.train.oom_recovery import ResizableBatchSource, is_out_of_memory, with_room
+from penjing.train.oom_recovery import ResizableBatchSource, is_out_of_memory, retry_on_oom
 
 
 class Rows(Source):
@@ -135,7 +135,7 @@ def test_other_errors_are_not_tried_again():
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        with_room(work, lambda said: None)
+        retry_on_oom(work, lambda said: None)
     assert tries == [1]
 
 

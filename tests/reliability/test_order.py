@@ -9,9 +9,9 @@ import pytest
 import torch
 from reliability_harness import by_chance
 
-from penjing.data.packing.best_fit import WholeRows
-from penjing.data.packing.concat import BestFitRows, StreamRows
-from penjing.data.token_shards import ShardWriter
+from penjing.data.packing.best_fit import BestFitRows
+from penjing.data.packing.concat import ConcatRows, PackedRows
+from penjing.data.token_shards import TokenShardWriter
 from penjing.loader.batch_source import PackedSource
 from penjing.loader.prefetch import Prefetch
 from penjing.train.oom_recovery import ResizableBatchSource
@@ -28,7 +28,7 @@ def rows(tmp_path_factory):
     dice = random.Random(0)
     made = {}
     for kind in ("documents", "chats"):
-        writer = ShardWriter(folder / kind, kind=kind, vocab_size=60_000, about={"tokenizer": "none"})
+        writer = TokenShardWriter(folder / kind, kind=kind, vocab_size=60_000, about={"tokenizer": "none"})
         token = 1
         for _ in range(90):
             ids = list(range(token, token + dice.randint(3, 14)))
@@ -37,10 +37,10 @@ def rows(tmp_path_factory):
         made[kind] = writer.close()
     documents, chats = made["documents"], made["chats"]
     return {
-        "stream": StreamRows(documents, 16, end_of_text=0, seed=5),
-        "whole": WholeRows(documents, 16, end_of_text=0, seed=5),
-        "as given": WholeRows(documents, 16, end_of_text=0, seed=5, order="as_given"),
-        "best fit": BestFitRows(chats, 16, end_of_text=0, seed=5),
+        "stream": ConcatRows(documents, 16, end_of_text=0, seed=5),
+        "whole": BestFitRows(documents, 16, end_of_text=0, seed=5),
+        "as given": BestFitRows(documents, 16, end_of_text=0, seed=5, order="as_given"),
+        "best fit": PackedRows(chats, 16, end_of_text=0, seed=5),
     }
 
 

@@ -15,7 +15,7 @@ from user_errors import raises_user_error
 
 from penjing.infer import batched_sampler as rollout
 from penjing.rl import rollout_source as source_file
-from penjing.rl.rollout_buffer import Round
+from penjing.rl.rollout_buffer import RolloutBuffer
 from penjing.rl.rollout_source import log_probs
 
 __all__ = ["base", "words"]  # fixtures
@@ -128,8 +128,8 @@ def test_a_run_goes_on_with_fewer_slots(words, tmp_path, monkeypatch, recipe):
 
 def test_a_round_is_compressed_for_checkpoints_alone(words, tmp_path, monkeypatch):
     written = []
-    to_text = Round.to_text
-    monkeypatch.setattr(Round, "to_text", lambda one: written.append(one) or to_text(one))
+    to_text = RolloutBuffer.to_text
+    monkeypatch.setattr(RolloutBuffer, "to_text", lambda one: written.append(one) or to_text(one))
     short = [*words, "max_steps=5", "eval.every=0", "checkpoint.every=99"]
     train("grpo", *short, f"out={tmp_path / 'run'}")
     assert len(written) == 1  # two steps a round: the last checkpoint lies in the middle of one

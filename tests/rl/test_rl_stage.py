@@ -22,18 +22,18 @@ from penjing.agent_tools.box import Result
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands.train import execute, resolve_run
-from penjing.data.chat.turn_parser import Call, Said
+from penjing.data.chat.turn_parser import ParsedTurn, ToolCall
 from penjing.data.formats import Message
-from penjing.infer.batched_sampler import Given
-from penjing.infer.tool_loop import Exchange, last_turn
+from penjing.infer.batched_sampler import InjectedTokens
+from penjing.infer.tool_loop import ToolExchange, last_turn
 from penjing.loader.shared_prompt_batch import Answer, Group
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import Policy, PolicyObjective, Rollout, Value
 from penjing.parallel.single import Single
-from penjing.rl.prompts import Order, Prompt, read
-from penjing.rl.rewards.base import Judged
-from penjing.rl.rollout_buffer import Round, joined, packed, picked, split
-from penjing.rl.rollout_source import RolloutSource, Sampler, log_probs
+from penjing.rl.prompts import EpochPermutation, Prompt, read
+from penjing.rl.rewards.base import RewardInput
+from penjing.rl.rollout_buffer import RolloutBuffer, collate, concat, select, split
+from penjing.rl.rollout_source import RolloutSampler, RolloutSource, log_probs
 from penjing.rl.stage import PolicyStage
 
 CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ def make_prompts(number=10):
 def make_source(
     settings, *, model=None, strategy=None, micro=2, rank=0, world=1, scorer=None, reference=None, turns=None
 ):
-    sampler = Sampler(
+    sampler = RolloutSampler(
         settings=settings,
         model=model or small_model(),
         tokenizer=NumberTokenizer(),
@@ -99,23 +99,26 @@ class GivesNumbers:
     def __call__(self, turns):
         found = [self.after(turn.ids) if turn.number < 3 else None for turn in turns]
         return [
-            ids and Given(ids, Exchange(said=self.said(turn.ids), results=(Result(text="", worked=sum(ids) % 2 == 0),)))
+            ids
+            and InjectedTokens(
+                ids, ToolExchange(said=self.said(turn.ids), results=(Result(text="", worked=sum(ids) % 2 == 0),))
+            )
             for turn, ids in zip(turns, found, strict=True)
         ]
 
     def said(self, ids):
-        calls = (Call(name="number"),) if self.after(ids) else ()
-        return Said(reasoning="", content=" ".join(map(str, ids)), calls=calls)
+        calls = (ToolCall(name="number"),) if self.after(ids) else ()
+        return ParsedTurn(reasoning="", content=" ".join(map(str, ids)), calls=calls)
 
     def exchanges(self, written):
-        return (*written.notes, Exchange(said=self.said(last_turn(written))))
+        return (*written.notes, ToolExchange(said=self.said(last_turn(written))))
 
 
-TURNS = {"max_tokens": 24, "max_turns": 3, "tools": ("calculator",)}
+TURNS = {"max_position_embeddings": 24, "max_turns": 3, "tools": ("calculator",)}
 
 
 def policy(**changes):
-    rollout = {"answers": 3, "max_tokens": 6, **changes.pop("rollout", {})}
+    rollout = {"answers": 3, "max_position_embeddings": 6, **changes.pop("rollout", {})}
     return Policy(rollout=Rollout(**rollout), **changes)
 
 
@@ -390,9 +393,9 @@ def test_rounds_can_be_written_joined_and_picked():
     source = make_source(policy())
     next(source)
     one = source._round
-    back = Round.from_text(one.to_text())
-    two = joined(one, back)
-    again = picked(two, range(4, 8))
+    back = RolloutBuffer.from_text(one.to_text())
+    two = concat(one, back)
+    again = select(two, range(4, 8))
     for name in ("id_PAM", "behaviour_PAM", "score_RPA", "advantage_PA", "prompt_P"):
         assert np.array_equal(getattr(one, name), getattr(back, name))
         assert np.array_equal(getattr(one, name), getattr(again, name))
@@ -406,17 +409,17 @@ def test_long_groups_are_split_over_rows():
     parts = split(group, 50)
     assert [part.figures["advantage"] for part in parts] == [[1.0, 2.0], [3.0], [4.0]]
     assert all(part.num_tokens <= 50 for part in parts)
-    batch = packed([group], 50, {"reward": 0.5})
+    batch = collate([group], 50, {"reward": 0.5})
     assert batch.figures["advantage"].tolist() == [1, 2, 3, 4]
     assert batch.figures["reward"].tolist() == [0.5] * 4
 
 
 def test_each_epoch_has_an_order_of_its_own():
-    order = Order(7, seed=3)
+    order = EpochPermutation(7, seed=3)
     epochs = [[order[7 * epoch + place] for place in range(7)] for epoch in range(3)]
     assert all(sorted(each) == list(range(7)) for each in epochs)
     assert epochs[0] != epochs[1]
-    assert [Order(7, seed=3)[place] for place in (15, 2)] == [epochs[2][1], epochs[0][2]]
+    assert [EpochPermutation(7, seed=3)[place] for place in (15, 2)] == [epochs[2][1], epochs[0][2]]
 
 
 def test_only_answers_that_were_ended_count_as_right():
@@ -430,7 +433,7 @@ def test_only_answers_that_were_ended_count_as_right():
 
         def judged(self, prompt, written):
             cut_off = prompt.kind == "cut off"
-            return Judged(
+            return RewardInput(
                 messages=prompt.messages, text="1", num_tokens=1, cut_off=cut_off, truths=prompt.truths, where=""
             )
 
@@ -641,7 +644,7 @@ def test_prompts_are_read_and_held_out(toy, base, tmp_path):
 
 
 def test_a_prompt_that_turns_out_broken_is_set_aside_with_the_others(base, tmp_path, monkeypatch):
-    from penjing.data.formats import Quarantine
+    from penjing.data.formats import BadRecords
     from penjing.data.tokenizer.tokenizer import Tokenizer
     from penjing.rl import prompts
 
@@ -656,13 +659,13 @@ def test_a_prompt_that_turns_out_broken_is_set_aside_with_the_others(base, tmp_p
     asked = [("a", {"x": 1}), ("b", "1"), *((name, "1") for name in "cdefgh")]
     rows = [{"conversations": [{"role": "user", "content": name}], "gt": truth} for name, truth in asked]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenizer, quarantine = Tokenizer.load(base / "tokenizer"), Quarantine(0.5, listed)
+    tokenizer, quarantine = Tokenizer.load(base / "tokenizer"), BadRecords(0.5, listed)
     made = read([path], tokenizer, longest=200, held_out_fraction=0.3, quarantine=quarantine)
     assert len(made.train) + len(made.held_out) == 6
     assert (quarantine.good, quarantine.bad) == (6, 2)
     assert [json.loads(line)["line"] for line in listed.read_text().splitlines()] == [1, 2]
     with raises_user_error(got="25.00%"):
-        read([path], tokenizer, longest=200, held_out_fraction=0.3, quarantine=Quarantine(0.1))
+        read([path], tokenizer, longest=200, held_out_fraction=0.3, quarantine=BadRecords(0.1))
 
 
 @pytest.mark.parametrize(

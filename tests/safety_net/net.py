@@ -371,11 +371,7 @@ def flat(tree: Any, name: str = "") -> dict[str, Any]:
     if not isinstance(tree, dict | list):
         return {name: tree}
     pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    return {
-        key: value
-        for at, each in pairs
-        for key, value in flat(each, f"{name}.{new_name(at)}".strip(".")).items()
-    }
+    return {key: value for at, each in pairs for key, value in flat(each, f"{name}.{new_name(at)}".strip(".")).items()}
 
 
 def exported(path: Path) -> dict[str, Any]:

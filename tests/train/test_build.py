@@ -12,14 +12,14 @@ from penjing.base import config
 from penjing.base.config import parse_overrides
 from penjing.data.tokenizer.tokenizer import train_tokenizer
 from penjing.model.init import initialise
-from penjing.model.lora import adapt
+from penjing.model.lora import add_adapter
 from penjing.model.transformer import Transformer
 from penjing.optim.router_bias_update import RouterBalance
 from penjing.parallel.single import Single
 from penjing.plan import hardware
 from penjing.train import build, build_model
 from penjing.train.config import Run
-from penjing.train.stages.base import Size
+from penjing.train.stages.base import DatasetSize
 
 SHAPE = {
     "vocab_size": 400,
@@ -91,11 +91,11 @@ def test_routers_beneath_adapters_stay_as_they_are(parts, monkeypatch, words, ra
         model = Transformer(run.model)
         initialise(model, 0)
         if run.lora.rank:
-            adapt(model, run.lora)
+            add_adapter(model, run.lora)
         return model, {}
 
     monkeypatch.setattr(build_model, "_with_weights", fresh)
-    mixture = [f"model.{name}" for name in ("architecture=glm4_moe", "experts=4", "num_experts_per_tok=2")]
+    mixture = [f"model.{name}" for name in ("architecture=glm4_moe", "num_experts=4", "num_experts_per_tok=2")]
     made = parts(
         "compute.dtype=float32", *mixture, "model.moe_intermediate_size=16", "router.bias_update_rate=0.25", *words
     )
@@ -105,7 +105,7 @@ def test_routers_beneath_adapters_stay_as_they_are(parts, monkeypatch, words, ra
 
 def test_an_epoch_is_taken_to_its_end():
     """Of 10 rows, four a step: the third step takes the two that are left and two of the next epoch."""
-    size = Size(unit="rows", units_per_epoch=10, tokens_per_unit=16, seq_len=16, num_keys=8, padding_fraction=0)
+    size = DatasetSize(unit="rows", units_per_epoch=10, tokens_per_unit=16, seq_len=16, num_keys=8, padding_fraction=0)
     run = config.resolve(Run, parse_overrides(["batch.size=4", "epochs=1"]))
     assert build.num_steps(run, size) == 3
     assert build.num_steps(config.resolve(Run, parse_overrides(["batch.size=4", "epochs=2"])), size) == 5

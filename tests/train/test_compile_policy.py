@@ -7,7 +7,7 @@ import torch
 
 from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.infer.batched_sampler import Request, rollout
+from penjing.infer.batched_sampler import Request, sample_batch
 from penjing.infer.generate import generate
 from penjing.infer.sample import Sampling
 from penjing.model.config import ModelConfig
@@ -145,7 +145,7 @@ def test_what_is_written_while_a_model_learns_is_not_compiled(monkeypatch, tmp_p
     written = [generate(model, prompts, max_new_tokens=12, stop=(), rows=1) for model in (plain, compiled)]
     assert written[0] == written[1]
     request = Request(prompt=[1, 2, 3], seeds=[1, 2])
-    rollout(compiled, [request], max_new_tokens=12, stop=(), sampling=Sampling())
+    sample_batch(compiled, [request], max_new_tokens=12, stop=(), sampling=Sampling())
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
     compiled(torch.zeros(1, 4, dtype=torch.long))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

@@ -13,7 +13,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
 from penjing.parallel.single import Single
 from penjing.train import load_model as folder
 from penjing.train.config import Run
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.stages.next_token import NextTokenStage
 from penjing.train.stages.run_data import build_if_stale, run_tokenizer
 
@@ -146,12 +146,12 @@ def test_ready_shards_that_switch_thoughts_otherwise_are_refused(tmp_path):
         return made
 
     made = stage(tmp_path / "chats.jsonl", "first", "data.thinking=switch")
-    shards = RunFolder(tmp_path / "first").shards
+    shards = RunDir(tmp_path / "first").shards
     assert stage(shards, "second", "data.thinking=switch").fingerprint == made.fingerprint
     with pytest.raises(UserError, match=r"data.thinking: these token shards were made otherwise; got as_given"):
         stage(shards, "third")
     plain = stage(tmp_path / "chats.jsonl", "fourth")
-    shards = RunFolder(tmp_path / "fourth").shards
+    shards = RunDir(tmp_path / "fourth").shards
     assert stage(shards, "fifth").fingerprint == plain.fingerprint != made.fingerprint
     with pytest.raises(UserError, match=r"data.thinking: .*wanted as_given"):
         stage(shards, "sixth", "data.thinking=switch")
@@ -159,7 +159,7 @@ def test_ready_shards_that_switch_thoughts_otherwise_are_refused(tmp_path):
 
 def test_a_tokenizer_that_an_abandoned_attempt_left_is_not_taken_for_another_start(tmp_path):
     left, wanted = (train_tokenizer(["one two three"], size) for size in (300, 310))
-    out = RunFolder(tmp_path / "out")
+    out = RunDir(tmp_path / "out")
     left.save(out.tokenizer)
     wanted.save(tmp_path / "wanted")
     run = resolve(f"tokenizer.path={tmp_path / 'wanted'}", f"out={out.path}")

@@ -136,7 +136,8 @@ def test_a_student_that_is_its_teacher_begins_at_no_divergence(tmp_path, mode, w
     """Masks, places and precisions are the same on both sides, and the first steps do not lead away."""
     extra = {"logits": [], "top_k": ["objective.mode=top_k", "objective.top_k=300"], "on_policy": prompts}[mode]
     kept = [word for word in words if not word.startswith("model")]
-    train("distill", *kept, "objective.ce_weight=0", *extra, f"init_from={teacher}", "eval.at_start=true", "max_steps=3",
+    train("distill", *kept, "objective.ce_weight=0", *extra, f"init_from={teacher}", "eval.at_start=true",
+    "max_steps=3",
           f"out={tmp_path}/run")  # fmt: skip
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     found = [line["val_kl"] for line in lines if "val_kl" in line]

@@ -30,10 +30,10 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setattr(fast_bfloat16, "cpu_units", lambda: frozenset(units))
         monkeypatch.setattr(fast_bfloat16, "_library_takes_bfloat16", lambda: library)
         monkeypatch.setattr(fast_bfloat16, "speed_ratio", lambda: next(taken))
-        fast_bfloat16._kept_ratio.cache_clear()
+        fast_bfloat16._cached_ratio.cache_clear()
 
     yield become
-    fast_bfloat16._kept_ratio.cache_clear()
+    fast_bfloat16._cached_ratio.cache_clear()
 
 
 @pytest.mark.parametrize(

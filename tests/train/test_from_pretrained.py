@@ -35,7 +35,7 @@ SHAPE = {
     "num_key_value_heads": 1,
     "head_dim": 16,
     "intermediate_size": 48,
-    "max_tokens": 128,
+    "max_position_embeddings": 128,
 }
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]\n{{ m.content | trim }}</s>\n{% endfor %}"
@@ -124,12 +124,12 @@ def test_sft_takes_shape_weights_tokenizer_and_template_along(stock, toy, tmp_pa
 
 
 def test_documents_begin_with_the_token_that_the_model_expects(stock, toy, tmp_path):
-    from penjing.data.token_shards import Shards
+    from penjing.data.token_shards import TokenShards
 
     _, folder = stock
     words = (f"init_from={folder}", f"data.train={toy / 'pretrain.jsonl'}", f"out={tmp_path / 'run'}")
     train("pretrain", *words)
-    shards = Shards(tmp_path / "run" / "shards" / "train")
+    shards = TokenShards(tmp_path / "run" / "shards" / "train")
     tokenizer = load_trained(folder).tokenizer
     assert tokenizer.begin == tokenizer.control("<s>") != tokenizer.end_of_text == tokenizer.control("</s>")
     assert {int(shards.token_N[start]) for start in shards.start_D} == {tokenizer.begin}

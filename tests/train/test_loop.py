@@ -19,7 +19,7 @@ from penjing.parallel.grad_scaler import LossScaler
 from penjing.parallel.single import Single
 from penjing.track.base import Trackers
 from penjing.train.loop import TrainingContext, TrainState, train
-from penjing.train.nonfinite_guard import Guard, Seen
+from penjing.train.nonfinite_guard import NonFiniteGuard, PendingStep
 from penjing.train.throughput import Meter
 
 SHAPE = {
@@ -244,14 +244,14 @@ def test_figures_of_earlier_weights_do_not_stand_for_the_last():
 
 
 def test_a_step_that_is_not_yet_known_to_be_bad_is_looked_at_before_it_is_saved():
-    class Late(Guard):
+    class Late(NonFiniteGuard):
         """As on a GPU: the host learns of a step while the next one runs."""
 
         def look(self, step, bad, loss, norm, samples):
-            self.settle()
+            self.flush()
             if step == 2:
                 bad = torch.ones(())
-            self._waiting.append(Seen(step, torch.stack([bad, torch.zeros(()), loss, norm]), samples, None))
+            self._waiting.append(PendingStep(step, torch.stack([bad, torch.zeros(()), loss, norm]), samples, None))
             return "go on"
 
     saves = []

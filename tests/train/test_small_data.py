@@ -11,12 +11,12 @@ from rich.console import Console
 from penjing.base import config
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.commands.plan import PlanOptions, make_page
+from penjing.commands.plan import PlanOptions, make_report
 from penjing.commands.train import execute, plan_only, resolve_run
 from penjing.train import build_context
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained
-from penjing.train.small_data import doubts, fit_batch, fit_rows, start_doubts, step_rows
+from penjing.train.small_data import data_warnings, fit_batch, fit_rows, start_warnings, step_rows
 
 
 @pytest.mark.parametrize(
@@ -85,24 +85,24 @@ def test_few_conversations_stand_in_shorter_rows():
 
 
 def test_warnings():
-    assert doubts(50, 32, 32, "rows") == []
-    (few,) = doubts(49, 4, 32, "rows")
+    assert data_warnings(50, 32, 32, "rows") == []
+    (few,) = data_warnings(49, 4, 32, "rows")
     assert "only 49 optimizer steps" in few
-    (large,) = doubts(50, 33, 32, "pairs")
+    (large,) = data_warnings(50, 33, 32, "pairs")
     assert "batch of 33 pairs is larger than an epoch of 32" in large
-    assert start_doubts(None, 400) == start_doubts(5.99, 400) == []
-    (misfit,) = start_doubts(6.0, 400)
+    assert start_warnings(None, 400) == start_warnings(5.99, 400) == []
+    (misfit,) = start_warnings(6.0, 400)
     assert "6.00" in misfit
     assert "5.99" in misfit
 
 
 def test_the_plan_page_takes_the_batch_that_training_takes():
     run = resolve_run("sft", parse_overrides(["epochs=10", "model=tiny"]))
-    page = make_page("sft", run, PlanOptions(gpu="RTX 3090", unique="40k"))  # 39 rows of 1,024
+    page = make_report("sft", run, PlanOptions(gpu="RTX 3090", unique="40k"))  # 39 rows of 1,024
     assert page.rows_per_step == fit_batch(run, 39).batch.size == 1
     assert page.steps == 391
     asked = resolve_run("sft", parse_overrides(["epochs=10", "model=tiny", "batch.size=64"]))
-    page = make_page("sft", asked, PlanOptions(gpu="RTX 3090", unique="40k"))
+    page = make_report("sft", asked, PlanOptions(gpu="RTX 3090", unique="40k"))
     assert (page.rows_per_step, page.steps) == (64, 7)
     assert any("only 7 optimizer steps" in line for line in page.warnings)
     assert any("larger than an epoch" in line for line in page.warnings)
@@ -114,7 +114,7 @@ def test_the_plan_page_takes_the_rows_that_training_takes(recipe):
     fitted = fit_rows(run, 10_000, 0)
     row = fitted.data.seq_len
     assert row < run.data.seq_len
-    page = make_page(recipe, run, PlanOptions(gpu="RTX 3090", unique="10k"))
+    page = make_report(recipe, run, PlanOptions(gpu="RTX 3090", unique="10k"))
     assert page.seq_len == row
     assert page.rows_per_step == fit_batch(run, round(10_000 / row)).batch.size
     assert page.steps == -(-round(run.epochs * 10_000) // (row * page.rows_per_step)) >= 50
@@ -123,7 +123,7 @@ def test_the_plan_page_takes_the_rows_that_training_takes(recipe):
     # Rows that were asked for, and enough text for full ones, stay.
     asked = resolve_run(recipe, parse_overrides(["model=tiny", "data.seq_len=512"]))
     for each, unique, length in ((asked, "10k", 512), (run, "10M", run.data.seq_len)):
-        page = make_page(recipe, each, PlanOptions(gpu="RTX 3090", unique=unique))
+        page = make_report(recipe, each, PlanOptions(gpu="RTX 3090", unique=unique))
         assert page.seq_len == length
         assert not any("rows of" in line for line in page.warnings)
 

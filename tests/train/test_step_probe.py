@@ -10,7 +10,7 @@ import torch
 from penjing.base.files import write_json
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
-from penjing.model.lora import Lora, adapt
+from penjing.model.lora import Lora, add_adapter
 from penjing.model.transformer import Transformer
 from penjing.train import step_probe, step_timing
 from penjing.train.batch_geometry import BatchGeometry
@@ -165,7 +165,7 @@ def test_masks_that_timing_draws_are_not_counted():
     }
     model = Transformer(ModelConfig(vocab_size=20, **shape))
     initialise(model, 0)
-    adapt(model, Lora(rank=2, dropout=0.5))
+    add_adapter(model, Lora(rank=2, dropout=0.5))
     drawn = "blocks.0.attention.q_proj.adapters.default._extra_state"
     before = model.state_dict()[drawn].clone()
     with step_timing._at_rest(model, SimpleNamespace(optimizers=[], strategy=SimpleNamespace(scaler=None))):

@@ -18,7 +18,7 @@ import penjing.objective
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands.inspection import show
-from penjing.commands.plan import make_page
+from penjing.commands.plan import make_report
 from penjing.commands.plan_run import PlanOptions
 from penjing.commands.train import execute, plan_only, resolve_run
 from penjing.plan.memory import Target
@@ -108,7 +108,7 @@ def test_it_is_probed_before_the_first_step(trained, words):
 
 
 def test_it_is_planned_from_its_settings(words):
-    page = make_page("pretrain", run_of(words), PlanOptions(gpu="A100"))
+    page = make_report("pretrain", run_of(words), PlanOptions(gpu="A100"))
     assert (page.steps, page.tokens) == (6, 6 * 8 * 64)
     assert page.fits and page.step_seconds > 0
 

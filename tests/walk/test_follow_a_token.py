@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 from penjing.base import config
 from penjing.base.seeds import derive
 from penjing.data.formats import read_documents
-from penjing.data.packing.best_fit import WholeRows
-from penjing.data.token_shards import Shards
+from penjing.data.packing.best_fit import BestFitRows
+from penjing.data.token_shards import TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.kernels.orthogonalize import ROUNDS
 from penjing.loader.batch_source import PackedSource
@@ -99,7 +99,7 @@ def test_follow_a_token(run):
     assert tokenizer.token(book) == "书"
 
     # data/token_shards has the ids of all stories one after the other, but for those held out by their hash.
-    shards, held_out = Shards(run / "shards" / "train"), Shards(run / "shards" / "validation")
+    shards, held_out = TokenShards(run / "shards" / "train"), TokenShards(run / "shards" / "validation")
     assert shards.num_documents + held_out.num_documents == 21
     assert shards.num_tokens == 8 * shards.num_documents
     story = next(
@@ -110,7 +110,7 @@ def test_follow_a_token(run):
 
     # data/packing opens each story with the end-of-text token, which makes 9 positions, and lays two whole stories into
     # every row of 18. Every epoch has its own order of rows. Ours is the second of its row.
-    rows = WholeRows(shards, ROW_TOKENS, end_of_text=tokenizer.end_of_text, seed=derive(SEED, "pretrain", "order"))
+    rows = BestFitRows(shards, ROW_TOKENS, end_of_text=tokenizer.end_of_text, seed=derive(SEED, "pretrain", "order"))
     place = next(index for index in range(rows.rows_per_epoch) if story in rows.documents(index))
     assert rows.documents(place) == [story - 1, story]
     row = rows.row(place)

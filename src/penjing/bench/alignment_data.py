@@ -18,7 +18,7 @@ from penjing.bench.comparison import Prepared, Request
 from penjing.bench.record import facts
 from penjing.bench.trial_spec import AlignmentSpec
 from penjing.data import formats
-from penjing.data.preference_shards import TokenGroups, prepare_groups
+from penjing.data.preference_shards import PreferenceShards, prepare_groups
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
@@ -26,7 +26,7 @@ from penjing.objective.policy import Policy
 from penjing.objective.preference import Preference
 from penjing.optim.adamw import AdamW
 from penjing.plan import hardware
-from penjing.rl.prompts import Order, read
+from penjing.rl.prompts import EpochPermutation, read
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained
@@ -158,7 +158,7 @@ def _write_pairs(run: Run, work: Path) -> Run:
         val_fraction=run.data.val_fraction,
         about={},
     )
-    groups = TokenGroups(work / "groups" / "train")
+    groups = PreferenceShards(work / "groups" / "train")
     lines = []
     for index in pair_order(run, len(groups)):
         group = groups[index]
@@ -191,7 +191,7 @@ def _write_prompts(run: Run, work: Path) -> None:
         longest=run.data.seq_len - run.objective.rollout.max_new_tokens,
         held_out_fraction=run.data.val_fraction,
     )
-    order = Order(len(given.train), derive(run.seed, run.stage, "order"))
+    order = EpochPermutation(len(given.train), derive(run.seed, run.stage, "order"))
     lines = []
     for place in range(run.max_steps * run.batch.size):
         prompt = given.train[order[place]]

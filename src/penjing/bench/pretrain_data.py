@@ -38,7 +38,7 @@ ADAMW = AdamW(learning_rate=1e-3, weight_decay=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class DataSize:
     """How large a comparison is."""
 
     model: dict[str, int]
@@ -47,7 +47,7 @@ class Size:
     held_out: int  # documents
 
 
-FULL = Size(
+FULL = DataSize(
     model={
         "hidden_size": 512,
         "num_hidden_layers": 8,
@@ -60,7 +60,7 @@ FULL = Size(
     batch=8,
     held_out=192,
 )
-QUICK = Size(
+QUICK = DataSize(
     model={
         "hidden_size": 256,
         "num_hidden_layers": 4,
@@ -152,7 +152,7 @@ def _standard_library(work: Path) -> Iterator[str]:
                 yield "".join(lines[node.lineno - 1 : node.end_lineno])
 
 
-def _run(work: Path, size: Size, options: Options, device: torch.device, request: Request) -> Run:
+def _run(work: Path, size: DataSize, options: Options, device: torch.device, request: Request) -> Run:
     layer: dict[str, Any] = {
         "model": {"architecture": "qwen3", **size.model},  # the baselines' stock class
         "data": {"train": [str(work / "text.jsonl")], "seq_len": size.seq_len},

@@ -32,7 +32,7 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build_model import build_run
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
-from penjing.train.oom_recovery import is_out_of_memory, release
+from penjing.train.oom_recovery import empty_cache, is_out_of_memory
 from penjing.train.precision import Precision
 from penjing.train.stages.base import make_stage
 from penjing.train.throughput import Meter
@@ -184,7 +184,7 @@ def _at(
             raise
         taken = []
     if not taken:
-        release()  # the error held what filled the memory
+        empty_cache()  # the error held what filled the memory
         return Measured(point=point, ended="out of memory", **foreseen)
     median = quantile(taken, 0.5)
     tokens = point.micro_size * point.accumulate * point.seq_len
@@ -215,7 +215,7 @@ def _timed(
     run: Run, point: Point, precision: Precision, device: torch.device, steps: int, seconds: float
 ) -> tuple[list[float], int, Any]:
     """Seconds of each step, the peak of memory, and what the counters said of one more."""
-    release()
+    empty_cache()
     forget_peak(device)
     precision.require(device)
     precision.switch_tf32()

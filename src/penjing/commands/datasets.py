@@ -126,10 +126,10 @@ def tokenizer_train(
     penjing tokenizer train corpus.jsonl --vocabulary 6400 --out tokenizer
     """
     from penjing.base.files import make_folder
-    from penjing.data.formats import Quarantine, list_files, read_documents
+    from penjing.data.formats import BadRecords, list_files, read_documents
     from penjing.data.tokenizer.tokenizer import train_tokenizer
 
-    paths, quarantine = list_files(files), Quarantine(max_bad_fraction=1.0)
+    paths, quarantine = list_files(files), BadRecords(max_bad_fraction=1.0)
     make_folder(out)
     texts = (document.text for document in read_documents(paths, quarantine=quarantine))
     tokenizer = train_tokenizer(texts, vocabulary, max_han_per_token=max_han_per_token)

@@ -28,7 +28,7 @@ def show(
     penjing show runs/quickstart
     """
     from penjing.recipes import RECIPES
-    from penjing.train.run_dir import RunFolder, stage_folder
+    from penjing.train.run_dir import RunDir, stage_folder
 
     if what == "models":
         _print_models()
@@ -43,7 +43,7 @@ def show(
 
         print_summary(read_record([Path(what)]), console)
     elif Path(what).exists():
-        folder = RunFolder(stage_folder(Path(what)))
+        folder = RunDir(stage_folder(Path(what)))
         _print_file(folder.settings.read_text(encoding="utf-8"))
         if folder.outcome.is_file():
             _print_file(folder.outcome.read_text(encoding="utf-8"))

@@ -40,11 +40,11 @@ from penjing.plan.step_time import StepTime, interval, step_time
 from penjing.plan.step_workload import Workload
 from penjing.recipes.pretrain import pretrain
 from penjing.train.config import Run
-from penjing.train.small_data import doubts, fit_batch, fit_rows
+from penjing.train.small_data import data_warnings, fit_batch, fit_rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class PlanReport:
     """All figures of the page. Bytes, seconds, FLOPs."""
 
     what: str
@@ -112,7 +112,7 @@ def _fitted_to_data(run: Run, options: PlanOptions) -> Run:
     return replace(run, batch=fit_batch(replace(run, epochs=epochs), units_per_epoch, options.gpus).batch)
 
 
-def make_page(what: str, run: Run, options: PlanOptions, foreign: Shape | None = None) -> Page:
+def make_report(what: str, run: Run, options: PlanOptions, foreign: Shape | None = None) -> PlanReport:
     """The whole page from settings alone. foreign: the shape of a model that we do not train; its memory is a formula.
 
     Raises UserError for bad input.
@@ -144,7 +144,7 @@ def make_page(what: str, run: Run, options: PlanOptions, foreign: Shape | None =
     if fitted:
         unsupported = not_run(options.engine) if options.engine else ""
         warnings += fitted.notes + [unsupported] * bool(unsupported)
-    return Page(
+    return PlanReport(
         what=what,
         device=machine.name,
         devices=options.gpus,
@@ -217,7 +217,7 @@ def _warnings(run: Run, lengths: UnitLengths, amount: Amount, shape: Shape, long
             f"a longer conversation makes rows longer, up to {longest_row}"
         )
     units_per_epoch = amount.unique / lengths.tokens if amount.unique else math.inf
-    found += doubts(amount.steps, run.batch.size, units_per_epoch, "rows")
+    found += data_warnings(amount.steps, run.batch.size, units_per_epoch, "rows")
     if amount.unique:
         repeated = tokens.repeat_warning(amount.epochs)
         found += [repeated] if repeated else []

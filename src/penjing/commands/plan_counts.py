@@ -7,7 +7,7 @@ from rich.console import Console
 from penjing.base import config
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
-from penjing.base.markup import marked, print_table
+from penjing.base.markup import escape_markup, print_table
 from penjing.model.config import ModelConfig
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
@@ -88,7 +88,7 @@ def _print_tokens_in(hours: str, count: int, shape: Shape, devices: tuple[str, i
     best_size = tokens.supported_parameters(done)
     console.print(f"  compute-optimal for so many tokens: {units.count(round(best_size))} parameters", highlight=False)
     for note in notes:
-        console.print(marked("note", note))
+        console.print(escape_markup("note", note))
 
 
 def _this_machine() -> tuple[Machine, list[str]]:

@@ -16,7 +16,7 @@ from penjing.base import config
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
-from penjing.base.markup import marked, print_table, silent_console
+from penjing.base.markup import escape_markup, print_table, silent_console
 from penjing.commands.plan_run import PlanOptions, find_machine
 from penjing.commands.train import execute
 from penjing.model.config import ModelConfig
@@ -29,7 +29,7 @@ from penjing.plan.step_time import step_time
 from penjing.plan.step_workload import Workload
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.step_probe import FORECAST
 
 LOSS = "val_loss"
@@ -212,7 +212,7 @@ def _train(run: Run, small: ProxyRun, place: Path, first: str, console: Console)
     """
     shared: dict[str, Any] = {}
     if first:
-        before = RunFolder(Path(first))
+        before = RunDir(Path(first))
         shared = {"tokenizer": {"path": str(before.tokenizer)}}
         if before.shards.is_dir():  # else the data were shards already
             shared["data"] = {"train": [str(before.shards)]}
@@ -233,7 +233,7 @@ def _train(run: Run, small: ProxyRun, place: Path, first: str, console: Console)
 def _predict(run: Run, points: list[Point], place: Path, first: str, console: Console) -> Forecast:
     count = parameters(run.model)
     per_step = run.batch.size * run.data.seq_len
-    shards = read_json(RunFolder(Path(first)).plan)
+    shards = read_json(RunDir(Path(first)).plan)
     tokens = run.max_steps * per_step if run.max_steps else round(run.epochs * shards["tokens_per_epoch"])
     found = forecast(points, count.total, tokens)
     law = found.law
@@ -260,7 +260,9 @@ def _predict(run: Run, points: list[Point], place: Path, first: str, console: Co
     largest = max(point.tokens * training_flops_per_token(run.model, 1.0) for point in points)
     reach = tokens * training_flops_per_token(run.model, 1.0) / largest
     if reach > 100:
-        console.print(marked("note", f"extrapolates to {reach:.0f} x the compute of the longest proxy run", indent=""))
+        console.print(
+            escape_markup("note", f"extrapolates to {reach:.0f} x the compute of the longest proxy run", indent="")
+        )
     write_json(
         Path(run.out) / FORECAST,
         {
@@ -271,11 +273,11 @@ def _predict(run: Run, points: list[Point], place: Path, first: str, console: Co
             "predicted_loss_nats_per_token": found.loss,
             "predicted_loss_low": found.low,
             "predicted_loss_high": found.high,
-            "tokenizer": str(RunFolder(Path(first)).tokenizer),
+            "tokenizer": str(RunDir(Path(first)).tokenizer),
         },
     )
     console.print(
-        f"`penjing train` with out={run.out} and tokenizer.path={RunFolder(Path(first)).tokenizer} is compared "
+        f"`penjing train` with out={run.out} and tokenizer.path={RunDir(Path(first)).tokenizer} is compared "
         "with it by `penjing plan verify`",
         highlight=False,
         soft_wrap=True,

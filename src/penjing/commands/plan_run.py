@@ -17,7 +17,7 @@ from penjing.plan import cost, hardware
 from penjing.plan.device_model import Machine, machine_of_card
 from penjing.plan.gpu_specs import Card, card_called, find_card
 from penjing.plan.memory import Target
-from penjing.plan.microbenchmarks import attention_rate, copy_rate, key_of, launch_seconds, product
+from penjing.plan.microbenchmarks import attention_rate, copy_rate, key_of, launch_seconds, matmul
 from penjing.plan.profile import find_profile, gpu_called, with_specs
 from penjing.plan.shape import Shape
 from penjing.plan.step_time import Decode, StepTime, decode_time, step_time
@@ -135,7 +135,7 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
         notes = [f"the profile is stale ({', '.join(found[1])}): run `penjing plan profile`"] if found[1] else []
         return found[0].machine(), target, notes
     own = str(hardware.compute_dtype(run.compute.dtype, device)).removeprefix("torch.")
-    rate = product(512, 512, 512, own, device, tries=3)["flops_per_second"]
+    rate = matmul(512, 512, 512, own, device, tries=3)["flops_per_second"]
     machine = Machine(
         name=hardware.cpu_name(),
         kind="cpu",

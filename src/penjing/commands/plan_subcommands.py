@@ -10,7 +10,7 @@ from rich.text import Text
 
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
-from penjing.base.markup import marked, print_table
+from penjing.base.markup import escape_markup, print_table
 from penjing.commands.plan_print import verdict_of
 from penjing.commands.plan_run import Engine, PlanOptions, find_machine, lengths_of, not_run, pass_rows, workload_of
 from penjing.model.transformer import Recompute
@@ -49,7 +49,7 @@ def print_memory(run: Run, options: PlanOptions, console: Console, *, waterfall:
             bar = "#" * round(BAR * size / most)
             console.print(f"  {name:<16} {units.gibibytes(size):>10}  {bar}", highlight=False, markup=False)
     for note in plan.notes:
-        console.print(marked("note", note))
+        console.print(escape_markup("note", note))
     return fits
 
 
@@ -123,7 +123,7 @@ def search(
             highlight=False,
         )
     for note in notes:
-        console.print(marked("note", note, indent=""))
+        console.print(escape_markup("note", note, indent=""))
     return len(fit_now)
 
 

@@ -34,7 +34,7 @@ from penjing.data import formats as records
 from penjing.data import synthetic as toyworld
 from penjing.data import tokenize_dataset as prepare
 from penjing.data.catalog import registry as catalogue
-from penjing.data.token_shards import Shards
+from penjing.data.token_shards import TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.eval import questions as asking
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
@@ -44,7 +44,7 @@ from penjing.plan import hardware
 from penjing.report.terminal import print_summary
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, set_threads
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 
 TOYWORLD = "toyworld"
 STORY_PROMPTS = ("One sunny day, Mia", "一天早上，小明")
@@ -241,7 +241,7 @@ def _make_data(options: QuickstartOptions, corpus: Corpus, log: StageLog) -> str
             next_step="Add a text: --data TEXT.txt,CHATS.jsonl",
         )
     paths = records.list_files([Path(name) for name in found.documents])
-    aside = survey.Aside(_pretraining_settings(options).data.max_bad_fraction)
+    aside = survey.SkipCounter(_pretraining_settings(options).data.max_bad_fraction)
     documents = records.read_documents(paths, on_skip=aside.skip, quarantine=aside.quarantine)
     facts = survey.survey(documents, aside=aside)
     log.record(
@@ -342,7 +342,7 @@ def _held_out_openings(corpus: Corpus) -> list[str]:
 
 def _texts(paths: Sequence[Path]) -> Iterator[str]:
     """All texts. Broken records were counted in the data stage."""
-    documents = records.read_documents(paths, quarantine=records.Quarantine(max_bad_fraction=1.0))
+    documents = records.read_documents(paths, quarantine=records.BadRecords(max_bad_fraction=1.0))
     return (document.text for document in documents)
 
 
@@ -357,8 +357,8 @@ def _train(run: Run, log: StageLog, console: Console) -> str:
 
 def _record_tokens(log: StageLog, run: Run) -> None:
     """Facts of the tokenizer and the shards, for the report."""
-    folder = RunFolder(Path(run.out))
-    train, validation = Shards(folder.shards / "train"), Shards(folder.shards / "validation")
+    folder = RunDir(Path(run.out))
+    train, validation = TokenShards(folder.shards / "train"), TokenShards(folder.shards / "validation")
     tokenizer = Tokenizer.load(folder.tokenizer)
     tokens = train.num_tokens + validation.num_tokens
     num_bytes = train.num_bytes + validation.num_bytes
@@ -385,7 +385,7 @@ def _ask(out: Path, path: Path) -> str:
     """Ask both models the held-out questions; writes evaluation.json."""
     questions = asking.read_questions(path)
     rows: list[dict[str, Any]] = []
-    answers: dict[str, list[asking.Answered]] = {}
+    answers: dict[str, list[asking.GradedAnswer]] = {}
     for stage in ("pretrain", "sft"):
         trained = load_trained(out / stage)
         answers[stage] = asking.ask(trained.model, trained.tokenizer, questions)
@@ -436,7 +436,7 @@ def _compare_with_zstd(out: Path, run: Run) -> str:
     """Bits per byte of the held-out text, the model against `zstd -19`; writes compression.json."""
     trained = load_trained(out / "pretrain")
     paths = [Path(name) for name in run.data.train]
-    below = Shards(RunFolder(out / "pretrain").shards / "validation").meta["held_out_below"]
+    below = TokenShards(RunDir(out / "pretrain").shards / "validation").meta["held_out_below"]
     texts = [text for text in _texts(paths) if prepare.is_held_out(text, below)]
     model_bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, seq_len=run.data.seq_len)
     zstd_bits = zstd_bits_per_byte("\n".join(texts))

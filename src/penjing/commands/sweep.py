@@ -14,7 +14,7 @@ from rich.console import Console
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import write_json, write_text
-from penjing.base.markup import marked
+from penjing.base.markup import escape_markup
 from penjing.bench.matmul import matmul
 from penjing.bench.record import facts
 from penjing.bench.sweep import Grid, Measured, sweep
@@ -87,7 +87,7 @@ def run_sweep(
     )
     console.print(table(rows, f"{machine.name}, predicted at {machine.level}").terminal())
     for note in notes:
-        console.print(marked("note", note))
+        console.print(escape_markup("note", note))
     if out is not None:
         out = out.with_suffix("") if out.suffix in (".json", ".csv", ".md", ".svg") else out
         dtype = hardware.compute_dtype(run.compute.dtype, device)

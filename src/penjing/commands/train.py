@@ -23,7 +23,7 @@ from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, write_json
 from penjing.base.lock import locked
-from penjing.base.markup import marked, silent_console
+from penjing.base.markup import escape_markup, silent_console
 from penjing.base.registry import look_up
 from penjing.checkpoint.manifest import folder_name, steps
 from penjing.commands.plan_print import print_plan
@@ -37,7 +37,7 @@ from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import Strategy, launched_world, make_strategy
 from penjing.plan import hardware
-from penjing.plan.run_estimate import Bill
+from penjing.plan.run_estimate import RunEstimate
 from penjing.recipes import RECIPES, WITH_DIAL
 from penjing.track import TRACKERS
 from penjing.track.background import BackgroundTracker
@@ -52,7 +52,7 @@ from penjing.train.from_pretrained import begin_from, with_vocabulary
 from penjing.train.load_model import set_threads
 from penjing.train.loop import train
 from penjing.train.oom_recovery import is_out_of_memory
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.run_history import SPENT, append_history
 from penjing.train.watchdog import watched
 
@@ -70,12 +70,12 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
         raise UserError("has no dial", where=recipe, wanted=f"{name} alone, or {', '.join(WITH_DIAL)}:SIZE")
     base = make(dial) if dial else make()
     asked = [*layers[:-1], *map(_one_length, layers[-1:])]
-    base = batch_as_asked(adapter_rate(base, asked), asked)
+    base = explicit_batch(adapter_rate(base, asked), asked)
     start = next((layer["init_from"] for layer in reversed(layers) if layer.get("init_from")), "")
     return begin_from(str(start), base, asked) if start else with_vocabulary(config.resolve(Run, base, *asked), asked)
 
 
-def batch_as_asked(base: Layer, layers: Sequence[Layer]) -> Layer:
+def explicit_batch(base: Layer, layers: Sequence[Layer]) -> Layer:
     """The recipe with a batch that does not follow the data, where a layer says how large it is; and rows of one
     length, where a layer says which."""
     asked = {f"{table}.{name}" for layer in layers for table in ("batch", "data") for name in _table(layer, table)}
@@ -159,13 +159,13 @@ def _carry_out(
             made = save_run_adapter(run, prepared.model, prepared.base, prepared.state.step)
             console.print(Text(f"  adapter in the format of peft: {made}"))
         except UserError as error:  # the adapter is whole in its checkpoint
-            console.print(marked("no adapter in the format of peft", str(error)))
+            console.print(escape_markup("no adapter in the format of peft", str(error)))
     outcome = _outcome(prepared, strategy, figures, time.time() - began)
     append_history(prepared, time.time() - began)
     return _with_questions(outcome, known, prepared)
 
 
-def plan_only(run: Run, console: Console) -> Bill:
+def plan_only(run: Run, console: Console) -> RunEstimate:
     """Prepare the data, time a few steps and print the plan; nothing is trained and nothing is left behind."""
     set_threads(run.compute.threads, 1)
     with tempfile.TemporaryDirectory() as folder:
@@ -263,7 +263,7 @@ def _with_questions(outcome: dict[str, Any], known: KnownQuestions, prepared: Pr
     return outcome
 
 
-def _before(folder: RunFolder, figures: dict[str, float]) -> dict[str, float]:
+def _before(folder: RunDir, figures: dict[str, float]) -> dict[str, float]:
     """What the held-out texts, pairs or prompts gave before the first step, of figures that are known now too."""
     first: dict[str, Any] = next((line for line in read_lines(folder.metrics) if line["step"] == 0), {})
     return {name: value for name, value in first.items() if name in figures and name.startswith("val_")}

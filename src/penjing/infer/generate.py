@@ -11,7 +11,7 @@ from penjing.base.errors import UserError
 from penjing.infer.sample import Sampling, pick
 from penjing.model.cache import Cache
 from penjing.model.cast_cache import cache_casted_weights
-from penjing.model.lora import using
+from penjing.model.lora import adapter_scope
 from penjing.model.transformer import Transformer
 
 
@@ -76,7 +76,7 @@ def _speaking(
     model: Transformer, adapters: Sequence[str | None] | None, rows: Iterable[int]
 ) -> AbstractContextManager[None]:
     """The rows' own adapters for one forward pass: between two passes the model may be asked by others."""
-    return nullcontext() if adapters is None else using(model, [adapters[row] for row in rows])
+    return nullcontext() if adapters is None else adapter_scope(model, [adapters[row] for row in rows])
 
 
 def generate(

@@ -57,7 +57,7 @@ def require_float8(device_type: str, capability: tuple[int, int], dtype: torch.d
         )
 
 
-def doubts(device_type: str, num_parameters: int) -> list[str]:
+def fp8_warnings(device_type: str, num_parameters: int) -> list[str]:
     """Why float8 is not likely to be faster here: a line each."""
     if device_type == "cpu":
         return ["float8 is slower than bfloat16 on a CPU; it is there to try things out"]

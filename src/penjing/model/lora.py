@@ -77,7 +77,7 @@ class Lora(Settings):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Size:
+class AdapterSize:
     """What one layer's adapter is."""
 
     rank: int
@@ -92,7 +92,7 @@ class Adapter(nn.Module):
     magnitude: nn.Parameter | None
     merged_gain_O: Tensor | None = None  # DoRA's row factors while the adapter is merged, to take it out again
 
-    def __init__(self, base: Linear, size: Size, generator: torch.Generator | None) -> None:
+    def __init__(self, base: Linear, size: AdapterSize, generator: torch.Generator | None) -> None:
         super().__init__()
         self.size = size
         device = base.weight.device
@@ -395,7 +395,7 @@ def _inside(name: str) -> str:
     return name.split(".", 2)[-1]
 
 
-def attach(model: nn.Module, name: str, sizes: Mapping[str, Size], *, seed: int = 0) -> None:
+def attach(model: nn.Module, name: str, sizes: Mapping[str, AdapterSize], *, seed: int = 0) -> None:
     """Give the layers of `sizes` a new adapter called `name`, and freeze all that was there before.
 
     A is drawn from `seed` layer by layer, in the model's order; the global random state is left alone. The adapter
@@ -421,10 +421,10 @@ def attach(model: nn.Module, name: str, sizes: Mapping[str, Size], *, seed: int 
         base.adapters[name] = Adapter(base, sizes[where], generator).train(base.training)
 
 
-def adapt(model: nn.Module, settings: Lora, *, name: str = DEFAULT, seed: int = 0) -> None:
+def add_adapter(model: nn.Module, settings: Lora, *, name: str = DEFAULT, seed: int = 0) -> None:
     """Attach a fresh adapter as the settings say, and use it. Raises UserError for a pattern that matches nothing."""
     layers = adaptable(model)
-    size = Size(
+    size = AdapterSize(
         rank=settings.rank, scale=settings.scale, dropout=settings.dropout, kind="dora" if settings.use_dora else "lora"
     )
     chosen: set[str] = set()
@@ -434,7 +434,7 @@ def adapt(model: nn.Module, settings: Lora, *, name: str = DEFAULT, seed: int = 
             raise _no_match(model, pattern, layers)
         chosen |= found
     attach(model, name, {layer: size for layer in layers if layer in chosen}, seed=seed)
-    use(model, name)
+    set_adapter(model, name)
 
 
 def _no_match(model: nn.Module, pattern: str, layers: Collection[str]) -> UserError:
@@ -449,7 +449,7 @@ def _no_match(model: nn.Module, pattern: str, layers: Collection[str]) -> UserEr
     )
 
 
-def use(model: nn.Module, chosen: str | Sequence[str | None] | None) -> None:
+def set_adapter(model: nn.Module, chosen: str | Sequence[str | None] | None) -> None:
     """Which adapter speaks: one by name, None for the base alone, or one of these for each row of the next batches.
 
     Raises UserError if there is no adapter of that name.
@@ -474,10 +474,10 @@ def use(model: nn.Module, chosen: str | Sequence[str | None] | None) -> None:
 
 
 @contextmanager
-def using(model: nn.Module, chosen: str | Sequence[str | None] | None) -> Iterator[None]:
+def adapter_scope(model: nn.Module, chosen: str | Sequence[str | None] | None) -> Iterator[None]:
     """`use` for as long as the context lasts, then what was in use before."""
     before = [(layer, layer.active, layer.by_row) for layer in adapted(model).values()]
-    use(model, chosen)
+    set_adapter(model, chosen)
     try:
         yield
     finally:
@@ -492,7 +492,7 @@ def merge(model: nn.Module, name: str) -> None:
     The model then computes as with the adapter in use, at the base's speed. The weights must be float32: rounded
     ones (see `keep_base_in`) would lose what the adapter learned.
     """
-    use(model, name)
+    set_adapter(model, name)
     for layer in adapted(model).values():
         if name in layer.adapters:
             adapter, weight_OI = layer.adapter(name), layer.weight
@@ -520,10 +520,10 @@ def unmerge(model: nn.Module, name: str) -> None:
             adapter.merged_gain_O = None
         layer.weight.copy_(whole_OI - adapter.size.scale * (adapter.B.double() @ adapter.A.double()))
         layer.merged = None
-    use(model, name)
+    set_adapter(model, name)
 
 
-def strip(model: nn.Module) -> None:
+def remove_adapters(model: nn.Module) -> None:
     """Take every adapter off; what is merged stays in the weights, and all of them may learn again."""
     for where, layer in adapted(model).items():
         above, _, last = where.rpartition(".")
@@ -532,7 +532,7 @@ def strip(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def keep_base_in(model: nn.Module, dtype: torch.dtype) -> None:
+def cast_frozen_base(model: nn.Module, dtype: torch.dtype) -> None:
     """Hold the frozen weights of matrix products in the dtype that they are multiplied in.
 
     They are then not cast anew in every step, and take half the memory in bfloat16; the products are the same. The
@@ -546,7 +546,7 @@ def keep_base_in(model: nn.Module, dtype: torch.dtype) -> None:
                 parameter.data = parameter.data.to(dtype)
 
 
-def own_state(model: nn.Module) -> dict[str, Tensor]:
+def trainable_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """What an adapted model has beyond its base: the state without the frozen weights (adapters are never left out)."""
     frozen = {
         name for name, parameter in model.named_parameters() if not parameter.requires_grad and ".adapters." not in name

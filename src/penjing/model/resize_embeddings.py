@@ -11,7 +11,7 @@ TABLES = ("embed.weight", "head.weight")
 
 
 @torch.no_grad()
-def grow(state: dict[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
+def resize_embeddings(state: dict[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
     """A state dict with `vocab_size` rows of embedding and head; all else, and the old rows, as they are.
 
     Each new row is the mean of the old ones: a new token begins as likely as the average one, and the loss on old text

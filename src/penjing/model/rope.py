@@ -26,7 +26,7 @@ def frequencies(config: ModelConfig, device: torch.device | str = "cpu") -> Tens
     if config.rope_scaling == "llama3":
         return _llama3(config, plain)
     if config.rope_scaling == "yarn":
-        kept = _yarn_kept(config, size, plain.device)
+        kept = _yarn_unscaled_fraction(config, size, plain.device)
         return plain / config.rope_factor * (1 - kept) + plain * kept
     return plain
 
@@ -48,7 +48,7 @@ def _llama3(config: ModelConfig, plain: Tensor) -> Tensor:
     return torch.where((wave >= length / high) & (wave <= length / low), between, slow)
 
 
-def _yarn_kept(config: ModelConfig, size: int, device: torch.device) -> Tensor:
+def _yarn_unscaled_fraction(config: ModelConfig, size: int, device: torch.device) -> Tensor:
     """How much of each frequency stays as it was, 1 for the fast ones to 0 for the slow ones, by dimension."""
 
     def dimension(rotations: float) -> float:

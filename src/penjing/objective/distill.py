@@ -116,7 +116,7 @@ class Distill(ObjectiveSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaughtBatch(Batch):
+class DistillBatch(Batch):
     """Rows with what the teacher said of them: id_NK, logp_NJ as in `StoredTeacher`."""
 
     top_id_NK: Tensor
@@ -179,7 +179,7 @@ class Distillation:
 
     @torch.no_grad()
     def _teacher(self, batch: Batch | AnswerBatch, branches: dict[str, Any]) -> Teacher:
-        if isinstance(batch, TaughtBatch):
+        if isinstance(batch, DistillBatch):
             return StoredTeacher(batch.top_id_NK, batch.top_logp_NJ, self.num_ids)
         assert self.teacher is not None, "the batch does not say what the teacher predicts"
         hidden_ND = self.teacher.hidden(batch.ids_BT, batch.document_BT, **branches).flatten(0, 1)

@@ -260,7 +260,7 @@ class PreferenceObjective:
             "chosen_nats_per_token": -(logp_P2[:, 0].detach() / length_P2[:, 0]).sum(),
         }
         if self.settings.needs_reference:
-            drift_P2 = batch.sum_A(_drift(logp_N, reference_N)).view(-1, 2) / length_P2
+            drift_P2 = batch.sum_A(_kl_to_reference(logp_N, reference_N)).view(-1, 2) / length_P2
             parts["chosen_drift_nats_per_token"] = drift_P2[:, 0].sum()
         return Loss(total, parts)
 
@@ -280,7 +280,7 @@ class PreferenceObjective:
         reward_A = self.settings.strength * ratio_A.detach()
         signed_A = torch.where(wanted_A, 1.0, -1.0) * (reward_A - self.settings.strength * z_A) * own_A
         right_A = (signed_A > 0).float() + 0.5 * ((signed_A == 0) & own_A).float()
-        drift_A = batch.sum_A(_drift(logp_N, reference_N)) / batch.length_A().clamp(min=1)
+        drift_A = batch.sum_A(_kl_to_reference(logp_N, reference_N)) / batch.length_A().clamp(min=1)
         parts = {
             "preference_loss": total.detach(),
             "reward_accuracy": right_A.sum(),
@@ -297,7 +297,7 @@ def _share_first(value_P2: Tensor) -> Tensor:
     return (value_P2[:, 0] > value_P2[:, 1]).float().sum() + 0.5 * (value_P2[:, 0] == value_P2[:, 1]).float().sum()
 
 
-def _drift(logp_N: Tensor, reference_N: Tensor) -> Tensor:
+def _kl_to_reference(logp_N: Tensor, reference_N: Tensor) -> Tensor:
     """(log p - log q)^2 / 2 of each token, p the model's and q the reference's probability: what the divergence comes
     to while the two are near. Tokens are the data's and not the model's own, so it is a measure and not an estimate;
     the estimators that take e^(log q - log p) are ruled by the few tokens that the model has given up."""

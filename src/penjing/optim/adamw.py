@@ -36,7 +36,7 @@ class AdamW(Settings):
         """Of a parameter, about."""
         return 2 * BYTES[self.state_dtype]
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What to tell the user about settings that were hardly meant so."""
         return []
 

@@ -108,7 +108,7 @@ class Muon(Settings):
         """Of a parameter of the matrices, about."""
         return BYTES[self.state_dtype]
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What to tell the user about settings that were hardly meant so."""
         if self.learning_rate > LOWEST_RATE:
             return []

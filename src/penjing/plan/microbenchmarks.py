@@ -109,9 +109,7 @@ def _once(work: Callable[[], object], device: torch.device, times: int) -> float
     return time.perf_counter() - start
 
 
-def product(
-    rows: int, inner: int, outputs: int, dtype: str, device: torch.device, tries: int = TRIES
-) -> dict[str, Any]:
+def matmul(rows: int, inner: int, outputs: int, dtype: str, device: torch.device, tries: int = TRIES) -> dict[str, Any]:
     """One matrix product's rate. dtype `tf32`: float32 values through tensor cores."""
     kind = getattr(torch, "float32" if dtype == "tf32" else dtype)
     before = torch.backends.cuda.matmul.allow_tf32
@@ -155,7 +153,7 @@ def squares(
             if time.perf_counter() - began + expected > budget_seconds / len(kinds):
                 break
             try:
-                one = product(size, size, size, dtype, device)
+                one = matmul(size, size, size, dtype, device)
             except (RuntimeError, MemoryError) as error:
                 if "memory" not in str(error).lower():
                     raise
@@ -325,7 +323,7 @@ def measure(
         if time.perf_counter() - began > budget_seconds:
             report("out of time: further shapes are left out")
             break
-        one = product(rows, inner, outputs, own, device, tries=3)
+        one = matmul(rows, inner, outputs, own, device, tries=3)
         measured.append({"rows": rows, "inner": inner, "outputs": outputs, **one})
         report(f"{own} {rows} x {inner} x {outputs}: {one['flops_per_second'] / 1e12:.3g} TFLOPS")
     by_length = attentions(device, 0.2 * budget_seconds) if device.type == "cpu" else []

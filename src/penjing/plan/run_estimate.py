@@ -15,7 +15,7 @@ PARTS = ("training", "validation", "checkpoint", "sample")  # of a run's time, a
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bill:
+class RunEstimate:
     """A prediction, with how it was come by. Seconds are wall time of the whole run, validation and saving included."""
 
     parameters: int
@@ -52,7 +52,7 @@ class Bill:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, known: Mapping[str, Any]) -> Bill:
+    def from_dict(cls, known: Mapping[str, Any]) -> RunEstimate:
         """A plan that was written; what older ones lack is filled with nothing."""
         empty: dict[str, Any] = {
             "flops_per_token_full_square": 0.0,
@@ -111,7 +111,7 @@ def estimate_memory_bytes(config: ModelConfig, micro_tokens: int, optimizer_byte
     return sum(estimate_memory(config, micro_tokens, optimizer_bytes_per_parameter).values())
 
 
-def make_bill(
+def estimate_run(
     config: ModelConfig,
     *,
     trainable: int,
@@ -130,7 +130,7 @@ def make_bill(
     machine: str = "",
     errors: Sequence[float] = (),
     versions: Mapping[str, str] | None = None,
-) -> Bill:
+) -> RunEstimate:
     """Put an L2 estimate together. Units are what batch.size counts (rows, pairs, prompts). errors: log(actual /
     predicted) of earlier runs' time on this machine."""
     count = parameters(config)
@@ -146,7 +146,7 @@ def make_bill(
     measured = timings.peak_memory_bytes
     formula = estimate_memory_bytes(config, micro_tokens, optimizer_bytes_per_parameter)
     line, wait = timings.line, timings.wait_seconds
-    return Bill(
+    return RunEstimate(
         parameters=count.total,
         parameters_without_embedding=count.without_embedding,
         trainable_parameters=trainable,

@@ -17,7 +17,7 @@ from torch import nn
 
 from penjing.model.config import ModelConfig
 from penjing.model.freeze import freeze
-from penjing.model.lora import Lora, adapt
+from penjing.model.lora import Lora, add_adapter
 from penjing.model.transformer import Transformer
 
 Place = tuple[int, int]  # (layer, how far up within it); a larger one reads what a smaller one wrote
@@ -74,7 +74,7 @@ def _by(config: ModelConfig, lora: Lora, patterns: tuple[str, ...]) -> Trainable
         model = Transformer(config)
     if lora.rank:
         # DoRA's magnitudes are taken from weights, of which are none
-        adapt(model, replace(lora, use_dora=False), seed=0)
+        add_adapter(model, replace(lora, use_dora=False), seed=0)
     freeze(model, patterns)
     found = trainable_of(model, config)
     if not lora.use_dora:

@@ -20,7 +20,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(kw_only=True)
-class Round:
+class RolloutBuffer:
     """P prompts with A answers of up to M tokens each.
 
     prompt_P: index of each prompt among those that are learned from. id_PAM, length_PA: the answers, stop ids included.
@@ -65,7 +65,7 @@ class Round:
         return base64.b64encode(stream.getvalue()).decode()
 
     @classmethod
-    def from_text(cls, text: str) -> Round:
+    def from_text(cls, text: str) -> RolloutBuffer:
         with np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False) as arrays:
             values = {name: arrays[name] for name in arrays.files}
         return cls(**{name: value if value.ndim else value.item() for name, value in values.items()})
@@ -145,7 +145,7 @@ def split(group: Group, seq_len: int) -> list[Group]:
     ]
 
 
-def packed(groups: Sequence[Group], seq_len: int, figures: dict[str, float]) -> AnswerBatch:
+def collate(groups: Sequence[Group], seq_len: int, figures: dict[str, float]) -> AnswerBatch:
     """Groups in rows, without those that do not count (one is kept if none does); `figures` stand at every answer."""
     counting = [group for group in groups if group.figures[COUNTS][0]]
     kept = counting or [min(groups, key=lambda group: group.num_tokens)]
@@ -161,24 +161,24 @@ def packed(groups: Sequence[Group], seq_len: int, figures: dict[str, float]) -> 
     return pack(shown, seq_len)
 
 
-def joined(first: Round, second: Round) -> Round:
+def concat(first: RolloutBuffer, second: RolloutBuffer) -> RolloutBuffer:
     """The prompts of both, one after the other, and their counters added."""
     values: dict[str, Any] = {}
-    for field in fields(Round):
+    for field in fields(RolloutBuffer):
         one, other = getattr(first, field.name), getattr(second, field.name)
         if isinstance(one, np.ndarray):
             values[field.name] = np.concatenate([one, other], axis=1 if field.name == "score_RPA" else 0)
         else:
             values[field.name] = one + other
-    return Round(**values)
+    return RolloutBuffer(**values)
 
 
-def picked(one: Round, places: Sequence[int]) -> Round:
+def select(one: RolloutBuffer, places: Sequence[int]) -> RolloutBuffer:
     """Only these prompts, in this order."""
     values: dict[str, Any] = {}
-    for field in fields(Round):
+    for field in fields(RolloutBuffer):
         value = getattr(one, field.name)
         if isinstance(value, np.ndarray):
             value = value[:, list(places)] if field.name == "score_RPA" else value[list(places)]
         values[field.name] = value
-    return Round(**values)
+    return RolloutBuffer(**values)

@@ -21,9 +21,9 @@ from torch import Tensor
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.infer.batched_sampler import Request, Written, default_slots, rollout
+from penjing.infer.batched_sampler import Completion, Request, default_slots, sample_batch
 from penjing.infer.sample import Sampling
-from penjing.infer.tool_loop import ToolTurns, last_turn
+from penjing.infer.tool_loop import ToolLoop, last_turn
 from penjing.loader.batch_source import Source
 from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 from penjing.model.transformer import Transformer
@@ -33,11 +33,11 @@ from penjing.objective.value import advantages as token_advantages
 from penjing.objective.value import whitened
 from penjing.parallel.base import Strategy
 from penjing.rl.advantages import advantages, degenerate
-from penjing.rl.prompts import Order, Prompt
-from penjing.rl.reward_mix import Scorer
-from penjing.rl.rewards.base import Judged
-from penjing.rl.rollout_buffer import Round, joined, packed, picked, split
-from penjing.train.oom_recovery import release, with_room
+from penjing.rl.prompts import EpochPermutation, Prompt
+from penjing.rl.reward_mix import RewardMix
+from penjing.rl.rewards.base import RewardInput
+from penjing.rl.rollout_buffer import RolloutBuffer, collate, concat, select, split
+from penjing.train.oom_recovery import empty_cache, retry_on_oom
 
 LogProbs = Callable[[AnswerBatch], Tensor]
 """logp_N of a batch, under some model."""
@@ -50,7 +50,7 @@ SHARED = (
 
 
 @dataclass(kw_only=True)
-class Sampler:
+class RolloutSampler:
     """Answers prompts and judges the answers.
 
     reference: gives log-probabilities to compare with, where asked for. values: the model with its value head, for ppo.
@@ -62,12 +62,12 @@ class Sampler:
     settings: Policy
     model: Transformer
     tokenizer: Tokenizer
-    scorer: Scorer
+    scorer: RewardMix
     strategy: Strategy
     seq_len: int
     reference: LogProbs | None = None
     values: ScalarHead | None = None
-    turns: ToolTurns | None = None
+    turns: ToolLoop | None = None
     record: Callable[[dict[str, Any]], None] = lambda incident: None
     slots: int = field(init=False)
     scored_rows: int = SCORED_ROWS
@@ -87,14 +87,14 @@ class Sampler:
 
     def answer(
         self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], sampling: Sampling
-    ) -> list[list[Written]]:
+    ) -> list[list[Completion]]:
         """Answers to each prompt, one for each of its seeds."""
         how, slots = self.settings.rollout, self.slots
         requests = [Request(prompt=prompt.ids, seeds=own) for prompt, own in zip(prompts, seeds, strict=True)]
         asked = sum(map(len, seeds))
 
-        def write() -> list[list[Written]]:
-            return rollout(
+        def write() -> list[list[Completion]]:
+            return sample_batch(
                 self.model,
                 requests,
                 max_new_tokens=how.max_new_tokens,
@@ -105,7 +105,7 @@ class Sampler:
                 follow=self.turns if how.max_turns > 1 else None,
             )
 
-        answers = with_room(write, lambda said: self._halve_slots(asked, said))
+        answers = retry_on_oom(write, lambda said: self._halve_slots(asked, said))
         if self.slots < slots:
             warnings.warn(f"out of memory while writing answers: slots are now {self.slots}", stacklevel=2)
             self.record({"kind": "out of memory", "slots": self.slots})
@@ -113,7 +113,7 @@ class Sampler:
 
     def _halve_slots(self, asked: int, said: str) -> None:
         """Each answer draws from its own seed, so fewer at once are the same answers."""
-        release()
+        empty_cache()
         self.slots = min(self.slots, asked) // 2
         if not self.slots:
             raise UserError(
@@ -124,7 +124,7 @@ class Sampler:
             )
 
     def _halve_scored_rows(self, said: str) -> None:
-        release()
+        empty_cache()
         if self.scored_rows == 1:
             raise UserError(
                 f"out of memory while one row of answers is scored: {said}",
@@ -139,11 +139,11 @@ class Sampler:
         """Than the run asked for, as memory did not suffice."""
         return self.slots < self._slots_asked
 
-    def judged(self, prompt: Prompt, written: Written) -> Judged:
+    def judged(self, prompt: Prompt, written: Completion) -> RewardInput:
         """What rewards see of an answer."""
         stopped = written.ended == "stop"
         last = last_turn(written)
-        return Judged(
+        return RewardInput(
             messages=prompt.messages,
             text=self.tokenizer.decode(last[:-1] if stopped else last).strip(),
             num_tokens=(len(written.ids) if written.said is None else sum(written.said)) - stopped,
@@ -154,7 +154,9 @@ class Sampler:
             turns=self.turns.exchanges(written) if self.turns is not None else (),
         )
 
-    def sample(self, prompts: Sequence[Prompt], indices: Sequence[int], seeds: Sequence[Sequence[int]]) -> Round:
+    def sample(
+        self, prompts: Sequence[Prompt], indices: Sequence[int], seeds: Sequence[Sequence[int]]
+    ) -> RolloutBuffer:
         """Answer and judge prompts, all ranks together: of prompt number i rank i mod world takes care.
 
         prompts: all that there are; indices: which of them are asked. Every rank gets the whole round.
@@ -192,7 +194,7 @@ class Sampler:
         if head is not None:
             values["value"] = lambda batch: state_values(head, batch)
         for name, scored_by in values.items():
-            with_room(partial(self._score, one, mine, prompts, name, scored_by), self._halve_scored_rows)
+            retry_on_oom(partial(self._score, one, mine, prompts, name, scored_by), self._halve_scored_rows)
         one.seconds, one.scoring_seconds = seconds, time.perf_counter() - began - seconds
         self._exchange(one)
         one.tokens = int(one.said_PAM.sum())
@@ -208,7 +210,7 @@ class Sampler:
             one.counts_P = (~same_P).astype(np.float64)
         return one
 
-    def _empty(self, indices: Sequence[int]) -> Round:
+    def _empty(self, indices: Sequence[int]) -> RolloutBuffer:
         how = self.settings.rollout
         prompts, answers, tokens, rewards = (
             len(indices),
@@ -217,7 +219,7 @@ class Sampler:
             len(self.scorer.names),
         )
         valued = tokens if self.values is not None else 0
-        return Round(
+        return RolloutBuffer(
             prompt_P=np.asarray(indices, dtype=np.int64),
             id_PAM=np.zeros((prompts, answers, tokens), dtype=np.int64),
             length_PA=np.zeros((prompts, answers), dtype=np.int64),
@@ -237,7 +239,7 @@ class Sampler:
             counts_P=np.ones(prompts),
         )
 
-    def _exchange(self, one: Round) -> None:
+    def _exchange(self, one: RolloutBuffer) -> None:
         """Every rank filled in its own prompts and left zeros elsewhere: the sum is the whole round."""
         if self.strategy.world == 1:
             return
@@ -245,7 +247,7 @@ class Sampler:
             array = getattr(one, name)
             setattr(one, name, self.strategy.add(torch.from_numpy(array).to(self.strategy.device)).cpu().numpy())
 
-    def _foresee(self, one: Round) -> None:
+    def _foresee(self, one: RolloutBuffer) -> None:
         """Advantages of tokens from values; an answer's reward comes with its last token. Whitened over the round.
 
         Tokens that the model was given do not count: the one before them is followed by the first of the next turn.
@@ -262,7 +264,7 @@ class Sampler:
 
     @torch.no_grad()
     def _score(
-        self, one: Round, mine: Sequence[int], prompts: Sequence[Prompt], name: str, scored_by: LogProbs
+        self, one: RolloutBuffer, mine: Sequence[int], prompts: Sequence[Prompt], name: str, scored_by: LogProbs
     ) -> None:
         """Fill in log-probabilities of this rank's answers, a few rows at a time; on a CPU each prompt's alone.
 
@@ -339,7 +341,7 @@ class RolloutSource(Source):
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: RolloutSampler,
         prompts: Sequence[Prompt],
         *,
         seed: int,
@@ -349,14 +351,14 @@ class RolloutSource(Source):
         world: int = 1,
     ) -> None:
         self.sampler, self.prompts, self.seed = sampler, prompts, seed
-        self.order = Order(len(prompts), seed)
+        self.order = EpochPermutation(len(prompts), seed)
         self.prompts_per_step, self.micro_units, self.rank, self.world = prompts_per_step, micro_units, rank, world
         how = sampler.settings.rollout
         self.round_prompts = prompts_per_step * how.steps_per_rollout
         self.round_units = self.round_prompts * how.num_epochs
         self._next_place = 0  # in the stream of prompts
         self._unit = 0  # of the round that is under way, over all ranks
-        self._round: Round | None = None
+        self._round: RolloutBuffer | None = None
 
     def __next__(self) -> AnswerBatch:
         if self._round is None:
@@ -372,13 +374,13 @@ class RolloutSource(Source):
         figures = one.figures(
             places, self.sampler.scorer.names, how.steps_per_rollout * how.num_epochs, turns=how.max_turns > 1
         )
-        batch = packed(groups, self.sampler.seq_len, figures)
+        batch = collate(groups, self.sampler.seq_len, figures)
         self._unit += self.world * self.micro_units
         if self._unit >= self.round_units:
             self._unit, self._round = 0, None
         return batch
 
-    def _sample_round(self) -> Round:
+    def _sample_round(self) -> RolloutBuffer:
         """The next prompts' answers; with `resample`, further prompts take the places of those that teach nothing."""
         settings = self.sampler.settings
         one = self._sample(self.round_prompts)
@@ -387,10 +389,10 @@ class RolloutSource(Source):
                 missing = self.round_prompts - int(one.counts_P.sum())
                 if not missing:
                     break
-                one = joined(one, self._sample(missing))
+                one = concat(one, self._sample(missing))
             teaching = np.flatnonzero(one.counts_P).tolist()[: self.round_prompts]
             silent = np.flatnonzero(one.counts_P == 0).tolist()
-            one = picked(one, [*teaching, *silent[: self.round_prompts - len(teaching)]])
+            one = select(one, [*teaching, *silent[: self.round_prompts - len(teaching)]])
         if not one.counts_P.any() and self.rank == 0:
             warnings.warn(
                 "no prompt of a round had answers of unlike reward: its steps teach nothing and show no rewards; "
@@ -399,7 +401,7 @@ class RolloutSource(Source):
             )
         return one
 
-    def _sample(self, num_prompts: int) -> Round:
+    def _sample(self, num_prompts: int) -> RolloutBuffer:
         places = range(self._next_place, self._next_place + num_prompts)
         self._next_place += num_prompts
         answers = range(self.sampler.settings.rollout.num_generations)
@@ -420,7 +422,7 @@ class RolloutSource(Source):
         """Of a state or a place. Slots that were found to be too many stay away."""
         self._next_place, self._unit = int(state["next_place"]), int(state["unit"])
         one = state["round"]
-        self._round = Round.from_text(one) if isinstance(one, str) and one else one or None
+        self._round = RolloutBuffer.from_text(one) if isinstance(one, str) and one else one or None
         self.sampler.slots = min(self.sampler.slots, int(state.get("slots", self.sampler.slots)))
         if self._unit % (self.world * self.micro_units):
             raise UserError("the checkpoint does not lie at the edge of a step", where="batch.micro_size")

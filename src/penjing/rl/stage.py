@@ -13,23 +13,23 @@ from penjing.agent_tools.box import Toolbox
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.checkpoint.manifest import steps
-from penjing.data.chat.render import switched
-from penjing.data.formats import Quarantine
+from penjing.data.chat.render import parse_switch
+from penjing.data.formats import BadRecords
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.sample import Sampling
-from penjing.infer.tool_loop import ToolTurns
+from penjing.infer.tool_loop import ToolLoop
 from penjing.loader.shared_prompt_batch import AnswerBatch
-from penjing.model.lora import adapted, using
+from penjing.model.lora import adapted, adapter_scope
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, COUNTS, Policy, PolicyObjective
 from penjing.rl import prompts as prompt_files
-from penjing.rl.reward_mix import Scorer
+from penjing.rl.reward_mix import RewardMix
 from penjing.rl.rewards.base import Setting
 from penjing.rl.rewards.exact import is_right
-from penjing.rl.rollout_source import RolloutSource, Sampler, log_probs
+from penjing.rl.rollout_source import RolloutSampler, RolloutSource, log_probs
 from penjing.train.load_model import start_tokenizer
-from penjing.train.stages.base import Size, Stage
+from penjing.train.stages.base import DatasetSize, Stage
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.reference import LogProbs, frozen_copy
 from penjing.train.stages.run_data import on_rank_0
@@ -59,8 +59,8 @@ class PolicyStage(Stage[Policy]):
                 wanted=f"more than objective.rollout.max_new_tokens = {how.max_new_tokens}",
             )
         self.toolbox = Toolbox(how.tools, self.settings.tool)
-        thinking = switched(how.thinking)
-        quarantine = Quarantine(run.data.max_bad_fraction, None if self.strategy.rank else self.folder.quarantine)
+        thinking = parse_switch(how.thinking)
+        quarantine = BadRecords(run.data.max_bad_fraction, None if self.strategy.rank else self.folder.quarantine)
         read = prompt_files.read(
             [Path(name) for name in run.data.train],
             self.tokenizer,
@@ -72,13 +72,13 @@ class PolicyStage(Stage[Policy]):
         )
         # Thoughts have to be told from the answer even where no tool is on offer.
         self.turns = (
-            ToolTurns(self.tokenizer, self.toolbox, max_turns=how.max_turns, thinking=thinking)
+            ToolLoop(self.tokenizer, self.toolbox, max_turns=how.max_turns, thinking=thinking)
             if self.toolbox or thinking is not None
             else None
         )
         self.prompts, self.held_out = read.train, read.held_out[: run.eval.sequences]
         self.fingerprint = read.fingerprint
-        self.scorer = Scorer(self.settings, Setting(device=self.strategy.device, max_tokens=how.max_new_tokens))
+        self.scorer = RewardMix(self.settings, Setting(device=self.strategy.device, max_tokens=how.max_new_tokens))
         self.scorer.check([*self.prompts, *self.held_out])
         self.notes += [note] if (note := quarantine.note()) else []
         if read.skipped:
@@ -106,12 +106,12 @@ class PolicyStage(Stage[Policy]):
     def assume_data(self) -> list[str]:
         return ["the step is traced, the writing of answers is not"]
 
-    def size(self) -> Size:
+    def size(self) -> DatasetSize:
         """A unit is a prompt with its answers; how long those become is a guess, a quarter of the longest."""
         how = self.settings.rollout
         lengths = [len(prompt.ids) for prompt in self.prompts]
         mean_prompt, mean_answer = sum(lengths) / len(lengths), how.max_new_tokens / 4
-        return Size(
+        return DatasetSize(
             unit="prompts",
             units_per_epoch=len(self.prompts),
             tokens_per_unit=mean_prompt + how.num_generations * mean_answer,
@@ -132,7 +132,7 @@ class PolicyStage(Stage[Policy]):
         reference = self._reference(policy) if self.settings.kl_coef else None
         if not self.fingerprint:
             return  # nothing is sampled
-        self.sampler = Sampler(
+        self.sampler = RolloutSampler(
             settings=self.settings,
             model=policy,
             tokenizer=self.tokenizer,
@@ -155,7 +155,7 @@ class PolicyStage(Stage[Policy]):
         if has_adapters and kind != "copy":
 
             def without_adapters(batch: AnswerBatch) -> Tensor:
-                with using(model, None):
+                with adapter_scope(model, None):
                     return log_probs(model, batch, temperature)
 
             return without_adapters

@@ -17,8 +17,8 @@ from penjing.checkpoint.load import Checkpoint
 from penjing.checkpoint.manifest import damage, folder_name, steps
 from penjing.checkpoint.save import save
 from penjing.model.lora import Lora
-from penjing.train.load_model import Trained, load_trained, read_settings, same_model
-from penjing.train.run_dir import RunFolder, is_run, stage_folder
+from penjing.train.load_model import LoadedModel, load_trained, read_settings, same_model
+from penjing.train.run_dir import RunDir, is_run, stage_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
     if len(inputs) < 2:
         raise UserError("nothing to average", got=f"{len(inputs)} model", wanted="at least two, or --last N")
     state = average([(each.name, each.read) for each in inputs], weights)
-    folder = RunFolder(out)
+    folder = RunDir(out)
     names = [each.name for each in inputs]
     step = first.checkpoint.step
     try:
@@ -64,7 +64,7 @@ def _newest(path: Path, last: int) -> list[AverageInput]:
     """The newest `last` checkpoints of a run. Raises UserError if there are fewer, or one is damaged."""
     if not is_run(path):
         raise UserError("--last takes the folder of a run", where=path)
-    folder = RunFolder(stage_folder(path))
+    folder = RunDir(stage_folder(path))
     if read_settings(folder.path).lora.rank:
         raise UserError("the checkpoints of this run hold an adapter only", where=path)
     there = steps(folder.checkpoints)[:last]
@@ -86,7 +86,7 @@ def _newest(path: Path, last: int) -> list[AverageInput]:
     return inputs
 
 
-def _member(path: Path, first: Trained) -> AverageInput:
+def _member(path: Path, first: LoadedModel) -> AverageInput:
     def read() -> dict[str, Tensor]:
         trained = load_trained(path, adapters="merged")
         _check_alike(path, trained, first)
@@ -95,7 +95,7 @@ def _member(path: Path, first: Trained) -> AverageInput:
     return AverageInput(str(path), read)
 
 
-def _check_alike(path: Path, trained: Trained, first: Trained) -> None:
+def _check_alike(path: Path, trained: LoadedModel, first: LoadedModel) -> None:
     """Raise UserError where the same numbers would mean something else."""
     if not same_model(trained.run.model, first.run.model):
         mine, other = config.to_dict(trained.run.model), config.to_dict(first.run.model)

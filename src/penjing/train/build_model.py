@@ -13,7 +13,7 @@ from penjing.base.seeds import derive
 from penjing.checkpoint.load import Checkpoint
 from penjing.model.freeze import freeze
 from penjing.model.init import initialise
-from penjing.model.lora import adapt
+from penjing.model.lora import add_adapter
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.objective.base import Objective
 from penjing.optim.router_bias_update import RouterBalance
@@ -112,7 +112,7 @@ def _shape_only(run: Run) -> tuple[Transformer, dict[str, str]]:
     with torch.device("meta"):
         model = Transformer(run.model)
         if run.lora.rank:
-            adapt(model, run.lora, seed=derive(run.seed, "lora"))
+            add_adapter(model, run.lora, seed=derive(run.seed, "lora"))
     return model, {}
 
 

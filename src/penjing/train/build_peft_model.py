@@ -11,7 +11,7 @@ from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.checkpoint.load import Checkpoint
-from penjing.model.lora import adapt, fingerprint, own_state
+from penjing.model.lora import add_adapter, fingerprint, trainable_state_dict
 from penjing.model.transformer import Transformer
 from penjing.train.config import Run
 from penjing.train.stages import settings_classes
@@ -59,14 +59,14 @@ def build_adapted(
             wanted=known["sha256"][:12],
             next_step="Put the old weights back, or train anew with another out=.",
         )
-    adapt(model, run.lora, seed=derive(run.seed, "lora"))
+    add_adapter(model, run.lora, seed=derive(run.seed, "lora"))
     if checkpoint is not None:
         _restore(model, checkpoint)
     return model, base
 
 
 def _restore(model: Transformer, checkpoint: Checkpoint) -> None:
-    weights, expected = checkpoint.weights(), own_state(model)
+    weights, expected = checkpoint.weights(), trainable_state_dict(model)
     # Where the model was trained inside a module with a head of its own, the head is not its business.
     weights = {name.removeprefix("model."): weights[name] for name in weights if name.startswith("model.")} or weights
     for name in sorted(weights.keys() | expected.keys()):

@@ -24,7 +24,7 @@ from penjing.train.stages import settings_classes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data(Settings):
+class DataSettings(Settings):
     """What is read."""
 
     section: ClassVar = "data"
@@ -101,7 +101,7 @@ class ComputeSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidateSettings(Settings):
+class EvalSettings(Settings):
     """Loss on the held-out texts."""
 
     section: ClassVar = "eval"
@@ -126,7 +126,7 @@ class SampleSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveSettings(Settings):
+class CheckpointSettings(Settings):
     """Checkpoints. The last step is always saved."""
 
     section: ClassVar = "checkpoint"
@@ -139,7 +139,7 @@ class SaveSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackSettings(Settings):
+class LogSettings(Settings):
     """Where the figures go besides the terminal and metrics.jsonl."""
 
     section: ClassVar = "log"
@@ -168,16 +168,16 @@ class Run(Settings):
     objective: ObjectiveSettings = field(default_factory=NextTokenSettings, metadata={"choices": settings_classes})
     lora: Lora = field(default_factory=Lora)
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
-    data: Data = field(default_factory=Data)
+    data: DataSettings = field(default_factory=DataSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)
     optimizer: AdamW | Muon = field(default_factory=AdamW)
     schedule: Cosine | WarmupStableDecay | Constant = field(default_factory=Cosine)
     router: RouterSettings = field(default_factory=RouterSettings)
     compute: ComputeSettings = field(default_factory=ComputeSettings)
-    eval: ValidateSettings = field(default_factory=ValidateSettings)
+    eval: EvalSettings = field(default_factory=EvalSettings)
     sample: SampleSettings = field(default_factory=SampleSettings)
-    checkpoint: SaveSettings = field(default_factory=SaveSettings)
-    log: TrackSettings = field(default_factory=TrackSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,7 +31,7 @@ def begin_from(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
     base: the recipe; layers: what was asked for, the last first in rank. Raises UserError naming the setting if one
     contradicts the weights.
     """
-    asked = _asked(layers)
+    asked = _requested(layers)
     shape = start_shape(start, asked)
     begun = [base, {"model": config.to_dict(shape)}, *layers]
     # Rows too long for the model come second: what contradicts the weights is the mistake to name.
@@ -57,7 +57,7 @@ def with_vocabulary(run: Run, layers: Sequence[Layer]) -> Run:
     return replace(run, model=replace(run.model, vocab_size=size))
 
 
-def _asked(layers: Sequence[Layer]) -> dict[str, Any]:
+def _requested(layers: Sequence[Layer]) -> dict[str, Any]:
     """The settings of `model.*` that the layers name, a preset's among them, as values of their types."""
     types, asked = typing.get_type_hints(ModelConfig), dict[str, Any]()
     for layer in layers:

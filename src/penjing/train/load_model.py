@@ -13,27 +13,27 @@ from torch import nn
 
 from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.base.malloc_tuning import keep_freed_memory
+from penjing.base.malloc_tuning import tune_malloc
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.manifest import MANIFEST, WEIGHTS, damage
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.model.config import ModelConfig
-from penjing.model.lora import DEFAULT, merge, own_state, strip
-from penjing.model.resize_embeddings import grow
+from penjing.model.lora import DEFAULT, merge, remove_adapters, trainable_state_dict
+from penjing.model.resize_embeddings import resize_embeddings
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import local_device
 from penjing.plan.hardware import physical_cores
 from penjing.train.build_peft_model import build_adapted
-from penjing.train.config import ComputeSettings, Data, Run
-from penjing.train.external_models import Outside, read_outside
+from penjing.train.config import ComputeSettings, DataSettings, Run
+from penjing.train.external_models import ExternalModel, read_external_model
 from penjing.train.precision import Precision
-from penjing.train.run_dir import RunFolder, is_run, is_run_or_checkpoint, stage_folder
+from penjing.train.run_dir import RunDir, is_run, is_run_or_checkpoint, stage_folder
 
 OUTSIDE_TOKENS = 2048  # that a model from outside is taken to read together, where its positions allow
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class LoadedModel:
     """A trained model, ready to use: weights in float32 on the CPU, tokenizer, and where both came from."""
 
     model: Transformer
@@ -63,14 +63,14 @@ def whole_checkpoint(path: Path) -> Checkpoint | None:
     wrong = damage(path)
     if wrong is not None:
         raise UserError(f"this checkpoint is damaged: {wrong}", where=path)
-    if not RunFolder(path.parent.parent).settings.is_file():
+    if not RunDir(path.parent.parent).settings.is_file():
         raise UserError("this checkpoint does not lie in a run", where=path, wanted="RUN/checkpoints/step-...")
     return Checkpoint(path, int(path.name.removeprefix("step-")), ())
 
 
 def read_settings(path: Path) -> Run:
     """The resolved settings a run was started with."""
-    return config.resolve(Run, config.read_toml(RunFolder(path).settings))
+    return config.resolve(Run, config.read_toml(RunDir(path).settings))
 
 
 def context_tokens(folder: Path, run: Run) -> int:
@@ -92,7 +92,7 @@ def load_trained(
     adapters: Literal["beside", "merged"] = "beside",
     hints: Mapping[str, Any] | None = None,
     tokenizer_folder: Path | None = None,
-) -> Trained:
+) -> LoadedModel:
     """Read a model: a run's newest whole checkpoint, one checkpoint's folder, or a model from outside.
 
     adapters: of a run that trained one, whether it stays beside the base, in use, or is worked into plain weights.
@@ -100,10 +100,10 @@ def load_trained(
     Raises UserError if there is none, or it does not fit its settings.
     """
     chosen = whole_checkpoint(Path(path))
-    outside = None if chosen or is_run(Path(path)) else read_outside(path, hints)
+    outside = None if chosen or is_run(Path(path)) else read_external_model(path, hints)
     if outside is not None:
-        return _load_outside(outside, tokenizer_folder)
-    folder = RunFolder(chosen.folder.parent.parent if chosen else stage_folder(Path(path)))
+        return _load_external(outside, tokenizer_folder)
+    folder = RunDir(chosen.folder.parent.parent if chosen else stage_folder(Path(path)))
     run = read_settings(folder.path)
     checkpoint = chosen or newest(folder.checkpoints)
     if checkpoint is None:
@@ -112,12 +112,12 @@ def load_trained(
         model, _ = build_adapted(run, checkpoint, load_start)
         if adapters == "merged":
             merge(model, DEFAULT)
-            strip(model)
+            remove_adapters(model)
     else:
         check_size(run.model, (checkpoint.folder / WEIGHTS).stat().st_size, checkpoint.folder)
         model = Transformer(run.model)
         _fill(model, _of_model(checkpoint.weights()), checkpoint.folder)
-    return Trained(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
+    return LoadedModel(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
 
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -162,15 +162,15 @@ def _bytes_of_weights(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _load_outside(outside: Outside, tokenizer_folder: Path | None) -> Trained:
+def _load_external(outside: ExternalModel, tokenizer_folder: Path | None) -> LoadedModel:
     check_size(outside.config, _bytes_of_weights(outside.path), outside.path)
     model = Transformer(outside.config)
     _fill(model, outside.read_weights(), outside.path)
     tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder else outside.tokenizer()
     kind: Literal["chats", "documents"] = "chats" if tokenizer.template else "documents"
-    data = Data(format=kind, seq_len=min(OUTSIDE_TOKENS, model.config.max_position_embeddings))
+    data = DataSettings(format=kind, seq_len=min(OUTSIDE_TOKENS, model.config.max_position_embeddings))
     run = Run(stage="outside", out=str(outside.path), model=outside.config, data=data)
-    return Trained(model.eval(), tokenizer, run, Checkpoint(outside.path, 0, ()))
+    return LoadedModel(model.eval(), tokenizer, run, Checkpoint(outside.path, 0, ()))
 
 
 def start_shape(start: str, hints: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -179,7 +179,7 @@ def start_shape(start: str, hints: Mapping[str, Any] | None = None) -> ModelConf
     hints: settings of `model.*` that were asked for, for weights that do not show their whole shape.
     """
     path = Path(start)
-    outside = None if whole_checkpoint(path) or is_run(path) else read_outside(start, hints)
+    outside = None if whole_checkpoint(path) or is_run(path) else read_external_model(start, hints)
     return outside.config if outside is not None else read_settings(stage_folder(path)).model
 
 
@@ -194,8 +194,10 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
         return None
     else:
         path = Path(run.init_from)
-        outside = None if whole_checkpoint(path) or is_run(path) else read_outside(path, config.to_dict(run.model))
-        tokenizer = outside.tokenizer() if outside else Tokenizer.load(RunFolder(stage_folder(path)).tokenizer)
+        outside = (
+            None if whole_checkpoint(path) or is_run(path) else read_external_model(path, config.to_dict(run.model))
+        )
+        tokenizer = outside.tokenizer() if outside else Tokenizer.load(RunDir(stage_folder(path)).tokenizer)
     if run.data.format == "documents" or tokenizer.template:
         return tokenizer
     if run.lora.rank and tokenizer.lacks_for_chatml:
@@ -212,7 +214,7 @@ def load_start(run: Run) -> Transformer:
 
     Rows are added to embedding and head where the run's vocabulary is larger.
     """
-    folder = Path(run.tokenizer.path) if run.tokenizer.path else RunFolder(Path(run.out)).tokenizer
+    folder = Path(run.tokenizer.path) if run.tokenizer.path else RunDir(Path(run.out)).tokenizer
     known = folder if (folder / "tokenizer.json").is_file() else None
     begun = load_trained(
         Path(run.init_from), adapters="merged", hints=config.to_dict(run.model), tokenizer_folder=known
@@ -220,14 +222,14 @@ def load_start(run: Run) -> Transformer:
     if begun.model.config == run.model:
         return begun.model.train()
     model = Transformer(run.model)
-    _fill(model, grow(begun.model.state_dict(), run.model.vocab_size), run.init_from)
+    _fill(model, resize_embeddings(begun.model.state_dict(), run.model.vocab_size), run.init_from)
     return model
 
 
 def load_weights(module: nn.Module, checkpoint: Checkpoint) -> None:
     """Copy a checkpoint's weights into what was trained; every name and shape must match, a frozen base apart."""
     weights = checkpoint.weights()
-    _fill(module, weights, checkpoint.folder, expected=own_state(module) if _has_adapters(weights) else None)
+    _fill(module, weights, checkpoint.folder, expected=trainable_state_dict(module) if _has_adapters(weights) else None)
 
 
 def _has_adapters(weights: dict[str, torch.Tensor]) -> bool:
@@ -275,7 +277,7 @@ def set_threads(setting: int, world: int) -> int:
     """
     count = setting or _openmp_threads() or max(1, physical_cores() // world)
     torch.set_num_threads(count)
-    keep_freed_memory()
+    tune_malloc()
     return count
 
 

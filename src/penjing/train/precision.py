@@ -12,7 +12,7 @@ from torch import nn
 from penjing.base.errors import UserError
 from penjing.kernels.fp8 import Float8, require_float8
 from penjing.model.linear import set_compute_dtype, use_float8
-from penjing.model.lora import keep_base_in
+from penjing.model.lora import cast_frozen_base
 from penjing.model.transformer import Transformer
 from penjing.parallel.grad_scaler import LossScaler
 from penjing.plan.hardware import compute_dtype
@@ -88,7 +88,7 @@ class Precision:
 
     def cast_frozen(self, model: nn.Module) -> None:
         """Hold frozen weights of matmuls in the dtype that they are multiplied in."""
-        keep_base_in(model, self.dtype)
+        cast_frozen_base(model, self.dtype)
 
     def apply(self, trained: nn.Module, model: Transformer | None = None) -> None:
         """Set the format of all matmuls of `trained`; of `model`, its decoder, those of fp8."""

@@ -61,7 +61,7 @@ def _multiple(run: Run, world: int) -> int:
     return world * (run.batch.micro_size or (2 * together if together > 1 else 1))  # a CPU takes a step in two passes
 
 
-def doubts(steps: int, rows: int, units_per_epoch: float, unit: str) -> list[str]:
+def data_warnings(steps: int, rows: int, units_per_epoch: float, unit: str) -> list[str]:
     """Warnings about a run that will learn little, a line each. units_per_epoch: infinite where it is not known."""
     lines = []
     if steps < FEW_STEPS:
@@ -74,7 +74,7 @@ def doubts(steps: int, rows: int, units_per_epoch: float, unit: str) -> list[str
     return lines
 
 
-def start_doubts(loss: float | None, vocab_size: int) -> list[str]:
+def start_warnings(loss: float | None, vocab_size: int) -> list[str]:
     """A warning where a model that is to be taught further knows less than one that guesses. loss: nats per token of
     held-out rows before step 1."""
     guessed = math.log(vocab_size)

@@ -12,7 +12,7 @@ import pytest
 from penjing.agent_tools.box import Toolbox
 from penjing.data import synthetic as toyworld
 from penjing.data.chat.render import render
-from penjing.data.chat.turn_parser import Call
+from penjing.data.chat.turn_parser import ToolCall
 from penjing.data.formats import Chat, read_chats, read_prompts
 from penjing.data.synthetic.tools import CALCULATOR, KINDS, errand
 from penjing.data.tokenize_dataset import prepare_chats
@@ -52,7 +52,7 @@ def test_every_result_is_what_the_calculator_says(chats: list[Chat]) -> None:
         for message, after in zip(chat.messages, chat.messages[1:], strict=False):
             if message.tool_calls:
                 (call,) = message.tool_calls
-                (result,) = box.run([Call(name=call["name"], arguments=call["arguments"])])
+                (result,) = box.run([ToolCall(name=call["name"], arguments=call["arguments"])])
                 assert result.worked and (after.role, after.content) == ("tool", result.text)
                 results.append(result.text)
         kinds[len(results)] += 1

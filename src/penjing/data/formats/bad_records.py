@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import IO
 
 from penjing.base.errors import UserError
-from penjing.data.formats.source_location import RestLost
+from penjing.data.formats.source_location import UnrecoverableFileError
 
 DEFAULT_MAX_BAD = 0.01
 MOST_LISTED = 10_000  # lines of the list; all are counted
 _SHOWN = 3
 
 
-class Quarantine:
+class BadRecords:
     """Counts what one reading gave: good + bad + left_out is every record there was, each counted once.
 
     bad: broken ones. left_out: whole ones with nothing to learn from, such as an empty text; they are listed too, and
@@ -45,10 +45,10 @@ class Quarantine:
         if len(self.first) < _SHOWN:
             self.first.append(error.line())
         reason = f"{error.what}; got {error.got}" if error.got is not None else error.what
-        if isinstance(error, RestLost):
+        if isinstance(error, UnrecoverableFileError):
             reason += "; what follows in the file is not read"
         self._list(str(file), line, "bad", " ".join(reason.split())[:500])
-        if isinstance(error, RestLost):
+        if isinstance(error, UnrecoverableFileError):
             self.unread.append(f"{file}:{line}")
             if self.max_bad_fraction < 1:
                 self._close()
@@ -115,7 +115,7 @@ def _enough(share: float) -> float:
     return min(1.0, math.ceil(share * 1000) / 1000)
 
 
-def _no_rest(error: RestLost) -> UserError:
+def _no_rest(error: UnrecoverableFileError) -> UserError:
     mend = "Mend the file, or go on without what cannot be read: data.max_bad_fraction=1."
     return UserError(
         f"{error.what}; nothing after it in the file can be read",

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.data.packing.concat import Row, best_fit
-from penjing.data.token_shards import Shards
+from penjing.data.token_shards import TokenShards
 
 IntArray = npt.NDArray[np.int64]
 Segment = tuple[int, int, int]  # document, first position, length
@@ -26,7 +26,7 @@ Segment = tuple[int, int, int]  # document, first position, length
 BLOCK_ROWS = 256
 
 
-class WholeRows:
+class BestFitRows:
     """Rows for pretraining, each a list of segments (document, first position, length).
 
     A document of n tokens has n + 1 positions: it opens with the end-of-text token and every position's target is the
@@ -40,7 +40,7 @@ class WholeRows:
 
     def __init__(
         self,
-        shards: Shards,
+        shards: TokenShards,
         seq_len: int,
         *,
         end_of_text: int,

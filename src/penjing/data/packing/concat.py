@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
-from penjing.data.token_shards import Shards
+from penjing.data.token_shards import TokenShards
 
 IntArray = npt.NDArray[np.int64]
 
@@ -44,7 +44,7 @@ class Rows(Protocol):
         ...
 
 
-class StreamRows:
+class ConcatRows:
     """Pretraining: all documents in an order drawn anew each epoch, as one stream cut every T tokens.
 
     Each document is followed by the end-of-text token, whose position also opens the next document; no padding, and
@@ -52,7 +52,7 @@ class StreamRows:
     the order is another.
     """
 
-    def __init__(self, shards: Shards, seq_len: int, *, end_of_text: int, seed: int, shuffle: bool = True) -> None:
+    def __init__(self, shards: TokenShards, seq_len: int, *, end_of_text: int, seed: int, shuffle: bool = True) -> None:
         self.shards, self.seq_len, self.end_of_text, self.seed = shards, seq_len, end_of_text, seed
         self.shuffle = shuffle
         self._length_D = shards.end_D - shards.start_D + 1
@@ -120,14 +120,14 @@ class StreamRows:
         return [int(which) for which in self._order_D[first:last]]
 
 
-class BestFitRows:
+class PackedRows:
     """Chats: each whole in one row, laid into the row where it leaves the least room (best fit, longest first).
 
     The little room left at the ends of rows is padding of weight 0. The layout is made once; each epoch takes the
     rows in an order of its own.
     """
 
-    def __init__(self, shards: Shards, seq_len: int, *, end_of_text: int, seed: int, shuffle: bool = True) -> None:
+    def __init__(self, shards: TokenShards, seq_len: int, *, end_of_text: int, seed: int, shuffle: bool = True) -> None:
         self.shards, self.seq_len, self.end_of_text, self.seed = shards, seq_len, end_of_text, seed
         self.shuffle = shuffle
         length_D = shards.end_D - shards.start_D - 1

@@ -52,7 +52,7 @@ SAMPLED_CHARACTERS = 8 << 20  # of it, counted to tell which merges come first
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roles:
+class SpecialTokens:
     """Which tokens of a tokenizer do what."""
 
     end_of_text: str  # closes a document
@@ -62,7 +62,7 @@ class Roles:
     stop: tuple[str, ...] = ()  # further tokens at which an answer ends
 
 
-_OURS = Roles(
+_OURS = SpecialTokens(
     end_of_text=END_OF_TEXT,
     message_end=MESSAGE_END,
     begin=END_OF_TEXT,
@@ -83,7 +83,7 @@ class Tokenizer:
         full: tokenizers.Tokenizer,
         template: str = CHAT_TEMPLATE,
         *,
-        roles: Roles | None = None,
+        roles: SpecialTokens | None = None,
         settings: dict[str, Any] | None = None,
     ) -> None:
         full.no_truncation()  # what somebody once asked for would cut or fill up every text
@@ -271,7 +271,7 @@ class Tokenizer:
         _add_listed(full, settings, folder)
         known = read_json(folder / ROLES) if (folder / ROLES).is_file() else None
         if known is not None:
-            roles = Roles(**{**known, "names": tuple(map(tuple, known["names"])), "stop": tuple(known["stop"])})
+            roles = SpecialTokens(**{**known, "names": tuple(map(tuple, known["names"])), "stop": tuple(known["stop"])})
         else:
             roles = find_roles(full, folder, template, settings)
         kept = {name: value for name, value in settings.items() if name != "chat_template"}
@@ -380,7 +380,7 @@ def _add_listed(full: tokenizers.Tokenizer, settings: Mapping[str, Any], folder:
             )
 
 
-def find_roles(full: tokenizers.Tokenizer, folder: Path, template: str, settings: Mapping[str, Any]) -> Roles:
+def find_roles(full: tokenizers.Tokenizer, folder: Path, template: str, settings: Mapping[str, Any]) -> SpecialTokens:
     """Which tokens open and close texts and turns, from what the folder's files say and what its template writes.
 
     Raises UserError if no token ends a text.
@@ -409,7 +409,7 @@ def find_roles(full: tokenizers.Tokenizer, folder: Path, template: str, settings
     end_of_text = (text_end or eos) if eos == message_end else eos
     bos = names.get("bos_token")
     begin = bos if bos is not None and _adds_bos(full, bos, settings) else end_of_text
-    return Roles(
+    return SpecialTokens(
         end_of_text=end_of_text,
         message_end=message_end,
         begin=begin,

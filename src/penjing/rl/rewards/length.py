@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Judged, Setting
+from penjing.rl.rewards.base import RewardInput, Setting
 
 
 class Length:
@@ -24,7 +24,7 @@ class Length:
                 wanted=f"under objective.rollout.max_new_tokens = {self.longest}",
             )
 
-    def __call__(self, answers: Sequence[Judged]) -> list[float]:
+    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         return [
             -1.0
             if answer.cut_off

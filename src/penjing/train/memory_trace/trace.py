@@ -14,7 +14,7 @@ from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.plan.memory.device_target import Target
-from penjing.plan.memory.fake_device_mode import Disguise
+from penjing.plan.memory.fake_device_mode import FakeDeviceMode
 from penjing.plan.memory.host_rss import at_more_rows, measured_process_bytes, peak_at_more_rows, process_plan
 from penjing.plan.memory.report import MemoryPlan, plan_from
 from penjing.plan.memory.sharded_memory import Layout, share
@@ -24,7 +24,7 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build_model import BuiltRun, build_model, complete
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
-from penjing.train.memory_trace.dummy_batches import NoMeter, StandInSource, TraceStrategy, on_target, tensors_of
+from penjing.train.memory_trace.dummy_batches import DummySource, NoMeter, TraceStrategy, on_target, tensors_of
 from penjing.train.precision import Precision
 from penjing.train.stages.base import make_stage
 
@@ -37,7 +37,7 @@ NOT_TRACED_ON_CPU = "data files that are mapped are not counted; the heap's wast
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class TraceShape:
     """What of a run's step its trace depends on beside the settings.
 
     micro_size: rows (pairs, prompts) of one forward pass on one device. accumulate: forward passes of a step that are
@@ -61,12 +61,12 @@ def shape_of(
     ranks: int = 1,
     engine: Layout = "single",
     scored_fraction: float = 1.0,
-) -> Shape:
+) -> TraceShape:
     """The shape of a run's step on `ranks` devices. Raises UserError if the rows do not divide evenly."""
     rows = micro_size or batch_geometry(run, ranks, torch.device(target.kind)).micro_size
     passes = max(1, run.batch.size // (rows * ranks))
     layout: Layout = "ddp" if ranks > 1 and engine == "single" else engine
-    return Shape(
+    return TraceShape(
         micro_size=rows, accumulate=min(2, passes), ranks=ranks, layout=layout, scored_fraction=scored_fraction
     )
 
@@ -97,7 +97,7 @@ def predict_memory(
     )
 
 
-def _on_cpu(run: Run, target: Target, shape: Shape, process_bytes: int) -> MemoryPlan:
+def _on_cpu(run: Run, target: Target, shape: TraceShape, process_bytes: int) -> MemoryPlan:
     """On a CPU the model works piece by piece, and tracing takes time in proportion to the rows: few are traced."""
 
     def traced(rows: int) -> tuple[Trace, tuple[str, ...]]:
@@ -191,7 +191,7 @@ def largest_block_bytes(config: ModelConfig) -> tuple[int, int]:
 # --- the parts -------------------------------------------------------------------------------------------------------
 
 
-def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str, ...]]:
+def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple[str, ...]]:
     """The trace of STEPS steps and a validation between them, and what had to be assumed."""
     notes = [] if shape.scored_fraction < 1 else ["every position is taken to be learned from, the most there can be"]
     device = torch.device(target.kind)
@@ -201,7 +201,7 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
     tracer = Tracer(vocabulary=run.model.vocab_size, loss_files=LOSS_FILES, kernel_temporaries=target.kind == "cuda")
     strategy = TraceStrategy(tracer, device, shape.layout, shape.ranks)
     stage = make_stage(run, strategy)
-    with Disguise(target), META:
+    with FakeDeviceMode(target), META:
         model = build_model(stage, precision, META)
     with tracer, on_target(target, shape.document_tokens):
         tracer.tag_model(model.trainable, precision.dtype)
@@ -231,13 +231,13 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
 # --- the step --------------------------------------------------------------------------------------------------------
 
 
-def _context(built: BuiltRun, shape: Shape, tracer: Tracer) -> TrainingContext:
+def _context(built: BuiltRun, shape: TraceShape, tracer: Tracer) -> TrainingContext:
     run, stage = built.run, built.stage
     return TrainingContext(
         strategy=built.strategy,
         model=built.wrapped,
         objective=built.objective,
-        source=StandInSource(
+        source=DummySource(
             lambda: stage.example_batch(shape.micro_size, META, shape.scored_fraction), tracer, run.data.prefetch
         ),
         optimizers=built.optimizers,
@@ -262,7 +262,7 @@ def _make_state(built: BuiltRun, tracer: Tracer) -> None:
         tracer.tag_state(built.optimizers)
 
 
-def _validate(built: BuiltRun, shape: Shape, tracer: Tracer) -> None:
+def _validate(built: BuiltRun, shape: TraceShape, tracer: Tracer) -> None:
     """A forward pass on held-out rows, as the stage does it."""
     size = min(built.stage.validation_size(shape.micro_size), built.run.eval.sequences)
     if not size:

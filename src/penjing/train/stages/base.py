@@ -21,7 +21,7 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.nonfinite_guard import Record
 from penjing.train.precision import Precision
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.stages import stage_class
 
 Report = Callable[[str], None]
@@ -29,7 +29,7 @@ S = TypeVar("S", bound=ObjectiveSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class DatasetSize:
     """How much there is to learn from, in units of `batch.size`."""
 
     unit: str  # what batch.size counts: rows, pairs, prompts
@@ -65,8 +65,8 @@ class Stage(ABC, Generic[S]):
         self.record: Record = lambda incident: None  # takes down what went wrong on the way
 
     @property
-    def folder(self) -> RunFolder:
-        return RunFolder(Path(self.run.out))
+    def folder(self) -> RunDir:
+        return RunDir(Path(self.run.out))
 
     @property
     def micro_size(self) -> int:
@@ -92,7 +92,7 @@ class Stage(ABC, Generic[S]):
         return []
 
     @abstractmethod
-    def size(self) -> Size: ...
+    def size(self) -> DatasetSize: ...
 
     def trainable(self, model: Transformer) -> nn.Module:
         """What is trained and saved: the model, or a module that holds it as `model` beside a head of its own."""

@@ -14,18 +14,18 @@ from penjing.base.files import read_json
 from penjing.base.seeds import derive
 from penjing.data import formats as records
 from penjing.data import tokenize_dataset as prepare
-from penjing.data.packing.best_fit import WholeRows
-from penjing.data.packing.concat import BestFitRows, Rows, StreamRows
-from penjing.data.token_shards import META, Shards
+from penjing.data.packing.best_fit import BestFitRows
+from penjing.data.packing.concat import ConcatRows, PackedRows, Rows
+from penjing.data.token_shards import META, TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
 from penjing.objective.next_token import FIGURE, NextToken, NextTokenSettings
 from penjing.plan.flops import mean_keys
 from penjing.train.config import Run
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.small_data import fit_rows
-from penjing.train.stages.base import Report, Size, Stage
+from penjing.train.stages.base import DatasetSize, Report, Stage
 from penjing.train.stages.example_batches import example_rows
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.run_data import build_if_stale, on_rank_0, run_tokenizer
@@ -40,7 +40,7 @@ class NextTokenStage(Stage[NextTokenSettings]):
             self.strategy, lambda: make_shards(run, run_tokenizer(run, self.report), self.report)
         )
         self.tokenizer = Tokenizer.load(folder.tokenizer)
-        train, validation = Shards(shards / "train"), Shards(shards / "validation")
+        train, validation = TokenShards(shards / "train"), TokenShards(shards / "validation")
         for half in (train, validation):
             if half.meta["tokenizer"] != self.tokenizer.fingerprint:
                 raise UserError(
@@ -65,10 +65,10 @@ class NextTokenStage(Stage[NextTokenSettings]):
                 f"{shortened} lost their last turns"
             )
 
-    def size(self) -> Size:
+    def size(self) -> DatasetSize:
         positions = self.rows.rows_per_epoch * self.rows.seq_len
         padding = self.rows.padding_per_epoch / positions
-        return Size(
+        return DatasetSize(
             unit="rows",
             units_per_epoch=self.rows.rows_per_epoch,
             tokens_per_unit=self.rows.seq_len * (1 - padding),
@@ -110,31 +110,31 @@ class NextTokenStage(Stage[NextTokenSettings]):
         return {**figures, "val_bits_per_byte": nats / math.log(2) * self.targets_per_byte}
 
 
-def make_rows(run: Run, shards: Shards, tokenizer: Tokenizer, *, validation: bool = False) -> Rows:
+def make_rows(run: Run, shards: TokenShards, tokenizer: Tokenizer, *, validation: bool = False) -> Rows:
     """Pack shards as the run says; held-out rows come in a fixed order, and may be shorter if there is little text."""
     seq_len = run.data.seq_len
     if shards.kind != run.data.format:
         raise UserError("token shards of another kind", where="data.train", got=shards.kind, wanted=run.data.format)
     seed, end_of_text = derive(run.seed, run.stage, "order"), tokenizer.end_of_text
     if shards.kind == "chats":
-        return BestFitRows(shards, seq_len, end_of_text=end_of_text, seed=seed, shuffle=not validation)
+        return PackedRows(shards, seq_len, end_of_text=end_of_text, seed=seed, shuffle=not validation)
     if validation:
         seq_len = max(1, min(seq_len, shards.num_tokens + shards.num_documents - 1))
     if run.data.packing == "concat":
-        return StreamRows(shards, seq_len, end_of_text=end_of_text, seed=seed, shuffle=not validation)
+        return ConcatRows(shards, seq_len, end_of_text=end_of_text, seed=seed, shuffle=not validation)
     order: Literal["shuffled", "as_given", "fixed"] = "fixed" if validation else run.data.order
-    return WholeRows(shards, seq_len, end_of_text=end_of_text, seed=seed, order=order)
+    return BestFitRows(shards, seq_len, end_of_text=end_of_text, seed=seed, order=order)
 
 
 def make_shards(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, dict[str, int]]:
     """The folder with `train` and `validation` shards: the given one, this run's from before, or newly made."""
     if len(run.data.train) == 1 and (Path(run.data.train[0]) / "train" / META).is_file():
         return _ready(run, Path(run.data.train[0])), {}
-    folder = RunFolder(Path(run.out))
+    folder = RunDir(Path(run.out))
 
     def make(paths: list[Path], about: dict[str, Any]) -> dict[str, int]:
         share = run.data.val_fraction
-        quarantine = records.Quarantine(run.data.max_bad_fraction, folder.quarantine)
+        quarantine = records.BadRecords(run.data.max_bad_fraction, folder.quarantine)
         if run.data.format == "chats":
             made = prepare.prepare_chats(
                 records.read_chats(paths, quarantine=quarantine),

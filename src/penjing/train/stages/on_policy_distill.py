@@ -17,13 +17,13 @@ from penjing.data import tokenize_dataset as prepare
 from penjing.data.chat.render import render
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.sample import Sampling
-from penjing.infer.sampler_factory import Write, writer
+from penjing.infer.sampler_factory import Write, make_sampler
 from penjing.loader.batch_source import Source
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group, pack
 from penjing.objective.distill import Distill, Distillation
 from penjing.objective.next_token import FIGURE
 from penjing.train.config import Run
-from penjing.train.stages.base import Size
+from penjing.train.stages.base import DatasetSize
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.run_data import data_paths, run_tokenizer
@@ -31,7 +31,7 @@ from penjing.train.stages.teacher_model import TeacherStage, relative_cost
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class StudentPrompt:
     """What is asked, and what the data answer (empty where they do not)."""
 
     ids: list[int]
@@ -43,8 +43,8 @@ class Prompt:
 
 
 def encode_prompts(
-    run: Run, settings: Distill, tokenizer: Tokenizer, quarantine: records.Quarantine
-) -> tuple[list[Prompt], list[Prompt], int]:
+    run: Run, settings: Distill, tokenizer: Tokenizer, quarantine: records.BadRecords
+) -> tuple[list[StudentPrompt], list[StudentPrompt], int]:
     """(to learn from, held out, left out as too long). Of a conversation the last answer is asked for again.
 
     quarantine: where a conversation goes that is broken, or that the template refuses.
@@ -52,12 +52,12 @@ def encode_prompts(
     paths, answered = data_paths(run), run.data.format == "chats"
     prompts = (chat for chat, _ in records.read_prompts(paths, quarantine=quarantine))
     chats = records.read_chats(paths, quarantine=quarantine) if answered else prompts
-    fitting: list[tuple[Prompt, str]] = []
+    fitting: list[tuple[StudentPrompt, str]] = []
     left_out = 0
     for chat in chats:
         try:
             asked = _prompts(chat, tokenizer, answered=answered)
-            fits = next((each for each in asked if _room_for(each, settings) <= run.data.seq_len), None)
+            fits = next((each for each in asked if _max_new_tokens_for(each, settings) <= run.data.seq_len), None)
         except UserError as error:
             quarantine.reject(error, chat.source, chat.line)
             continue
@@ -66,7 +66,7 @@ def encode_prompts(
         else:
             fitting.append((fits, prepare.split_key(chat)))
     below = prepare.held_out_below((key for _, key in fitting), run.data.val_fraction)
-    halves: tuple[list[Prompt], list[Prompt]] = ([], [])
+    halves: tuple[list[StudentPrompt], list[StudentPrompt]] = ([], [])
     for prompt, key in fitting:
         halves[prepare.is_held_out(key, below)].append(prompt)
     for half, what in zip(halves, ("to learn from", "held out"), strict=True):
@@ -80,15 +80,15 @@ def encode_prompts(
     return *halves, left_out
 
 
-def _room_for(prompt: Prompt, settings: Distill) -> int:
+def _max_new_tokens_for(prompt: StudentPrompt, settings: Distill) -> int:
     """Positions of a row that it takes with the longest answer."""
     return max(len(prompt.ids) + settings.max_new_tokens - 1, prompt.num_tokens)
 
 
-def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Iterator[Prompt]:
+def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Iterator[StudentPrompt]:
     """What a conversation asks: with answers, its last question, and then those before, each shorter to read."""
     if not answered:
-        yield Prompt(render(tokenizer, chat.messages, chat.tools, ask=True).ids, [])
+        yield StudentPrompt(render(tokenizer, chat.messages, chat.tools, ask=True).ids, [])
         return
     for number in range(len(chat.messages), 0, -1):
         if chat.messages[number - 1].role != "assistant":
@@ -102,7 +102,7 @@ def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Ite
         while start > 0 and rendered.weights[start - 1]:
             start -= 1
         if start:
-            yield Prompt(rendered.ids[:start], rendered.ids[start:end])
+            yield StudentPrompt(rendered.ids[:start], rendered.ids[start:end])
 
 
 class OnPolicyStage(TeacherStage):
@@ -121,7 +121,7 @@ class OnPolicyStage(TeacherStage):
             run_tokenizer(run, self.report)
         self.strategy.any(False)
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
-        bad = records.Quarantine(run.data.max_bad_fraction, self.folder.quarantine if self.strategy.rank == 0 else None)
+        bad = records.BadRecords(run.data.max_bad_fraction, self.folder.quarantine if self.strategy.rank == 0 else None)
         self.set_teacher(teacher)
         self._prompts, self._held_out, left_out = encode_prompts(run, self.settings, self.tokenizer, bad)
         self.fingerprint = sha256_text(repr([(prompt.ids, prompt.answer) for prompt in self._prompts]))
@@ -149,13 +149,13 @@ class OnPolicyStage(TeacherStage):
                 wanted="it left out, or objective.mode=logits or top_k",
             )
 
-    def size(self) -> Size:
+    def size(self) -> DatasetSize:
         assert self.teacher is not None
         lengths = [prompt.num_tokens if prompt.answer else len(prompt.ids) for prompt in self._prompts]
         tokens = sum(lengths) / len(lengths)
         if self.run.data.format == "prompts":
             tokens += self.settings.max_new_tokens / 2
-        return Size(
+        return DatasetSize(
             unit="prompts",
             units_per_epoch=len(self._prompts),
             tokens_per_unit=tokens,
@@ -187,14 +187,16 @@ class OnPolicyStage(TeacherStage):
             answers[number] = said
         return self._pack(chosen, answers, [not mine for mine in own])
 
-    def _pack(self, prompts: Sequence[Prompt], answers: Sequence[list[int]], given: Sequence[bool]) -> AnswerBatch:
+    def _pack(
+        self, prompts: Sequence[StudentPrompt], answers: Sequence[list[int]], given: Sequence[bool]
+    ) -> AnswerBatch:
         groups = [
             Group(prompt=prompt.ids, answers=[Answer(ids=said, values={"given": [float(by_data)] * len(said)})])
             for prompt, said, by_data in zip(prompts, answers, given, strict=True)
         ]
         return pack(groups, self.run.data.seq_len)
 
-    def _prompt(self, index: int) -> Prompt:
+    def _prompt(self, index: int) -> StudentPrompt:
         epoch, place = divmod(index, len(self._prompts))
         if getattr(self, "_epoch", None) != epoch:
             generator = np.random.Generator(np.random.PCG64(derive(self.run.seed, self.run.stage, "order", epoch)))
@@ -202,7 +204,7 @@ class OnPolicyStage(TeacherStage):
         return self._prompts[int(self._order[place])]
 
     def _sampler(self, temperature: float) -> Write:
-        return writer(self.settings.max_new_tokens, Sampling(temperature=temperature))
+        return make_sampler(self.settings.max_new_tokens, Sampling(temperature=temperature))
 
     def validate(self) -> dict[str, float]:
         """KL and agreement on held-out prompts: with the data's answers, and their cross-entropy; where there are none,

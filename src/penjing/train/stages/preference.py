@@ -16,9 +16,9 @@ from torch import nn
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.checkpoint.save import write_tensors
-from penjing.data.preference_shards import TokenGroups
+from penjing.data.preference_shards import PreferenceShards
 from penjing.infer.sample import Sampling
-from penjing.infer.sampler_factory import writer
+from penjing.infer.sampler_factory import make_sampler
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group
 from penjing.model.linear import set_compute_dtype
 from penjing.model.lora import fingerprint
@@ -27,9 +27,9 @@ from penjing.objective.base import Objective
 from penjing.objective.preference import MISMATCHED, REFERENCE, WANTED, Preference, PreferenceObjective
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.kl_to_reference import WithoutAdapter, drift
+from penjing.train.kl_to_reference import BaseModelView, kl_to_reference
 from penjing.train.load_model import load_start
-from penjing.train.oom_recovery import release, with_room
+from penjing.train.oom_recovery import empty_cache, retry_on_oom
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.preference_data import PreferenceDataStage, need_pairs
@@ -49,7 +49,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
     train: _Half
     held_out: _Half
 
-    def groups(self, tokens: TokenGroups) -> _Half:
+    def groups(self, tokens: PreferenceShards) -> _Half:
         if self.settings.loss != "kto":
             need_pairs(tokens, f"objective.loss={self.settings.loss}")
         return _Half(tokens, self.run, mismatched=self.settings.loss == "kto")
@@ -142,12 +142,12 @@ class PreferenceStage(PreferenceDataStage[Preference]):
 
         def make_room(said: str) -> None:
             nonlocal size
-            release()
+            empty_cache()
             if size == 1 or self.strategy.world > 1:
                 raise UserError(f"out of memory: {said}", where="batch.micro_size", next_step="Halve it.")
             size //= 2
 
-        return with_room(lambda: self._ask(model, half, size), make_room)
+        return retry_on_oom(lambda: self._ask(model, half, size), make_room)
 
     def _ask(self, model: Transformer, half: _Half, size: int) -> npt.NDArray[np.float32]:
         found_N = torch.zeros(half.num_values)
@@ -188,17 +188,17 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             return {}
         prompts = [self.tokens["validation"][index].prompt for index in range(number)]
         seeds = [derive(self.run.seed, self.run.stage, "own", index) for index in range(number)]
-        write = writer(self.settings.own_answer_tokens, Sampling(temperature=1.0))
+        write = make_sampler(self.settings.own_answer_tokens, Sampling(temperature=1.0))
         stop, size = self.tokenizer.stop, self.pass_without_gradient
-        return drift(self.model, self._as_begun(), prompts, seeds, write, stop, self.strategy, size)
+        return kl_to_reference(self.model, self._as_begun(), prompts, seeds, write, stop, self.strategy, size)
 
-    def _as_begun(self) -> Transformer | WithoutAdapter:
+    def _as_begun(self) -> Transformer | BaseModelView:
         """The model as it was before step 1. Read again where no copy is kept: a look needs it, and the steps' memory
         should not hold it."""
         if self._copied is not None:
             return self._copied
         if self.run.lora.rank:
-            return WithoutAdapter(self.model)
+            return BaseModelView(self.model)
         begun = load_start(self.run).requires_grad_(False).eval()
         set_compute_dtype(begun, self.model.compute_dtype)
         return begun.to(self.strategy.device)
@@ -216,7 +216,7 @@ class _Half:
     not fit a row of those is cut off.
     """
 
-    def __init__(self, tokens: TokenGroups, run: Run, *, mismatched: bool) -> None:
+    def __init__(self, tokens: PreferenceShards, run: Run, *, mismatched: bool) -> None:
         self.tokens, self.seq_len = tokens, run.data.seq_len
         self._partner_G: npt.NDArray[np.int64] | None = None
         if mismatched:

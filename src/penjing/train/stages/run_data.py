@@ -16,7 +16,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
 from penjing.parallel.base import Strategy
 from penjing.train.config import Run
 from penjing.train.load_model import start_tokenizer
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.stages.base import Report
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
     One that an attempt without a checkpoint left behind gives way to a named one, or that of `start`: it may have been
     another's.
     """
-    folder = RunFolder(Path(run.out))
+    folder = RunDir(Path(run.out))
     kept = Tokenizer.load(folder.tokenizer) if (folder.tokenizer / "tokenizer.json").is_file() else None
     if kept is not None and steps(folder.checkpoints):
         return kept
@@ -82,8 +82,8 @@ def _training_texts(run: Run) -> Iterator[str]:
         yield text
 
 
-def _uncounted() -> records.Quarantine:
-    return records.Quarantine(max_bad_fraction=1.0)
+def _uncounted() -> records.BadRecords:
+    return records.BadRecords(max_bad_fraction=1.0)
 
 
 def data_paths(run: Run) -> list[Path]:

@@ -18,7 +18,7 @@ from penjing.objective.distill import Distill, Distillation
 from penjing.plan.flops import training_flops_per_token
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, start_shape
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.stages.base import Stage
 
 META = torch.device("meta")
@@ -98,7 +98,7 @@ def load_teacher(run: Run, settings: Distill) -> TeacherModel:
 
 def adopt_tokenizer(run: Run, teacher: TeacherModel) -> None:
     """A student that begins from nothing, without a tokenizer of its own, takes the teacher's."""
-    folder = RunFolder(Path(run.out)).tokenizer
+    folder = RunDir(Path(run.out)).tokenizer
     if run.init_from or run.tokenizer.path or (folder / "tokenizer.json").is_file():
         return
     if teacher.tokenizer.size > run.model.vocab_size:
@@ -128,7 +128,7 @@ def check_vocabulary(tokenizer: Tokenizer, teacher: TeacherModel, settings: Dist
 def pin_teacher(run: Run, teacher: TeacherModel, settings: Distill) -> None:
     """Write which teacher a run has; a run that goes on must have the same one. Raises UserError if it has not."""
     path = Path(run.out) / "teacher.json"
-    begun = RunFolder(Path(run.out)).checkpoints.is_dir()
+    begun = RunDir(Path(run.out)).checkpoints.is_dir()
     if begun and path.is_file() and (known := read_json(path)["sha256"]) != teacher.sha256:
         raise UserError(
             "the teacher has changed since this run was begun",
