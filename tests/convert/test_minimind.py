@@ -18,7 +18,7 @@ IDS_BT = torch.randint(0, 50, (2, 17), generator=torch.Generator().manual_seed(1
 
 
 def random_weights(
-    width=512, layers=2, heads=8, kv_heads=2, head_dim=64, mlp=96, normalised=False, num_experts=0, shared=0
+    width=512, layers=2, heads=8, kv_heads=2, head_dim=64, mlp=96, normalised=False, experts=0, shared=0
 ) -> dict[str, Tensor]:
     """A state dict with MiniMind's names, in float16 as it saves them."""
     generator = torch.Generator().manual_seed(7)
@@ -104,12 +104,12 @@ def plain(weights, config, top_k=0) -> Tensor:
         ({}, "llama", 0),
         ({"normalised": True, "width": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}, "qwen3", 0),
         (
-            {"normalised": True, "width": 64, "heads": 4, "kv_heads": 2, "head_dim": 24, "num_experts": 4},
+            {"normalised": True, "width": 64, "heads": 4, "kv_heads": 2, "head_dim": 24, "experts": 4},
             "qwen3_moe",
             1,
         ),
-        ({"num_experts": 4, "shared": 1}, "qwen2_moe", 2),
-        ({"num_experts": 3, "shared": 2}, "qwen2_moe", 2),
+        ({"experts": 4, "shared": 1}, "qwen2_moe", 2),
+        ({"experts": 3, "shared": 2}, "qwen2_moe", 2),
     ],
 )
 def test_the_same_numbers(tmp_path, options, architecture, top_k):
@@ -143,7 +143,7 @@ def test_what_the_weights_do_not_show_is_asked_for():
     ) == (4, 2, 16, 512)
     with raises_user_error(where="model.num_attention_heads", got=3):
         infer_config(weights, {"num_attention_heads": 3}, "x.pth")
-    mixture = random_weights(layers=1, num_experts=4, shared=1)
+    mixture = random_weights(layers=1, experts=4, shared=1)
     assert infer_config(mixture, {"num_experts_per_tok": 1}, "x.pth").num_experts_per_tok == 1
 
 

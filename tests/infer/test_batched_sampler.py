@@ -21,21 +21,17 @@ STOP = {5, 11}
 SHAPES = {
     "qwen3": {},
     "window": {"architecture": "qwen2", "sliding_window": 6},
-    "num_experts": {"architecture": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16},
+    "experts": {"architecture": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
 
 
 def make_model(name="qwen3", max_tokens=48):
-
-       shape = {
+    shape = {
         "vocab_size": 37, "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "intermediate_size": 40,
-        "max_tokens": max_tokens, "rope_theta": 1e4, "tie_word_embeddings": False, **SHAPES[name],
-
-       }  # fmt: skip
-    return small_model(seed=3, noise=0.1, sharpen=4,
-    **shape).eval()
+        "intermediate_size": 40,         "max_position_embeddings": max_tokens, "rope_theta": 1e4,
+        "tie_word_embeddings": False, **SHAPES[name],
+    }  # fmt: skip
+    return small_model(seed=3, noise=0.1, sharpen=4, **shape).eval()
 
 
 @pytest.fixture(params=list(SHAPES))
@@ -228,7 +224,5 @@ def test_what_was_left_out_counts_for_the_whole_softmax():
     assert said.id_B.item() == 2
     assert said.logp_B.item() == pytest.approx(math.log(5 / 8))
     assert said.drawn_logp_B.item() == pytest.approx(math.log(5 / 7))
-    hot = draw(logits_BV, torch.tensor([0.9]), Sampling(temperature=0.5),
-    score_temperature=0.5)
-
-       assert hot.logp_B.item() == hot.drawn_logp_B.item() == pytest.approx(math.log(25 / 30))
+    hot = draw(logits_BV, torch.tensor([0.9]), Sampling(temperature=0.5), score_temperature=0.5)
+    assert hot.logp_B.item() == hot.drawn_logp_B.item() == pytest.approx(math.log(25 / 30))

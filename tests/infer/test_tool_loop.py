@@ -15,22 +15,18 @@ CALL = 7  # a turn in which this was said is followed by something
 SHAPES = {
     "qwen3": {},
     "window": {"architecture": "qwen2", "sliding_window": 6},
-    "num_experts": {"architecture": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16},
+    "experts": {"architecture": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
 
 
 @pytest.fixture(params=list(SHAPES))
 def model(request):
-
-       shape = {
+    shape = {
         "vocab_size": 24, "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2,
         "intermediate_size": 40, "max_position_embeddings": 80,
         "rope_theta": 1e4, "tie_word_embeddings": False, **SHAPES[request.param],
-
-       }  # fmt: skip
-    return small_model(seed=3, noise=0.1, sharpen=2,
-    **shape).eval()
+    }  # fmt: skip
+    return small_model(seed=3, noise=0.1, sharpen=2, **shape).eval()
 
 
 def make_requests(num_prompts=5, answers=3):
@@ -121,8 +117,5 @@ def test_what_has_no_room_is_not_read(model):
         model, [Request(prompt=[13, 14], seeds=range(40))], max_new_tokens=12, stop=STOP,
         sampling=Sampling(temperature=1.0), follow=lambda turns: [InjectedTokens([1] * 11, None)] * len(turns),
     )  # fmt: skip
-
-
-
-             assert all(each.said is None and not each.notes and each.ended == "length" for each in given)
+    assert all(each.said is None and not each.notes and each.ended == "length" for each in given)
     assert any(each.ids[-1] in STOP for each in given)
