@@ -31,7 +31,7 @@ def test_ragged_chats_on_two_ranks_equal_one(tmp_path, one, toy, penjing, small_
         "max_steps=6",
         "batch.micro_size=2",
     ]
-    words = [word for word in small_run if not word.startswith(("model", "data.seq_len", "data.train", "steps"))]
+    words = [word for word in small_run if not word.startswith(("model", "data.seq_len", "data.train", "max_steps"))]
     penjing("train", "sft", *words, *chats, f"out={tmp_path / 'single'}")
     penjing("train", "sft", *words, *chats, f"out={tmp_path / 'double'}", ranks=2)
     expected, got = losses(tmp_path / "single"), losses(tmp_path / "double")
@@ -43,7 +43,7 @@ def test_ragged_chats_on_two_ranks_equal_one(tmp_path, one, toy, penjing, small_
 def test_two_ranks_learn_the_same_bits_in_bfloat16(tmp_path, toy, penjing, small_run, losses, outcome):
     """One process takes a step in two passes, two take one each: every rounding is the same."""
     words = [word for word in small_run if not word.startswith("compute.dtype")] + ["compute.dtype=bfloat16"]
-    chats = [word for word in words if not word.startswith(("model", "data.seq_len", "data.train", "steps"))]
+    chats = [word for word in words if not word.startswith(("model", "data.seq_len", "data.train", "max_steps"))]
     chats += [f"data.train={toy / 'sft.jsonl'}", "data.seq_len=256", "max_steps=6"]
     for name, ranks in (("single", 1), ("double", 2)):
         penjing("train", "pretrain", *words, f"out={tmp_path / name}", ranks=ranks)

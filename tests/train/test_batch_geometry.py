@@ -48,7 +48,7 @@ def test_a_smaller_pass_holds_whole_blocks():
 
 
 def test_groups_that_share_an_estimate_stay_in_one_pass():
-    kto = {"kind": "preference", "loss": "kto", "kl_groups": 4}
+    kto = {"name": "preference", "loss": "kto", "kl_groups": 4}
     assert batch_geometry(run_of(16, 8, objective=kto), 1, CPU).indivisible == 4
     with pytest.raises(UserError) as refused:
         batch_geometry(run_of(12, 6, objective=kto), 1, CPU)

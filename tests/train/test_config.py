@@ -80,7 +80,7 @@ def threads(monkeypatch):
     """How many threads are set, with eight cores, where OMP_NUM_THREADS says this."""
     asked = []
     monkeypatch.setattr(folder.torch, "set_num_threads", asked.append)
-    monkeypatch.setattr(folder, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(folder, "tune_malloc", lambda: None)
     monkeypatch.setattr(folder, "physical_cores", lambda: 8)
 
     def set_by(said, setting=0, world=2):
@@ -133,7 +133,7 @@ def test_halves_that_were_half_replaced_are_made_again(tmp_path):
 
 def test_no_tokenizer_is_trained_on_preferences(tmp_path):
     run = resolve("objective=preference", "data.format=preferences", f"out={tmp_path}")
-    with pytest.raises(UserError, match=r"start: no tokenizer: .*got data.format=preferences"):
+    with pytest.raises(UserError, match=r"init_from: no tokenizer: .*got data.format=preferences"):
         run_tokenizer(run, print)
 
 

@@ -49,7 +49,7 @@ def teacher(tmp_path_factory, small_run):
 @pytest.fixture(scope="module")
 def words(teacher, small_run):
     """Settings of a short distillation, without a mode."""
-    common = [word for word in small_run if word.startswith(("batch", "compute", "data", "track"))]
+    common = [word for word in small_run if word.startswith(("batch", "compute", "data", "log"))]
     common += ["eval.sequences=8", "eval.every=3", "checkpoint.every=2", "max_steps=6", f"objective.teacher={teacher}"]
     return [*common, *STUDENT]
 
@@ -81,7 +81,7 @@ def test_a_student_from_nothing_takes_vocabulary_and_tokenizer(live, teacher):
     assert student.model.config.vocab_size == taught.model.config.vocab_size == 400
     assert student.model.config.hidden_size == 16
     found = last(live)
-    for name in ("val_loss", "val_kl", "validation_agreement"):
+    for name in ("val_loss", "val_kl", "val_agreement"):
         assert found[name] > 0
     assert found["val_bits_per_byte"] > 0
 
@@ -101,7 +101,7 @@ def test_predictions_from_disk_teach_as_the_teacher_does(live, kept, losses):
     expected, found = losses(live), losses(folder)
     assert expected.keys() == found.keys()
     assert max(abs(found[step] - expected[step]) for step in expected) < 2e-3
-    for name in ("val_kl", "validation_agreement"):
+    for name in ("val_kl", "val_agreement"):
         assert last(folder)[name] == pytest.approx(last(live)[name], abs=0.02)
 
 

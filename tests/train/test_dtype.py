@@ -110,7 +110,7 @@ def _fast(monkeypatch, answer):
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_run_goes_on_in_what_it_was_begun_in(tmp_path, monkeypatch, small_run, outcome, begun):
     """Stopped half way and continued where `auto` would come out differently, it ends in the same bits."""
-    words = [word for word in small_run if not word.startswith(("compute.dtype", "steps"))]
+    words = [word for word in small_run if not word.startswith(("compute.dtype", "max_steps"))]
     words += ["max_steps=4", "checkpoint.every=2", "eval.every=0", "eval.sequences=2", "batch.size=2"]
     folder = tmp_path / "run"
     run = resolve_run("pretrain", parse_overrides([*words, f"out={folder}"]))

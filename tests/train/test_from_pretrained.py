@@ -223,7 +223,7 @@ def test_minimind_weights(stock, toy, tmp_path):
     model, folder = stock
     place = tmp_path / "full_sft_32.pth"
     torch.save({name: value.half() for name, value in to_hf(model.state_dict(), model.config).items()}, place)
-    with pytest.raises(UserError, match=r"no tokenizer\.json beside these weights.*Give tokenizer\.folder=DIR"):
+    with pytest.raises(UserError, match=r"no tokenizer\.json beside these weights.*Give tokenizer\.path=DIR"):
         load_trained(place)
     run = resolve_run("sft", parse_overrides([f"init_from={place}", f"tokenizer.path={folder}", *SMALL]))
     assert run.model.num_attention_heads == 2 and run.model.architecture == "qwen3"

@@ -54,7 +54,7 @@ def test_it_is_the_divergence_summed_over_what_the_model_says():
     found = kl_to_reference(model, reference, PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
     assert found["val_kl"] == pytest.approx(nats / tokens, rel=1e-4)
     assert found["val_kl_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
-    assert found["validation_own_answer_tokens"] == tokens / len(PROMPTS)
+    assert found["val_own_answer_tokens"] == tokens / len(PROMPTS)
 
 
 def test_of_a_model_from_itself_it_is_nothing():

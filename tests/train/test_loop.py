@@ -247,7 +247,7 @@ def test_a_step_that_is_not_yet_known_to_be_bad_is_looked_at_before_it_is_saved(
     class Late(NonFiniteGuard):
         """As on a GPU: the host learns of a step while the next one runs."""
 
-        def look(self, step, bad, loss, norm, samples):
+        def observe(self, step, bad, loss, norm, samples):
             self.flush()
             if step == 2:
                 bad = torch.ones(())

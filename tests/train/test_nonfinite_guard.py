@@ -14,10 +14,10 @@ from penjing.train.nonfinite_guard import NonFiniteGuard, is_spike, update
 FINE, NONE = torch.tensor(1.0), torch.tensor(math.nan)
 
 
-def look(guard, step, loss=5.0, norm=1.0):
+def observe(guard, step, loss=5.0, norm=1.0):
     loss, norm = torch.tensor(loss), torch.tensor(norm)
     bad = torch.tensor(float(not (math.isfinite(loss) and math.isfinite(norm))))
-    return guard.look(step, bad, loss, norm, lambda: {"rows": [step]})
+    return guard.observe(step, bad, loss, norm, lambda: {"rows": [step]})
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_three_bad_steps_in_a_row_send_the_run_back_and_a_good_one_begins_anew()
     incidents = []
     guard = NonFiniteGuard(incidents.append)
     losses = [math.nan, math.nan, 5.0, math.nan, math.nan, math.nan]
-    assert [look(guard, step, loss) for step, loss in enumerate(losses)] == ["go on"] * 5 + ["roll back"]
+    assert [observe(guard, step, loss) for step, loss in enumerate(losses)] == ["go on"] * 5 + ["roll back"]
     assert [each["in_a_row"] for each in incidents] == [1, 2, 1, 2, 3]
     assert not guard.calm
     assert guard.num_bad == 5
@@ -54,7 +54,7 @@ def test_three_bad_steps_in_a_row_send_the_run_back_and_a_good_one_begins_anew()
 def test_a_run_goes_back_three_times_and_not_a_fourth():
     guard = NonFiniteGuard()
     for time in range(3):
-        look(guard, time)
+        observe(guard, time)
         guard.rolled_back(10, 4)
         assert guard.calm
         assert guard.state()["recent"] == []  # of weights that are no more
@@ -71,5 +71,5 @@ def test_an_overflow_is_excused_while_the_scale_can_fall(falls, loss, excused):
     """But not a loss that is no number: no scale explains that."""
     incidents = []
     guard = NonFiniteGuard(incidents.append, SimpleNamespace(can_fall=lambda: torch.tensor(falls)))
-    look(guard, 1, loss, norm=math.inf)
+    observe(guard, 1, loss, norm=math.inf)
     assert (guard.num_bad, len(incidents)) == ((0, 0) if excused else (1, 1))

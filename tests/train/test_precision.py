@@ -36,8 +36,8 @@ def test_what_settings_come_to_on_a_card(dtype, capability, dtype_of_matmuls, sc
     [
         ({"dtype": "tf32"}, CPU, None, "compute.dtype"),
         ({"dtype": "tf32"}, CUDA, T4, "compute.dtype"),
-        ({"dtype": "bfloat16", "float8": "tensorwise"}, CUDA, A100, "compute.fp8"),
-        ({"dtype": "float32", "float8": "tensorwise"}, CPU, None, "compute.fp8"),
+        ({"dtype": "bfloat16", "fp8": "tensorwise"}, CUDA, A100, "compute.fp8"),
+        ({"dtype": "float32", "fp8": "tensorwise"}, CPU, None, "compute.fp8"),
     ],
 )
 def test_a_format_that_the_device_lacks_is_refused(settings, device, capability, where):

@@ -82,7 +82,7 @@ def pairs_of(folder, number=48):
 @pytest.fixture(scope="module")
 def words(tmp_path_factory, base, small_run):
     """Settings of a short run on `base`."""
-    common = [word for word in small_run if word.startswith(("compute", "track"))]
+    common = [word for word in small_run if word.startswith(("compute", "log"))]
     return [
         *common,
         f"init_from={base}",
@@ -107,7 +107,7 @@ def tuned(tmp_path_factory, words):
 
 def test_before_the_first_step_nothing_is_preferred_and_after_it_something_is(tuned):
     folder, said = tuned
-    accuracy, margin = curve(folder, "validation_reward_accuracy"), curve(folder, "validation_reward_margin")
+    accuracy, margin = curve(folder, "val_reward_accuracy"), curve(folder, "val_reward_margin")
     assert list(accuracy) == [0, 3, 6]
     assert (accuracy[0], margin[0]) == (0.5, 0.0)
     assert margin[6] > margin[3] > 0
@@ -119,7 +119,7 @@ def test_before_the_first_step_nothing_is_preferred_and_after_it_something_is(tu
     kl = curve(folder, "val_kl_per_answer")
     assert abs(kl[0]) < 1e-6
     assert min(kl[3], kl[6]) > 1.0
-    assert curve(folder, "validation_own_answer_tokens")[6] > 0
+    assert curve(folder, "val_own_answer_tokens")[6] > 0
 
 
 def test_how_far_it_has_gone_is_the_same_whatever_the_reference_is(tuned, tmp_path, words):
@@ -155,7 +155,7 @@ def test_the_reference_and_held_out_pairs_are_asked_in_as_few_as_there_is_room_f
     monkeypatch.setattr(PreferenceDataStage, "chunks", narrow)
     train(recipe, *words, f"out={tmp_path / 'narrow'}")
     assert max(seen) > 3 and 0 < min(seen) <= 3
-    for name in [name for name in metrics(whole)[-1] if name.startswith("validation_")]:
+    for name in [name for name in metrics(whole)[-1] if name.startswith("val_")]:
         assert curve(tmp_path / "narrow", name) == pytest.approx(curve(whole, name), rel=1e-4, abs=1e-6), name
     seen.clear()
     train(recipe, *words, "batch.micro_size=2", f"out={tmp_path / 'set'}")
@@ -193,7 +193,7 @@ def test_with_adapters_the_base_is_the_reference(base, tmp_path, words):
         folder = tmp_path / reference
         train("dpo", *words, f"out={folder}", "lora.rank=4", f"objective.reference={reference}")
         curves[reference] = curve(folder, "preference_loss")
-        assert curve(folder, "validation_reward_margin")[6] > 0
+        assert curve(folder, "val_reward_margin")[6] > 0
     assert curves["copy"] == pytest.approx(curves["precomputed"], abs=1e-5)
     assert curves["adapter_off"] == pytest.approx(curves["precomputed"], abs=1e-5)
     merged = load_trained(tmp_path / "copy", adapters="merged").model
@@ -220,7 +220,7 @@ def test_kto_learns_from_single_answers_and_goes_on_exactly(tmp_path, words):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     kto = [*words, f"data.train={path}", "objective.loss=kto", "objective.kl_groups=4"]
     train("dpo", *kto, f"out={tmp_path / 'whole'}")
-    signed = curve(tmp_path / "whole", "validation_signed_reward")
+    signed = curve(tmp_path / "whole", "val_signed_reward")
     assert signed[0] == 0
     assert signed[6] > signed[3] > 0
     cut_back(tmp_path / "whole", tmp_path / "cut", 4)
@@ -241,7 +241,7 @@ def test_kto_learns_from_single_answers_and_goes_on_exactly(tmp_path, words):
 def test_two_ranks_equal_one(tuned, tmp_path, words, penjing):
     folder = tmp_path / "two"
     penjing("train", "dpo", *words, f"out={folder}", ranks=2)
-    for name in ("preference_loss", "validation_reward_margin", "chosen_reward"):
+    for name in ("preference_loss", "val_reward_margin", "chosen_reward"):
         assert curve(folder, name) == pytest.approx(curve(tuned[0], name), abs=1e-5)
     expected, got = weights_of(tuned[0]), weights_of(folder)
     assert all((got[name] - expected[name]).abs().max() < 1e-5 for name in expected)
@@ -251,7 +251,7 @@ def test_two_ranks_equal_one(tuned, tmp_path, words, penjing):
 def test_a_reward_model_is_trained_saved_resumed_and_read(tmp_path, words, adapters):
     folder = tmp_path / "run"
     train("reward", *words, *adapters, "optimizer.learning_rate=1e-2", f"out={folder}")
-    accuracy = curve(folder, "validation_reward_accuracy")
+    accuracy = curve(folder, "val_reward_accuracy")
     assert accuracy[0] == 0.5
     assert accuracy[6] > 0.9
     assert weights_of(folder)["scalar"].any()
@@ -273,8 +273,8 @@ def test_a_reward_model_is_trained_saved_resumed_and_read(tmp_path, words, adapt
 def test_what_cannot_be_learned_is_refused(base, tmp_path, words):
     with pytest.raises(UserError, match="no reward model"):
         load_judge(base)
-    with pytest.raises(UserError, match=r"start: preferences are learned by a model"):
-        train("dpo", *(word for word in words if not word.startswith("start")), f"out={tmp_path / 'a'}")
+    with pytest.raises(UserError, match=r"init_from: preferences are learned by a model"):
+        train("dpo", *(word for word in words if not word.startswith("init_from")), f"out={tmp_path / 'a'}")
     with pytest.raises(UserError, match=r"data.format: .*got chats; wanted preferences"):
         train("dpo", *words, "data.format=chats", f"out={tmp_path / 'b'}")
     with pytest.raises(UserError, match=r"objective.reference.*lora.rank"):

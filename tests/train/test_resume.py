@@ -79,13 +79,13 @@ def test_an_allowed_change_goes_on(tmp_path, penjing, small_run):
     words = ("train", "pretrain", *small_run, "max_steps=15", f"out={folder}")
     refused = penjing(*words, check=False)
     assert refused.returncode == 2
-    assert "steps was 12, is 15" in refused.stderr
-    assert "--allow-change steps" in refused.stderr
-    done = penjing(*words, "--allow-change", "steps")
-    assert "allowed to change: steps was 12, is 15" in done.stdout
+    assert "max_steps was 12, is 15" in refused.stderr
+    assert "--allow-change max_steps" in refused.stderr
+    done = penjing(*words, "--allow-change", "max_steps")
+    assert "allowed to change: max_steps was 12, is 15" in done.stdout
     assert "step 15/15" in done.stdout
     assert json.loads((folder / "plan.json").read_text())["steps"] == 15
-    assert penjing(*words, "--allow-change", "steps").returncode == 0
+    assert penjing(*words, "--allow-change", "max_steps").returncode == 0
     done = penjing("doctor", str(folder))
     assert "continues" not in done.stdout
 

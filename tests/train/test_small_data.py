@@ -141,7 +141,7 @@ def train(recipe, *words):
 def words(tmp_path_factory, small_run, toy):
     """91 conversations, and a model to begin with; nothing is said of the batch."""
     folder = tmp_path_factory.mktemp("few")
-    short = [word for word in small_run if not word.startswith(("data.", "steps"))]
+    short = [word for word in small_run if not word.startswith(("data.", "max_steps"))]
     train("sft", *short, f"data.train={toy / 'sft.jsonl'}", "data.seq_len=256", "max_steps=2", f"out={folder / 'base'}")
     lines = [
         {
@@ -183,7 +183,7 @@ def test_a_run_on_few_conversations_takes_enough_steps_and_is_taken_up_exactly(w
     assert trained.context_tokens == 256  # of the model that it began with
     more = plan["steps"] + 2  # the batch stays, also where a number of steps is asked for
     train_further = resolve_run("lora", parse_overrides([*words, f"out={folder}", f"max_steps={more}"]))
-    execute(train_further, Console(quiet=True), ["steps", "epochs"])
+    execute(train_further, Console(quiet=True), ["max_steps", "epochs"])
     assert config.resolve(Run, config.read_toml(folder / "run.toml")).batch.size == run.batch.size
 
 

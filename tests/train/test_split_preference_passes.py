@@ -75,7 +75,7 @@ def test_held_out_figures_are_means_over_units():
     batches = [SimpleNamespace(worth=6, units=2), SimpleNamespace(worth=1, units=5)]
     for batch in batches:
         batch.to = lambda device, batch=batch: batch
-    assert held_out_means(Sums(), None, batches, ENGINE) == {"validation_nats": pytest.approx(1.0)}
+    assert held_out_means(Sums(), None, batches, ENGINE) == {"val_nats": pytest.approx(1.0)}
 
 
 def test_a_judge_reads_where_the_end_of_the_last_answer_is_predicted(monkeypatch):

@@ -52,7 +52,7 @@ def words(objective, small_run, tmp_path_factory):
     """Settings of a run with it, on a text of its own."""
     text = tmp_path_factory.mktemp("text") / "lines.txt"
     text.write_text("".join(f"line {number} of a text that counts up to {number + 1}\n" for number in range(300)))
-    kept = [word for word in small_run if not word.startswith(("data.train", "steps", "save"))]
+    kept = [word for word in small_run if not word.startswith(("data.train", "max_steps", "checkpoint"))]
     return [
         *kept,
         "objective=smoothed",
@@ -115,14 +115,14 @@ def test_it_is_planned_from_its_settings(words):
 
 def test_its_memory_is_traced(words):
     """The whole logits, which the fused loss of the next-token objective never holds."""
-    smoothed, plain = (predict_memory(run_of(words, f"objective={kind}"), CARD) for kind in ("smoothed", "next_token"))
+    smoothed, plain = (predict_memory(run_of(words, f"objective={name}"), CARD) for name in ("smoothed", "next_token"))
     logits = 8 * 64 * 400 * torch.float32.itemsize
     assert smoothed.peak_allocated_bytes > plain.peak_allocated_bytes + logits
 
 
 def test_it_is_shown(trained, words, capsys):
     show("pretrain", [*words, "objective.label_smoothing=0.2"])
-    assert 'kind = "smoothed"\nlabel_smoothing = 0.2\n' in capsys.readouterr().out
+    assert 'name = "smoothed"\nlabel_smoothing = 0.2\n' in capsys.readouterr().out
     show(str(trained[0]))
     assert trained[2]["weights_sha256"] in capsys.readouterr().out
 
