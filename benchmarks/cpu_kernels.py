@@ -32,9 +32,9 @@ from penjing.bench.timer import time_steps
 from penjing.bench.trial_process import in_turn, run_json
 
 SHAPES: dict[str, Case] = {
-    "26M": Case(name="26M", model=shape(512, 8, 8, 2, 1408, 6400), row_tokens=512, rows=4, passes=2),
-    "3.5M": Case(name="3.5M", model=shape(256, 4, 4, 2, 704, 6400), row_tokens=256, rows=4, passes=2),
-    "tiny": Case(name="tiny", model=shape(128, 4, 1, 1, 352, 1536), row_tokens=256, rows=4),
+    "26M": Case(name="26M", model=shape(512, 8, 8, 2, 1408, 6400), seq_len=512, rows=4, passes=2),
+    "3.5M": Case(name="3.5M", model=shape(256, 4, 4, 2, 704, 6400), seq_len=256, rows=4, passes=2),
+    "tiny": Case(name="tiny", model=shape(128, 4, 1, 1, 352, 1536), seq_len=256, rows=4),
 }
 WAYS = {"kernels": ("on", "off"), "torch": ("off", "off"), "compiled": ("on", "blocks")}  # the switch; compile
 LABELS = {"torch": "torch, ms", "kernels": "kernels, ms", "compiled": "compiled with them, ms"}
@@ -69,7 +69,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     for number in range(asked.steps):
         seconds += time_steps(lambda _, place=number: ready.step(asked.warmup + place), ready.device, steps=1)
         rates.append(hardware.cpu_product_rate(ready.dtype) / 1e9)
-    flops = training_flops_per_token(ready.config, mean_keys(np.array(ready.lengths), case.row_tokens))
+    flops = training_flops_per_token(ready.config, mean_keys(np.array(ready.lengths), case.seq_len))
     limit = 1e9 * statistics.median(rates) / flops
     return {
         **facts(ready.device, ready.dtype),

@@ -49,7 +49,7 @@ def build(preset: str, folder: Path) -> tuple[Any, Any]:
     texts = [json.loads(line)["text"] for line in (folder / "pretrain.jsonl").read_text(encoding="utf-8").splitlines()]
     model = Transformer(shape)
     initialise(model, 1)
-    return model.eval(), train_tokenizer(iter(texts), shape.vocabulary_size)
+    return model.eval(), train_tokenizer(iter(texts), shape.vocab_size)
 
 
 def written(way: str, model: Any, tokenizer: Any, folder: Path) -> Path:

@@ -38,7 +38,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--row-tokens", type=int, default=512, help="tokens of one row (default: %(default)s)")
     parser.add_argument("--rank", type=int, default=16, help="of the adapters (default: %(default)s)")
     parser.add_argument("--kind", choices=("lora", "dora"), default="lora", help="(default: %(default)s)")
-    parser.add_argument("--targets", default="*_proj", help="layers, as lora.targets takes them (default: %(default)s)")
+    parser.add_argument(
+        "--targets", default="*_proj", help="layers, as lora.target_modules takes them (default: %(default)s)"
+    )
     parser.add_argument("--trials", type=int, default=5, help="processes of each kind, alternating (default: 5)")
     parser.add_argument("--steps", type=int, default=6, help="timed steps of one trial (default: %(default)s)")
     parser.add_argument("--warmup", type=int, default=2, help="steps before those (default: %(default)s)")
@@ -78,7 +80,7 @@ def main() -> None:
     result: dict[str, Any] = {"settings": settings, "trials": {kind: [] for kind in KINDS}}
     lora = {"rank": asked.rank, "kind": asked.kind, "targets": tuple(asked.targets.split(","))}
     model = asdict(config.resolve(ModelConfig, {"preset": asked.model}))
-    step = {"row_tokens": asked.row_tokens, "rows": asked.rows, "optimizer": "adamw", "compile": "off"}
+    step = {"seq_len": asked.seq_len, "rows": asked.rows, "optimizer": "adamw", "compile": "off"}
     words = ["--threads", asked.threads, "--steps", asked.steps, "--warmup", asked.warmup]
     for number in range(asked.trials):
         for kind in in_turn(KINDS, number):

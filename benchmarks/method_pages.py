@@ -61,9 +61,9 @@ PLOTS = (
         "KL to the start on the model's own answers",
         Axis("nats per answer", from_zero=True),
         (
-            ("whole model, 5e-5", "dpo", "validation_kl_nats_per_answer"),
-            ("LoRA, 1e-4", "dpo_lora", "validation_kl_nats_per_answer"),
-            ("whole model, 3e-4", "dpo_fast", "validation_kl_nats_per_answer"),
+            ("whole model, 5e-5", "dpo", "val_kl_per_answer"),
+            ("LoRA, 1e-4", "dpo_lora", "val_kl_per_answer"),
+            ("whole model, 3e-4", "dpo_fast", "val_kl_per_answer"),
         ),
     ),
     Plot(
@@ -81,24 +81,24 @@ PLOTS = (
         SHARE,
         (
             ("mean reward", "grpo", "reward"),
-            ("equal groups", "grpo", "degenerate_fraction"),
-            ("held out", "grpo", "validation_exact_match"),
+            ("equal groups", "grpo", "frac_zero_reward_std"),
+            ("held out", "grpo", "val_exact_match"),
         ),
         dots=False,
     ),
-    Plot("grpo_entropy", "Entropy of the answers", NATS, (("entropy", "grpo", "entropy_nats"),), dots=False),
+    Plot("grpo_entropy", "Entropy of the answers", NATS, (("entropy", "grpo", "entropy"),), dots=False),
     Plot(
         "ppo_reward",
         "1,000 prompts again and again: learned by heart",
         SHARE,
-        (("mean reward", "ppo_few", "reward"), ("held out", "ppo_few", "validation_exact_match")),
+        (("mean reward", "ppo_few", "reward"), ("held out", "ppo_few", "val_exact_match")),
         dots=False,
     ),
     Plot(
         "ppo_new",
         "20,000 prompts: each seen once",
         SHARE,
-        (("mean reward", "ppo", "reward"), ("held out", "ppo", "validation_exact_match")),
+        (("mean reward", "ppo", "reward"), ("held out", "ppo", "val_exact_match")),
         dots=False,
     ),
     Plot(
@@ -113,8 +113,8 @@ PLOTS = (
         "KL to the teacher, held out",
         Axis("nats per token", from_zero=True),
         (
-            ("logits", "distill-logits", "validation_kl_nats_per_token"),
-            ("top-k", "distill-top_k", "validation_kl_nats_per_token"),
+            ("logits", "distill-logits", "val_kl"),
+            ("top-k", "distill-top_k", "val_kl"),
         ),
     ),
     Plot(
@@ -245,7 +245,7 @@ def of_pairs(record: Record) -> str:
                 span((seed["validation_reward_accuracy"] for seed in after), percent),
                 span((seed["validation_reward_margin"] for seed in after), number),
                 of_likelihood(seeds),
-                span((seed["validation_kl_nats_per_answer"] for seed in after), number),
+                span((seed["val_kl_per_answer"] for seed in after), number),
                 *(of_questions(seeds, kind) for kind in ("all", "tool")),
             ]
             body.append([label, str(len(seeds)), *cells])
@@ -280,7 +280,7 @@ def of_rewards(record: Record) -> str:
 def of_policies(*runs: tuple[str, str]) -> Callable[[Record], str]:
     def table(record: Record) -> str:
         figures = (
-            ("held-out questions right", "validation_exact_match", percent),
+            ("held-out questions right", "val_exact_match", percent),
             ("of answers drawn as in training", "validation_exact_match_drawn", percent),
         )
         return changes(record, runs, figures)

@@ -28,21 +28,21 @@ from pathlib import Path
 from typing import Any
 
 PENJING = [sys.executable, "-m", "penjing"]
-QUIET = ("validate.every=0", "sample.every=0")
+QUIET = ("eval.every=0", "sample.every=0")
 # Conversations of the quickstart's SFT data: the first so many with their answers, and so many of which only the
 # questions are taken.
 LABELLED, FIRST_ASKED, ASKED = 300, 1_000, 3_072
 STUDENT_STEPS, DISTILL_STEPS, OWN_STEPS = 500, 1_200, 300
 # The quickstart's own SFT settings, for a recipe that is made for larger models.
 TINY = (
-    "data.row_tokens=256",
-    "batch.rows=4",
-    "optimizer.kind=muon",
+    "data.seq_len=256",
+    "batch.size=4",
+    "optimizer.name=muon",
     "optimizer.learning_rate=0.02",
     "optimizer.adamw_learning_rate=0.01",
-    "schedule.kind=wsd",
-    "schedule.warmup_fraction=0.02",
-    "schedule.decay_fraction=0.4",
+    "schedule.name=wsd",
+    "schedule.warmup_ratio=0.02",
+    "schedule.decay_ratio=0.4",
 )
 
 
@@ -95,13 +95,13 @@ class Bench:
     # --- preferences and rewards -------------------------------------------------------------------------------------
 
     def pairs(self, recipe: str, name: str, seed: str, *settings: object) -> dict[str, Any]:
-        start, data = f"start={self.quickstart / 'sft'}", f"data.train={self.data / 'dpo.jsonl'}"
+        start, data = f"init_from={self.quickstart / 'sft'}", f"data.train={self.data / 'dpo.jsonl'}"
         return judged(self.train(recipe, f"{name}-{seed}", start, data, self.known, f"seed={seed}", *settings))
 
     @property
     def known(self) -> str:
         """The quickstart's held-out questions, asked before and after."""
-        return f"validate.questions={self.data / 'eval.jsonl'}"
+        return f"eval.questions={self.data / 'eval.jsonl'}"
 
     def dpo(self, seed: str) -> dict[str, Any]:
         return self.pairs("dpo", "dpo", seed)
@@ -128,7 +128,7 @@ class Bench:
         if not world.is_dir():
             self.penjing("data", "toyworld", "--out", world, "--documents", 10, "--conversations", 10,
                          "--preferences", 4_000, "--prompts", 10, "--seed", 7)  # fmt: skip
-        return self.pairs("reward", "reward_more", seed, f"data.train={world / 'dpo.jsonl'}", "validate.rows=400")
+        return self.pairs("reward", "reward_more", seed, f"data.train={world / 'dpo.jsonl'}", "eval.sequences=400")
 
     # --- reinforcement learning --------------------------------------------------------------------------------------
 
@@ -146,10 +146,10 @@ class Bench:
             lines = self.world().read_text(encoding="utf-8").splitlines(keepends=True)
             counts = [line for line in lines if json.loads(line)["kind"] == "count"]
             counting.write_text("".join(counts), encoding="utf-8")
-        start, chats = f"start={self.quickstart / 'pretrain'}", f"data.train={self.data / 'sft.jsonl'}"
-        self.train("tiny_sft", "weak", start, chats, "steps=700", *QUIET)
-        weak = f"start={self.work / 'weak'}"
-        settings = (weak, f"data.train={counting}", "steps=250", "validate.every=50", self.known)
+        start, chats = f"init_from={self.quickstart / 'pretrain'}", f"data.train={self.data / 'sft.jsonl'}"
+        self.train("tiny_sft", "weak", start, chats, "max_steps=700", *QUIET)
+        weak = f"init_from={self.work / 'weak'}"
+        settings = (weak, f"data.train={counting}", "max_steps=250", "eval.every=50", self.known)
         return judged(self.train("grpo", f"grpo-{seed}", f"seed={seed}", *settings))
 
     def grpo_sft(self, seed: str) -> dict[str, Any]:
@@ -173,20 +173,20 @@ class Bench:
         return file
 
     def prompts(self, recipe: str, name: str, seed: str, data: Path) -> dict[str, Any]:
-        start = f"start={self.quickstart / 'sft'}"
-        settings = (start, f"data.train={data}", "steps=150", "validate.every=50", self.known)
+        start = f"init_from={self.quickstart / 'sft'}"
+        settings = (start, f"data.train={data}", "max_steps=150", "eval.every=50", self.known)
         return judged(self.train(recipe, f"{name}-{seed}", f"seed={seed}", *settings))
 
     # --- distillation ------------------------------------------------------------------------------------------------
 
     def distill(self, seed: str) -> dict[str, Any]:
         labelled, answers = self.distillation_data()
-        base = f"start={self.quickstart / 'pretrain'}"
+        base = f"init_from={self.quickstart / 'pretrain'}"
         words = (f"seed={seed}", *QUIET)
-        self.train("tiny_sft", f"student-{seed}", base, f"data.train={labelled}", f"steps={STUDENT_STEPS}", *words)
-        student, steps = f"start={self.work / f'student-{seed}'}", f"steps={DISTILL_STEPS}"
-        teacher = (f"objective.teacher={self.quickstart / 'sft'}", "objective.data_weight=0", "data.kind=chats")
-        taught = (student, f"data.train={answers}", f"seed={seed}", "validate.every=100", *teacher, *TINY)
+        self.train("tiny_sft", f"student-{seed}", base, f"data.train={labelled}", f"max_steps={STUDENT_STEPS}", *words)
+        student, steps = f"init_from={self.work / f'student-{seed}'}", f"max_steps={DISTILL_STEPS}"
+        teacher = (f"objective.teacher={self.quickstart / 'sft'}", "objective.ce_weight=0", "data.format=chats")
+        taught = (student, f"data.train={answers}", f"seed={seed}", "eval.every=100", *teacher, *TINY)
         kinds: dict[str, tuple[str, tuple[object, ...]]] = {
             "control": ("tiny_sft", (student, f"data.train={labelled}", steps, *words)),
             "sft": ("tiny_sft", (student, f"data.train={answers}", steps, *words)),
@@ -195,8 +195,9 @@ class Bench:
             "on_policy": (
                 "distill",
                 # From where the logits have brought it: a student that goes astray writes nothing worth a verdict.
-                (f"start={self.work / f'distill-logits-{seed}'}", *taught[1:], "objective.mode=on_policy",
-                 "objective.answer_tokens=48", f"steps={OWN_STEPS}", "batch.rows=16", "optimizer.learning_rate=0.002",
+                (f"init_from={self.work / f'distill-logits-{seed}'}", *taught[1:], "objective.mode=on_policy",
+                 "objective.max_new_tokens=48", f"max_steps={OWN_STEPS}", "batch.size=16",
+                 "optimizer.learning_rate=0.002",
                  "optimizer.adamw_learning_rate=0.001"),
             ),
         }  # fmt: skip
@@ -263,7 +264,7 @@ METHODS = (
     "ppo_few",
     "distill",
 )
-SHOWN = ("validation_exact_match", "validation_reward_accuracy")
+SHOWN = ("val_exact_match", "validation_reward_accuracy")
 
 
 def summary(figures: dict[str, Any]) -> str:

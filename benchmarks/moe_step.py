@@ -43,11 +43,11 @@ def case(asked: argparse.Namespace, experts: int, chosen: int) -> Case:
     heads = asked.width // 64
     model = shape(asked.width, asked.layers, heads, max(1, heads // 4), asked.mlp, 6400)
     if experts:
-        model |= {"architecture": "qwen3_moe", "experts": experts, "experts_per_token": chosen}
-        model["expert_size"] = asked.mlp // chosen
+        model |= {"architecture": "qwen3_moe", "num_experts": experts, "num_experts_per_tok": chosen}
+        model["moe_intermediate_size"] = asked.mlp // chosen
     name = f"{experts} experts, {chosen} a token" if experts else "dense"
-    passes = max(1, asked.rows // asked.micro_rows)
-    step = {"row_tokens": asked.row_tokens, "rows": asked.micro_rows, "passes": passes}
+    passes = max(1, asked.rows // asked.micro_size)
+    step = {"seq_len": asked.seq_len, "rows": asked.micro_size, "passes": passes}
     how = {"optimizer": "adamw", "compile": "off", "dtype": asked.dtype, "device": asked.device}
     return Case(name=name, model=model, **step, **how)
 

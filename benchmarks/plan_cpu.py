@@ -26,26 +26,26 @@ from penjing.base.files import write_json
 from penjing.bench.table import Table
 
 ROOT = Path(__file__).parents[1]
-TINY = ["data.row_tokens=256", "validate.rows=64"]
-RL = ["objective.rollout.max_tokens=24", "objective.rollout.answers=4", "data.row_tokens=256"]
+TINY = ["data.seq_len=256", "eval.sequences=64"]
+RL = ["objective.rollout.max_new_tokens=24", "objective.rollout.num_generations=4", "data.seq_len=256"]
 # Name, recipe, data, settings, steps. `{base}` is the first run, which later ones start from.
 RUNS: list[tuple[str, str, str, list[str], int]] = [
     ("tiny", "tiny", "pretrain", [*TINY], 700),
-    ("tiny-adamw", "pretrain", "pretrain", ["model=tiny", "optimizer=adamw", *TINY, "batch.rows=8"], 300),
+    ("tiny-adamw", "pretrain", "pretrain", ["model=tiny", "optimizer=adamw", *TINY, "batch.size=8"], 300),
     (
         "wide",
         "pretrain",
         "pretrain",
-        ["model=tiny", "model.hidden_size=256", "model.mlp_size=704", *TINY, "batch.rows=8"],
+        ["model=tiny", "model.hidden_size=256", "model.intermediate_size=704", *TINY, "batch.size=8"],
         150,
     ),
-    ("deep", "tiny", "pretrain", ["model.num_layers=8", *TINY], 400),
-    ("short-rows", "tiny", "pretrain", ["data.row_tokens=64", "batch.rows=16"], 700),
-    ("long-rows", "tiny", "pretrain", ["data.row_tokens=1024", "batch.rows=2"], 250),
-    ("accumulated", "tiny", "pretrain", [*TINY, "batch.rows=32", "batch.micro_rows=4"], 120),
+    ("deep", "tiny", "pretrain", ["model.num_hidden_layers=8", *TINY], 400),
+    ("short-rows", "tiny", "pretrain", ["data.seq_len=64", "batch.size=16"], 700),
+    ("long-rows", "tiny", "pretrain", ["data.seq_len=1024", "batch.size=2"], 250),
+    ("accumulated", "tiny", "pretrain", [*TINY, "batch.size=32", "batch.micro_size=4"], 120),
     ("mixture", "tiny", "pretrain", ["model=tiny-moe", *TINY], 300),
-    ("sft", "tiny_sft", "sft", ["start={base}", *TINY], 500),
-    ("grpo", "grpo", "rl", ["start={sft}", *RL, "batch.rows=8", "validate.rows=32"], 60),
+    ("sft", "tiny_sft", "sft", ["init_from={base}", *TINY], 500),
+    ("grpo", "grpo", "rl", ["init_from={sft}", *RL, "batch.size=8", "eval.sequences=32"], 60),
 ]
 
 
@@ -168,9 +168,9 @@ def main() -> None:
             given = [word.format(base=work / "tiny", sft=work / "sft") for word in settings]
             words = [
                 f"data.train={data / kind}.jsonl",
-                f"steps={count}",
-                f"validate.every={every}",
-                f"save.every={every}",
+                f"max_steps={count}",
+                f"eval.every={every}",
+                f"checkpoint.every={every}",
             ]
             process_seconds = train(recipe, [*words, "sample.every=0", *given], out, work / "home", asked.threads)
             plan, outcome = read(out / "plan.json"), read(out / "outcome.json")

@@ -21,9 +21,9 @@ from penjing.bench.table import Table
 
 def planned(case: dict[str, Any], gpu: str) -> dict[str, Any]:
     words = [f"model.{name}={value}" for name, value in case["model"].items()]
-    words += [f"data.row_tokens={case['row_tokens']}", f"batch.rows={case['rows'] * case['passes']}"]
-    words += [f"batch.micro_rows={case['rows']}", f"compute.compile={case['compile']}", "steps=250"]
-    words += [f"compute.recompute={case['recompute']}", f"compute.dtype={case['dtype']}"]
+    words += [f"data.seq_len={case['seq_len']}", f"batch.size={case['rows'] * case['passes']}"]
+    words += [f"batch.micro_size={case['rows']}", f"compute.compile={case['compile']}", "max_steps=250"]
+    words += [f"compute.activation_checkpointing={case['recompute']}", f"compute.dtype={case['dtype']}"]
     command = [sys.executable, "-m", "penjing", "plan", "run", "pretrain", *words, "--gpu", gpu, "--json"]
     found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return found

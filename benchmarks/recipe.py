@@ -29,8 +29,14 @@ from penjing.bench.record import facts
 from penjing.bench.table import Table, spread, with_range
 
 SIZES = {
-    "0.5M": {"hidden_size": 96, "num_layers": 3, "mlp_size": 256, "head_size": 96},
-    "2M": {"hidden_size": 192, "num_layers": 4, "mlp_size": 512, "head_size": 96, "num_heads": 2},
+    "0.5M": {"hidden_size": 96, "num_hidden_layers": 3, "intermediate_size": 256, "head_dim": 96},
+    "2M": {
+        "hidden_size": 192,
+        "num_hidden_layers": 4,
+        "intermediate_size": 512,
+        "head_dim": 96,
+        "num_attention_heads": 2,
+    },
 }
 SHARES = (0.5, 0.7)
 FIRST_RATE = 4e-3
@@ -93,34 +99,34 @@ def train_once(settings: dict[str, Any], folder: Path, *, plain: bool) -> float:
     figures = train(made.context, made.state)
     made.context.trackers.close()
     made.context.source.close()
-    return figures["validation_bits_per_byte"]
+    return figures["val_bits_per_byte"]
 
 
 class Pair:
     """One size on one corpus."""
 
     def __init__(self, asked: argparse.Namespace, size: str, text: Path, work: Path, tokenizer: Path | None) -> None:
-        shape = {"vocabulary_size": VOCABULARY, "num_heads": 1, "num_kv_heads": 1, **SIZES[size]}
+        shape = {"vocab_size": VOCABULARY, "num_attention_heads": 1, "num_key_value_heads": 1, **SIZES[size]}
         self.asked, self.work, self.count = asked, work, 0
         self.base: dict[str, Any] = {
             "model": shape,
-            "data": {"train": [str(text)], "row_tokens": ROW_TOKENS, "validation_fraction": 0.03},
-            "batch": {"rows": ROWS},
+            "data": {"train": [str(text)], "seq_len": ROW_TOKENS, "val_fraction": 0.03},
+            "batch": {"size": ROWS},
             "compute": {"device": "cpu", "threads": asked.threads, "compile": "off"},
             "sample": {"every": 0},
-            "save": {"every": 10**9},
-            "track": {"every": 10**9},
-            "tokenizer": {"folder": str(tokenizer) if tokenizer else ""},
+            "checkpoint": {"every": 10**9},
+            "log": {"every": 10**9},
+            "tokenizer": {"path": str(tokenizer) if tokenizer else ""},
         }
 
     def run(self, share: float, seed: int, rate: float = 0.0) -> float:
         """rate: plain's; 0 = ours."""
         self.count += 1
         steps = max(1, round(share * self.asked.tokens / (ROWS * ROW_TOKENS)))
-        settings = {**self.base, "steps": steps, "seed": seed, "validate": {"every": steps, "rows": 256}}
+        settings = {**self.base, "steps": steps, "seed": seed, "eval": {"every": steps, "sequences": 256}}
         if rate:
             settings["optimizer"] = {"kind": "adamw", "learning_rate": rate, "weight_decay": 0.1}
-            settings["schedule"] = {"kind": "cosine", "warmup_fraction": 0.02, "floor_fraction": 0.1}
+            settings["schedule"] = {"kind": "cosine", "warmup_ratio": 0.02, "min_lr_ratio": 0.1}
         return train_once(settings, self.work / str(self.count), plain=bool(rate))
 
     def best_rate(self, seed: int) -> tuple[float, dict[float, float]]:

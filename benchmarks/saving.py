@@ -54,8 +54,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 def command(asked: argparse.Namespace, data: Path, out: Path, steps: int, every: int) -> list[str]:
     settings = [
-        f"model={asked.model}", f"data.train={data}", "data.row_tokens=256", f"batch.rows={asked.rows}",
-        f"steps={steps}", f"save.every={every}", "track.every=1", "validate.every=0", "sample.every=0", f"out={out}",
+        f"model={asked.model}", f"data.train={data}", "data.seq_len=256", f"batch.size={asked.rows}",
+        f"max_steps={steps}", f"checkpoint.every={every}", "log.every=1", "eval.every=0", "sample.every=0",
+        f"out={out}",
     ]  # fmt: skip
     return [sys.executable, "-m", "penjing", "train", "pretrain", *settings]
 

@@ -30,42 +30,42 @@ from penjing.bench.trial_process import run_json
 
 
 def cases() -> list[Case]:
-    """131,072 tokens a step where memory allows; the 124M shape at 524,288 as its peers train it."""
+    """131,072 tokens a step where memory allows; the 124M shape at 524,288 as others train it."""
     m26, m64 = shape(512, 8, 8, 2, 1408, 6400), shape(768, 8, 8, 4, 2432, 6400)
     m104 = shape(768, 16, 8, 2, 2048, 6400)
-    m124 = {**shape(768, 12, 6, 6, 2048, 50304), "embeddings": "tied"}
+    m124 = {**shape(768, 12, 6, 6, 2048, 50304), "tie_word_embeddings": True}
     found = [
-        Case(name="26M", model=m26, row_tokens=1024, rows=128, goal_tokens_per_second=2.0e6),
-        Case(name="64M", model=m64, row_tokens=1024, rows=128, goal_tokens_per_second=1.0e6),
-        Case(name="104M", model=m104, row_tokens=1024, rows=128, goal_tokens_per_second=6e5),
-        Case(name="124M GPT-2", model=m124, row_tokens=1024, rows=64, passes=8, goal_tokens_per_second=5.6e5),
-        Case(name="317M", model=shape(1024, 24, 8, 4, 2816, 32768), row_tokens=2048, rows=32, passes=2,
+        Case(name="26M", model=m26, seq_len=1024, rows=128, goal_tokens_per_second=2.0e6),
+        Case(name="64M", model=m64, seq_len=1024, rows=128, goal_tokens_per_second=1.0e6),
+        Case(name="104M", model=m104, seq_len=1024, rows=128, goal_tokens_per_second=6e5),
+        Case(name="124M GPT-2", model=m124, seq_len=1024, rows=64, passes=8, goal_tokens_per_second=5.6e5),
+        Case(name="317M", model=shape(1024, 24, 8, 4, 2816, 32768), seq_len=2048, rows=32, passes=2,
              goal_tokens_per_second=2.08e5),
-        Case(name="1B", model=shape(2048, 18, 16, 8, 6144, 32768), row_tokens=2048, rows=16, passes=4,
+        Case(name="1B", model=shape(2048, 18, 16, 8, 6144, 32768), seq_len=2048, rows=16, passes=4,
              goal_tokens_per_second=8.2e4),
     ]  # fmt: skip
     for how in ("off", "whole", "graphs"):
-        found.append(Case(name=f"26M compile={how}", model=m26, row_tokens=1024, rows=128, compile=how))
-    found.append(Case(name="124M GPT-2 compile=whole", model=m124, row_tokens=1024, rows=64, passes=8, compile="whole"))
-    found.append(Case(name="26M graphs 8 rows", model=m26, row_tokens=1024, rows=8, compile="graphs"))
-    found.append(Case(name="26M blocks 8 rows", model=m26, row_tokens=1024, rows=8))
-    found.append(Case(name="64M adamw", model=m64, row_tokens=1024, rows=128, optimizer="adamw"))
-    found.append(Case(name="64M float16", model=m64, row_tokens=1024, rows=128, dtype="float16"))
-    found.append(Case(name="1B recomputed", model=shape(2048, 18, 16, 8, 6144, 32768), row_tokens=2048, rows=16,
+        found.append(Case(name=f"26M compile={how}", model=m26, seq_len=1024, rows=128, compile=how))
+    found.append(Case(name="124M GPT-2 compile=whole", model=m124, seq_len=1024, rows=64, passes=8, compile="whole"))
+    found.append(Case(name="26M graphs 8 rows", model=m26, seq_len=1024, rows=8, compile="graphs"))
+    found.append(Case(name="26M blocks 8 rows", model=m26, seq_len=1024, rows=8))
+    found.append(Case(name="64M adamw", model=m64, seq_len=1024, rows=128, optimizer="adamw"))
+    found.append(Case(name="64M float16", model=m64, seq_len=1024, rows=128, dtype="float16"))
+    found.append(Case(name="1B recomputed", model=shape(2048, 18, 16, 8, 6144, 32768), seq_len=2048, rows=16,
                       passes=4, recompute="block"))  # fmt: skip
-    half = {"row_tokens": 1024, "rows": 64, "passes": 2}
+    half = {"seq_len": 1024, "rows": 64, "passes": 2}
     for how, said in (("blocks", ""), ("off", " eager")):
         for experts, chosen in ((4, 1), (32, 4)):
-            mixture = {**m64, "architecture": "qwen3_moe", "experts": experts, "experts_per_token": chosen}
-            mixture["expert_size"] = 2432 // chosen
+            mixture = {**m64, "architecture": "qwen3_moe", "num_experts": experts, "num_experts_per_tok": chosen}
+            mixture["moe_intermediate_size"] = 2432 // chosen
             name = f"64M active {chosen} of {experts} experts{said}"
             found.append(Case(name=name, model=mixture, compile=how, **half))
         found.append(Case(name=f"64M dense{said}", model=m64, compile=how, **half))
-    found.append(Case(name="1B on 24 GB", model=found[5].model, row_tokens=2048, rows=4, passes=16, optimizer="adamw",
+    found.append(Case(name="1B on 24 GB", model=found[5].model, seq_len=2048, rows=4, passes=16, optimizer="adamw",
                       state="int8", recompute="block"))  # fmt: skip
-    found.append(Case(name="317M LoRA rank 16", model=found[4].model, row_tokens=2048, rows=32, optimizer="adamw",
+    found.append(Case(name="317M LoRA rank 16", model=found[4].model, seq_len=2048, rows=32, optimizer="adamw",
                       lora={"rank": 16}, compile="off"))  # fmt: skip
-    found.append(Case(name="317M full eager", model=found[4].model, row_tokens=2048, rows=32, optimizer="adamw",
+    found.append(Case(name="317M full eager", model=found[4].model, seq_len=2048, rows=32, optimizer="adamw",
                       compile="off"))  # fmt: skip
     return found
 
@@ -74,10 +74,10 @@ def tiny(case: Case) -> Case:
     """The same case as small as can be, to see that it runs."""
     small = {**case.model, **shape(32, 2, 2, 1, 64, 256)}
     if "experts" in small:
-        small["expert_size"] = 32
+        small["moe_intermediate_size"] = 32
     how = "off" if case.compile == "graphs" or "experts" in small else case.compile  # on a CPU experts are eager
     lora = {"rank": 4} if case.lora else None
-    return replace(case, model=small, row_tokens=64, rows=2, passes=min(2, case.passes), lora=lora, compile=how)
+    return replace(case, model=small, seq_len=64, rows=2, passes=min(2, case.passes), lora=lora, compile=how)
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -107,9 +107,9 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     lots = max(1, asked.steps // asked.lot)
     seconds = time_steps(ready.step, ready.device, steps=lots * asked.lot, warmup=asked.warmup, lot=asked.lot)
     rates = spread([case.tokens / each for each in seconds])
-    keys = mean_keys(np.array(ready.lengths), case.row_tokens)
+    keys = mean_keys(np.array(ready.lengths), case.seq_len)
     causal = training_flops_per_token(ready.config, keys)
-    square = training_flops_per_token(ready.config, case.row_tokens)
+    square = training_flops_per_token(ready.config, case.seq_len)
     peak = hardware.peak(ready.device, ready.dtype).flops_per_second
     return {
         **facts(ready.device, ready.dtype),
@@ -125,7 +125,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
         "peak_memory_bytes": hardware.peak_memory_bytes(ready.device),
         "summed_loss": float(ready.total),
         "dtype": str(ready.dtype).removeprefix("torch."),
-        "variable_length_kernel": supports_varlen(ready.device, ready.dtype, ready.config.head_size),
+        "variable_length_kernel": supports_varlen(ready.device, ready.dtype, ready.config.head_dim),
         "flash": ready.flash,
     }
 

@@ -20,9 +20,9 @@ PENJING = [sys.executable, "-m", "penjing"]
 TOOLS = (
     "objective.rollout.tools=calculator",
     "objective.rollout.max_turns=4",
-    "objective.rollout.max_tokens=240",
+    "objective.rollout.max_new_tokens=240",
     "objective.rewards=exact",
-    "data.row_tokens=512",
+    "data.seq_len=512",
 )
 
 
@@ -56,22 +56,22 @@ def main() -> None:
         penjing("data", "toyworld", "--out", world, "--documents", 10, "--conversations", 10, "--preferences", 10,
                 "--prompts", 10, "--tools", 12_000)  # fmt: skip
     train(
-        "tiny_sft", sft, asked.threads, f"start={asked.quickstart / 'sft'}", f"data.train={world / 'tools.jsonl'}",
-        "data.thinking=switch", "data.row_tokens=512", f"steps={asked.sft_steps}", "validate.every=0", "sample.every=0",
+        "tiny_sft", sft, asked.threads, f"init_from={asked.quickstart / 'sft'}", f"data.train={world / 'tools.jsonl'}",
+        "data.thinking=switch", "data.seq_len=512", f"max_steps={asked.sft_steps}", "eval.every=0", "sample.every=0",
     )  # fmt: skip
     result: dict[str, Any] = {}
     for switch in asked.thinking.split(","):
         result[switch] = {}
         for seed in asked.seeds.split(","):
             done = train(
-                "grpo", asked.work / f"grpo-{switch}-{seed}", asked.threads, f"start={sft}", f"seed={seed}",
+                "grpo", asked.work / f"grpo-{switch}-{seed}", asked.threads, f"init_from={sft}", f"seed={seed}",
                 f"data.train={world / 'tools_rl.jsonl'}", f"objective.rollout.thinking={switch}", *TOOLS,
-                f"steps={asked.steps}", "batch.rows=16", "validate.rows=256", "validate.every=0",
+                f"max_steps={asked.steps}", "batch.size=16", "eval.sequences=256", "eval.every=0",
             )  # fmt: skip
             before = done["before"]
             figures = {name: {"before": first, "after": done[name]} for name, first in before.items()}
             result[switch][seed] = {"seconds": done["seconds"], **figures}
-            shown = "validation_exact_match"
+            shown = "val_exact_match"
             print(f"thinking {switch}, seed {seed}: {before[shown]:.1%} -> {done[shown]:.1%}", flush=True)
     if asked.out:
         asked.out.parent.mkdir(parents=True, exist_ok=True)

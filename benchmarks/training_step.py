@@ -22,7 +22,7 @@ class Case:
 
     name: str
     model: dict[str, Any]
-    row_tokens: int
+    seq_len: int
     rows: int  # of one forward pass
     passes: int = 1  # of one step
     optimizer: str = "muon"
@@ -37,18 +37,18 @@ class Case:
     @property
     def tokens(self) -> int:
         """Of one step."""
-        return self.rows * self.row_tokens * self.passes
+        return self.rows * self.seq_len * self.passes
 
 
 def shape(width: int, layers: int, heads: int, kv: int, mlp: int, vocabulary: int) -> dict[str, Any]:
     return {
         "hidden_size": width,
-        "num_layers": layers,
-        "num_heads": heads,
-        "num_kv_heads": kv,
-        "head_size": width // heads,
-        "mlp_size": mlp,
-        "vocabulary_size": vocabulary,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": width // heads,
+        "intermediate_size": mlp,
+        "vocab_size": vocabulary,
     }
 
 
@@ -74,7 +74,7 @@ def prepare(case: Case) -> Ready:
     from penjing.model.config import ModelConfig
     from penjing.model.init import initialise
     from penjing.model.kernel_selection import activate_flash
-    from penjing.model.lora import Lora, adapt
+    from penjing.model.lora import Lora, add_adapter
     from penjing.model.transformer import Transformer, recompute_activations
     from penjing.objective.next_token import NextToken
     from penjing.optim.adamw import AdamW
@@ -93,7 +93,7 @@ def prepare(case: Case) -> Ready:
     model = Transformer(config)
     initialise(model, 1)
     if case.lora:
-        adapt(model, settings.resolve(Lora, case.lora), seed=1)
+        add_adapter(model, settings.resolve(Lora, case.lora), seed=1)
         precision.cast_frozen(model)
     recompute_activations(model, case.recompute)  # type: ignore[arg-type]
     model.to(device)
@@ -112,8 +112,8 @@ def prepare(case: Case) -> Ready:
     generator = torch.Generator().manual_seed(1)
     batches, lengths = [], list[int]()
     for _ in range(4):
-        ids_BT = torch.randint(config.vocabulary_size, (case.rows, case.row_tokens + 1), generator=generator)
-        cuts_BT = torch.rand(case.rows, case.row_tokens, generator=generator) < 1 / DOCUMENT_TOKENS
+        ids_BT = torch.randint(config.vocab_size, (case.rows, case.seq_len + 1), generator=generator)
+        cuts_BT = torch.rand(case.rows, case.seq_len, generator=generator) < 1 / DOCUMENT_TOKENS
         document_BT = cuts_BT.long().cumsum(1)
         for row_T in document_BT:
             lengths += torch.unique_consecutive(row_T, return_counts=True)[1].tolist()

@@ -76,23 +76,23 @@ def small_run(toy):
     """Settings of a training that takes a second or two: `penjing train` arguments without the recipe and out=."""
     return [
         "model.preset=tiny",
-        "model.vocabulary_size=400",
+        "model.vocab_size=400",
         "model.hidden_size=32",
-        "model.num_layers=2",
-        "model.num_heads=2",
-        "model.num_kv_heads=1",
-        "model.head_size=16",
-        "model.mlp_size=48",
+        "model.num_hidden_layers=2",
+        "model.num_attention_heads=2",
+        "model.num_key_value_heads=1",
+        "model.head_dim=16",
+        "model.intermediate_size=48",
         f"data.train={toy / 'pretrain.jsonl'}",
-        "data.row_tokens=64",
-        "batch.rows=8",
-        "steps=12",
+        "data.seq_len=64",
+        "batch.size=8",
+        "max_steps=12",
         "compute.device=cpu",
         "compute.dtype=float32",
-        "validate.every=6",
-        "validate.rows=8",
-        "save.every=3",
-        "track.every=1",
+        "eval.every=6",
+        "eval.sequences=8",
+        "checkpoint.every=3",
+        "log.every=1",
     ]
 
 
@@ -157,7 +157,7 @@ def losses():
 
     def read(folder):
         lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-        return {line["step"]: line["loss_nats_per_token"] for line in lines if "loss_nats_per_token" in line}
+        return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
     return read
 
@@ -180,14 +180,14 @@ def make_model():
 
     def make(seed: int = 0, **settings: object):
         shape = {
-            "vocabulary_size": 61,
+            "vocab_size": 61,
             "hidden_size": 24,
-            "num_layers": 2,
-            "num_heads": 4,
-            "num_kv_heads": 2,
-            "head_size": 8,
-            "mlp_size": 40,
-            "max_tokens": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "intermediate_size": 40,
+            "max_position_embeddings": 64,
             "rope_theta": 1e4,
         }
         model = Transformer(ModelConfig(**{**shape, **settings}))

@@ -6,13 +6,14 @@ from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
 from penjing.parallel.single import Single
-from penjing.train.checkpointer import Keeper
-from penjing.train.config import SaveSettings
+from penjing.train.checkpointer import Checkpointer
+from penjing.train.config import CheckpointSettings
 
 CPU = torch.device("cpu")
 SHAPE = {
-    "vocabulary_size": 24, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_size": 8,
-    "mlp_size": 24, "max_tokens": 64,
+    "vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 24, "max_position_embeddings": 64,
 }  # fmt: skip
 
 
@@ -41,9 +42,9 @@ class NumberTokenizer:
 
 def make_checkpointer(folder, model, optimizers=(), *, stateful=None, record=lambda incident: None):
     """What saves such a model, on one CPU."""
-    return Keeper(
+    return Checkpointer(
         folder,
-        SaveSettings(),
+        CheckpointSettings(),
         Single(CPU),
         model=model,
         optimizers=list(optimizers),

@@ -15,13 +15,13 @@ from penjing.agent_tools import TOOLS
 from penjing.agent_tools.base import ToolSettings
 from penjing.agent_tools.box import MOST_CALLS, Result, Toolbox
 from penjing.base.errors import UserError
-from penjing.data.chat.turn_parser import Call
+from penjing.data.chat.turn_parser import ToolCall
 
 SETTINGS = ToolSettings(today="2024-02-28", output_characters=60, seconds=1.0)
 
 
 def call(box: Toolbox, name: str, **arguments: Any) -> Result:
-    return box.run([Call(name=name, arguments=arguments)])[0]
+    return box.run([ToolCall(name=name, arguments=arguments)])[0]
 
 
 def made(name: str, tmp_path: Path) -> Toolbox:
@@ -91,17 +91,17 @@ def test_what_tools_say(name: str, arguments: dict[str, Any], result: str | None
 def test_calls_that_cannot_be_run_are_told_so() -> None:
     box = Toolbox(["sum=calculator"], SETTINGS)
     results = box.run([
-        Call(name="sum", arguments={"expression": "1+2"}),
-        Call(name="calculator", arguments={"expression": "1+2"}),
-        Call(problem="the call is not JSON", text="1+2"),
-        Call(name="sum", arguments={"expression": "1+"}),
+        ToolCall(name="sum", arguments={"expression": "1+2"}),
+        ToolCall(name="calculator", arguments={"expression": "1+2"}),
+        ToolCall(problem="the call is not JSON", text="1+2"),
+        ToolCall(name="sum", arguments={"expression": "1+"}),
     ])  # fmt: skip
     assert [result.worked for result in results] == [True, False, False, False]
     assert results[0].text == "3"
     assert results[1].text == "error: no tool is called calculator; there are: sum"
     assert results[2].text == "error: the call is not JSON"
     assert box.schemas[0]["name"] == "sum"
-    many = box.run([Call(name="sum", arguments={"expression": "1"})] * (MOST_CALLS + 2))
+    many = box.run([ToolCall(name="sum", arguments={"expression": "1"})] * (MOST_CALLS + 2))
     assert sum(result.worked for result in many) == MOST_CALLS
 
 
@@ -135,7 +135,7 @@ def test_a_tool_of_ones_own_fails_alone_and_in_time(own: str) -> None:
     assert call(box, "shout") == Result(text="error: 'text'", worked=False)
     began = time.monotonic()
     slow, quick = box.run([
-        Call(name="shout", arguments={"wait": True}), Call(name="calculator", arguments={"expression": "1+1"}),
+        ToolCall(name="shout", arguments={"wait": True}), ToolCall(name="calculator", arguments={"expression": "1+1"}),
     ])  # fmt: skip
     assert slow.text == "error: no result within 1 seconds" and quick.text == "2"
     assert time.monotonic() - began < 30

@@ -62,7 +62,7 @@ class Shape:
 class Data:
     files: tuple[str, ...] = ()
     order: Literal["given", "drawn"] = "drawn"
-    row_tokens: int = 16
+    seq_len: int = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +100,10 @@ def test_home_is_written_out(monkeypatch):
 
 def test_defaults_then_recipe_then_file_then_command_line(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("seed = 3\nshare = 0.3\n[data]\nrow_tokens = 3\n")
-    recipe = {"seed": 2, "share": 0.2, "name": "recipe", "data": {"row_tokens": 2, "order": "given"}}
+    recipe = {"seed": 2, "share": 0.2, "name": "recipe", "data": {"seq_len": 2, "order": "given"}}
     got = resolve(Settings, recipe, read_toml(tmp_path / "run.toml"), parse_overrides(["seed=4"]))
     assert (got.seed, got.share, got.name, got.verbose) == (4, 0.3, "recipe", False)
-    assert (got.data.row_tokens, got.data.order, got.data.files) == (3, "given", ())
+    assert (got.data.seq_len, got.data.order, got.data.files) == (3, "given", ())
 
 
 def test_no_layer_gives_the_defaults() -> None:
@@ -111,9 +111,9 @@ def test_no_layer_gives_the_defaults() -> None:
 
 
 def test_layers_are_left_as_they_were() -> None:
-    recipe = {"shape": "large", "data": {"row_tokens": 2}}
-    from_words("shape=small", "data.row_tokens=5", below=recipe)
-    assert recipe == {"shape": "large", "data": {"row_tokens": 2}}
+    recipe = {"shape": "large", "data": {"seq_len": 2}}
+    from_words("shape=small", "data.seq_len=5", below=recipe)
+    assert recipe == {"shape": "large", "data": {"seq_len": 2}}
 
 
 # ------------------------------------------------------------------------------------------------------------- choices
@@ -152,10 +152,12 @@ def test_a_preset_and_a_change_to_it_in_either_order(words: tuple[str, str]) -> 
     assert from_words(*words).shape == Shape(preset="large", width=64, depth=6)
 
 
-@pytest.mark.parametrize("words", [("model=26m", "model.num_layers=6"), ("model.num_layers=6", "model=26m")])
+@pytest.mark.parametrize(
+    "words", [("model=26m", "model.num_hidden_layers=6"), ("model.num_hidden_layers=6", "model=26m")]
+)
 def test_model_presets_of_a_run(words: tuple[str, str]) -> None:
     model = resolve(Run, {"model": "64m"}, parse_overrides(words)).model
-    assert (model.preset, model.num_layers, model.architecture) == ("26m", 6, PRESETS["26m"]["architecture"])
+    assert (model.preset, model.num_hidden_layers, model.architecture) == ("26m", 6, PRESETS["26m"]["architecture"])
 
 
 def test_another_preset_drops_what_a_lower_layer_set() -> None:
@@ -303,7 +305,7 @@ def test_a_file_of_wrong_types_is_one_clear_line(table: dict[str, Any]) -> None:
     [
         ("sede=1", "Did you mean seed?"),
         ("shap=large", "Did you mean shape?"),
-        ("data.row_token=4", "Did you mean data.row_tokens?"),
+        ("data.row_token=4", "Did you mean data.seq_len?"),
         ("animal.wing=4", "Did you mean animal.wings?"),
         ("data.order=drwan", "Did you mean drawn?"),
     ],
@@ -313,11 +315,11 @@ def test_the_nearest_name_is_told(word: str, nearest: str) -> None:
 
 
 def test_a_name_like_no_other_lists_them_all() -> None:
-    assert "Settings here: data.files, data.order, data.row_tokens" in error_of("data.qqq=4")
+    assert "Settings here: data.files, data.order, data.seq_len" in error_of("data.qqq=4")
 
 
 def test_a_wrong_value_names_key_got_and_wanted() -> None:
-    assert error_of("data.row_tokens=long") == "data.row_tokens: not a number; got 'long'; wanted a whole number"
+    assert error_of("data.seq_len=long") == "data.seq_len: not a number; got 'long'; wanted a whole number"
 
 
 @pytest.mark.parametrize(
@@ -356,7 +358,11 @@ def test_a_run_comes_back_from_its_file(stage: str, train: list[str], name: str,
     run = resolve(
         Run,
         {"stage": stage, "seed": seed, "epochs": epochs, "model": "tiny", "optimizer": "muon", "schedule": "wsd"},
-        {"data": {"train": train}, "track": {"name": name, "wandb": True}, "sample": {"prompts": [name, *train]}},
+        {
+            "data": {"train": train},
+            "log": {"run_name": name, "trackers": ("wandb",)},
+            "sample": {"prompts": [name, *train]},
+        },
     )
     assert (run.stage, run.seed, run.epochs, run.data.train) == (stage, seed, epochs, tuple(train))
     assert resolve(Run, tomllib.loads(to_toml(run))) == run
@@ -367,7 +373,7 @@ def test_the_written_file_spells_out_every_setting() -> None:
     assert written["animal"] == {"kind": "slow", "rate": 0.1, "shells": 1}
     assert written["shape"] == {"preset": "small", "width": 9, "depth": 1}
     assert written.keys() == {one.name for one in fields(Settings)}
-    assert to_dict(Settings())["data"] == {"files": (), "order": "drawn", "row_tokens": 16}
+    assert to_dict(Settings())["data"] == {"files": (), "order": "drawn", "seq_len": 16}
 
 
 def test_listed_settings_are_the_ones_that_resolve() -> None:

@@ -6,8 +6,8 @@ from penjing.base.errors import UserError, nearest, suggest
 
 
 def test_the_line_holds_everything_it_was_given() -> None:
-    error = UserError("too small", where="batch.rows", got=0, wanted="at least 1", next_step="Try batch.rows=8.")
-    assert str(error) == "batch.rows: too small; got 0; wanted at least 1. Try batch.rows=8."
+    error = UserError("too small", where="batch.size", got=0, wanted="at least 1", next_step="Try batch.size=8.")
+    assert str(error) == "batch.size: too small; got 0; wanted at least 1. Try batch.size=8."
     assert str(UserError("no data")) == "no data"
 
 

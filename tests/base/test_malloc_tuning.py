@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from penjing.base import malloc_tuning as heap
-from penjing.base.malloc_tuning import frozen_collector, keep_freed_memory
+from penjing.base.malloc_tuning import gc_frozen, tune_malloc
 
 COUNT_FAULTS = """
 import resource, sys
@@ -32,7 +32,7 @@ def faults(how):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's heap")
 def test_blocks_are_not_asked_for_again():
-    if not keep_freed_memory():
+    if not tune_malloc():
         pytest.skip("another C library")
     assert faults("kept") < 100
 
@@ -55,7 +55,7 @@ print(before - resident_bytes(), sum(map(sum, kept[:3])))
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's heap")
 def test_gaps_between_blocks_are_given_back_and_blocks_are_not():
-    if not keep_freed_memory():
+    if not tune_malloc():
         pytest.skip("another C library")
     done = subprocess.run([sys.executable, "-c", GIVE_BACK], capture_output=True, text=True, check=True)
     given, total = map(int, done.stdout.split())
@@ -70,7 +70,7 @@ def test_what_was_there_is_frozen_and_what_comes_is_collected(monkeypatch):
     class Knot:
         pass
 
-    with frozen_collector():
+    with gc_frozen():
         assert gc.get_freeze_count() > 1000
         assert gc.isenabled()
         knot = Knot()

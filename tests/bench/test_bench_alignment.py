@@ -90,7 +90,7 @@ def test_a_failed_trial_is_one_line(alignment_spec, tmp_path):
 
 
 def test_the_baseline_gets_pairs_in_the_order_of_our_steps():
-    run = resolve_run("dpo", {"steps": 5, "batch": {"rows": 4}})
+    run = resolve_run("dpo", {"steps": 5, "batch": {"size": 4}})
     taken = []
 
     class Asking(Exception):
@@ -116,19 +116,19 @@ def talker(toy, small_run, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("talker")
     words = [word for word in small_run if not word.startswith(("data.", "steps"))]
-    more = [f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=128", "steps=3", f"out={folder / 'sft'}"]
+    more = [f"data.train={toy / 'sft.jsonl'}", "data.seq_len=128", "max_steps=3", f"out={folder / 'sft'}"]
     execute(resolve_run("tiny_sft", parse_overrides([*words, *more, "compute.threads=1"])), Console(quiet=True))
     return folder / "sft"
 
 
 RATES = {"dpo": 3.3e-4, "grpo": 4.4e-4}  # no default of either side
 SMALL = {
-    "dpo": ["batch.rows=4", f"optimizer.learning_rate={RATES['dpo']}"],
+    "dpo": ["batch.size=4", f"optimizer.learning_rate={RATES['dpo']}"],
     "grpo": [
         f"optimizer.learning_rate={RATES['grpo']}",
-        "batch.rows=2",
-        "objective.rollout.answers=2",
-        "objective.rollout.max_tokens=4",
+        "batch.size=2",
+        "objective.rollout.num_generations=2",
+        "objective.rollout.max_new_tokens=4",
     ],
 }
 
@@ -166,7 +166,7 @@ def test_beside_trl_both_learn_the_same(method, talker, toy, quiet):
 
 @pytest.mark.parametrize(
     "setting",
-    ["objective.loss=ipo", "optimizer.kind=muon", "lora.rank=4", "optimizer.weight_decay=0.1", "schedule.kind=cosine"],
+    ["objective.loss=ipo", "optimizer.name=muon", "lora.rank=4", "optimizer.weight_decay=0.1", "schedule.name=cosine"],
 )
 def test_settings_that_the_baseline_does_not_get_are_refused(setting, talker, toy, quiet):
     with pytest.raises(UserError, match=setting.partition("=")[0]):

@@ -21,9 +21,15 @@ from penjing.train.config import Run
 
 PRETRAIN = Pretrain()
 QUICK = {"baseline": "none", "quick": True, "trials": 1, "seconds": 1.0, "steps": 3, "threads": 1}
-TINY = pretrain_data.Size(
-    model={"hidden_size": 32, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_size": 16}
-    | {"mlp_size": 48, "vocabulary_size": 400},
+TINY = pretrain_data.DataSize(
+    model={
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
+    | {"intermediate_size": 48, "vocab_size": 400},
     seq_len=64,
     batch=4,
     held_out=16,
@@ -255,7 +261,7 @@ def test_real_contestants_learn_from_the_same(toy, quiet, monkeypatch, in_proces
     baselines = ["trainer", "trainer-packed", "minimind-style"]
     if importlib.util.find_spec("accelerate") is None:
         baselines = baselines[2:]  # the others are left out; see above
-    settings = ("compute.dtype=float32", "batch.rows=2")
+    settings = ("compute.dtype=float32", "batch.size=2")
     more = {"baseline": ",".join(baselines), "may_compile": False, "trial": trial}
     record = start(quiet, toy / "pretrain.jsonl", *settings, **more)
     told = {name: trials[0]["settings"] for name, trials in record["path"]["trials"].items()}

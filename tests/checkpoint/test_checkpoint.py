@@ -77,7 +77,13 @@ def test_weights_and_optimizers_come_back_bit_for_bit(tmp_path, kind):
     def make():
         model = Transformer(
             ModelConfig(
-                vocabulary_size=30, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1, head_size=4, mlp_size=12
+                vocab_size=30,
+                hidden_size=8,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                num_key_value_heads=1,
+                head_dim=4,
+                intermediate_size=12,
             )
         )
         initialise(model, 0)

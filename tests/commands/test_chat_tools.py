@@ -13,7 +13,7 @@ from penjing.agent_tools.box import Toolbox
 from penjing.base.errors import UserError
 from penjing.commands import chat as talking
 from penjing.data.chat.render import render
-from penjing.data.chat.turn_parser import Part, parts
+from penjing.data.chat.turn_parser import Span, parts
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, train_tokenizer
 
@@ -58,7 +58,7 @@ def talk(tokenizer, monkeypatch):
         monkeypatch.setattr(talking, "stream", script.stream)
         trained = SimpleNamespace(
             tokenizer=tokenizer, model=SimpleNamespace(config=SimpleNamespace(max_tokens=2000)),
-            run=SimpleNamespace(data=SimpleNamespace(row_tokens=2000), model=SimpleNamespace(max_tokens=2000)),
+            run=SimpleNamespace(data=SimpleNamespace(seq_len=2000), model=SimpleNamespace(max_tokens=2000)),
         )  # fmt: skip
         shown = io.StringIO()
         manner = talking.GenerationOptions(thinking=thinking, toolbox=Toolbox(tools))
@@ -140,7 +140,7 @@ def test_a_character_is_shown_whole():
     shown = io.StringIO()
     screen = talking._Screen(Console(file=shown, width=80))
     for text in ("a", "a\ufffd", "a好", "a好\n", "a好\nb\n"):
-        screen.show([Part("words", text)])
+        screen.show([Span("words", text)])
     assert shown.getvalue() == "a好\nb"
     screen.end()
     assert shown.getvalue() == "a好\nb\n\n"
@@ -201,7 +201,7 @@ def test_the_oldest_exchange_is_forgotten_whole(tokenizer):
 
 
 def test_a_pretrained_model_is_not_asked_to_think(small_run, tmp_path, penjing):
-    penjing("train", "pretrain", *small_run, "steps=1", f"out={tmp_path / 'run'}")
+    penjing("train", "pretrain", *small_run, "max_steps=1", f"out={tmp_path / 'run'}")
     with pytest.raises(UserError, match="only pretrained"):
         talking.chat(
             tmp_path / "run",

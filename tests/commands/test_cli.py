@@ -83,8 +83,8 @@ def test_broken_json_names_the_line(mistake, tmp_path):
 
 
 def test_rows_longer_than_the_model(mistake):
-    line = mistake("train", "pretrain", "model=tiny", "data.row_tokens=4096", "data.train=x.txt")
-    assert "data.row_tokens" in line
+    line = mistake("train", "pretrain", "model=tiny", "data.seq_len=4096", "data.train=x.txt")
+    assert "data.seq_len" in line
     assert "4096" in line
 
 
@@ -96,11 +96,11 @@ def test_vocabulary_mismatch(mistake, toy, tmp_path):
         "train",
         "pretrain",
         "model=tiny",
-        "model.vocabulary_size=270",
-        "tokenizer.folder=tokenizer",
+        "model.vocab_size=270",
+        "tokenizer.path=tokenizer",
         f"data.train={toy / 'pretrain.jsonl'}",
     )
-    assert "model.vocabulary_size" in line
+    assert "model.vocab_size" in line
 
 
 def test_cuda_absent(mistake, toy):
@@ -108,7 +108,7 @@ def test_cuda_absent(mistake, toy):
 
 
 def test_unknown_setting_suggests(mistake):
-    assert "Did you mean batch.rows?" in mistake("train", "pretrain", "batch.row=3")
+    assert "Did you mean batch.size?" in mistake("train", "pretrain", "batch.row=3")
 
 
 def test_unknown_recipe_suggests(mistake):
@@ -116,30 +116,30 @@ def test_unknown_recipe_suggests(mistake):
 
 
 def test_experts_in_a_dense_model_are_refused(mistake):
-    assert "qwen3 is a dense architecture" in mistake("train", "tiny", "model.experts=4")
+    assert "qwen3 is a dense architecture" in mistake("train", "tiny", "model.num_experts=4")
 
 
 def test_router_settings_of_a_dense_model_are_refused(mistake):
-    assert "no effect on a dense model" in mistake("train", "tiny", "router.z_weight=0.001")
+    assert "no effect on a dense model" in mistake("train", "tiny", "router.z_loss_coef=0.001")
 
 
 def test_a_setting_of_another_choice_is_refused(mistake):
-    assert "optimizer.momentum" in mistake("train", "pretrain", "optimizer.kind=adamw", "optimizer.momentum=0.9")
+    assert "optimizer.momentum" in mistake("train", "pretrain", "optimizer.name=adamw", "optimizer.momentum=0.9")
 
 
 def test_never_saving_is_refused(mistake):
-    assert "save.every" in mistake("train", "pretrain", "save.every=0", "data.train=x.txt")
+    assert "checkpoint.every" in mistake("train", "pretrain", "checkpoint.every=0", "data.train=x.txt")
 
 
 def test_epochs_and_steps_together_are_refused(mistake):
-    assert "epochs, steps" in mistake("train", "pretrain", "epochs=2", "steps=100", "data.train=x.txt")
+    assert "epochs, steps" in mistake("train", "pretrain", "epochs=2", "max_steps=100", "data.train=x.txt")
 
 
 def test_epochs_take_the_place_of_a_recipes_steps():
     from penjing.commands.train import resolve_run
 
-    assert resolve_run("tiny", {"epochs": 2}).steps == 0
-    assert resolve_run("tiny", {"steps": 7}).steps == 7
+    assert resolve_run("tiny", {"epochs": 2}).max_steps == 0
+    assert resolve_run("tiny", {"steps": 7}).max_steps == 7
 
 
 def test_chats_cannot_be_pretrained_on_as_documents(mistake, toy):

@@ -28,7 +28,7 @@ DRAWN = AnswerOptions(temperature=1.0, max_tokens=12, cut="keep", seed=4)
 def model(tmp_path_factory, small_run, toy):
     folder = tmp_path_factory.mktemp("model") / "run"
     words = [word for word in small_run if not word.startswith(("data", "steps"))]
-    words += [f"data.train={toy / 'sft.jsonl'}", "data.kind=chats", "data.row_tokens=256", "steps=4"]
+    words += [f"data.train={toy / 'sft.jsonl'}", "data.format=chats", "data.seq_len=256", "max_steps=4"]
     execute(resolve_run("pretrain", parse_overrides([*words, f"out={folder}"])), Console(quiet=True))
     return folder
 

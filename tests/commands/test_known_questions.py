@@ -19,7 +19,7 @@ from penjing.eval import questions as asking
 from penjing.eval.known_questions import KnownQuestions, print_changes
 from penjing.parallel.single import Single
 from penjing.train.from_pretrained import questions_of_start
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 
 SMALL = {"who": 4, "tool": 6}
 
@@ -55,8 +55,8 @@ def base(tmp_path_factory, small_run, toy, asked):
     folder = tmp_path_factory.mktemp("known") / "run"
     words = [word for word in small_run if not word.startswith(("data.", "steps", "validate"))]
     outcome, _ = train(
-        "sft", *words, f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=3", f"out={folder}",
-        f"validate.questions={asked}", "validate.every=0", "validate.rows=8",
+        "sft", *words, f"data.train={toy / 'sft.jsonl'}", "data.seq_len=256", "max_steps=3", f"out={folder}",
+        f"eval.questions={asked}", "eval.every=0", "eval.sequences=8",
     )  # fmt: skip
     assert "questions" not in outcome  # they are known to it, and not asked: nothing is compared with before
     return folder
@@ -65,15 +65,15 @@ def base(tmp_path_factory, small_run, toy, asked):
 @pytest.fixture
 def words(base, toy, small_run):
     common = [word for word in small_run if word.startswith(("compute", "track"))]
-    more = ("batch.rows=4", "steps=2", "validate.every=0", "validate.rows=4", "data.validation_fraction=0.25")
-    return [*common, *more, f"start={base}", "data.row_tokens=256"]
+    more = ("batch.size=4", "max_steps=2", "eval.every=0", "eval.sequences=4", "data.val_fraction=0.25")
+    return [*common, *more, f"init_from={base}", "data.seq_len=256"]
 
 
 PAIRS = ("dpo.jsonl", "objective.own_answers=0")
 PROMPTS = (
     "rl.jsonl",
-    "objective.rollout.max_tokens=4",
-    "objective.rollout.answers=2",
+    "objective.rollout.max_new_tokens=4",
+    "objective.rollout.num_generations=2",
     "objective.rewards=repetition,length",
 )
 RUNS = [
@@ -93,7 +93,7 @@ def test_every_way_of_preferring_and_reinforcing_says_what_it_changed(
 
     def ask(model, tokenizer, questions, **how):
         times.append(len(questions))
-        return [asking.Answered(each, "", right=len(times) == 1 or each.kind != "tool") for each in questions]
+        return [asking.GradedAnswer(each, "", right=len(times) == 1 or each.kind != "tool") for each in questions]
 
     monkeypatch.setattr(asking, "ask", ask)
     out = tmp_path / "run"
@@ -153,7 +153,7 @@ def test_a_run_that_was_begun_without_questions_has_nothing_to_compare_them_with
 ):
     monkeypatch.setattr(asking, "ask", lambda *given, **named: pytest.fail("asked"))
     settings = ("dpo", *words, f"data.train={toy / 'dpo.jsonl'}", "objective.own_answers=0", f"out={tmp_path / 'run'}")
-    train(*settings, "validate.questions=none")
+    train(*settings, "eval.questions=none")
     outcome, said = train(*settings)
     assert "questions" not in outcome
     assert f"not asked before the first step: {asked}" in said
@@ -166,15 +166,15 @@ def test_less_memory_means_smaller_parts(tmp_path, monkeypatch, asked):
         sizes.append(rows)
         if rows > 16:
             raise MemoryError
-        return [asking.Answered(each, "", right=True) for each in questions]
+        return [asking.GradedAnswer(each, "", right=True) for each in questions]
 
     monkeypatch.setattr(asking, "ask", ask)
-    run = resolve_run("dpo", parse_overrides([f"validate.questions={asked}"]))
+    run = resolve_run("dpo", parse_overrides([f"eval.questions={asked}"]))
     prepared = SimpleNamespace(
         context=SimpleNamespace(strategy=Single(torch.device("cpu"))),
         stage=SimpleNamespace(tokenizer=None),
         model=None,
-        folder=RunFolder(tmp_path),
+        folder=RunDir(tmp_path),
     )
     KnownQuestions(run, Console(file=io.StringIO())).ask(prepared, "before")
     assert sizes == [64, 32, 16]
@@ -187,10 +187,10 @@ def test_which_questions_a_model_is_known_by(tmp_path, base, asked, words):
     assert questions_of_start(str(tmp_path)) == ""
     assert questions_of_start("some/hub-name") == ""
     resolved = resolve_run("dpo", parse_overrides(words))
-    assert resolved.validate.questions == str(asked)
-    assert resolve_run("dpo", parse_overrides([*words, "validate.questions=none"])).validate.questions == "none"
+    assert resolved.eval.questions == str(asked)
+    assert resolve_run("dpo", parse_overrides([*words, "eval.questions=none"])).eval.questions == "none"
     with pytest.raises(UserError, match=r"missing\.jsonl"):  # before anything is read or built
-        train("dpo", *words, "validate.questions=missing.jsonl", f"out={tmp_path / 'run'}")
+        train("dpo", *words, "eval.questions=missing.jsonl", f"out={tmp_path / 'run'}")
     assert not (tmp_path / "run").exists()
 
 
@@ -210,10 +210,10 @@ def test_the_quickstarts_sft_is_known_by_its_questions(tmp_path, monkeypatch):
     monkeypatch.setattr(quickstart, "resolve_run", lambda recipe, *layers: layers)
     settings = quickstart.QuickstartOptions(out=tmp_path)
     layer, _ = quickstart._finetuning(settings, quickstart._corpus(settings))
-    assert layer["validate"]["questions"] == str(tmp_path / "data/eval.jsonl")
+    assert layer["eval"]["questions"] == str(tmp_path / "data/eval.jsonl")
 
 
 def test_nothing_is_asked_of_what_does_not_speak(asked):
-    for recipe, setting in (("reward", "data.kind=preferences"), ("pretrain", "validate.before=yes")):
-        run = resolve_run(recipe, parse_overrides([setting, f"validate.questions={asked}"]))
+    for recipe, setting in (("reward", "data.format=preferences"), ("pretrain", "eval.at_start=true")):
+        run = resolve_run(recipe, parse_overrides([setting, f"eval.questions={asked}"]))
         assert KnownQuestions(run, Console(file=io.StringIO())).questions == []

@@ -25,21 +25,21 @@ def test_a_ladder_is_chosen_once_for_what_was_asked(tmp_path, monkeypatch):
     chosen = _ladder(run, 60.0, file)
     monkeypatch.setattr(scaling, "proxy_runs", lambda *asked: [])
     assert _ladder(run, 60.0, file) == chosen
-    longer = run_of("pretrain", "model=tiny", "data.train=x.txt", "steps=99")
+    longer = run_of("pretrain", "model=tiny", "data.train=x.txt", "max_steps=99")
     assert _ladder(longer, 60.0, file) == chosen  # how far is foreseen says nothing of the small runs
     assert _ladder(run, 61.0, file) == []
-    other = run_of("pretrain", "model=tiny", "data.train=x.txt", "batch.rows=2")
+    other = run_of("pretrain", "model=tiny", "data.train=x.txt", "batch.size=2")
     assert _ladder(other, 61.0, file) == []
 
 
 def test_a_finished_small_run_is_not_taken_for_other_data_or_settings(small_run, toy, tmp_path):
-    words = [*small_run, "validate.every=0", f"out={tmp_path}"]
+    words = [*small_run, "eval.every=0", f"out={tmp_path}"]
     run = run_of("pretrain", *words)
-    model = {"num_layers": 1}
+    model = {"num_hidden_layers": 1}
     small = scaling.ProxyRun(name="small", model=model, parameters=1, steps=2, tokens=1024, seconds=0.0)
     first = _train(run, small, tmp_path, "", silent())
     assert _train(run, small, tmp_path, "", silent()) == first and first[LOSS] > 0
-    without_steps = [word for word in words if not word.startswith("steps=")]
+    without_steps = [word for word in words if not word.startswith("max_steps=")]
     assert _train(run_of("pretrain", *without_steps, "epochs=3"), small, tmp_path, "", silent()) == first
     with pytest.raises(UserError, match="seed was"):
         _train(run_of("pretrain", *words, "seed=9"), small, tmp_path, "", silent())
@@ -54,7 +54,7 @@ def test_a_finished_small_run_is_not_taken_for_other_data_or_settings(small_run,
     [
         ("reward", [], "next-token losses only"),
         ("dpo", ["objective.loss=simpo"], "next-token losses only"),
-        ("pretrain", ["start={run}"], "trains from scratch"),
+        ("pretrain", ["init_from={run}"], "trains from scratch"),
     ],
 )
 def test_what_has_no_such_loss_or_begins_with_a_model_is_refused_first(recipe, words, said, tmp_path, monkeypatch):

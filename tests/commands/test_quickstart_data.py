@@ -125,9 +125,9 @@ def test_a_broken_line_is_left_out_and_told(begin, monkeypatch):
 
 def test_too_many_broken_lines_are_refused_before_anything_is_trained(begin):
     jsonl("my.jsonl", *texts(97), *['{"text": "cut\n'] * 3)
-    with pytest.raises(UserError, match=r"3 of 100 records are broken.*my\.jsonl:98.*data\.max_bad=0\.03"):
+    with pytest.raises(UserError, match=r"3 of 100 records are broken.*my\.jsonl:98.*data\.max_bad_fraction=0\.03"):
         quickstart(QuickstartOptions(data="my.jsonl", out=Path("other")), Console(quiet=True))
-    assert "97 texts" in begin("my.jsonl", "data.max_bad=0.03")[2]
+    assert "97 texts" in begin("my.jsonl", "data.max_bad_fraction=0.03")[2]
 
 
 @pytest.mark.parametrize("fresh", [False, True])

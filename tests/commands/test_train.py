@@ -13,7 +13,7 @@ from penjing.commands import train as execute
 from penjing.commands.plan_print import print_plan
 from penjing.commands.train import resolve_run, write_samples
 from penjing.parallel.single import Single
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 
 NASTY = "so [/quote] and [/] and [red]he[/red] said :heart:"
 TOKENIZER = SimpleNamespace(begin=0, stop={1}, encode=lambda text: [2], decode=lambda ids: NASTY)
@@ -64,7 +64,7 @@ def plan_of(run, notes):
     prepared = SimpleNamespace(
         run=run,
         bill=BILL,
-        size=SimpleNamespace(unit="rows", row_tokens=8, padding_fraction=0.0),
+        size=SimpleNamespace(unit="rows", seq_len=8, padding_fraction=0.0),
         context=SimpleNamespace(accumulate=1),
         stage=stage,
         notes=notes,
@@ -98,7 +98,7 @@ def test_float16_on_a_cpu_is_warned_of_before_the_first_step(dtype):
 def test_figures_from_before_are_found_among_lines_that_a_full_disk_cut_short(tmp_path):
     figures = '{"step": 0, "tokens": 0, "validation_loss": 5.5, "validation_other": 1.0}'
     (tmp_path / "metrics.jsonl").write_text(f'\n{{"step": 0, "vali\n\n{figures}\n{{"step": 3, "loss": 2.0}}\n{{"st')
-    assert execute._before(RunFolder(tmp_path), {"validation_loss": 2.0}) == {"validation_loss": 5.5}
+    assert execute._before(RunDir(tmp_path), {"validation_loss": 2.0}) == {"validation_loss": 5.5}
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory.\nTried"), MemoryError()])
@@ -119,7 +119,7 @@ def test_memory_that_does_not_suffice_is_one_line(tmp_path, monkeypatch, error):
 def test_figures_that_are_no_number_are_left_out_and_told_once(tmp_path, rank, recwarn):
     meter = SimpleNamespace(totals=lambda: {"sample_seconds": 0.0})
     prepared = SimpleNamespace(
-        folder=RunFolder(tmp_path),
+        folder=RunDir(tmp_path),
         resumed_from=None,
         resumed=0,
         stage=SimpleNamespace(fingerprint="d"),

@@ -197,7 +197,7 @@ def test_back_to_stock_in_a_file(pair, tmp_path):
     with torch.no_grad():
         assert (again.eval()(IDS_BT).logits - ours(IDS_BT)).abs().max() < 1e-5
     ours_again = read_hf(tmp_path)
-    untied = {"embeddings": "untied"} if ours.config.architecture == "glm4_moe" else {}
+    untied = {"tie_word_embeddings": False} if ours.config.architecture == "glm4_moe" else {}
     assert ours_again.config == replace(ours.config, **untied)
     for name, value in ours.state_dict().items():
         assert torch.equal(ours_again.weights[name], value)
@@ -214,7 +214,7 @@ def test_the_spelling_of_transformers_4(pair):
     if rope["rope_type"] != "default":
         settings["rope_scaling"] = rope
     assert config_from_hf(settings, "config.json") == replace(
-        ours.config, embeddings=config_from_hf(settings, "config.json").embeddings
+        ours.config, embeddings=config_from_hf(settings, "config.json").tie_word_embeddings
     )
 
 
@@ -301,28 +301,31 @@ def test_what_other_classes_have_is_refused(architecture, change, line):
 
 
 SMALL = {
-    "vocabulary_size": 61,
+    "vocab_size": 61,
     "hidden_size": 24,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_size": 8,
-    "mlp_size": 40,
-    "max_tokens": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 40,
+    "max_position_embeddings": 64,
 }
-MOE = {"experts": 4, "experts_per_token": 2, "expert_size": 16}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"architecture": "qwen3", "query_key_norm": "none"}, "Qwen3ForCausalLM cannot express this shape; got none"),
-        ({"architecture": "llama", "query_key_norm": "head"}, "LlamaForCausalLM cannot express this shape; got head"),
+        ({"architecture": "qwen3", "qk_norm": "none"}, "Qwen3ForCausalLM cannot express this shape; got none"),
+        ({"architecture": "llama", "qk_norm": "head"}, "LlamaForCausalLM cannot express this shape; got head"),
         ({"architecture": "llama", "attention_bias": "qkv"}, "model.attention_bias: LlamaForCausalLM cannot"),
-        ({"architecture": "qwen3", "rotary_fraction": 0.5}, "model.rotary_fraction: Qwen3ForCausalLM cannot"),
         (
-            {"architecture": "qwen3_moe", **MOE, "sliding_window": 8, "windowed_layers": (0,)},
-            "model.windowed_layers: Qwen3MoeForCausalLM cannot express this shape; got (0,); wanted all layers",
+            {"architecture": "qwen3", "partial_rotary_factor": 0.5},
+            "model.partial_rotary_factor: Qwen3ForCausalLM cannot",
+        ),
+        (
+            {"architecture": "qwen3_moe", **MOE, "sliding_window": 8, "sliding_window_layers": (0,)},
+            "model.sliding_window_layers: Qwen3MoeForCausalLM cannot express this shape; got (0,); wanted all layers",
         ),
     ],
 )
@@ -406,10 +409,10 @@ def test_a_tied_head_that_is_another_table_becomes_untied():
     model = stock_model("llama", {})
     config = config_from_hf({"model_type": "llama", **BASE, "tie_word_embeddings": True}, "x")
     state, found = from_hf(dict(model.state_dict()), config)
-    assert found.embeddings == "untied" and "head.weight" in state
+    assert not found.tie_word_embeddings and "head.weight" in state
     same = {**model.state_dict(), "lm_head.weight": model.state_dict()["model.embed_tokens.weight"].clone()}
     state, found = from_hf(same, config)
-    assert found.embeddings == "tied" and "head.weight" not in state
+    assert found.tie_word_embeddings and "head.weight" not in state
 
 
 def test_rotary_tables_and_further_prediction_layers_are_passed_over():

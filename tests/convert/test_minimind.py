@@ -18,7 +18,7 @@ IDS_BT = torch.randint(0, 50, (2, 17), generator=torch.Generator().manual_seed(1
 
 
 def random_weights(
-    width=512, layers=2, heads=8, kv_heads=2, head_size=64, mlp=96, normalised=False, experts=0, shared=0
+    width=512, layers=2, heads=8, kv_heads=2, head_dim=64, mlp=96, normalised=False, experts=0, shared=0
 ) -> dict[str, Tensor]:
     """A state dict with MiniMind's names, in float16 as it saves them."""
     generator = torch.Generator().manual_seed(7)
@@ -31,11 +31,11 @@ def random_weights(
     for layer in range(layers):
         place = f"model.layers.{layer}."
         for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-            weights[f"{place}self_attn.{name}_proj.weight"] = draw(rows * head_size, width)
-        weights[place + "self_attn.o_proj.weight"] = draw(width, heads * head_size)
+            weights[f"{place}self_attn.{name}_proj.weight"] = draw(rows * head_dim, width)
+        weights[place + "self_attn.o_proj.weight"] = draw(width, heads * head_dim)
         if normalised:
-            weights[place + "self_attn.q_norm.weight"] = 1 + draw(head_size)
-            weights[place + "self_attn.k_norm.weight"] = 1 + draw(head_size)
+            weights[place + "self_attn.q_norm.weight"] = 1 + draw(head_dim)
+            weights[place + "self_attn.k_norm.weight"] = 1 + draw(head_dim)
         for name in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{place}{name}.weight"] = 1 + draw(width)
         inner = [f"experts.{index}." for index in range(experts)] or [""]
@@ -54,9 +54,9 @@ def plain(weights, config, top_k=0) -> Tensor:
     weights = {name: value.float() for name, value in weights.items()}
 
     def norm(x, gain):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.norm_epsilon) * gain
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps) * gain
 
-    size = config.head_size
+    size = config.head_dim
     angle = torch.arange(17)[:, None] * (1e6 ** (-torch.arange(0, size, 2).float() / size))
     cosine, sine = (torch.cat((value, value), -1) for value in (angle.cos(), angle.sin()))
 
@@ -69,7 +69,7 @@ def plain(weights, config, top_k=0) -> Tensor:
         return inner @ weights[place + "down_proj.weight"].T
 
     x_BTD = weights["model.embed_tokens.weight"][IDS_BT]
-    for layer in range(config.num_layers):
+    for layer in range(config.num_hidden_layers):
         place = f"model.layers.{layer}."
         h = norm(x_BTD, weights[place + "input_layernorm.weight"])
         q, k, v = (
@@ -102,9 +102,9 @@ def plain(weights, config, top_k=0) -> Tensor:
     ("options", "architecture", "top_k"),
     [
         ({}, "llama", 0),
-        ({"normalised": True, "width": 64, "heads": 4, "kv_heads": 2, "head_size": 16}, "qwen3", 0),
+        ({"normalised": True, "width": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}, "qwen3", 0),
         (
-            {"normalised": True, "width": 64, "heads": 4, "kv_heads": 2, "head_size": 24, "experts": 4},
+            {"normalised": True, "width": 64, "heads": 4, "kv_heads": 2, "head_dim": 24, "experts": 4},
             "qwen3_moe",
             1,
         ),
@@ -117,7 +117,11 @@ def test_the_same_numbers(tmp_path, options, architecture, top_k):
     torch.save(weights, tmp_path / "full_sft.pth")
     tensors = read_tensors(tmp_path / "full_sft.pth")
     config = infer_config(tensors, {}, "full_sft.pth")
-    assert (config.architecture, config.embeddings, config.experts_per_token) == (architecture, "tied", top_k)
+    assert (config.architecture, config.tie_word_embeddings, config.num_experts_per_tok) == (
+        architecture,
+        "tied",
+        top_k,
+    )
     state, config = from_minimind(tensors, config, "full_sft.pth")
     model = Transformer(config).eval()
     model.load_state_dict(state)
@@ -127,15 +131,20 @@ def test_the_same_numbers(tmp_path, options, architecture, top_k):
 
 
 def test_what_the_weights_do_not_show_is_asked_for():
-    weights = random_weights(width=64, heads=4, kv_heads=2, head_size=16, layers=1)
+    weights = random_weights(width=64, heads=4, kv_heads=2, head_dim=16, layers=1)
     with raises_user_error(where="x.pth", got="q_proj of 64 rows, k_proj of 32"):
         infer_config(weights, {}, "x.pth")
-    config = infer_config(weights, {"num_heads": 4, "max_tokens": 512}, "x.pth")
-    assert (config.num_heads, config.num_kv_heads, config.head_size, config.max_tokens) == (4, 2, 16, 512)
-    with raises_user_error(where="model.num_heads", got=3):
-        infer_config(weights, {"num_heads": 3}, "x.pth")
+    config = infer_config(weights, {"num_attention_heads": 4, "max_position_embeddings": 512}, "x.pth")
+    assert (
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        config.max_position_embeddings,
+    ) == (4, 2, 16, 512)
+    with raises_user_error(where="model.num_attention_heads", got=3):
+        infer_config(weights, {"num_attention_heads": 3}, "x.pth")
     mixture = random_weights(layers=1, experts=4, shared=1)
-    assert infer_config(mixture, {"experts_per_token": 1}, "x.pth").experts_per_token == 1
+    assert infer_config(mixture, {"num_experts_per_tok": 1}, "x.pth").num_experts_per_tok == 1
 
 
 def test_files_to_resume_from_and_wrapped_names(tmp_path):

@@ -15,25 +15,25 @@ from penjing.convert.peft import attach_peft, read_peft, write_peft
 from penjing.convert.shape import hf_config
 from penjing.model import lora
 from penjing.model.config import ModelConfig
-from penjing.model.lora import Lora, adapt, use
+from penjing.model.lora import Lora, add_adapter, set_adapter
 from penjing.model.transformer import Transformer
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
 SHAPE = {
-    "vocabulary_size": 61,
+    "vocab_size": 61,
     "hidden_size": 24,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_size": 8,
-    "mlp_size": 40,
-    "max_tokens": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 40,
+    "max_position_embeddings": 64,
     "rope_theta": 1e4,
-    "embeddings": "untied",
+    "tie_word_embeddings": False,
 }
-MOE = {"experts": 4, "experts_per_token": 2, "expert_size": 16, "shared_expert_size": 16}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
 IDS_BT = torch.randint(61, (4, 16), generator=torch.Generator().manual_seed(1))
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -74,16 +74,16 @@ def check_equal(model, theirs):
     with torch.no_grad():
         ours, wanted = model(IDS_BT), theirs(IDS_BT).logits
     torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
-    use(model, None)
+    set_adapter(model, None)
     with torch.no_grad():
         assert (model(IDS_BT) - wanted).abs().max() > 0.05
 
 
 SETTINGS = {
     "standard": Lora(rank=4),
-    "rank_stabilised": Lora(rank=3, alpha=4, scaling="rank_stabilised"),
-    "dora": Lora(rank=4, alpha=8, kind="dora"),
-    "some_layers": Lora(rank=4, targets=("blocks.1.*", "attention.q_proj")),
+    "rank_stabilised": Lora(rank=3, alpha=4, use_rslora=True),
+    "dora": Lora(rank=4, alpha=8, use_dora=True),
+    "some_layers": Lora(rank=4, target_modules=("blocks.1.*", "attention.q_proj")),
 }
 
 
@@ -91,7 +91,7 @@ SETTINGS = {
 @pytest.mark.parametrize("architecture", ["qwen3", "llama", "qwen2"])
 def test_ours_in_peft(pair, tmp_path, name, architecture):
     model, theirs, folder = pair(architecture)
-    adapt(model, SETTINGS[name])
+    add_adapter(model, SETTINGS[name])
     stir(parameter for parameter in model.parameters() if parameter.requires_grad)
     write_peft(tmp_path / "adapter", model, "default", base_name=str(folder))
     check_equal(model, peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval())
@@ -100,25 +100,25 @@ def test_ours_in_peft(pair, tmp_path, name, architecture):
 @pytest.mark.parametrize(
     ("architecture", "more"),
     [
-        ("glm4_moe", {**MOE, "dense_layers": (0,)}),
+        ("glm4_moe", {**MOE, "mlp_only_layers": (0,)}),
         ("qwen2_moe", MOE),
-        ("glm4_moe", {**MOE, "shared_expert_size": 32}),
-        ("qwen3_moe", {**MOE, "shared_expert_size": 0, "dense_layers": (1,)}),
-        ("mixtral", {**MOE, "shared_expert_size": 0}),
+        ("glm4_moe", {**MOE, "shared_expert_intermediate_size": 32}),
+        ("qwen3_moe", {**MOE, "shared_expert_intermediate_size": 0, "mlp_only_layers": (1,)}),
+        ("mixtral", {**MOE, "shared_expert_intermediate_size": 0}),
     ],
 )
 def test_mixtures_in_peft(pair, tmp_path, architecture, more):
     model, theirs, folder = pair(architecture, **more)
-    adapt(model, Lora(rank=4))
+    add_adapter(model, Lora(rank=4))
     stir(parameter for parameter in model.parameters() if parameter.requires_grad)
     write_peft(tmp_path / "adapter", model, "default", base_name=str(folder))
     check_equal(model, peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval())
     again = read_peft(tmp_path / "adapter")
     attach_peft(model, "again", again)
     with torch.no_grad():
-        use(model, "default")
+        set_adapter(model, "default")
         expected = model(IDS_BT)
-        use(model, "again")
+        set_adapter(model, "again")
         assert torch.equal(model(IDS_BT), expected)
 
 
@@ -140,7 +140,7 @@ def test_pefts_here(pair, tmp_path, name):
     stir(parameter for parameter in theirs.parameters() if parameter.requires_grad)
     theirs.save_pretrained(tmp_path / "theirs")
     attach_peft(model, "theirs", read_peft(tmp_path / "theirs"))
-    use(model, "theirs")
+    set_adapter(model, "theirs")
     check_equal(model, theirs)
 
 
@@ -148,7 +148,7 @@ def test_pefts_here(pair, tmp_path, name):
 def test_twenty_steps_lose_what_pefts_do(pair, tmp_path, name):
     """Same base, same A and B, same batches, AdamW in float32: losses equal within 1e-4 at each of 20 steps."""
     model, theirs, folder = pair("qwen3")
-    adapt(model, SETTINGS[name])
+    add_adapter(model, SETTINGS[name])
     write_peft(tmp_path / "adapter", model, "default", base_name=str(folder))
     theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter", is_trainable=True)
     batches = torch.randint(61, (2, 4, 17), generator=torch.Generator().manual_seed(2))
@@ -178,7 +178,7 @@ def test_twenty_steps_lose_what_pefts_do(pair, tmp_path, name):
 def written(pair, tmp_path):
     """A written adapter and its model; the config can be changed."""
     model, _, _ = pair()
-    adapt(model, Lora(rank=4))
+    add_adapter(model, Lora(rank=4))
     folder = tmp_path / "adapter"
     write_peft(folder, model, "default", base_name="base", base_sha256="abc", facts={"step": 3})
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -231,14 +231,14 @@ def test_what_we_do_not_compute_is_refused_by_name(written, wrong, facts):
 
 def test_magnitudes_in_a_mixtures_mlp_are_refused(pair, tmp_path):
     model, _, _ = pair("glm4_moe", **MOE)
-    adapt(model, Lora(rank=4, kind="dora"))
+    add_adapter(model, Lora(rank=4, use_dora=True))
     with raises_user_error(next_step="merge it"):
         write_peft(tmp_path / "adapter", model, "default", base_name="base")
     assert not (tmp_path / "adapter").exists()
 
 
 def test_adapters_on_routed_experts_are_refused_by_name(pair, tmp_path):
-    model, theirs, _ = pair("qwen3_moe", **{**MOE, "shared_expert_size": 0})
+    model, theirs, _ = pair("qwen3_moe", **{**MOE, "shared_expert_intermediate_size": 0})
     given = {"r": 2, "target_modules": ["q_proj"], "target_parameters": ["mlp.experts.down_proj"]}
     peft.get_peft_model(theirs, peft.LoraConfig(**given, task_type="CAUSAL_LM")).save_pretrained(tmp_path / "theirs")
     with raises_user_error(where="adapter_model.safetensors", got="model.layers.0.mlp.experts"):
@@ -262,7 +262,7 @@ def test_an_adapter_of_another_shape(written):
     other = Transformer(ModelConfig(**{**SHAPE, "hidden_size": 32}))
     with raises_user_error(where="adapter_model.safetensors", got="model.layers.0.mlp.down_proj [24, 40]"):
         attach_peft(other, "x", read_peft(folder))
-    shorter = Transformer(ModelConfig(**{**SHAPE, "num_layers": 1}))
+    shorter = Transformer(ModelConfig(**{**SHAPE, "num_hidden_layers": 1}))
     with raises_user_error(where="adapter_model.safetensors", got="model.layers.1.mlp.down_proj"):
         attach_peft(shorter, "x", read_peft(folder))
     assert not lora.names(shorter)

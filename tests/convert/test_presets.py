@@ -21,7 +21,7 @@ TOKENIZER = SimpleNamespace(end_of_text=0, message_end=2)
 
 
 def shape(name: str) -> ModelConfig:
-    layers = {"vocabulary_size": 300, "num_layers": 2}
+    layers = {"vocab_size": 300, "num_hidden_layers": 2}
     return settings.resolve(ModelConfig, {"preset": name, **layers})
 
 

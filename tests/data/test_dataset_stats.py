@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penjing.data.dataset_stats import Lengths, file_kind, survey, survey_chats, survey_files
+from penjing.data.dataset_stats import LengthStats, file_kind, survey, survey_chats, survey_files
 from penjing.data.formats import Chat, Document, Message, read_chats, read_documents
 
 DATA = Path(__file__).parents[2] / "../shared/data"
@@ -52,11 +52,11 @@ def test_counts_do_not_depend_on_the_flush(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_quantiles_exact_then_sampled() -> None:
-    exact = Lengths()
+    exact = LengthStats()
     for number in range(101):
         exact.add(number)
     assert exact.quantiles() == {"min": 0, "p5": 5, "p25": 25, "p50": 50, "p75": 75, "p95": 95, "max": 100}
-    sampled = Lengths(num_kept=500)
+    sampled = LengthStats(num_kept=500)
     numbers = list(range(20_000))
     random.Random(1).shuffle(numbers)
     for number in numbers:

@@ -745,7 +745,7 @@ def test_calls_are_read_from_tokens_or_from_text(tmp_path: Path) -> None:
 def test_the_switch_of_training_data_is_ours_alone(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write("qwen", tmp_path))
     with raises_user_error(where="data.thinking"):
-        prepare_chats([], tokenizer, tmp_path, row_tokens=64, validation_fraction=0.1, about={}, thinking=False)
+        prepare_chats([], tokenizer, tmp_path, seq_len=64, val_fraction=0.1, about={}, thinking=False)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,10 +12,10 @@ from penjing.base.errors import UserError
 from penjing.data import preference_shards as module
 from penjing.data.formats import Message, read_preferences
 from penjing.data.preference_shards import (
-    GroupWriter,
+    PreferenceShards,
+    PreferenceShardWriter,
     TokenAnswer,
     TokenGroup,
-    TokenGroups,
     encode,
     prepare_groups,
     split_key,
@@ -231,14 +231,14 @@ def groups():
 
 @pytest.fixture
 def stored(tmp_path):
-    writer = GroupWriter(tmp_path / "train", vocabulary_size=300, about={"note": "mine"})
+    writer = PreferenceShardWriter(tmp_path / "train", vocab_size=300, about={"note": "mine"})
     for group in groups():
         writer.add(group)
     return writer.close()
 
 
 def test_what_was_written_is_read_back(stored, tmp_path):
-    again = TokenGroups(tmp_path / "train")
+    again = PreferenceShards(tmp_path / "train")
     assert list(again) == groups()
     assert again.meta["note"] == "mine"
     assert not again.has_pairs
@@ -257,25 +257,23 @@ def test_damage_is_seen(stored, tmp_path):
     raw[-1] ^= 1
     wanted.write_bytes(bytes(raw))
     with pytest.raises(UserError, match=r"wanted.npy: the file is not what was written"):
-        TokenGroups(tmp_path / "train").verify()
+        PreferenceShards(tmp_path / "train").verify()
     wanted.write_bytes(raw[:-1])
     with raises_user_error(where="wanted.npy", got=132):
-        TokenGroups(tmp_path / "train")
+        PreferenceShards(tmp_path / "train")
     with raises_user_error(where=tmp_path, wanted="a folder with groups.json"):
-        TokenGroups(tmp_path)
+        PreferenceShards(tmp_path)
 
 
 def test_labels_change_the_fingerprint(stored, tmp_path):
-    writer = GroupWriter(tmp_path / "other", vocabulary_size=300, about={})
+    writer = PreferenceShardWriter(tmp_path / "other", vocab_size=300, about={})
     for group in groups():
         writer.add(TokenGroup(group.prompt, group.answers, group.wanted[::-1], group.margin))
     assert writer.close().fingerprint != stored.fingerprint
 
 
-def prepared(folder, tokenizer, path, row_tokens=64):
-    return prepare_groups(
-        read_preferences([path]), tokenizer, folder, row_tokens=row_tokens, validation_fraction=0.3, about={}
-    )
+def prepared(folder, tokenizer, path, seq_len=64):
+    return prepare_groups(read_preferences([path]), tokenizer, folder, seq_len=seq_len, val_fraction=0.3, about={})
 
 
 def test_all_answers_to_a_question_are_held_out_together(tmp_path, tokenizer):
@@ -304,8 +302,8 @@ def test_what_is_longer_than_a_row_is_left_out_and_counted(tmp_path, tokenizer):
     made = prepared(tmp_path / "groups", tokenizer, path)
     assert made.too_long == 1
     assert max(group.num_tokens for group in made.train) <= 64
-    with pytest.raises(UserError, match=r"21 were longer than data.row_tokens=8"):
-        prepared(tmp_path / "none", tokenizer, path, row_tokens=8)
+    with pytest.raises(UserError, match=r"21 were longer than data.seq_len=8"):
+        prepared(tmp_path / "none", tokenizer, path, seq_len=8)
 
 
 def test_the_split_looks_at_the_question_alone(tmp_path):

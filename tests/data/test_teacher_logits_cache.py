@@ -13,18 +13,27 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.files import DiskError
-from penjing.data.packing.best_fit import WholeRows
-from penjing.data.packing.concat import BestFitRows
-from penjing.data.teacher_logits_cache import LOWEST, Key, Slots, Store, Writer, find, in_order, numbered
-from penjing.data.token_shards import ShardWriter
+from penjing.data.packing.best_fit import BestFitRows
+from penjing.data.packing.concat import PackedRows
+from penjing.data.teacher_logits_cache import (
+    LOWEST,
+    CacheKey,
+    PositionSlots,
+    TeacherLogitsCache,
+    TeacherLogitsWriter,
+    find,
+    in_order,
+    numbered,
+)
+from penjing.data.token_shards import TokenShardWriter
 
-KEY = Key(teacher="t", data="d", layout="l", count=3, num_ids=50, temperature=1.0)
+KEY = CacheKey(teacher="t", data="d", layout="l", count=3, num_ids=50, temperature=1.0)
 END = 0
 
 
 def shards(folder, kind, seed=0, documents=40):
     generator = np.random.default_rng(seed)
-    writer = ShardWriter(folder, kind=kind, vocabulary_size=50, about={"tokenizer": "x"})
+    writer = TokenShardWriter(folder, kind=kind, vocab_size=50, about={"tokenizer": "x"})
     for _ in range(documents):
         length = int(generator.integers(2, 14))
         weights = generator.integers(0, 2, length) if kind == "chats" else None
@@ -35,14 +44,14 @@ def shards(folder, kind, seed=0, documents=40):
 def packed(folder, kind, seed=1):
     made = shards(folder, kind)
     if kind == "chats":
-        return BestFitRows(made, 16, end_of_text=END, seed=seed)
-    return WholeRows(made, 16, end_of_text=END, seed=seed)
+        return PackedRows(made, 16, end_of_text=END, seed=seed)
+    return BestFitRows(made, 16, end_of_text=END, seed=seed)
 
 
 @pytest.mark.parametrize("kind", ["documents", "chats"])
 def test_each_prediction_has_a_place_of_its_own_in_every_epoch(tmp_path, kind):
     rows = packed(tmp_path / "s", kind)
-    slots, places = Slots(rows.shards), numbered(rows)
+    slots, places = PositionSlots(rows.shards), numbered(rows)
     seen = {}
     for index in range(2 * rows.rows_per_epoch):
         row, where = rows.row(index), slots.of(places.row(index))
@@ -87,7 +96,7 @@ def fill(writer, slots, seed=0):
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    writer = Writer(tmp_path, KEY, 20)
+    writer = TeacherLogitsWriter(tmp_path, KEY, 20)
     assert writer.begin() == 0
     writer.open()
     order = np.random.default_rng(3).permutation(20)
@@ -106,7 +115,7 @@ def test_what_is_written_is_read_back(tmp_path):
 
 
 def test_two_writers_fill_one_store_and_a_stopped_one_is_gone_on_with(tmp_path):
-    first, second = Writer(tmp_path, KEY, 20), Writer(tmp_path, KEY, 20)
+    first, second = TeacherLogitsWriter(tmp_path, KEY, 20), TeacherLogitsWriter(tmp_path, KEY, 20)
     first.begin()
     first.open()
     second.open()
@@ -115,7 +124,7 @@ def test_two_writers_fill_one_store_and_a_stopped_one_is_gone_on_with(tmp_path):
     first.flush()
     second.flush()
     first.note(7)
-    again = Writer(tmp_path, KEY, 20)
+    again = TeacherLogitsWriter(tmp_path, KEY, 20)
     assert again.begin() == 7
     again.open()
     store = again.finish({})
@@ -124,16 +133,16 @@ def test_two_writers_fill_one_store_and_a_stopped_one_is_gone_on_with(tmp_path):
 
 
 def test_a_half_made_store_of_another_size_is_made_anew(tmp_path):
-    writer = Writer(tmp_path, KEY, 20)
+    writer = TeacherLogitsWriter(tmp_path, KEY, 20)
     writer.begin()
     writer.note(5)
     (writer.partial / "ids.bin").write_bytes(b"short")
-    assert Writer(tmp_path, KEY, 20).begin() == 0
+    assert TeacherLogitsWriter(tmp_path, KEY, 20).begin() == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="nothing is reserved here")
 def test_room_for_a_store_is_reserved(tmp_path):
-    writer = Writer(tmp_path, KEY, 1 << 16)
+    writer = TeacherLogitsWriter(tmp_path, KEY, 1 << 16)
     writer.begin()
     for name in ("ids.bin", "logps.bin"):
         found = (writer.partial / name).stat()
@@ -149,7 +158,7 @@ def test_a_full_disk_is_one_line_before_anything_is_mapped(tmp_path, monkeypatch
         monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     slots = 20 if way == "while it is reserved" else 1 << 56
     with pytest.raises(DiskError):
-        Writer(tmp_path, KEY, slots).begin()
+        TeacherLogitsWriter(tmp_path, KEY, slots).begin()
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -157,7 +166,7 @@ def test_a_full_disk_is_one_line_before_anything_is_mapped(tmp_path, monkeypatch
     "other", [{"teacher": "u"}, {"data": "e"}, {"layout": "m"}, {"count": 4}, {"num_ids": 51}, {"temperature": 2.0}]
 )
 def test_another_of_anything_is_another_store(tmp_path, other):
-    writer = Writer(tmp_path, KEY, 5)
+    writer = TeacherLogitsWriter(tmp_path, KEY, 5)
     writer.begin()
     writer.open()
     writer.finish({})
@@ -166,7 +175,7 @@ def test_another_of_anything_is_another_store(tmp_path, other):
 
 
 def test_damage_is_named(tmp_path):
-    writer = Writer(tmp_path, KEY, 5)
+    writer = TeacherLogitsWriter(tmp_path, KEY, 5)
     writer.begin()
     writer.open()
     store = writer.finish({})
@@ -182,12 +191,12 @@ def test_damage_is_named(tmp_path):
     meta["key"]["teacher"] = "u"
     (store.folder / "teacher.json").write_text(json.dumps(meta))
     with pytest.raises(UserError, match="something else"):
-        Store(store.folder, KEY)
+        TeacherLogitsCache(store.folder, KEY)
 
 
 def test_ids_beyond_16_bits(tmp_path):
     key = replace(KEY, num_ids=100_000)
-    writer = Writer(tmp_path, key, 2)
+    writer = TeacherLogitsWriter(tmp_path, key, 2)
     writer.begin()
     writer.open()
     ids = np.array([[99_999, 70_000, 1], [65_536, 65_535, 0]])
@@ -196,7 +205,7 @@ def test_ids_beyond_16_bits(tmp_path):
 
 
 def test_a_data_set_without_a_position_is_an_empty_store(tmp_path):
-    writer = Writer(tmp_path, KEY, 0)
+    writer = TeacherLogitsWriter(tmp_path, KEY, 0)
     writer.begin()
     writer.open()
     assert writer.finish({}).slots == 0

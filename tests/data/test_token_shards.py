@@ -15,26 +15,26 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.files import DiskError
-from penjing.data.token_shards import META, Shards, ShardWriter
+from penjing.data.token_shards import META, TokenShards, TokenShardWriter
 
 DOCUMENTS = [[5, 6, 7], [8], [9, 10, 65_535]]
 
 
-def write(folder: Path, documents: list[list[int]] = DOCUMENTS, vocabulary_size: int = 65_536) -> Shards:
-    writer = ShardWriter(folder, kind="documents", vocabulary_size=vocabulary_size, about={"tokenizer": "abc"})
+def write(folder: Path, documents: list[list[int]] = DOCUMENTS, vocab_size: int = 65_536) -> TokenShards:
+    writer = TokenShardWriter(folder, kind="documents", vocab_size=vocab_size, about={"tokenizer": "abc"})
     for number, ids in enumerate(documents):
         writer.add(ids, num_bytes=10 * (number + 1))
     return writer.close()
 
 
-def read(shards: Shards) -> list[list[int]]:
+def read(shards: TokenShards) -> list[list[int]]:
     bounds = zip(shards.start_D, shards.end_D, strict=True)
     return [shards.token_N[start:end].tolist() for start, end in bounds]
 
 
 def test_documents_come_back(tmp_path: Path) -> None:
     write(tmp_path / "a")
-    shards = Shards(tmp_path / "a")
+    shards = TokenShards(tmp_path / "a")
     assert read(shards) == DOCUMENTS
     assert (shards.num_documents, shards.num_tokens, shards.num_bytes) == (3, 7, 60)
     assert shards.bytes_D.tolist() == [10, 20, 30]
@@ -50,7 +50,7 @@ def test_any_documents_come_back(tmp_path_factory: pytest.TempPathFactory, docum
 
 
 def test_chats_bring_their_weights(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path / "a", kind="chats", vocabulary_size=300, about={})
+    writer = TokenShardWriter(tmp_path / "a", kind="chats", vocab_size=300, about={})
     writer.add([1, 2, 3], 4, [0, 1, 1])
     writer.add([4, 5], 2, [0, 1])
     shards = writer.close()
@@ -59,9 +59,9 @@ def test_chats_bring_their_weights(tmp_path: Path) -> None:
     assert read(shards) == [[1, 2, 3], [4, 5]]
 
 
-@pytest.mark.parametrize(("vocabulary_size", "dtype", "size"), [(65_536, "uint16", 14), (65_537, "uint32", 28)])
-def test_ids_take_two_bytes_where_they_fit(tmp_path: Path, vocabulary_size: int, dtype: str, size: int) -> None:
-    shards = write(tmp_path / "a", vocabulary_size=vocabulary_size)
+@pytest.mark.parametrize(("vocab_size", "dtype", "size"), [(65_536, "uint16", 14), (65_537, "uint32", 28)])
+def test_ids_take_two_bytes_where_they_fit(tmp_path: Path, vocab_size: int, dtype: str, size: int) -> None:
+    shards = write(tmp_path / "a", vocab_size=vocab_size)
     assert shards.token_N.dtype == dtype
     assert (tmp_path / "a/tokens.bin").stat().st_size == size
     assert read(shards) == DOCUMENTS
@@ -88,10 +88,10 @@ def test_a_cut_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
     with raises_user_error(where=name, got=size - 1, wanted=f"{size} bytes"):
-        Shards(tmp_path / "a")
+        TokenShards(tmp_path / "a")
     path.unlink()
     with raises_user_error(where=name, wanted=f"{size} bytes"):
-        Shards(tmp_path / "a")
+        TokenShards(tmp_path / "a")
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "ends.npy", "bytes.npy"])
@@ -102,7 +102,7 @@ def test_a_flipped_bit_is_found_by_name(tmp_path: Path, name: str) -> None:
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match=rf"{name}: .*checksum"):
-        Shards(tmp_path / "a").verify()
+        TokenShards(tmp_path / "a").verify()
 
 
 def test_a_flipped_bit_anywhere_in_the_boundaries_is_found(tmp_path: Path) -> None:
@@ -112,24 +112,24 @@ def test_a_flipped_bit_anywhere_in_the_boundaries_is_found(tmp_path: Path) -> No
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
         with raises_user_error(where="ends.npy"):
-            Shards(tmp_path / "a").verify()
+            TokenShards(tmp_path / "a").verify()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 99}'])
 def test_a_folder_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
     with raises_user_error(wanted="shards.json"):
-        Shards(tmp_path)
+        TokenShards(tmp_path)
     (tmp_path / META).write_text(content)
     with pytest.raises(UserError):
-        Shards(tmp_path)
+        TokenShards(tmp_path)
 
 
 def test_a_folder_half_written_is_none(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path / "a", kind="documents", vocabulary_size=300, about={})
+    writer = TokenShardWriter(tmp_path / "a", kind="documents", vocab_size=300, about={})
     writer.add([1, 2, 3], 3)
     for folder in (tmp_path / "a", tmp_path / "a.partial"):
         with raises_user_error(wanted="shards.json"):
-            Shards(folder)
+            TokenShards(folder)
     # What a killed run left is swept away by the next.
     assert read(write(tmp_path / "a", [[7]])) == [[7]]
     assert os.listdir(tmp_path) == ["a"]
@@ -146,4 +146,4 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_old_folder(
     monkeypatch.setattr(np, "save", fail)
     with pytest.raises(DiskError):
         write(tmp_path / "a")
-    assert read(Shards(tmp_path / "a")) == [[1, 2]]
+    assert read(TokenShards(tmp_path / "a")) == [[1, 2]]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
 from penjing.data.formats import Chat, Document, Message
-from penjing.data.token_shards import Shards
+from penjing.data.token_shards import TokenShards
 from penjing.data.tokenize_dataset import (
-    Prepared,
+    TokenizedDataset,
     held_out_below,
     is_held_out,
     prepare_chats,
@@ -25,9 +25,9 @@ from penjing.data.tokenize_dataset import (
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 
-def prepare(tokenizer: Tokenizer, folder: Path, texts: list[str], share: float, **options: Any) -> Prepared:
+def prepare(tokenizer: Tokenizer, folder: Path, texts: list[str], share: float, **options: Any) -> TokenizedDataset:
     documents = (Document(text=text, source="a.txt", line=number) for number, text in enumerate(texts))
-    return prepare_documents(documents, tokenizer, folder, validation_fraction=share, about={"source": "s"}, **options)
+    return prepare_documents(documents, tokenizer, folder, val_fraction=share, about={"source": "s"}, **options)
 
 
 def chat(*turns: str, role: str = "user") -> Chat:
@@ -38,12 +38,12 @@ def chat(*turns: str, role: str = "user") -> Chat:
 
 
 def prepare_some_chats(
-    tokenizer: Tokenizer, folder: Path, chats: list[Chat], share: float = 0.5, row_tokens: int = 40
-) -> Prepared:
-    return prepare_chats(chats, tokenizer, folder, row_tokens=row_tokens, validation_fraction=share, about={})
+    tokenizer: Tokenizer, folder: Path, chats: list[Chat], share: float = 0.5, seq_len: int = 40
+) -> TokenizedDataset:
+    return prepare_chats(chats, tokenizer, folder, seq_len=seq_len, val_fraction=share, about={})
 
 
-def texts_of(tokenizer: Tokenizer, shards: Shards) -> list[str]:
+def texts_of(tokenizer: Tokenizer, shards: TokenShards) -> list[str]:
     bounds = zip(shards.start_D, shards.end_D, strict=True)
     return [tokenizer.decode(shards.token_N[start:end].tolist()) for start, end in bounds]
 
@@ -92,7 +92,7 @@ def test_the_shards_say_how_they_were_made(tokenizer: Tokenizer, tmp_path: Path)
     for half, name in ((made.train, "train"), (made.validation, "validation")):
         assert half.meta["split"] == name
         assert half.meta["tokenizer"] == tokenizer.fingerprint
-        assert (half.meta["validation_fraction"], half.meta["held_out_below"]) == (0.5, 0.5)
+        assert (half.meta["val_fraction"], half.meta["held_out_below"]) == (0.5, 0.5)
         assert half.meta["source"] == "s"
         assert half.kind == "documents"
     assert seen[0] == 9 and sum(seen) == made.train.num_bytes + made.validation.num_bytes
@@ -167,7 +167,7 @@ def test_chats_are_rendered_with_their_weights(tokenizer: Tokenizer, tmp_path: P
         assert half.weight_N is not None
         assert half.weight_N.tolist() == [weight for one in rendered for weight in one.weights]
         assert half.bytes_D.tolist() == [len(one.messages[1].content) for one in expected]
-        assert half.meta["row_tokens"] == 40
+        assert half.meta["seq_len"] == 40
     assert (made.skipped, made.shortened) == (0, 0)
 
 
@@ -175,7 +175,7 @@ def test_long_chats_lose_whole_turns_and_hopeless_ones_are_left_out(tokenizer: T
     short = [chat(f"q{number}", "a") for number in range(20)]
     long = chat("first?", "one", "second?", "two", "third?", "three " * 60)
     hopeless = chat("why? " * 60, "because")
-    made = prepare_some_chats(tokenizer, tmp_path, [*short, long, hopeless], row_tokens=60)
+    made = prepare_some_chats(tokenizer, tmp_path, [*short, long, hopeless], seq_len=60)
     assert (made.skipped, made.shortened) == (1, 1)
     texts = texts_of(tokenizer, made.train) + texts_of(tokenizer, made.validation)
     assert len(texts) == 21
@@ -188,9 +188,9 @@ def test_long_chats_lose_whole_turns_and_hopeless_ones_are_left_out(tokenizer: T
 def test_the_longest_chat_that_fits_is_kept_whole(tokenizer: Tokenizer, tmp_path: Path) -> None:
     exact = chat("one two three", "four five six")
     num_tokens = len(render(tokenizer, exact.messages).ids)
-    for row_tokens, skipped in ((num_tokens - 1, 0), (num_tokens - 2, 1)):
+    for seq_len, skipped in ((num_tokens - 1, 0), (num_tokens - 2, 1)):
         chats = [chat("a", "b"), chat("c", "d"), exact]
-        made = prepare_some_chats(tokenizer, tmp_path, chats, row_tokens=row_tokens)
+        made = prepare_some_chats(tokenizer, tmp_path, chats, seq_len=seq_len)
         assert (made.skipped, made.shortened) == (skipped, 0)
 
 
@@ -206,7 +206,7 @@ def test_a_call_is_not_parted_from_its_result(tokenizer: Tokenizer, tmp_path: Pa
         Message(role="assistant", content="It is " + "very " * 40 + "late."),
     )
     long = Chat(messages=messages, tools=(), source="a", line=1)
-    made = prepare_some_chats(tokenizer, tmp_path, [long, chat("a", "b"), chat("c", "d")], row_tokens=60)
+    made = prepare_some_chats(tokenizer, tmp_path, [long, chat("a", "b"), chat("c", "d")], seq_len=60)
     texts = texts_of(tokenizer, made.train) + texts_of(tokenizer, made.validation)
     (kept,) = [text for text in texts if "hello" in text]
     assert "what time" not in kept

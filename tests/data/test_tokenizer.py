@@ -74,25 +74,25 @@ def test_tokens_that_only_mark_ends_are_hidden(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("size", [SMALLEST_VOCABULARY, 300, 777])
-@pytest.mark.parametrize("han_run", [1, 2, 4])
-def test_the_size_is_exact(corpus: list[str], size: int, han_run: int) -> None:
-    assert train_tokenizer(corpus[:200], size, han_run=han_run).size == size
+@pytest.mark.parametrize("max_han_per_token", [1, 2, 4])
+def test_the_size_is_exact(corpus: list[str], size: int, max_han_per_token: int) -> None:
+    assert train_tokenizer(corpus[:200], size, max_han_per_token=max_han_per_token).size == size
 
 
 def is_chinese(character: str) -> bool:
     return unicodedata.name(character, "").startswith("CJK UNIFIED IDEOGRAPH")
 
 
-@pytest.mark.parametrize("han_run", [1, 2, 4])
-def test_chinese_stays_by_itself_and_in_short_runs(corpus: list[str], han_run: int) -> None:
-    trained = train_tokenizer(corpus, 1200, han_run=han_run)
+@pytest.mark.parametrize("max_han_per_token", [1, 2, 4])
+def test_chinese_stays_by_itself_and_in_short_runs(corpus: list[str], max_han_per_token: int) -> None:
+    trained = train_tokenizer(corpus, 1200, max_han_per_token=max_han_per_token)
     runs = set()
     for index in range(9, trained.size):
         text = trained.token(index)
         num_chinese = sum(map(is_chinese, text))
         assert num_chinese in (0, len(text)), f"{text!r} mixes Chinese with something else"
         runs.add(num_chinese)
-    assert max(runs) == han_run
+    assert max(runs) == max_han_per_token
 
 
 def test_digits_stand_alone(tokenizer: Tokenizer) -> None:
@@ -100,9 +100,9 @@ def test_digits_stand_alone(tokenizer: Tokenizer) -> None:
 
 
 def test_training_twice_gives_the_same(corpus: list[str], tokenizer: Tokenizer) -> None:
-    again = train_tokenizer(corpus, 1200, han_run=4)
+    again = train_tokenizer(corpus, 1200, max_han_per_token=4)
     assert again.fingerprint == tokenizer.fingerprint
-    assert train_tokenizer(corpus, 1200, han_run=2).fingerprint != tokenizer.fingerprint
+    assert train_tokenizer(corpus, 1200, max_han_per_token=2).fingerprint != tokenizer.fingerprint
 
 
 @pytest.mark.parametrize("texts", [[], [""], [" \n", "\t"]])
@@ -112,10 +112,10 @@ def test_no_text_is_a_clear_error(texts: list[str]) -> None:
 
 
 def test_impossible_sizes_are_clear_errors() -> None:
-    with raises_user_error(where="tokenizer.vocabulary", got=264):
+    with raises_user_error(where="tokenizer.vocab_size", got=264):
         train_tokenizer(["text"], SMALLEST_VOCABULARY - 1)
-    with raises_user_error(where="tokenizer.han_run", got=0):
-        train_tokenizer(["text"], 1000, han_run=0)
+    with raises_user_error(where="tokenizer.max_han_per_token", got=0):
+        train_tokenizer(["text"], 1000, max_han_per_token=0)
 
 
 # --------------------------------------------------------------------------------------------------------------- files

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penjing.data.chat.render import render
-from penjing.data.chat.turn_parser import Said, parse, parse_text, parts, without_thought
+from penjing.data.chat.turn_parser import ParsedTurn, parse, parse_text, parts, without_thought
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, VISIBLE_TOKENS, Tokenizer
 
@@ -94,7 +94,7 @@ def test_arguments_may_be_json_in_a_text() -> None:
     assert call.arguments == {"a": 1}
 
 
-def said(tokenizer: Tokenizer, text: str, thinking: bool | None = None) -> Said:
+def said(tokenizer: Tokenizer, text: str, thinking: bool | None = None) -> ParsedTurn:
     return parse(tokenizer, with_marks(tokenizer, text), thinking=thinking)
 
 
@@ -106,7 +106,7 @@ def test_thoughts_stand_first_and_call_nothing(tokenizer: Tokenizer) -> None:
     never = said(tokenizer, "<think>a and no end" + ADD)
     assert never.open and never.content == "" and never.calls == ()
     assert said(tokenizer, "a and no end" + ADD, thinking=True).open
-    assert said(tokenizer, "a</think>b", thinking=True) == Said(reasoning="a", content="b", calls=())
+    assert said(tokenizer, "a</think>b", thinking=True) == ParsedTurn(reasoning="a", content="b", calls=())
     # One that opens its own thought although the prompt has done it.
     assert said(tokenizer, "<think>a</think>b", thinking=True).reasoning == "a"
     assert said(tokenizer, "<think>a</think>b", thinking=False).content == "<think>a</think>b"

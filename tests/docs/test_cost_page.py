@@ -83,7 +83,7 @@ def test_the_traced_memory():
     from penjing.train.memory_trace.trace import predict_memory
 
     run = resolve_run("pretrain", config.parse_overrides(["model=26m"]))
-    plan = predict_memory(run, target_of(CARDS["RTX 3090"]), micro_rows=64)
+    plan = predict_memory(run, target_of(CARDS["RTX 3090"]), micro_size=64)
     stated = float(re.findall(r"rows of 512 tokens take ([0-9.]+) GiB", TEXT)[0])
     assert plan.total_bytes / 2**30 == pytest.approx(stated, rel=0.02)
 

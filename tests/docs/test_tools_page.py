@@ -18,10 +18,10 @@ def test_every_tool_has_its_row() -> None:
 
 
 def test_the_tool_that_is_shown_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penjing.data.chat.turn_parser import Call
+    from penjing.data.chat.turn_parser import ToolCall
 
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     (tmp_path / "page_tools.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (result,) = Toolbox(["page_tools:Shout"]).run([Call(name="shout", arguments={"text": "hi"})])
+    (result,) = Toolbox(["page_tools:Shout"]).run([ToolCall(name="shout", arguments={"text": "hi"})])
     assert (result.text, result.worked) == ("HI", True)

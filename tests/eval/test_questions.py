@@ -14,7 +14,7 @@ from penjing.data.chat.render import render
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import train_tokenizer
 from penjing.eval import questions as module
-from penjing.eval.questions import Answered, Question, accuracy, ask, is_right, read_questions, table
+from penjing.eval.questions import GradedAnswer, Question, accuracy, ask, is_right, read_questions, table
 
 ROOMY = SimpleNamespace(config=SimpleNamespace(max_tokens=512))
 CALC = {"name": "calc", "parameters": {"type": "object"}}
@@ -80,10 +80,10 @@ def test_a_tool_call_must_be_one_call_of_an_offered_tool(said, right):
 
 def test_table_and_accuracy():
     answered = [
-        Answered(question(kind="sum", chance=0.0), "4", True),
-        Answered(question(kind="sum", chance=0.5), "5", False),
-        Answered(question(kind="sum", language="zh", chance=0.25), "4", True),
-        Answered(question(kind="story", words=["kite"]), "no", False),
+        GradedAnswer(question(kind="sum", chance=0.0), "4", True),
+        GradedAnswer(question(kind="sum", chance=0.5), "5", False),
+        GradedAnswer(question(kind="sum", language="zh", chance=0.25), "4", True),
+        GradedAnswer(question(kind="story", words=["kite"]), "no", False),
     ]
     assert table("sft", answered) == [
         {"stage": "sft", "kind": "sum", "language": "en", "asked": 2, "right": 1, "chance": 0.25},

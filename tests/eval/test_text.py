@@ -23,39 +23,39 @@ def tokenizer():
 
 @pytest.fixture
 def model(tokenizer):
-    return small_model(noise=0.1, vocabulary_size=tokenizer.size, num_layers=1, max_tokens=32768)
+    return small_model(noise=0.1, vocab_size=tokenizer.size, num_hidden_layers=1, max_tokens=32768)
 
 
 def test_uniform_guesses_cost_log2_of_the_vocabulary(model, tokenizer):
     with torch.no_grad():
         model.norm.weight.zero_()  # every logit is 0
     num_targets = sum(len(tokenizer.encode(text)) + 1 for text in TEXTS)  # each token, and the end of the text
-    found, num_bytes = bits_per_byte(model, tokenizer, TEXTS, row_tokens=8)
+    found, num_bytes = bits_per_byte(model, tokenizer, TEXTS, seq_len=8)
     assert num_bytes == NUM_BYTES
     assert found == pytest.approx(math.log2(tokenizer.size) * num_targets / NUM_BYTES, rel=1e-5)
 
 
 @torch.no_grad()
-def by_hand(model, tokenizer, row_tokens):
+def by_hand(model, tokenizer, seq_len):
     bits = 0.0
     for text in TEXTS:
         ids = [tokenizer.end_of_text, *tokenizer.encode(text), tokenizer.end_of_text]
         for place in range(1, len(ids)):
-            begin = (place - 1) // row_tokens * row_tokens
+            begin = (place - 1) // seq_len * seq_len
             logp_V = model(torch.tensor([ids[begin:place]]))[0, -1].log_softmax(-1)
             bits -= float(logp_V[ids[place]]) / math.log(2)
     return bits / NUM_BYTES
 
 
-@pytest.mark.parametrize("row_tokens", [1, 7, 16, 500])
+@pytest.mark.parametrize("seq_len", [1, 7, 16, 500])
 @pytest.mark.parametrize("rows", [1, 3, 16])
-def test_any_rows_against_one_token_at_a_time(model, tokenizer, row_tokens, rows):
-    found, _ = bits_per_byte(model, tokenizer, iter(TEXTS), row_tokens=row_tokens, rows=rows)
-    assert found == pytest.approx(by_hand(model, tokenizer, row_tokens), rel=1e-4)
+def test_any_rows_against_one_token_at_a_time(model, tokenizer, seq_len, rows):
+    found, _ = bits_per_byte(model, tokenizer, iter(TEXTS), seq_len=seq_len, rows=rows)
+    assert found == pytest.approx(by_hand(model, tokenizer, seq_len), rel=1e-4)
 
 
 def test_no_text_is_no_bits(model, tokenizer):
-    assert bits_per_byte(model, tokenizer, [], row_tokens=8) == (0.0, 0)
+    assert bits_per_byte(model, tokenizer, [], seq_len=8) == (0.0, 0)
 
 
 def test_zstd_counts_a_stream_that_unpacks_to_the_text():

@@ -36,20 +36,20 @@ def tokenizer():
 
 def make_model(tokenizer, **options):
     shape = {
-        "vocabulary_size": tokenizer.size,
+        "vocab_size": tokenizer.size,
         "hidden_size": 32,
-        "num_layers": 2,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_size": 8,
-        "mlp_size": 48,
-        "max_tokens": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "max_position_embeddings": 128,
     }
     return small_model(seed=1, noise=0.1, sharpen=3, **{**shape, **options}).eval()
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
 def test_transformers_writes_the_same_text(tmp_path, tokenizer, architecture, embeddings):
     transformers = pytest.importorskip("transformers")
     model = make_model(tokenizer, architecture=architecture, embeddings=embeddings)
@@ -78,19 +78,24 @@ def test_transformers_writes_the_same_text(tmp_path, tokenizer, architecture, em
     assert reloaded.fingerprint == tokenizer.fingerprint
 
 
-MIXTURE = {"experts": 4, "experts_per_token": 2, "expert_size": 24}
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"architecture": "qwen2"},
-        {"architecture": "qwen3", "rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_tokens": 32},
-        {"architecture": "qwen3_moe", **MIXTURE, "dense_layers": (0,), "sliding_window": 9},
+        {
+            "architecture": "qwen3",
+            "rope_scaling": "yarn",
+            "rope_factor": 4.0,
+            "rope_original_max_position_embeddings": 32,
+        },
+        {"architecture": "qwen3_moe", **MIXTURE, "mlp_only_layers": (0,), "sliding_window": 9},
         {"architecture": "mixtral", **MIXTURE},
-        {"architecture": "qwen2_moe", **MIXTURE, "shared_expert_size": 16, "router_weights": "raw"},
-        {"architecture": "glm4_moe", **MIXTURE, "shared_expert_size": 24, "dense_layers": (0,)},
-        {"architecture": "glm4_moe", **MIXTURE, "rotary_fraction": 0.5, "query_key_norm": "none"},
+        {"architecture": "qwen2_moe", **MIXTURE, "shared_expert_intermediate_size": 16, "norm_topk_prob": False},
+        {"architecture": "glm4_moe", **MIXTURE, "shared_expert_intermediate_size": 24, "mlp_only_layers": (0,)},
+        {"architecture": "glm4_moe", **MIXTURE, "partial_rotary_factor": 0.5, "qk_norm": "none"},
     ],
     ids=lambda options: options["architecture"],
 )
@@ -106,8 +111,8 @@ def test_every_architecture_is_written_as_its_stock_class(tmp_path, tokenizer, o
 
 
 def test_a_shape_that_no_stock_class_has_is_refused(tmp_path, tokenizer):
-    with raises_user_error(where="model.query_key_norm", got="none"):
-        export(make_model(tokenizer, query_key_norm="none"), tokenizer, tmp_path / "out", card="")
+    with raises_user_error(where="model.qk_norm", got="none"):
+        export(make_model(tokenizer, qk_norm="none"), tokenizer, tmp_path / "out", card="")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -213,13 +218,13 @@ def test_the_card_states_what_is_known_and_no_more(tmp_path, tokenizer):
     assert f"| vocabulary | {tokenizer.size} |" in text
     assert "tokens seen" not in text
     known = {"tokens": 12345, "weights_sha256": hashlib.sha256(b"weights").hexdigest(), "validation_seconds": 1.0}
-    (folder / "outcome.json").write_text(json.dumps(known | {"validation_loss_nats_per_token": 2.34567}))
+    (folder / "outcome.json").write_text(json.dumps(known | {"val_loss": 2.34567}))
     (folder / "plan.json").write_text(json.dumps({"flops": 1.5e12}))
     text = model_card(trained, folder)
     assert "| tokens seen | 12,345 |" in text
     assert "| held-out loss | 2.3457 nats per token |" in text
     assert "| planned compute | 1.50e+12 FLOPs |" in text
-    (folder / "outcome.json").write_text(json.dumps(known | {"validation_exact_match": 0.5, "validation_reward": None}))
+    (folder / "outcome.json").write_text(json.dumps(known | {"val_exact_match": 0.5, "val_reward": None}))
     text = model_card(trained, folder)
     assert [line for line in text.splitlines() if "held-out" in line] == ["| held-out exact match | 0.5000 |"]
     checkpoint.folder.joinpath("model.safetensors").write_bytes(b"earlier weights")
@@ -243,7 +248,7 @@ def test_where_an_export_goes(tmp_path, monkeypatch, given, stage, name, expecte
     chosen = SimpleNamespace(folder=folder)
     monkeypatch.setattr(where, "whole_checkpoint", lambda path: chosen if path.resolve() == folder else None)
     trained = SimpleNamespace(run=SimpleNamespace(stage=stage))
-    assert where.place(Path(given), trained, name).resolve() == tmp_path / expected
+    assert where.default_path(Path(given), trained, name).resolve() == tmp_path / expected
 
 
 def test_a_file_in_the_place_of_a_folder_is_one_line(tmp_path, tokenizer):

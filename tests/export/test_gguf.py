@@ -26,30 +26,40 @@ from penjing.model.transformer import Transformer
 library = pytest.importorskip("gguf")
 
 TEXT = "Mia saw a kite by the pond. 小明看见一只风筝。 Then she gave it to the frog, and the frog was glad. "
-EXPERTS = {"experts": 4, "experts_per_token": 2, "expert_size": 32}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 SHAPES = {
     "qwen3": {},
-    "qwen3 untied": {"embeddings": "untied"},
+    "qwen3 untied": {"tie_word_embeddings": False},
     "qwen2": {"architecture": "qwen2"},
     "llama": {"architecture": "llama", "attention_bias": "qkv"},
-    "llama3": {"architecture": "llama", "rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_tokens": 32},
+    "llama3": {
+        "architecture": "llama",
+        "rope_scaling": "llama3",
+        "rope_factor": 8.0,
+        "rope_original_max_position_embeddings": 32,
+    },
     "qwen3_moe": {"architecture": "qwen3_moe", **EXPERTS},
     "glm4_moe": {
         "architecture": "glm4_moe",
-        "shared_expert_size": 64,
-        "dense_layers": (0,),
-        "routed_scaling": 1.7,
-        "rotary_fraction": 0.5,
-        "router_weights": "raw",
+        "shared_expert_intermediate_size": 64,
+        "mlp_only_layers": (0,),
+        "routed_scaling_factor": 1.7,
+        "partial_rotary_factor": 0.5,
+        "norm_topk_prob": False,
         **EXPERTS,
     },
-    "qwen2_moe": {"architecture": "qwen2_moe", "shared_expert_size": 64, "router_weights": "raw", **EXPERTS},
+    "qwen2_moe": {
+        "architecture": "qwen2_moe",
+        "shared_expert_intermediate_size": 64,
+        "norm_topk_prob": False,
+        **EXPERTS,
+    },
     "mixtral": {"architecture": "mixtral", **EXPERTS},
     "linear": {"rope_scaling": "linear", "rope_factor": 4.0},
     "yarn": {
         "rope_scaling": "yarn",
         "rope_factor": 4.0,
-        "rope_original_tokens": 32,
+        "rope_original_max_position_embeddings": 32,
         "rope_attention_factor": 1.2,
     },
 }
@@ -68,14 +78,14 @@ def no_llama_cpp(monkeypatch):
 
 def make_model(tokenizer, **options):
     shape = {
-        "vocabulary_size": tokenizer.size + 3,
+        "vocab_size": tokenizer.size + 3,
         "hidden_size": 64,
-        "num_layers": 2,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_size": 16,
-        "mlp_size": 96,
-        "max_tokens": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 96,
+        "max_position_embeddings": 128,
         "rope_theta": 1e4,
     }
     model = Transformer(ModelConfig(**{**shape, **options}))
@@ -102,7 +112,14 @@ def test_a_file_read_back_is_the_model(tmp_path, tokenizer, name):
     assert rebuilt.state_dict().keys() == weights.keys()
     for key, value in rebuilt.state_dict().items():
         assert torch.equal(value, weights[key]), key
-    for field in ("hidden_size", "num_kv_heads", "max_tokens", "experts", "expert_size", "shared_expert_size"):
+    for field in (
+        "hidden_size",
+        "num_key_value_heads",
+        "max_tokens",
+        "experts",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+    ):
         assert getattr(rebuilt.config, field) == getattr(model.config, field)
     assert [their_tokenizer.encode(text) for text in CHECK_TEXTS] == [tokenizer.encode(text) for text in CHECK_TEXTS]
 
@@ -163,7 +180,7 @@ def test_quantised_files_say_what_it_costs(tmp_path, tokenizer, kind, largest):
 
 
 def test_rows_that_do_not_divide_stay_f16_and_are_named(tmp_path, tokenizer):
-    model = make_model(tokenizer, mlp_size=80)
+    model = make_model(tokenizer, intermediate_size=80)
     verified = gguf.export(model, tokenizer, tmp_path / "model.gguf", kind="q8_0")
     _, types = read(verified.path)
     assert types["blk.0.ffn_down.weight"] == "F16"
@@ -190,17 +207,22 @@ def test_types_of_llama_cpps_own_tool_are_named_as_such(tmp_path, tokenizer):
     ("setting", "options"),
     [
         ("sliding_window", {"sliding_window": 8}),
-        ("rotary_fraction", {"rotary_fraction": 0.5}),
-        ("query_key_norm", {"query_key_norm": "none"}),
-        ("query_key_norm", {"architecture": "llama", "query_key_norm": "head"}),
-        ("head_size", {"architecture": "qwen2", "head_size": 32}),
-        ("router_weights", {"architecture": "qwen3_moe", "router_weights": "raw", **EXPERTS}),
-        ("router_weights", {"architecture": "qwen2_moe", "shared_expert_size": 32, **EXPERTS}),
-        ("dense_layers", {"architecture": "qwen3_moe", "dense_layers": (0,), **EXPERTS}),
-        ("rope_scaling", {"rope_scaling": "llama3", "rope_factor": 2.0, "rope_original_tokens": 64}),
+        ("partial_rotary_factor", {"partial_rotary_factor": 0.5}),
+        ("qk_norm", {"qk_norm": "none"}),
+        ("qk_norm", {"architecture": "llama", "qk_norm": "head"}),
+        ("head_dim", {"architecture": "qwen2", "head_dim": 32}),
+        ("norm_topk_prob", {"architecture": "qwen3_moe", "norm_topk_prob": False, **EXPERTS}),
+        ("norm_topk_prob", {"architecture": "qwen2_moe", "shared_expert_intermediate_size": 32, **EXPERTS}),
+        ("mlp_only_layers", {"architecture": "qwen3_moe", "mlp_only_layers": (0,), **EXPERTS}),
+        ("rope_scaling", {"rope_scaling": "llama3", "rope_factor": 2.0, "rope_original_max_position_embeddings": 64}),
         (
             "rope_beta_fast",
-            {"rope_scaling": "yarn", "rope_factor": 2.0, "rope_original_tokens": 64, "rope_beta_fast": 16.0},
+            {
+                "rope_scaling": "yarn",
+                "rope_factor": 2.0,
+                "rope_original_max_position_embeddings": 64,
+                "rope_beta_fast": 16.0,
+            },
         ),
     ],
 )

@@ -41,46 +41,63 @@ LOOKALIKES = (
 )
 SPACES = (" ", "  ", "    ", "\t", "\n", "\n\n", "\r\n", " \n ", "\u3000", "\u00a0", "\u200b", "\u2009")
 TEXT = (ENGLISH + CHINESE + CODE) * 2
-SMALL = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_size": 16, "mlp_size": 96}
-EXPERTS = {"experts": 4, "experts_per_token": 2, "expert_size": 32}
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 NUM_GREEDY = 12
 SHAPES = {
     "qwen3": {},
-    "qwen3 untied": {"embeddings": "untied"},
+    "qwen3 untied": {"tie_word_embeddings": False},
     "qwen2": {"architecture": "qwen2"},
     "llama": {"architecture": "llama"},
     "llama with biases": {"architecture": "llama", "attention_bias": "qkv"},
     "qwen3_moe": {"architecture": "qwen3_moe", **EXPERTS},
-    "glm4_moe": {"architecture": "glm4_moe", "shared_expert_size": 32, "dense_layers": (0,), **EXPERTS},
+    "glm4_moe": {"architecture": "glm4_moe", "shared_expert_intermediate_size": 32, "mlp_only_layers": (0,), **EXPERTS},
     "glm4_moe scaled": {
         "architecture": "glm4_moe",
-        "shared_expert_size": 64,
-        "routed_scaling": 1.7,
-        "rotary_fraction": 0.5,
-        "embeddings": "untied",
+        "shared_expert_intermediate_size": 64,
+        "routed_scaling_factor": 1.7,
+        "partial_rotary_factor": 0.5,
+        "tie_word_embeddings": False,
         **EXPERTS,
     },
     "glm4_moe, nothing shared": {"architecture": "glm4_moe", **EXPERTS},
-    "qwen2_moe": {"architecture": "qwen2_moe", "shared_expert_size": 64, "router_weights": "raw", **EXPERTS},
+    "qwen2_moe": {
+        "architecture": "qwen2_moe",
+        "shared_expert_intermediate_size": 64,
+        "norm_topk_prob": False,
+        **EXPERTS,
+    },
     "mixtral": {"architecture": "mixtral", **EXPERTS},
     "linear": {"rope_scaling": "linear", "rope_factor": 4.0},
-    "yarn": {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_tokens": 64},
+    "yarn": {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_max_position_embeddings": 64},
     "yarn, sharper": {
         "architecture": "llama",
         "rope_scaling": "yarn",
         "rope_factor": 4.0,
-        "rope_original_tokens": 64,
+        "rope_original_max_position_embeddings": 64,
         "rope_attention_factor": 1.3,
     },
     "yarn in a mixture": {
         "architecture": "glm4_moe",
-        "shared_expert_size": 32,
+        "shared_expert_intermediate_size": 32,
         "rope_scaling": "yarn",
         "rope_factor": 4.0,
-        "rope_original_tokens": 64,
+        "rope_original_max_position_embeddings": 64,
         **EXPERTS,
     },
-    "llama3": {"architecture": "llama", "rope_scaling": "llama3", "rope_factor": 4.0, "rope_original_tokens": 64},
+    "llama3": {
+        "architecture": "llama",
+        "rope_scaling": "llama3",
+        "rope_factor": 4.0,
+        "rope_original_max_position_embeddings": 64,
+    },
 }
 
 
@@ -95,7 +112,7 @@ def make_model(tokenizer, **options):
     Rounding breaks a tie between two experts, and then logits differ by far more than rounding. So no token may come
     near one: four dimensions that only the embedding writes hold an order of the experts, and routers read those alone.
     """
-    shape = {"vocabulary_size": tokenizer.size + 3, "max_tokens": 256, "rope_theta": 1e4, **SMALL}
+    shape = {"vocab_size": tokenizer.size + 3, "max_position_embeddings": 256, "rope_theta": 1e4, **SMALL}
     model = Transformer(ModelConfig(**{**shape, **options}))
     generator = torch.Generator().manual_seed(5)
     for name, value in model.state_dict().items():
@@ -110,7 +127,7 @@ def make_model(tokenizer, **options):
             value.copy_(noise * (0.05 if name.startswith(("embed", "head")) else value.shape[-1] ** -0.5))
     if model.config.is_mixture:
         orders = torch.tensor(list(itertools.permutations((-0.2, -0.1, 0.1, 0.2))))
-        model.embed.weight.data[:, :4] = orders[torch.arange(model.config.vocabulary_size) % len(orders)]
+        model.embed.weight.data[:, :4] = orders[torch.arange(model.config.vocab_size) % len(orders)]
         for name, value in model.state_dict().items():
             if "router.weight" in name:
                 value.copy_(2 * torch.eye(*value.shape))
@@ -178,8 +195,8 @@ def test_llama_cpp_computes_the_same(tmp_path, tokenizer, name):
     assert verified.engine.largest < 0.01
     assert "greedy text equal" in verified.note
 
-    rows = check_rows(tokenizer, model.config.max_tokens, [TEXT])
-    assert len(rows[0]) > 3 * model.config.rope_original_tokens
+    rows = check_rows(tokenizer, model.config.max_position_embeddings, [TEXT])
+    assert len(rows[0]) > 3 * model.config.rope_original_max_position_embeddings
     prompt, written = untied_greedy(model, rows[0], tokenizer.stop)
     answer = llama_cpp.ask(path, rows, [TEXT], prompt=prompt, longest=NUM_GREEDY, stop=tokenizer.stop)
     found = difference(rows, row_logits(float_twin(model), rows), answer.logits)
@@ -212,7 +229,7 @@ def test_llama_cpp_cuts_text_as_we_do(tokenizer, vocabulary_file):
 @pytest.mark.parametrize("name", ["llama-bpe", "smaug-bpe", "gpt-2", "smollm"])
 def test_llama_cpp_cuts_text_as_imported_tokenizers_do(tmp_path, foreign_tokenizer, name):
     tokenizer, path = foreign_tokenizer(name), tmp_path / "foreign.gguf"
-    gguf.export(make_model(tokenizer, num_layers=1), tokenizer, path)
+    gguf.export(make_model(tokenizer, num_hidden_layers=1), tokenizer, path)
     vocabulary = engine.Llama(str(path), vocab_only=True, n_threads=1, verbose=False)
     for text in strings(seed=12, count=300):
         ids = vocabulary.tokenize(text.encode(), add_bos=False, special=False)
@@ -259,8 +276,8 @@ def test_a_file_that_llama_cpp_refuses_is_one_line(tmp_path, tokenizer, vocabula
 
 def test_a_mistake_that_reading_back_repeats_is_found_by_llama_cpp(tmp_path, tokenizer, monkeypatch):
     """Rows of the keys left in our order and read in our order: only the engine knows better."""
-    monkeypatch.setattr(gguf, "interleaved", lambda rows, head_size: rows)
-    monkeypatch.setattr(gguf_read, "halved", lambda rows, head_size: rows)
+    monkeypatch.setattr(gguf, "interleaved", lambda rows, head_dim: rows)
+    monkeypatch.setattr(gguf_read, "halved", lambda rows, head_dim: rows)
     with pytest.raises(UserError, match=r"llama.cpp computes something else; got largest difference"):
         gguf.export(make_model(tokenizer, architecture="llama"), tokenizer, tmp_path / "out.gguf")
     assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,7 @@ pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 TEXT = "Mia saw a kite by the pond. 小明看见一只风筝。 Then she gave it to the frog, and the frog was glad. "
-EXPERTS = {"experts": 4, "experts_per_token": 2, "expert_size": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +32,14 @@ def tokenizer():
 
 def make_model(tokenizer, **options):
     shape = {
-        "vocabulary_size": tokenizer.size,
+        "vocab_size": tokenizer.size,
         "hidden_size": 32,
-        "num_layers": 1,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_size": 8,
-        "mlp_size": 48,
-        "max_tokens": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "max_position_embeddings": 128,
         "rope_theta": 1e4,
     }
     model = Transformer(ModelConfig(**{**shape, **options}))
@@ -54,11 +54,13 @@ def make_model(tokenizer, **options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_layers": 2, "sliding_window": 8, "windowed_layers": (1,)},
+        {"num_hidden_layers": 2, "sliding_window": 8, "sliding_window_layers": (1,)},
         {"architecture": "qwen3_moe", **EXPERTS},
-        {"architecture": "glm4_moe", "shared_expert_size": 16, **EXPERTS},
+        {"architecture": "glm4_moe", "shared_expert_intermediate_size": 16, **EXPERTS},
         # Their experts are written as those above.
-        pytest.param({"architecture": "qwen2_moe", "shared_expert_size": 16, **EXPERTS}, marks=pytest.mark.nightly),
+        pytest.param(
+            {"architecture": "qwen2_moe", "shared_expert_intermediate_size": 16, **EXPERTS}, marks=pytest.mark.nightly
+        ),
         pytest.param({"architecture": "mixtral", **EXPERTS}, marks=pytest.mark.nightly),
     ],
     ids=lambda options: options.get("architecture", "qwen3 with a window"),
@@ -90,7 +92,7 @@ def test_onnxruntime_computes_the_same_for_any_shape(tmp_path, tokenizer, option
 def test_int8_says_what_it_costs_and_is_smaller(tmp_path, tokenizer, monkeypatch, apart):
     if apart:
         monkeypatch.setattr(onnx, "LARGEST_MESSAGE_BYTES", 0)
-    model = make_model(tokenizer, architecture="llama", hidden_size=64, mlp_size=256)
+    model = make_model(tokenizer, architecture="llama", hidden_size=64, intermediate_size=256)
     verified = onnx.export(model, tokenizer, tmp_path / "out", kind="int8")
     assert 0 < verified.found.divergence < 0.1
     weights = sum(value.numel() for value in model.parameters())

@@ -11,7 +11,7 @@ from small_models import small_model
 
 from penjing.base.errors import UserError
 from penjing.infer import batched_sampler as rollout_module
-from penjing.infer.batched_sampler import Request, draw, rollout
+from penjing.infer.batched_sampler import Request, draw, sample_batch
 from penjing.infer.generate import generate
 from penjing.infer.sample import Sampling, shape
 from penjing.model.linear import set_compute_dtype
@@ -21,14 +21,15 @@ STOP = {5, 11}
 SHAPES = {
     "qwen3": {},
     "window": {"architecture": "qwen2", "sliding_window": 6},
-    "experts": {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_size": 16},
+    "experts": {"architecture": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
 
 
 def make_model(name="qwen3", max_tokens=48):
     shape = {
-        "vocabulary_size": 37, "hidden_size": 24, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 40,
-        "max_tokens": max_tokens, "rope_theta": 1e4, "embeddings": "untied", **SHAPES[name],
+        "vocab_size": 37, "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 40,         "max_position_embeddings": max_tokens, "rope_theta": 1e4,
+        "tie_word_embeddings": False, **SHAPES[name],
     }  # fmt: skip
     return small_model(seed=3, noise=0.1, sharpen=4, **shape).eval()
 
@@ -49,7 +50,7 @@ def make_requests(num_prompts=9, answers=4, seed=0, longest=20):
 
 
 def write(model, requests, sampling=DRAWN, **changes):
-    return rollout(model, requests, **{"max_new_tokens": 12, "stop": STOP, "sampling": sampling, **changes})
+    return sample_batch(model, requests, **{"max_new_tokens": 12, "stop": STOP, "sampling": sampling, **changes})
 
 
 def ids(answers):
@@ -85,7 +86,13 @@ def test_who_else_is_in_the_batch_has_no_part_in_an_answer(model):
 def test_nor_in_its_log_probabilities_to_the_last_bit(monkeypatch, window, dtype):
     """On a CPU, of a dense model whose sizes are multiples of 16: so two processes write what one does, and fewer slots
     what many do."""
-    sizes = {"hidden_size": 32, "head_size": 16, "mlp_size": 48, "architecture": "qwen2", "sliding_window": window}
+    sizes = {
+        "hidden_size": 32,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "architecture": "qwen2",
+        "sliding_window": window,
+    }
     monkeypatch.setitem(SHAPES, "even", sizes)
     model = make_model("even")
     set_compute_dtype(model, dtype)
@@ -172,14 +179,14 @@ def test_a_sum_that_is_off_by_a_rounding_error_draws_a_real_token(monkeypatch, f
 def test_prompt_and_answer_together_hold_at_most_max_tokens():
     model = make_model(max_tokens=32)
     requests = [Request(prompt=[20] * length, seeds=[1, 2]) for length in (31, 30, 3)]
-    written = rollout(model, requests, max_new_tokens=100, stop=(), sampling=DRAWN)
+    written = sample_batch(model, requests, max_new_tokens=100, stop=(), sampling=DRAWN)
     assert [[len(each.ids) for each in given] for given in written] == [[1, 1], [2, 2], [29, 29]]
     assert {each.ended for given in written for each in given} == {"length"}
 
 
 def test_no_answers_asked_none_written(model):
-    assert rollout(model, [], max_new_tokens=3, stop=(), sampling=DRAWN) == []
-    assert rollout(model, [Request(prompt=[1], seeds=[])], max_new_tokens=3, stop=(), sampling=DRAWN) == [[]]
+    assert sample_batch(model, [], max_new_tokens=3, stop=(), sampling=DRAWN) == []
+    assert sample_batch(model, [Request(prompt=[1], seeds=[])], max_new_tokens=3, stop=(), sampling=DRAWN) == [[]]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +198,7 @@ def test_no_answers_asked_none_written(model):
 )
 def test_prompts_that_cannot_be_read_are_refused(model, prompt, line):
     with pytest.raises(UserError) as caught:
-        rollout(model, [Request(prompt=prompt, seeds=[0])], max_new_tokens=3, stop=(), sampling=DRAWN)
+        sample_batch(model, [Request(prompt=prompt, seeds=[0])], max_new_tokens=3, stop=(), sampling=DRAWN)
     assert str(caught.value) == line
 
 

@@ -24,8 +24,8 @@ DRAWN = Sampling(temperature=1.5)
 def model(request):
     # A tied table this wide says the same token over and over.
     return small_model(
-        seed=3, noise=0.1, sharpen=6, architecture=request.param, vocabulary_size=37, hidden_size=24, num_heads=4,
-        num_kv_heads=2, mlp_size=40, max_tokens=32, rope_theta=1e4, embeddings="untied",
+        seed=3, noise=0.1, sharpen=6, architecture=request.param, vocab_size=37, hidden_size=24, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=40, max_tokens=32, rope_theta=1e4, tie_word_embeddings=False,
     ).eval()  # fmt: skip
 
 

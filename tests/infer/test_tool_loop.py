@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_models import small_model
 
-from penjing.infer.batched_sampler import Given, Request, Turn, draw, rollout
+from penjing.infer.batched_sampler import InjectedTokens, Request, Turn, draw, sample_batch
 from penjing.infer.sample import Sampling
 
 STOP = {5, 11}
@@ -15,15 +15,16 @@ CALL = 7  # a turn in which this was said is followed by something
 SHAPES = {
     "qwen3": {},
     "window": {"architecture": "qwen2", "sliding_window": 6},
-    "experts": {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_size": 16},
+    "experts": {"architecture": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
 
 
 @pytest.fixture(params=list(SHAPES))
 def model(request):
     shape = {
-        "vocabulary_size": 24, "hidden_size": 24, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 40, "max_tokens": 80,
-        "rope_theta": 1e4, "embeddings": "untied", **SHAPES[request.param],
+        "vocab_size": 24, "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 40, "max_position_embeddings": 80,
+        "rope_theta": 1e4, "tie_word_embeddings": False, **SHAPES[request.param],
     }  # fmt: skip
     return small_model(seed=3, noise=0.1, sharpen=2, **shape).eval()
 
@@ -47,7 +48,7 @@ def after(ids, number):
 def follow(turns: list[Turn]):
     given = [after(turn.ids, turn.number) for turn in turns]
     return [
-        None if ids is None else Given(ids, (turn.number, tuple(turn.ids)))
+        None if ids is None else InjectedTokens(ids, (turn.number, tuple(turn.ids)))
         for turn, ids in zip(turns, given, strict=True)
     ]
 
@@ -82,7 +83,7 @@ def by_hand(model, prompt, seed, sampling, limit):
 @pytest.mark.parametrize("slots", [2, 64])
 def test_the_plain_twin_says_the_same(model, sampling, slots):
     requests = make_requests()
-    written = rollout(model, requests, max_new_tokens=36, stop=STOP, sampling=sampling, slots=slots, follow=follow)
+    written = sample_batch(model, requests, max_new_tokens=36, stop=STOP, sampling=sampling, slots=slots, follow=follow)
     turns, ends = [], set()
     for request, given in zip(requests, written, strict=True):
         for seed, each in zip(request.seeds, given, strict=True):
@@ -103,8 +104,8 @@ def test_the_plain_twin_says_the_same(model, sampling, slots):
 
 def test_nothing_changes_where_nothing_follows(model):
     requests = make_requests()
-    plain = rollout(model, requests, max_new_tokens=20, stop=STOP, sampling=Sampling(temperature=1.0), slots=7)
-    followed = rollout(
+    plain = sample_batch(model, requests, max_new_tokens=20, stop=STOP, sampling=Sampling(temperature=1.0), slots=7)
+    followed = sample_batch(
         model, requests, max_new_tokens=20, stop=STOP, sampling=Sampling(temperature=1.0), slots=7,
         follow=lambda turns: [None] * len(turns),
     )  # fmt: skip
@@ -112,9 +113,9 @@ def test_nothing_changes_where_nothing_follows(model):
 
 
 def test_what_has_no_room_is_not_read(model):
-    (given,) = rollout(
+    (given,) = sample_batch(
         model, [Request(prompt=[13, 14], seeds=range(40))], max_new_tokens=12, stop=STOP,
-        sampling=Sampling(temperature=1.0), follow=lambda turns: [Given([1] * 11, None)] * len(turns),
+        sampling=Sampling(temperature=1.0), follow=lambda turns: [InjectedTokens([1] * 11, None)] * len(turns),
     )  # fmt: skip
     assert all(each.said is None and not each.notes and each.ended == "length" for each in given)
     assert any(each.ids[-1] in STOP for each in given)

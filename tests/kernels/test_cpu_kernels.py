@@ -99,10 +99,10 @@ def test_gated_product_of_rows_with_weights(shape, dtype, threads):
     wide, wide_weight = both.double().requires_grad_(), weight.double().requires_grad_()
     wide_gate, wide_up = wide.chunk(2, dim=-1)
     expected = functional.silu(wide_gate) * wide_up * wide_weight[:, None]
-    wanted, wanted_weight = torch.autograd.grad(expected, (wide, wide_weight), slope.double())
+    wanted, desirable_weight = torch.autograd.grad(expected, (wide, wide_weight), slope.double())
     torch.testing.assert_close(inner, expected.to(dtype), **CLOSE[dtype])
     torch.testing.assert_close(grad_both, wanted.to(dtype), **CLOSE[dtype])
-    torch.testing.assert_close(grad_weight, wanted_weight.float(), rtol=1e-5, atol=1e-6 * width)
+    torch.testing.assert_close(grad_weight, desirable_weight.float(), rtol=1e-5, atol=1e-6 * width)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_the_number_of_threads_changes_no_bit():
 @pytest.mark.parametrize("dtype", [None, BF16])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])  # the second normalises heads
 def test_a_model_learns_the_same(make_model, dtype, architecture, without):
-    model = make_model(hidden_size=512, architecture=architecture, num_heads=4, head_size=32)
+    model = make_model(hidden_size=512, architecture=architecture, num_attention_heads=4, head_dim=32)
     set_compute_dtype(model, dtype)
     generator = torch.Generator().manual_seed(0)
     ids_BT = torch.randint(61, (2, 150), generator=generator)

@@ -87,13 +87,13 @@ def test_experts_come_to_the_same_bits_on_one_thread_and_on_two(two_threads, dty
     shape = ModelConfig(
         architecture="qwen3_moe",
         hidden_size=64,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=1,
-        mlp_size=64,
-        experts=16,
-        experts_per_token=2,
-        expert_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=64,
+        num_experts=16,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
     )
     torch.manual_seed(3)
     mixture = MoELayer(shape)

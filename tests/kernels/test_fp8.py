@@ -15,17 +15,23 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands.train import execute, resolve_run
 from penjing.kernels import fp8 as float8
-from penjing.kernels.fp8 import BACKWARD, FORWARD, doubts, linear_float8, require_float8, rounded
+from penjing.kernels.fp8 import BACKWARD, FORWARD, fp8_warnings, linear_float8, require_float8, rounded
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import Linear, set_compute_dtype, use_float8
-from penjing.model.lora import Lora, adapt, keep_base_in
+from penjing.model.lora import Lora, add_adapter, cast_frozen_base
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.plan.memory import Target
 from penjing.train.memory_trace.trace import predict_memory
 
 SHAPE = ModelConfig(
-    vocabulary_size=64, hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2, head_size=16, mlp_size=160
+    vocab_size=64,
+    hidden_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=160,
 )
 BFLOAT16_ROUNDING = 2**-8  # what rounding to bfloat16 changes at most, as a share of the number: half of the 8th bit
 
@@ -135,14 +141,14 @@ def ids(rows=2, tokens=64, seed=1):
 
 def test_only_linear_layers_of_blocks_whose_sides_fit():
     odd = ModelConfig(
-        vocabulary_size=64,
+        vocab_size=64,
         hidden_size=64,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_size=16,
-        mlp_size=168,
-        embeddings="untied",
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=168,
+        tie_word_embeddings=False,
     )
     model = make(odd)
     chosen = {name for name, module in model.named_modules() if getattr(module, "float8", False)}
@@ -199,8 +205,8 @@ def test_one_graph_and_nothing_compiled_again(tokens, without_cpu_kernels):
 def test_adapters_learn_beside_a_base_in_float8(kind):
     def adapted(on):
         model = make(on=False)
-        adapt(model, Lora(rank=4, kind=kind), seed=3)
-        keep_base_in(model, torch.bfloat16)
+        add_adapter(model, Lora(rank=4, use_dora=kind), seed=3)
+        cast_frozen_base(model, torch.bfloat16)
         for name, parameter in model.named_parameters():
             if name.endswith(".B"):
                 parameter.data = random(*parameter.shape, seed=5) / 50
@@ -264,10 +270,10 @@ def test_a_model_learns_as_in_bfloat16():
 
 
 def test_memory_is_traced_without_a_device():
-    layer = {"model": {"preset": "tiny"}, "data": {"row_tokens": 64}, "batch": {"rows": 4}}
+    layer = {"model": {"preset": "tiny"}, "data": {"seq_len": 64}, "batch": {"size": 4}}
     card = Target(name="H200", capability=(9, 0), memory_bytes=139 << 30)
     usual = predict_memory(resolve_run("pretrain", {**layer, "compute": {"dtype": "bfloat16"}}), card)
-    run = resolve_run("pretrain", {**layer, "compute": {"dtype": "bfloat16", "float8": "tensorwise"}})
+    run = resolve_run("pretrain", {**layer, "compute": {"dtype": "bfloat16", "fp8": "tensorwise"}})
     plan = predict_memory(run, card)
     assert sum(plan.waterfall.values()) == plan.total_bytes
     assert plan.waterfall != usual.waterfall
@@ -298,10 +304,10 @@ def test_taken_where_it_can_be():
 @pytest.mark.parametrize(
     ("recipe", "changes", "said"),
     [
-        ("pretrain", {"compute": {"float8": "tensorwise", "dtype": "float16"}}, "bfloat16 only"),
-        ("grpo", {"compute": {"float8": "tensorwise"}}, "two passes"),
-        ("dpo", {"compute": {"float8": "tensorwise"}}, "two passes"),
-        ("pretrain", {"compute": {"float8": "rowwise"}}, "float8"),
+        ("pretrain", {"compute": {"fp8": "tensorwise", "dtype": "float16"}}, "bfloat16 only"),
+        ("grpo", {"compute": {"fp8": "tensorwise"}}, "two passes"),
+        ("dpo", {"compute": {"fp8": "tensorwise"}}, "two passes"),
+        ("pretrain", {"compute": {"fp8": "rowwise"}}, "float8"),
     ],
 )
 def test_settings_that_do_not_go_together(recipe, changes, said):
@@ -310,9 +316,9 @@ def test_settings_that_do_not_go_together(recipe, changes, said):
 
 
 def test_small_models_are_told_in_one_line():
-    assert doubts("cuda", float8.WORTH_PARAMETERS) == []
-    assert len(doubts("cuda", 124_000_000)) == 1 and "124M" in doubts("cuda", 124_000_000)[0]
-    assert len(doubts("cpu", float8.WORTH_PARAMETERS)) == 1
+    assert fp8_warnings("cuda", float8.WORTH_PARAMETERS) == []
+    assert len(fp8_warnings("cuda", 124_000_000)) == 1 and "124M" in fp8_warnings("cuda", 124_000_000)[0]
+    assert len(fp8_warnings("cpu", float8.WORTH_PARAMETERS)) == 1
 
 
 def test_a_copy_of_the_model_computes_the_same():
@@ -331,7 +337,7 @@ def test_a_run_says_it_and_goes_on_only_as_it_was_begun(tmp_path, small_run, los
         execute(resolve_run("pretrain", parse_overrides(words)), Console(file=said, width=200))
         return said.getvalue()
 
-    assert "float8 is slower than bfloat16 on a CPU" in train("small", "compute.float8=tensorwise")
+    assert "float8 is slower than bfloat16 on a CPU" in train("small", "compute.fp8=tensorwise")
     assert "float8" not in train("usual")
     assert losses(tmp_path / "small") != losses(tmp_path / "usual")
     with pytest.raises(UserError, match=r"compute\.float8 was tensorwise, is off"):
@@ -341,7 +347,7 @@ def test_a_run_says_it_and_goes_on_only_as_it_was_begun(tmp_path, small_run, los
 @pytest.mark.slow
 def test_two_ranks_learn_the_same_bits(tmp_path, penjing, small_run, losses, outcome):
     """One process takes a step in two passes, two take one each: scales and roundings are the same."""
-    words = [*in_bfloat16(small_run), "compute.float8=tensorwise", "batch.micro_rows=4"]
+    words = [*in_bfloat16(small_run), "compute.fp8=tensorwise", "batch.micro_size=4"]
     penjing("train", "pretrain", *words, f"out={tmp_path / 'single'}")
     penjing("train", "pretrain", *words, f"out={tmp_path / 'double'}", ranks=2)
     assert losses(tmp_path / "single") == losses(tmp_path / "double")

@@ -186,7 +186,14 @@ def test_a_layer_of_another_kind_is_asked_itself():
 @pytest.mark.parametrize("needs", ["all", "input", "weight"])
 def test_the_mlp_is_its_formula(needs):
     torch.manual_seed(2)
-    config = ModelConfig(vocabulary_size=64, hidden_size=512, num_layers=1, num_heads=2, num_kv_heads=1, mlp_size=640)
+    config = ModelConfig(
+        vocab_size=64,
+        hidden_size=512,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=640,
+    )
     mlp, x = MLP(config), drawn(2, 300, config.hidden_size)
     gate, up, down = (layer.weight for layer in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
     if needs == "weight":
@@ -238,17 +245,17 @@ def test_without_gradients_small_and_large_are_the_same(num_tokens):
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("experts", [0, 4])
 def test_nothing_is_read_before_it_is_written(dtype, experts, monkeypatch):
-    mixture = {"experts": experts, "experts_per_token": 2, "expert_size": 352} if experts else {}
+    mixture = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 352} if experts else {}
     model = Transformer(
         ModelConfig(
             architecture="qwen3_moe" if experts else "qwen3",
-            vocabulary_size=1000,
+            vocab_size=1000,
             hidden_size=512,
-            num_layers=2,
-            num_heads=8,
-            num_kv_heads=2,
-            head_size=64,
-            mlp_size=704,
+            num_hidden_layers=2,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            head_dim=64,
+            intermediate_size=704,
             **mixture,
         )
     )

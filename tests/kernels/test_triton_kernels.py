@@ -15,7 +15,7 @@ from penjing.model import kernel_selection
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
-from penjing.model.lora import DEFAULT, Lora, adapt, adapted
+from penjing.model.lora import DEFAULT, Lora, adapted, add_adapter
 from penjing.model.transformer import Transformer, recompute_activations
 
 if importlib.util.find_spec("triton") is None:
@@ -211,7 +211,7 @@ def test_gated_rows_of_different_weight():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_mixed_rows(weighted):
+def test_experts_are_combined(weighted):
     generator = torch.Generator().manual_seed(8)
     y = torch.randn(12, 300, generator=generator).to(DEVICE, torch.float16)
     row = torch.randint(12, (5, 3), generator=generator).to(DEVICE)
@@ -224,9 +224,13 @@ class Way:
     """A model of every part, in float16, with kernels or without."""
 
     def __init__(self, architecture, monkeypatch):
-        more = {"experts": 4, "experts_per_token": 2, "expert_size": 48} if architecture == "qwen3_moe" else {}
-        sizes = {"vocabulary_size": 300, "hidden_size": 64, "mlp_size": 160, "num_layers": 2}
-        heads = {"num_heads": 4, "num_kv_heads": 2, "head_size": 16}
+        more = (
+            {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+            if architecture == "qwen3_moe"
+            else {}
+        )
+        sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
         self.config = ModelConfig(architecture=architecture, **sizes, **heads, **more)
         self.monkeypatch = monkeypatch
 
@@ -245,7 +249,7 @@ class Way:
             for parameter in model.parameters():  # residual outputs begin at zero, and would hide what is before them
                 parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
         if rank:
-            adapt(model, Lora(rank=rank), seed=3)
+            add_adapter(model, Lora(rank=rank), seed=3)
             for layer in adapted(model).values():  # B, too, begins at zero
                 layer.adapters[DEFAULT].B.data.normal_(0, 0.1, generator=generator)
         recompute_activations(model, recompute)

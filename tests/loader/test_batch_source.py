@@ -19,7 +19,7 @@ from penjing.loader.prefetch import Prefetch
 class NumberedRows:
     """Row i says i."""
 
-    row_tokens = 3
+    seq_len = 3
     rows_per_epoch = tokens_per_epoch = 1000
     padding_per_epoch = 0
 
@@ -40,9 +40,9 @@ def numbers(batch):
     return batch.ids_BT[:, 0].tolist()
 
 
-def global_rows(world, micro_rows, num_batches, state=None):
+def global_rows(world, micro_size, num_batches, state=None):
     """The rows of some global batches, in order, and the state after them; every rank must have the same state."""
-    ranks = [PackedSource(NumberedRows(), micro_rows=micro_rows, rank=rank, world=world) for rank in range(world)]
+    ranks = [PackedSource(NumberedRows(), micro_size=micro_size, rank=rank, world=world) for rank in range(world)]
     for source in ranks:
         if state is not None:
             source.restore(state)
@@ -52,9 +52,9 @@ def global_rows(world, micro_rows, num_batches, state=None):
     return read, states[0]
 
 
-@pytest.mark.parametrize(("world", "micro_rows"), [(1, 12), (1, 3), (2, 6), (3, 2), (4, 3), (12, 1)])
-def test_any_world_reads_the_same_rows_in_order(world, micro_rows):
-    read, state = global_rows(world, micro_rows, 36 // (world * micro_rows))
+@pytest.mark.parametrize(("world", "micro_size"), [(1, 12), (1, 3), (2, 6), (3, 2), (4, 3), (12, 1)])
+def test_any_world_reads_the_same_rows_in_order(world, micro_size):
+    read, state = global_rows(world, micro_size, 36 // (world * micro_size))
     assert read == list(range(36))
     assert state == global_rows(1, 12, 3)[1]
 
@@ -63,8 +63,8 @@ def test_any_world_reads_the_same_rows_in_order(world, micro_rows):
 @settings(max_examples=30, deadline=None)
 def test_a_run_may_stop_with_some_ranks_and_go_on_with_others(worlds):
     read, state = [], None
-    for world, micro_rows in worlds:
-        part, state = global_rows(world, micro_rows, 12 // (world * micro_rows), state)
+    for world, micro_size in worlds:
+        part, state = global_rows(world, micro_size, 12 // (world * micro_size), state)
         read += part
     assert read == list(range(12 * len(worlds)))
 
@@ -75,7 +75,7 @@ def device():
 
 
 def plain_source(**options):
-    return PackedSource(NumberedRows(**options), micro_rows=2)
+    return PackedSource(NumberedRows(**options), micro_size=2)
 
 
 def num_threads():
@@ -148,7 +148,7 @@ def test_an_error_surfaces_in_its_turn_and_again_instead_of_hanging(device):
 
 def test_a_passing_error_costs_no_batch(device):
     rows = NumberedRows(breaks_at=2)
-    ahead = Prefetch(PackedSource(rows, micro_rows=2), device)
+    ahead = Prefetch(PackedSource(rows, micro_size=2), device)
     next(ahead)
     with pytest.raises(OSError, match="the disk went away"):
         next(ahead)

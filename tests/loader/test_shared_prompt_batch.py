@@ -11,14 +11,14 @@ from user_errors import raises_user_error
 from penjing.loader.shared_prompt_batch import Answer, Group, best_rows, pack, run_model
 
 SHAPE = {
-    "vocabulary_size": 40,
+    "vocab_size": 40,
     "hidden_size": 32,
-    "num_layers": 2,
-    "num_heads": 2,
-    "num_kv_heads": 1,
-    "head_size": 16,
-    "mlp_size": 48,
-    "max_tokens": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
 }
 
 
@@ -112,7 +112,7 @@ def test_given_tokens_do_not_count():
 
 
 def test_a_group_longer_than_a_row_is_refused():
-    with raises_user_error(where="data.row_tokens", got=8):
+    with raises_user_error(where="data.seq_len", got=8):
         pack([Group(prompt=[1] * 9, answers=[Answer(ids=[2, 2, 2])])], 8)
 
 

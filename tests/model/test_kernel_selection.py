@@ -14,7 +14,13 @@ from penjing.model.kernel_selection import activate_flash, check_kernels
 from penjing.model.transformer import Transformer
 
 SHAPE = ModelConfig(
-    vocabulary_size=64, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_size=16, mlp_size=64
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    intermediate_size=64,
 )
 CUDA = torch.device("cuda")
 

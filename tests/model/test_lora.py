@@ -11,20 +11,20 @@ from penjing.infer.generate import generate
 from penjing.model import lora
 from penjing.model.freeze import freeze
 from penjing.model.linear import packed_linear, set_compute_dtype
-from penjing.model.lora import Lora, adapt, attach, merge, strip, unmerge, use
+from penjing.model.lora import Lora, add_adapter, attach, merge, remove_adapters, set_adapter, unmerge
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 
 KINDS = [
     Lora(rank=4),
-    Lora(rank=4, scaling="rank_stabilised"),
-    Lora(rank=4, kind="dora"),
-    Lora(rank=2, alpha=3, kind="dora", scaling="rank_stabilised"),
+    Lora(rank=4, use_rslora=True),
+    Lora(rank=4, use_dora=True),
+    Lora(rank=2, alpha=3, use_dora=True, use_rslora=True),
 ]
 NAMES = ["standard", "rank_stabilised", "dora", "dora_rank_stabilised"]
 IDS_BT = torch.randint(61, (3, 20), generator=torch.Generator().manual_seed(1))
 TARGET_N = IDS_BT[:, 1:].flatten()
-MOE = {"experts": 4, "experts_per_token": 2, "expert_size": 16}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
 def nats(model):
@@ -52,14 +52,14 @@ def settings(request):
 def test_a_fresh_adapter_changes_nothing(make_model, settings):
     model = make_model()
     before = model(IDS_BT)
-    adapt(model, settings)
+    add_adapter(model, settings)
     torch.testing.assert_close(model(IDS_BT), before, rtol=0, atol=2e-6)
 
 
 def test_only_adapters_learn_and_the_base_stays_bitwise(make_model, settings):
     model = make_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    adapt(model, settings)
+    add_adapter(model, settings)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     first = nats(model).item()
     for _ in range(15):
@@ -83,9 +83,9 @@ def plain(model, settings, ids_BT):
         if adapter.magnitude is not None:
             whole = whole * (adapter.magnitude / whole.detach().norm(dim=1))[:, None]
         weights[f"{name}.weight"] = whole
-    use(model, None)
+    set_adapter(model, None)
     loss = torch.func.functional_call(model, weights, (ids_BT[:, :-1],), _targets())
-    use(model, "default")
+    set_adapter(model, "default")
     return loss
 
 
@@ -96,7 +96,7 @@ def _targets():
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "qwen2"])
 def test_loss_and_gradients_equal_the_formula(make_model, settings, architecture):
     model = make_model(architecture=architecture).double()
-    adapt(model, settings)
+    add_adapter(model, settings)
     model.double()
     teach(model, "default")
     expected = plain(model, settings, IDS_BT)
@@ -112,7 +112,7 @@ def test_loss_and_gradients_equal_the_formula(make_model, settings, architecture
 def test_merged_equals_unmerged_and_comes_out_again(make_model, settings):
     model = make_model().eval()
     original = {name: value.clone() for name, value in model.state_dict().items()}
-    adapt(model, settings)
+    add_adapter(model, settings)
     teach(model, "default")
     with torch.no_grad():
         beside = model(IDS_BT)
@@ -130,11 +130,11 @@ def test_merged_equals_unmerged_and_comes_out_again(make_model, settings):
 def test_a_stripped_model_is_a_plain_one(make_model, settings):
     model = make_model()
     names = list(model.state_dict())
-    adapt(model, settings)
+    add_adapter(model, settings)
     teach(model, "default")
     beside = model(IDS_BT)
     merge(model, "default")
-    strip(model)
+    remove_adapters(model)
     assert list(model.state_dict()) == names
     assert not lora.adapted(model)
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -143,22 +143,22 @@ def test_a_stripped_model_is_a_plain_one(make_model, settings):
 
 @pytest.mark.parametrize("architecture", ["qwen2", "glm4_moe"])
 def test_many_adapters_in_one_batch_equal_each_alone(make_model, architecture):
-    more = {**MOE, "shared_expert_size": 16, "dense_layers": (0,)} if architecture == "glm4_moe" else {}
+    more = {**MOE, "shared_expert_intermediate_size": 16, "mlp_only_layers": (0,)} if architecture == "glm4_moe" else {}
     model = make_model(architecture=architecture, **more).eval()
-    adapt(model, Lora(rank=4), name="one", seed=1)
-    adapt(model, Lora(rank=2, kind="dora"), name="two", seed=2)
-    adapt(model, Lora(rank=3, targets=("attention.q_proj",)), name="three", seed=3)
+    add_adapter(model, Lora(rank=4), name="one", seed=1)
+    add_adapter(model, Lora(rank=2, use_dora=True), name="two", seed=2)
+    add_adapter(model, Lora(rank=3, target_modules=("attention.q_proj",)), name="three", seed=3)
     for number, name in enumerate(lora.names(model)):
         teach(model, name, seed=number)
     ids_BT = torch.randint(61, (6, 9), generator=torch.Generator().manual_seed(2))
     chosen = ["two", "one", None, "two", "three", "one"]
     with torch.no_grad():
-        use(model, chosen)
+        set_adapter(model, chosen)
         together = model(ids_BT)
         for row, name in enumerate(chosen):
-            use(model, name)
+            set_adapter(model, name)
             torch.testing.assert_close(model(ids_BT[row : row + 1])[0], together[row], rtol=1e-4, atol=1e-4)
-        use(model, None)
+        set_adapter(model, None)
         base = model(ids_BT)
     assert (together[0] - base[0]).abs().max() > 0.01
     assert (together[4] - base[4]).abs().max() > 0.01
@@ -168,9 +168,9 @@ def test_answers_of_many_adapters_are_written_in_one_batch(make_model):
     """Prompts and answers of unlike length, each with its own adapter, equal each adapter alone."""
     model = make_model().eval()
     for number, name in enumerate(["one", "two"]):
-        adapt(model, Lora(rank=4), name=name)
+        add_adapter(model, Lora(rank=4), name=name)
         teach(model, name, seed=number)
-    use(model, "two")
+    set_adapter(model, "two")
     prompts = [[1, 2, 3], [4], [1, 2, 3], [5, 6, 7, 8, 9], [1, 2, 3]]
     chosen = ["one", "two", None, "one", "two"]
     settings = {"max_new_tokens": 12, "stop": {0, 1, 2, 3}}
@@ -179,19 +179,19 @@ def test_answers_of_many_adapters_are_written_in_one_batch(make_model):
     assert len({len(written) for written in together}) > 1
     for prompt, name, written in zip(prompts, chosen, together, strict=True):
         assert generate(model, [prompt], adapters=[name], **settings) == [written]
-        with lora.using(model, name):
+        with lora.adapter_scope(model, name):
             assert generate(model, [prompt], **settings) == [written]
     assert all(layer.active == "two" and layer.by_row is None for layer in lora.adapted(model).values())
 
 
 def test_rows_by_adapter_are_differentiable(make_model):
     model = make_model()
-    adapt(model, Lora(rank=4), name="one")
-    adapt(model, Lora(rank=4), name="two")
+    add_adapter(model, Lora(rank=4), name="one")
+    add_adapter(model, Lora(rank=4), name="two")
     model.requires_grad_(True)
     teach(model, "one")
     teach(model, "two")
-    use(model, ["one", None, "two"])
+    set_adapter(model, ["one", None, "two"])
     nats(model).backward()
     layer = model.blocks[1].mlp.down_proj
     assert layer.adapters["one"].A.grad.abs().max() > 0
@@ -200,8 +200,8 @@ def test_rows_by_adapter_are_differentiable(make_model):
 
 def test_fewer_names_than_rows_are_refused(make_model):
     model = make_model()
-    adapt(model, Lora(rank=4), name="one")
-    use(model, ["one", None])
+    add_adapter(model, Lora(rank=4), name="one")
+    set_adapter(model, ["one", None])
     with raises_user_error(where="use", got=2):
         model(IDS_BT)
 
@@ -209,7 +209,7 @@ def test_fewer_names_than_rows_are_refused(make_model):
 @pytest.mark.parametrize("pattern", ["attention.?_proj", "blocks.1.mlp.up_proj", "*"])
 def test_patterns_choose_layers(make_model, pattern):
     model = make_model()
-    adapt(model, Lora(rank=2, targets=(pattern,)))
+    add_adapter(model, Lora(rank=2, target_modules=(pattern,)))
     found = set(lora.adapted(model))
     attention = {f"blocks.{n}.attention.{p}_proj" for n in range(2) for p in "qkvo"}
     mlp = {f"blocks.{n}.mlp.{p}_proj" for n in range(2) for p in ("gate", "up", "down")}
@@ -218,21 +218,21 @@ def test_patterns_choose_layers(make_model, pattern):
 
 
 def test_a_pattern_that_matches_nothing_names_the_nearest(make_model):
-    with raises_user_error(where="lora.targets", got="attention.qproj"):
-        adapt(make_model(), Lora(rank=2, targets=("attention.qproj",)))
+    with raises_user_error(where="lora.target_modules", got="attention.qproj"):
+        add_adapter(make_model(), Lora(rank=2, target_modules=("attention.qproj",)))
 
 
 def test_routed_experts_stay_as_they_are(make_model):
     model = make_model(architecture="qwen3_moe", **MOE)
-    adapt(model, Lora(rank=2))
+    add_adapter(model, Lora(rank=2))
     assert {name.split(".", 2)[2] for name in lora.adapted(model)} == {f"attention.{p}_proj" for p in "qkvo"}
-    with raises_user_error(where="lora.targets", got="mlp.*_proj"):
-        adapt(make_model(architecture="qwen3_moe", **MOE), Lora(rank=2, targets=("mlp.*_proj",)))
+    with raises_user_error(where="lora.target_modules", got="mlp.*_proj"):
+        add_adapter(make_model(architecture="qwen3_moe", **MOE), Lora(rank=2, target_modules=("mlp.*_proj",)))
 
 
 def test_a_mixture_learns_through_its_adapters(make_model):
-    model = make_model(architecture="qwen2_moe", **MOE, shared_expert_size=24)
-    adapt(model, Lora(rank=2))
+    model = make_model(architecture="qwen2_moe", **MOE, shared_expert_intermediate_size=24)
+    add_adapter(model, Lora(rank=2))
     assert "blocks.0.mlp.shared.up_proj" in lora.adapted(model)
     loss = nats(model)
     (loss.total if hasattr(loss, "total") else loss[0] if isinstance(loss, tuple) else loss).backward()
@@ -248,11 +248,11 @@ def test_names_that_cannot_be(make_model, name):
 
 def test_no_such_adapter(make_model):
     model = make_model()
-    adapt(model, Lora(rank=2), name="stories")
+    add_adapter(model, Lora(rank=2), name="stories")
     with raises_user_error(next_step="stories"):
-        use(model, "story")
+        set_adapter(model, "story")
     with raises_user_error(where="stories"):
-        adapt(model, Lora(rank=2), name="stories")
+        add_adapter(model, Lora(rank=2), name="stories")
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_the_same_seed_gives_the_same_adapter_and_leaves_the_random_state(make_m
     models = [make_model() for _ in range(3)]
     state = torch.get_rng_state()
     for model, seed in zip(models, (5, 5, 6), strict=True):
-        adapt(model, Lora(rank=4), seed=seed)
+        add_adapter(model, Lora(rank=4), seed=seed)
     assert torch.equal(torch.get_rng_state(), state)
     first, same, other = (model.blocks[0].attention.q_proj.adapters["default"].A for model in models)
     assert torch.equal(first, same)
@@ -276,11 +276,11 @@ def test_the_same_seed_gives_the_same_adapter_and_leaves_the_random_state(make_m
 
 def test_dropout_is_for_learning_only_and_can_be_taken_up_again(make_model):
     model = make_model()
-    adapt(model, Lora(rank=4, dropout=0.5))
+    add_adapter(model, Lora(rank=4, dropout=0.5))
     teach(model, "default")
     with torch.no_grad():
         assert torch.equal(model(IDS_BT), model(IDS_BT))
-    saved = {name: value.clone() for name, value in lora.own_state(model).items()}
+    saved = {name: value.clone() for name, value in lora.trainable_state_dict(model).items()}
     first, second = model(IDS_BT), model(IDS_BT)
     assert not torch.equal(first, second)
     model.load_state_dict(saved, strict=False)
@@ -291,7 +291,7 @@ def test_dropout_is_for_learning_only_and_can_be_taken_up_again(make_model):
 def test_dropout_keeps_the_mean_and_has_matching_gradients(make_model):
     """The masked product equals the plain formula with the same mask, in value and gradient."""
     model = make_model()
-    adapt(model, Lora(rank=4, dropout=0.3))
+    add_adapter(model, Lora(rank=4, dropout=0.3))
     teach(model, "default")
     layer = model.blocks[0].attention.q_proj
     adapter = layer.adapters["default"]
@@ -310,11 +310,11 @@ def test_dropout_keeps_the_mean_and_has_matching_gradients(make_model):
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_bfloat16_keeps_adapters_in_float32_and_the_base_as_it_is_multiplied(make_model, kind):
     model = make_model()
-    adapt(model, Lora(rank=4, kind=kind))
+    add_adapter(model, Lora(rank=4, use_dora=kind))
     teach(model, "default")
     set_compute_dtype(model, torch.bfloat16)
     cast_each_time = nats(model).detach()
-    lora.keep_base_in(model, torch.bfloat16)
+    lora.cast_frozen_base(model, torch.bfloat16)
     loss = nats(model)
     torch.testing.assert_close(loss.detach(), cast_each_time, rtol=1e-3 if kind == "dora" else 0, atol=0)
     loss.backward()
@@ -329,9 +329,9 @@ def test_bfloat16_keeps_adapters_in_float32_and_the_base_as_it_is_multiplied(mak
 def test_what_is_kept_for_the_gradient_is_shared(make_model):
     """q, k and v keep one copy of what they read for the backward pass, not three, and none of frozen weights."""
     model = make_model()
-    adapt(model, Lora(rank=4))
+    add_adapter(model, Lora(rank=4))
     set_compute_dtype(model, torch.bfloat16)
-    lora.keep_base_in(model, torch.bfloat16)
+    lora.cast_frozen_base(model, torch.bfloat16)
     x = torch.randn(2, 5, 24, dtype=torch.bfloat16, requires_grad=True)
     block = model.blocks[0]
     frozen = {parameter.data_ptr() for parameter in model.parameters() if not parameter.requires_grad}
@@ -346,7 +346,7 @@ def test_what_is_kept_for_the_gradient_is_shared(make_model):
 
 def test_doras_norm_follows_its_adapter(make_model):
     model = make_model().eval()
-    adapt(model, Lora(rank=4, kind="dora"))
+    add_adapter(model, Lora(rank=4, use_dora=True))
     with torch.no_grad():
         before = model(IDS_BT)
         teach(model, "default")
@@ -360,7 +360,7 @@ def test_doras_norm_follows_its_adapter(make_model):
 def test_doras_norm_follows_a_step(make_model, optimizer):
     """Also one of kernels that change weights without torch's counting it."""
     model = make_model()
-    adapt(model, Lora(rank=4, kind="dora"))
+    add_adapter(model, Lora(rank=4, use_dora=True))
     teach(model, "default")
     optimizers = optimizer.build(model)
     model.eval()
@@ -380,10 +380,10 @@ def test_doras_norm_follows_a_step(make_model, optimizer):
 
 
 def test_what_a_run_saves_is_all_but_the_base(make_model):
-    model = make_model(architecture="glm4_moe", **MOE, shared_expert_size=16)
+    model = make_model(architecture="glm4_moe", **MOE, shared_expert_intermediate_size=16)
     base = lora.fingerprint(model)
-    adapt(model, Lora(rank=4))
-    state = lora.own_state(model)
+    add_adapter(model, Lora(rank=4))
+    state = lora.trainable_state_dict(model)
     assert {name for name in state if ".adapters." not in name} == {
         "blocks.0.mlp.router.correction",
         "blocks.1.mlp.router.correction",
@@ -417,7 +417,7 @@ def test_freezing_nothing_or_everything_is_refused(make_model):
 @pytest.mark.parametrize("names", [("q_proj", "k_proj", "v_proj"), ("k_proj", "v_proj")])
 def test_layers_side_by_side_equal_each_alone(make_model, dtype, names):
     model = make_model()
-    adapt(model, Lora(rank=4))
+    add_adapter(model, Lora(rank=4))
     teach(model, lora.DEFAULT)
     set_compute_dtype(model, dtype)
     layers = [getattr(model.blocks[0].attention, name) for name in names]
@@ -441,18 +441,18 @@ def test_layers_side_by_side_equal_each_alone(make_model, dtype, names):
 
 def test_side_by_side_without_adapters_the_base_speaks(make_model):
     model = make_model()
-    adapt(model, Lora(rank=4))
+    add_adapter(model, Lora(rank=4))
     teach(model, lora.DEFAULT)
     layers = (model.blocks[0].mlp.gate_proj, model.blocks[0].mlp.up_proj)
     x = torch.randn(3, layers[0].in_features)
-    use(model, None)
+    set_adapter(model, None)
     torch.testing.assert_close(packed_linear(x, *layers), torch.cat([layer.plain()(x) for layer in layers], dim=-1))
 
 
-@pytest.mark.parametrize("settings", [Lora(rank=4, kind="dora"), Lora(rank=4, dropout=0.5)], ids=["dora", "dropout"])
+@pytest.mark.parametrize("settings", [Lora(rank=4, use_dora=True), Lora(rank=4, dropout=0.5)], ids=["dora", "dropout"])
 def test_side_by_side_what_has_its_own_way_keeps_it(make_model, settings):
     model = make_model()
-    adapt(model, settings)
+    add_adapter(model, settings)
     teach(model, lora.DEFAULT)
     attention = model.blocks[0].attention
     layers, x = (attention.k_proj, attention.v_proj), torch.randn(3, attention.k_proj.in_features)
@@ -466,7 +466,7 @@ def test_the_scale_is_alpha_over_the_rank_or_over_its_root(make_model, scaling, 
     """arXiv:2106.09685 section 4.1 and arXiv:2312.03732: 32 / 16, and 32 / 4."""
     model = make_model()
     plain_OI = model.blocks[1].mlp.up_proj.weight.detach().clone()
-    adapt(model, Lora(rank=16, alpha=32, scaling=scaling, targets=("mlp.up_proj",)))
+    add_adapter(model, Lora(rank=16, alpha=32, use_rslora=scaling, target_modules=("mlp.up_proj",)))
     teach(model, "default")
     layer = model.blocks[1].mlp.up_proj
     x_NI = torch.randn(3, 24, generator=torch.Generator().manual_seed(2))
@@ -478,7 +478,7 @@ def test_the_scale_is_alpha_over_the_rank_or_over_its_root(make_model, scaling, 
 def test_an_adapter_begins_as_published(make_model):
     """B at zero; A uniform within one over the root of its inputs, as `peft` and Microsoft's own code draw it."""
     model = make_model(hidden_size=64)
-    adapt(model, Lora(rank=32, targets=("attention.q_proj",)))
+    add_adapter(model, Lora(rank=32, target_modules=("attention.q_proj",)))
     for layer in lora.adapted(model).values():
         assert not layer.adapters["default"].B.any()
         largest = layer.adapters["default"].A.abs().max().item()

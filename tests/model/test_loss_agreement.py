@@ -20,7 +20,13 @@ from penjing.train.compile_policy import compile_model, missing_compiler
 CPU = torch.device("cpu")
 LENGTHS = (70, 58, 100, 28)  # of the documents, targets included: two rows of 128
 SHAPE = ModelConfig(
-    vocabulary_size=300, hidden_size=64, num_layers=3, num_heads=4, num_kv_heads=2, head_size=16, mlp_size=160
+    vocab_size=300,
+    hidden_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=160,
 )
 
 

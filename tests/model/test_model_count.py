@@ -29,22 +29,28 @@ VARIANTS: list[dict[str, object]] = [
     {"architecture": "llama"},
     {"architecture": "qwen2"},
     {"architecture": "qwen2", "attention_bias": "none"},
-    {"architecture": "qwen3_moe", "experts": 6, "experts_per_token": 2, "expert_size": 48, "dense_layers": (1,)},
-    {"architecture": "mixtral", "experts": 6, "experts_per_token": 2, "expert_size": 48},
+    {
+        "architecture": "qwen3_moe",
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "mlp_only_layers": (1,),
+    },
+    {"architecture": "mixtral", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
     {
         "architecture": "qwen2_moe",
-        "experts": 6,
-        "experts_per_token": 2,
-        "expert_size": 48,
-        "shared_expert_size": 56,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 56,
     },
     {
         "architecture": "glm4_moe",
-        "experts": 6,
-        "experts_per_token": 2,
-        "expert_size": 48,
-        "shared_expert_size": 96,
-        "dense_layers": (0,),
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 96,
+        "mlp_only_layers": (0,),
     },
 ]
 
@@ -55,7 +61,7 @@ def built(config: ModelConfig) -> Transformer:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(map(str, variant.values())))
-@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
 def test_the_closed_form_counts_the_built_model(variant, embeddings):
     config = ModelConfig(**{**ModelConfig.named("tiny"), **variant, "embeddings": embeddings})
     model = built(config)
@@ -64,7 +70,7 @@ def test_the_closed_form_counts_the_built_model(variant, embeddings):
     assert count.embedding == model.embed.weight.numel()
     assert count.without_embedding == count.total - model.embed.weight.numel()
     routed = sum(p.numel() for p in model.parameters() if p.ndim == 3)
-    used = routed * config.experts_per_token // max(1, config.experts)
+    used = routed * config.num_experts_per_tok // max(1, config.num_experts)
     assert count.active == count.total - routed + used
     in_products = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and name != "embed.weight")
     assert count.matrices == in_products + used + (count.embedding if embeddings == "tied" else 0)
@@ -91,8 +97,8 @@ def test_every_preset_is_listed_with_its_name():
 def test_a_rung_of_the_ladder_is_near_the_size_asked_for(size):
     config = ModelConfig(**ModelConfig.named(f"ladder-{size / 1e6:g}m"))
     assert abs(parameters(config).total / size - 1) < 0.08
-    assert config.num_heads * config.head_size == config.hidden_size
-    assert 1 <= config.num_heads // config.num_kv_heads <= 4
+    assert config.num_attention_heads * config.head_dim == config.hidden_size
+    assert 1 <= config.num_attention_heads // config.num_key_value_heads <= 4
 
 
 def test_no_such_rung():

@@ -22,7 +22,7 @@ def gradients(model):
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
 def test_bfloat16_keeps_float32_parameters_and_gradients(make_model, embeddings):
     model = make_model(embeddings=embeddings)
     exact = gradients(model)
@@ -72,7 +72,7 @@ def test_initialise_depends_on_the_seed_alone(make_model):
 
 @pytest.mark.parametrize(("width", "wide"), [(128, 0.5 / math.sqrt(128)), (1024, 0.02)])
 def test_initial_spreads(make_model, width, wide):
-    model = make_model(hidden_size=width, vocabulary_size=500, mlp_size=256, head_size=32, num_layers=3)
+    model = make_model(hidden_size=width, vocab_size=500, intermediate_size=256, head_dim=32, num_hidden_layers=3)
     initialise(model, 0)
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:
@@ -87,7 +87,7 @@ def test_initial_spreads(make_model, width, wide):
 
 
 def test_keys_begin_as_the_queries_they_serve(make_model):
-    model = make_model(num_heads=4, num_kv_heads=2, head_size=8)
+    model = make_model(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
     initialise(model, 0)
     attention = model.blocks[1].attention
     query, key = attention.q_proj.weight, attention.k_proj.weight

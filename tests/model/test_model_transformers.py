@@ -43,10 +43,14 @@ def architecture(request):
     return request.param
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_size", "embeddings"), SHAPES)
-def test_logits_with_our_weights_there(make_model, architecture, heads, kv_heads, head_size, embeddings):
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "embeddings"), SHAPES)
+def test_logits_with_our_weights_there(make_model, architecture, heads, kv_heads, head_dim, embeddings):
     model = make_model(
-        architecture=architecture, num_heads=heads, num_kv_heads=kv_heads, head_size=head_size, embeddings=embeddings
+        architecture=architecture,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        embeddings=embeddings,
     )
     theirs = stock(model.config)
     load(theirs, hf_weights(model))
@@ -55,10 +59,14 @@ def test_logits_with_our_weights_there(make_model, architecture, heads, kv_heads
     assert difference < 1e-5
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_size", "embeddings"), SHAPES)
-def test_logits_with_their_weights_here(make_model, architecture, heads, kv_heads, head_size, embeddings):
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "embeddings"), SHAPES)
+def test_logits_with_their_weights_here(make_model, architecture, heads, kv_heads, head_dim, embeddings):
     model = make_model(
-        architecture=architecture, num_heads=heads, num_kv_heads=kv_heads, head_size=head_size, embeddings=embeddings
+        architecture=architecture,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        embeddings=embeddings,
     )
     torch.manual_seed(7)
     theirs = stock(model.config)
@@ -72,7 +80,7 @@ def test_logits_with_their_weights_here(make_model, architecture, heads, kv_head
     assert difference < 1e-5
 
 
-@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
 def test_gradients_of_the_next_token_loss(make_model, architecture, embeddings):
     model = make_model(architecture=architecture, embeddings=embeddings)
     theirs = stock(model.config)
@@ -89,7 +97,7 @@ def test_gradients_of_the_next_token_loss(make_model, architecture, embeddings):
 
 
 def test_names_cover_all_of_theirs(make_model, architecture):
-    model = make_model(architecture=architecture, embeddings="untied")
+    model = make_model(architecture=architecture, tie_word_embeddings=False)
     assert set(hf_weights(model)) == set(stock(model.config).state_dict())
 
 

@@ -16,12 +16,17 @@ from penjing.model.moe import MoELayer, mixtures
 from penjing.objective.next_token import NextToken
 from penjing.objective.router import RouterSettings
 
-EXPERTS = {"experts": 6, "experts_per_token": 2, "expert_size": 16}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 KINDS = {
-    "qwen3_moe": {**EXPERTS, "dense_layers": (1,)},
-    "qwen2_moe": {**EXPERTS, "shared_expert_size": 20, "router_weights": "raw"},
+    "qwen3_moe": {**EXPERTS, "mlp_only_layers": (1,)},
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 20, "norm_topk_prob": False},
     "mixtral": EXPERTS,
-    "glm4_moe": {**EXPERTS, "shared_expert_size": 32, "dense_layers": (0,), "routed_scaling": 1.5},
+    "glm4_moe": {
+        **EXPERTS,
+        "shared_expert_intermediate_size": 32,
+        "mlp_only_layers": (0,),
+        "routed_scaling_factor": 1.5,
+    },
 }
 IDS_BT = torch.randint(0, 61, (3, 20), generator=torch.Generator().manual_seed(3))
 
@@ -165,7 +170,7 @@ def test_batch_balance_is_that_of_transformers(make_model):
 def test_even_routing_costs_one():
     torch.manual_seed(0)
     means = moe.RouterStats(torch.tensor(1.0), torch.ones(2), torch.tensor([4.0, 9.0]))
-    settings = RouterSettings(balance="sequence", balance_weight=0.5, z_weight=0.1)
+    settings = RouterSettings(balance="sequence", aux_loss_coef=0.5, z_loss_coef=0.1)
     total, parts = settings.loss(means, torch.tensor([3.0, 1.0]))
     assert float(total) == pytest.approx(0.5 * 4 + 0.1 * (3 * 4 + 9))
     assert {name: float(value) for name, value in parts.items()} == {"router_balance": 4.0, "router_z": 21.0}
@@ -177,7 +182,7 @@ def test_the_sequence_loss_does_not_depend_on_how_a_step_is_cut(make_model):
     from penjing.loader.batch import Batch
 
     model = make_model(architecture="qwen3_moe", **EXPERTS)
-    objective = NextToken(RouterSettings(balance="sequence", balance_weight=0.7, z_weight=0.3))
+    objective = NextToken(RouterSettings(balance="sequence", aux_loss_coef=0.7, z_loss_coef=0.3))
     weight_BT = torch.rand(3, 20, generator=torch.Generator().manual_seed(4)).round()
 
     def batch(rows):
@@ -220,12 +225,12 @@ def test_nothing_is_counted_without_gradients(model):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_whose_rows_no_grouped_product_takes_are_refused_on_cuda(make_model, dtype):
-    odd = make_model(architecture="qwen3_moe", experts=4, experts_per_token=2, expert_size=10)
+    odd = make_model(architecture="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=10)
     moe.check_expert_sizes(odd, torch.device("cpu"), dtype)
     tile = 16 // dtype.itemsize
-    with raises_user_error(where="model.expert_size", got=10, wanted=str(tile)):
+    with raises_user_error(where="model.moe_intermediate_size", got=10, wanted=str(tile)):
         moe.check_expert_sizes(odd, torch.device("cuda"), dtype)
-    even = make_model(architecture="qwen3_moe", experts=4, experts_per_token=2, expert_size=16)
+    even = make_model(architecture="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
     moe.check_expert_sizes(even, torch.device("cuda"), dtype)
 
 
@@ -240,6 +245,6 @@ def test_several_layers_count_as_their_mean():
 @pytest.mark.parametrize(("scaling", "total"), [(1.0, 1.0), (2.5, 2.5)])
 def test_weights_of_the_chosen_add_up_to_the_scaling(make_model, scaling, total):
     """Renormalised, then scaled: `norm_topk_prob` and `routed_scaling_factor` of GLM-4.5 and DeepSeek-V3."""
-    model = make_model(architecture="glm4_moe", **EXPERTS, routed_scaling=scaling)
+    model = make_model(architecture="glm4_moe", **EXPERTS, routed_scaling_factor=scaling)
     routed = mixtures(model)[0].router(torch.randn(20, 24, generator=torch.Generator().manual_seed(1)))
     torch.testing.assert_close(routed.weight_Nk.sum(dim=1), torch.full((20,), total))

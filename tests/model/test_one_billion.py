@@ -9,13 +9,13 @@ from penjing.optim.muon import Muon
 
 CARD = 23.5e9  # bytes that a 24 GB card has left beside its CUDA context
 SHAPE = ModelConfig(
-    vocabulary_size=32768,
+    vocab_size=32768,
     hidden_size=2048,
-    num_layers=18,
-    num_heads=16,
-    num_kv_heads=8,
-    head_size=128,
-    mlp_size=6144,
+    num_hidden_layers=18,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=6144,
 )
 
 
@@ -44,14 +44,14 @@ def test_the_whole_training_state_fits():
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)
     held = 2 * 4 * count
-    for optimizer in Muon(state="bfloat16").build(model):
+    for optimizer in Muon(state_dtype="bfloat16").build(model):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                matrix = parameter.ndim == 2 and parameter.shape[0] != SHAPE.vocabulary_size
+                matrix = parameter.ndim == 2 and parameter.shape[0] != SHAPE.vocab_size
                 held += parameter.numel() * (2 if matrix else 8)
     one_block = sum(parameter.numel() for parameter in model.blocks[0].parameters()) * 2 * 2
-    inside_block = rows * num_tokens * (10 * SHAPE.hidden_size + 5 * SHAPE.mlp_size) * 4
-    head = 4 * SHAPE.vocabulary_size * SHAPE.hidden_size + (1 << 26) * 6
+    inside_block = rows * num_tokens * (10 * SHAPE.hidden_size + 5 * SHAPE.intermediate_size) * 4
+    head = 4 * SHAPE.vocab_size * SHAPE.hidden_size + (1 << 26) * 6
     total = held + activations + one_block + inside_block + head
     assert total < CARD, f"{total / 1e9:.1f} GB"
     assert held / count < 10.5  # bytes a parameter

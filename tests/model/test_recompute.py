@@ -8,7 +8,13 @@ from penjing.model.init import initialise
 from penjing.model.transformer import Transformer, recompute_activations
 
 SHAPE = ModelConfig(
-    vocabulary_size=64, hidden_size=32, num_layers=3, num_heads=2, num_kv_heads=1, head_size=16, mlp_size=96
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    intermediate_size=96,
 )
 
 

@@ -9,14 +9,14 @@ from small_models import small_model
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
 
 SHAPE = {
-    "vocabulary_size": 40,
+    "vocab_size": 40,
     "hidden_size": 32,
-    "num_layers": 2,
-    "num_heads": 2,
-    "num_kv_heads": 1,
-    "head_size": 16,
-    "mlp_size": 48,
-    "max_tokens": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
 }
 
 

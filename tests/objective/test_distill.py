@@ -13,8 +13,8 @@ from user_errors import raises_user_error
 from penjing.data.packing.concat import Row
 from penjing.kernels import fused_distillation_loss as head_distill
 from penjing.kernels.fused_distillation_loss import (
+    DivergenceConfig,
     LiveTeacher,
-    Measure,
     StoredTeacher,
     Sums,
     chances,
@@ -28,7 +28,7 @@ from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
-from penjing.objective.distill import Distill, Distillation, TaughtBatch
+from penjing.objective.distill import Distill, Distillation, DistillBatch
 
 N, D, WIDER, V = 37, 12, 20, 23
 KINDS = ("forward", "reverse", "mixed", "jsd")
@@ -80,7 +80,7 @@ def plain(made, measure, logp_logq=None):
         logp, logq = logp_logq(logp, logq)
     nats = functional.cross_entropy(logits, made["target_N"], reduction="none")
     divergence = plain_divergence(logp, logq, measure)
-    weight, given, share = made["weight_N"], made["given_N"], measure.data_weight
+    weight, given, share = made["weight_N"], made["given_N"], measure.ce_weight
     total = ((1 - share) * heat**2 * divergence * weight + share * nats * given).sum()
     agreed = (logits[:, :ids].argmax(-1) == taught[:, :ids].argmax(-1)).float()
     forward = plain_divergence(logp, logq, replace(measure, divergence="forward"))
@@ -101,7 +101,7 @@ def check(made, measure, expected, factor=0.37):
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients_equal_the_plain_twin(kind, share, heat):
-    measure = Measure(divergence=kind, mixture=0.3, temperature=heat, data_weight=share)
+    measure = DivergenceConfig(divergence=kind, mixture=0.3, temperature=heat, ce_weight=share)
     made = case()
     check(made, measure, plain(made, measure))
 
@@ -109,7 +109,7 @@ def test_values_and_gradients_equal_the_plain_twin(kind, share, heat):
 @pytest.mark.parametrize("chunk", [1, V, 2 * V + 5, N * V])
 def test_any_chunk_gives_the_same(monkeypatch, chunk):
     monkeypatch.setattr(head_distill, "CHUNK_LOGITS", chunk)
-    measure = Measure(divergence="jsd", temperature=1.5, data_weight=0.2)
+    measure = DivergenceConfig(divergence="jsd", temperature=1.5, ce_weight=0.2)
     made = case(seed=1)
     check(made, measure, plain(made, measure))
 
@@ -117,7 +117,7 @@ def test_any_chunk_gives_the_same(monkeypatch, chunk):
 @pytest.mark.parametrize("more", [{"more_student": 3}, {"more_teacher": 4}])
 @pytest.mark.parametrize("share", [0.0, 0.4])
 def test_ids_that_only_one_model_has_are_left_out(more, share):
-    measure = Measure(divergence="reverse", data_weight=share)
+    measure = DivergenceConfig(divergence="reverse", ce_weight=share)
     made = case(seed=2, **more)
     check(made, measure, plain(made, measure))
 
@@ -126,7 +126,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn():
     made = case(seed=3)
     made["teacher"] = LiveTeacher(made["hidden_ND"].detach(), made["weight_VD"].detach(), torch.float32)
     for kind in KINDS:
-        sums = Sums(*distilled(**made, dtype=torch.float32, measure=Measure(divergence=kind)).unbind())
+        sums = Sums(*distilled(**made, dtype=torch.float32, measure=DivergenceConfig(divergence=kind)).unbind())
         assert sums.total.item() == pytest.approx(0, abs=1e-4)
         assert sums.agreement == made["weight_N"].sum()
         assert torch.autograd.grad(sums.total, made["weight_VD"])[0].abs().max() < 1e-5
@@ -137,17 +137,19 @@ def test_jsd_becomes_forward_and_reverse_at_its_ends():
     generator = torch.Generator().manual_seed(0)
     p, q = map(chances, torch.randn(2, 5, 11, generator=generator, dtype=torch.float64))
     for mixture, kind in ((1e-6, "forward"), (1 - 1e-6, "reverse")):
-        found = compare(p, q, Measure(divergence="jsd", mixture=mixture))[0] / min(mixture, 1 - mixture)
-        torch.testing.assert_close(found, compare(p, q, Measure(divergence=kind))[0], rtol=1e-4, atol=1e-6)
+        found = compare(p, q, DivergenceConfig(divergence="jsd", mixture=mixture))[0] / min(mixture, 1 - mixture)
+        torch.testing.assert_close(found, compare(p, q, DivergenceConfig(divergence=kind))[0], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_huge_logits_stay_finite(kind):
     made = case(seed=4)
     made["hidden_ND"] = (made["hidden_ND"].detach() * 1e3).requires_grad_()
-    for teacher in (made["teacher"], stored(made, Measure(), 5)):
+    for teacher in (made["teacher"], stored(made, DivergenceConfig(), 5)):
         sums = distilled(
-            **{**made, "teacher": teacher}, dtype=torch.float32, measure=Measure(divergence=kind, data_weight=0.5)
+            **{**made, "teacher": teacher},
+            dtype=torch.float32,
+            measure=DivergenceConfig(divergence=kind, ce_weight=0.5),
         )
         grads = torch.autograd.grad(sums[0], (made["hidden_ND"], made["weight_VD"]))
         assert all(torch.isfinite(value).all() for value in (sums, *grads))
@@ -155,7 +157,7 @@ def test_huge_logits_stay_finite(kind):
 
 def test_data_alone_is_the_plain_cross_entropy():
     made = case(seed=5)
-    sums = distilled(**made, dtype=torch.float32, measure=Measure(data_weight=1.0))
+    sums = distilled(**made, dtype=torch.float32, measure=DivergenceConfig(ce_weight=1.0))
     nats = fused_linear_cross_entropy(
         made["hidden_ND"], made["weight_VD"], made["target_N"], made["given_N"], torch.float32
     )
@@ -165,15 +167,15 @@ def test_data_alone_is_the_plain_cross_entropy():
 def test_no_gradient_is_made_where_none_is_asked():
     made = case(seed=6)
     with torch.no_grad():
-        assert not distilled(**made, dtype=torch.float32, measure=Measure()).requires_grad
+        assert not distilled(**made, dtype=torch.float32, measure=DivergenceConfig()).requires_grad
     made["weight_VD"].requires_grad_(False)
-    distilled(**made, dtype=torch.float32, measure=Measure())[0].backward()
+    distilled(**made, dtype=torch.float32, measure=DivergenceConfig())[0].backward()
     assert made["hidden_ND"].grad is not None
     assert made["weight_VD"].grad is None
 
 
 def test_bfloat16_products_give_float32_sums_and_gradients():
-    made, measure = case(seed=7), Measure(divergence="jsd", data_weight=0.3)
+    made, measure = case(seed=7), DivergenceConfig(divergence="jsd", ce_weight=0.3)
     made["teacher"] = made["teacher"]._replace(dtype=torch.bfloat16)
     sums = distilled(**made, dtype=torch.bfloat16, measure=measure)
     expected = plain(made, measure)
@@ -218,7 +220,7 @@ def bucketed(ids):
 @pytest.mark.parametrize("heat", [1.0, 2.0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_stored_predictions_equal_the_twin_over_k_ids_and_the_others(kind, heat):
-    measure = Measure(divergence=kind, mixture=0.4, temperature=heat, data_weight=0.25)
+    measure = DivergenceConfig(divergence=kind, mixture=0.4, temperature=heat, ce_weight=0.25)
     made = case(seed=8)
     teacher = stored(made, measure, 5)
     expected = plain(made, measure, bucketed(teacher.id_NK))
@@ -226,16 +228,18 @@ def test_stored_predictions_equal_the_twin_over_k_ids_and_the_others(kind, heat)
 
 
 def test_all_but_one_id_stored_is_the_whole_distribution():
-    measure = Measure(divergence="reverse", temperature=1.3)
+    measure = DivergenceConfig(divergence="reverse", temperature=1.3)
     made = case(seed=9)
     check({**made, "teacher": stored(made, measure, V - 1)}, measure, plain(made, measure))
 
 
 def test_the_divergence_of_few_ids_is_a_lower_bound_that_rises():
     made = case(seed=10)
-    whole = plain(made, Measure()).kl
+    whole = plain(made, DivergenceConfig()).kl
     few = [
-        distilled(**{**made, "teacher": stored(made, Measure(), k)}, dtype=torch.float32, measure=Measure())[2]
+        distilled(
+            **{**made, "teacher": stored(made, DivergenceConfig(), k)}, dtype=torch.float32, measure=DivergenceConfig()
+        )[2]
         for k in (1, 4, 16)
     ]
     assert 0 < few[0] < few[1] < few[2] < whole
@@ -244,11 +248,11 @@ def test_the_divergence_of_few_ids_is_a_lower_bound_that_rises():
 def test_the_students_order_among_the_others_is_left_to_itself():
     """The gradient for the others is the same push for all, in proportion to the student's own chances."""
     made = case(seed=11)
-    teacher = stored(made, Measure(), 4)
+    teacher = stored(made, DivergenceConfig(), 4)
     logits = (made["hidden_ND"] @ made["weight_VD"].T).detach().requires_grad_()
     eye = torch.eye(V)
     ones = torch.ones(N)
-    total = distilled(logits, eye, made["target_N"], ones, ones, torch.float32, teacher, Measure())[0]
+    total = distilled(logits, eye, made["target_N"], ones, ones, torch.float32, teacher, DivergenceConfig())[0]
     (slope,) = torch.autograd.grad(total, logits)
     ratio = slope / logits.softmax(-1).detach()
     others = torch.ones(N, V, dtype=torch.bool).scatter_(1, teacher.id_NK, False)
@@ -260,15 +264,15 @@ def test_the_students_order_among_the_others_is_left_to_itself():
 
 ROW_TOKENS, NUM_ROWS = 12, 6
 SHAPE = {
-    "vocabulary_size": 50,
+    "vocab_size": 50,
     "hidden_size": 16,
-    "num_layers": 2,
-    "num_heads": 2,
-    "num_kv_heads": 1,
-    "head_size": 8,
-    "mlp_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 24,
 }
-EXPERTS = {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_size": 8}
+EXPERTS = {"architecture": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 
 
 def make_model(seed, **settings):
@@ -287,7 +291,7 @@ def student():
 
 @pytest.fixture
 def teacher():
-    return make_model(1, hidden_size=24, num_layers=3).requires_grad_(False).eval()
+    return make_model(1, hidden_size=24, num_hidden_layers=3).requires_grad_(False).eval()
 
 
 def rows():
@@ -328,7 +332,7 @@ def taught(batch, teacher, settings, count=6):
         num_ids=50,
         temperature=settings.temperature,
     )
-    return TaughtBatch(**vars(batch), top_id_NK=ids, top_logp_NJ=logps)
+    return DistillBatch(**vars(batch), top_id_NK=ids, top_logp_NJ=logps)
 
 
 def batches_of(kind, splits, teacher, settings):
@@ -356,13 +360,13 @@ def gradients(objective, model, batches):
     return units, parts, [parameter.grad.clone() for parameter in model.parameters()]
 
 
-SETTINGS = Distill(teacher="t", divergence="jsd", temperature=1.5, data_weight=0.3)
+SETTINGS = Distill(teacher="t", divergence="jsd", temperature=1.5, ce_weight=0.3)
 
 
 @pytest.mark.parametrize("kind", ["live", "stored", "own"])
 @pytest.mark.parametrize("splits", [(3, 3), (1, 5), (1, 1, 1, 1, 1, 1)])
 def test_any_split_into_micro_batches_gives_the_same(student, teacher, kind, splits):
-    settings = replace(SETTINGS, mode="on_policy", own_fraction=0.5) if kind == "own" else SETTINGS
+    settings = replace(SETTINGS, mode="on_policy", on_policy_fraction=0.5) if kind == "own" else SETTINGS
     objective = Distillation(settings, None if kind == "stored" else teacher, num_ids=50)
     units, parts, expected = gradients(objective, student, batches_of(kind, (NUM_ROWS,), teacher, settings))
     split_units, split_parts, found = gradients(objective, student, batches_of(kind, splits, teacher, settings))
@@ -379,16 +383,16 @@ def test_mixtures_of_experts_in_any_split(teacher):
     from penjing.objective.router import RouterSettings
 
     student = make_model(2, **EXPERTS)
-    objective = Distillation(SETTINGS, teacher, RouterSettings(balance="sequence", z_weight=0.01))
+    objective = Distillation(SETTINGS, teacher, RouterSettings(balance="sequence", z_loss_coef=0.01))
     for kind in ("live", "own"):
-        settings = replace(SETTINGS, mode="on_policy", own_fraction=0.5) if kind == "own" else SETTINGS
+        settings = replace(SETTINGS, mode="on_policy", on_policy_fraction=0.5) if kind == "own" else SETTINGS
         objective.settings = settings
         # One group a row: a row's balance would otherwise depend on who shares it.
         whole = batches_of(kind, (NUM_ROWS,) if kind == "live" else (1,) * NUM_ROWS, teacher, settings)
         _, parts, expected = gradients(objective, student, whole)
         _, split_parts, found = gradients(objective, student, batches_of(kind, (1,) * NUM_ROWS, teacher, settings))
         assert parts["router_balance"] > 0
-        assert parts["total"] > parts["kl_nats_per_token"] * 0
+        assert parts["total"] > parts["kl"] * 0
         torch.testing.assert_close(split_parts["total"], parts["total"], rtol=1e-5, atol=1e-5)
         for one, other in zip(found, expected, strict=True):
             assert (one - other).norm() <= 3e-5 * other.norm()
@@ -396,7 +400,7 @@ def test_mixtures_of_experts_in_any_split(teacher):
 
 @pytest.mark.parametrize("sharing", [32, 200])
 def test_the_objective_is_that_of_both_models_run_plainly(student, teacher, sharing):
-    settings = replace(SETTINGS, mode="on_policy", own_fraction=0.5)
+    settings = replace(SETTINGS, mode="on_policy", on_policy_fraction=0.5)
     made = groups()
     batch = pack(made, sharing)
     total, kl, agreed = 0.0, 0.0, 0.0
@@ -410,13 +414,13 @@ def test_the_objective_is_that_of_both_models_run_plainly(student, teacher, shar
         nats = functional.cross_entropy(q, torch.tensor(answer.ids), reduction="sum")
         total += 0.7 * 1.5**2 * plain_divergence(logp, logq, settings.measure).sum()
         total += 0.3 * nats * answer.values["given"][0]
-        kl += plain_divergence(logp, logq, Measure()).sum()
+        kl += plain_divergence(logp, logq, DivergenceConfig()).sum()
         agreed += (p.argmax(-1) == q.argmax(-1)).sum()
     loss = Distillation(settings, teacher)(student, batch)
     torch.testing.assert_close(loss.total, total, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(loss.parts["kl_nats_per_token"], kl, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(loss.parts["kl"], kl, rtol=1e-4, atol=1e-4)
     assert loss.parts["agreement"] == agreed
-    assert "loss_nats_per_token" not in loss.parts
+    assert "loss" not in loss.parts
 
 
 def test_a_stored_teacher_needs_no_model_and_is_near_the_live_one(student, teacher):
@@ -438,7 +442,7 @@ def test_overfits_its_teacher(student, teacher):
         (loss.total / objective.weight(batch)).backward()
         optimizer.step()
     units = objective.weight(batch)
-    assert loss.parts["kl_nats_per_token"] / units < 0.05
+    assert loss.parts["kl"] / units < 0.05
     assert loss.parts["agreement"] / units > 0.95
 
 
@@ -452,14 +456,14 @@ def test_the_teacher_gets_no_gradient(student, teacher):
 @pytest.mark.parametrize(
     ("wrong", "where"),
     [
-        ({"mixture": 1.0}, "objective.mixture"),
+        ({"mixture": 1.0}, "objective.jsd_beta"),
         ({"temperature": 0.0}, "objective.temperature"),
-        ({"data_weight": 1.5}, "objective.data_weight"),
+        ({"ce_weight": 1.5}, "objective.ce_weight"),
         ({"top_k": 0, "mode": "top_k"}, "objective.top_k"),
         ({"top_k": 8}, "objective.top_k"),
-        ({"own_fraction": 0.5}, "objective.own_fraction"),
-        ({"mixture": 0.2, "divergence": "reverse"}, "objective.mixture"),
-        ({"mode": "on_policy", "data_weight": 0.1}, "objective.data_weight"),
+        ({"on_policy_fraction": 0.5}, "objective.on_policy_fraction"),
+        ({"mixture": 0.2, "divergence": "reverse"}, "objective.jsd_beta"),
+        ({"mode": "on_policy", "ce_weight": 0.1}, "objective.ce_weight"),
         ({"mode": "on_policy", "sample_temperature": -1.0}, "objective.sample_temperature"),
     ],
 )
@@ -480,7 +484,7 @@ def test_the_generalised_jsd_is_trls(monkeypatch):
     for beta in (0.0, 0.1, 0.5, 0.9, 1.0):
         theirs = GKDTrainer.generalized_jsd_loss(student, teacher, beta=beta, temperature=1.7, reduction="sum")
         kind = {0.0: "forward", 1.0: "reverse"}.get(beta, "jsd")
-        measure = Measure(divergence=kind, temperature=1.7, mixture=beta if kind == "jsd" else 0.5)
+        measure = DivergenceConfig(divergence=kind, temperature=1.7, mixture=beta if kind == "jsd" else 0.5)
         eye, ones = torch.eye(V), torch.ones(21)
         flat = LiveTeacher(teacher.flatten(0, 1), eye, torch.float32)
         sums = distilled(student.flatten(0, 1), eye, ones.long(), ones, ones, torch.float32, flat, measure)

@@ -29,7 +29,7 @@ def rows(seed=0, weighted=0.5):
 
 @pytest.fixture
 def model():
-    return small_model(noise=0.1, vocabulary_size=50, num_layers=1)
+    return small_model(noise=0.1, vocab_size=50, num_hidden_layers=1)
 
 
 def gradients(model, splits):

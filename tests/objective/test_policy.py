@@ -21,7 +21,7 @@ LONGEST = 11
 
 
 def settings(loss, **changes):
-    return Policy(loss=loss, **{"kl_weight": 0.1, "rollout": Rollout(max_tokens=LONGEST, repeats=2), **changes})
+    return Policy(loss=loss, **{"kl_coef": 0.1, "rollout": Rollout(max_new_tokens=LONGEST, num_epochs=2), **changes})
 
 
 def plain_loss(how, logp_N, batch):
@@ -38,7 +38,7 @@ def plain_loss(how, logp_N, batch):
         losses = []
         for n, log in zip(places, logs, strict=True):
             apart = batch.values["reference"][n] - logp_N[n]
-            advantage = judged + how.kl_weight * apart.item() if how.kl_estimator == "k1" else judged
+            advantage = judged + how.kl_coef * apart.item() if how.kl_estimator == "k1" else judged
             ratio = whole if how.loss == "gspo" else log.exp()
             if how.loss == "cispo":
                 gain = min(ratio.item(), 1 + high) * advantage * logp_N[n]
@@ -46,7 +46,7 @@ def plain_loss(how, logp_N, batch):
                 bounded = min(max(ratio, torch.tensor(1 - low)), torch.tensor(1 + high))
                 gain = min(ratio * advantage, bounded * advantage)
             kl = {"k1": 0, "k2": apart**2 / 2, "k3": apart.exp() - apart - 1}[how.kl_estimator]
-            losses.append(-gain + how.kl_weight * kl)
+            losses.append(-gain + how.kl_coef * kl)
         answers.append(sum(losses) / (LONGEST if how.loss == "dr_grpo" else len(losses)))
         tokens += losses
     chosen = tokens if how.loss in ("dapo", "cispo", "ppo") else answers
@@ -93,7 +93,9 @@ def gradients(model, objective, batches):
 def test_any_split_gives_the_same_gradients(loss, temperature):
     """Two ranks with two unequal micro-batches each sum the same as one rank with one batch."""
     model = make_model()
-    objective = PolicyObjective(settings(loss, rollout=Rollout(max_tokens=LONGEST, repeats=2, temperature=temperature)))
+    objective = PolicyObjective(
+        settings(loss, rollout=Rollout(max_new_tokens=LONGEST, num_epochs=2, temperature=temperature))
+    )
     groups = make_groups(prompts=6, given=True)
     whole = gradients(model, objective, [pack(groups, 64)])
     parts = [groups[:1], groups[1:4], groups[4:5], groups[5:]]
@@ -105,11 +107,11 @@ def test_any_split_gives_the_same_gradients(loss, temperature):
 
 
 def test_a_mixture_of_experts_adds_its_routers_loss():
-    shape = {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_size": 16}
+    shape = {"architecture": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     model = make_model(**shape).train()
     groups = make_groups(prompts=6)
     for loss in ("grpo", "dapo"):
-        objective = PolicyObjective(settings(loss), RouterSettings(balance="sequence", z_weight=0.01))
+        objective = PolicyObjective(settings(loss), RouterSettings(balance="sequence", z_loss_coef=0.01))
         rows = [[group] for group in groups]
         cut = gradients(model, objective, [pack(row, 32) for row in rows])
         assert {"router_balance", "router_z"} <= cut[1].keys()
@@ -135,7 +137,7 @@ def test_strictly_on_policy_rounding_between_writing_and_scoring_is_no_ratio(los
     batch.values.pop("reference")
     generator = torch.Generator().manual_seed(3)
     rounded_N = batch.values["behaviour"] + 0.01 * torch.randn(len(batch.target_N), generator=generator)
-    objective = PolicyObjective(Policy(loss=loss, rollout=Rollout(max_tokens=LONGEST)))
+    objective = PolicyObjective(Policy(loss=loss, rollout=Rollout(max_new_tokens=LONGEST)))
     logp_N = rounded_N.requires_grad_()
     total, parts = objective.of_log_probs(logp_N, torch.zeros_like(logp_N), batch)
     (found_N,) = torch.autograd.grad(total, logp_N)
@@ -146,8 +148,8 @@ def test_strictly_on_policy_rounding_between_writing_and_scoring_is_no_ratio(los
     torch.testing.assert_close(found_N, wanted_N, rtol=1e-5, atol=1e-7)
     assert float(parts["ratio"] / objective.weight(batch)) == pytest.approx(1.0)
     assert parts["clipped_low_fraction"] == parts["clipped_high_fraction"] == 0
-    assert parts["kl_behaviour_nats"] > 0  # it is still shown
-    twice = PolicyObjective(Policy(loss=loss, rollout=Rollout(max_tokens=LONGEST, repeats=2)))
+    assert parts["kl_old_new"] > 0  # it is still shown
+    twice = PolicyObjective(Policy(loss=loss, rollout=Rollout(max_new_tokens=LONGEST, num_epochs=2)))
     (other_N,) = torch.autograd.grad(twice.of_log_probs(logp_N, torch.zeros_like(logp_N), batch)[0], logp_N)
     assert (other_N == 0).any() if loss == "gspo" else (other_N != 0).all()
 
@@ -171,11 +173,11 @@ def test_answers_that_do_not_count_have_no_part():
 def test_figures_are_means_over_units():
     batch = make_batch()
     logp_N = batch.values["behaviour"] + 1.0
-    objective = PolicyObjective(Policy(loss="dapo", rollout=Rollout(repeats=2)))
+    objective = PolicyObjective(Policy(loss="dapo", rollout=Rollout(num_epochs=2)))
     _, parts = objective.of_log_probs(logp_N, torch.full_like(logp_N, 0.5), batch)
     means = {name: float(value / objective.weight(batch)) for name, value in parts.items()}
     assert means["ratio"] == pytest.approx(math.e, rel=1e-5)
-    assert means["entropy_nats"] == pytest.approx(0.5)
+    assert means["entropy"] == pytest.approx(0.5)
     positive_N = (batch.figures["advantage"] > 0)[batch.answer_N]
     assert means["clipped_high_fraction"] == pytest.approx(float(positive_N.float().mean()))
     assert means["clipped_low_fraction"] == 0
@@ -226,7 +228,7 @@ def test_the_divergence_pulls_towards_the_reference(estimator, loss):
     assert float(torch.cosine_similarity(found, exact, dim=0)) > (0.5 if estimator == "k3" else 0.9999)
     if estimator != "k3":
         torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(parts["kl_nats"], divergence(logp_V, reference_V, "k3").sum())
+    torch.testing.assert_close(parts["kl"], divergence(logp_V, reference_V, "k3").sum())
 
 
 def test_generalised_advantages_equal_the_sum_of_the_paper():
@@ -274,7 +276,7 @@ def test_whitening_and_the_clipped_value_loss():
         ({"resample_rounds": 5, "degenerate": "drop"}, "objective.resample_rounds"),
         ({"loss": "ppo", "degenerate": "drop"}, "objective.degenerate"),
         ({"loss": "ppo", "degenerate": "resample"}, "objective.degenerate"),
-        ({"rollout": Rollout(behaviour="recomputed")}, "objective.rollout.behaviour"),
+        ({"rollout": Rollout(old_logprobs="recomputed")}, "objective.rollout.old_logprobs"),
         ({"loss": "gspo", "clip_low": 1e-3}, "objective.clip_low"),
         ({"clip_high": 0.3}, "objective.clip_high"),
     ],
@@ -286,17 +288,17 @@ def test_settings_that_make_no_sense_are_refused(changes, where):
 
 
 def test_settings_that_have_an_effect_are_taken():
-    assert Policy(kl_weight=0.1, kl_estimator="k1", reference="copy").kl_estimator == "k1"
+    assert Policy(kl_coef=0.1, kl_estimator="k1", reference="copy").kl_estimator == "k1"
     assert Policy(loss="dapo", resample_rounds=5).degenerate_kind == "resample"
-    assert not Policy(clip_high=0.3, rollout=Rollout(behaviour="recomputed", updates=2)).strictly_on_policy
+    assert not Policy(clip_high=0.3, rollout=Rollout(old_logprobs="recomputed", steps_per_rollout=2)).strictly_on_policy
 
 
 def test_settings_of_sampling_that_make_no_sense_are_refused():
     for name, value in {"temperature": 0.0, "answers": 0, "top_p": 0.0, "slots": -1}.items():
         with raises_user_error(where=f"objective.rollout.{name}", got=value):
             Rollout(**{name: value})
-    with raises_user_error(where="objective.rollout.answers", got=1):
-        Policy(rollout=Rollout(answers=1))
+    with raises_user_error(where="objective.rollout.num_generations", got=1):
+        Policy(rollout=Rollout(num_generations=1))
 
 
 def test_settings_of_rewards_are_read_by_one_that_is_asked_for():

@@ -35,7 +35,7 @@ def trl_loss(settings, logp_AT, mask_AT, batch):
         importance_sampling_level="sequence" if settings.loss == "gspo" else "token",
         epsilon_low=low,
         epsilon_high=1 + high if settings.loss == "cispo" else high,
-        beta=settings.kl_weight,
+        beta=settings.kl_coef,
         args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
         model=SimpleNamespace(training=True),
         accelerator=FakeAccelerator(),
@@ -64,16 +64,16 @@ def trl_loss(settings, logp_AT, mask_AT, batch):
     return trainer._compute_loss(trainer.model, inputs), trainer._metrics["train"]
 
 
-@pytest.mark.parametrize("kl_weight", [0.0, 0.04])
+@pytest.mark.parametrize("kl_coef", [0.0, 0.04])
 @pytest.mark.parametrize("clip", [{}, {"clip_high": 0.4}])
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "gspo", "cispo"])
-def test_loss_and_gradient_equal_trl(loss, clip, kl_weight):
-    settings = Policy(loss=loss, kl_weight=kl_weight, rollout=Rollout(max_tokens=LONGEST, repeats=2), **clip)
+def test_loss_and_gradient_equal_trl(loss, clip, kl_coef):
+    settings = Policy(loss=loss, kl_coef=kl_coef, rollout=Rollout(max_new_tokens=LONGEST, num_epochs=2), **clip)
     batch = make_batch(seed=5, prompts=5, answers=4)
     generator = torch.Generator().manual_seed(3)
     logp_N = (batch.values["behaviour"] + 0.5 * torch.randn(len(batch.target_N), generator=generator)).requires_grad_()
     objective = PolicyObjective(settings)
-    if not kl_weight:
+    if not kl_coef:
         values = {name: value for name, value in batch.values.items() if name != "reference"}
         without = type(batch)(**{**vars(batch), "values": values})
         total, parts = objective.of_log_probs(logp_N, torch.zeros_like(logp_N), without)

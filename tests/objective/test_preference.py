@@ -25,28 +25,34 @@ from penjing.objective.reward_model import MARGIN, RewardModel, RewardObjective,
 from penjing.objective.router import RouterSettings
 
 SHAPE = {
-    "vocabulary_size": 40,
+    "vocab_size": 40,
     "hidden_size": 16,
-    "num_layers": 2,
-    "num_heads": 2,
-    "num_kv_heads": 1,
-    "head_size": 8,
-    "mlp_size": 24,
-    "max_tokens": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 24,
+    "max_position_embeddings": 128,
 }
-MIXTURE = {**SHAPE, "architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_size": 16}
+MIXTURE = {
+    **SHAPE,
+    "architecture": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
 NUM_GROUPS = 8
 PAIR_SETTINGS = [
     Preference(loss="dpo"),
     Preference(loss="dpo", length="mean", beta=1.0, nll_weight=0.3),
-    Preference(loss="cdpo", flipped_fraction=0.1),
-    Preference(loss="robust", flipped_fraction=0.1),
+    Preference(loss="cdpo", label_smoothing=0.1),
+    Preference(loss="robust", label_smoothing=0.1),
     Preference(loss="ipo"),
     Preference(loss="hinge"),
     Preference(loss="simpo"),
     Preference(loss="orpo"),
 ]
-KTO = Preference(loss="kto", beta=0.5, wanted_weight=1.2, kl_groups=2)
+KTO = Preference(loss="kto", beta=0.5, desirable_weight=1.2, kl_groups=2)
 
 
 def made(shape):
@@ -134,7 +140,7 @@ def test_any_split_of_a_reward_models_pairs_gives_the_same_gradients(model, spli
 @pytest.mark.parametrize("objective", [PreferenceObjective, RewardObjective])
 def test_a_mixture_adds_its_routers_loss_by_units(objective):
     # Balance over each row alone does not depend on how the rows were put into batches.
-    router = RouterSettings(balance="sequence", z_weight=0.01)
+    router = RouterSettings(balance="sequence", z_loss_coef=0.01)
     settings = Preference(reference="copy") if objective is PreferenceObjective else RewardModel()
     model = made(MIXTURE)
     trained = model if objective is PreferenceObjective else ScalarHead(model)
@@ -198,7 +204,7 @@ def test_orpo_bears_answers_that_are_certain():
 
 
 def test_kto_pushes_good_and_bad_apart():
-    settings = Preference(loss="kto", beta=1.0, unwanted_weight=3.0)
+    settings = Preference(loss="kto", beta=1.0, undesirable_weight=3.0)
     ratio_A = torch.tensor([1.0, 1.0, -2.0], requires_grad=True)
     loss_A = kto_losses(settings, ratio_A, torch.tensor([True, False, False]), torch.full((3,), 0.5))
     half, low = 1 / (1 + math.exp(-0.5)), 1 / (1 + math.exp(-2.5))
@@ -209,9 +215,11 @@ def test_kto_pushes_good_and_bad_apart():
 
 def test_ranking_loss_at_a_point_worked_out_by_hand():
     reward_P2 = torch.tensor([[2.0, 1.0]])
-    loss = ranking_losses(RewardModel(centre_weight=0.1), reward_P2, torch.tensor([0.5])).item()
+    loss = ranking_losses(RewardModel(center_rewards_coefficient=0.1), reward_P2, torch.tensor([0.5])).item()
     assert loss == pytest.approx(math.log1p(math.exp(-0.5)) + 0.9)
-    loss = ranking_losses(RewardModel(centre_weight=0.0, margin="none"), reward_P2, torch.tensor([0.5])).item()
+    loss = ranking_losses(
+        RewardModel(center_rewards_coefficient=0.0, margin="none"), reward_P2, torch.tensor([0.5])
+    ).item()
     assert loss == pytest.approx(math.log1p(math.exp(-1.0)))
 
 
@@ -251,15 +259,15 @@ def test_log_probabilities_and_values_come_from_one_pass(model):
 @pytest.mark.parametrize(
     ("settings", "name", "facts"),
     [
-        ({"loss": "robust"}, "flipped_fraction", {"got": 0.0, "wanted": "more than 0"}),
-        ({"loss": "cdpo", "flipped_fraction": 0.5}, "flipped_fraction", {"wanted": "0.5"}),
-        ({"flipped_fraction": 0.1}, "flipped_fraction", {"next_step": "cdpo and robust"}),
+        ({"loss": "robust"}, "label_smoothing", {"got": 0.0, "wanted": "more than 0"}),
+        ({"loss": "cdpo", "label_smoothing": 0.5}, "label_smoothing", {"wanted": "0.5"}),
+        ({"label_smoothing": 0.1}, "label_smoothing", {"next_step": "cdpo and robust"}),
         ({"beta": -1}, "beta", {}),
-        ({"target_margin": 1.0}, "target_margin", {"next_step": "simpo"}),
+        ({"simpo_gamma": 1.0}, "simpo_gamma", {"next_step": "simpo"}),
         ({"kl_groups": 4}, "kl_groups", {"next_step": "kto"}),
         ({"kl_groups": 1}, "kl_groups", {"next_step": "kto"}),
-        ({"wanted_weight": 8.0}, "wanted_weight", {"next_step": "kto"}),
-        ({"wanted_weight": 2.0}, "wanted_weight", {"next_step": "kto"}),
+        ({"desirable_weight": 8.0}, "desirable_weight", {"next_step": "kto"}),
+        ({"desirable_weight": 2.0}, "desirable_weight", {"next_step": "kto"}),
         ({"loss": "kto", "nll_weight": 1.0}, "nll_weight", {"next_step": "kto"}),
         ({"loss": "orpo", "length": "sum"}, "length", {"wanted": "mean"}),
         ({"loss": "simpo", "reference": "copy"}, "reference", {"next_step": "simpo"}),
@@ -273,5 +281,5 @@ def test_settings_without_effect_are_refused(settings, name, facts):
 
 
 def test_a_negative_weight_is_refused():
-    with pytest.raises(UserError, match=r"objective.centre_weight: out of range"):
-        RewardModel(centre_weight=-1)
+    with pytest.raises(UserError, match=r"objective.center_rewards_coefficient: out of range"):
+        RewardModel(center_rewards_coefficient=-1)

@@ -123,7 +123,7 @@ def compare(settings, theirs, batch, logp_N):
     [
         (Preference(loss="dpo"), "sigmoid", 0.1, 0.0),
         (Preference(loss="dpo", beta=0.5), "sigmoid", 0.5, 0.0),
-        (Preference(loss="robust", beta=0.3, flipped_fraction=0.2), "robust", 0.3, 0.2),
+        (Preference(loss="robust", beta=0.3, label_smoothing=0.2), "robust", 0.3, 0.2),
         (Preference(loss="hinge", beta=0.2), "hinge", 0.2, 0.0),
         (Preference(loss="ipo", beta=0.4), "ipo", 0.4, 0.0),
         (Preference(loss="dpo", length="mean", beta=1.5), "sigmoid_norm", 1.5, 0.0),
@@ -165,14 +165,14 @@ def test_simpo_is_that_of_the_cpo_trainer(beta, gamma):
     batch, logp_N = pairs(1)
     mean_P2 = (batch.sum_A(logp_N) / batch.length_A()).view(-1, 2)
     theirs = cpo("simpo", beta, gamma, 0.0, mean_P2[:, 0], mean_P2[:, 1])
-    compare(Preference(loss="simpo", beta=beta, target_margin=gamma), theirs, batch, logp_N)
+    compare(Preference(loss="simpo", beta=beta, simpo_gamma=gamma), theirs, batch, logp_N)
 
 
 def test_conservative_dpo_is_that_of_the_cpo_trainer_less_the_reference():
     batch, logp_N = pairs(2)
     ratio_P2 = (batch.sum_A(logp_N) - batch.sum_A(batch.values[REFERENCE])).view(-1, 2)
     theirs = cpo("sigmoid", 0.3, 0.0, 0.15, ratio_P2[:, 0], ratio_P2[:, 1])
-    compare(Preference(loss="cdpo", beta=0.3, flipped_fraction=0.15), theirs, batch, logp_N)
+    compare(Preference(loss="cdpo", beta=0.3, label_smoothing=0.15), theirs, batch, logp_N)
 
 
 def test_orpo_is_that_of_the_orpo_trainer_with_the_papers_mean_over_each_chosen_answer():
@@ -245,7 +245,7 @@ def test_kto_is_that_of_the_kto_trainer():
         "ref_KL_logps": reference_A[1::2],
     }
     theirs = KTOTrainer._compute_loss(trainer, model, inputs, False)
-    settings = Preference(loss="kto", beta=0.4, wanted_weight=1.3, unwanted_weight=0.7)
+    settings = Preference(loss="kto", beta=0.4, desirable_weight=1.3, undesirable_weight=0.7)
     parts = compare(settings, theirs, batch, logp_N)
     assert float(parts["kto_z_nats"]) > 0.1
 
@@ -270,7 +270,7 @@ def test_ranking_loss_is_that_of_the_reward_trainer(margins):
     logits = torch.cat((reward_P2[:, 0], reward_P2[:, 1]))[:, None]
     theirs = RewardTrainer.compute_loss(trainer, lambda **_: SimpleNamespace(logits=logits), inputs)
     margin_P = torch.tensor(margins or [0.0] * 3)
-    mine = ranking_losses(RewardModel(centre_weight=0.02), reward_P2, margin_P).mean()
+    mine = ranking_losses(RewardModel(center_rewards_coefficient=0.02), reward_P2, margin_P).mean()
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
     grads = [torch.autograd.grad(value, reward_P2, retain_graph=True)[0] for value in (mine, theirs)]
     torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)

@@ -15,22 +15,22 @@ from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
 from penjing.optim import low_precision_state as kept
 from penjing.optim.adamw import AdamW
-from penjing.optim.adamw_low_precision import KeptAdamW
-from penjing.optim.low_precision_state import BLOCK, Codes
+from penjing.optim.adamw_low_precision import LowPrecisionAdamW
+from penjing.optim.low_precision_state import BLOCK, QuantCodebook
 from penjing.optim.muon import Muon
 from penjing.train.compile_policy import compile_optimizers, missing_compiler
 from penjing.train.nonfinite_guard import takes_flag
 
 CPU = torch.device("cpu")
 SHAPE = ModelConfig(
-    vocabulary_size=256,
+    vocab_size=256,
     hidden_size=64,
-    num_layers=3,
-    num_heads=2,
-    num_kv_heads=2,
-    head_size=32,
-    mlp_size=192,
-    embeddings="untied",
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=32,
+    intermediate_size=192,
+    tie_word_embeddings=False,
 )
 SETTINGS = {"adamw": AdamW, "muon": Muon}
 SMALL = ("bfloat16", "int8")
@@ -72,7 +72,7 @@ def same(model, other):
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_the_codes_are_256_numbers_in_order_over_seven_decades(signed):
-    levels = Codes(CPU, signed=signed).levels_256
+    levels = QuantCodebook(CPU, signed=signed).levels_256
     assert len(levels) == 256
     assert (levels.diff() > 0).all()
     assert levels[-1] == 1
@@ -89,7 +89,7 @@ def test_the_codes_are_256_numbers_in_order_over_seven_decades(signed):
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 1000])
 def test_a_code_is_the_nearest_one_of_its_block(signed, count):
-    codes = Codes(CPU, signed=signed)
+    codes = QuantCodebook(CPU, signed=signed)
     generator = torch.Generator().manual_seed(count)
     value = torch.randn(count, generator=generator) * 10 ** (torch.rand(count, generator=generator) * 8 - 4)
     value = value if signed else value.abs()
@@ -107,7 +107,7 @@ def test_a_code_is_the_nearest_one_of_its_block(signed, count):
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_nothing_stays_nothing_and_one_large_number_spoils_its_block_only(signed):
-    codes = Codes(CPU, signed=signed)
+    codes = QuantCodebook(CPU, signed=signed)
     assert not codes.decode(*codes.encode(torch.zeros(600))).any()
     value = torch.full((2 * BLOCK,), 0.5)
     alone = codes.decode(*codes.encode(value))
@@ -126,7 +126,7 @@ def test_our_adamw_is_torch_s_where_nothing_is_rounded(monkeypatch, piece):
     model, twin = make_model(), make_model()
     options = {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-6}
     groups = [[{"params": list(each.parameters()), "weight_decay": 0.3}] for each in (model, twin)]
-    ours = KeptAdamW(groups[0], options["lr"], options["betas"], options["eps"], "float32", 0)
+    ours = LowPrecisionAdamW(groups[0], options["lr"], options["betas"], options["eps"], "float32", 0)
     take_steps(model, [ours], [1, 2, 3])
     take_steps(twin, [torch.optim.AdamW(groups[1], **options)], [1, 2, 3])
     for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):
@@ -256,7 +256,7 @@ def test_a_run_goes_on_bit_for_bit_from_its_checkpoint(tmp_path, kind, state):
 def test_chance_is_that_of_the_seed_the_step_and_the_parameter():
     def moments(seed):
         model = make_model()
-        optimizers = AdamW(state="bfloat16").build(model, seed)
+        optimizers = AdamW(state_dtype="bfloat16").build(model, seed)
         for parameter in model.parameters():  # alike in every parameter
             parameter.grad = torch.linspace(0.1, 1, parameter.numel()).view(parameter.shape)
         for optimizer in optimizers:

@@ -19,8 +19,8 @@ from penjing.optim.muon import Muon
 from penjing.optim.param_groups import group
 
 
-def make_model(embeddings="tied"):
-    return small_model(noise=0.1, vocabulary_size=40, embeddings=embeddings)
+def make_model(tie_word_embeddings=True):
+    return small_model(noise=0.1, vocab_size=40, tie_word_embeddings=tie_word_embeddings)
 
 
 def set_gradients(model, seed):
@@ -36,10 +36,10 @@ def take_steps(model, optimizers, seeds):
             optimizer.step()
 
 
-@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_every_parameter_is_in_one_group_and_only_matrices_decay(kind, embeddings):
-    model = make_model(embeddings)
+def test_every_parameter_is_in_one_group_and_only_matrices_decay(kind, tie_word_embeddings):
+    model = make_model(tie_word_embeddings)
     settings = look_up(OPTIMIZERS, kind, what="optimizer")(weight_decay=0.25)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     listed = []
@@ -55,7 +55,7 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay(kind, embedding
 
 
 def test_groups_of_a_tied_and_an_untied_model():
-    tied, untied = group(make_model()), group(make_model("untied"))
+    tied, untied = group(make_model()), group(make_model(tie_word_embeddings=False))
     assert len(tied.tables) == 1
     assert len(untied.tables) == 2
     assert len(tied.matrices) == 2 * 7
@@ -71,7 +71,7 @@ def test_frozen_parameters_are_left_out():
 
 def test_adamw_against_a_plain_twin():
     model, twin = make_model(), make_model()
-    settings = AdamW(learning_rate=0.01, beta1=0.8, beta2=0.9, epsilon=1e-6, weight_decay=0.3)
+    settings = AdamW(learning_rate=0.01, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.3)
     take_steps(model, settings.build(model), [1, 2, 3])
     decays = {id(parameter) for parameter in group(twin).matrices}
     first = [torch.zeros_like(parameter) for parameter in twin.parameters()]
@@ -150,7 +150,7 @@ def test_muon_against_a_plain_twin(kernels, monkeypatch):
     """Also without kernels of our own, as on every GPU."""
     if kernels == "torch":
         monkeypatch.setattr(library, "kernels", lambda: None)
-    model, twin = make_model("untied"), make_model("untied")
+    model, twin = make_model(tie_word_embeddings=False), make_model(tie_word_embeddings=False)
     settings = Muon(learning_rate=0.03, momentum=0.9, weight_decay=0.2, adamw_learning_rate=0.01)
     take_steps(model, settings.build(model), [1, 2, 3])
     matrices = group(twin).matrices
@@ -199,11 +199,11 @@ def test_muon_s_decay_is_the_rate_times_the_weight(kernels, monkeypatch):
     "settings",
     [
         Muon(learning_rate=0.1, weight_decay=0.5),
-        Muon(learning_rate=0.1, weight_decay=0.5, state="bfloat16"),
-        AdamW(learning_rate=0.1, weight_decay=0.5, state="bfloat16"),
-        AdamW(learning_rate=0.1, weight_decay=0.5, state="int8"),
+        Muon(learning_rate=0.1, weight_decay=0.5, state_dtype="bfloat16"),
+        AdamW(learning_rate=0.1, weight_decay=0.5, state_dtype="bfloat16"),
+        AdamW(learning_rate=0.1, weight_decay=0.5, state_dtype="int8"),
     ],
-    ids=lambda settings: f"{settings.kind}-{settings.state}",
+    ids=lambda settings: f"{settings.name}-{settings.state_dtype}",
 )
 def test_a_step_that_is_found_to_be_bad_does_not_even_decay(settings):
     layer = torch.nn.Linear(64, 64, bias=False)
@@ -274,5 +274,5 @@ def test_muon_s_own_settings_are_checked():
 
 @pytest.mark.parametrize(("rate", "said"), [(0.02, 0), (0.005, 0), (5e-4, 1)])
 def test_a_rate_of_adamws_size_is_doubted(rate, said):
-    doubts = Muon(learning_rate=rate).doubts()
+    doubts = Muon(learning_rate=rate).warnings()
     assert len(doubts) == said and all("optimizer=adamw" in line for line in doubts)

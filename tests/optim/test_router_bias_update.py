@@ -11,16 +11,16 @@ from penjing.model.transformer import Transformer
 from penjing.optim.router_bias_update import RouterBalance
 
 SHAPE = {
-    "vocabulary_size": 50,
+    "vocab_size": 50,
     "hidden_size": 32,
-    "num_layers": 2,
-    "num_heads": 2,
-    "num_kv_heads": 1,
-    "head_size": 16,
-    "experts": 4,
-    "experts_per_token": 1,
-    "expert_size": 16,
-    "max_tokens": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16,
+    "max_position_embeddings": 64,
 }
 
 
@@ -39,7 +39,7 @@ def test_a_busy_expert_is_chosen_less():
     keeper.step()
     torch.testing.assert_close(layers[0].router.correction, torch.tensor([-0.01, 0.01, 0.0, 0.01]))
     assert layers[1].router.correction.abs().max() == 0
-    assert keeper.figures() == {"expert_load_worst": 2.25, "expert_load_mean": 1.625}
+    assert keeper.figures() == {"max_expert_load_ratio": 2.25, "mean_expert_load_ratio": 1.625}
     keeper.zero_grad()
     assert all(layer.load_E.sum() == 0 for layer in layers)
 
@@ -51,7 +51,7 @@ def test_routers_without_a_bias_are_only_watched():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     keeper.step()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert keeper.figures()["expert_load_worst"] >= 1
+    assert keeper.figures()["max_expert_load_ratio"] >= 1
 
 
 def test_uneven_routing_becomes_even():
@@ -67,7 +67,7 @@ def test_uneven_routing_becomes_even():
     for _ in range(60):
         layer(torch.randn(4, 64, 32))
         keeper.step()
-        loads.append(keeper.figures()["expert_load_worst"])
+        loads.append(keeper.figures()["max_expert_load_ratio"])
         keeper.zero_grad()
     assert loads[0] > 3.9
     assert max(loads[-10:]) < 1.7

@@ -12,7 +12,13 @@ from penjing.optim.muon import Muon
 from penjing.optim.stochastic_rounding import stochastic_round
 
 SHAPE = ModelConfig(
-    vocabulary_size=64, hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=2, head_size=32, mlp_size=64
+    vocab_size=64,
+    hidden_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=32,
+    intermediate_size=64,
 )
 
 

@@ -19,13 +19,19 @@ def test_loss_curve_of_two_ranks_equals_one(tmp_path, one, penjing, small_run, l
     assert got.keys() == expected.keys()
     assert max(abs(got[step] - expected[step]) for step in expected) < 1e-5
     assert outcome(folder)["tokens"] == outcome(one)["tokens"]
-    name = "validation_loss_nats_per_token"
+    name = "val_loss"
     assert abs(outcome(folder)[name] - outcome(one)[name]) < 1e-5
 
 
 def test_ragged_chats_on_two_ranks_equal_one(tmp_path, one, toy, penjing, small_run, losses, outcome):
-    chats = [f"start={one}", f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=6", "batch.micro_rows=2"]
-    words = [word for word in small_run if not word.startswith(("model", "data.row_tokens", "data.train", "steps"))]
+    chats = [
+        f"init_from={one}",
+        f"data.train={toy / 'sft.jsonl'}",
+        "data.seq_len=256",
+        "max_steps=6",
+        "batch.micro_size=2",
+    ]
+    words = [word for word in small_run if not word.startswith(("model", "data.seq_len", "data.train", "steps"))]
     penjing("train", "sft", *words, *chats, f"out={tmp_path / 'single'}")
     penjing("train", "sft", *words, *chats, f"out={tmp_path / 'double'}", ranks=2)
     expected, got = losses(tmp_path / "single"), losses(tmp_path / "double")
@@ -37,11 +43,11 @@ def test_ragged_chats_on_two_ranks_equal_one(tmp_path, one, toy, penjing, small_
 def test_two_ranks_learn_the_same_bits_in_bfloat16(tmp_path, toy, penjing, small_run, losses, outcome):
     """One process takes a step in two passes, two take one each: every rounding is the same."""
     words = [word for word in small_run if not word.startswith("compute.dtype")] + ["compute.dtype=bfloat16"]
-    chats = [word for word in words if not word.startswith(("model", "data.row_tokens", "data.train", "steps"))]
-    chats += [f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=6"]
+    chats = [word for word in words if not word.startswith(("model", "data.seq_len", "data.train", "steps"))]
+    chats += [f"data.train={toy / 'sft.jsonl'}", "data.seq_len=256", "max_steps=6"]
     for name, ranks in (("single", 1), ("double", 2)):
         penjing("train", "pretrain", *words, f"out={tmp_path / name}", ranks=ranks)
-        penjing("train", "sft", *chats, f"start={tmp_path / name}", f"out={tmp_path / name}-sft", ranks=ranks)
+        penjing("train", "sft", *chats, f"init_from={tmp_path / name}", f"out={tmp_path / name}-sft", ranks=ranks)
     for end in ("", "-sft"):
         single, double = tmp_path / f"single{end}", tmp_path / f"double{end}"
         assert losses(single) == losses(double)
@@ -63,7 +69,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, one, penjing, smal
 
 def test_an_error_on_the_way_ends_both_ranks_with_one_line(tmp_path, penjing, small_run):
     done = penjing(
-        "train", "pretrain", *small_run, "batch.rows=7", f"out={tmp_path / 'x'}", launcher=LAUNCHER, check=False
+        "train", "pretrain", *small_run, "batch.size=7", f"out={tmp_path / 'x'}", launcher=LAUNCHER, check=False
     )
     assert done.returncode != 0
-    assert done.stderr.count("penjing: batch.rows") == 1
+    assert done.stderr.count("penjing: batch.size") == 1

@@ -18,12 +18,19 @@ from penjing.parallel.single import Single
 from penjing.train.nonfinite_guard import update
 
 CPU = torch.device("cpu")
-SHAPE = {"vocabulary_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_size": 16}
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 
 
 def steps(dtype, num_steps, first=2.0**16):
     """Losses of some steps, and what they were taken with."""
-    model = Transformer(ModelConfig(**SHAPE, mlp_size=64))
+    model = Transformer(ModelConfig(**SHAPE, intermediate_size=64))
     initialise(model, 0)
     set_compute_dtype(model, dtype)
     strategy = Single(CPU)

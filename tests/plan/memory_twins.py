@@ -23,7 +23,7 @@ from memory_compiled import FARTHEST_TO_2_2, compiled
 from memory_rows import at_rows
 from torch import Tensor, nn
 
-from penjing.plan.memory import Disguise, MemoryPlan, Target, Trace, Tracer, plan_from, replay
+from penjing.plan.memory import FakeDeviceMode, MemoryPlan, Target, Trace, Tracer, plan_from, replay
 
 GIB = 1 << 30
 
@@ -137,7 +137,7 @@ def guide_plan(kind: str, dtype: torch.dtype, rows: int, vocabulary: int, *, fus
         tracer.tag([ids, targets], "batch")
         return functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
 
-    with tracer, Disguise(target):
+    with tracer, FakeDeviceMode(target):
         tracer.tag_model(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=fused)
         for index in range(2):
@@ -166,7 +166,7 @@ class SweepShape:
     layers: int
     width: int
     mlp: int
-    head_size: int
+    head_dim: int
     heads: int
     vocabulary: int = 16384
     tokens: int = 512
@@ -208,7 +208,7 @@ CAPABILITY = {
 class SweepBlock(nn.Module):
     def __init__(self, shape: SweepShape) -> None:
         super().__init__()
-        inner, self.shape = shape.heads * shape.head_size, shape
+        inner, self.shape = shape.heads * shape.head_dim, shape
         self.norm1, self.norm2 = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
         self.query, self.key, self.value = (nn.Linear(shape.width, inner) for _ in range(3))
         self.out = nn.Linear(inner, shape.width)
@@ -229,7 +229,7 @@ class SweepBlock(nn.Module):
             part(x).view(rows, tokens, self.shape.heads, -1).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        scores = torch.einsum("bhid,bhjd->bhij", query, key) * self.shape.head_size**-0.5
+        scores = torch.einsum("bhid,bhjd->bhij", query, key) * self.shape.head_dim**-0.5
         assert isinstance(self.mask, Tensor)
         scores = scores.masked_fill(self.mask[:, :, :tokens, :tokens] == 0, -math.inf)
         mixed = torch.einsum("bhjd,bhij->bhid", value, functional.softmax(scores, dim=-1))
@@ -268,7 +268,7 @@ def sweep_trace(shape: SweepShape, rows: int, target: Target, *, is_compiled: bo
             call(torch.empty(rows, shape.tokens, dtype=torch.long, device="meta")).float().sum().backward()
         model.zero_grad(set_to_none=True)
     tracer = Tracer(vocabulary=shape.vocabulary)
-    with tracer, Disguise(target):
+    with tracer, FakeDeviceMode(target):
         tracer.tag_model(model)
         optimizer = torch.optim.Adam(model.parameters())
 

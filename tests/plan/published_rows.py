@@ -51,7 +51,7 @@ def workload_of(row: dict[str, str]) -> Workload:
         heads=whole("heads"),
         query_size=whole("heads") * whole("head_dim"),
         key_size=int(row["kv_heads"] or row["heads"]) * whole("head_dim"),
-        mlp_size=whole("ffn"),
+        intermediate_size=whole("ffn"),
         mlp_matrices=2,
         vocabulary=whole("vocab"),
         parameters=whole("params"),
@@ -59,7 +59,7 @@ def workload_of(row: dict[str, str]) -> Workload:
     return Workload(
         shape=shape,
         tokens=whole("micro_batch") * whole("seq_len"),
-        row_tokens=whole("seq_len"),
+        seq_len=whole("seq_len"),
         keys=(whole("seq_len") + 1) / 2,
         passes=int(row["grad_accum"] or 1),
         dtype=dtype,

@@ -21,10 +21,16 @@ from penjing.plan.step_workload import Workload
 
 SHAPE = shape_of(
     ModelConfig(
-        vocabulary_size=1000, hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_size=32, mlp_size=128
+        vocab_size=1000,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        intermediate_size=128,
     )
 )
-WORK = Workload(shape=SHAPE, tokens=100, row_tokens=100, keys=50.5, passes=3, dtype="float32")
+WORK = Workload(shape=SHAPE, tokens=100, seq_len=100, keys=50.5, passes=3, dtype="float32")
 # Whatever is asked of it takes a second for each FLOP or byte.
 UNIT = Machine(
     name="unit",
@@ -155,7 +161,9 @@ def test_keys_and_values_of_answers_are_read_at_every_token():
 
 def test_memory_without_a_trace():
     """Weights and gradients in float32, and what the optimizer keeps of each parameter."""
-    config = ModelConfig(vocabulary_size=100, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_size=8)
+    config = ModelConfig(
+        vocab_size=100, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8
+    )
     size = parameters(config).total
     found = estimate_memory(config, 0, 8)
     assert (found["weights"], found["gradients"], found["optimizer state"]) == (4 * size, 4 * size, 8 * size)

@@ -13,27 +13,28 @@ from torch.utils.flop_counter import FlopCounterMode
 from penjing.model import moe
 from penjing.model.config import ModelConfig
 from penjing.model.freeze import freeze
-from penjing.model.lora import Lora, adapt
+from penjing.model.lora import Lora, add_adapter
 from penjing.model.transformer import Transformer
 from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
-from penjing.plan.run_estimate import Bill, ProbeTimings, estimate_memory_bytes, make_bill
+from penjing.plan.run_estimate import ProbeTimings, RunEstimate, estimate_memory_bytes, estimate_run
 from penjing.plan.step_time import LinearFit
 from penjing.plan.time_interval import ProbeNoise, time_interval
 from penjing.plan.trainable import trainable_by, trainable_of
 
 SMALL = {
-    "vocabulary_size": 300,
+    "vocab_size": 300,
     "hidden_size": 64,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_size": 16,
-    "mlp_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
 }
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"num_kv_heads": 4}, {"architecture": "llama", "embeddings": "untied"}, {"head_size": 24}]
+    "options",
+    [{}, {"num_key_value_heads": 4}, {"architecture": "llama", "tie_word_embeddings": False}, {"head_dim": 24}],
 )
 def test_flops_of_a_step_are_what_a_counter_counts(options):
     rows, num_tokens = 2, 32
@@ -53,8 +54,8 @@ def test_flops_of_a_step_are_what_a_counter_counts(options):
 
 def test_flops_of_a_mixture_are_those_of_the_experts_a_token_goes_through(monkeypatch):
     monkeypatch.setattr(moe, "lot_rows", lambda pairs, experts: 1)  # empty rows are not work the model asks for
-    options = {"architecture": "glm4_moe", "experts": 4, "experts_per_token": 2, "expert_size": 48}
-    config = ModelConfig(**{**SMALL, **options, "shared_expert_size": 48, "dense_layers": (0,)})
+    options = {"architecture": "glm4_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    config = ModelConfig(**{**SMALL, **options, "shared_expert_intermediate_size": 48, "mlp_only_layers": (0,)})
     model = Transformer(config)
     ids_BT = torch.randint(0, 300, (2, 32))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -66,7 +67,7 @@ def test_flops_of_adapters_leave_out_the_frozen_matrices():
     """Three passes of attention and adapters, two of the frozen matrices; the frozen table gets no gradient either."""
     config = ModelConfig(**SMALL)
     model = Transformer(config)
-    adapt(model, Lora(rank=4), seed=0)
+    add_adapter(model, Lora(rank=4), seed=0)
     ids_BT = torch.randint(0, 300, (2, 32))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(ids_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(64)).backward()
@@ -94,7 +95,7 @@ FROZEN = {
 }
 
 
-@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
 @pytest.mark.parametrize("what", FROZEN)
 def test_flops_with_frozen_parameters_are_what_a_counter_counts(what, embeddings):
     config = ModelConfig(**{**SMALL, "embeddings": embeddings})
@@ -113,9 +114,9 @@ def test_flops_with_frozen_parameters_are_what_a_counter_counts(what, embeddings
     some.integers(1, 17),
 )
 @settings(max_examples=80, deadline=None)
-def test_mean_keys_counts_every_query(lengths, row_tokens):
-    seen = [position % row_tokens + 1 for length in lengths for position in range(length)]
-    assert mean_keys(np.array(lengths), row_tokens) == pytest.approx(sum(seen) / len(seen))
+def test_mean_keys_counts_every_query(lengths, seq_len):
+    seen = [position % seq_len + 1 for length in lengths for position in range(length)]
+    assert mean_keys(np.array(lengths), seq_len) == pytest.approx(sum(seen) / len(seen))
 
 
 def test_mean_keys_of_one_long_document_is_half_a_row():
@@ -142,7 +143,7 @@ def test_memory_estimate_is_of_the_right_size():
 
 def test_the_estimate_covers_what_the_backward_pass_keeps():
     """Every tensor autograd saves, in float32, counted once; the estimate may exceed it by no more than half."""
-    config = ModelConfig(**{**SMALL, "num_layers": 6, "hidden_size": 128, "mlp_size": 352})
+    config = ModelConfig(**{**SMALL, "num_hidden_layers": 6, "hidden_size": 128, "intermediate_size": 352})
     model = Transformer(config)
     ids_BT = torch.randint(0, 300, (4, 64))
     mine = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -163,7 +164,7 @@ def test_the_estimate_covers_what_the_backward_pass_keeps():
 
 def test_a_bill_by_hand():
     config = ModelConfig(**SMALL)
-    bill = make_bill(
+    bill = estimate_run(
         config,
         trainable=10,
         flops_per_token=training_flops_per_token(config, 9.0),
@@ -205,4 +206,4 @@ def test_a_bill_by_hand():
     assert bill.predicted_peak_memory_bytes == estimate_memory_bytes(config, 64, 8)
     assert bill.parameters == parameters(config).total
     assert bill.to_dict()["level"] == "L2"
-    assert Bill.from_dict(bill.to_dict()) == bill
+    assert RunEstimate.from_dict(bill.to_dict()) == bill

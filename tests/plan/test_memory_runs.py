@@ -24,7 +24,7 @@ from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.dummy_batches import NoMeter
 from penjing.train.memory_trace.trace import (
-    Shape,
+    TraceShape,
     largest_micro_rows,
     predict_memory,
     shape_of,
@@ -33,7 +33,7 @@ from penjing.train.memory_trace.trace import (
 from penjing.train.precision import Precision
 
 MIB = 1 << 20
-TINY: Layer = {"model": {"preset": "tiny"}, "data": {"row_tokens": 64}, "batch": {"rows": 4}}
+TINY: Layer = {"model": {"preset": "tiny"}, "data": {"seq_len": 64}, "batch": {"size": 4}}
 CARD = Target(name="RTX 3090", capability=(8, 6), memory_bytes=24 << 30)
 CPU = Target(kind="cpu", memory_bytes=8 << 30)
 
@@ -46,16 +46,16 @@ def run_of(recipe: str, **changes: Any) -> Run:
     ("recipe", "changes"),
     [
         ("pretrain", {}),
-        ("pretrain", {"optimizer": {"kind": "muon"}}),
-        ("pretrain", {"batch": {"rows": 4, "micro_rows": 1}}),
+        ("pretrain", {"optimizer": {"name": "muon"}}),
+        ("pretrain", {"batch": {"size": 4, "micro_size": 1}}),
         ("pretrain", {"model": {"preset": "tiny-moe"}}),
         ("sft", {}),
         ("lora", {"lora": {"rank": 4}}),
-        ("lora", {"lora": {"rank": 4, "kind": "dora", "dropout": 0.1}}),
+        ("lora", {"lora": {"rank": 4, "use_dora": True, "dropout": 0.1}}),
         ("dpo", {"objective": {"reference": "copy"}}),
         ("dpo", {"objective": {"reference": "precomputed"}}),
         ("reward", {}),
-        ("grpo", {"data": {"row_tokens": 512}}),
+        ("grpo", {"data": {"seq_len": 512}}),
         ("distill", {}),
         ("distill", {"objective": {"mode": "top_k"}}),
     ],
@@ -78,7 +78,7 @@ def meta_model(run: Run) -> Transformer:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
     """Byte for byte at the peak: the same step, on real memory."""
-    run = run_of("pretrain", compute={"dtype": dtype}, data={"row_tokens": 64, "prefetch": 0})
+    run = run_of("pretrain", compute={"dtype": dtype}, data={"seq_len": 64, "prefetch": 0})
     planned, _ = trace_run(run, CPU, shape_of(run, CPU))
     model = Transformer(run.model)
     products = torch.bfloat16 if dtype == "bfloat16" else None
@@ -89,7 +89,7 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
     class Random(Source):
         def __next__(self) -> Batch:
             tokens = 2 * 64
-            ids_BT = torch.randint(0, run.model.vocabulary_size, (2, 64))
+            ids_BT = torch.randint(0, run.model.vocab_size, (2, 64))
             document_BT, targets_N = torch.zeros(2, 64, dtype=torch.long), ids_BT.flatten().clone()
             return Batch(
                 ids_BT=ids_BT,
@@ -118,7 +118,7 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
         meter=NoMeter(),  # type: ignore[arg-type]
         num_steps=2,
         accumulate=2,
-        clip_norm=run.clip_norm,
+        max_grad_norm=run.max_grad_norm,
     )
     with tracer:
         tracer.tag_model(model, products)
@@ -172,22 +172,22 @@ def test_a_reference_costs_weights() -> None:
 
 def test_a_divergence_from_the_start_costs_its_weights_where_no_adapter_can_be_switched_off() -> None:
     def weights(recipe: str, **changes: Any) -> int:
-        run = run_of(recipe, data={"row_tokens": 512}, **changes)
+        run = run_of(recipe, data={"seq_len": 512}, **changes)
         return predict_memory(run, CARD).waterfall["weights"]
 
     lora: Layer = {"lora": {"rank": 4}}
     numel = sum(p.numel() for p in meta_model(run_of("grpo")).parameters())
-    assert weights("grpo", objective={"kl_weight": 0.1}) - weights("grpo") > numel
-    assert weights("grpo", objective={"kl_weight": 0.1}, **lora) == weights("grpo", **lora)
-    assert weights("grpo", objective={"kl_weight": 0.1, "reference": "copy"}, **lora) - weights("grpo", **lora) > numel
+    assert weights("grpo", objective={"kl_coef": 0.1}) - weights("grpo") > numel
+    assert weights("grpo", objective={"kl_coef": 0.1}, **lora) == weights("grpo", **lora)
+    assert weights("grpo", objective={"kl_coef": 0.1, "reference": "copy"}, **lora) - weights("grpo", **lora) > numel
 
 
 def test_ranks() -> None:
     run = run_of("pretrain", model={"preset": "26m"}, batch={"rows": 16})
     numel = sum(p.numel() for p in meta_model(run).parameters())
-    alone = predict_memory(run, CARD, micro_rows=2)
-    ddp = predict_memory(run, CARD, micro_rows=2, ranks=8)
-    shared = predict_memory(run, CARD, micro_rows=2, ranks=8, engine="fsdp")
+    alone = predict_memory(run, CARD, micro_size=2)
+    ddp = predict_memory(run, CARD, micro_size=2, ranks=8)
+    shared = predict_memory(run, CARD, micro_size=2, ranks=8, engine="fsdp")
     assert ddp.waterfall["communication"] >= 1.45 * (1 << 30) - 1
     assert ddp.peak_allocated_bytes - alone.peak_allocated_bytes <= 4.1 * numel  # the buckets, at most
     assert shared.waterfall["optimizer state"] == pytest.approx(alone.waterfall["optimizer state"] / 8, rel=0.05)
@@ -201,8 +201,8 @@ def test_the_largest_pass_that_fits_is_the_largest() -> None:
     rows = largest_micro_rows(run, CARD, 1 << 30)
     tight = Target(name="RTX 3090", capability=(8, 6), memory_bytes=1 << 30)
     assert rows > 1
-    assert predict_memory(run, tight, micro_rows=rows).fits
-    assert not predict_memory(run, tight, micro_rows=rows + 1).fits
+    assert predict_memory(run, tight, micro_size=rows).fits
+    assert not predict_memory(run, tight, micro_size=rows + 1).fits
     assert largest_micro_rows(run, CARD, 500 * MIB) == 0  # hardly more than the context
     with pytest.raises(UserError, match="not known"):
         largest_micro_rows(run, Target())
@@ -216,7 +216,7 @@ def test_a_cpu_run_is_the_process_with_its_tensors() -> None:
     numel = sum(p.numel() for p in meta_model(run_of("pretrain")).parameters())
     assert plan.waterfall["checkpoint copy"] == pytest.approx(12 * numel, rel=0.01)
     few, many = (
-        predict_memory(run_of("pretrain", batch={"rows": rows, "micro_rows": rows}), CPU, process_bytes=0)
+        predict_memory(run_of("pretrain", batch={"rows": rows, "micro_size": rows}), CPU, process_bytes=0)
         for rows in (4, 16)
     )
     assert 1.5 < many.waterfall["activations"] / few.waterfall["activations"] < 4.5
@@ -224,9 +224,9 @@ def test_a_cpu_run_is_the_process_with_its_tensors() -> None:
 
 def test_many_rows_on_a_cpu_are_foreseen_from_few_though_the_optimizer_needs_the_most_of_those() -> None:
     """A wide model with Muon: at four rows its optimizer step is the peak, at twelve its activations are."""
-    wide: Layer = {"preset": "tiny", "hidden_size": 256, "mlp_size": 1024}
-    run = run_of("pretrain", model=wide, batch={"rows": 12, "micro_rows": 12})
-    few, traced = (trace_run(run, CPU, Shape(micro_rows=rows))[0] for rows in (4, 12))
+    wide: Layer = {"preset": "tiny", "hidden_size": 256, "intermediate_size": 1024}
+    run = run_of("pretrain", model=wide, batch={"rows": 12, "micro_size": 12})
+    few, traced = (trace_run(run, CPU, TraceShape(micro_size=rows))[0] for rows in (4, 12))
     assert plan_from(few, CPU, outside_bytes=0).peak_phase == "optimizer"
     whole = plan_from(traced, CPU, outside_bytes=0)
     assert whole.peak_phase in ("forward", "backward")

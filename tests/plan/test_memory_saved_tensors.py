@@ -13,14 +13,14 @@ from penjing.train.memory_trace.trace import predict_memory
 CARD = Target(name="RTX 3090", capability=(8, 6), memory_bytes=24 << 30)
 ONE_BILLION: Layer = {
     "model": {"preset": "tinyllama-1.1b"},
-    "data": {"row_tokens": 2048},
-    "batch": {"rows": 4, "micro_rows": 1},
-    "compute": {"recompute": "block"},
+    "data": {"seq_len": 2048},
+    "batch": {"size": 4, "micro_size": 1},
+    "compute": {"activation_checkpointing": "block"},
 }
 
 
 def run_of(kind: str, state: str, **changes: Layer) -> Run:
-    return resolve_run("pretrain", {**ONE_BILLION, **changes, "optimizer": {"kind": kind, "state": state}})
+    return resolve_run("pretrain", {**ONE_BILLION, **changes, "optimizer": {"name": kind, "state_dtype": state}})
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_one_billion_parameters_on_a_24_gb_card(plans: dict[tuple[str, str], Mem
 
 def test_activations_that_are_made_again_are_not_planned_for() -> None:
     def plan(recompute: str) -> MemoryPlan:
-        changes: Layer = {"model": {"preset": "26m"}, "data": {"row_tokens": 512}}
+        changes: Layer = {"model": {"preset": "26m"}, "data": {"seq_len": 512}}
         return predict_memory(run_of("adamw", "float32", **changes, compute={"recompute": recompute}), CARD)
 
     kept, mlp, block = (plan(recompute).waterfall["activations"] for recompute in ("none", "mlp", "block"))
@@ -67,9 +67,9 @@ def test_the_line_is_what_a_real_state_takes(kind: str, state: str) -> None:
         "pretrain",
         {
             "model": {"preset": "tiny"},
-            "data": {"row_tokens": 64},
-            "batch": {"rows": 4},
-            "optimizer": {"kind": kind, "state": state},
+            "data": {"seq_len": 64},
+            "batch": {"size": 4},
+            "optimizer": {"name": kind, "state_dtype": state},
         },
     )
     planned = predict_memory(run, Target(kind="cpu", memory_bytes=8 << 30), process_bytes=0)

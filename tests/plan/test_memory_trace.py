@@ -11,7 +11,7 @@ from memory_compiled import compiled
 from memory_rows import at_rows
 from torch import Tensor, nn
 
-from penjing.plan.memory import Disguise, Target, Trace, Tracer, plan_from, replay
+from penjing.plan.memory import FakeDeviceMode, Target, Trace, Tracer, plan_from, replay
 from penjing.plan.memory.fake_device_mode import attention_kernel
 from penjing.plan.memory.kernels import WORKSPACE
 from penjing.plan.memory.report import CURVE_POINTS, thin
@@ -66,7 +66,7 @@ def test_births_and_deaths_are_in_order() -> None:
 
 def test_lines_are_of_the_caller_and_in_the_backward_pass_of_the_forward_call() -> None:
     tracer = Tracer()
-    with tracer, Disguise(A100):
+    with tracer, FakeDeviceMode(A100):
         tracer.phase = "forward"
         weight = nn.Parameter(empty(8, 8))
         (empty(4, 8) @ weight).sum().backward()
@@ -148,7 +148,7 @@ class Told(torch.autograd.Function):
 def test_tensors_say_that_they_are_on_the_target(target: Target) -> None:
     x = empty(4, grad=True)
     Told.said.clear()
-    with Disguise(target):
+    with FakeDeviceMode(target):
         assert x.device.type == target.kind
         assert x.is_cuda == (target.kind == "cuda")
         made = torch.zeros(3, device=x.device)
@@ -187,7 +187,7 @@ def test_flash_keeps_no_maps(capability: tuple[int, int], maps: int) -> None:
     query = empty(2, 8, tokens, 32, dtype=dtype, grad=True)
     key = empty(2, 2 if masked else 8, tokens, 32, dtype=dtype, grad=True)
     tracer = Tracer()
-    with tracer, Disguise(Target(capability=capability)):
+    with tracer, FakeDeviceMode(Target(capability=capability)):
         mask = torch.ones(2, 1, tokens, tokens, dtype=torch.bool, device=query.device) if masked else None
         out = functional.scaled_dot_product_attention(
             query, key, key, attn_mask=mask, is_causal=not masked, enable_gqa=masked
@@ -202,7 +202,7 @@ def test_dropout_keeps_a_mask_of_bytes_and_rms_norm_its_input() -> None:
     x = empty(64, 64, grad=True)
     gain = nn.Parameter(empty(64))
     tracer = Tracer()
-    with tracer, Disguise(A100):
+    with tracer, FakeDeviceMode(A100):
         dropped = functional.dropout(x, 0.1)
         normal = functional.rms_norm(dropped, (64,), gain, 1e-5)
         sizes = [storage.num_bytes for storage in tracer.trace.storages]

@@ -29,20 +29,20 @@ H100 = machine_of_card(find_card("H100"))
 def planned(recipe, *words):
     run = resolve_run(recipe, parse_overrides(list(words)))
     shape = shape_of(run.model)
-    rows = run.batch.micro_rows or run.batch.rows
+    rows = run.batch.micro_size or run.batch.size
     return (
         run,
         shape,
-        workload_of(run, shape, lengths_of(run), H100, micro_rows=rows, options=PlanOptions(), steps=1000),
+        workload_of(run, shape, lengths_of(run), H100, micro_size=rows, options=PlanOptions(), steps=1000),
     )
 
 
 def test_a_checkpoint_in_the_background_costs_its_copy_and_the_last_one_its_write():
-    run, shape, _ = planned("pretrain", "model=198m-moe", "save.every=500")
+    run, shape, _ = planned("pretrain", "model=198m-moe", "checkpoint.every=500")
     saved = checkpoint_bytes(run, shape)
     assert saved == 8 * shape.parameters  # float32 weights and Muon's one state
-    waiting = replace(run, save=replace(run.save, how="waiting"))
-    seconds = {each.save.how: checkpoint_seconds(each, saved, H100, 0.05, 10_000) for each in (run, waiting)}
+    waiting = replace(run, checkpoint=replace(run.checkpoint, how="waiting"))
+    seconds = {each.checkpoint.async_: checkpoint_seconds(each, saved, H100, 0.05, 10_000) for each in (run, waiting)}
     assert seconds["waiting"] == pytest.approx(20 * (0.02 + saved / 4e9 + saved / 300e6))
     assert seconds["background"] == pytest.approx(20 * (0.02 + saved / 4e9) + saved / 300e6)
     # Where the next one is due before the disk has finished, training waits for the rest.
@@ -54,8 +54,8 @@ def test_a_checkpoint_in_the_background_costs_its_copy_and_the_last_one_its_writ
 def test_adapters_save_themselves_and_their_state():
     run, shape, work = planned("lora", "lora.rank=4")
     assert checkpoint_bytes(run, shape) == 12 * work.trained < shape.parameters
-    dora, _, more = planned("lora", "lora.rank=4", "lora.kind=dora")
-    assert more.trained > work.trained and dora.lora.kind == "dora"
+    dora, _, more = planned("lora", "lora.rank=4", "lora.use_dora=true")
+    assert more.trained > work.trained and dora.lora.use_dora
 
 
 def test_training_and_plan_refuse_the_same():
@@ -64,8 +64,8 @@ def test_training_and_plan_refuse_the_same():
     run, _, _ = planned("grpo")
     assert accepted(run, H100, 1)
     assert not accepted(replace(run, compute=replace(run.compute, compile="blocks")), H100, 1)
-    assert not accepted(replace(run, batch=replace(run.batch, micro_rows=3)), H100, 1)
-    float8, _, _ = planned("pretrain", "compute.float8=tensorwise")
+    assert not accepted(replace(run, batch=replace(run.batch, micro_size=3)), H100, 1)
+    float8, _, _ = planned("pretrain", "compute.fp8=tensorwise")
     assert accepted(float8, H100, 1) and not accepted(float8, machine_of_card(find_card("A100")), 1)
 
 
@@ -81,7 +81,7 @@ def test_a_cpu_without_a_compiler_is_not_planned_or_advised_to_compile(monkeypat
         return replace(run, compute=replace(run.compute, compile=setting))
 
     def compiled(setting):
-        how = {"micro_rows": 1, "options": PlanOptions(), "steps": 10**7}
+        how = {"micro_size": 1, "options": PlanOptions(), "steps": 10**7}
         return workload_of(with_compile(setting), shape, lengths_of(run), cpu, **how).compiled
 
     assert compiled("auto") is has_compiler
@@ -103,7 +103,7 @@ def test_nothing_is_suggested_that_training_does_not_take(recipe):
 def test_writing_answers_counts_for_advice_and_validation():
     run, shape, work = planned("grpo")
     step = step_time(work, H100)
-    parts, generation = parts_of(run, shape, step, work, H100, run.validate.every, 1)
+    parts, generation = parts_of(run, shape, step, work, H100, run.eval.every, 1)
     assert generation > 5 * step.seconds
     # Twice as many passes take twice the step's own time, and writing takes what it did.
     now = plan_advice._Now(run=run, options=PlanOptions(), machine=H100, work=work, seconds=1.0)
@@ -113,6 +113,6 @@ def test_writing_answers_counts_for_advice_and_validation():
         (slower + plan_advice.generation_seconds(run, halved, H100, 1) - generation) / (step.seconds + generation)
     )
     assert -now.gain(run, halved) < 0.2
-    more = replace(run, validate=replace(run.validate, rows=4 * run.validate.rows))
+    more = replace(run, eval=replace(run.eval, rows=4 * run.eval.sequences))
     assert parts["validation"] > 0.1 * generation
-    assert parts_of(more, shape, step, work, H100, run.validate.every, 1)[0]["validation"] > parts["validation"]
+    assert parts_of(more, shape, step, work, H100, run.eval.every, 1)[0]["validation"] > parts["validation"]

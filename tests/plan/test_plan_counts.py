@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from penjing.model import block, moe
 from penjing.model.config import ModelConfig
-from penjing.model.lora import Lora, adapt
+from penjing.model.lora import Lora, add_adapter
 from penjing.model.transformer import Transformer
 from penjing.plan.flops import components, mean_keys, parameters, training_flops_per_token, windowed_keys
 from penjing.plan.shape import shape_of
@@ -20,41 +20,51 @@ from penjing.plan.trainable import trainable_of
 
 ROWS, TOKENS = 2, 32
 BASE = {
-    "vocabulary_size": 256,
+    "vocab_size": 256,
     "hidden_size": 64,
-    "num_layers": 3,
-    "num_heads": 4,
-    "num_kv_heads": 4,
-    "head_size": 16,
-    "mlp_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "intermediate_size": 96,
 }
-EXPERTS = {"experts": 4, "experts_per_token": 2, "expert_size": 48}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 TWENTY = {
     "plain": {},
     "llama": {"architecture": "llama"},
     "qwen2 with biases": {"architecture": "qwen2"},
-    "untied": {"embeddings": "untied"},
-    "untied llama": {"architecture": "llama", "embeddings": "untied"},
-    "two key heads": {"num_kv_heads": 2},
-    "one key head": {"num_kv_heads": 1},
-    "wide heads": {"head_size": 24},
-    "narrow heads, grouped": {"head_size": 8, "num_kv_heads": 2},
-    "one layer": {"num_layers": 1},
-    "deep and thin": {"num_layers": 7, "hidden_size": 32, "mlp_size": 80},
-    "large vocabulary": {"vocabulary_size": 1021},
+    "untied": {"tie_word_embeddings": False},
+    "untied llama": {"architecture": "llama", "tie_word_embeddings": False},
+    "two key heads": {"num_key_value_heads": 2},
+    "one key head": {"num_key_value_heads": 1},
+    "wide heads": {"head_dim": 24},
+    "narrow heads, grouped": {"head_dim": 8, "num_key_value_heads": 2},
+    "one layer": {"num_hidden_layers": 1},
+    "deep and thin": {"num_hidden_layers": 7, "hidden_size": 32, "intermediate_size": 80},
+    "large vocabulary": {"vocab_size": 1021},
     "window": {"sliding_window": 8},
-    "window in one layer": {"sliding_window": 8, "windowed_layers": (1,), "num_kv_heads": 2},
-    "window, untied": {"architecture": "qwen2", "sliding_window": 16, "embeddings": "untied"},
-    "experts": {"architecture": "qwen3_moe", **EXPERTS},
-    "experts, first layer dense": {"architecture": "qwen3_moe", **EXPERTS, "dense_layers": (0,), "num_kv_heads": 2},
-    "shared experts": {"architecture": "glm4_moe", **EXPERTS, "shared_expert_size": 48, "dense_layers": (0,)},
+    "window in one layer": {"sliding_window": 8, "sliding_window_layers": (1,), "num_key_value_heads": 2},
+    "window, untied": {"architecture": "qwen2", "sliding_window": 16, "tie_word_embeddings": False},
+    "num_experts": {"architecture": "qwen3_moe", **EXPERTS},
+    "experts, first layer dense": {
+        "architecture": "qwen3_moe",
+        **EXPERTS,
+        "mlp_only_layers": (0,),
+        "num_key_value_heads": 2,
+    },
+    "shared experts": {
+        "architecture": "glm4_moe",
+        **EXPERTS,
+        "shared_expert_intermediate_size": 48,
+        "mlp_only_layers": (0,),
+    },
     "two shared experts, untied": {
         "architecture": "glm4_moe",
         **EXPERTS,
-        "shared_expert_size": 96,
-        "embeddings": "untied",
+        "shared_expert_intermediate_size": 96,
+        "tie_word_embeddings": False,
     },
-    "mixtral": {"architecture": "mixtral", **EXPERTS, "embeddings": "untied", "num_kv_heads": 2},
+    "mixtral": {"architecture": "mixtral", **EXPERTS, "tie_word_embeddings": False, "num_key_value_heads": 2},
 }
 
 
@@ -84,7 +94,7 @@ def test_twenty_models_are_counted_exactly(name, no_padding):
     numel = sum(parameter.numel() for parameter in model.parameters())
     assert numel == parameters(config).total == sum(components(config).values()) == shape_of(config).parameters
     assert components(config)["embedding"] == model.embed.weight.numel()
-    assert counted(model, config.vocabulary_size) == full_square(config)
+    assert counted(model, config.vocab_size) == full_square(config)
     assert shape_of(config).matrices == parameters(config).matrices
 
 
@@ -103,37 +113,37 @@ def test_checkpointed_blocks_are_computed_once_more(name, no_padding, monkeypatc
 
     monkeypatch.setattr(block.Block, "forward", twice)
     with set_checkpoint_early_stop(False):  # else torch leaves out the block's last product, whose result nobody reads
-        assert counted(model, config.vocabulary_size) == full_square(config, recomputed=True)
+        assert counted(model, config.vocab_size) == full_square(config, recomputed=True)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2}, {"embeddings": "untied"}])
+@pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 2}, {"tie_word_embeddings": False}])
 def test_the_workload_has_the_same_products(options):
     """What the time of a step is made of holds the same FLOPs as the count of the model."""
     config = ModelConfig(**{**BASE, **options})
-    work = Workload(shape=shape_of(config), tokens=ROWS * TOKENS, row_tokens=TOKENS, keys=TOKENS / 2)
+    work = Workload(shape=shape_of(config), tokens=ROWS * TOKENS, seq_len=TOKENS, keys=TOKENS / 2)
     assert work.product_flops() == 6 * parameters(config).matrices * ROWS * TOKENS
     plain = Workload(
-        shape=shape_of(config), tokens=ROWS * TOKENS, row_tokens=TOKENS, keys=TOKENS / 2, attention="materialised"
+        shape=shape_of(config), tokens=ROWS * TOKENS, seq_len=TOKENS, keys=TOKENS / 2, attention="materialised"
     )
     assert plain.product_flops() + plain.attention_flops() == full_square(config)
     # A fused kernel does the causal half, and its two forward products are five backward ones and not four.
     assert work.attention_flops() == 7 / 6 * plain.attention_flops() / 2
     again = Workload(
-        shape=shape_of(config), tokens=64, row_tokens=32, keys=32, attention="materialised", recompute="block"
+        shape=shape_of(config), tokens=64, seq_len=32, keys=32, attention="materialised", recompute="block"
     )
     assert again.product_flops() + again.attention_flops() == full_square(config, recomputed=True)
 
 
 def test_the_workload_of_a_mixture_and_of_adapters():
     config = ModelConfig(**{**BASE, **TWENTY["shared experts"]})
-    work = Workload(shape=shape_of(config), tokens=64, row_tokens=32, keys=16)
+    work = Workload(shape=shape_of(config), tokens=64, seq_len=32, keys=16)
     assert work.product_flops() == 6 * parameters(config).matrices * 64
     config = ModelConfig(**BASE)
     model = Transformer(config)
-    adapt(model, Lora(rank=4), seed=0)
+    add_adapter(model, Lora(rank=4), seed=0)
     adapters = sum(p.numel() for name, p in model.named_parameters() if ".adapters." in name)
     part = trainable_of(model, config)
-    frozen = Workload(shape=shape_of(config), tokens=64, row_tokens=32, keys=16, trainable=part)
+    frozen = Workload(shape=shape_of(config), tokens=64, seq_len=32, keys=16, trainable=part)
     # Two passes of the frozen matrices, but of the first layer's q, k and v, which pass no gradient on, one; the
     # adapters' own products are too small for a term of their own.
     first = (
@@ -150,10 +160,10 @@ def test_the_workload_of_a_mixture_and_of_adapters():
 
 @pytest.mark.parametrize("window", [0, 1, 5, 16, 100])
 def test_mean_keys_with_a_window_counts_every_query(window):
-    lengths, row_tokens = [3, 40, 16, 1, 17], 16
-    seen = [position % row_tokens + 1 for length in lengths for position in range(length)]
+    lengths, seq_len = [3, 40, 16, 1, 17], 16
+    seen = [position % seq_len + 1 for length in lengths for position in range(length)]
     seen = [min(keys, window or keys) for keys in seen]
-    assert mean_keys(np.array(lengths), row_tokens, window) == pytest.approx(sum(seen) / len(seen))
+    assert mean_keys(np.array(lengths), seq_len, window) == pytest.approx(sum(seen) / len(seen))
 
 
 @pytest.mark.parametrize("window", [0, 1, 5, 16, 31, 100])
@@ -174,7 +184,7 @@ def test_a_window_is_counted_in_the_layers_that_have_it():
     config = ModelConfig(**{**BASE, **TWENTY["window in one layer"]})
     row = np.array([TOKENS])
     whole, inside = mean_keys(row, TOKENS), mean_keys(row, TOKENS, config.sliding_window)
-    work = Workload(shape=shape_of(config), tokens=TOKENS, row_tokens=TOKENS, keys=whole)
+    work = Workload(shape=shape_of(config), tokens=TOKENS, seq_len=TOKENS, keys=whole)
     assert work.layer_keys() == pytest.approx([whole, inside, whole])
     assert training_flops_per_token(config, whole) == training_flops_per_token(config, whole, window_keys=inside)
     assert inside < config.sliding_window < whole

@@ -21,7 +21,7 @@ from penjing.commands import plan_counts, plan_run
 from penjing.commands import plan_history as verify
 from penjing.commands import plan_subcommands as plan_tools
 from penjing.commands import sweep as tables
-from penjing.commands.plan import make_page, read_foreign
+from penjing.commands.plan import make_report, read_foreign
 from penjing.commands.plan_forecast import family
 from penjing.commands.plan_print import print_page, verdict_of
 from penjing.commands.plan_run import PlanOptions
@@ -40,7 +40,7 @@ from penjing.train.build_context import RunHooks
 from penjing.train.memory_trace import trace
 from penjing.train.step_timing import extrapolate_growth
 
-TINY = ["model=tiny", "data.row_tokens=64", "batch.rows=8", "compute.compile=off"]
+TINY = ["model=tiny", "data.seq_len=64", "batch.size=8", "compute.compile=off"]
 
 
 def settings(*words: str):
@@ -60,7 +60,7 @@ def own_home(tmp_path, monkeypatch):
 
 def test_the_whole_page_without_gpu_and_without_data():
     run = resolve_run("pretrain", config.parse_overrides([]))
-    page = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", unique="1.2B"))
+    page = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", unique="1.2B"))
     text = text_of(lambda console: print_page(page, console, explain=True))
     for word in ("parameters", "causal", "full square", "L0, spec sheet", "traced", "fits", "CNY", "kWh", "bottleneck"):
         assert word in text, word
@@ -78,20 +78,20 @@ def test_a_card_that_is_too_small_is_said_and_rows_are_found_that_fit(monkeypatc
     small = replace(find_card("RTX 3060"), memory_gib=0.9)
     for module in (plan_run, profile):
         monkeypatch.setattr(module, "find_card", lambda name: small)
-    run = resolve_run("pretrain", settings("batch.rows=256", "data.row_tokens=256"))
-    page = make_page("pretrain", run, PlanOptions(gpu="small", tokens="1M"))
-    assert page.fits and 0 < page.micro_rows < 256 and 256 % page.micro_rows == 0
-    assert any("batch.micro_rows=" in line for line in page.warnings)
-    fixed = replace(run, batch=replace(run.batch, micro_rows=256))
-    assert make_page("pretrain", fixed, PlanOptions(gpu="small", tokens="1M")).fits is False
+    run = resolve_run("pretrain", settings("batch.size=256", "data.seq_len=256"))
+    page = make_report("pretrain", run, PlanOptions(gpu="small", tokens="1M"))
+    assert page.fits and 0 < page.micro_size < 256 and 256 % page.micro_size == 0
+    assert any("batch.micro_size=" in line for line in page.warnings)
+    fixed = replace(run, batch=replace(run.batch, micro_size=256))
+    assert make_report("pretrain", fixed, PlanOptions(gpu="small", tokens="1M")).fits is False
 
 
 def test_rows_are_found_that_fit_a_budget_of_memory():
     run = resolve_run("pretrain")
-    whole = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"))
-    less = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M", budget="4GiB"))
-    assert (whole.micro_rows, whole.memory_bytes > less.memory_bytes, less.memory_bytes) == (64, True, 4 << 30)
-    assert less.fits and not less.tight and not less.over_budget and 64 % less.micro_rows == 0
+    whole = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"))
+    less = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M", budget="4GiB"))
+    assert (whole.micro_size, whole.memory_bytes > less.memory_bytes, less.memory_bytes) == (64, True, 4 << 30)
+    assert less.fits and not less.tight and not less.over_budget and 64 % less.micro_size == 0
 
 
 GIB = 1 << 30
@@ -102,9 +102,9 @@ def let_memory_be(monkeypatch, total_bytes) -> list[int]:
     run, asked = resolve_run("pretrain", settings()), []
     plan = trace.predict_memory(run, Target(name="RTX 3090", capability=(8, 6), memory_bytes=24 * GIB))
 
-    def predict(run, target, *, micro_rows, **how):
-        asked.append(micro_rows)
-        return replace(plan, total_bytes=total_bytes(micro_rows))
+    def predict(run, target, *, micro_size, **how):
+        asked.append(micro_size)
+        return replace(plan, total_bytes=total_bytes(micro_size))
 
     monkeypatch.setattr(trace, "predict_memory", predict)
     return asked
@@ -117,8 +117,8 @@ def test_the_largest_pass_is_one_that_fits_though_the_optimizer_needs_the_most_o
         return max(4 * GIB, GIB + rows * GIB * 3 // 100)
 
     traced = let_memory_be(monkeypatch, total)
-    page = make_page(
-        "pretrain", resolve_run("pretrain", settings("batch.rows=64")), PlanOptions(gpu="RTX 3090", tokens="1M")
+    page = make_report(
+        "pretrain", resolve_run("pretrain", settings("batch.size=64")), PlanOptions(gpu="RTX 3090", tokens="1M")
     )
     assert 0.9 * page.memory_bytes < total(page.largest_micro_rows) <= safe_bytes(page.memory_bytes)
     assert len(traced) == 3
@@ -126,24 +126,24 @@ def test_the_largest_pass_is_one_that_fits_though_the_optimizer_needs_the_most_o
 
 def test_more_rows_are_only_said_to_fit_where_they_do(monkeypatch):
     let_memory_be(monkeypatch, lambda rows: max(4 * GIB, rows * GIB // 2))
-    run = resolve_run("pretrain", settings("batch.rows=64", "batch.micro_rows=8"))
-    page = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"))
+    run = resolve_run("pretrain", settings("batch.size=64", "batch.micro_size=8"))
+    page = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"))
     said = [line for line in page.alternatives if "and fits" in line]
-    assert len(said) == 1 and said[0].startswith("batch.micro_rows=32:")
+    assert len(said) == 1 and said[0].startswith("batch.micro_size=32:")
 
 
 def test_fewer_rows_are_proposed_where_they_divide_a_devices_share():
-    run = resolve_run("pretrain", settings("batch.rows=9", "data.row_tokens=256"))
-    page = make_page("pretrain", run, PlanOptions(gpu="H100", tokens="1M"))
+    run = resolve_run("pretrain", settings("batch.size=9", "data.seq_len=256"))
+    page = make_report("pretrain", run, PlanOptions(gpu="H100", tokens="1M"))
     said = [line for line in page.alternatives if "less memory" in line]
-    assert len(said) == 1 and said[0].startswith("batch.micro_rows=3:")
+    assert len(said) == 1 and said[0].startswith("batch.micro_size=3:")
 
 
-@pytest.mark.parametrize(("words", "gpus"), [((), 3), (("batch.micro_rows=3",), 1), (("batch.micro_rows=8",), 2)])
+@pytest.mark.parametrize(("words", "gpus"), [((), 3), (("batch.micro_size=3",), 1), (("batch.micro_size=8",), 2)])
 def test_what_training_would_refuse_is_not_planned(words, gpus):
     run, asked = resolve_run("pretrain", settings(*words)), PlanOptions(gpu="RTX 3090", gpus=gpus)
     with pytest.raises(UserError, match="do not divide evenly"):
-        make_page("pretrain", run, asked)
+        make_report("pretrain", run, asked)
     if not words:  # a search looks for rows of a pass itself
         with pytest.raises(UserError, match="do not divide evenly"):
             plan_tools.search(run, asked, "", (), Console(quiet=True))
@@ -154,38 +154,38 @@ def test_what_fits_by_a_hair_is_called_tight():
     safe = safe_bytes(room)
     assert [is_tight(each, room) for each in (safe, safe + 1, room, room + 1)] == [False, True, True, False]
     assert [str(verdict_of(fits, False)) for fits in (True, False)] == ["fits", "does not fit"]
-    run = resolve_run("pretrain", settings("batch.micro_rows=4"))
-    need = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M")).peak_memory_bytes
+    run = resolve_run("pretrain", settings("batch.micro_size=4"))
+    need = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M")).peak_memory_bytes
     budget = f"{1.01 * need / (1 << 20):.0f}MiB"
-    close = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M", budget=budget))
+    close = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M", budget=budget))
     assert close.fits and close.tight and not close.over_budget
     assert "tight" in text_of(lambda console: print_page(close, console))
 
 
 def test_a_budget_that_is_too_small_is_said():
-    run = resolve_run("pretrain", settings("steps=100000"))
-    page = make_page("pretrain", run, PlanOptions(gpu="RTX 3090", budget="1min,100MB,0.01CNY"))
+    run = resolve_run("pretrain", settings("max_steps=100000"))
+    page = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", budget="1min,100MB,0.01CNY"))
     assert len(page.over_budget) == 3
-    assert make_page("pretrain", run, PlanOptions(gpu="RTX 3090", budget="9d,20GB,99CNY")).over_budget == []
-    assert "USD" in make_page("pretrain", run, PlanOptions(gpu="A100", budget="9CNY")).over_budget[0]
+    assert make_report("pretrain", run, PlanOptions(gpu="RTX 3090", budget="9d,20GB,99CNY")).over_budget == []
+    assert "USD" in make_report("pretrain", run, PlanOptions(gpu="A100", budget="9CNY")).over_budget[0]
 
 
 def test_stages_that_sample_pay_for_it():
-    run = resolve_run("grpo", settings("steps=10", "objective.rollout.max_tokens=16"))
-    page = make_page("grpo", run, PlanOptions(gpu="RTX 4090"))
+    run = resolve_run("grpo", settings("max_steps=10", "objective.rollout.max_new_tokens=16"))
+    page = make_report("grpo", run, PlanOptions(gpu="RTX 4090"))
     assert page.step_parts_seconds["generation"] > 0
     assert page.bottleneck == "generation"
-    longer = resolve_run("grpo", settings("steps=10", "objective.rollout.max_tokens=48"))
-    more = make_page("grpo", longer, PlanOptions(gpu="RTX 4090"))
+    longer = resolve_run("grpo", settings("max_steps=10", "objective.rollout.max_new_tokens=48"))
+    more = make_report("grpo", longer, PlanOptions(gpu="RTX 4090"))
     assert more.step_parts_seconds["generation"] > 2 * page.step_parts_seconds["generation"]
 
 
 def test_longer_runs_and_faster_cards():
     run = resolve_run("pretrain", settings())
-    pages = {name: make_page("pretrain", run, PlanOptions(gpu=name, tokens="10B")) for name in ("RTX 3090", "H100")}
+    pages = {name: make_report("pretrain", run, PlanOptions(gpu=name, tokens="10B")) for name in ("RTX 3090", "H100")}
     assert pages["H100"].predicted_seconds < pages["RTX 3090"].predicted_seconds
-    both = make_page("pretrain", run, PlanOptions(gpu="H100", gpus=2, tokens="10B"))
-    assert both.passes * both.micro_rows * 2 == run.batch.rows
+    both = make_report("pretrain", run, PlanOptions(gpu="H100", gpus=2, tokens="10B"))
+    assert both.passes * both.micro_size * 2 == run.batch.size
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_longer_runs_and_faster_cards():
 )
 def test_bad_input_is_one_line(asked, where):
     with pytest.raises(UserError, match=where):
-        make_page("pretrain", resolve_run("pretrain", settings()), PlanOptions(**{"gpu": "RTX 3090", **asked}))
+        make_report("pretrain", resolve_run("pretrain", settings()), PlanOptions(**{"gpu": "RTX 3090", **asked}))
     with pytest.raises(UserError, match="--gpus"):
         PlanOptions(gpus=0)
 
@@ -203,7 +203,7 @@ def test_a_hugging_face_config_is_read(tmp_path):
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
     run, foreign = read_foreign(tmp_path, {})
-    page = make_page("gpt2", run, PlanOptions(gpu="A100"), foreign)
+    page = make_report("gpt2", run, PlanOptions(gpu="A100"), foreign)
     assert page.parameters == 124_439_808
     assert page.waterfall == {}  # a formula, and the page says so
     assert "formula" in text_of(lambda console: print_page(page, console))
@@ -220,8 +220,8 @@ def test_a_hugging_face_config_is_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(llama))
     run, foreign = read_foreign(tmp_path / "config.json", {})
     assert foreign is None and run.model.hidden_size == 64
-    with pytest.raises(UserError, match=r"data\.row_tokens"):
-        read_foreign(tmp_path, {"data": {"row_tokens": 99999}})
+    with pytest.raises(UserError, match=r"data\.seq_len"):
+        read_foreign(tmp_path, {"data": {"seq_len": 99999}})
 
 
 def test_a_probed_plan_costs_what_its_one_card_does():
@@ -230,7 +230,7 @@ def test_a_probed_plan_costs_what_its_one_card_does():
 
 
 def test_what_a_sweep_cannot_time_is_refused():
-    for recipe, words in (("dpo", ()), ("pretrain", ("lora.rank=4", "start=x"))):
+    for recipe, words in (("dpo", ()), ("pretrain", ("lora.rank=4", "init_from=x"))):
         run = replace(resolve_run("pretrain", settings()), objective=resolve_run(recipe, settings()).objective)
         run = replace(run, lora=replace(run.lora, rank=4)) if words else run
         with pytest.raises(UserError, match="next tokens, of all weights"):
@@ -265,7 +265,7 @@ def test_what_a_probe_does_not_look_at_is_refused(option):
     done = CliRunner().invoke(app, ["plan", "pretrain", "data.train=x.txt", option])
     assert isinstance(done.exception, UserError)
     assert done.exception.line() == (
-        f"{option.partition('=')[0]}: has no effect with data.train. Add --gpu NAME, or steps=N."
+        f"{option.partition('=')[0]}: has no effect with data.train. Add --gpu NAME, or max_steps=N."
     )
 
 
@@ -275,20 +275,20 @@ def test_devices_that_share_the_states_of_a_foreign_model_hold_a_part(tmp_path, 
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
     run, foreign = read_foreign(tmp_path, {})
-    alone = make_page("gpt2", run, PlanOptions(gpu="A100", gpus=4), foreign)
-    shared = make_page("gpt2", run, PlanOptions(gpu="A100", gpus=4, engine=engine), foreign)
+    alone = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4), foreign)
+    shared = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4, engine=engine), foreign)
     assert alone.peak_memory_bytes - shared.peak_memory_bytes == pytest.approx((16 - held) * 124_439_808, abs=1)
 
 
 def test_several_devices_are_searched_as_training_shares_them():
-    run, asked = resolve_run("pretrain", settings("batch.rows=4")), PlanOptions(gpu="RTX 3060", gpus=2)
+    run, asked = resolve_run("pretrain", settings("batch.size=4")), PlanOptions(gpu="RTX 3060", gpus=2)
     shown = text_of(lambda console: plan_tools.search(run, asked, "", (), console, every=True))
     assert "ddp over 2 devices" in shown
     assert not any(word in shown for word in ("zero1", "fsdp", "cannot train"))
     sharded = replace(asked, engine="fsdp")
     shown = text_of(lambda console: plan_tools.search(run, sharded, "", (), console, every=True))
     assert "fsdp over 2 devices" in shown and "cannot train with fsdp" in shown
-    assert any("cannot train with fsdp" in line for line in make_page("pretrain", run, sharded).warnings)
+    assert any("cannot train with fsdp" in line for line in make_report("pretrain", run, sharded).warnings)
 
 
 def test_a_search_over_adapters_times_adapters():
@@ -304,11 +304,11 @@ def test_a_search_over_adapters_times_adapters():
     [((), "everywhere"), ((0, 2, 4, 6), "alternating"), ((4, 5, 6, 7), "above"), ((0, 1, 2), "below")],
 )
 def test_the_small_runs_of_a_forecast_have_windows_where_the_planned_model_has_them(windowed, where):
-    shape = {"preset": "26m", "architecture": "qwen3", "num_layers": 8, "sliding_window": 128}
-    run = resolve_run("pretrain", {"model": {**shape, "windowed_layers": windowed}})
+    shape = {"preset": "26m", "architecture": "qwen3", "num_hidden_layers": 8, "sliding_window": 128}
+    run = resolve_run("pretrain", {"model": {**shape, "sliding_window_layers": windowed}})
     for small in family(run):
         model = config.resolve(ModelConfig, small)
-        layers = model.num_layers
+        layers = model.num_hidden_layers
         found = [layer for layer in range(layers) if model.window(layer)]
         assert len(found) == pytest.approx(len(windowed or range(8)) / 8 * layers, abs=0.5)
         if where == "alternating":
@@ -320,7 +320,7 @@ def test_the_small_runs_of_a_forecast_have_windows_where_the_planned_model_has_t
 
 
 def test_memory_search_tokens_and_estimate_say_what_they_should():
-    run = resolve_run("pretrain", settings("batch.rows=4"))
+    run = resolve_run("pretrain", settings("batch.size=4"))
     asked = PlanOptions(gpu="RTX 3060")
     shown = text_of(lambda console: plan_tools.print_memory(run, asked, console, waterfall=True))
     assert "fits" in shown and "activations" in shown and "#" in shown
@@ -347,14 +347,14 @@ ROOM = Target(kind="cpu", name="cpu", memory_bytes=1 << 40)
 def work_on_card(run):
     """What the page times, in passes of four rows."""
     lengths = plan_run.lengths_of(run)
-    return plan_run.workload_of(run, shape_of(run.model), lengths, CARD, micro_rows=4, options=PlanOptions())
+    return plan_run.workload_of(run, shape_of(run.model), lengths, CARD, micro_size=4, options=PlanOptions())
 
 
 def test_a_sweep_over_what_is_computed_again(monkeypatch):
-    run, told = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_layers=1")), []
+    run, told = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_hidden_layers=1")), []
     real = build_model.recompute_activations
     monkeypatch.setattr(build_model, "recompute_activations", lambda model, how: told.append(how) or real(model, how))
-    grid = Grid(micro_rows=(1,), accumulate=(1,), row_tokens=(16,), recompute=("none", "mlp", "block"))
+    grid = Grid(micro_size=(1,), accumulate=(1,), seq_len=(16,), recompute=("none", "mlp", "block"))
     rows = sweeping.sweep(run, grid, CARD, ROOM, steps=2, seconds=0.1, device=CPU, predict_bytes=lambda variant: 1)
     assert told == ["none", "mlp", "block"] and all(row.ended == "done" for row in rows)
     rates = [row.predicted_steps_per_second for row in rows]
@@ -363,28 +363,28 @@ def test_a_sweep_over_what_is_computed_again(monkeypatch):
 
 def test_a_sweep_predicts_what_the_page_does(monkeypatch):
     monkeypatch.setattr(sweeping, "_timed", lambda *given: ([], 0, None))
-    run = resolve_run("pretrain", settings("compute.dtype=bfloat16", "batch.micro_rows=4"))
+    run = resolve_run("pretrain", settings("compute.dtype=bfloat16", "batch.micro_size=4"))
     (row,) = sweeping.sweep(run, Grid(), CARD, ROOM, device=CPU)
     work = work_on_card(run)
     assert work.own_kernels and row.predicted_steps_per_second == pytest.approx(1 / step_time(work, CARD).seconds)
 
 
 def test_a_sweep_measures_and_predicts_and_is_written(tmp_path):
-    run = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_layers=1"))
-    grid = Grid(micro_rows=(1, 2), accumulate=(1, 2), row_tokens=(16,))
+    run = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_hidden_layers=1"))
+    grid = Grid(micro_size=(1, 2), accumulate=(1, 2), seq_len=(16,))
     rows = sweeping.sweep(
         run, grid, CARD, ROOM, steps=2, seconds=0.1, device=CPU, predict_bytes=lambda variant: 1 << 30
     )
-    assert [(row.point.micro_rows, row.point.accumulate) for row in rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert [(row.point.micro_size, row.point.accumulate) for row in rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     for row in rows:
-        tokens = row.point.micro_rows * row.point.accumulate * 16
+        tokens = row.point.micro_size * row.point.accumulate * 16
         assert row.ended == "done" and row.counters == "estimate" and row.predicted_to_fit
         assert row.tokens_per_second == pytest.approx(row.steps_per_second * tokens)
         assert row.model_tflops_causal < row.model_tflops_full_square
         assert row.predicted_steps_per_second > 0 and row.peak_memory_bytes > 50 << 20
     tables.write(rows, tmp_path / "qwen3-0.6b", {"machine": {}})
     known = json.loads((tmp_path / "qwen3-0.6b.json").read_text())["rows"]
-    assert known[3]["micro_rows"] == 2 and known[3]["predicted_memory_bytes"] == 1 << 30
+    assert known[3]["micro_size"] == 2 and known[3]["predicted_memory_bytes"] == 1 << 30
     assert len(list(csv.DictReader((tmp_path / "qwen3-0.6b.csv").open()))) == 4
     table = (tmp_path / "qwen3-0.6b.md").read_text().splitlines()
     assert len(table) == 6 and "predicted" in table[0]
@@ -403,8 +403,8 @@ def test_what_does_not_fit_is_a_row(monkeypatch, tmp_path):
 
     real = sweeping.step
     monkeypatch.setattr(sweeping, "step", full)
-    run = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_layers=1"))
-    rows = sweeping.sweep(run, Grid(micro_rows=(1,), accumulate=(1,), row_tokens=(16,)), CARD, ROOM, device=CPU)
+    run = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_hidden_layers=1"))
+    rows = sweeping.sweep(run, Grid(micro_size=(1,), accumulate=(1,), seq_len=(16,)), CARD, ROOM, device=CPU)
     assert [row.ended for row in rows] == ["out of memory"]
     assert "out of memory" in tables.cells(rows[0])
     tables.write(rows, tmp_path / "sweep", {})
@@ -414,7 +414,7 @@ def test_what_does_not_fit_is_a_row(monkeypatch, tmp_path):
 def test_a_grid_stands_at_the_runs_own_values():
     run = resolve_run("pretrain", settings())
     assert Grid().points(run, CPU) == [
-        Point(micro_rows=4, accumulate=2, row_tokens=64, dtype=run.compute.dtype, recompute="none")
+        Point(micro_size=4, accumulate=2, seq_len=64, dtype=run.compute.dtype, recompute="none")
     ]
     with pytest.raises(UserError):
         sweeping.settings_of(run, replace(Grid().points(run, CPU)[0], dtype="float7"))

@@ -114,7 +114,7 @@ def test_attention_is_measured_in_each_dtype_and_two_lengths(monkeypatch):
 
 
 def test_what_is_measured_on_a_cpu_is_of_the_right_size():
-    one = measure.product(64, 64, 64, "float32", CPU, tries=3)
+    one = measure.matmul(64, 64, 64, "float32", CPU, tries=3)
     assert one["flops_per_second"] == pytest.approx(2 * 64**3 / one["seconds"])
     assert 1e7 < one["flops_per_second"] < 1e13
     assert 1e8 < measure.copy_rate(CPU) < 1e13
@@ -139,7 +139,7 @@ def test_memory_that_does_not_suffice_ends_a_dtype(monkeypatch):
 
 
 def test_a_whole_profile_of_this_cpu(capsys):
-    run = resolve_run("pretrain", config.parse_overrides(["model=tiny", "data.row_tokens=8", "batch.rows=2"]))
+    run = resolve_run("pretrain", config.parse_overrides(["model=tiny", "data.seq_len=8", "batch.size=2"]))
     shapes = matmul_shapes(run, torch.device("cpu"))
     assert (8, 128, 352) in shapes and (8, 352, 128) in shapes and (8, 128, 2048) in shapes
     assert len(shapes) == len(set(shapes))

@@ -19,8 +19,8 @@ from penjing.plan.device_model import (
     NVLINK_BYTES_PER_SECOND,
     PCIE_BYTES_PER_SECOND,
     Attention,
+    Gemm,
     Machine,
-    Product,
     machine_of_card,
     nearest_product,
 )
@@ -36,7 +36,7 @@ SHAPE = Shape(
     heads=4,
     query_size=64,
     key_size=32,
-    mlp_size=128,
+    intermediate_size=128,
     mlp_matrices=3,
     vocabulary=1000,
     parameters=130_000,
@@ -51,11 +51,17 @@ PLAIN = Machine(
     bytes_per_second=1e9,
     launch_seconds=0.0,
 )
-DENSE = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_size": 16}
-DENSE |= {"mlp_size": 48, "vocabulary_size": 100}
-MIXTURE = {**DENSE, "architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_size": 24}
-SHARED = {**MIXTURE, "architecture": "glm4_moe", "shared_expert_size": 24, "dense_layers": (0,)}
-WORK = Workload(shape=SHAPE, tokens=100, row_tokens=50, keys=25.5, passes=3, dtype="float32")
+DENSE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+DENSE |= {"intermediate_size": 48, "vocab_size": 100}
+MIXTURE = {
+    **DENSE,
+    "architecture": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+SHARED = {**MIXTURE, "architecture": "glm4_moe", "shared_expert_intermediate_size": 24, "mlp_only_layers": (0,)}
+WORK = Workload(shape=SHAPE, tokens=100, seq_len=50, keys=25.5, passes=3, dtype="float32")
 
 
 @pytest.mark.parametrize("said", ["RTX 3090", "rtx3090", "3090", "NVIDIA GeForce RTX 3090", "RTX-3090"])
@@ -165,7 +171,7 @@ def test_several_devices_exchange_what_computation_does_not_hide():
 
 
 def test_measured_products_go_before_the_general_rate():
-    measured = Product(rows=100, inner=64, outputs=1000, dtype="float32", flops_per_second=4e9)
+    measured = Gemm(rows=100, inner=64, outputs=1000, dtype="float32", flops_per_second=4e9)
     machine = replace(PLAIN, products=(measured,))
     assert machine.product_seconds(100, 64, 1000, "float32") == pytest.approx(2 * 100 * 64 * 1000 / 4e9)
     assert machine.product_seconds(1000, 100, 64, "float32") == pytest.approx(2 * 100 * 64 * 1000 / 4e9)
@@ -185,7 +191,7 @@ ADAPTERS = Trainable(learns=100_000, weights=0, inputs=25_000_000)
 
 def test_more_of_anything_takes_longer():
     machine = machine_of_card(CARDS["RTX 3090"])
-    base = Workload(shape=shape_of(ModelConfig(**ModelConfig.named("26m"))), tokens=8192, row_tokens=512, keys=256.5)
+    base = Workload(shape=shape_of(ModelConfig(**ModelConfig.named("26m"))), tokens=8192, seq_len=512, keys=256.5)
     seconds = step_time(base, machine).seconds
     for more in (
         {"tokens": 16384},
@@ -287,15 +293,15 @@ def test_a_config_of_ours_gives_the_same_shape_by_either_way():
     given = {
         "model_type": "qwen3",
         "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_size,
-        "intermediate_size": config.mlp_size,
-        "vocab_size": config.vocabulary_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "vocab_size": config.vocab_size,
         "tie_word_embeddings": True,
     }
     ours, theirs = shape_of(config), shape_from_hf(given, "config.json")
     assert theirs.matrices == ours.matrices
-    norms = 2 * config.head_size * config.num_layers  # of heads, which a generic reader does not know of
+    norms = 2 * config.head_dim * config.num_hidden_layers  # of heads, which a generic reader does not know of
     assert ours.parameters - theirs.parameters == norms

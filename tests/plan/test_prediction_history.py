@@ -79,8 +79,8 @@ def test_the_ledger_only_grows(own_home):
     ledger.append(replace(one, run="runs/y"))
     (own_home / "ledger.jsonl").open("a").write('{"from": "another version"}\nbroken\n')
     ledger.append(one)
-    assert [each.run for each in ledger.read_ledger()] == ["runs/x", "runs/y", "runs/x"]
-    assert ledger.read_ledger()[0] == one
+    assert [each.run for each in ledger.read_history()] == ["runs/x", "runs/y", "runs/x"]
+    assert ledger.read_history()[0] == one
     assert one.time_error == pytest.approx(0.1) and one.in_interval
 
 
@@ -88,13 +88,13 @@ def test_drift_is_told_after_five_bad_plans_of_one_machine():
     one = ledger.entry("runs/x", "2026-01-01T00:00:00Z", PLAN, OUTCOME)
     good = replace(one, time_error=0.01)
     bad = replace(one, time_error=-0.08, torch="2.14")
-    assert ledger.drift([bad] * 4, "1 x box") == ""
-    assert ledger.drift([good] * 20, "1 x box") == ""
-    assert ledger.drift([bad] * 9 + [good] * 3, "1 x box") == "", "only the newest five count"
-    assert ledger.drift([bad] * 9, "another box") == ""
-    said = ledger.drift([good] * 5 + [bad] * 5, "1 x box")
+    assert ledger.recent_bias([bad] * 4, "1 x box") == ""
+    assert ledger.recent_bias([good] * 20, "1 x box") == ""
+    assert ledger.recent_bias([bad] * 9 + [good] * 3, "1 x box") == "", "only the newest five count"
+    assert ledger.recent_bias([bad] * 9, "another box") == ""
+    said = ledger.recent_bias([good] * 5 + [bad] * 5, "1 x box")
     assert "8% off, too short" in said and "2.13, 2.14" in said and "penjing plan profile" in said
-    assert ledger.drift([replace(bad, ended="stopped")] * 9, "1 x box") == ""
+    assert ledger.recent_bias([replace(bad, ended="stopped")] * 9, "1 x box") == ""
 
 
 def test_errors_of_the_runs_that_ended_on_a_machine():
@@ -160,11 +160,11 @@ def test_both_utilisations_have_their_names():
     assert "MFU 50% causal" in describe(figures)
 
 
-def candidate(rows: int, peak: int, rate: float, row_tokens: int = 512) -> Candidate:
+def candidate(rows: int, peak: int, rate: float, seq_len: int = 512) -> Candidate:
     return Candidate(
-        micro_rows=rows,
+        micro_size=rows,
         passes=64 // rows,
-        row_tokens=row_tokens,
+        seq_len=seq_len,
         recompute="none",
         sharding="single",
         peak_bytes=peak,
@@ -176,7 +176,7 @@ def candidate(rows: int, peak: int, rate: float, row_tokens: int = 512) -> Candi
 def test_the_search_keeps_what_nothing_beats():
     small, middle, large = candidate(1, 10, 1.0), candidate(2, 20, 2.0), candidate(4, 40, 3.0)
     worse, twin = candidate(8, 41, 2.5), candidate(16, 20, 2.0)
-    other_length = candidate(4, 100, 0.5, row_tokens=1024)
+    other_length = candidate(4, 100, 0.5, seq_len=1024)
     found = [large, worse, middle, twin, small, other_length]
     assert pareto(found) == [small, middle, large, other_length]
     assert fitting(found, 40) == [large, middle, twin, small]

@@ -30,7 +30,7 @@ def test_a_rate_or_optimizer_that_is_named_stays():
     assert rate("dpo", "lora.rank=8", file={"optimizer": {"learning_rate": 1e-4}}) == 1e-4
     assert rate("grpo", "lora.rank=8", "optimizer.weight_decay=0.1") == pytest.approx(10 * rate("grpo"))
     assert rate("sft", "lora.rank=8", "optimizer=muon") == rate("sft", "optimizer=muon")
-    assert rate("sft", "lora.rank=8", "optimizer.kind=muon") == rate("sft", "optimizer=muon")
+    assert rate("sft", "lora.rank=8", "optimizer.name=muon") == rate("sft", "optimizer=muon")
 
 
 def test_a_rate_that_is_high_already_is_raised_to_a_limit():

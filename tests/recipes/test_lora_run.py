@@ -20,7 +20,7 @@ from penjing.export.hf import export
 from penjing.model import lora
 from penjing.train.load_model import load_trained
 
-CHATS = ["data.kind=chats", "data.row_tokens=256", "steps=6", "save.every=2", "validate.every=3"]
+CHATS = ["data.format=chats", "data.seq_len=256", "max_steps=6", "checkpoint.every=2", "eval.every=3"]
 
 
 def train(recipe, *words):
@@ -40,8 +40,8 @@ def base(tmp_path_factory, small_run):
 @pytest.fixture(scope="module")
 def words(base, toy, small_run):
     """Settings of a short adapter run on `base`."""
-    common = [word for word in small_run if word.startswith(("batch", "compute", "validate.rows", "track"))]
-    return [*common, *CHATS, f"data.train={toy / 'sft.jsonl'}", f"start={base}", "lora.dropout=0.1"]
+    common = [word for word in small_run if word.startswith(("batch", "compute", "eval.sequences", "track"))]
+    return [*common, *CHATS, f"data.train={toy / 'sft.jsonl'}", f"init_from={base}", "lora.dropout=0.1"]
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +80,10 @@ def test_a_checkpoint_holds_the_adapter_only_and_names_its_base(whole, base):
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_steps_taken_in_two_goes_are_the_same_bitwise(tmp_path, whole, words, kind):
-    more = [] if kind == "adamw" else ["optimizer.kind=muon", "lora.kind=dora"]
+    more = [] if kind == "adamw" else ["optimizer.name=muon", "lora.use_dora=true"]
     if more:
         whole = tmp_path / "whole"
-        train("lora", *words, *more, f"out={whole}", "save.keep=9")
+        train("lora", *words, *more, f"out={whole}", "checkpoint.keep_last=9")
         cut_back(whole, tmp_path / "again", 2)
     else:
         cut_back(whole, tmp_path / "again", 4)
@@ -101,7 +101,7 @@ def test_loaded_it_is_the_base_with_the_adapter_in_use(whole, base):
     ids_BT = torch.arange(40).view(2, 20)
     with torch.no_grad():
         with_adapter = trained.model(ids_BT)
-        lora.use(trained.model, None)
+        lora.set_adapter(trained.model, None)
         assert torch.equal(trained.model(ids_BT), plain.model(ids_BT))
         merged = load_trained(whole, adapters="merged").model(ids_BT)
     torch.testing.assert_close(merged, with_adapter, rtol=1e-5, atol=1e-5)
@@ -137,7 +137,7 @@ def test_merged_it_is_a_plain_model(tmp_path, whole, base, penjing):
 def test_another_stage_begins_with_the_adapter_merged(tmp_path, whole, words):
     words = [word for word in words if not word.startswith(("start", "lora"))]
     rate = "optimizer.learning_rate=1e-20"  # too little to move a float32
-    train("sft", *words, f"start={whole}", "optimizer.weight_decay=0", rate, f"out={tmp_path / 'next'}")
+    train("sft", *words, f"init_from={whole}", "optimizer.weight_decay=0", rate, f"out={tmp_path / 'next'}")
     expected = load_trained(whole, adapters="merged").model.state_dict()
     got = load_trained(tmp_path / "next").model.state_dict()
     assert expected.keys() == got.keys()
@@ -147,7 +147,7 @@ def test_another_stage_begins_with_the_adapter_merged(tmp_path, whole, words):
 
 def test_an_adapter_on_a_run_with_an_adapter(tmp_path, whole, words):
     words = [word for word in words if not word.startswith("start")]
-    train("lora", *words, f"start={whole}", f"out={tmp_path / 'next'}")
+    train("lora", *words, f"init_from={whole}", f"out={tmp_path / 'next'}")
     lower = load_trained(whole, adapters="merged").model.state_dict()
     got = load_trained(tmp_path / "next").model.state_dict()
     assert all(torch.equal(got[name], value) for name, value in lower.items())
@@ -156,7 +156,7 @@ def test_an_adapter_on_a_run_with_an_adapter(tmp_path, whole, words):
 def test_a_changed_or_missing_base_is_refused(tmp_path, base, words, penjing):
     moved = tmp_path / "base"
     shutil.copytree(base, moved)
-    words = [*(word for word in words if not word.startswith("start")), f"start={moved}", f"out={tmp_path / 'run'}"]
+    words = [*(word for word in words if not word.startswith("start")), f"init_from={moved}", f"out={tmp_path / 'run'}"]
     train("lora", *words)
     earlier = sorted((moved / "checkpoints").iterdir())
     shutil.rmtree(earlier[-1])  # now an earlier step's weights are the newest
@@ -174,7 +174,7 @@ def test_a_changed_or_missing_base_is_refused(tmp_path, base, words, penjing):
 def test_a_base_named_from_another_folder_is_found(tmp_path, monkeypatch, base, words):
     shutil.copytree(base, tmp_path / "here" / "runs" / "base")
     monkeypatch.chdir(tmp_path / "here")
-    train("lora", *[word for word in words if not word.startswith("start")], "start=runs/base", "out=runs/taught")
+    train("lora", *[word for word in words if not word.startswith("start")], "init_from=runs/base", "out=runs/taught")
     with_adapter = weights_of(tmp_path / "here" / "runs" / "taught")
     monkeypatch.chdir(tmp_path)
     trained = load_trained(tmp_path / "here" / "runs" / "taught")
@@ -201,8 +201,14 @@ def test_adapters_need_something_to_sit_on(small_run, tmp_path):
 
 def test_any_stage_can_train_adapters(tmp_path, base, small_run):
     words = [word for word in small_run if not word.startswith("model")]
-    more = ["lora.rank=8", "lora.kind=dora", "lora.targets=attention.*_proj", "compute.dtype=bfloat16", "steps=3"]
-    train("pretrain", *words, *more, f"start={base}", f"out={tmp_path / 'run'}")
+    more = [
+        "lora.rank=8",
+        "lora.use_dora=true",
+        "lora.target_modules=attention.*_proj",
+        "compute.dtype=bfloat16",
+        "max_steps=3",
+    ]
+    train("pretrain", *words, *more, f"init_from={base}", f"out={tmp_path / 'run'}")
     saved = weights_of(tmp_path / "run")
     assert {name.split(".")[2] for name in saved} == {"attention"}
     assert all(value.dtype in (torch.float32, torch.int64) for value in saved.values())
@@ -211,8 +217,8 @@ def test_any_stage_can_train_adapters(tmp_path, base, small_run):
 
 def test_two_ranks_train_the_adapter_that_one_does(tmp_path, words, penjing, losses):
     words = [word for word in words if not word.startswith("lora.dropout")]
-    train("lora", *words, "steps=3", f"out={tmp_path / 'one'}")
-    penjing("train", "lora", *words, "steps=3", f"out={tmp_path / 'two'}", ranks=2)
+    train("lora", *words, "max_steps=3", f"out={tmp_path / 'one'}")
+    penjing("train", "lora", *words, "max_steps=3", f"out={tmp_path / 'two'}", ranks=2)
     expected, got = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert expected.keys() == got.keys()
     assert max(abs(got[step] - expected[step]) for step in expected) < 1e-5
@@ -222,7 +228,7 @@ def test_two_ranks_train_the_adapter_that_one_does(tmp_path, words, penjing, los
 def test_frozen_weights_stay_and_a_run_goes_on_exactly(tmp_path, base, small_run, optimizer):
     words = [word for word in small_run if not word.startswith(("model", "steps"))]
     patterns = "freeze=embed.*,blocks.0.*,*norm.weight" if optimizer == "muon" else "freeze=blocks.0.*"
-    words += [f"start={base}", patterns, f"optimizer.kind={optimizer}", "steps=6", "save.keep=9"]
+    words += [f"init_from={base}", patterns, f"optimizer.name={optimizer}", "max_steps=6", "checkpoint.keep_last=9"]
     said = train("pretrain", *words, f"out={tmp_path / 'one'}")
     before, after = load_trained(base).model, load_trained(tmp_path / "one").model
     learned = {name for name, value in after.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
@@ -254,7 +260,7 @@ def test_adapters_beside_a_base_by_name(whole, base, tmp_path):
 
 
 def test_an_adapter_of_another_base_is_refused(tmp_path, whole, base, small_run):
-    train("pretrain", *small_run, "seed=2", "steps=2", f"out={tmp_path / 'other'}")
+    train("pretrain", *small_run, "seed=2", "max_steps=2", f"out={tmp_path / 'other'}")
     with raises_user_error(where="adapter", got="a base with hash"):
         attach_adapters(load_trained(tmp_path / "other"), [str(whole)])
 

@@ -15,22 +15,23 @@ from reliability_harness import COMMON, SHAPE
 def stages(tmp_path_factory, server, toy):
     """(recipe, words) of a short run of every stage, without out=."""
     base = tmp_path_factory.mktemp("base") / "run"
-    pretrain = [*SHAPE, *COMMON, f"data.train={toy / 'pretrain.jsonl'}", "data.row_tokens=32"]
-    status, _, said = server.run("pretrain", [*pretrain, "steps=8", f"out={base}"])
+    pretrain = [*SHAPE, *COMMON, f"data.train={toy / 'pretrain.jsonl'}", "data.seq_len=32"]
+    status, _, said = server.run("pretrain", [*pretrain, "max_steps=8", f"out={base}"])
     assert status == 0, said
-    begun = [*COMMON, f"start={base}"]
-    chats = [*begun, f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=128"]
+    begun = [*COMMON, f"init_from={base}"]
+    chats = [*begun, f"data.train={toy / 'sft.jsonl'}", "data.seq_len=128"]
     return {
         "pretrain": ("pretrain", pretrain),
         "sft": ("sft", chats),
         "lora": ("lora", [*chats, "lora.rank=2", "lora.dropout=0.3"]),
-        "dpo": ("dpo", [*begun, f"data.train={toy / 'dpo.jsonl'}", "data.row_tokens=256"]),
+        "dpo": ("dpo", [*begun, f"data.train={toy / 'dpo.jsonl'}", "data.seq_len=256"]),
         "grpo": (
             "grpo",
             [
-                *begun, f"data.train={toy / 'rl.jsonl'}", "data.row_tokens=256", "batch.rows=2",
-                "objective.rollout.answers=2", "objective.rollout.max_tokens=6", "objective.rollout.updates=2",
-                "validate.before=no",
+                *begun, f"data.train={toy / 'rl.jsonl'}", "data.seq_len=256", "batch.size=2",
+                "objective.rollout.num_generations=2", "objective.rollout.max_new_tokens=6",
+                "objective.rollout.steps_per_rollout=2",
+                "eval.at_start=false",
             ],
         ),
         "distill": ("distill", [*pretrain, f"objective.teacher={base}"]),

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 SHAPE = [
-    "model.preset=tiny", "model.vocabulary_size=400", "model.hidden_size=16", "model.num_layers=1",
-    "model.num_heads=2", "model.num_kv_heads=1", "model.head_size=8", "model.mlp_size=24",
+    "model.preset=tiny", "model.vocab_size=400", "model.hidden_size=16", "model.num_hidden_layers=1",
+    "model.num_attention_heads=2", "model.num_key_value_heads=1", "model.head_dim=8", "model.intermediate_size=24",
 ]  # fmt: skip
 COMMON = [
-    "compute.device=cpu", "compute.dtype=float32", "compute.threads=1", "batch.rows=4", "steps=6", "save.every=1",
-    "validate.every=0", "validate.rows=4", "sample.every=0", "track.every=1",
+    "compute.device=cpu", "compute.dtype=float32", "compute.threads=1", "batch.size=4", "max_steps=6",
+    "checkpoint.every=1",
+    "eval.every=0", "eval.sequences=4", "sample.every=0", "log.every=1",
 ]  # fmt: skip
 
 

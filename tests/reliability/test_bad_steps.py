@@ -23,10 +23,17 @@ from penjing.parallel.single import Single
 from penjing.track.base import Trackers
 from penjing.train import nonfinite_guard as guard_module
 from penjing.train.loop import TrainingContext, TrainState, train
-from penjing.train.nonfinite_guard import Guard, is_spike, takes_flag, update
+from penjing.train.nonfinite_guard import NonFiniteGuard, is_spike, takes_flag, update
 from penjing.train.throughput import Meter
 
-SHAPE = {"vocabulary_size": 50, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_size": 8}
+SHAPE = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
 STEPS = 12
 OPTIMIZERS = {"adamw": AdamW(learning_rate=1e-2), "muon": Muon(learning_rate=1e-2, adamw_learning_rate=1e-2)}
 
@@ -81,13 +88,13 @@ def make(optimizer="adamw", *, objective=None, accumulate=1, steps=STEPS, batche
         objective=objective or NextToken(),
         source=batches or Batches(),
         optimizers=OPTIMIZERS[optimizer].build(model),
-        schedule=Cosine(warmup_fraction=0.3),
+        schedule=Cosine(warmup_ratio=0.3),
         trackers=Trackers([]),
         meter=Meter(1.0, None),
         num_steps=steps,
         accumulate=accumulate,
-        clip_norm=1.0,
-        guard=Guard(incidents.append),
+        max_grad_norm=1.0,
+        guard=NonFiniteGuard(incidents.append),
         **more,
     )
     return parts, model, incidents
@@ -166,22 +173,22 @@ def test_figures_leave_a_bad_step_out():
 
     parts, _, _ = make(objective=Spoiled([2], math.nan))
     train(replace(parts, trackers=Trackers([Memory()]), log_every=4), TrainState())
-    assert all(math.isfinite(figures["loss_nats_per_token"]) for _, figures in seen)
-    assert [figures.get("bad_steps") for _, figures in seen] == [1, 1, 1]
+    assert all(math.isfinite(figures["loss"]) for _, figures in seen)
+    assert [figures.get("skipped_steps") for _, figures in seen] == [1, 1, 1]
 
 
 def test_overflows_of_a_loss_scaler_that_looks_for_its_scale_are_excused():
     scaler = LossScaler(torch.device("cpu"), first=2.0**6)
-    incidents, guard = [], Guard(scaler=scaler)
+    incidents, guard = [], NonFiniteGuard(scaler=scaler)
     guard.record = incidents.append
     for step in range(12):
         norm = torch.tensor(math.inf)
         scaler.look(norm)
-        verdict = guard.look(step, torch.tensor(1.0), torch.tensor(2.0), norm, dict)
+        verdict = guard.observe(step, torch.tensor(1.0), torch.tensor(2.0), norm, dict)
         # From 64 it takes six halvings to 1; what overflows then is the model's own trouble.
         assert len(incidents) == max(0, step - 4)
         assert verdict == ("roll back" if len(incidents) >= guard_module.IN_A_ROW else "go on")
-    guard.look(20, torch.tensor(1.0), torch.tensor(math.nan), torch.tensor(1.0), dict)
+    guard.observe(20, torch.tensor(1.0), torch.tensor(math.nan), torch.tensor(1.0), dict)
     assert incidents[-1]["step"] == 20
 
 
@@ -284,14 +291,14 @@ def test_a_spike_is_seen_at_its_step_and_a_clean_run_has_none(count):
     """A falling, noisy curve of 20,000 steps: at most two false alarms; and every tenfold loss is seen at once."""
     dice = random.Random(0)
     incidents = []
-    guard = Guard(incidents.append)
+    guard = NonFiniteGuard(incidents.append)
     zero, one = torch.tensor(0.0), torch.tensor(1.0)
     caught = 0
     for step in range(20_000):
         loss = 2 + 6 * math.exp(-step / 800) + dice.gauss(0, 0.15)
         spiked = step % 2000 == 1999
         before = len(incidents)
-        guard.look(step, zero, torch.tensor(10 * loss if spiked else loss), one, lambda step=step: {"rows": [step]})
+        guard.observe(step, zero, torch.tensor(10 * loss if spiked else loss), one, lambda step=step: {"rows": [step]})
         if spiked:
             assert incidents[-1]["rows"] == [step]
             caught += len(incidents) == before + 1
@@ -309,11 +316,11 @@ def test_a_spike_needs_a_past_and_a_number():
 
 
 def test_a_guard_s_state_comes_back():
-    guard = Guard()
+    guard = NonFiniteGuard()
     for step in range(30):
         bad = torch.tensor(float(step == 29))
-        guard.look(step, bad, torch.tensor(5.0 + step / 100), torch.tensor(1.0), dict)
-    other = Guard()
+        guard.observe(step, bad, torch.tensor(5.0 + step / 100), torch.tensor(1.0), dict)
+    other = NonFiniteGuard()
     other.restore(json.loads(json.dumps(guard.state())))
     assert other.state() == guard.state()
     assert not other.calm

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from penjing.data.chat.render import render
-from penjing.data.formats import Chat, Document, Judged, Message
+from penjing.data.formats import Chat, Document, Message, PreferenceRecord
 from penjing.data.preference_shards import encode
 from penjing.data.tokenize_dataset import prepare_chats, prepare_documents
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, Tokenizer, train_tokenizer
@@ -84,7 +84,7 @@ def test_no_document_holds_a_control_token(tokenizers, tmp_path, count):
     tokenizer = tokenizers["ours"]
     texts = [text for token in CONTROL_TOKENS for text in variants(token)]
     documents = [Document(text=text, source="x", line=index) for index, text in enumerate(texts)]
-    made = prepare_documents(iter(documents), tokenizer, tmp_path / "shards", validation_fraction=0.1, about={})
+    made = prepare_documents(iter(documents), tokenizer, tmp_path / "shards", val_fraction=0.1, about={})
     opening = {tokenizer.begin, tokenizer.end_of_text}
     for half in (made.train, made.validation):
         for start, end in zip(half.start_D, half.end_D, strict=True):
@@ -112,7 +112,7 @@ def test_no_conversation_of_the_training_data_has_more_turns_than_were_said(toke
     ]
     plain = render(tokenizer, [Message(role="user", content="a"), Message(role="assistant", content="b")])
     wanted = control_ids(tokenizer, plain.ids)
-    made = prepare_chats(iter(chats), tokenizer, tmp_path / "shards", row_tokens=256, validation_fraction=0.1, about={})
+    made = prepare_chats(iter(chats), tokenizer, tmp_path / "shards", seq_len=256, val_fraction=0.1, about={})
     seen = 0
     for half in (made.train, made.validation):
         for start, end in zip(half.start_D, half.end_D, strict=True):
@@ -132,7 +132,7 @@ def test_no_pair_s_answer_ends_early(tokenizers, count):
                 Chat(messages=(asked, Message(role="assistant", content=answer)), tools=(), source="x", line=1)
                 for answer in (f"yes {words}", f"no {words}")
             )
-            group = encode(Judged(chats=chats, wanted=(True, False)), tokenizer)
+            group = encode(PreferenceRecord(chats=chats, wanted=(True, False)), tokenizer)
             for answer in group.answers:
                 assert control_ids(tokenizer, answer.ids) == [tokenizer.control("<|im_end|>")]
                 assert answer.ids[-1] == tokenizer.control("<|im_end|>")

@@ -18,7 +18,7 @@ FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "run.toml",
 def run(tmp_path_factory, server, stages):
     folder = tmp_path_factory.mktemp("corrupted") / "run"
     recipe, words = stages["pretrain"]
-    words = [*words, "save.keep=3", f"out={folder}"]
+    words = [*words, "checkpoint.keep_last=3", f"out={folder}"]
     status, _, said = server.run(recipe, words)
     assert status == 0, said
     return folder, recipe, words

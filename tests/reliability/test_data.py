@@ -17,7 +17,7 @@ from reliability_harness import by_chance
 
 from penjing.base.errors import UserError
 from penjing.data import formats as records
-from penjing.data.formats import Quarantine, files
+from penjing.data.formats import BadRecords, files
 
 READERS = {
     "documents": records.read_documents,
@@ -125,7 +125,7 @@ def nasty(kind):
 
 def read(kind, paths, **limits):
     """(records, quarantine)."""
-    quarantine = Quarantine(max_bad=1.0, **limits)
+    quarantine = BadRecords(max_bad_fraction=1.0, **limits)
     found = list(READERS[kind](paths, quarantine=quarantine))
     return found, quarantine
 
@@ -252,10 +252,10 @@ def test_more_than_one_in_a_hundred_is_an_error_by_default(tmp_path, bad, stops)
     path.write_bytes(line(GOOD["documents"]) * 0 + b"".join(
         (b"{broken" if index < bad else line({"text": f"{index}"})) + b"\n" for index in range(100)
     ))  # fmt: skip
-    quarantine = Quarantine()
+    quarantine = BadRecords()
     reading = READERS["documents"]([path], quarantine=quarantine)
     if stops:
-        with pytest.raises(UserError, match=rf"{bad} of 100 records are broken.*data\.jsonl:1.*data.max_bad="):
+        with pytest.raises(UserError, match=rf"{bad} of 100 records are broken.*data\.jsonl:1.*data.max_bad_fraction="):
             list(reading)
     else:
         assert len(list(reading)) == 100 - bad
@@ -310,7 +310,7 @@ def test_generated_files(tmp_path_factory, suffix, count, examples):
         path = folder / f"data{suffix}"
         path.write_bytes(raw)
         for kind, reader in READERS.items():
-            quarantine = Quarantine(max_bad=1.0)
+            quarantine = BadRecords(max_bad_fraction=1.0)
             try:
                 found = list(reader([path], quarantine=quarantine))
             except UserError as error:
@@ -341,7 +341,7 @@ from pathlib import Path
 from penjing.base.process_info import peak_resident_bytes
 from penjing.data import formats as records
 kind, path = sys.argv[1:]
-quarantine = records.Quarantine(max_bad=1.0)
+quarantine = records.Quarantine(max_bad_fraction=1.0)
 found = 0
 for _ in getattr(records, "read_" + kind)([Path(path)], quarantine=quarantine):
     found += 1
@@ -403,7 +403,7 @@ def test_an_array_with_a_value_of_200_megabytes_and_a_bomb(tmp_path):
 def test_a_file_that_changes_while_it_is_read(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_bytes(b"".join(line({"text": f"{index}"}) + b"\n" for index in range(100_000)))
-    quarantine = Quarantine(max_bad=1.0)
+    quarantine = BadRecords(max_bad_fraction=1.0)
     reading = records.read_documents([path], quarantine=quarantine)
     first = [next(reading) for _ in range(10)]
     os.truncate(path, 500_000)
@@ -426,7 +426,7 @@ def test_real_files_have_no_roles_out_of_order():
     folder = Path(__file__).parents[2] / "../shared/data/sft"
     if not folder.is_dir():
         pytest.skip("the real files of ../shared/data are not here")
-    quarantine = Quarantine()
+    quarantine = BadRecords()
     found = sum(1 for _ in records.read_chats(sorted(path for path in folder.iterdir() if path.is_file()),
                                               quarantine=quarantine))  # fmt: skip
     assert found > 30_000

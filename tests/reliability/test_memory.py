@@ -12,7 +12,7 @@ from penjing.base.errors import UserError
 from penjing.loader.batch_source import Source
 from penjing.objective.next_token import NextToken
 from penjing.train.loop import TrainState, train
-from penjing.train.oom_recovery import ResizableBatchSource, is_out_of_memory, with_room
+from penjing.train.oom_recovery import ResizableBatchSource, is_out_of_memory, retry_on_oom
 
 
 class Rows(Source):
@@ -135,7 +135,7 @@ def test_other_errors_are_not_tried_again():
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        with_room(work, lambda said: None)
+        retry_on_oom(work, lambda said: None)
     assert tries == [1]
 
 
@@ -150,14 +150,14 @@ def test_a_validation_shrinks_or_is_left_out(room):
     sizes = []
 
     class Stage:
-        run = Run(batch=BatchSettings(rows=8, micro_rows=8))
+        run = Run(batch=BatchSettings(size=8, micro_size=8))
 
         def validate(self):
-            size = self.run.batch.micro_rows
+            size = self.run.batch.micro_size
             sizes.append(size)
             if size > room:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return {"validation_loss_nats_per_token": 1.0}
+            return {"val_loss": 1.0}
 
     strategy = Single(torch.device("cpu"))
     stage = SimpleNamespace(run=Stage.run)
@@ -166,4 +166,4 @@ def test_a_validation_shrinks_or_is_left_out(room):
         warnings.simplefilter("ignore")
         figures = validate_with_retry(stage, strategy)
     assert sizes == {4: [8, 4], 1: [8, 4, 2, 1], 0: [8, 4, 2, 1]}[room]
-    assert figures == ({"validation_loss_nats_per_token": 1.0} if room else {})
+    assert figures == ({"val_loss": 1.0} if room else {})

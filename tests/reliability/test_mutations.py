@@ -97,7 +97,7 @@ def whole(tmp_path_factory, server, stages):
             folder = tmp_path_factory.mktemp("whole") / "run"
             recipe, words = stages[stage]
             # Logged at the end only, so that sums are under way in the checkpoint.
-            words = [*words, "save.keep=9", "track.every=100"]
+            words = [*words, "checkpoint.keep_last=9", "log.every=100"]
             status, _, said = server.run(recipe, [*words, f"out={folder}"])
             assert status == 0, said
             made[stage] = (folder, recipe, words, state_of(folder, every=True))

@@ -9,9 +9,9 @@ import pytest
 import torch
 from reliability_harness import by_chance
 
-from penjing.data.packing.best_fit import WholeRows
-from penjing.data.packing.concat import BestFitRows, StreamRows
-from penjing.data.token_shards import ShardWriter
+from penjing.data.packing.best_fit import BestFitRows
+from penjing.data.packing.concat import ConcatRows, PackedRows
+from penjing.data.token_shards import TokenShardWriter
 from penjing.loader.batch_source import PackedSource
 from penjing.loader.prefetch import Prefetch
 from penjing.train.oom_recovery import ResizableBatchSource
@@ -28,7 +28,7 @@ def rows(tmp_path_factory):
     dice = random.Random(0)
     made = {}
     for kind in ("documents", "chats"):
-        writer = ShardWriter(folder / kind, kind=kind, vocabulary_size=60_000, about={"tokenizer": "none"})
+        writer = TokenShardWriter(folder / kind, kind=kind, vocab_size=60_000, about={"tokenizer": "none"})
         token = 1
         for _ in range(90):
             ids = list(range(token, token + dice.randint(3, 14)))
@@ -37,17 +37,17 @@ def rows(tmp_path_factory):
         made[kind] = writer.close()
     documents, chats = made["documents"], made["chats"]
     return {
-        "stream": StreamRows(documents, 16, end_of_text=0, seed=5),
-        "whole": WholeRows(documents, 16, end_of_text=0, seed=5),
-        "as given": WholeRows(documents, 16, end_of_text=0, seed=5, order="as_given"),
-        "best fit": BestFitRows(chats, 16, end_of_text=0, seed=5),
+        "stream": ConcatRows(documents, 16, end_of_text=0, seed=5),
+        "whole": BestFitRows(documents, 16, end_of_text=0, seed=5),
+        "as given": BestFitRows(documents, 16, end_of_text=0, seed=5, order="as_given"),
+        "best fit": PackedRows(chats, 16, end_of_text=0, seed=5),
     }
 
 
 def sources(rows, world, workers, micro):
     """One source for each rank; workers: batches made ready in a thread, 0 for none."""
     # Each rank lays out its own rows, as each process does.
-    plain = [PackedSource(copy.copy(rows), micro_rows=micro, rank=rank, world=world) for rank in range(world)]
+    plain = [PackedSource(copy.copy(rows), micro_size=micro, rank=rank, world=world) for rank in range(world)]
     return [Prefetch(each, CPU, workers) for each in plain] if workers else plain
 
 
@@ -115,7 +115,7 @@ def test_one_order_for_chains_of_resumes(rows, packer, count, chains):
 @pytest.mark.parametrize("packer", ["whole", "as given", "best fit"])
 def test_every_row_comes_once_in_every_epoch(rows, packer):
     packed = rows[packer]
-    source = PackedSource(packed, micro_rows=1)
+    source = PackedSource(packed, micro_size=1)
     epochs = [sorted(tuple(next(source).ids_BT[0].tolist()) for _ in range(packed.rows_per_epoch)) for _ in range(3)]
     assert epochs[0] == epochs[1] == epochs[2]
     assert len(set(epochs[0])) == packed.rows_per_epoch
@@ -125,7 +125,7 @@ def test_every_row_comes_once_in_every_epoch(rows, packer):
 def test_samples_are_named_by_row_and_document(rows, packer):
     """What is written down of a bad step leads to the documents: they hold the row's tokens."""
     packed = rows[packer]
-    source = PackedSource(packed, micro_rows=4)
+    source = PackedSource(packed, micro_size=4)
     for _ in range(5):
         before = source.state()
         batch = next(source)

@@ -131,10 +131,10 @@ def test_the_newest_results_reach_the_goals(script):
 def test_the_settings_the_page_names_are_there(script):
     from dataclasses import fields
 
-    from penjing.train.config import Data
+    from penjing.train.config import DataSettings
 
     page = script.PAGE.read_text(encoding="utf-8")
-    assert "data.max_bad" in page and "max_bad" in {field.name for field in fields(Data)}
+    assert "data.max_bad_fraction" in page and "max_bad_fraction" in {field.name for field in fields(DataSettings)}
     assert re.search(r"20 seconds.*45", page, re.DOTALL)
     from penjing.data.formats.files import LARGEST_LINE_BYTES
     from penjing.train import nonfinite_guard as guard

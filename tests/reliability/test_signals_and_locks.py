@@ -51,7 +51,7 @@ threading.Thread(target=send, daemon=True).start()
 def whole(tmp_path_factory, server, stages):
     folder = tmp_path_factory.mktemp("whole") / "run"
     recipe, words = stages["pretrain"]
-    status, seconds, said = server.run(recipe, [*words, "save.every=1000", "steps=30", f"out={folder}"])
+    status, seconds, said = server.run(recipe, [*words, "checkpoint.every=1000", "max_steps=30", f"out={folder}"])
     assert status == 0, said
     return state_of(folder), seconds
 
@@ -63,7 +63,7 @@ def test_signals_at_random_instants(tmp_path, server, stages, whole, count, name
     """Nothing but a signal saves here, so what is gone on with is what the signal saved: no step is taken again."""
     recipe, words = stages["pretrain"]
     wanted, _ = whole
-    words = [*words, "save.every=1000", "steps=30"]
+    words = [*words, "checkpoint.every=1000", "max_steps=30"]
     dice, ended = random.Random(name), 0
     for trial in range(trials):
         folder = tmp_path / f"{trial}"
@@ -87,7 +87,7 @@ def test_signals_at_random_instants(tmp_path, server, stages, whole, count, name
 
 def test_a_second_signal_ends_at_once_and_harms_nothing(tmp_path, server, stages, whole):
     recipe, words = stages["pretrain"]
-    words = [*words, "save.every=1000", "steps=30", f"out={tmp_path / 'run'}"]
+    words = [*words, "checkpoint.every=1000", "max_steps=30", f"out={tmp_path / 'run'}"]
     path = str(tmp_path / "run" / "metrics.jsonl")
     twice = SEND.format(path=path, lines=3, numbers=[int(signal.SIGTERM), int(signal.SIGINT)], pause=0.005)
     status, _, _ = server.run(recipe, words, before=twice)
@@ -130,7 +130,7 @@ def slow_validate(self):
     return validate(self)
 tokens.NextTokenStage.validate = slow_validate
 """
-    words = [*words, "validate.every=2", f"out={tmp_path / 'run'}"]
+    words = [*words, "eval.every=2", f"out={tmp_path / 'run'}"]
     path = str(tmp_path / "run" / "metrics.jsonl")
     send = SEND.format(path=path, lines=2, numbers=[int(signal.SIGTERM)], pause=1.0)
     status, seconds, said = server.run(recipe, words, before=slow + send)
@@ -195,16 +195,16 @@ def test_a_lock_is_given_back(tmp_path):
 
 CHANGES = {
     "optimizer.learning_rate": "optimizer.learning_rate=1e-4",
-    "optimizer.kind": "optimizer.kind=adamw",
-    "schedule": "schedule.warmup_fraction=0.5",
-    "batch.rows": "batch.rows=8",
-    "data.row_tokens": "data.row_tokens=16",
+    "optimizer.name": "optimizer.name=adamw",
+    "schedule": "schedule.warmup_ratio=0.5",
+    "batch.size": "batch.size=8",
+    "data.seq_len": "data.seq_len=16",
     "seed": "seed=5",
-    "steps": "steps=60",
-    "model.num_layers": "model.num_layers=2",
-    "clip_norm": "clip_norm=0.5",
+    "steps": "max_steps=60",
+    "model.num_hidden_layers": "model.num_hidden_layers=2",
+    "max_grad_norm": "max_grad_norm=0.5",
     "precision": "compute.dtype=bfloat16",
-    "data.packing": "data.packing=stream",
+    "data.packing": "data.packing=concat",
 }
 
 
@@ -229,9 +229,9 @@ def test_a_change_is_refused_with_both_values(finished, server, stages, field):
 
 def test_all_differences_are_told_at_once(finished, server, stages):
     recipe, words = stages["pretrain"]
-    status, _, said = server.run(recipe, [*words, "seed=9", "clip_norm=0.5", "batch.rows=8", f"out={finished}"])
+    status, _, said = server.run(recipe, [*words, "seed=9", "max_grad_norm=0.5", "batch.size=8", f"out={finished}"])
     assert status == 2
-    for name in ("seed was 1, is 9", "clip_norm was 1.0, is 0.5", "batch.rows was 4, is 8"):
+    for name in ("seed was 1, is 9", "max_grad_norm was 1.0, is 0.5", "batch.size was 4, is 8"):
         assert name in said
 
 
@@ -257,11 +257,11 @@ def _touch_shards(folder):
 
 def test_an_allowed_change_goes_on(finished):
     run, checkpoint = read_settings(finished), newest(finished / "checkpoints")
-    changed = replace(run, clip_norm=0.25, seed=7)
+    changed = replace(run, max_grad_norm=0.25, seed=7)
     with pytest.raises(UserError, match=r"seed was 1, is 7"):
-        check_same_run(changed, {}, checkpoint, ["clip_norm"])
-    said = check_same_run(changed, {}, checkpoint, ["clip_norm", "seed"])
-    assert [(each.field, each.known, each.now) for each in said] == [("clip_norm", 1.0, 0.25), ("seed", 1, 7)]
+        check_same_run(changed, {}, checkpoint, ["max_grad_norm"])
+    said = check_same_run(changed, {}, checkpoint, ["max_grad_norm", "seed"])
+    assert [(each.field, each.known, each.now) for each in said] == [("max_grad_norm", 1.0, 0.25), ("seed", 1, 7)]
     faster = replace(run, optimizer=replace(run.optimizer, learning_rate=1.0))
     assert check_same_run(faster, {}, checkpoint, ["optimizer"])
     with pytest.raises(UserError, match=r"no such field.*Did you mean seed"):
@@ -273,9 +273,9 @@ def test_another_optimizer_that_is_allowed_begins_afresh(copy_of, finished, serv
     for path in (folder / "checkpoints").glob("step-00000006"):
         shutil.rmtree(path)
     recipe, words = stages["pretrain"]
-    other = "muon" if read_settings(folder).optimizer.kind == "adamw" else "adamw"
-    words = [*words, f"optimizer.kind={other}", f"out={folder}"]
+    other = "muon" if read_settings(folder).optimizer.name == "adamw" else "adamw"
+    words = [*words, f"optimizer.name={other}", f"out={folder}"]
     assert server.run(recipe, words)[0] == 2
-    status, _, said = server.run(recipe, words, allow_change=["optimizer", "schedule", "clip_norm"])
+    status, _, said = server.run(recipe, words, allow_change=["optimizer", "schedule", "max_grad_norm"])
     assert status == 0, said
-    assert "allowed to change: optimizer.kind" in said
+    assert "allowed to change: optimizer.name" in said

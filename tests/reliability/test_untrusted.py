@@ -25,11 +25,11 @@ from penjing.convert.minimind import read_tensors as read_pth
 from penjing.data.chat.external_templates import run_template
 from penjing.data.chat.template_sandbox import SECONDS
 from penjing.data.formats import Message
-from penjing.data.preference_shards import TokenGroups
-from penjing.data.token_shards import Shards
+from penjing.data.preference_shards import PreferenceShards
+from penjing.data.token_shards import TokenShards
 from penjing.data.tokenizer import regex_dos_check as tokenizer_check
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.rl.rollout_buffer import Round
+from penjing.rl.rollout_buffer import RolloutBuffer
 from penjing.train.load_model import load_trained
 
 SOURCES = Path(penjing.__file__).parent
@@ -222,19 +222,19 @@ def test_pickled_arrays_are_refused(tmp_path):
     meta = {"format": 1, "kind": "documents", "dtype": "uint16", "tokens": 0, "files": files}
     (folder / "shards.json").write_text(json.dumps(meta))
     with pytest.raises(UserError, match=r"ends\.npy"):
-        Shards(folder)
+        TokenShards(folder)
     np.save(folder / "prompts.npy", objects, allow_pickle=True)
     size = (folder / "prompts.npy").stat().st_size
     meta = {"format": 1, "dtype": "uint16", "tokens": 0, "files": {"prompts.npy": {"bytes": size, "sha256": ""}}}
     (folder / "groups.json").write_text(json.dumps(meta))
     with pytest.raises(UserError, match=r"prompts\.npy"):
-        TokenGroups(folder)
+        PreferenceShards(folder)
     import base64
 
     stream = io.BytesIO()
     np.savez(stream, prompt_P=objects)
     with pytest.raises(ValueError, match="allow_pickle"):
-        Round.from_text(base64.b64encode(stream.getvalue()).decode())
+        RolloutBuffer.from_text(base64.b64encode(stream.getvalue()).decode())
     assert not canary.exists()
 
 

@@ -103,8 +103,8 @@ def outcome(tokens: int, seconds: float, resumed: int) -> dict[str, Any]:
         "mfu": 0.31,
         "peak_memory_bytes": 2.02e9,
         "final_loss_nats_per_token": 1.93,
-        "validation_loss_nats_per_token": 1.97,
-        "validation_bits_per_byte": 0.91,
+        "val_loss": 1.97,
+        "val_bits_per_byte": 0.91,
         "resumed": resumed,
         "weights_sha256": "3f" * 32,
     }
@@ -119,9 +119,9 @@ def metrics(steps: int) -> list[dict[str, Any]]:
                 "step": step,
                 "tokens": step * 16384,
                 "seconds": step * 0.8,
-                "loss_nats_per_token": loss,
+                "loss": loss,
                 "learning_rate": 0.003 * min(step / 50, 1) * (1 - step / (steps + 1)),
-                "gradient_norm": 0.4 + 3 / step + 0.1 * math.cos(step),
+                "grad_norm": 0.4 + 3 / step + 0.1 * math.cos(step),
                 "tokens_per_second": 20400 + 600 * math.sin(step),
                 "mfu": 0.31,
             }
@@ -131,8 +131,8 @@ def metrics(steps: int) -> list[dict[str, Any]]:
                 {
                     "step": step,
                     "tokens": step * 16384,
-                    "validation_loss_nats_per_token": loss + 0.05,
-                    "validation_bits_per_byte": loss * 0.46,
+                    "val_loss": loss + 0.05,
+                    "val_bits_per_byte": loss * 0.46,
                 }
             )
     return lines
@@ -227,12 +227,12 @@ def write_folder(folder: Path, bad: str = HOSTILE) -> Path:
 
 
 FIGURES: dict[str, dict[str, float]] = {
-    "documents": {"loss_nats_per_token": 2.0, "validation_bits_per_byte": 0.9, "expert_load_worst": 1.4},
-    "chats": {"loss_nats_per_token": 1.0, "validation_loss_nats_per_token": 1.1},
-    "distill": {"kl_nats_per_token": 0.3, "agreement": 0.7, "validation_agreement": 0.6},
+    "documents": {"loss": 2.0, "val_bits_per_byte": 0.9, "max_expert_load_ratio": 1.4},
+    "chats": {"loss": 1.0, "val_loss": 1.1},
+    "distill": {"kl": 0.3, "agreement": 0.7, "validation_agreement": 0.6},
     "preference": {"preference_loss": 0.5, "reward_margin": 1.0, "validation_reward_accuracy": 0.8},
     "reward": {"ranking_loss": 0.4, "validation_reward_accuracy": 0.7},
-    "policy": {"reward": 0.6, "reward_spread": 0.3, "cut_off_fraction": 0.1, "kl_nats": 0.02, "new_figure": 3.0},
+    "policy": {"reward": 0.6, "reward_std": 0.3, "truncated_fraction": 0.1, "kl": 0.02, "new_figure": 3.0},
 }
 
 
@@ -245,7 +245,7 @@ def write_run(folder: Path, task: str, *, scale: float = 1.0, done: bool = True,
         f'stage = "x"\nout = "{folder}"\n[data]\nkind = "{data}"\n[objective]\nkind = "{kind}"\n'
         f"[optimizer]\nlearning_rate = {rate}\n"
     )
-    shared = {"learning_rate": 1e-3, "gradient_norm": 0.5, "tokens_per_second": 900.0}
+    shared = {"learning_rate": 1e-3, "grad_norm": 0.5, "tokens_per_second": 900.0}
     put(folder / "plan.json", plan(20 * 16384, 20.0))
     put_lines(
         folder / "metrics.jsonl",

@@ -132,10 +132,8 @@ def test_a_folder_that_is_no_run_is_a_user_error(tmp_path: Path, found: list[str
 
 def test_nan_figures_never_show(tmp_path: Path) -> None:
     write_folder(tmp_path, bad="")
-    bad = {"step": 5, "tokens": float("nan"), "loss_nats_per_token": float("inf"), "learning_rate": None}
-    put_lines(
-        tmp_path / "pretrain" / "metrics.jsonl", [bad, {"step": 6, "tokens": 9, "loss_nats_per_token": float("nan")}]
-    )
+    bad = {"step": 5, "tokens": float("nan"), "loss": float("inf"), "learning_rate": None}
+    put_lines(tmp_path / "pretrain" / "metrics.jsonl", [bad, {"step": 6, "tokens": 9, "loss": float("nan")}])
     put(tmp_path / "pretrain" / "outcome.json", {"seconds": float("nan"), "tokens": 1e308, "mfu": float("inf")})
     put(tmp_path / "compression.json", {"zstd_19_bits_per_byte": 0, "model_bits_per_byte": float("nan")})
     read(tmp_path)
@@ -177,7 +175,7 @@ def test_escaping_is_on_for_every_template() -> None:
 
 
 def test_a_chart_without_points_is_left_out(tmp_path: Path) -> None:
-    lines = [{"step": step, "tokens": step * 9, "loss_nats_per_token": 2.5, "learning_rate": 1e-3} for step in (1, 2)]
+    lines = [{"step": step, "tokens": step * 9, "loss": 2.5, "learning_rate": 1e-3} for step in (1, 2)]
     made = tmp_path / "pretrain" / "metrics.jsonl"
     made.parent.mkdir()
     made.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -205,7 +203,7 @@ def test_runs_are_compared_side_by_side(tmp_path: Path) -> None:
     accuracies = re.findall(r'<td class="n( marked)?">(\d+\.\d)\u00a0%', source)
     assert accuracies == [("", "72.0"), (" marked", "80.0")]
     assert "optimizer.learning_rate" in words and "0.003" in words  # the one setting that differs
-    assert re.search(r'class=" marked">optimizer.learning_rate', source) and "objective.kind" not in words
+    assert re.search(r'class=" marked">optimizer.learning_rate', source) and "objective.name" not in words
     assert source.count('class="line c0"') == source.count('class="line c1"') > 3
     assert '<i class="c0"></i>poor' in source and '<i class="c1"></i>good' in source
 
@@ -242,7 +240,7 @@ def test_settings_beside_the_recipe(tmp_path: Path) -> None:
     run = record.runs[0]
     defaults = {**run.settings, "optimizer.learning_rate": "0.5"}
     source = page.render(replace(record, runs=(replace(run, defaults=defaults),)))
-    assert "optimizer.learning_rate" in source and ">0.5<" in source and "data.kind" not in source
+    assert "optimizer.learning_rate" in source and ">0.5<" in source and "data.format" not in source
     assert 'id="settings"' not in page.render(replace(record, runs=(replace(run, defaults=run.settings),)))
 
 

@@ -31,14 +31,14 @@ def test_missing_folder_is_a_user_error(tmp_path: Path) -> None:
 
 
 def test_resumed_metrics_keep_the_later_line(tmp_path: Path) -> None:
-    lines = [{"step": step, "tokens": step, "loss_nats_per_token": 5.0} for step in (10, 20, 30, 40)]
-    lines += [{"step": 20, "validation_bits_per_byte": 1.5, "tokens": 20}]
-    lines += [{"step": step, "tokens": step, "loss_nats_per_token": 4.0} for step in (30, 40, 50)]
-    lines += [{"step": 20, "validation_bits_per_byte": 1.25, "tokens": 20}]
+    lines = [{"step": step, "tokens": step, "loss": 5.0} for step in (10, 20, 30, 40)]
+    lines += [{"step": 20, "val_bits_per_byte": 1.5, "tokens": 20}]
+    lines += [{"step": step, "tokens": step, "loss": 4.0} for step in (30, 40, 50)]
+    lines += [{"step": 20, "val_bits_per_byte": 1.25, "tokens": 20}]
     put_lines(tmp_path / "pretrain" / "metrics.jsonl", lines)
     run = read_record([tmp_path]).runs[0]
-    assert run.figures["loss_nats_per_token"] == {10: 5.0, 20: 5.0, 30: 4.0, 40: 4.0, 50: 4.0}
-    assert run.figures["validation_bits_per_byte"] == {20: 1.25}
+    assert run.figures["loss"] == {10: 5.0, 20: 5.0, 30: 4.0, 40: 4.0, 50: 4.0}
+    assert run.figures["val_bits_per_byte"] == {20: 1.25}
 
 
 def test_resumed_samples_keep_the_later_line(tmp_path: Path) -> None:
@@ -52,10 +52,10 @@ def test_resumed_samples_keep_the_later_line(tmp_path: Path) -> None:
 
 def test_half_written_lines_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    put_lines(path, [{"step": 1, "tokens": 1, "loss_nats_per_token": 2.0}])
+    put_lines(path, [{"step": 1, "tokens": 1, "loss": 2.0}])
     path.write_bytes(path.read_bytes() + b'[1]\n\n{"step": 2, "lo\xff')
     record = read_record([tmp_path])
-    assert record.problems == () and record.runs[0].figures["loss_nats_per_token"] == {1: 2.0}
+    assert record.problems == () and record.runs[0].figures["loss"] == {1: 2.0}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "1" * 5000, '"x"', "[" * 100_000])
@@ -86,7 +86,7 @@ def test_fields_of_another_shape(tmp_path: Path) -> None:
 
 def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     for name in ("a/sft", "b/sft", "b/dpo"):
-        put_lines(tmp_path / name / "metrics.jsonl", [{"step": 1, "loss_nats_per_token": 1.0}])
+        put_lines(tmp_path / name / "metrics.jsonl", [{"step": 1, "loss": 1.0}])
     record = read_record([tmp_path / "a", tmp_path / "b", tmp_path / "b" / "dpo"])
     assert [run.name for run in record.runs] == ["a/sft", "b/sft", "b/dpo"] and record.quickstart is None
 

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from penjing.report import charts
-from penjing.report.accuracy import Line, Score
+from penjing.report.accuracy import AccuracyLine, Score
 from penjing.report.charts import Axis, Scale, Series
 
 X, Y = Axis("tokens"), Axis("nats per token")
@@ -95,9 +95,9 @@ def test_colours_stay_with_their_series() -> None:
     assert 'class="line c1"' in charts.line_chart(series, title="t", x=X, y=Y)
 
 
-def line(*right: int, chance: float | None = 0.25) -> Line:
+def line(*right: int, chance: float | None = 0.25) -> AccuracyLine:
     before, after = ([Score(asked=10, right=hits, chance=chance) for hits in right] + [None, None])[:2]
-    return Line(kind="sums", language="en", before=before, after=after)
+    return AccuracyLine(kind="sums", language="en", before=before, after=after)
 
 
 def test_bars_with_their_intervals_and_chance() -> None:

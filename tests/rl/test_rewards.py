@@ -14,14 +14,14 @@ from user_errors import raises_user_error
 from penjing.agent_tools.box import Result
 from penjing.base.errors import UserError
 from penjing.base.registry import look_up
-from penjing.data.chat.turn_parser import Call, Said
+from penjing.data.chat.turn_parser import ParsedTurn, ToolCall
 from penjing.data.formats import Message
-from penjing.infer.tool_loop import Exchange
+from penjing.infer.tool_loop import ToolExchange
 from penjing.objective.policy import Policy, RewardSettings
-from penjing.rl.reward_mix import Scorer
+from penjing.rl.reward_mix import RewardMix
 from penjing.rl.rewards import REWARDS, judge
 from penjing.rl.rewards import code as code_reward
-from penjing.rl.rewards.base import Judged, Setting
+from penjing.rl.rewards.base import RewardInput, Setting
 from penjing.rl.rewards.code import program
 from penjing.rl.rewards.numeric import last_number
 from penjing.rl.rewards.repetition import repeated_fraction
@@ -30,7 +30,7 @@ SETTING = Setting(device=torch.device("cpu"), max_tokens=40)
 
 
 def answer(text, *truths, **changes):
-    return Judged(
+    return RewardInput(
         **{
             "messages": (Message(role="user", content="What is 6 x 7?"),),
             "text": text,
@@ -156,9 +156,9 @@ def test_regex_and_format():
 
 def turn(*worked, content="", broken=0):
     """A turn with calls that were answered, and some that nobody ran."""
-    calls = tuple(Call(name="calculator") for _ in range(len(worked) + broken))
-    said = Said(reasoning="", content=content, calls=calls)
-    return Exchange(said=said, results=tuple(Result(text="", worked=one) for one in worked))
+    calls = tuple(ToolCall(name="calculator") for _ in range(len(worked) + broken))
+    said = ParsedTurn(reasoning="", content=content, calls=calls)
+    return ToolExchange(said=said, results=tuple(Result(text="", worked=one) for one in worked))
 
 
 def test_tools():
@@ -179,7 +179,7 @@ def test_of_several_turns_the_last_is_judged():
     turns = (turn(True, content="41"), turn(content="42"))
     assert score("exact", answer("<think>41</think>42", "42", turns=turns)) == [1]
     assert score("numeric", answer("42", "41", turns=turns)) == [0]
-    never = Exchange(said=Said(reasoning="42", content="", calls=(), open=True))
+    never = ToolExchange(said=ParsedTurn(reasoning="42", content="", calls=(), open=True))
     assert score("exact", answer("42", "42", turns=(never,))) == [0]
 
 
@@ -239,7 +239,7 @@ def test_a_sandbox_that_is_not_there_is_found_before_the_first_answer(monkeypatc
 
     monkeypatch.setattr(code_reward, "run", cannot)
     with pytest.raises(UserError, match="cannot be shut in"):
-        Scorer(Policy(rewards=("code",)), SETTING)
+        RewardMix(Policy(rewards=("code",)), SETTING)
 
 
 @pytest.fixture
@@ -316,13 +316,13 @@ def test_the_judge_is_asked_again_then_the_run_stops(server, monkeypatch):
 
 
 def test_several_rewards_are_weighed():
-    scorer = Scorer(Policy(rewards=("exact", "format"), reward_weights=(1.0, 0.2)), SETTING)
+    scorer = RewardMix(Policy(rewards=("exact", "format"), reward_weights=(1.0, 0.2)), SETTING)
     score_RN = scorer([answer("<think>a</think>42", "42"), answer("42", "42"), answer("<think>a</think>41", "42")])
     np.testing.assert_allclose(score_RN, [[1, 1, 0], [1, 0, 1]])
     np.testing.assert_allclose(scorer.total(score_RN), [1.2, 1.0, 0.2])
     assert scorer([]).shape == (2, 0)
     with raises_user_error(where="objective.rewards", got="exact, exact"):
-        Scorer(Policy(rewards=("exact", "exact")), SETTING)
+        RewardMix(Policy(rewards=("exact", "exact")), SETTING)
 
 
 def test_a_model_from_outside_judges(tmp_path):

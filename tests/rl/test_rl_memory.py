@@ -15,7 +15,7 @@ from user_errors import raises_user_error
 
 from penjing.infer import batched_sampler as rollout
 from penjing.rl import rollout_source as source_file
-from penjing.rl.rollout_buffer import Round
+from penjing.rl.rollout_buffer import RolloutBuffer
 from penjing.rl.rollout_source import log_probs
 
 __all__ = ["base", "words"]  # fixtures
@@ -78,14 +78,14 @@ def test_fewer_slots_write_the_same_answers(monkeypatch, changes, most):
 
 def test_one_slot_that_does_not_fit_is_an_error_with_its_remedy(monkeypatch):
     device = Device(monkeypatch, 0)
-    with raises_user_error(where="objective.rollout.max_tokens", got=6) as caught:
+    with raises_user_error(where="objective.rollout.max_new_tokens", got=6) as caught:
         next(make_source(policy()))
-    assert caught.value.where == "objective.rollout.max_tokens"
+    assert caught.value.where == "objective.rollout.max_new_tokens"
     assert device.asked == [12, 6, 3, 1]
 
 
 def test_a_reference_scores_fewer_rows_at_once():
-    frozen, settings = small_model(), policy(kl_weight=0.1, rollout={"answers": 24})  # a prompt's fill several rows
+    frozen, settings = small_model(), policy(kl_coef=0.1, rollout={"answers": 24})  # a prompt's fill several rows
     rows, most = [], 9
 
     def reference(batch):
@@ -101,14 +101,14 @@ def test_a_reference_scores_fewer_rows_at_once():
     same(next(source), expected)
     assert source.sampler.scored_rows == 1
     most = 0
-    with raises_user_error(where="data.row_tokens", got=64):
+    with raises_user_error(where="data.seq_len", got=64):
         next(make_source(settings, reference=reference))
 
 
 @pytest.mark.parametrize("recipe", ["grpo", "ppo"])
 def test_a_run_goes_on_with_fewer_slots(words, tmp_path, monkeypatch, recipe):
     """Its passes stay as large as they were; the run says it and keeps it, also where it is taken up."""
-    short = [*words, "steps=5", "validate.every=0"]  # a round is two steps or four
+    short = [*words, "max_steps=5", "eval.every=0"]  # a round is two steps or four
     device = Device(monkeypatch, 7)
     folder = tmp_path / "run"
     said = said_in(lambda: train(recipe, *short, f"out={folder}"))
@@ -128,9 +128,9 @@ def test_a_run_goes_on_with_fewer_slots(words, tmp_path, monkeypatch, recipe):
 
 def test_a_round_is_compressed_for_checkpoints_alone(words, tmp_path, monkeypatch):
     written = []
-    to_text = Round.to_text
-    monkeypatch.setattr(Round, "to_text", lambda one: written.append(one) or to_text(one))
-    short = [*words, "steps=5", "validate.every=0", "save.every=99"]
+    to_text = RolloutBuffer.to_text
+    monkeypatch.setattr(RolloutBuffer, "to_text", lambda one: written.append(one) or to_text(one))
+    short = [*words, "max_steps=5", "eval.every=0", "checkpoint.every=99"]
     train("grpo", *short, f"out={tmp_path / 'run'}")
     assert len(written) == 1  # two steps a round: the last checkpoint lies in the middle of one
     assert isinstance(written[0].id_PAM, np.ndarray)

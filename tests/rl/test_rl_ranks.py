@@ -10,7 +10,7 @@ TOOLS = (
     "objective.rollout.tools=calculator",
     "objective.rollout.max_turns=3",
     "objective.rollout.thinking=off",
-    "data.row_tokens=900",
+    "data.seq_len=900",
 )
 
 
@@ -18,17 +18,17 @@ TOOLS = (
 def test_two_ranks_equal_one(penjing, small_run, toy, tmp_path, recipe, tools):
     short = [word for word in small_run if not word.startswith(("data.", "steps"))]
     base = tmp_path / "base"
-    penjing("train", "sft", *short, f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=2", f"out={base}")
+    penjing("train", "sft", *short, f"data.train={toy / 'sft.jsonl'}", "data.seq_len=256", "max_steps=2", f"out={base}")
     words = [
-        *[word for word in small_run if word.startswith(("compute", "validate.rows"))],
-        f"start={base}",
+        *[word for word in small_run if word.startswith(("compute", "eval.sequences"))],
+        f"init_from={base}",
         f"data.train={toy / 'rl.jsonl'}",
-        "data.row_tokens=256",
-        "batch.rows=4",
-        "steps=3",
-        "validate.every=0",
-        "objective.rollout.max_tokens=24",
-        "objective.rollout.answers=3",
+        "data.seq_len=256",
+        "batch.size=4",
+        "max_steps=3",
+        "eval.every=0",
+        "objective.rollout.max_new_tokens=24",
+        "objective.rollout.num_generations=3",
         "objective.rewards=repetition",
         "objective.reward.repeated_words=1",
         "optimizer.learning_rate=1e-4",
@@ -43,6 +43,6 @@ def test_two_ranks_equal_one(penjing, small_run, toy, tmp_path, recipe, tools):
         found.append([line for line in lines if "reward" in line])
     assert weights[0] == weights[1]
     for one, two in zip(*found, strict=True):
-        same = ("reward", "reward_spread", "answer_tokens", "entropy_nats", "advantage_square", "gradient_norm")
+        same = ("reward", "reward_std", "answer_tokens", "entropy", "advantage_square", "grad_norm")
         assert {name: two[name] for name in same} == pytest.approx({name: one[name] for name in same}, rel=1e-6)
-        assert one["gradient_norm"] > 0.1
+        assert one["grad_norm"] > 0.1

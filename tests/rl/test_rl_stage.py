@@ -22,18 +22,18 @@ from penjing.agent_tools.box import Result
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands.train import execute, resolve_run
-from penjing.data.chat.turn_parser import Call, Said
+from penjing.data.chat.turn_parser import ParsedTurn, ToolCall
 from penjing.data.formats import Message
-from penjing.infer.batched_sampler import Given
-from penjing.infer.tool_loop import Exchange, last_turn
+from penjing.infer.batched_sampler import InjectedTokens
+from penjing.infer.tool_loop import ToolExchange, last_turn
 from penjing.loader.shared_prompt_batch import Answer, Group
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import Policy, PolicyObjective, Rollout, Value
 from penjing.parallel.single import Single
-from penjing.rl.prompts import Order, Prompt, read
-from penjing.rl.rewards.base import Judged
-from penjing.rl.rollout_buffer import Round, joined, packed, picked, split
-from penjing.rl.rollout_source import RolloutSource, Sampler, log_probs
+from penjing.rl.prompts import EpochPermutation, Prompt, read
+from penjing.rl.rewards.base import RewardInput
+from penjing.rl.rollout_buffer import RolloutBuffer, collate, concat, select, split
+from penjing.rl.rollout_source import RolloutSampler, RolloutSource, log_probs
 from penjing.rl.stage import PolicyStage
 
 CPU = torch.device("cpu")
@@ -77,13 +77,13 @@ def make_prompts(number=10):
 def make_source(
     settings, *, model=None, strategy=None, micro=2, rank=0, world=1, scorer=None, reference=None, turns=None
 ):
-    sampler = Sampler(
+    sampler = RolloutSampler(
         settings=settings,
         model=model or small_model(),
         tokenizer=NumberTokenizer(),
         scorer=scorer or EvenTokens(),
         strategy=strategy or Single(CPU),
-        row_tokens=64,
+        seq_len=64,
         reference=reference,
         turns=turns or (GivesNumbers() if settings.rollout.max_turns > 1 else None),
     )
@@ -99,23 +99,26 @@ class GivesNumbers:
     def __call__(self, turns):
         found = [self.after(turn.ids) if turn.number < 3 else None for turn in turns]
         return [
-            ids and Given(ids, Exchange(said=self.said(turn.ids), results=(Result(text="", worked=sum(ids) % 2 == 0),)))
+            ids
+            and InjectedTokens(
+                ids, ToolExchange(said=self.said(turn.ids), results=(Result(text="", worked=sum(ids) % 2 == 0),))
+            )
             for turn, ids in zip(turns, found, strict=True)
         ]
 
     def said(self, ids):
-        calls = (Call(name="number"),) if self.after(ids) else ()
-        return Said(reasoning="", content=" ".join(map(str, ids)), calls=calls)
+        calls = (ToolCall(name="number"),) if self.after(ids) else ()
+        return ParsedTurn(reasoning="", content=" ".join(map(str, ids)), calls=calls)
 
     def exchanges(self, written):
-        return (*written.notes, Exchange(said=self.said(last_turn(written))))
+        return (*written.notes, ToolExchange(said=self.said(last_turn(written))))
 
 
-TURNS = {"max_tokens": 24, "max_turns": 3, "tools": ("calculator",)}
+TURNS = {"max_position_embeddings": 24, "max_turns": 3, "tools": ("calculator",)}
 
 
 def policy(**changes):
-    rollout = {"answers": 3, "max_tokens": 6, **changes.pop("rollout", {})}
+    rollout = {"answers": 3, "max_position_embeddings": 6, **changes.pop("rollout", {})}
     return Policy(rollout=Rollout(**rollout), **changes)
 
 
@@ -142,10 +145,10 @@ def test_batches_hold_what_was_sampled():
     assert float(batch.figures["advantage"].sum()) == pytest.approx(0, abs=1e-5)
     assert {
         "reward",
-        "reward_spread",
-        "degenerate_fraction",
+        "reward_std",
+        "frac_zero_reward_std",
         "answer_tokens",
-        "cut_off_fraction",
+        "truncated_fraction",
     } <= batch.figures.keys()
     assert set(TIMES) <= batch.figures.keys()
     again = next(source)
@@ -175,7 +178,7 @@ def test_what_the_model_was_given_is_read_and_not_learned():
     assert figures["answer_turns"] == one.turns_PA.mean()
     assert figures["answer_tokens"] == one.said_PAM.sum() / 6
     for loss in ("grpo", "dr_grpo", "dapo", "gspo", "cispo"):
-        settings = policy(rollout=TURNS, loss=loss, kl_weight=0.3)
+        settings = policy(rollout=TURNS, loss=loss, kl_coef=0.3)
         objective = PolicyObjective(settings)
         logp_N, entropy_N = torch.randn(2, len(batch.target_N), generator=torch.Generator().manual_seed(0)) - 2
         reference_N = logp_N + 0.1 * torch.randn(len(logp_N), generator=torch.Generator().manual_seed(1))
@@ -306,7 +309,7 @@ class Pair:
 
 @pytest.fixture
 def compiling_as_before():
-    """Two ranks in threads of one process switch compiling off and on (keep_casts) across each other."""
+    """Two ranks in threads of one process switch compiling off and on (cache_casted_weights) across each other."""
     yield
     torch.compiler.set_stance("default")
 
@@ -315,7 +318,7 @@ def compiling_as_before():
 @pytest.mark.parametrize("degenerate", ["keep", "drop", "resample"])
 @pytest.mark.parametrize("rollout", [{}, {"behaviour": "recomputed"}, TURNS])
 def test_two_ranks_sample_and_learn_what_one_does(degenerate, rollout):
-    settings = policy(degenerate=degenerate, rollout={"updates": 2, **rollout}, kl_weight=0.1, loss="dapo")
+    settings = policy(degenerate=degenerate, rollout={"updates": 2, **rollout}, kl_coef=0.1, loss="dapo")
     frozen, scorer = small_model(), EvenTokens(spoiled=1)
 
     def reference(batch):
@@ -363,7 +366,7 @@ def test_degenerate_groups_are_kept_dropped_or_replaced():
     assert silent > 0
     assert dropped.num_answers == 12 - 3 * silent
     assert replaced.num_answers == 12
-    assert float(kept.figures["degenerate_fraction"][0]) == silent / 4
+    assert float(kept.figures["frac_zero_reward_std"][0]) == silent / 4
     by_group = replaced.figures["advantage"].view(4, 3)
     assert by_group.abs().sum(1).all()
 
@@ -390,9 +393,9 @@ def test_rounds_can_be_written_joined_and_picked():
     source = make_source(policy())
     next(source)
     one = source._round
-    back = Round.from_text(one.to_text())
-    two = joined(one, back)
-    again = picked(two, range(4, 8))
+    back = RolloutBuffer.from_text(one.to_text())
+    two = concat(one, back)
+    again = select(two, range(4, 8))
     for name in ("id_PAM", "behaviour_PAM", "score_RPA", "advantage_PA", "prompt_P"):
         assert np.array_equal(getattr(one, name), getattr(back, name))
         assert np.array_equal(getattr(one, name), getattr(again, name))
@@ -406,17 +409,17 @@ def test_long_groups_are_split_over_rows():
     parts = split(group, 50)
     assert [part.figures["advantage"] for part in parts] == [[1.0, 2.0], [3.0], [4.0]]
     assert all(part.num_tokens <= 50 for part in parts)
-    batch = packed([group], 50, {"reward": 0.5})
+    batch = collate([group], 50, {"reward": 0.5})
     assert batch.figures["advantage"].tolist() == [1, 2, 3, 4]
     assert batch.figures["reward"].tolist() == [0.5] * 4
 
 
 def test_each_epoch_has_an_order_of_its_own():
-    order = Order(7, seed=3)
+    order = EpochPermutation(7, seed=3)
     epochs = [[order[7 * epoch + place] for place in range(7)] for epoch in range(3)]
     assert all(sorted(each) == list(range(7)) for each in epochs)
     assert epochs[0] != epochs[1]
-    assert [Order(7, seed=3)[place] for place in (15, 2)] == [epochs[2][1], epochs[0][2]]
+    assert [EpochPermutation(7, seed=3)[place] for place in (15, 2)] == [epochs[2][1], epochs[0][2]]
 
 
 def test_only_answers_that_were_ended_count_as_right():
@@ -430,7 +433,7 @@ def test_only_answers_that_were_ended_count_as_right():
 
         def judged(self, prompt, written):
             cut_off = prompt.kind == "cut off"
-            return Judged(
+            return RewardInput(
                 messages=prompt.messages, text="1", num_tokens=1, cut_off=cut_off, truths=prompt.truths, where=""
             )
 
@@ -439,7 +442,7 @@ def test_only_answers_that_were_ended_count_as_right():
     stage.sampler, stage.scorer = Says(), EvenTokens()
     stage.held_out = [replace(prompt, kind=kind) for prompt in make_prompts(2) for kind in ("ended", "cut off")]
     figures = stage.validate()
-    assert figures["validation_exact_match"] == 0.5
+    assert figures["val_exact_match"] == 0.5
     assert figures["validation_exact_match_drawn"] == 0.5
     assert (figures["validation_exact_match_ended"], figures["validation_exact_match_cut off"]) == (1, 0)
 
@@ -458,28 +461,28 @@ def train(recipe, *words):
 def base(tmp_path_factory, small_run, toy):
     folder = tmp_path_factory.mktemp("answers") / "run"
     words = [word for word in small_run if not word.startswith(("data.", "steps"))]
-    train("sft", *words, f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=3", f"out={folder}")
+    train("sft", *words, f"data.train={toy / 'sft.jsonl'}", "data.seq_len=256", "max_steps=3", f"out={folder}")
     return folder
 
 
 @pytest.fixture(scope="module")
 def words(base, toy, small_run):
-    common = [word for word in small_run if word.startswith(("compute", "validate.rows", "track"))]
+    common = [word for word in small_run if word.startswith(("compute", "eval.sequences", "track"))]
     return [
         *common,
         f"data.train={toy / 'rl.jsonl'}",
-        "data.row_tokens=256",
-        f"start={base}",
-        "batch.rows=4",
-        "steps=6",
-        "save.every=1",
-        "save.keep=9",
-        "validate.every=3",
-        "objective.rollout.max_tokens=8",
-        "objective.rollout.answers=3",
+        "data.seq_len=256",
+        f"init_from={base}",
+        "batch.size=4",
+        "max_steps=6",
+        "checkpoint.every=1",
+        "checkpoint.keep_last=9",
+        "eval.every=3",
+        "objective.rollout.max_new_tokens=8",
+        "objective.rollout.num_generations=3",
         "objective.rewards=repetition,length",
-        "objective.rollout.updates=2",
-        "objective.kl_weight=0.05",
+        "objective.rollout.steps_per_rollout=2",
+        "objective.kl_coef=0.05",
         "optimizer.learning_rate=1e-3",
     ]
 
@@ -499,17 +502,17 @@ def test_a_run_shows_the_curves_people_look_at(whole):
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "reward" in line]
     wanted = {
-        "reward", "reward_spread", "reward_length", "reward_repetition", "degenerate_fraction", "answer_tokens",
-        "cut_off_fraction", "rollout_seconds", "rollout_tokens_per_second", "ratio", "clipped_low_fraction",
-        "clipped_high_fraction", "entropy_nats", "kl_nats", "policy_loss",
+        "reward", "reward_std", "reward_length", "reward_repetition", "frac_zero_reward_std", "answer_tokens",
+        "truncated_fraction", "rollout_seconds", "rollout_tokens_per_second", "ratio", "clipped_low_fraction",
+        "clipped_high_fraction", "entropy", "kl", "policy_loss",
     }  # fmt: skip
     assert wanted <= steps[-1].keys()
     assert len(steps) == 6
-    before, *_, after = [line for line in lines if "validation_reward" in line]
+    before, *_, after = [line for line in lines if "val_reward" in line]
     assert (before["step"], after["step"]) == (0, 6)
-    assert "validation_exact_match" in after
-    assert steps[0]["kl_nats"] == pytest.approx(0, abs=1e-6)
-    assert steps[-1]["kl_nats"] > 0
+    assert "val_exact_match" in after
+    assert steps[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert steps[-1]["kl"] > 0
 
 
 @pytest.mark.parametrize("step", [1, 4])
@@ -543,19 +546,19 @@ def test_adapters_learn_beside_their_reference(words, tmp_path, reference):
 
 
 def divergences(folder):
-    """kl_nats of each step, as they were logged."""
+    """kl of each step, as they were logged."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["kl_nats"] for line in lines if "kl_nats" in line]
+    return [line["kl"] for line in lines if "kl" in line]
 
 
 def test_ppo_learns_a_value_and_is_taken_up_exactly(words, tmp_path):
-    ppo = [word for word in words if not word.startswith("objective.rollout.updates")]
+    ppo = [word for word in words if not word.startswith("objective.rollout.steps_per_rollout")]
     folder = tmp_path / "run"
     train("ppo", *ppo, f"out={folder}")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "value_loss" in line]
     assert len(steps) == 6
-    assert {"value", "return", "value_clipped_fraction", "policy_loss", "kl_nats"} <= steps[0].keys()
+    assert {"value", "return", "value_clipped_fraction", "policy_loss", "kl"} <= steps[0].keys()
     assert steps[0]["value"] == 0
     assert steps[-1]["value"] != 0
     assert steps[0]["advantage_square"] == pytest.approx(1, rel=0.01)
@@ -615,7 +618,7 @@ def test_ppo_sums_over_any_split(rollout):
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() <= 1e-4 * one.norm() + 1e-7
     with raises_user_error(where="objective.value", got="objective.loss=grpo"):
-        policy(value=Value(decay=0.5))
+        policy(value=Value(gae_lambda=0.5))
     with raises_user_error(where="objective.rollout.temperature", got=0.5):
         policy(loss="ppo", rollout={"temperature": 0.5})
 
@@ -632,7 +635,7 @@ def test_prompts_are_read_and_held_out(toy, base, tmp_path):
     assert not texts & {prompt.messages[-1].content for prompt in made.held_out}
     short = read([toy / "rl.jsonl"], tokenizer, longest=40, held_out_fraction=0.3)
     assert short.skipped > 0
-    with raises_user_error(where="data.row_tokens", wanted="prompts of at most 2 tokens, or longer rows"):
+    with raises_user_error(where="data.seq_len", wanted="prompts of at most 2 tokens, or longer rows"):
         read([toy / "rl.jsonl"], tokenizer, longest=2, held_out_fraction=0.3)
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"conversations": [{"role": "user", "content": "a"}], "gt": {"x": 1}}\n')
@@ -641,7 +644,7 @@ def test_prompts_are_read_and_held_out(toy, base, tmp_path):
 
 
 def test_a_prompt_that_turns_out_broken_is_set_aside_with_the_others(base, tmp_path, monkeypatch):
-    from penjing.data.formats import Quarantine
+    from penjing.data.formats import BadRecords
     from penjing.data.tokenizer.tokenizer import Tokenizer
     from penjing.rl import prompts
 
@@ -656,13 +659,13 @@ def test_a_prompt_that_turns_out_broken_is_set_aside_with_the_others(base, tmp_p
     asked = [("a", {"x": 1}), ("b", "1"), *((name, "1") for name in "cdefgh")]
     rows = [{"conversations": [{"role": "user", "content": name}], "gt": truth} for name, truth in asked]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenizer, quarantine = Tokenizer.load(base / "tokenizer"), Quarantine(0.5, listed)
+    tokenizer, quarantine = Tokenizer.load(base / "tokenizer"), BadRecords(0.5, listed)
     made = read([path], tokenizer, longest=200, held_out_fraction=0.3, quarantine=quarantine)
     assert len(made.train) + len(made.held_out) == 6
     assert (quarantine.good, quarantine.bad) == (6, 2)
     assert [json.loads(line)["line"] for line in listed.read_text().splitlines()] == [1, 2]
     with raises_user_error(got="25.00%"):
-        read([path], tokenizer, longest=200, held_out_fraction=0.3, quarantine=Quarantine(0.1))
+        read([path], tokenizer, longest=200, held_out_fraction=0.3, quarantine=BadRecords(0.1))
 
 
 @pytest.mark.parametrize(
@@ -691,9 +694,9 @@ def test_prompts_that_a_reward_could_not_judge_are_found_before_the_first_step(w
     ("word", "facts"),
     [
         ("objective.rewards=exakt", {"next_step": "exact"}),
-        ("data.row_tokens=8", {"where": "data.row_tokens", "got": 8}),
+        ("data.seq_len=8", {"where": "data.seq_len", "got": 8}),
         ("objective.reference=adapter_off", {"where": "objective.reference"}),
-        ("data.kind=chats", {"where": "data.kind", "wanted": "prompts"}),
+        ("data.format=chats", {"where": "data.format", "wanted": "prompts"}),
         ("objective.rollout.tools=calculator", {"where": "objective.rollout.max_turns", "got": 1}),
         ("objective.rollout.max_turns=2", {"where": "objective.rollout.max_turns", "got": 2}),
         ("objective.tool.table=x.json", {"where": "objective.tool"}),
@@ -715,10 +718,10 @@ def test_a_run_with_tools_is_taken_up_exactly(words, toy, tmp_path):
         "objective.rollout.max_turns=3",
         "objective.rollout.thinking=off",
         "objective.rewards=tools,length",
-        "data.row_tokens=1000",
-        "save.every=1",
+        "data.seq_len=1000",
+        "checkpoint.every=1",
     ]
-    common = [word for word in words if not word.startswith(("objective.rewards", "data.row_tokens"))]
+    common = [word for word in words if not word.startswith(("objective.rewards", "data.seq_len"))]
     folder = tmp_path / "run"
     said = train("grpo", *common, *tools, f"out={folder}")
     assert "calculator, dates; 3 turns" in said

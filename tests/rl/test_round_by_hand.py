@@ -15,9 +15,9 @@ from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import Policy, RewardSettings, Rollout
 from penjing.parallel.single import Single
 from penjing.rl.prompts import Prompt
-from penjing.rl.reward_mix import Scorer
-from penjing.rl.rewards.base import Judged, Setting
-from penjing.rl.rollout_source import Sampler
+from penjing.rl.reward_mix import RewardMix
+from penjing.rl.rewards.base import RewardInput, Setting
+from penjing.rl.rollout_source import RolloutSampler
 from penjing.rl.stage import PolicyStage
 
 PROMPTS = [
@@ -42,18 +42,18 @@ class FirstToken:
 
 @pytest.fixture(scope="module")
 def model():
-    return small_model(num_layers=1)
+    return small_model(num_hidden_layers=1)
 
 
 def round_of(model, *, values=None, loss="grpo", scorer=None, **rollout):
-    settings = Policy(loss=loss, rollout=Rollout(**{"answers": 4, "max_tokens": 8, **rollout}))
-    sampler = Sampler(
+    settings = Policy(loss=loss, rollout=Rollout(**{"answers": 4, "max_position_embeddings": 8, **rollout}))
+    sampler = RolloutSampler(
         settings=settings,
         model=model,
         tokenizer=NumberTokenizer(),
         scorer=scorer or FirstToken(),
         strategy=Single(CPU),
-        row_tokens=64,
+        seq_len=64,
         values=values,
     )
     return sampler.sample(PROMPTS, [0, 1, 2, 3], SEEDS)
@@ -96,7 +96,7 @@ def test_rewards_are_added_up_by_their_weights(model):
     settings = Policy(
         rewards=("length", "repetition"), reward_weights=(2.0, -3.0), reward=RewardSettings(repeated_words=1)
     )
-    scorer = Scorer(settings, Setting(device=CPU, max_tokens=8))
+    scorer = RewardMix(settings, Setting(device=CPU, max_tokens=8))
     one = round_of(model, scorer=scorer)
     np.testing.assert_allclose(one.reward_PA, 2 * one.score_RPA[0] - 3 * one.score_RPA[1])
     assert one.score_RPA[0].any() and one.score_RPA[1].any()
@@ -134,7 +134,7 @@ def test_groups_are_degenerate_where_all_rewards_are_equal(model):
     kept = round_of(model, scorer=Little())
     assert kept.counts_P.tolist() == [1, 1, 1, 1]
     shown = replace(one, seconds=6.0, tokens=30).figures(range(4), ["first"], 3)
-    assert shown["degenerate_fraction"] == 0.5
+    assert shown["frac_zero_reward_std"] == 0.5
     assert shown["rollout_seconds"] == 2.0
     assert shown["rollout_tokens_per_second"] == 5.0
 
@@ -153,7 +153,7 @@ def test_held_out_prompts_are_answered_greedily_and_counted_where_they_can_be_ri
             assert drawn or written.temperature == 0
             text = "right" if drawn or prompt.kind == "a" else "wrong"
             more = {"truths": prompt.truths, "where": "", "cut_off": False}
-            return Judged(messages=prompt.messages, text=text, num_tokens=3, **more)
+            return RewardInput(messages=prompt.messages, text=text, num_tokens=3, **more)
 
     stage = object.__new__(PolicyStage)
     stage.strategy, stage.settings, stage.run = Single(CPU), Policy(), SimpleNamespace(seed=1)
@@ -167,8 +167,8 @@ def test_held_out_prompts_are_answered_greedily_and_counted_where_they_can_be_ri
     kinds = [("a", ("right",)), ("b", ("right",)), ("a", ()), ("b", ())]
     stage.held_out = [replace(PROMPTS[0], kind=kind, truths=truths) for kind, truths in kinds]
     figures = stage.validate()
-    assert figures["validation_exact_match"] == 0.5
+    assert figures["val_exact_match"] == 0.5
     assert (figures["validation_exact_match_a"], figures["validation_exact_match_b"]) == (1, 0)
     assert figures["validation_exact_match_drawn"] == 1
-    assert figures["validation_reward"] == pytest.approx(0.1)
-    assert figures["validation_answer_tokens"] == 3
+    assert figures["val_reward"] == pytest.approx(0.1)
+    assert figures["val_answer_tokens"] == 3

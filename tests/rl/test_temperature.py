@@ -11,11 +11,11 @@ from small_models import NumberTokenizer, small_model
 from penjing.base import config
 from penjing.data.formats import Message
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
-from penjing.model.lora import Lora, adapt, adapted, using
+from penjing.model.lora import Lora, adapted, adapter_scope, add_adapter
 from penjing.objective.policy import Policy, PolicyObjective, Rollout
 from penjing.parallel.single import Single
 from penjing.rl.prompts import Prompt
-from penjing.rl.rollout_source import RolloutSource, Sampler
+from penjing.rl.rollout_source import RolloutSampler, RolloutSource
 from penjing.rl.stage import PolicyStage
 from penjing.train.config import Run
 
@@ -41,8 +41,8 @@ def plain(model, prompt, ids, temperature):
 
 
 def settings(**rollout):
-    shape = {"answers": 3, "max_tokens": 6, "temperature": TEMPERATURE, "updates": 2, **rollout}
-    return Policy(kl_weight=0.1, rollout=Rollout(**shape))
+    shape = {"answers": 3, "max_position_embeddings": 6, "temperature": TEMPERATURE, "updates": 2, **rollout}
+    return Policy(kl_coef=0.1, rollout=Rollout(**shape))
 
 
 def sampled(model, how):
@@ -51,13 +51,13 @@ def sampled(model, how):
         Prompt(ids=ids, messages=(Message(role="user", content="?"),), truths=(), kind="", record={}, where="")
         for ids in PROMPTS
     ]
-    sampler = Sampler(
+    sampler = RolloutSampler(
         settings=how,
         model=model,
         tokenizer=NumberTokenizer(),
         scorer=OddTokens(),
         strategy=Single(torch.device("cpu")),
-        row_tokens=64,
+        seq_len=64,
     )
     source = RolloutSource(sampler, prompts, seed=1, prompts_per_step=2, micro_units=2)
     batch = next(source)
@@ -87,7 +87,7 @@ def answer_batch():
 def reference_of(model, kind):
     stage = object.__new__(PolicyStage)
     stage.run, stage.strategy = config.resolve(Run, {"compute": {"dtype": "float32"}}), Single(torch.device("cpu"))
-    stage.settings = Policy(kl_weight=0.1, reference=kind, rollout=Rollout(temperature=TEMPERATURE))
+    stage.settings = Policy(kl_coef=0.1, reference=kind, rollout=Rollout(temperature=TEMPERATURE))
     return stage._reference(model)
 
 
@@ -95,7 +95,7 @@ def with_adapters():
     """A model whose adapter has learned something, and the base's own answers."""
     model = small_model()
     base = [plain(model, PROMPTS[0], ids, TEMPERATURE) for ids in answer_batch()[1]]
-    adapt(model, Lora(rank=2))
+    add_adapter(model, Lora(rank=2))
     for layer in adapted(model).values():
         layer.adapters["default"].B.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(1))
     return model, torch.cat(base)
@@ -107,7 +107,7 @@ def test_the_reference_beside_adapters_is_the_base_at_that_temperature(kind):
     batch, answers = answer_batch()
     found = reference_of(model, kind)(batch).detach()
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-    with using(model, "default"):
+    with adapter_scope(model, "default"):
         learned = torch.cat([plain(model, PROMPTS[0], ids, TEMPERATURE) for ids in answers])
     assert (learned - wanted).abs().max() > 0.05
 
@@ -129,7 +129,7 @@ def test_the_policy_is_trained_at_the_temperature_that_it_samples_at():
     wanted = torch.cat([plain(model, PROMPTS[0], ids, TEMPERATURE) for ids in answers])
     batch.values["behaviour"] = wanted - 0.1
     batch.figures["advantage"] = torch.ones(3)
-    objective = PolicyObjective(Policy(rollout=Rollout(temperature=TEMPERATURE, updates=2)))
+    objective = PolicyObjective(Policy(rollout=Rollout(temperature=TEMPERATURE, steps_per_rollout=2)))
     loss = objective(model, batch)
     assert loss.parts["ratio"].item() / 3 == pytest.approx(np.exp(0.1), rel=1e-4)
 

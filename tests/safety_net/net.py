@@ -120,6 +120,7 @@ RENAMED = {
     "data.packing=stream": "data.packing=concat",
     "batch.rows": "batch.size",
     "batch.micro_rows": "batch.micro_size",
+    "lora.kind=dora": "lora.use_dora=true",
     "optimizer.kind": "optimizer.name",
     "optimizer.state": "optimizer.state_dtype",
     "schedule.kind": "schedule.name",
@@ -134,6 +135,8 @@ RENAMED = {
     "objective.data_weight": "objective.ce_weight",
     "objective.rollout.answers": "objective.rollout.num_generations",
     "objective.rollout.updates": "objective.rollout.steps_per_rollout",
+    "objective.answer_tokens": "objective.max_new_tokens",
+    "objective.rollout.max_tokens": "objective.rollout.max_new_tokens",
     "objective.value.discount": "objective.value.gamma",
 }
 COMMANDS = {"data toyworld": "data toyworld", "plan run": "plan run"}  # old words: new words
@@ -146,6 +149,16 @@ METRICS = {
     "likelihood_accuracy": "logp_accuracy",
     "expert_load_worst": "max_expert_load_ratio",
     "bad_steps": "skipped_steps",
+    "expert_load_mean": "mean_expert_load_ratio",
+    "gradient_norm": "grad_norm",
+    "loss_nats_per_token": "loss",
+    "kl_nats_per_token": "kl",
+    "kl_nats_per_answer": "kl_per_answer",
+    "divergence_nats_per_token": "divergence",
+    "kl_nats": "kl",
+    "entropy_nats": "entropy",
+    "micro_rows": "micro_size",
+    "row_tokens": "seq_len",
 }
 TIMES = re.compile(r"second|wait|mfu|time|memory|resident|probe|startup|speed|version|python|machine|host|threads")
 
@@ -346,16 +359,19 @@ def figures(plan: Any, *, all_of_it: bool = False) -> dict[str, Any]:
     }
 
 
+def new_name(name: Any) -> Any:
+    """Of a metric or a figure of a plan; `validation_` before one is `val_`."""
+    if isinstance(name, str) and name.startswith("validation_"):
+        return f"val_{new_name(name.removeprefix('validation_'))}"
+    return METRICS.get(name, name)
+
+
 def flat(tree: Any, name: str = "") -> dict[str, Any]:
     """The leaves of a tree by their dotted names, the new ones."""
     if not isinstance(tree, dict | list):
         return {name: tree}
     pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    return {
-        key: value
-        for at, each in pairs
-        for key, value in flat(each, f"{name}.{METRICS.get(at, at)}".strip(".")).items()
-    }
+    return {key: value for at, each in pairs for key, value in flat(each, f"{name}.{new_name(at)}".strip(".")).items()}
 
 
 def exported(path: Path) -> dict[str, Any]:

@@ -122,8 +122,8 @@ def test_a_keyboard_interrupt_is_not_a_tracker_s_trouble():
 def test_a_pipe_gets_plain_lines():
     stream = io.StringIO()
     tracker = ConsoleTracker(Console(file=stream, width=200), name="pretrain", num_steps=10, start_step=0)
-    tracker.log(5, {"loss_nats_per_token": 2.5, "learning_rate": 5e-4, "seconds_left": 61.0})
-    tracker.log(10, {"validation_loss_nats_per_token": 2.25})
+    tracker.log(5, {"loss": 2.5, "learning_rate": 5e-4, "seconds_left": 61.0})
+    tracker.log(10, {"val_loss": 2.25})
     tracker.close()
     first, second = stream.getvalue().splitlines()
     assert first.startswith("  pretrain step 5/10: loss 2.500  lr 5.0e-04, ")
@@ -135,7 +135,7 @@ def test_a_terminal_gets_a_bar():
     stream = io.StringIO()
     console = Console(file=stream, width=120, force_terminal=True)
     tracker = ConsoleTracker(console, name="sft", num_steps=4, start_step=1)
-    tracker.log(4, {"loss_nats_per_token": 2.5})
+    tracker.log(4, {"loss": 2.5})
     tracker.close()
     assert "loss 2.500" in stream.getvalue()
     assert "100%" in stream.getvalue()
@@ -146,8 +146,8 @@ def test_a_name_is_never_markup(live):
     stream = io.StringIO()
     console = Console(file=stream, width=120, force_terminal=live, color_system=None)
     tracker = ConsoleTracker(console, name="my [dim] [/stage]", num_steps=4, start_step=1)
-    tracker.log(4, {"validation_loss_nats_per_token": 2.5})
-    tracker.log(4, {"loss_nats_per_token": 2.5})
+    tracker.log(4, {"val_loss": 2.5})
+    tracker.log(4, {"loss": 2.5})
     tracker.close()
     assert "my [dim] [/stage] step 4/4: validation loss 2.500" in stream.getvalue()
 
@@ -155,7 +155,7 @@ def test_a_name_is_never_markup(live):
 def test_what_is_absent_is_left_out():
     assert describe({}) == ""
     assert describe({"mfu": 0.0}) == ""
-    text = describe({"mfu": 0.42, "tokens_per_second": 12_000, "memory_bytes": 2**30, "validation_bits_per_byte": 1.0})
+    text = describe({"mfu": 0.42, "tokens_per_second": 12_000, "memory_bytes": 2**30, "val_bits_per_byte": 1.0})
     assert "MFU 42%" in text
     assert "tok/s" in text
     assert "1.000 bits/byte" in text

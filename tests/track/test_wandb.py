@@ -119,5 +119,5 @@ def test_a_login_or_the_user_s_own_mode_decides(tmp_path, monkeypatch, environme
 
 def test_without_the_library_the_line_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with raises_user_error(where="track.wandb", next_step="penjing[wandb]"):
+    with raises_user_error(where="log.trackers", next_step="penjing[wandb]"):
         Wandb(tmp_path, project="p", name="", config={})

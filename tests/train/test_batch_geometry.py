@@ -11,12 +11,12 @@ from penjing.train.config import Run
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def run_of(rows, micro_rows=0, **more):
-    return config.resolve(Run, {"batch": {"rows": rows, "micro_rows": micro_rows}, **more})
+def run_of(rows, micro_size=0, **more):
+    return config.resolve(Run, {"batch": {"size": rows, "micro_size": micro_size}, **more})
 
 
 @pytest.mark.parametrize(
-    ("rows", "micro_rows", "world", "device", "micro_size", "accumulation"),
+    ("rows", "asked", "world", "device", "micro_size", "accumulation"),
     [
         (32, 0, 1, CPU, 16, 2),  # half of the share
         (32, 0, 2, CPU, 16, 1),
@@ -29,17 +29,17 @@ def run_of(rows, micro_rows=0, **more):
         (32, 4, 2, CPU, 4, 4),
     ],
 )
-def test_a_step_is_cut_into_passes(rows, micro_rows, world, device, micro_size, accumulation):
-    found = batch_geometry(run_of(rows, micro_rows), world, device)
+def test_a_step_is_cut_into_passes(rows, asked, world, device, micro_size, accumulation):
+    found = batch_geometry(run_of(rows, asked), world, device)
     assert (found.micro_size, found.accumulation) == (micro_size, accumulation)
     assert found.global_size == rows == found.micro_size * found.accumulation * found.world
 
 
-@pytest.mark.parametrize(("rows", "micro_rows", "world"), [(8, 0, 3), (8, 3, 1), (8, 8, 2)])
-def test_units_that_do_not_divide_evenly_are_refused(rows, micro_rows, world):
+@pytest.mark.parametrize(("rows", "micro_size", "world"), [(8, 0, 3), (8, 3, 1), (8, 8, 2)])
+def test_units_that_do_not_divide_evenly_are_refused(rows, micro_size, world):
     with pytest.raises(UserError) as refused:
-        batch_geometry(run_of(rows, micro_rows), world, CUDA)
-    assert refused.value.where == "batch.rows" and refused.value.got == rows
+        batch_geometry(run_of(rows, micro_size), world, CUDA)
+    assert refused.value.where == "batch.size" and refused.value.got == rows
 
 
 def test_a_smaller_pass_holds_whole_blocks():
@@ -56,7 +56,7 @@ def test_groups_that_share_an_estimate_stay_in_one_pass():
 
 
 def test_gradients_of_cut_steps_are_the_same_but_for_the_balance_of_softmax_routers():
-    """Their loss is taken over each pass: `batch.micro_rows` then changes the gradients, and the texts say so."""
+    """Their loss is taken over each pass: `batch.micro_size` then changes the gradients, and the texts say so."""
     assert batch_geometry(config.resolve(Run, {"model": "tiny"}), 1, CPU).exact
     assert batch_geometry(config.resolve(Run, {"model": "tiny-moe"}), 1, CPU).exact  # balanced by a bias
     assert not batch_geometry(config.resolve(Run, {"model": "198m-moe"}), 1, CPU).exact

@@ -12,23 +12,23 @@ from penjing.base import config
 from penjing.base.config import parse_overrides
 from penjing.data.tokenizer.tokenizer import train_tokenizer
 from penjing.model.init import initialise
-from penjing.model.lora import adapt
+from penjing.model.lora import add_adapter
 from penjing.model.transformer import Transformer
 from penjing.optim.router_bias_update import RouterBalance
 from penjing.parallel.single import Single
 from penjing.plan import hardware
 from penjing.train import build, build_model
 from penjing.train.config import Run
-from penjing.train.stages.base import Size
+from penjing.train.stages.base import DatasetSize
 
 SHAPE = {
-    "vocabulary_size": 400,
+    "vocab_size": 400,
     "hidden_size": 32,
-    "num_layers": 1,
-    "num_heads": 2,
-    "num_kv_heads": 1,
-    "head_size": 16,
-    "mlp_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 48,
 }
 
 
@@ -52,8 +52,8 @@ def parts(monkeypatch, tmp_path):
 
     def make(*words):
         common = [f"model.{name}={value}" for name, value in SHAPE.items()]
-        common += [f"data.train={tmp_path / 'texts.jsonl'}", f"tokenizer.folder={tmp_path / 'tokenizer'}"]
-        common += ["data.row_tokens=16", "data.validation_fraction=0.3", "batch.rows=2", f"out={tmp_path / 'out'}"]
+        common += [f"data.train={tmp_path / 'texts.jsonl'}", f"tokenizer.path={tmp_path / 'tokenizer'}"]
+        common += ["data.seq_len=16", "data.val_fraction=0.3", "batch.size=2", f"out={tmp_path / 'out'}"]
         run = config.resolve(Run, parse_overrides([*common, *words]))
         strategy = Single(torch.device("cpu"))
         with pytest.raises(Enough) as found:
@@ -77,9 +77,9 @@ def test_float32_scales_nothing(parts):
 
 
 def test_settings_reach_their_parts(parts):
-    made = parts("compute.dtype=float32", "clip_norm=0.3", "steps=7", "save.every=5", "optimizer=adamw",
+    made = parts("compute.dtype=float32", "max_grad_norm=0.3", "max_steps=7", "checkpoint.every=5", "optimizer=adamw",
                  "optimizer.learning_rate=0.02", "optimizer.beta2=0.7")  # fmt: skip
-    assert (made.clip_norm, made.num_steps, made.save_every) == (0.3, 7, 5)
+    assert (made.max_grad_norm, made.num_steps, made.save_every) == (0.3, 7, 5)
     (adamw,) = made.optimizers
     assert {group["peak"] for group in adamw.param_groups} == {0.02}
     assert {group["betas"] for group in adamw.param_groups} == {(0.9, 0.7)}
@@ -91,19 +91,21 @@ def test_routers_beneath_adapters_stay_as_they_are(parts, monkeypatch, words, ra
         model = Transformer(run.model)
         initialise(model, 0)
         if run.lora.rank:
-            adapt(model, run.lora)
+            add_adapter(model, run.lora)
         return model, {}
 
     monkeypatch.setattr(build_model, "_with_weights", fresh)
-    mixture = [f"model.{name}" for name in ("architecture=glm4_moe", "experts=4", "experts_per_token=2")]
-    made = parts("compute.dtype=float32", *mixture, "model.expert_size=16", "router.bias_rate=0.25", *words)
+    mixture = [f"model.{name}" for name in ("architecture=glm4_moe", "num_experts=4", "num_experts_per_tok=2")]
+    made = parts(
+        "compute.dtype=float32", *mixture, "model.moe_intermediate_size=16", "router.bias_update_rate=0.25", *words
+    )
     (balance,) = (each for each in made.optimizers if isinstance(each, RouterBalance))
     assert balance.rate == rate
 
 
 def test_an_epoch_is_taken_to_its_end():
     """Of 10 rows, four a step: the third step takes the two that are left and two of the next epoch."""
-    size = Size(unit="rows", units_per_epoch=10, tokens_per_unit=16, row_tokens=16, num_keys=8, padding_fraction=0)
-    run = config.resolve(Run, parse_overrides(["batch.rows=4", "epochs=1"]))
+    size = DatasetSize(unit="rows", units_per_epoch=10, tokens_per_unit=16, seq_len=16, num_keys=8, padding_fraction=0)
+    run = config.resolve(Run, parse_overrides(["batch.size=4", "epochs=1"]))
     assert build.num_steps(run, size) == 3
-    assert build.num_steps(config.resolve(Run, parse_overrides(["batch.rows=4", "epochs=2"])), size) == 5
+    assert build.num_steps(config.resolve(Run, parse_overrides(["batch.size=4", "epochs=2"])), size) == 5

@@ -15,10 +15,10 @@ from penjing.optim.muon import Muon
 from penjing.train.checkpointer import restore_optimizers
 
 KINDS = [
-    (AdamW(), AdamW(learning_rate=0.02, beta1=0.5, beta2=0.6, epsilon=1e-3, weight_decay=0.3)),
+    (AdamW(), AdamW(learning_rate=0.02, beta1=0.5, beta2=0.6, eps=1e-3, weight_decay=0.3)),
     (
-        AdamW(state="bfloat16"),
-        AdamW(learning_rate=0.02, beta1=0.5, beta2=0.6, epsilon=1e-3, weight_decay=0.3, state="bfloat16"),
+        AdamW(state_dtype="bfloat16"),
+        AdamW(learning_rate=0.02, beta1=0.5, beta2=0.6, eps=1e-3, weight_decay=0.3, state_dtype="bfloat16"),
     ),
     (Muon(), Muon(learning_rate=0.1, momentum=0.5, weight_decay=0.3, adamw_learning_rate=0.02, beta2=0.6)),
 ]

@@ -7,7 +7,7 @@ import torch
 
 from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.infer.batched_sampler import Request, rollout
+from penjing.infer.batched_sampler import Request, sample_batch
 from penjing.infer.generate import generate
 from penjing.infer.sample import Sampling
 from penjing.model.config import ModelConfig
@@ -18,11 +18,18 @@ from penjing.train.compile_policy import compile_model, decide, missing_compiler
 from penjing.train.config import Run
 
 CPU = torch.device("cpu")
-SHAPE = {"vocabulary_size": 64, "hidden_size": 32, "num_layers": 3, "num_heads": 2, "num_kv_heads": 1, "head_size": 16}
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 
 
 def small(**more):
-    model = Transformer(ModelConfig(**SHAPE, mlp_size=64, **more))
+    model = Transformer(ModelConfig(**SHAPE, intermediate_size=64, **more))
     initialise(model, 0)
     return model
 
@@ -48,11 +55,11 @@ def test_only_long_runs_are_compiled(monkeypatch):
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"objective": {"kind": "preference"}, "data": {"kind": "preferences"}}, "another shape"),
-        ({"objective": {"kind": "policy"}, "data": {"kind": "prompts"}}, "another shape"),
-        ({"objective": {"kind": "distill", "mode": "on_policy", "data_weight": 0}}, "another shape"),
+        ({"objective": {"name": "preference"}, "data": {"format": "preferences"}}, "another shape"),
+        ({"objective": {"name": "policy"}, "data": {"format": "prompts"}}, "another shape"),
+        ({"objective": {"name": "distill", "mode": "on_policy", "ce_weight": 0}}, "another shape"),
         ({"lora": {"rank": 4, "dropout": 0.1}}, "lora.dropout"),
-        ({"lora": {"rank": 4, "kind": "dora"}}, "DoRA"),
+        ({"lora": {"rank": 4, "use_dora": True}}, "DoRA"),
         ({"lora": {"rank": 4}}, ""),
         ({}, ""),
     ],
@@ -87,7 +94,15 @@ def test_graphs_need_cuda(monkeypatch):
 def test_mixtures_are_compiled_where_all_experts_go_through_one_product(monkeypatch):
     monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
     cuda = torch.device("cuda")
-    mixture = {"model": {**SHAPE, "architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_size": 32}}
+    mixture = {
+        "model": {
+            **SHAPE,
+            "architecture": "qwen3_moe",
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        }
+    }
     assert choice("auto", CPU, 1e9, bfloat16=True, **mixture).how == "off"
     assert choice("auto", cuda, 1e9, bfloat16=True, **mixture).how == "blocks"
     assert choice("auto", cuda, 1e9, bfloat16=False, **mixture).how == "off"
@@ -130,7 +145,7 @@ def test_what_is_written_while_a_model_learns_is_not_compiled(monkeypatch, tmp_p
     written = [generate(model, prompts, max_new_tokens=12, stop=(), rows=1) for model in (plain, compiled)]
     assert written[0] == written[1]
     request = Request(prompt=[1, 2, 3], seeds=[1, 2])
-    rollout(compiled, [request], max_new_tokens=12, stop=(), sampling=Sampling())
+    sample_batch(compiled, [request], max_new_tokens=12, stop=(), sampling=Sampling())
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
     compiled(torch.zeros(1, 4, dtype=torch.long))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

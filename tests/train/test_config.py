@@ -13,7 +13,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
 from penjing.parallel.single import Single
 from penjing.train import load_model as folder
 from penjing.train.config import Run
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.stages.next_token import NextTokenStage
 from penjing.train.stages.run_data import build_if_stale, run_tokenizer
 
@@ -25,17 +25,17 @@ def resolve(*words):
 @pytest.mark.parametrize(
     "word",
     [
-        "steps=-5",
+        "max_steps=-5",
         "epochs=-1",
-        "clip_norm=-1",
+        "max_grad_norm=-1",
         f"seed={2**64}",
         "data.prefetch=-1",
         "compute.threads=-1",
-        "validate.every=-1",
-        "validate.rows=0",
-        "validate.rows=-3",
+        "eval.every=-1",
+        "eval.sequences=0",
+        "eval.sequences=-3",
         "sample.every=-1",
-        "sample.tokens=0",
+        "sample.max_new_tokens=0",
     ],
 )
 def test_numbers_out_of_range_are_named(word):
@@ -49,7 +49,7 @@ def test_numbers_out_of_range_are_named(word):
 def test_nothing_to_do_is_said():
     with pytest.raises(UserError, match="nothing to do"):
         resolve("epochs=0")
-    assert resolve("epochs=0", "steps=3").steps == 3
+    assert resolve("epochs=0", "max_steps=3").max_steps == 3
 
 
 @pytest.mark.parametrize("objective", ["policy", "preference"])
@@ -100,9 +100,9 @@ def test_what_is_no_number_of_threads_is_one_line(threads, said):
 
 
 def test_a_graph_of_all_of_a_pass_needs_texts():
-    assert resolve("compute.compile=blocks", "data.kind=chats")
+    assert resolve("compute.compile=blocks", "data.format=chats")
     with pytest.raises(UserError, match=r"compute\.compile: answers differ in length"):
-        resolve("compute.compile=whole", "data.kind=chats")
+        resolve("compute.compile=whole", "data.format=chats")
 
 
 def test_halves_that_were_half_replaced_are_made_again(tmp_path):
@@ -117,7 +117,7 @@ def test_halves_that_were_half_replaced_are_made_again(tmp_path):
         return {"made": len(made)}
 
     def ask(fraction):
-        run = resolve(f"data.train={tmp_path / 'a.txt'}", f"data.validation_fraction={fraction}")
+        run = resolve(f"data.train={tmp_path / 'a.txt'}", f"data.val_fraction={fraction}")
         return build_if_stale(run, tmp_path, SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
 
     assert ask(0.5) == ask(0.5) == {"made": 1}
@@ -127,8 +127,8 @@ def test_halves_that_were_half_replaced_are_made_again(tmp_path):
 
 
 def test_no_tokenizer_is_trained_on_preferences(tmp_path):
-    run = resolve("objective=preference", "data.kind=preferences", f"out={tmp_path}")
-    with pytest.raises(UserError, match=r"start: no tokenizer: .*got data.kind=preferences"):
+    run = resolve("objective=preference", "data.format=preferences", f"out={tmp_path}")
+    with pytest.raises(UserError, match=r"start: no tokenizer: .*got data.format=preferences"):
         run_tokenizer(run, print)
 
 
@@ -139,19 +139,19 @@ def test_ready_shards_that_switch_thoughts_otherwise_are_refused(tmp_path):
     train_tokenizer(["one two three"], 300).save(tmp_path / "tokenizer")
 
     def stage(data, out, *words):
-        common = (f"data.train={data}", f"out={tmp_path / out}", f"tokenizer.folder={tmp_path / 'tokenizer'}")
-        run = resolve("data.kind=chats", "data.row_tokens=64", "data.validation_fraction=0.3", *common, *words)
+        common = (f"data.train={data}", f"out={tmp_path / out}", f"tokenizer.path={tmp_path / 'tokenizer'}")
+        run = resolve("data.format=chats", "data.seq_len=64", "data.val_fraction=0.3", *common, *words)
         made = NextTokenStage(run, Single(torch.device("cpu")))
         made.prepare_data()
         return made
 
     made = stage(tmp_path / "chats.jsonl", "first", "data.thinking=switch")
-    shards = RunFolder(tmp_path / "first").shards
+    shards = RunDir(tmp_path / "first").shards
     assert stage(shards, "second", "data.thinking=switch").fingerprint == made.fingerprint
     with pytest.raises(UserError, match=r"data.thinking: these token shards were made otherwise; got as_given"):
         stage(shards, "third")
     plain = stage(tmp_path / "chats.jsonl", "fourth")
-    shards = RunFolder(tmp_path / "fourth").shards
+    shards = RunDir(tmp_path / "fourth").shards
     assert stage(shards, "fifth").fingerprint == plain.fingerprint != made.fingerprint
     with pytest.raises(UserError, match=r"data.thinking: .*wanted as_given"):
         stage(shards, "sixth", "data.thinking=switch")
@@ -159,10 +159,10 @@ def test_ready_shards_that_switch_thoughts_otherwise_are_refused(tmp_path):
 
 def test_a_tokenizer_that_an_abandoned_attempt_left_is_not_taken_for_another_start(tmp_path):
     left, wanted = (train_tokenizer(["one two three"], size) for size in (300, 310))
-    out = RunFolder(tmp_path / "out")
+    out = RunDir(tmp_path / "out")
     left.save(out.tokenizer)
     wanted.save(tmp_path / "wanted")
-    run = resolve(f"tokenizer.folder={tmp_path / 'wanted'}", f"out={out.path}")
+    run = resolve(f"tokenizer.path={tmp_path / 'wanted'}", f"out={out.path}")
     assert run_tokenizer(run, print).fingerprint == wanted.fingerprint
     assert Tokenizer.load(out.tokenizer).fingerprint == wanted.fingerprint
     left.save(out.tokenizer)

@@ -17,8 +17,14 @@ from penjing.parallel.single import Single
 from penjing.train.load_model import load_trained
 from penjing.train.stages.base import make_stage
 
-STUDENT = ["model=tiny", "model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.num_kv_heads=1"]
-STUDENT += ["model.head_size=8", "model.mlp_size=24"]
+STUDENT = [
+    "model=tiny",
+    "model.num_hidden_layers=1",
+    "model.hidden_size=16",
+    "model.num_attention_heads=2",
+    "model.num_key_value_heads=1",
+]
+STUDENT += ["model.head_dim=8", "model.intermediate_size=24"]
 
 
 def train(recipe, *words):
@@ -36,7 +42,7 @@ def last(folder):
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory, small_run):
     folder = tmp_path_factory.mktemp("teacher") / "run"
-    train("pretrain", *small_run, "steps=60", "optimizer=adamw", "optimizer.learning_rate=0.01", f"out={folder}")
+    train("pretrain", *small_run, "max_steps=60", "optimizer=adamw", "optimizer.learning_rate=0.01", f"out={folder}")
     return folder
 
 
@@ -44,15 +50,15 @@ def teacher(tmp_path_factory, small_run):
 def words(teacher, small_run):
     """Settings of a short distillation, without a mode."""
     common = [word for word in small_run if word.startswith(("batch", "compute", "data", "track"))]
-    common += ["validate.rows=8", "validate.every=3", "save.every=2", "steps=6", f"objective.teacher={teacher}"]
+    common += ["eval.sequences=8", "eval.every=3", "checkpoint.every=2", "max_steps=6", f"objective.teacher={teacher}"]
     return [*common, *STUDENT]
 
 
 @pytest.fixture(scope="module")
 def prompts(toy):
     """Settings that make it a run on what the student itself writes."""
-    return ["objective.mode=on_policy", "objective.data_weight=0", "objective.answer_tokens=8", "data.kind=chats",
-            f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=192"]  # fmt: skip
+    return ["objective.mode=on_policy", "objective.ce_weight=0", "objective.max_new_tokens=8", "data.format=chats",
+            f"data.train={toy / 'sft.jsonl'}", "data.seq_len=192"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -72,18 +78,20 @@ def kept(tmp_path_factory, words):
 def test_a_student_from_nothing_takes_vocabulary_and_tokenizer(live, teacher):
     student, taught = load_trained(live), load_trained(teacher)
     assert student.tokenizer.fingerprint == taught.tokenizer.fingerprint
-    assert student.model.config.vocabulary_size == taught.model.config.vocabulary_size == 400
+    assert student.model.config.vocab_size == taught.model.config.vocab_size == 400
     assert student.model.config.hidden_size == 16
     found = last(live)
-    for name in ("validation_loss_nats_per_token", "validation_kl_nats_per_token", "validation_agreement"):
+    for name in ("val_loss", "val_kl", "validation_agreement"):
         assert found[name] > 0
-    assert found["validation_bits_per_byte"] > 0
+    assert found["val_bits_per_byte"] > 0
 
 
 def test_a_student_learns_what_its_teacher_says(tmp_path, words, teacher):
-    train("distill", *words, "steps=60", "optimizer.learning_rate=0.01", "validate.before=yes", f"out={tmp_path}/run")
+    train(
+        "distill", *words, "max_steps=60", "optimizer.learning_rate=0.01", "eval.at_start=true", f"out={tmp_path}/run"
+    )
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    kls = [line["validation_kl_nats_per_token"] for line in lines if "validation_kl_nats_per_token" in line]
+    kls = [line["val_kl"] for line in lines if "val_kl" in line]
     assert kls[-1] < 0.6 * kls[0]
 
 
@@ -93,7 +101,7 @@ def test_predictions_from_disk_teach_as_the_teacher_does(live, kept, losses):
     expected, found = losses(live), losses(folder)
     assert expected.keys() == found.keys()
     assert max(abs(found[step] - expected[step]) for step in expected) < 2e-3
-    for name in ("validation_kl_nats_per_token", "validation_agreement"):
+    for name in ("val_kl", "validation_agreement"):
         assert last(folder)[name] == pytest.approx(last(live)[name], abs=0.02)
 
 
@@ -128,18 +136,19 @@ def test_a_student_that_is_its_teacher_begins_at_no_divergence(tmp_path, mode, w
     """Masks, places and precisions are the same on both sides, and the first steps do not lead away."""
     extra = {"logits": [], "top_k": ["objective.mode=top_k", "objective.top_k=300"], "on_policy": prompts}[mode]
     kept = [word for word in words if not word.startswith("model")]
-    train("distill", *kept, "objective.data_weight=0", *extra, f"start={teacher}", "validate.before=yes", "steps=3",
+    train("distill", *kept, "objective.ce_weight=0", *extra, f"init_from={teacher}", "eval.at_start=true",
+    "max_steps=3",
           f"out={tmp_path}/run")  # fmt: skip
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    found = [line["validation_kl_nats_per_token"] for line in lines if "validation_kl_nats_per_token" in line]
+    found = [line["val_kl"] for line in lines if "val_kl" in line]
     assert abs(found[0]) < (1e-4 if mode == "top_k" else 1e-6)
     assert abs(found[-1]) < 1e-3
 
 
 def test_a_trained_student_and_adapters_can_be_taught_too(tmp_path, live, words):
     kept = [word for word in words if not word.startswith("model")]
-    train("distill", *kept, f"start={live}", f"out={tmp_path / 'more'}")
-    train("distill", *kept, f"start={live}", "lora.rank=2", f"out={tmp_path / 'adapter'}")
+    train("distill", *kept, f"init_from={live}", f"out={tmp_path / 'more'}")
+    train("distill", *kept, f"init_from={live}", "lora.rank=2", f"out={tmp_path / 'adapter'}")
     assert (tmp_path / "adapter" / "adapter").is_dir()
 
 
@@ -153,7 +162,7 @@ def stage(words, out):
 
 
 def test_own_answers_depend_on_the_place_alone(tmp_path, words, prompts):
-    made = stage([*words, *prompts, "objective.own_fraction=0.5"], tmp_path / "x")
+    made = stage([*words, *prompts, "objective.on_policy_fraction=0.5"], tmp_path / "x")
     together = made.batch(range(6))
     parts = [made.batch(range(2)), made.batch(range(2, 6))]
     torch.testing.assert_close(torch.cat([part.target_N for part in parts]), together.target_N)
@@ -171,15 +180,15 @@ def test_own_answers_depend_on_the_place_alone(tmp_path, words, prompts):
 def test_prompts_without_answers(tmp_path, words, prompts, toy):
     asked = [word for word in prompts if not word.startswith("data")]
     asked += [
-        "data.kind=prompts",
+        "data.format=prompts",
         f"data.train={toy / 'rl.jsonl'}",
-        "data.row_tokens=160",
-        "data.validation_fraction=0.2",
+        "data.seq_len=160",
+        "data.val_fraction=0.2",
     ]
     train("distill", *words, *asked, f"out={tmp_path / 'x'}")
-    assert last(tmp_path / "x")["validation_kl_nats_per_token"] > 0
-    with pytest.raises(UserError, match=r"objective\.own_fraction"):
-        stage([*words, *asked, "objective.own_fraction=0.5"], tmp_path / "y")
+    assert last(tmp_path / "x")["val_kl"] > 0
+    with pytest.raises(UserError, match=r"objective\.on_policy_fraction"):
+        stage([*words, *asked, "objective.on_policy_fraction=0.5"], tmp_path / "y")
 
 
 def test_two_ranks_learn_what_one_does_and_share_the_store(tmp_path, kept, words, penjing, losses):
@@ -196,10 +205,10 @@ def test_two_ranks_learn_what_one_does_and_share_the_store(tmp_path, kept, words
 
 def test_another_vocabulary_is_refused_with_the_way_out(tmp_path, words, toy, small_run):
     other = tmp_path / "other"
-    train("pretrain", *small_run, "steps=1", "tokenizer.vocabulary=390", f"out={other}")
+    train("pretrain", *small_run, "max_steps=1", "tokenizer.vocab_size=390", f"out={other}")
     mine = [word for word in words if not word.startswith("model")]
     with pytest.raises(UserError, match=r"other tokens than the student.*penjing generate .*penjing train sft"):
-        train("distill", *mine, f"start={other}", f"out={tmp_path / 'x'}")
+        train("distill", *mine, f"init_from={other}", f"out={tmp_path / 'x'}")
 
 
 def test_no_teacher_is_named(tmp_path, words):
@@ -217,12 +226,12 @@ def test_a_teacher_that_changed_is_noticed(tmp_path, words, live, teacher):
 
 def test_a_stream_has_no_places_to_keep_predictions_for(tmp_path, words):
     with pytest.raises(UserError, match=r"data\.packing.*objective\.mode=logits"):
-        train("distill", *words, "data.packing=stream", "objective.mode=top_k", f"out={tmp_path / 'x'}")
+        train("distill", *words, "data.packing=concat", "objective.mode=top_k", f"out={tmp_path / 'x'}")
 
 
 def test_rows_longer_than_the_teacher_reads(tmp_path, words):
-    with pytest.raises(UserError, match=r"data\.row_tokens: rows longer than the teacher"):
-        train("distill", *words, "data.row_tokens=4096", "model.max_tokens=8192", f"out={tmp_path / 'x'}")
+    with pytest.raises(UserError, match=r"data\.seq_len: rows longer than the teacher"):
+        train("distill", *words, "data.seq_len=4096", "model.max_position_embeddings=8192", f"out={tmp_path / 'x'}")
 
 
 def test_thoughts_are_not_switched_on_policy(tmp_path, words, prompts):
@@ -230,8 +239,10 @@ def test_thoughts_are_not_switched_on_policy(tmp_path, words, prompts):
         stage([*words, *prompts, "data.thinking=switch"], tmp_path / "x")
 
 
-@pytest.mark.parametrize("max_bad", [0.0, 0.5])
-def test_a_conversation_that_the_template_refuses_is_set_aside(tmp_path, words, prompts, toy, monkeypatch, max_bad):
+@pytest.mark.parametrize("max_bad_fraction", [0.0, 0.5])
+def test_a_conversation_that_the_template_refuses_is_set_aside(
+    tmp_path, words, prompts, toy, monkeypatch, max_bad_fraction
+):
     """And listed, as what is broken in the file is; one of which no token is learned is left out."""
     from penjing.train.stages import on_policy_distill as distill_own
 
@@ -249,8 +260,14 @@ def test_a_conversation_that_the_template_refuses_is_set_aside(tmp_path, words, 
         lines.insert(3, json.dumps({"conversations": turns}))
     path = tmp_path / "chats.jsonl"
     path.write_text("\n".join(lines) + "\n")
-    mine = [*words, *prompts, f"data.train={path}", "data.validation_fraction=0.3", f"data.max_bad={max_bad}"]
-    if not max_bad:
+    mine = [
+        *words,
+        *prompts,
+        f"data.train={path}",
+        "data.val_fraction=0.3",
+        f"data.max_bad_fraction={max_bad_fraction}",
+    ]
+    if not max_bad_fraction:
         with pytest.raises(UserError, match=r"1 of 22 records are broken: .*the template refuses it"):
             stage(mine, tmp_path / "x")
         return
@@ -263,4 +280,4 @@ def test_a_conversation_that_the_template_refuses_is_set_aside(tmp_path, words, 
 
 def test_texts_ask_nothing(tmp_path, words):
     with pytest.raises(UserError, match="nothing to answer"):
-        stage([*words, "objective.mode=on_policy", "objective.data_weight=0"], tmp_path / "x")
+        stage([*words, "objective.mode=on_policy", "objective.ce_weight=0"], tmp_path / "x")

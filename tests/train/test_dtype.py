@@ -30,10 +30,10 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setattr(fast_bfloat16, "cpu_units", lambda: frozenset(units))
         monkeypatch.setattr(fast_bfloat16, "_library_takes_bfloat16", lambda: library)
         monkeypatch.setattr(fast_bfloat16, "speed_ratio", lambda: next(taken))
-        fast_bfloat16._kept_ratio.cache_clear()
+        fast_bfloat16._cached_ratio.cache_clear()
 
     yield become
-    fast_bfloat16._kept_ratio.cache_clear()
+    fast_bfloat16._cached_ratio.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def _fast(monkeypatch, answer):
 def test_a_run_goes_on_in_what_it_was_begun_in(tmp_path, monkeypatch, small_run, outcome, begun):
     """Stopped half way and continued where `auto` would come out differently, it ends in the same bits."""
     words = [word for word in small_run if not word.startswith(("compute.dtype", "steps"))]
-    words += ["steps=4", "save.every=2", "validate.every=0", "validate.rows=2", "batch.rows=2"]
+    words += ["max_steps=4", "checkpoint.every=2", "eval.every=0", "eval.sequences=2", "batch.size=2"]
     folder = tmp_path / "run"
     run = resolve_run("pretrain", parse_overrides([*words, f"out={folder}"]))
     _fast(monkeypatch, begun)

@@ -30,34 +30,34 @@ from penjing.train.load_model import load_start, load_trained
 QUIET = Console(quiet=True)
 SHAPE = {
     "hidden_size": 32,
-    "num_layers": 2,
-    "num_heads": 2,
-    "num_kv_heads": 1,
-    "head_size": 16,
-    "mlp_size": 48,
-    "max_tokens": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
 }
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]\n{{ m.content | trim }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]\n{% endif %}"
 )
 SMALL = [
-    "data.row_tokens=96",
-    "batch.rows=4",
-    "steps=4",
+    "data.seq_len=96",
+    "batch.size=4",
+    "max_steps=4",
     "compute.device=cpu",
     "compute.dtype=float32",
-    "validate.every=4",
-    "validate.rows=4",
-    "save.every=2",
-    "save.keep=3",
-    "track.every=1",
+    "eval.every=4",
+    "eval.sequences=4",
+    "checkpoint.every=2",
+    "checkpoint.keep_last=3",
+    "log.every=1",
 ]
 
 
 def make_model(size: int, **options: object) -> Transformer:
     torch.manual_seed(5)
-    model = Transformer(ModelConfig(preset="", vocabulary_size=size, **{**SHAPE, **options}))
+    model = Transformer(ModelConfig(preset="", vocab_size=size, **{**SHAPE, **options}))
     with torch.no_grad():
         for value in model.parameters():
             value += 0.1 * torch.randn(value.shape)
@@ -110,7 +110,7 @@ def train(recipe, *words):
 
 def test_sft_takes_shape_weights_tokenizer_and_template_along(stock, toy, tmp_path):
     model, folder = stock
-    run = train("sft", f"start={folder}", f"data.train={toy / 'sft.jsonl'}", f"out={tmp_path / 'sft'}")
+    run = train("sft", f"init_from={folder}", f"data.train={toy / 'sft.jsonl'}", f"out={tmp_path / 'sft'}")
     assert run.model == model.config
     begun = load_start(run)
     for name, value in model.state_dict().items():
@@ -119,17 +119,17 @@ def test_sft_takes_shape_weights_tokenizer_and_template_along(stock, toy, tmp_pa
     assert trained.tokenizer.template == TEMPLATE and trained.answers
     assert trained.tokenizer.fingerprint == load_trained(folder).tokenizer.fingerprint
     assert not torch.equal(trained.model.embed.weight, model.embed.weight)
-    again = resolve_run("sft", parse_overrides([*SMALL, f"start={tmp_path / 'sft'}", "out=x"]))
+    again = resolve_run("sft", parse_overrides([*SMALL, f"init_from={tmp_path / 'sft'}", "out=x"]))
     assert again.model == model.config
 
 
 def test_documents_begin_with_the_token_that_the_model_expects(stock, toy, tmp_path):
-    from penjing.data.token_shards import Shards
+    from penjing.data.token_shards import TokenShards
 
     _, folder = stock
-    words = (f"start={folder}", f"data.train={toy / 'pretrain.jsonl'}", f"out={tmp_path / 'run'}")
+    words = (f"init_from={folder}", f"data.train={toy / 'pretrain.jsonl'}", f"out={tmp_path / 'run'}")
     train("pretrain", *words)
-    shards = Shards(tmp_path / "run" / "shards" / "train")
+    shards = TokenShards(tmp_path / "run" / "shards" / "train")
     tokenizer = load_trained(folder).tokenizer
     assert tokenizer.begin == tokenizer.control("<s>") != tokenizer.end_of_text == tokenizer.control("</s>")
     assert {int(shards.token_N[start]) for start in shards.start_D} == {tokenizer.begin}
@@ -138,8 +138,8 @@ def test_documents_begin_with_the_token_that_the_model_expects(stock, toy, tmp_p
 def test_a_base_model_learns_chats_in_our_template(base_model, toy, tmp_path):
     model, folder = base_model
     assert not load_trained(folder).answers
-    run = train("sft", f"start={folder}", f"data.train={toy / 'sft.jsonl'}", f"out={tmp_path / 'sft'}")
-    assert run.model.vocabulary_size == 340 + 2  # <|im_start|>, <|im_end|>
+    run = train("sft", f"init_from={folder}", f"data.train={toy / 'sft.jsonl'}", f"out={tmp_path / 'sft'}")
+    assert run.model.vocab_size == 340 + 2  # <|im_start|>, <|im_end|>
     trained = load_trained(tmp_path / "sft")
     assert trained.tokenizer.template == CHAT_TEMPLATE and trained.tokenizer.size == 342
     begun = load_start(run)
@@ -151,8 +151,8 @@ def test_a_base_model_learns_chats_in_our_template(base_model, toy, tmp_path):
 
 def test_adapters_cannot_learn_tokens(base_model, stock):
     with pytest.raises(UserError, match=r"no chat template and no <\|im_start\|>, which adapters cannot learn"):
-        resolve_run("lora", parse_overrides([f"start={base_model[1]}", *SMALL]))
-    assert resolve_run("lora", parse_overrides([f"start={stock[1]}", *SMALL])).model.vocabulary_size == 340
+        resolve_run("lora", parse_overrides([f"init_from={base_model[1]}", *SMALL]))
+    assert resolve_run("lora", parse_overrides([f"init_from={stock[1]}", *SMALL])).model.vocab_size == 340
 
 
 def test_chat_eval_and_export_take_it_as_it_is(stock, toy, tmp_path):
@@ -178,15 +178,15 @@ def test_chat_eval_and_export_take_it_as_it_is(stock, toy, tmp_path):
     ("word", "line"),
     [
         ("model.hidden_size=64", "model.hidden_size: contradicts the shape of"),
-        ("model.num_layers=3", "got 3; wanted 2"),
+        ("model.num_hidden_layers=3", "got 3; wanted 2"),
         ("model.architecture=llama", "model.architecture: contradicts"),
-        ("model.vocabulary_size=300", "got 300; wanted at least 340"),
+        ("model.vocab_size=300", "got 300; wanted at least 340"),
         ("model=64m", "contradicts the shape of"),
     ],
 )
 def test_settings_that_contradict_the_weights_are_named(stock, word, line):
     with pytest.raises(UserError) as refused:
-        resolve_run("sft", parse_overrides([f"start={stock[1]}", word]))
+        resolve_run("sft", parse_overrides([f"init_from={stock[1]}", word]))
     assert line in refused.value.line()
 
 
@@ -194,27 +194,27 @@ def test_settings_for_longer_texts_may_differ(stock, toy, tmp_path):
     _, folder = stock
     run = train(
         "sft",
-        f"start={folder}",
+        f"init_from={folder}",
         f"data.train={toy / 'sft.jsonl'}",
         f"out={tmp_path / 'long'}",
-        "model.max_tokens=512",
+        "model.max_position_embeddings=512",
         "model.rope_scaling=yarn",
         "model.rope_factor=4",
-        "model.rope_original_tokens=128",
+        "model.rope_original_max_position_embeddings=128",
         "model.sliding_window=64",
-        "model.vocabulary_size=352",
+        "model.vocab_size=352",
     )
     trained = load_trained(tmp_path / "long")
-    assert (trained.model.config.max_tokens, trained.model.config.rope_scaling) == (512, "yarn")
-    assert run.model.vocabulary_size == 352
+    assert (trained.model.config.max_position_embeddings, trained.model.config.rope_scaling) == (512, "yarn")
+    assert run.model.vocab_size == 352
 
 
 def test_what_is_no_model_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
-        resolve_run("sft", parse_overrides([f"start={tmp_path / 'nothing'}"]))
+        resolve_run("sft", parse_overrides([f"init_from={tmp_path / 'nothing'}"]))
     (tmp_path / "text.txt").write_text("x")
     with pytest.raises(UserError, match="not a model; wanted a run's folder"):
-        resolve_run("sft", parse_overrides([f"start={tmp_path / 'text.txt'}"]))
+        resolve_run("sft", parse_overrides([f"init_from={tmp_path / 'text.txt'}"]))
     with pytest.raises(UserError, match="not the folder of a run"):
         load_trained(tmp_path)
 
@@ -225,9 +225,9 @@ def test_minimind_weights(stock, toy, tmp_path):
     torch.save({name: value.half() for name, value in to_hf(model.state_dict(), model.config).items()}, place)
     with pytest.raises(UserError, match=r"no tokenizer\.json beside these weights.*Give tokenizer\.folder=DIR"):
         load_trained(place)
-    run = resolve_run("sft", parse_overrides([f"start={place}", f"tokenizer.folder={folder}", *SMALL]))
-    assert run.model.num_heads == 2 and run.model.architecture == "qwen3"
-    words = (f"start={place}", f"tokenizer.folder={folder}", f"data.train={toy / 'sft.jsonl'}")
+    run = resolve_run("sft", parse_overrides([f"init_from={place}", f"tokenizer.path={folder}", *SMALL]))
+    assert run.model.num_attention_heads == 2 and run.model.architecture == "qwen3"
+    words = (f"init_from={place}", f"tokenizer.path={folder}", f"data.train={toy / 'sft.jsonl'}")
     train("sft", *words, f"out={tmp_path / 'run'}")
     assert load_trained(tmp_path / "run").tokenizer.template == TEMPLATE
 
@@ -238,7 +238,7 @@ def test_minimind_weights(stock, toy, tmp_path):
 def test_the_average_of_a_runs_checkpoints_and_of_models(stock, toy, tmp_path):
     _, folder = stock
     out = tmp_path / "run"
-    train("sft", f"start={folder}", f"data.train={toy / 'sft.jsonl'}", f"out={out}")
+    train("sft", f"init_from={folder}", f"data.train={toy / 'sft.jsonl'}", f"out={out}")
     names = average_models([out], tmp_path / "mean", last=2)
     assert [Path(name).name for name in names] == ["step-00000004", "step-00000002"]
     first, second = (load_trained(Path(name)) for name in names)
@@ -250,7 +250,7 @@ def test_the_average_of_a_runs_checkpoints_and_of_models(stock, toy, tmp_path):
     mixed = load_trained(tmp_path / "mixed").model.embed.weight
     expected = 0.75 * first.model.embed.weight.double() + 0.25 * stock[0].embed.weight.double()
     assert torch.equal(mixed, expected.float())
-    begun = resolve_run("sft", parse_overrides([f"start={tmp_path / 'mean'}", *SMALL]))
+    begun = resolve_run("sft", parse_overrides([f"init_from={tmp_path / 'mean'}", *SMALL]))
     assert torch.equal(load_start(begun).embed.weight, mean.model.embed.weight)
 
 

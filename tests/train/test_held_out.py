@@ -9,7 +9,7 @@ import torch
 
 from penjing.base import config
 from penjing.base.config import parse_overrides
-from penjing.data.token_shards import Shards
+from penjing.data.token_shards import TokenShards
 from penjing.data.tokenize_dataset import is_held_out
 from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
 from penjing.objective.base import Loss
@@ -45,7 +45,7 @@ class Objective:
 
     def __call__(self, model, batch):
         total = torch.tensor(6.0).as_subclass(OnApple)
-        return Loss(total, {"loss_nats_per_token": total})
+        return Loss(total, {"loss": total})
 
     def weight(self, batch):
         return torch.tensor(3.0).as_subclass(OnApple)
@@ -55,15 +55,15 @@ def test_a_model_s_loss(monkeypatch):
     monkeypatch.setattr(tokens, "NextToken", Objective)
     stage = object.__new__(tokens.NextTokenStage)
     stage.strategy, stage.model = ENGINE, None
-    stage.run = config.resolve(Run, parse_overrides(["data.kind=chats", "batch.micro_rows=1"]))
+    stage.run = config.resolve(Run, parse_overrides(["data.format=chats", "batch.micro_size=1"]))
     stage.held_out = SimpleNamespace(rows_per_epoch=2, row=lambda index: index)
     monkeypatch.setattr(tokens, "collate", lambda rows: Anywhere())
-    assert stage.validate() == {"validation_loss_nats_per_token": 2.0}
+    assert stage.validate() == {"val_loss": 2.0}
 
 
 def test_a_student_s_divergence():
-    found = held_out_means(Objective(), None, [Anywhere(), Anywhere()], ENGINE, ["loss_nats_per_token"])
-    assert found == {"validation_loss_nats_per_token": 2.0}
+    found = held_out_means(Objective(), None, [Anywhere(), Anywhere()], ENGINE, ["loss"])
+    assert found == {"val_loss": 2.0}
 
 
 def test_bits_per_byte_count_the_token_that_ends_a_text(tmp_path):
@@ -73,11 +73,11 @@ def test_bits_per_byte_count_the_token_that_ends_a_text(tmp_path):
     train_tokenizer(texts, 300).save(tmp_path / "tokenizer")
     words = (
         f"data.train={tmp_path / 'texts.jsonl'}",
-        f"tokenizer.folder={tmp_path / 'tokenizer'}",
+        f"tokenizer.path={tmp_path / 'tokenizer'}",
         f"out={tmp_path / 'out'}",
-        "data.row_tokens=16",
-        "data.validation_fraction=0.3",
-        "model.vocabulary_size=512",
+        "data.seq_len=16",
+        "data.val_fraction=0.3",
+        "model.vocab_size=512",
     )
     run = config.resolve(Run, parse_overrides(words))
     stage = tokens.NextTokenStage(run, ENGINE)
@@ -89,13 +89,13 @@ def test_bits_per_byte_count_the_token_that_ends_a_text(tmp_path):
     stage.setup(uniform)
     figures = stage.validate()
     tokenizer = Tokenizer.load(tmp_path / "tokenizer")
-    held_out = Shards(tmp_path / "out" / "shards" / "validation")
+    held_out = TokenShards(tmp_path / "out" / "shards" / "validation")
     said = [text for text in texts if is_held_out(text, held_out.meta["held_out_below"])]
     assert 0 < len(said) < 40 and len(said) == held_out.num_documents
     units = sum(len(tokenizer.encode(text)) + 1 for text in said)
     wanted = 9 * units / sum(len(text.encode()) for text in said)
-    assert figures["validation_loss_nats_per_token"] == pytest.approx(math.log(512), rel=1e-6)
-    assert figures["validation_bits_per_byte"] == pytest.approx(wanted, rel=1e-6)
+    assert figures["val_loss"] == pytest.approx(math.log(512), rel=1e-6)
+    assert figures["val_bits_per_byte"] == pytest.approx(wanted, rel=1e-6)
 
 
 def test_a_student_s_bits_per_byte(monkeypatch):
@@ -104,6 +104,6 @@ def test_a_student_s_bits_per_byte(monkeypatch):
     stage.strategy, stage.model, stage.objective = ENGINE, None, lambda: None
     stage._data, stage._held_out = object.__new__(tokens.NextTokenStage), lambda: iter(())
     stage._data.run, stage._data.targets_per_byte = config.resolve(Run), 0.25
-    figures = {"validation_loss_nats_per_token": math.log(2) * 3.0}
+    figures = {"val_loss": math.log(2) * 3.0}
     monkeypatch.setattr(distill, "held_out_means", lambda *given: dict(figures))
-    assert stage.validate()["validation_bits_per_byte"] == pytest.approx(0.75)
+    assert stage.validate()["val_bits_per_byte"] == pytest.approx(0.75)

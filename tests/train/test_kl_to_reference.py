@@ -7,22 +7,23 @@ import copy
 import pytest
 import torch
 
-from penjing.infer.sampler_factory import Sampling, writer
+from penjing.infer.sampler_factory import Sampling, make_sampler
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
-from penjing.model.lora import Lora, adapt, own_state
+from penjing.model.lora import Lora, add_adapter, trainable_state_dict
 from penjing.model.transformer import Transformer
 from penjing.parallel.single import Single
-from penjing.train.kl_to_reference import WithoutAdapter, drift
+from penjing.train.kl_to_reference import BaseModelView, kl_to_reference
 
 SHAPE = ModelConfig(
-    architecture="qwen3", vocabulary_size=50, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_size=8,
-    mlp_size=24, max_tokens=64,
+    architecture="qwen3", vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, head_dim=8,
+    intermediate_size=24, max_position_embeddings=64,
 )  # fmt: skip
 PROMPTS = [[3 + number, 7, 9 + number % 3] for number in range(40)]  # more than a chunk
 SEEDS = list(range(40))
 STOP = (1, 2)
-WRITE = writer(6, Sampling(temperature=1.0))
+WRITE = make_sampler(6, Sampling(temperature=1.0))
 
 
 def made(seed):
@@ -50,29 +51,29 @@ def twin(model, reference):
 def test_it_is_the_divergence_summed_over_what_the_model_says():
     model, reference = made(1), made(2)
     nats, tokens = twin(model, reference)
-    found = drift(model, reference, PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
-    assert found["validation_kl_nats_per_token"] == pytest.approx(nats / tokens, rel=1e-4)
-    assert found["validation_kl_nats_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
+    found = kl_to_reference(model, reference, PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
+    assert found["val_kl"] == pytest.approx(nats / tokens, rel=1e-4)
+    assert found["val_kl_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
     assert found["validation_own_answer_tokens"] == tokens / len(PROMPTS)
 
 
 def test_of_a_model_from_itself_it_is_nothing():
     model = made(1)
-    found = drift(model, copy.deepcopy(model), PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
-    assert found["validation_kl_nats_per_token"] == pytest.approx(0, abs=1e-6)
+    found = kl_to_reference(model, copy.deepcopy(model), PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
+    assert found["val_kl"] == pytest.approx(0, abs=1e-6)
 
 
 def test_an_adapter_is_compared_with_the_model_beneath_it():
     base, model = made(1), made(1)
-    adapt(model, Lora(rank=2), seed=1)
+    add_adapter(model, Lora(rank=2), seed=1)
     with torch.no_grad():
-        for name, value in own_state(model).items():
+        for name, value in trainable_state_dict(model).items():
             if name.endswith(".B"):
                 value.normal_(0, 0.3, generator=torch.Generator().manual_seed(3))
-    found = drift(model, WithoutAdapter(model), PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
+    found = kl_to_reference(model, BaseModelView(model), PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
     nats, _ = twin(model, base)
     assert nats > 0.1
-    assert found["validation_kl_nats_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
+    assert found["val_kl_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
 
 
 class TwoRanks(Single):
@@ -93,7 +94,7 @@ def test_ranks_share_the_answers():
     parts = []
     for rank in (0, 1):
         strategy = TwoRanks(rank)
-        drift(model, reference, PROMPTS, SEEDS, WRITE, STOP, strategy, 32)
+        kl_to_reference(model, reference, PROMPTS, SEEDS, WRITE, STOP, strategy, 32)
         parts.append(strategy.seen)
     nats, tokens, answers = (parts[0] + parts[1]).tolist()
     assert (nats, tokens, answers) == pytest.approx((*whole, len(PROMPTS)), rel=1e-4)

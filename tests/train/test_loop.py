@@ -19,10 +19,17 @@ from penjing.parallel.grad_scaler import LossScaler
 from penjing.parallel.single import Single
 from penjing.track.base import Trackers
 from penjing.train.loop import TrainingContext, TrainState, train
-from penjing.train.nonfinite_guard import Guard, Seen
+from penjing.train.nonfinite_guard import NonFiniteGuard, PendingStep
 from penjing.train.throughput import Meter
 
-SHAPE = {"vocabulary_size": 50, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_size": 16}
+SHAPE = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 LOOP = Path(__file__).parents[2] / "src/penjing/train/loop.py"
 
 
@@ -85,7 +92,7 @@ def parts(batches, *, steps, accumulate=1, rate=3e-3):
         meter=Meter(1.0, None),
         num_steps=steps,
         accumulate=accumulate,
-        clip_norm=1.0,
+        max_grad_norm=1.0,
     )
     return made, model, memory
 
@@ -97,8 +104,8 @@ def descent(model):
 def test_overfits_one_batch():
     made, _, memory = parts([batch(2)], steps=150, rate=1e-2)
     train(made, TrainState())
-    assert memory.seen[0][1]["loss_nats_per_token"] > 3.5
-    assert memory.seen[-1][1]["loss_nats_per_token"] < 0.1
+    assert memory.seen[0][1]["loss"] > 3.5
+    assert memory.seen[-1][1]["loss"] < 0.1
 
 
 def test_ragged_accumulation_is_exact():
@@ -120,16 +127,16 @@ def test_ragged_accumulation_is_exact():
     for mine, theirs in zip(cut_model.parameters(), whole_model.parameters(), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-6)
     for (_, mine), (_, theirs) in zip(cut_memory.seen, whole_memory.seen, strict=True):
-        assert mine["loss_nats_per_token"] == pytest.approx(theirs["loss_nats_per_token"], abs=1e-6)
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
 
 
 def test_a_step_moves_no_further_than_the_clipped_norm():
     """Plain descent: the weights move by the rate times the norm of the gradients, which is clipped to 0.25."""
     made, model, memory = parts([batch(2)], steps=1)
     before = torch.cat([value.detach().flatten() for value in model.parameters()])
-    train(replace(made, optimizers=descent(model), clip_norm=0.25), TrainState())
+    train(replace(made, optimizers=descent(model), max_grad_norm=0.25), TrainState())
     after = torch.cat([value.detach().flatten() for value in model.parameters()])
-    assert memory.seen[0][1]["gradient_norm"] > 0.3
+    assert memory.seen[0][1]["grad_norm"] > 0.3
     assert float((after - before).norm()) == pytest.approx(0.5 * 0.25, rel=1e-4)
 
 
@@ -139,7 +146,7 @@ def test_each_step_has_the_rate_of_its_place():
     optimizers, used = descent(model), []
     plain_step = optimizers[0].step
     optimizers[0].step = lambda: used.append(optimizers[0].param_groups[0]["lr"]) or plain_step()
-    schedule = WarmupStableDecay(warmup_fraction=0.5, decay_fraction=0.5)
+    schedule = WarmupStableDecay(warmup_ratio=0.5, decay_ratio=0.5)
     train(replace(made, optimizers=optimizers, schedule=schedule), TrainState())
     assert used == [0.25, 0.5, 0.5, 0.25]
     assert [figures["learning_rate"] for _, figures in memory.seen] == used
@@ -181,7 +188,7 @@ def test_what_is_due_happens_at_its_step_and_at_the_end():
         validate_every=3,
         save_every=2,
         sample_every=5,
-        validate=lambda: happened.append("validate") or {"validation_loss_nats_per_token": 1.0},
+        validate=lambda: happened.append("validate") or {"val_loss": 1.0},
         save=lambda state, wait: happened.append(("save", state["step"])) is None,
         sample=lambda step: happened.append(("sample", step)),
     )
@@ -190,7 +197,7 @@ def test_what_is_due_happens_at_its_step_and_at_the_end():
     assert saves == [2, 4, 6, 7]
     assert happened.count("validate") == 3
     assert [entry for entry in happened if entry[0] == "sample"] == [("sample", 5), ("sample", 7)]
-    assert figures == {"validation_loss_nats_per_token": 1.0}
+    assert figures == {"val_loss": 1.0}
 
 
 def test_a_run_that_saves_nothing_on_its_way_saves_its_end():
@@ -208,8 +215,8 @@ def test_a_bad_step_has_no_part_in_the_figures():
     made, model, memory = parts([fine, bad, fine], steps=3)
     train(replace(made, optimizers=descent(model), log_every=3), TrainState())
     found, wanted = memory.seen[-1][1], alone_memory.seen[-1][1]
-    assert found["loss_nats_per_token"] == pytest.approx(wanted["loss_nats_per_token"], rel=1e-5)
-    assert found["bad_steps"] == 1
+    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
+    assert found["skipped_steps"] == 1
 
 
 def test_what_may_take_any_time_is_told_beforehand():
@@ -230,21 +237,21 @@ def test_what_may_take_any_time_is_told_beforehand():
 
 def test_figures_of_earlier_weights_do_not_stand_for_the_last():
     made, _, memory = parts([batch(2)], steps=4)
-    found = iter([{"validation_loss_nats_per_token": 1.0}, {}])
+    found = iter([{"val_loss": 1.0}, {}])
     made = replace(made, validate_every=2, validate=lambda: next(found))
     assert train(made, TrainState()) == {}
-    assert [step for step, figures in memory.seen if "validation_loss_nats_per_token" in figures] == [2]
+    assert [step for step, figures in memory.seen if "val_loss" in figures] == [2]
 
 
 def test_a_step_that_is_not_yet_known_to_be_bad_is_looked_at_before_it_is_saved():
-    class Late(Guard):
+    class Late(NonFiniteGuard):
         """As on a GPU: the host learns of a step while the next one runs."""
 
         def look(self, step, bad, loss, norm, samples):
-            self.settle()
+            self.flush()
             if step == 2:
                 bad = torch.ones(())
-            self._waiting.append(Seen(step, torch.stack([bad, torch.zeros(()), loss, norm]), samples, None))
+            self._waiting.append(PendingStep(step, torch.stack([bad, torch.zeros(()), loss, norm]), samples, None))
             return "go on"
 
     saves = []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penjing.base.errors import UserError
-from penjing.train.nonfinite_guard import Guard, is_spike, update
+from penjing.train.nonfinite_guard import NonFiniteGuard, is_spike, update
 
 FINE, NONE = torch.tensor(1.0), torch.tensor(math.nan)
 
@@ -43,7 +43,7 @@ def test_a_spike_is_ten_deviations_and_half_of_the_usual_loss_above_it():
 
 def test_three_bad_steps_in_a_row_send_the_run_back_and_a_good_one_begins_anew():
     incidents = []
-    guard = Guard(incidents.append)
+    guard = NonFiniteGuard(incidents.append)
     losses = [math.nan, math.nan, 5.0, math.nan, math.nan, math.nan]
     assert [look(guard, step, loss) for step, loss in enumerate(losses)] == ["go on"] * 5 + ["roll back"]
     assert [each["in_a_row"] for each in incidents] == [1, 2, 1, 2, 3]
@@ -52,7 +52,7 @@ def test_three_bad_steps_in_a_row_send_the_run_back_and_a_good_one_begins_anew()
 
 
 def test_a_run_goes_back_three_times_and_not_a_fourth():
-    guard = Guard()
+    guard = NonFiniteGuard()
     for time in range(3):
         look(guard, time)
         guard.rolled_back(10, 4)
@@ -61,7 +61,7 @@ def test_a_run_goes_back_three_times_and_not_a_fourth():
     with pytest.raises(UserError, match="after 3 returns"):
         guard.rolled_back(10, 4)
     with pytest.raises(UserError):
-        Guard().rolled_back(10, None)  # there is nothing to go back to
+        NonFiniteGuard().rolled_back(10, None)  # there is nothing to go back to
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,6 @@ def test_a_run_goes_back_three_times_and_not_a_fourth():
 def test_an_overflow_is_excused_while_the_scale_can_fall(falls, loss, excused):
     """But not a loss that is no number: no scale explains that."""
     incidents = []
-    guard = Guard(incidents.append, SimpleNamespace(can_fall=lambda: torch.tensor(falls)))
+    guard = NonFiniteGuard(incidents.append, SimpleNamespace(can_fall=lambda: torch.tensor(falls)))
     look(guard, 1, loss, norm=math.inf)
     assert (guard.num_bad, len(incidents)) == ((0, 0) if excused else (1, 1))

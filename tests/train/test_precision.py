@@ -36,8 +36,8 @@ def test_what_settings_come_to_on_a_card(dtype, capability, dtype_of_matmuls, sc
     [
         ({"dtype": "tf32"}, CPU, None, "compute.dtype"),
         ({"dtype": "tf32"}, CUDA, T4, "compute.dtype"),
-        ({"dtype": "bfloat16", "float8": "tensorwise"}, CUDA, A100, "compute.float8"),
-        ({"dtype": "float32", "float8": "tensorwise"}, CPU, None, "compute.float8"),
+        ({"dtype": "bfloat16", "float8": "tensorwise"}, CUDA, A100, "compute.fp8"),
+        ({"dtype": "float32", "float8": "tensorwise"}, CPU, None, "compute.fp8"),
     ],
 )
 def test_a_format_that_the_device_lacks_is_refused(settings, device, capability, where):
@@ -55,7 +55,9 @@ def test_a_run_goes_on_in_what_it_was_begun_in_where_that_is_there():
 
 
 def test_it_is_applied_to_matmuls_and_to_frozen_weights_only():
-    model = Transformer(ModelConfig(vocabulary_size=64, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1))
+    model = Transformer(
+        ModelConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+    )
     model.blocks[0].requires_grad_(False)
     precision = Precision("bfloat16", "tensorwise")
     precision.cast_frozen(model)

@@ -85,15 +85,15 @@ def words(tmp_path_factory, base, small_run):
     common = [word for word in small_run if word.startswith(("compute", "track"))]
     return [
         *common,
-        f"start={base}",
+        f"init_from={base}",
         f"data.train={pairs_of(tmp_path_factory.mktemp('pairs'))}",
-        "data.row_tokens=128",
-        "data.validation_fraction=0.25",
-        "batch.rows=8",
-        "steps=6",
-        "save.every=2",
-        "save.keep=9",
-        "validate.every=3",
+        "data.seq_len=128",
+        "data.val_fraction=0.25",
+        "batch.size=8",
+        "max_steps=6",
+        "checkpoint.every=2",
+        "checkpoint.keep_last=9",
+        "eval.every=3",
         "optimizer.learning_rate=3e-3",
     ]
 
@@ -116,7 +116,7 @@ def test_before_the_first_step_nothing_is_preferred_and_after_it_something_is(tu
     assert curve(folder, "chosen_drift_nats_per_token")[6] > 0
     assert "asking the reference about" in said
     assert "the start model, asked once" in said
-    kl = curve(folder, "validation_kl_nats_per_answer")
+    kl = curve(folder, "val_kl_per_answer")
     assert abs(kl[0]) < 1e-6
     assert min(kl[3], kl[6]) > 1.0
     assert curve(folder, "validation_own_answer_tokens")[6] > 0
@@ -126,14 +126,14 @@ def test_how_far_it_has_gone_is_the_same_whatever_the_reference_is(tuned, tmp_pa
     for reference in ("copy", "precomputed"):
         folder = tmp_path / reference
         train("dpo", *words, f"out={folder}", "lora.rank=4", f"objective.reference={reference}")
-        found = curve(folder, "validation_kl_nats_per_answer")
+        found = curve(folder, "val_kl_per_answer")
         assert abs(found[0]) < 1e-6
         assert found[6] > 1e-4
-    assert curve(tmp_path / "copy", "validation_kl_nats_per_answer") == pytest.approx(
-        curve(tmp_path / "precomputed", "validation_kl_nats_per_answer"), abs=1e-5
+    assert curve(tmp_path / "copy", "val_kl_per_answer") == pytest.approx(
+        curve(tmp_path / "precomputed", "val_kl_per_answer"), abs=1e-5
     )
-    train("dpo", *words, f"out={tmp_path / 'none'}", "objective.own_answers=0", "steps=1")
-    assert not curve(tmp_path / "none", "validation_kl_nats_per_answer")
+    train("dpo", *words, f"out={tmp_path / 'none'}", "objective.own_answers=0", "max_steps=1")
+    assert not curve(tmp_path / "none", "val_kl_per_answer")
 
 
 @pytest.mark.parametrize("recipe", ["dpo", "reward"])
@@ -158,7 +158,7 @@ def test_the_reference_and_held_out_pairs_are_asked_in_as_few_as_there_is_room_f
     for name in [name for name in metrics(whole)[-1] if name.startswith("validation_")]:
         assert curve(tmp_path / "narrow", name) == pytest.approx(curve(whole, name), rel=1e-4, abs=1e-6), name
     seen.clear()
-    train(recipe, *words, "batch.micro_rows=2", f"out={tmp_path / 'set'}")
+    train(recipe, *words, "batch.micro_size=2", f"out={tmp_path / 'set'}")
     assert max(seen) <= 2
 
 
@@ -203,7 +203,7 @@ def test_with_adapters_the_base_is_the_reference(base, tmp_path, words):
 def test_without_a_reference_none_is_made(tmp_path, words):
     for loss in ("simpo", "orpo"):
         folder = tmp_path / loss
-        said = train("dpo", *words, f"out={folder}", f"objective.loss={loss}", "steps=2")
+        said = train("dpo", *words, f"out={folder}", f"objective.loss={loss}", "max_steps=2")
         assert "  reference  " not in said
         assert not (folder / "reference.safetensors").exists()
 
@@ -228,12 +228,12 @@ def test_kto_learns_from_single_answers_and_goes_on_exactly(tmp_path, words):
     expected, got = weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut")
     assert all(torch.equal(got[name], expected[name]) for name in expected)
     # More passes of a step, of whole blocks, are the same step.
-    train("dpo", *kto, f"out={tmp_path / 'copy'}", "objective.reference=copy", "batch.micro_rows=8")
+    train("dpo", *kto, f"out={tmp_path / 'copy'}", "objective.reference=copy", "batch.micro_size=8")
     assert curve(tmp_path / "copy", "preference_loss") == pytest.approx(
         curve(tmp_path / "whole", "preference_loss"), abs=1e-5
     )
     with pytest.raises(UserError, match=r"objective.kl_groups.*got 4; wanted a divisor of 2"):
-        train("dpo", *kto, f"out={tmp_path / 'x'}", "batch.micro_rows=2")
+        train("dpo", *kto, f"out={tmp_path / 'x'}", "batch.micro_size=2")
     with pytest.raises(UserError, match=r"are no pairs.*objective.loss=kto"):
         train("dpo", *words, f"data.train={path}", f"out={tmp_path / 'y'}")
 
@@ -275,7 +275,7 @@ def test_what_cannot_be_learned_is_refused(base, tmp_path, words):
         load_judge(base)
     with pytest.raises(UserError, match=r"start: preferences are learned by a model"):
         train("dpo", *(word for word in words if not word.startswith("start")), f"out={tmp_path / 'a'}")
-    with pytest.raises(UserError, match=r"data.kind: .*got chats; wanted preferences"):
-        train("dpo", *words, "data.kind=chats", f"out={tmp_path / 'b'}")
+    with pytest.raises(UserError, match=r"data.format: .*got chats; wanted preferences"):
+        train("dpo", *words, "data.format=chats", f"out={tmp_path / 'b'}")
     with pytest.raises(UserError, match=r"objective.reference.*lora.rank"):
         train("dpo", *words, "objective.reference=adapter_off", f"out={tmp_path / 'c'}")

@@ -43,7 +43,8 @@ def test_kill_9_and_the_same_command(tmp_path, whole, server, penjing, small_run
 
 @pytest.mark.parametrize("state", ["bfloat16", "int8"])
 def test_kill_9_with_optimizer_state_in_less_than_float32(tmp_path, server, penjing, small_run, outcome, state):
-    larger = ["model.hidden_size=64", "model.mlp_size=96", f"optimizer.state={state}"]  # small tensors stay float32
+    # small tensors stay float32
+    larger = ["model.hidden_size=64", "model.intermediate_size=96", f"optimizer.state_dtype={state}"]
     words = ("train", "pretrain", *small_run, *larger)
     penjing(*words, f"out={tmp_path / 'straight'}")
     killed = server.command(*words, f"out={tmp_path / 'run'}", kill_when=checkpoint(tmp_path / "run", 6))
@@ -55,7 +56,7 @@ def test_kill_9_with_optimizer_state_in_less_than_float32(tmp_path, server, penj
 def test_a_signal_saves_and_says_so(tmp_path, whole, server, penjing, small_run, outcome):
     """Of the command; every signal, at any instant: tests/reliability/test_signals_and_locks.py."""
     folder = tmp_path / "run"
-    words = ("train", "pretrain", *small_run, "save.every=1000", f"out={folder}")
+    words = ("train", "pretrain", *small_run, "checkpoint.every=1000", f"out={folder}")
     done = server.command(*words, kill_when=str(folder / "metrics.jsonl"), signal=signal.SIGTERM)
     if done.returncode == 0:
         pytest.skip("the run ended before the signal came")
@@ -75,7 +76,7 @@ def test_a_finished_run_is_left_alone(whole, penjing, small_run, outcome):
 def test_an_allowed_change_goes_on(tmp_path, penjing, small_run):
     folder = tmp_path / "run"
     penjing("train", "pretrain", *small_run, f"out={folder}")
-    words = ("train", "pretrain", *small_run, "steps=15", f"out={folder}")
+    words = ("train", "pretrain", *small_run, "max_steps=15", f"out={folder}")
     refused = penjing(*words, check=False)
     assert refused.returncode == 2
     assert "steps was 12, is 15" in refused.stderr
@@ -99,7 +100,7 @@ def test_other_data_is_refused(tmp_path, whole, toy, penjing, small_run):
 
 
 def test_more_accumulation_is_the_same_run(tmp_path, whole, penjing, small_run, losses):
-    penjing("train", "pretrain", *small_run, "batch.micro_rows=2", f"out={tmp_path / 'run'}")
+    penjing("train", "pretrain", *small_run, "batch.micro_size=2", f"out={tmp_path / 'run'}")
     expected, got = losses(whole), losses(tmp_path / "run")
     assert got.keys() == expected.keys()
     assert max(abs(got[step] - expected[step]) for step in expected) < 1e-5

@@ -28,15 +28,15 @@ def begun(tmp_path):
 @pytest.mark.parametrize(
     "word",
     [
-        "batch.rows=64",
-        "clip_norm=0.5",
+        "batch.size=64",
+        "max_grad_norm=0.5",
         "seed=7",
         "epochs=3",
         "optimizer.learning_rate=0.5",
-        "schedule.warmup_fraction=0.3",
-        "data.row_tokens=128",
-        "data.validation_fraction=0.2",
-        "compute.recompute=mlp",
+        "schedule.warmup_ratio=0.3",
+        "data.seq_len=128",
+        "data.val_fraction=0.2",
+        "compute.activation_checkpointing=mlp",
         "objective=distill",
     ],
 )
@@ -50,7 +50,14 @@ def test_what_changes_what_is_learned_is_named(begun, word):
 
 @pytest.mark.parametrize(
     "word",
-    ["batch.micro_rows=1", "data.prefetch=0", "validate.every=3", "save.keep=9", "track.every=5", "compute.threads=3"],
+    [
+        "batch.micro_size=1",
+        "data.prefetch=0",
+        "eval.every=3",
+        "checkpoint.keep_last=9",
+        "log.every=5",
+        "compute.threads=3",
+    ],
 )
 def test_what_does_not_is_free(begun, word):
     assert resolve(word) != resolve()

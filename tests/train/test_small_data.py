@@ -11,12 +11,12 @@ from rich.console import Console
 from penjing.base import config
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.commands.plan import PlanOptions, make_page
+from penjing.commands.plan import PlanOptions, make_report
 from penjing.commands.train import execute, plan_only, resolve_run
 from penjing.train import build_context
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained
-from penjing.train.small_data import doubts, fit_batch, fit_rows, start_doubts, step_rows
+from penjing.train.small_data import data_warnings, fit_batch, fit_rows, start_warnings, step_rows
 
 
 @pytest.mark.parametrize(
@@ -44,26 +44,26 @@ def test_rows_are_never_more_than_asked_and_divide_among_devices():
     assert step_rows(32, 10, steps_of_batch_1=100, min_steps=100, multiple=8) == 8
     run = resolve_run("sft")
     for world in (1, 2, 4, 8):
-        assert fit_batch(run, 1000, world).batch.rows == 16, world
+        assert fit_batch(run, 1000, world).batch.size == 16, world
     kto = resolve_run("dpo", parse_overrides(["objective.loss=kto"]))
-    assert fit_batch(kto, 40).batch.rows == 16  # two passes of the 8 groups that share an estimate
-    assert fit_batch(resolve_run("sft", parse_overrides(["batch.micro_rows=4"])), 40).batch.rows == 4
+    assert fit_batch(kto, 40).batch.size == 16  # two passes of the 8 groups that share an estimate
+    assert fit_batch(resolve_run("sft", parse_overrides(["batch.micro_size=4"])), 40).batch.size == 4
 
 
-@pytest.mark.parametrize("words", [["batch.rows=32"], ["steps=300"]])
+@pytest.mark.parametrize("words", [["batch.size=32"], ["max_steps=300"]])
 @pytest.mark.parametrize("recipe", ["sft", "lora", "dpo", "reward", "pretrain", "distill"])
 def test_what_is_asked_for_stays(recipe, words):
     run = resolve_run(recipe, parse_overrides(words))
     assert fit_batch(run, 10).batch == replace(run.batch, min_steps=0)
-    assert fit_rows(run, 1000, 20).data == replace(run.data, min_row_tokens=0)
+    assert fit_rows(run, 1000, 20).data == replace(run.data, min_seq_len=0)
     followed = fit_batch(resolve_run(recipe), 10)
-    assert (followed.batch.rows, followed.batch.min_steps) == (1, 0)
+    assert (followed.batch.size, followed.batch.min_steps) == (1, 0)
 
 
 def test_a_number_of_steps_is_read_as_any_number():
-    assert resolve_run("sft", parse_overrides(["steps=1e3"])).steps == 1000
+    assert resolve_run("sft", parse_overrides(["max_steps=1e3"])).max_steps == 1000
     with pytest.raises(UserError, match="steps"):
-        resolve_run("sft", parse_overrides(["steps=many"]))
+        resolve_run("sft", parse_overrides(["max_steps=many"]))
 
 
 @pytest.mark.parametrize("recipe", ["tiny", "tiny_sft", "tiny_distill", "ladder", "grpo", "ppo"])
@@ -74,35 +74,35 @@ def test_recipes_that_know_their_batch_keep_it(recipe):
 
 def test_few_conversations_stand_in_shorter_rows():
     run = resolve_run("sft", parse_overrides(["epochs=10"]))
-    assert fit_rows(run, 3600, 60).data.row_tokens == 144  # 25 rows
-    assert fit_rows(resolve_run("sft"), 3600, 60).data.row_tokens == 72  # 50 rows, twice
-    assert fit_rows(run, 3600, 500).data.row_tokens == 504  # the longest has to fit
-    assert fit_rows(run, 300, 10).data.row_tokens == 64
-    assert fit_rows(run, 10**6, 900).data.row_tokens == 1024
-    asked = resolve_run("sft", parse_overrides(["data.row_tokens=512"]))
+    assert fit_rows(run, 3600, 60).data.seq_len == 144  # 25 rows
+    assert fit_rows(resolve_run("sft"), 3600, 60).data.seq_len == 72  # 50 rows, twice
+    assert fit_rows(run, 3600, 500).data.seq_len == 504  # the longest has to fit
+    assert fit_rows(run, 300, 10).data.seq_len == 64
+    assert fit_rows(run, 10**6, 900).data.seq_len == 1024
+    asked = resolve_run("sft", parse_overrides(["data.seq_len=512"]))
     assert fit_rows(asked, 3600, 60) == asked
-    assert fit_batch(asked, 10).batch.rows == 1
+    assert fit_batch(asked, 10).batch.size == 1
 
 
 def test_warnings():
-    assert doubts(50, 32, 32, "rows") == []
-    (few,) = doubts(49, 4, 32, "rows")
+    assert data_warnings(50, 32, 32, "rows") == []
+    (few,) = data_warnings(49, 4, 32, "rows")
     assert "only 49 optimizer steps" in few
-    (large,) = doubts(50, 33, 32, "pairs")
+    (large,) = data_warnings(50, 33, 32, "pairs")
     assert "batch of 33 pairs is larger than an epoch of 32" in large
-    assert start_doubts(None, 400) == start_doubts(5.99, 400) == []
-    (misfit,) = start_doubts(6.0, 400)
+    assert start_warnings(None, 400) == start_warnings(5.99, 400) == []
+    (misfit,) = start_warnings(6.0, 400)
     assert "6.00" in misfit
     assert "5.99" in misfit
 
 
 def test_the_plan_page_takes_the_batch_that_training_takes():
     run = resolve_run("sft", parse_overrides(["epochs=10", "model=tiny"]))
-    page = make_page("sft", run, PlanOptions(gpu="RTX 3090", unique="40k"))  # 39 rows of 1,024
-    assert page.rows_per_step == fit_batch(run, 39).batch.rows == 1
+    page = make_report("sft", run, PlanOptions(gpu="RTX 3090", unique="40k"))  # 39 rows of 1,024
+    assert page.rows_per_step == fit_batch(run, 39).batch.size == 1
     assert page.steps == 391
-    asked = resolve_run("sft", parse_overrides(["epochs=10", "model=tiny", "batch.rows=64"]))
-    page = make_page("sft", asked, PlanOptions(gpu="RTX 3090", unique="40k"))
+    asked = resolve_run("sft", parse_overrides(["epochs=10", "model=tiny", "batch.size=64"]))
+    page = make_report("sft", asked, PlanOptions(gpu="RTX 3090", unique="40k"))
     assert (page.rows_per_step, page.steps) == (64, 7)
     assert any("only 7 optimizer steps" in line for line in page.warnings)
     assert any("larger than an epoch" in line for line in page.warnings)
@@ -112,19 +112,19 @@ def test_the_plan_page_takes_the_batch_that_training_takes():
 def test_the_plan_page_takes_the_rows_that_training_takes(recipe):
     run = resolve_run(recipe, parse_overrides(["model=tiny"]))
     fitted = fit_rows(run, 10_000, 0)
-    row = fitted.data.row_tokens
-    assert row < run.data.row_tokens
-    page = make_page(recipe, run, PlanOptions(gpu="RTX 3090", unique="10k"))
-    assert page.row_tokens == row
-    assert page.rows_per_step == fit_batch(run, round(10_000 / row)).batch.rows
+    row = fitted.data.seq_len
+    assert row < run.data.seq_len
+    page = make_report(recipe, run, PlanOptions(gpu="RTX 3090", unique="10k"))
+    assert page.seq_len == row
+    assert page.rows_per_step == fit_batch(run, round(10_000 / row)).batch.size
     assert page.steps == -(-round(run.epochs * 10_000) // (row * page.rows_per_step)) >= 50
     assert not any("optimizer steps" in line or "larger than an epoch" in line for line in page.warnings)
     assert any(f"rows of {row} tokens" in line for line in page.warnings)
     # Rows that were asked for, and enough text for full ones, stay.
-    asked = resolve_run(recipe, parse_overrides(["model=tiny", "data.row_tokens=512"]))
-    for each, unique, length in ((asked, "10k", 512), (run, "10M", run.data.row_tokens)):
-        page = make_page(recipe, each, PlanOptions(gpu="RTX 3090", unique=unique))
-        assert page.row_tokens == length
+    asked = resolve_run(recipe, parse_overrides(["model=tiny", "data.seq_len=512"]))
+    for each, unique, length in ((asked, "10k", 512), (run, "10M", run.data.seq_len)):
+        page = make_report(recipe, each, PlanOptions(gpu="RTX 3090", unique=unique))
+        assert page.seq_len == length
         assert not any("rows of" in line for line in page.warnings)
 
 
@@ -142,7 +142,7 @@ def words(tmp_path_factory, small_run, toy):
     """91 conversations, and a model to begin with; nothing is said of the batch."""
     folder = tmp_path_factory.mktemp("few")
     short = [word for word in small_run if not word.startswith(("data.", "steps"))]
-    train("sft", *short, f"data.train={toy / 'sft.jsonl'}", "data.row_tokens=256", "steps=2", f"out={folder / 'base'}")
+    train("sft", *short, f"data.train={toy / 'sft.jsonl'}", "data.seq_len=256", "max_steps=2", f"out={folder / 'base'}")
     lines = [
         {
             "conversations": [
@@ -153,8 +153,8 @@ def words(tmp_path_factory, small_run, toy):
         for number, asked in enumerate(["who are you?", "your name?", "who made you?"] * 30 + ["hello"])
     ]
     (folder / "identity.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return [f"start={folder / 'base'}", f"data.train={folder / 'identity.jsonl'}", "compute.device=cpu",
-            "compute.dtype=float32", "save.every=20", "save.keep=99"]  # fmt: skip
+    return [f"init_from={folder / 'base'}", f"data.train={folder / 'identity.jsonl'}", "compute.device=cpu",
+            "compute.dtype=float32", "checkpoint.every=20", "checkpoint.keep_last=99"]  # fmt: skip
 
 
 def test_a_run_on_few_conversations_takes_enough_steps_and_is_taken_up_exactly(words, tmp_path):
@@ -164,12 +164,12 @@ def test_a_run_on_few_conversations_takes_enough_steps_and_is_taken_up_exactly(w
     folder = tmp_path / "run"
     train("lora", *words, f"out={folder}")
     run = config.resolve(Run, config.read_toml(folder / "run.toml"))
-    assert (run.batch.min_steps, run.data.min_row_tokens) == (0, 0)
+    assert (run.batch.min_steps, run.data.min_seq_len) == (0, 0)
     plan = json.loads((folder / "plan.json").read_text())
-    assert plan["rows_per_step"] == run.batch.rows == planned.rows_per_step
+    assert plan["rows_per_step"] == run.batch.size == planned.rows_per_step
     assert plan["steps"] == planned.steps >= 100
-    assert plan["steps"] == -(-plan["rows_per_epoch"] * 2 // run.batch.rows)  # two epochs
-    assert plan["rows_per_epoch"] >= 50 * run.batch.rows
+    assert plan["steps"] == -(-plan["rows_per_epoch"] * 2 // run.batch.size)  # two epochs
+    assert plan["rows_per_epoch"] >= 50 * run.batch.size
     assert plan["warnings"] == planned.warnings == []
     weights = json.loads((folder / "outcome.json").read_text())["weights_sha256"]
     for checkpoint in (folder / "checkpoints").iterdir():
@@ -179,12 +179,12 @@ def test_a_run_on_few_conversations_takes_enough_steps_and_is_taken_up_exactly(w
     train("lora", *words, f"out={folder}")
     assert json.loads((folder / "outcome.json").read_text())["weights_sha256"] == weights
     trained = load_trained(folder)
-    assert trained.run.data.row_tokens < 100
+    assert trained.run.data.seq_len < 100
     assert trained.context_tokens == 256  # of the model that it began with
     more = plan["steps"] + 2  # the batch stays, also where a number of steps is asked for
-    train_further = resolve_run("lora", parse_overrides([*words, f"out={folder}", f"steps={more}"]))
+    train_further = resolve_run("lora", parse_overrides([*words, f"out={folder}", f"max_steps={more}"]))
     execute(train_further, Console(quiet=True), ["steps", "epochs"])
-    assert config.resolve(Run, config.read_toml(folder / "run.toml")).batch.rows == run.batch.rows
+    assert config.resolve(Run, config.read_toml(folder / "run.toml")).batch.size == run.batch.size
 
 
 def test_a_run_that_teaches_little_says_so_before_it_begins(words, tmp_path, monkeypatch):
@@ -194,7 +194,7 @@ def test_a_run_that_teaches_little_says_so_before_it_begins(words, tmp_path, mon
         "validate_with_retry",
         lambda stage, strategy: dict.fromkeys(validate(stage, strategy), 13.2),
     )
-    said = train("lora", *words, "batch.rows=32", "epochs=10", f"out={tmp_path / 'run'}")
+    said = train("lora", *words, "batch.size=32", "epochs=10", f"out={tmp_path / 'run'}")
     begins = said.index("step 1/")
     for line in ("optimizer steps, which teach little", "is larger than an epoch", "held-out loss begins at 13.20"):
         assert said.count(line) == 1, line

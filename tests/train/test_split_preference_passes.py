@@ -9,11 +9,11 @@ import pytest
 import torch
 from small_models import small_model
 
-from penjing.data.chat.render import Rendered
+from penjing.data.chat.render import EncodedChat
 from penjing.data.formats import Message
 from penjing.data.preference_shards import TokenAnswer, TokenGroup
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
-from penjing.model.lora import Lora, adapt, adapted
+from penjing.model.lora import Lora, adapted, add_adapter
 from penjing.model.value_head import ScalarHead
 from penjing.objective.base import Loss
 from penjing.parallel.single import Single
@@ -22,7 +22,7 @@ from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.preference import _Half
 from penjing.train.stages.reference import base_log_probs
 
-RUN = SimpleNamespace(seed=1, data=SimpleNamespace(row_tokens=64))
+RUN = SimpleNamespace(seed=1, data=SimpleNamespace(seq_len=64))
 ENGINE = Single(torch.device("cpu"))
 
 
@@ -57,7 +57,7 @@ def test_the_reference_of_adapters_is_the_base():
         for ids in answers:
             logp_TV = model(torch.tensor([[*prompt, *ids]]))[0, len(prompt) - 1 : -1].log_softmax(-1)
             wanted.append(logp_TV.gather(1, torch.tensor(ids)[:, None])[:, 0])
-    adapt(model, Lora(rank=2))
+    add_adapter(model, Lora(rank=2))
     for layer in adapted(model).values():
         layer.adapters["default"].B.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(1))
     batch = pack([Group(prompt=prompt, answers=[Answer(ids=ids) for ids in answers])], 64)
@@ -83,8 +83,8 @@ def test_a_judge_reads_where_the_end_of_the_last_answer_is_predicted(monkeypatch
     head = ScalarHead(model)
     head.scalar.data.normal_(generator=torch.Generator().manual_seed(2))
     ids, weights = [3, 4, 5, 6, 7, 0, 9], [0, 0, 1, 1, 1, 1, 0]  # the last is a newline after the turn
-    monkeypatch.setattr(reward, "render", lambda tokenizer, messages: Rendered(ids, weights))
-    found = reward.Judge(head.eval(), None).rewards([[Message(role="user", content="?")]])
+    monkeypatch.setattr(reward, "render", lambda tokenizer, messages: EncodedChat(ids, weights))
+    found = reward.RewardScorer(head.eval(), None).rewards([[Message(role="user", content="?")]])
     with torch.no_grad():
         hidden_BTD = model.hidden(torch.tensor([ids[:5]]))
     assert found == pytest.approx([(hidden_BTD[0, -1] @ head.scalar.detach()).item()], rel=1e-5)

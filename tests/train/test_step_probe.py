@@ -10,7 +10,7 @@ import torch
 from penjing.base.files import write_json
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
-from penjing.model.lora import Lora, adapt
+from penjing.model.lora import Lora, add_adapter
 from penjing.model.transformer import Transformer
 from penjing.train import step_probe, step_timing
 from penjing.train.batch_geometry import BatchGeometry
@@ -146,7 +146,7 @@ def test_where_a_pass_takes_long_fewer_rows_tell_of_many(monkeypatch):
 
 
 def test_a_validation_that_takes_too_long_is_estimated():
-    parts = SimpleNamespace(strategy=CPU, validate=lambda: {"validation_loss_nats_per_token": 3.0})
+    parts = SimpleNamespace(strategy=CPU, validate=lambda: {"val_loss": 3.0})
     size = SimpleNamespace(held_out_units=60)
     assert step_timing._try_validation(size, parts, unit_seconds=1.0, left=5.0) == (pytest.approx(20.0), None)
     seconds, loss = step_timing._try_validation(size, parts, unit_seconds=0.01, left=5.0)
@@ -155,10 +155,17 @@ def test_a_validation_that_takes_too_long_is_estimated():
 
 def test_masks_that_timing_draws_are_not_counted():
     """How many steps are timed depends on the clock; a run that begins then must draw the same masks."""
-    shape = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_size": 8, "mlp_size": 24}
-    model = Transformer(ModelConfig(vocabulary_size=20, **shape))
+    shape = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "intermediate_size": 24,
+    }
+    model = Transformer(ModelConfig(vocab_size=20, **shape))
     initialise(model, 0)
-    adapt(model, Lora(rank=2, dropout=0.5))
+    add_adapter(model, Lora(rank=2, dropout=0.5))
     drawn = "blocks.0.attention.q_proj.adapters.default._extra_state"
     before = model.state_dict()[drawn].clone()
     with step_timing._at_rest(model, SimpleNamespace(optimizers=[], strategy=SimpleNamespace(scaler=None))):

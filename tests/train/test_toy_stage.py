@@ -18,7 +18,7 @@ import penjing.objective
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands.inspection import show
-from penjing.commands.plan import make_page
+from penjing.commands.plan import make_report
 from penjing.commands.plan_run import PlanOptions
 from penjing.commands.train import execute, plan_only, resolve_run
 from penjing.plan.memory import Target
@@ -53,7 +53,14 @@ def words(objective, small_run, tmp_path_factory):
     text = tmp_path_factory.mktemp("text") / "lines.txt"
     text.write_text("".join(f"line {number} of a text that counts up to {number + 1}\n" for number in range(300)))
     kept = [word for word in small_run if not word.startswith(("data.train", "steps", "save"))]
-    return [*kept, "objective=smoothed", f"data.train={text}", "steps=6", "save.every=2", "save.keep=9"]
+    return [
+        *kept,
+        "objective=smoothed",
+        f"data.train={text}",
+        "max_steps=6",
+        "checkpoint.every=2",
+        "checkpoint.keep_last=9",
+    ]
 
 
 def run_of(words, *more):
@@ -74,12 +81,10 @@ def trained(tmp_path_factory, words):
 
 def test_it_is_trained(trained):
     folder, _, outcome = trained
-    losses = [
-        json.loads(line).get("loss_nats_per_token") for line in (folder / "metrics.jsonl").read_text().splitlines()
-    ]
+    losses = [json.loads(line).get("loss") for line in (folder / "metrics.jsonl").read_text().splitlines()]
     losses = [loss for loss in losses if loss is not None]
     assert len(losses) == 6 and losses[-1] < losses[0] - 0.1
-    assert outcome["validation_loss_nats_per_token"] < losses[0]
+    assert outcome["val_loss"] < losses[0]
 
 
 def test_interrupted_and_resumed_it_learns_the_same_bits(trained, words, tmp_path):
@@ -103,7 +108,7 @@ def test_it_is_probed_before_the_first_step(trained, words):
 
 
 def test_it_is_planned_from_its_settings(words):
-    page = make_page("pretrain", run_of(words), PlanOptions(gpu="A100"))
+    page = make_report("pretrain", run_of(words), PlanOptions(gpu="A100"))
     assert (page.steps, page.tokens) == (6, 6 * 8 * 64)
     assert page.fits and page.step_seconds > 0
 

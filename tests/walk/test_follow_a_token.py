@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 from penjing.base import config
 from penjing.base.seeds import derive
 from penjing.data.formats import read_documents
-from penjing.data.packing.best_fit import WholeRows
-from penjing.data.token_shards import Shards
+from penjing.data.packing.best_fit import BestFitRows
+from penjing.data.token_shards import TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.kernels.orthogonalize import ROUNDS
 from penjing.loader.batch_source import PackedSource
@@ -34,7 +34,14 @@ PEOPLE = ["小明", "小红", "奶奶"]
 THINGS = ["一只猫", "一只狗", "一朵花", "一条船", "一盏灯", "一本书", "一把伞"]
 LINES = [f"{person}看见{thing}。" for thing in THINGS for person in PEOPLE]
 SENTENCE = "小红看见一本书。"
-SHAPE = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_size": 8, "mlp_size": 24}
+SHAPE = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 24,
+}
 SEED, ROW_TOKENS, IDS = 4, 18, 400
 
 
@@ -43,9 +50,16 @@ def run(penjing, tmp_path):
     """The folder of a run of two steps with four rows each, on 21 stories, one JSON record a line. Ours is line 17."""
     stories = tmp_path / "stories.jsonl"
     stories.write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
-    shape = [f"model.{name}={value}" for name, value in {"vocabulary_size": IDS, **SHAPE}.items()]
-    given = ["tokenizer.han_run=1", f"data.row_tokens={ROW_TOKENS}", "data.validation_fraction=0.05", "batch.rows=4"]
-    cpu = ["compute.device=cpu", "compute.dtype=float32", f"seed={SEED}", "steps=2", "save.every=1", "track.every=1"]
+    shape = [f"model.{name}={value}" for name, value in {"vocab_size": IDS, **SHAPE}.items()]
+    given = ["tokenizer.max_han_per_token=1", f"data.seq_len={ROW_TOKENS}", "data.val_fraction=0.05", "batch.size=4"]
+    cpu = [
+        "compute.device=cpu",
+        "compute.dtype=float32",
+        f"seed={SEED}",
+        "max_steps=2",
+        "checkpoint.every=1",
+        "log.every=1",
+    ]
     penjing("train", "pretrain", f"data.train={stories}", f"out={tmp_path / 'run'}", *shape, *given, *cpu)
     return tmp_path / "run"
 
@@ -76,7 +90,8 @@ def test_follow_a_token(run):
     documents = list(read_documents([run.parent / "stories.jsonl"]))
     assert (documents[16].text, documents[16].line) == (SENTENCE, 17)
 
-    # data/tokenizer has learned which bytes go together. With han_run=1 that is a token for each character met often.
+    # data/tokenizer has learned which bytes go together. With max_han_per_token=1 that is a token for each character
+    # met often.
     tokenizer = Tokenizer.load(run / "tokenizer")
     ids = tokenizer.encode(SENTENCE)
     assert [tokenizer.token(index) for index in ids] == list(SENTENCE)
@@ -84,7 +99,7 @@ def test_follow_a_token(run):
     assert tokenizer.token(book) == "书"
 
     # data/token_shards has the ids of all stories one after the other, but for those held out by their hash.
-    shards, held_out = Shards(run / "shards" / "train"), Shards(run / "shards" / "validation")
+    shards, held_out = TokenShards(run / "shards" / "train"), TokenShards(run / "shards" / "validation")
     assert shards.num_documents + held_out.num_documents == 21
     assert shards.num_tokens == 8 * shards.num_documents
     story = next(
@@ -95,7 +110,7 @@ def test_follow_a_token(run):
 
     # data/packing opens each story with the end-of-text token, which makes 9 positions, and lays two whole stories into
     # every row of 18. Every epoch has its own order of rows. Ours is the second of its row.
-    rows = WholeRows(shards, ROW_TOKENS, end_of_text=tokenizer.end_of_text, seed=derive(SEED, "pretrain", "order"))
+    rows = BestFitRows(shards, ROW_TOKENS, end_of_text=tokenizer.end_of_text, seed=derive(SEED, "pretrain", "order"))
     place = next(index for index in range(rows.rows_per_epoch) if story in rows.documents(index))
     assert rows.documents(place) == [story - 1, story]
     row = rows.row(place)
@@ -105,7 +120,7 @@ def test_follow_a_token(run):
 
     # loader makes batches ready in a thread of its own. A step of four rows is two batches of two on a CPU; ours is
     # among them, and 书 is to be said at its position 15, having seen 小红看见一本.
-    source = Prefetch(PackedSource(rows, micro_rows=2), torch.device("cpu"))
+    source = Prefetch(PackedSource(rows, micro_size=2), torch.device("cpu"))
     batches = [next(source), next(source)]
     source.close()
     ours, line = batches[place // 2], place % 2
@@ -139,13 +154,13 @@ def test_follow_a_token(run):
     loss = float(total.detach()) / 72
     logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     first = next(line for line in logged if line["step"] == 1)
-    assert first["loss_nats_per_token"] == pytest.approx(loss)
+    assert first["loss"] == pytest.approx(loss)
     # A model that knows nothing yet gives every token about the same chance, 1 / V.
     assert loss == pytest.approx(math.log(IDS), abs=0.1)
     # If they are longer than 1 together they are shortened to it.
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values()))
-    assert first["gradient_norm"] == pytest.approx(norm)
+    assert first["grad_norm"] == pytest.approx(norm)
     gradients = {name: gradient / max(1.0, norm) for name, gradient in gradients.items()}
 
     # optim: Muon takes the blocks' matrices, AdamW the embedding and the norms. The checkpoint has what came of it.

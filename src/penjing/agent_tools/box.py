@@ -15,7 +15,7 @@ from penjing.agent_tools import TOOLS
 from penjing.agent_tools.base import BadArgumentsError, Tool, ToolSettings
 from penjing.base.errors import UserError
 from penjing.base.registry import look_up
-from penjing.data.chat.turn_parser import Call
+from penjing.data.chat.turn_parser import ToolCall
 
 WORKERS = 4  # calls of tools that wait for something, side by side
 MOST_CALLS = 8  # of one turn; the others are told that there were too many
@@ -55,7 +55,7 @@ class Toolbox:
     def __len__(self) -> int:
         return len(self.tools)
 
-    def run(self, calls: Sequence[Call]) -> tuple[Result, ...]:
+    def run(self, calls: Sequence[ToolCall]) -> tuple[Result, ...]:
         """The result of each call of a turn, in order."""
         waits = any(getattr(self.tools.get(call.name), "waits", False) or call.name in self.own for call in calls)
         numbered = list(enumerate(calls))
@@ -64,7 +64,7 @@ class Toolbox:
                 return tuple(pool.map(self._one, numbered))
         return tuple(map(self._one, numbered))
 
-    def _one(self, numbered: tuple[int, Call]) -> Result:
+    def _one(self, numbered: tuple[int, ToolCall]) -> Result:
         number, call = numbered
         if number >= MOST_CALLS:
             return Result(text=f"error: more than {MOST_CALLS} calls in one turn", worked=False)

@@ -30,7 +30,7 @@ _PATIENCE = 10.0  # seconds to wait for a process to be free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class SandboxResult:
     """How a program went. finished: it came to its end by itself, without an error and without an exit on the way.
 
     `finished` is reported by the process that ran the program. One that leaves early cannot say it by accident, nor by
@@ -44,7 +44,7 @@ class Ran:
     timed_out: bool
 
 
-def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibytes: int = 512) -> Ran:
+def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibytes: int = 512) -> SandboxResult:
     """Run Python `code` contained (see agent_tools/sandbox_child.py), and end it when the time is over.
 
     It has an empty environment, a folder of its own, `stdin`, the standard library, and nothing else. Whatever it does,
@@ -57,7 +57,9 @@ def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibyte
         try:
             folder, files = _prepare(stack, code, stdin)
         except OSError as error:
-            return Ran(finished=False, output="", errors=f"its folder cannot be made: {error}\n", timed_out=False)
+            return SandboxResult(
+                finished=False, output="", errors=f"its folder cannot be made: {error}\n", timed_out=False
+            )
         limits = (max(1, round(cpu_seconds + 0.5)), memory_mebibytes << 20, OUTPUT_BYTES)
         with _Program(folder, limits, files) as program:
             stopped = program.wait(_WALL * cpu_seconds)
@@ -67,7 +69,7 @@ def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibyte
         raise _cannot(f"Linux {platform.release()} on {platform.machine()} without {program.missing}")
     if not (output_whole and errors_whole):
         stopped = stopped or f"more than {OUTPUT_BYTES} bytes of output, or output that cannot be read"
-    return Ran(
+    return SandboxResult(
         finished=program.finished and not stopped,
         output=output,
         errors=errors + (f"{stopped}\n" if stopped not in ("", "time") else ""),
@@ -75,7 +77,7 @@ def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibyte
     )
 
 
-def check_sandbox(ran: Ran) -> None:
+def check_sandbox(ran: SandboxResult) -> None:
     """To be called with how an empty program went. Raises UserError if it did not come to its end."""
     if not ran.finished:
         last = ran.errors.strip().splitlines()[-1:] or ["no message"]

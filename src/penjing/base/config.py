@@ -1,6 +1,6 @@
 """Settings: frozen dataclasses, filled from layers. Defaults < recipe < file (TOML) < `a.b=c` on the command line.
 
-A nested dataclass is a table. A union of dataclasses is a choice: the table's `kind` says which member, and only that
+A nested dataclass is a table. A union of dataclasses is a choice: the table's `name` says which member, and only that
 member's settings exist, so a setting that would have no effect is an unknown key. A field's allowed range stands in
 its annotation (`PositiveInt`). A list is values with commas between
 them or, where values have commas of their own, one as TOML writes it: `["a, b", "c"]`. A dataclass with a `named`
@@ -74,8 +74,18 @@ def resolve(kind: type[T], *layers: Layer) -> T:
     """Build a `kind` from its defaults and `layers`, later ones winning. Raises UserError on any key or value."""
     merged: dict[str, Any] = {}
     for layer in layers:
+        _check_renamed(getattr(kind, "renamed", {}), layer, "")
         merged = _merge(kind, merged, layer, "")
     return typing.cast(T, _build(kind, merged, ""))
+
+
+def _check_renamed(renamed: Mapping[str, str], layer: Layer, prefix: str) -> None:
+    """Raises UserError for a key of an earlier version; it names today's."""
+    for name, value in layer.items():
+        if isinstance(value, Mapping):
+            _check_renamed(renamed, value, f"{prefix}{name}.")
+        if prefix + name in renamed:
+            raise UserError("renamed", where=prefix + name, next_step=f"Set {renamed[prefix + name]} instead.")
 
 
 def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
@@ -85,7 +95,7 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         path = key.split(".")
         if not equals or not all(path):
-            raise UserError("not a setting", got=repr(word), wanted="key=value, for example batch.rows=32")
+            raise UserError("not a setting", got=repr(word), wanted="key=value, for example batch.size=32")
         _put(layer, path, _at_home(value))
     return layer
 
@@ -103,7 +113,7 @@ def _put(layer: dict[str, Any], path: list[str], value: str) -> None:
     place = layer
     for name in path[:-1]:
         below = place.setdefault(name, {})
-        if isinstance(below, str):  # model=26m and model.num_layers=6 together
+        if isinstance(below, str):  # model=26m and model.num_hidden_layers=6 together
             below = place[name] = {"": below}
         place = below
     last = path[-1]
@@ -140,12 +150,17 @@ def _members(annotation: Any) -> list[Any]:
     return [option for option in options if dataclasses.is_dataclass(option)]
 
 
+def _key(field: dataclasses.Field[Any]) -> str:
+    """A field's name in a configuration. `async_` is `async`, which Python keeps for itself."""
+    return field.name.rstrip("_")
+
+
 def _annotations(kind: Any) -> dict[str, Any]:
-    """The types of a dataclass's fields. A field's metadata may name `choices`, a function that lists dataclasses."""
+    """The types of a dataclass's fields by key. Its metadata may name `choices`, which lists classes."""
     hints, found = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
         choices = field.metadata.get("choices")
-        found[field.name] = typing.Union[tuple(choices())] if choices else hints[field.name]  # noqa: UP007
+        found[_key(field)] = typing.Union[tuple(choices())] if choices else hints[field.name]  # noqa: UP007
     return found
 
 
@@ -166,7 +181,7 @@ def _merge(kind: Any, base: dict[str, Any], layer: Layer, prefix: str) -> dict[s
             continue
         table = _as_table(members, value, prefix + name)
         below = merged.get(name, {})
-        shortcut = "kind" if len(members) > 1 else "preset"
+        shortcut = "name" if len(members) > 1 else "preset"
         if shortcut in table and table[shortcut] != below.get(shortcut, _default(members[0], shortcut)):
             below = {}
         member = _choose(members, {**below, **table}, prefix + name)
@@ -175,14 +190,14 @@ def _merge(kind: Any, base: dict[str, Any], layer: Layer, prefix: str) -> dict[s
 
 
 def _as_table(members: list[Any], value: Any, key: str) -> dict[str, Any]:
-    """`model=26m` and `optimizer=muon` are short for the preset and the kind."""
+    """`model=26m` and `optimizer=muon` are short for the preset and the name."""
     has_shortcut = len(members) > 1 or hasattr(members[0], "named")
-    shortcut = "kind" if len(members) > 1 else "preset"
+    shortcut = "name" if len(members) > 1 else "preset"
     if isinstance(value, str) and has_shortcut:
         return {shortcut: value}
     if not isinstance(value, Mapping) or ("" in value and not has_shortcut):
         got = value[""] if isinstance(value, Mapping) else value
-        inner = ", ".join(f"{key}.{field.name}" for field in dataclasses.fields(members[0]))
+        inner = ", ".join(f"{key}.{_key(field)}" for field in dataclasses.fields(members[0]))
         raise UserError("a group of settings, not one value", where=key, got=repr(got), wanted=f"one of {inner}")
     return {shortcut if name == "" else name: inner for name, inner in value.items()}
 
@@ -190,15 +205,15 @@ def _as_table(members: list[Any], value: Any, key: str) -> dict[str, Any]:
 def _choose(members: list[Any], table: Mapping[str, Any], key: str) -> Any:
     if len(members) == 1:
         return members[0]
-    by_kind = {str(_default(member, "kind")): member for member in members}
-    wanted = table.get("kind", _default(members[0], "kind"))
-    if not isinstance(wanted, str) or wanted not in by_kind:
-        raise UserError("no such choice", where=f"{key}.kind", got=repr(wanted), wanted=" or ".join(by_kind))
-    return by_kind[wanted]
+    by_name = {str(_default(member, "name")): member for member in members}
+    wanted = table.get("name", _default(members[0], "name"))
+    if not isinstance(wanted, str) or wanted not in by_name:
+        raise UserError("no such choice", where=f"{key}.name", got=repr(wanted), wanted=" or ".join(by_name))
+    return by_name[wanted]
 
 
 def _unknown_key(kind: Any, name: str, prefix: str) -> UserError:
-    here = [field.name for field in dataclasses.fields(kind)]
+    here = [_key(field) for field in dataclasses.fields(kind)]
     best = nearest(name, here)
     text = (
         f"Did you mean {prefix}{best}?" if best else "Settings here: " + ", ".join(prefix + choice for choice in here)
@@ -217,14 +232,14 @@ def _build(kind: Any, table: Layer, prefix: str) -> Any:
         preset = table.get("preset", _default(kind, "preset"))
         values.update(named(convert(str, preset, prefix + "preset")))
     for field in dataclasses.fields(kind):
-        key = prefix + field.name
-        members = _members(annotations[field.name])
+        name = _key(field)
+        key, members = prefix + name, _members(annotations[name])
         if members:
-            below = table.get(field.name, {})
+            below = table.get(name, {})
             if below or field.default_factory is dataclasses.MISSING:
                 values[field.name] = _build(_choose(members, below, key), below, key + ".")
-        elif field.name in table:
-            values[field.name] = convert(annotations[field.name], table[field.name], key)
+        elif name in table:
+            values[field.name] = convert(annotations[name], table[name], key)
     return kind(**values)
 
 
@@ -310,7 +325,7 @@ def _number(annotation: Any, value: Any, key: str) -> Any:
 
 def to_dict(value: Any) -> dict[str, Any]:
     """A resolved configuration as plain tables, every setting spelled out."""
-    return dataclasses.asdict(value)
+    return dataclasses.asdict(value, dict_factory=lambda items: {name.rstrip("_"): each for name, each in items})
 
 
 def to_toml(value: Any) -> str:
@@ -346,9 +361,9 @@ def settings(kind: Any, prefix: str = "") -> list[tuple[str, Any]]:
     listed: list[tuple[str, Any]] = []
     annotations = _annotations(kind)
     for field in dataclasses.fields(kind):
-        members = _members(annotations[field.name])
+        members = _members(annotations[_key(field)])
         if members:
-            listed += settings(members[0], f"{prefix}{field.name}.")
+            listed += settings(members[0], f"{prefix}{_key(field)}.")
         else:
-            listed.append((prefix + field.name, field.default))
+            listed.append((prefix + _key(field), field.default))
     return listed

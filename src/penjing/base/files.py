@@ -54,7 +54,7 @@ def printable(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def check_room(folder: Path, wanted_bytes: int) -> None:
+def check_free_space(folder: Path, wanted_bytes: int) -> None:
     """Raise DiskError if the disk of `folder` has no room for so many bytes, before any of them is written."""
     try:
         free = shutil.disk_usage(folder).free

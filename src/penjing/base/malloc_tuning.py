@@ -12,7 +12,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of glibc's mall
 _LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc refuses more
 
 
-def keep_freed_memory() -> bool:
+def tune_malloc() -> bool:
     """Let blocks of up to 32 MB stay in the process when they are freed; whether that could be set (glibc on Linux).
 
     By itself glibc gives large blocks back to the system and asks for them again: one training step of a 26M model on
@@ -29,7 +29,7 @@ def keep_freed_memory() -> bool:
     return all(done)
 
 
-def give_back_freed_memory() -> None:
+def malloc_trim() -> None:
     """Return to the system what is free in the heap now (glibc on Linux), such as what a start-up leaves."""
     gc.collect()
     if sys.platform.startswith("linux"):
@@ -38,7 +38,7 @@ def give_back_freed_memory() -> None:
 
 
 @contextmanager
-def frozen_collector() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """Inside, Python's garbage collector passes over all that is there now: libraries, the model, the parts of a run.
 
     A full collection looks at every object that was ever made, some hundreds of thousands, and stops each step that it

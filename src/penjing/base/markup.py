@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 
-def marked(mark: str, text: object, *, style: str = "yellow", indent: str = "  ", between: str = ": ") -> Text:
+def escape_markup(mark: str, text: object, *, style: str = "yellow", indent: str = "  ", between: str = ": ") -> Text:
     """`mark`, coloured, and the text about it, as it is."""
     return Text.assemble(indent, (mark, style), between, str(text))
 

@@ -18,7 +18,7 @@ from penjing.bench.comparison import Prepared, Request
 from penjing.bench.record import facts
 from penjing.bench.trial_spec import AlignmentSpec
 from penjing.data import formats
-from penjing.data.preference_shards import TokenGroups, prepare_groups
+from penjing.data.preference_shards import PreferenceShards, prepare_groups
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
@@ -26,7 +26,7 @@ from penjing.objective.policy import Policy
 from penjing.objective.preference import Preference
 from penjing.optim.adamw import AdamW
 from penjing.plan import hardware
-from penjing.rl.prompts import Order, read
+from penjing.rl.prompts import EpochPermutation, read
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained
@@ -46,21 +46,21 @@ def prepare(work: Path, request: Request, method: str) -> Prepared:
     trained = load_trained(request.start, adapters="merged")
     export(trained.model, trained.tokenizer, work / "model", card=model_card(trained, request.start))
     layer: dict[str, Any] = {
-        "start": str(work / "model"),
+        "init_from": str(work / "model"),
         "out": str(work / "ours"),
-        "steps": options.steps,
+        "max_steps": options.steps,
         "data": {"train": [str(request.data)]},
-        "schedule": {"kind": "constant"},
-        "validate": {"rows": 1, "every": 0, "before": "no"},
+        "schedule": {"name": "constant"},
+        "eval": {"sequences": 1, "every": 0, "at_start": False},
         "compute": {"device": "cpu", "dtype": "float32", "threads": options.threads},
-        "track": {"every": 1},
+        "log": {"every": 1},
     }
     if method == "dpo":
         layer["objective"] = {"reference": "copy"}
     run = request.resolve(layer)
     _check(run)
     micro = batch_geometry(run, 1, torch.device("cpu")).micro_size
-    run = replace(run, batch=replace(run.batch, micro_rows=micro))
+    run = replace(run, batch=replace(run.batch, micro_size=micro))
     if method == "dpo":
         run = _write_pairs(run, work)
     else:
@@ -76,12 +76,12 @@ def prepare(work: Path, request: Request, method: str) -> Prepared:
         run=str(work / "run.toml"),
         out="",
         threads=options.threads,
-        batch=run.batch.rows,
+        batch=run.batch.size,
         micro=micro,
         steps=options.steps,
         warmup=options.warmup,
         learning_rate=optimizer.learning_rate,
-        max_grad_norm=run.clip_norm,
+        max_grad_norm=run.max_grad_norm,
         betas=(optimizer.beta1, optimizer.beta2),
         seed=run.seed,
         dtype=run.compute.dtype,
@@ -112,9 +112,9 @@ def _objective_fields(run: Run) -> dict[str, Any]:
     assert isinstance(run.objective, Policy)
     rollout = run.objective.rollout
     return {
-        "beta": run.objective.kl_weight,
-        "num_generations": rollout.answers,
-        "max_tokens": rollout.max_tokens,
+        "beta": run.objective.kl_coef,
+        "num_generations": rollout.num_generations,
+        "max_tokens": rollout.max_new_tokens,
         "temperature": rollout.temperature,
         "match": MATCH,
     }
@@ -123,9 +123,9 @@ def _objective_fields(run: Run) -> dict[str, Any]:
 def _check(run: Run) -> None:
     """Raise UserError for what a baseline is not told."""
     plain: list[tuple[str, object, object]] = [
-        ("optimizer.kind", run.optimizer.kind, "adamw"),
+        ("optimizer.name", run.optimizer.name, "adamw"),
         ("optimizer.weight_decay", run.optimizer.weight_decay, 0.0),
-        ("schedule.kind", run.schedule.kind, "constant"),
+        ("schedule.name", run.schedule.name, "constant"),
         ("lora.rank", run.lora.rank, 0),
         ("freeze", run.freeze, ()),
         ("compute.device", run.compute.device, "cpu"),
@@ -154,11 +154,11 @@ def _write_pairs(run: Run, work: Path) -> Run:
         formats.read_preferences([Path(name) for name in run.data.train], on_skip=lambda *_: None),
         tokenizer,
         work / "groups",
-        row_tokens=run.data.row_tokens,
-        validation_fraction=run.data.validation_fraction,
+        seq_len=run.data.seq_len,
+        val_fraction=run.data.val_fraction,
         about={},
     )
-    groups = TokenGroups(work / "groups" / "train")
+    groups = PreferenceShards(work / "groups" / "train")
     lines = []
     for index in pair_order(run, len(groups)):
         group = groups[index]
@@ -173,7 +173,7 @@ def _write_pairs(run: Run, work: Path) -> Run:
 
 def pair_order(run: Run, num_groups: int) -> list[int]:
     """Indices of the groups that the run's steps take, one after the other (loader/group_sampler.py)."""
-    seed, wanted = derive(run.seed, run.stage, "order"), run.steps * run.batch.rows
+    seed, wanted = derive(run.seed, run.stage, "order"), run.max_steps * run.batch.size
     order: list[int] = []
     epoch = 0
     while len(order) < wanted:
@@ -188,12 +188,12 @@ def _write_prompts(run: Run, work: Path) -> None:
     given = read(
         [Path(name) for name in run.data.train],
         Tokenizer.load(work / "model"),
-        longest=run.data.row_tokens - run.objective.rollout.max_tokens,
-        held_out_fraction=run.data.validation_fraction,
+        longest=run.data.seq_len - run.objective.rollout.max_new_tokens,
+        held_out_fraction=run.data.val_fraction,
     )
-    order = Order(len(given.train), derive(run.seed, run.stage, "order"))
+    order = EpochPermutation(len(given.train), derive(run.seed, run.stage, "order"))
     lines = []
-    for place in range(run.steps * run.batch.rows):
+    for place in range(run.max_steps * run.batch.size):
         prompt = given.train[order[place]]
         turns = [{"role": message.role, "content": message.content} for message in prompt.messages]
         lines.append(json.dumps({"prompt": turns, "gt": list(prompt.truths)}, ensure_ascii=False))

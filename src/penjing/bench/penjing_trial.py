@@ -62,7 +62,7 @@ def alignment(spec: AlignmentSpec) -> dict[str, Any]:
     timer.ready()
     train(replace(prepared.context, validate_every=0, save_every=0, sample_every=0, log_every=1), prepared.state)
     prepared.context.source.close()
-    options = [f"batch.micro_rows={run.batch.micro_rows}", f"compute.dtype={run.compute.dtype}"]
+    options = [f"batch.micro_size={run.batch.micro_size}", f"compute.dtype={run.compute.dtype}"]
     if spec.method == "dpo":
         options.append(f"objective.reference={spec.reference}")
     return timer.result(options=options)
@@ -83,13 +83,13 @@ def pretrain(spec: PretrainSpec, *, adamw: bool) -> dict[str, Any]:
     while timer.step(step(context, number).tokens):
         number += 1
     prepared.context.source.close()
-    kind, dtype = run.optimizer.kind, str(_matmul_dtype(prepared.model)).removeprefix("torch.")
-    options = [f"optimizer.kind={kind}", f"matmuls in {dtype}", f"compute.compile={run.compute.compile}"]
+    kind, dtype = run.optimizer.name, str(_matmul_dtype(prepared.model)).removeprefix("torch.")
+    options = [f"optimizer.name={kind}", f"matmuls in {dtype}", f"compute.compile={run.compute.compile}"]
     settings = {
         "optimizer": kind,
         "learning_rate": max(float(group["lr"]) for each in context.optimizers for group in each.param_groups),
         "dtype": dtype,
-        "max_grad_norm": run.clip_norm,
+        "max_grad_norm": run.max_grad_norm,
     }
     return timer.result(options=[*options, *prepared.notes], settings=settings)
 

@@ -38,7 +38,7 @@ ADAMW = AdamW(learning_rate=1e-3, weight_decay=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class DataSize:
     """How large a comparison is."""
 
     model: dict[str, int]
@@ -47,16 +47,28 @@ class Size:
     held_out: int  # documents
 
 
-FULL = Size(
-    model={"hidden_size": 512, "num_layers": 8, "num_heads": 8, "num_kv_heads": 2, "head_size": 64}
-    | {"mlp_size": 1408, "vocabulary_size": 6400},
+FULL = DataSize(
+    model={
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    }
+    | {"intermediate_size": 1408, "vocab_size": 6400},
     seq_len=512,
     batch=8,
     held_out=192,
 )
-QUICK = Size(
-    model={"hidden_size": 256, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "head_size": 64}
-    | {"mlp_size": 704, "vocabulary_size": 2048},
+QUICK = DataSize(
+    model={
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    }
+    | {"intermediate_size": 704, "vocab_size": 2048},
     seq_len=256,
     batch=8,
     held_out=96,
@@ -87,7 +99,7 @@ def prepare(work: Path, request: Request) -> Prepared:
     )
     torch.set_num_threads(options.threads)
     learned, held_out = _texts(request.data, work, size.held_out)
-    tokenizer = train_tokenizer(iter(learned), size.model["vocabulary_size"])
+    tokenizer = train_tokenizer(iter(learned), size.model["vocab_size"])
     tokenizer.save(work / "tokenizer")
     run = _run(work, size, options, device, request)
     if run.model.architecture != "qwen3":
@@ -140,18 +152,18 @@ def _standard_library(work: Path) -> Iterator[str]:
                 yield "".join(lines[node.lineno - 1 : node.end_lineno])
 
 
-def _run(work: Path, size: Size, options: Options, device: torch.device, request: Request) -> Run:
+def _run(work: Path, size: DataSize, options: Options, device: torch.device, request: Request) -> Run:
     layer: dict[str, Any] = {
         "model": {"architecture": "qwen3", **size.model},  # the baselines' stock class
-        "data": {"train": [str(work / "text.jsonl")], "row_tokens": size.seq_len},
-        "tokenizer": {"folder": str(work / "tokenizer")},
-        "batch": {"rows": size.batch},
-        "schedule": {"kind": "constant"},
+        "data": {"train": [str(work / "text.jsonl")], "seq_len": size.seq_len},
+        "tokenizer": {"path": str(work / "tokenizer")},
+        "batch": {"size": size.batch},
+        "schedule": {"name": "constant"},
         "compute": {"device": device.type, "threads": options.threads},
-        "validate": {"rows": 1, "every": 0},
-        "save": {"every": 10**9},
-        "track": {"every": 10**9},
-        "steps": 1,
+        "eval": {"sequences": 1, "every": 0},
+        "checkpoint": {"every": 10**9},
+        "log": {"every": 10**9},
+        "max_steps": 1,
     }
     run = request.resolve(layer)
     # `auto` is answered here, once: no trial is to find another answer.
@@ -159,8 +171,8 @@ def _run(work: Path, size: Size, options: Options, device: torch.device, request
     name: Any = str(dtype).removeprefix("torch.") if run.compute.dtype == "auto" else run.compute.dtype
     # About as many steps as the seconds allow: the rule that decides on compiling, and the probe, ask for the number.
     rate = USUAL_MFU * (hardware.peak(device, dtype).flops_per_second or 1e11)
-    flops = training_flops_per_token(run.model, (run.data.row_tokens + 1) / 2) * run.batch.rows * run.data.row_tokens
-    run = request.resolve({**layer, "steps": max(20, round(options.seconds * rate / flops))})
+    flops = training_flops_per_token(run.model, (run.data.seq_len + 1) / 2) * run.batch.size * run.data.seq_len
+    run = request.resolve({**layer, "max_steps": max(20, round(options.seconds * rate / flops))})
     return replace(run, compute=replace(run.compute, dtype=name))
 
 
@@ -191,15 +203,15 @@ def _spec(work: Path, run: Run, options: Options, device: torch.device, shape: d
         rows=str(work / "rows.npz"),
         out="",
         threads=options.threads,
-        batch=run.batch.rows,
-        seq_len=run.data.row_tokens,
+        batch=run.batch.size,
+        seq_len=run.data.seq_len,
         seconds=options.seconds,
         evaluations=options.evaluations,
         steps=options.steps,
         warmup=options.warmup,
         device=device.type,
         learning_rate=ADAMW.learning_rate,
-        max_grad_norm=run.clip_norm,
+        max_grad_norm=run.max_grad_norm,
         betas=(ADAMW.beta1, ADAMW.beta2),
         weight_decay=ADAMW.weight_decay,
         dtype=run.compute.dtype,
@@ -216,7 +228,7 @@ def _lines(
         f"pretrain: {about['parameters']:,} parameters, {spec.batch} rows of {spec.seq_len} tokens a step, {where}; "
         f"{len(learned):,} documents, median length {np.median(lengths):.0f} tokens"
     )
-    epochs = run.steps * spec.batch * spec.seq_len / (np.mean(lengths) * len(learned))
+    epochs = run.max_steps * spec.batch * spec.seq_len / (np.mean(lengths) * len(learned))
     if epochs > MOST_EPOCHS:
         yield f"note: a fast contestant reads the text some {epochs:.0f} times and memorizes it; `--data` takes more"
 

@@ -32,7 +32,7 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build_model import build_run
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
-from penjing.train.oom_recovery import is_out_of_memory, release
+from penjing.train.oom_recovery import empty_cache, is_out_of_memory
 from penjing.train.precision import Precision
 from penjing.train.stages.base import make_stage
 from penjing.train.throughput import Meter
@@ -44,23 +44,23 @@ WARM_STEPS = 2
 class Grid:
     """What is gone through; each empty one stands at the run's own value."""
 
-    micro_rows: tuple[int, ...] = ()
+    micro_size: tuple[int, ...] = ()
     accumulate: tuple[int, ...] = ()
-    row_tokens: tuple[int, ...] = ()
+    seq_len: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
-    recompute: tuple[str, ...] = ()  # as compute.recompute
+    recompute: tuple[str, ...] = ()  # as compute.activation_checkpointing
 
     def points(self, run: Run, device: torch.device) -> list[Point]:
         own = batch_geometry(run, 1, device)
         axes = (
-            self.row_tokens or (run.data.row_tokens,),
+            self.seq_len or (run.data.seq_len,),
             self.dtypes or (run.compute.dtype,),
-            self.recompute or (run.compute.recompute,),
-            self.micro_rows or (own.micro_size,),
+            self.recompute or (run.compute.activation_checkpointing,),
+            self.micro_size or (own.micro_size,),
             self.accumulate or (own.accumulation,),
         )
         return [
-            Point(row_tokens=length, dtype=dtype, recompute=again, micro_rows=rows, accumulate=passes)
+            Point(seq_len=length, dtype=dtype, recompute=again, micro_size=rows, accumulate=passes)
             for length, dtype, again, rows, passes in itertools.product(*axes)
         ]
 
@@ -69,9 +69,9 @@ class Grid:
 class Point:
     """One configuration."""
 
-    micro_rows: int
+    micro_size: int
     accumulate: int
-    row_tokens: int
+    seq_len: int
     dtype: str
     recompute: str
 
@@ -137,9 +137,9 @@ def settings_of(run: Run, point: Point) -> Run:
         Run,
         config.to_dict(run),
         {
-            "batch": {"rows": point.micro_rows * point.accumulate, "micro_rows": point.micro_rows},
-            "data": {"row_tokens": point.row_tokens},
-            "compute": {"dtype": point.dtype, "recompute": point.recompute},
+            "batch": {"size": point.micro_size * point.accumulate, "micro_size": point.micro_size},
+            "data": {"seq_len": point.seq_len},
+            "compute": {"dtype": point.dtype, "activation_checkpointing": point.recompute},
         },
     )
 
@@ -159,15 +159,15 @@ def _at(
     name = precision.name
     work = Workload(
         shape=shape_of(here.model),
-        tokens=point.micro_rows * point.row_tokens,
-        row_tokens=point.row_tokens,
-        keys=(point.row_tokens + 1) / 2,
+        tokens=point.micro_size * point.seq_len,
+        seq_len=point.seq_len,
+        keys=(point.seq_len + 1) / 2,
         passes=point.accumulate,
         dtype=name,
-        optimizer=here.optimizer.kind,
+        optimizer=here.optimizer.name,
         fused_optimizer=True,
         own_kernels=machine.kind == "cuda" and name == "bfloat16",  # as commands/plan.py
-        recompute=here.compute.recompute,
+        recompute=here.compute.activation_checkpointing,
     )
     planned = step_time(work, machine).seconds
     memory = predict_bytes(here)
@@ -184,12 +184,12 @@ def _at(
             raise
         taken = []
     if not taken:
-        release()  # the error held what filled the memory
+        empty_cache()  # the error held what filled the memory
         return Measured(point=point, ended="out of memory", **foreseen)
     median = quantile(taken, 0.5)
-    tokens = point.micro_rows * point.accumulate * point.row_tokens
-    causal = training_flops_per_token(here.model, (point.row_tokens + 1) / 2)
-    full = training_flops_per_token(here.model, point.row_tokens, window_keys=point.row_tokens)
+    tokens = point.micro_size * point.accumulate * point.seq_len
+    causal = training_flops_per_token(here.model, (point.seq_len + 1) / 2)
+    full = training_flops_per_token(here.model, point.seq_len, window_keys=point.seq_len)
     peak_rate = machine.peak_flops.get(name)
     used = used or estimated(work, machine, median)
     return Measured(
@@ -215,7 +215,7 @@ def _timed(
     run: Run, point: Point, precision: Precision, device: torch.device, steps: int, seconds: float
 ) -> tuple[list[float], int, Any]:
     """Seconds of each step, the peak of memory, and what the counters said of one more."""
-    release()
+    empty_cache()
     forget_peak(device)
     precision.require(device)
     precision.switch_tf32()
@@ -234,8 +234,8 @@ def _context(run: Run, point: Point, precision: Precision, device: torch.device)
     stage = make_stage(run, strategy)
     stage.assume_data()
     built = build_run(stage, strategy, precision)
-    shape, generator = (point.micro_rows, point.row_tokens + 1), torch.Generator().manual_seed(1)
-    batch = full_rows(torch.randint(0, run.model.vocabulary_size, shape, generator=generator)).to(device)
+    shape, generator = (point.micro_size, point.seq_len + 1), torch.Generator().manual_seed(1)
+    batch = full_rows(torch.randint(0, run.model.vocab_size, shape, generator=generator)).to(device)
     return TrainingContext(
         strategy=strategy,
         model=built.wrapped,
@@ -247,7 +247,7 @@ def _context(run: Run, point: Point, precision: Precision, device: torch.device)
         meter=Meter(0.0, None),
         num_steps=1 << 20,
         accumulate=point.accumulate,
-        clip_norm=run.clip_norm,
+        max_grad_norm=run.max_grad_norm,
         log_every=0,
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penjing.base.files import NewFile, check_room, disk_error, sync_folder
+from penjing.base.files import NewFile, check_free_space, disk_error, sync_folder
 from penjing.checkpoint.manifest import MANIFEST, OPTIMIZERS, STATE, WEIGHTS, folder_name, manifest_text, steps
 from penjing.checkpoint.tensors import write_file, write_tensors
 
@@ -54,7 +54,7 @@ def save(
         folder.mkdir(parents=True, exist_ok=True)
         for left_by_a_kill in folder.glob(".step-*.partial"):
             shutil.rmtree(left_by_a_kill, ignore_errors=True)
-        check_room(folder, _bytes(weights) + _bytes(tensors) + _ROOM_FOR_TEXTS)
+        check_free_space(folder, _bytes(weights) + _bytes(tensors) + _ROOM_FOR_TEXTS)
         partial.mkdir()
         files = {WEIGHTS: write_file(partial / WEIGHTS, weights), OPTIMIZERS: write_file(partial / OPTIMIZERS, tensors)}
         for name, text in written.items():

@@ -19,7 +19,7 @@ console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
 
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as batch.rows=32; `penjing show RECIPE` lists them."),
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as batch.size=32; `penjing show RECIPE` lists them."),
 ]
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml", help="A recipe, or a TOML file of settings.")]
 RunPath = Annotated[

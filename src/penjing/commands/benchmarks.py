@@ -146,9 +146,9 @@ def bench_sweep(
         return found
 
     grid = Grid(
-        micro_rows=numbers(rows, "--rows"),
+        micro_size=numbers(rows, "--rows"),
         accumulate=numbers(passes, "--passes"),
-        row_tokens=numbers(lengths, "--lengths"),
+        seq_len=numbers(lengths, "--lengths"),
         dtypes=_words(dtypes),
         recompute=_words(recompute),
     )

@@ -15,16 +15,16 @@ from rich.text import Text
 from penjing.agent_tools.box import Toolbox
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
-from penjing.data.chat.render import render, switched
-from penjing.data.chat.turn_parser import Part, parts
+from penjing.data.chat.render import parse_switch, render
+from penjing.data.chat.turn_parser import Span, parts
 from penjing.data.formats import Message
 from penjing.export.adapter import attach_adapters
 from penjing.infer.generate import stream
 from penjing.infer.sample import Sampling
-from penjing.infer.tool_loop import Exchange, ToolTurns
-from penjing.model.lora import names, use
+from penjing.infer.tool_loop import ToolExchange, ToolLoop
+from penjing.model.lora import names, set_adapter
 from penjing.model.transformer import Transformer
-from penjing.train.load_model import Trained, load_trained, set_threads, use_device
+from penjing.train.load_model import LoadedModel, load_trained, set_threads, use_device
 
 HELP = "Empty line or Ctrl-D ends, /new starts a new conversation, /think on, off or auto sets reasoning."
 ADAPTERS_HELP = "/adapter NAME switches, /adapter none is the base alone."
@@ -110,7 +110,7 @@ def _switch(model: Transformer, words: list[str], console: Console) -> None:
     """Switch the adapter; without a known name, list the adapters."""
     known = names(model)
     if len(words) == 1 and words[0] in (*known, "none"):
-        use(model, None if words[0] == "none" else words[0])
+        set_adapter(model, None if words[0] == "none" else words[0])
         console.print(f"adapter: {words[0]}", highlight=False)
     else:
         console.print(f"adapters: {', '.join((*known, 'none'))}", highlight=False)
@@ -120,12 +120,12 @@ def _think(options: GenerationOptions, words: list[str], console: Console) -> Ge
     """Switch reasoning; without a known position, list the positions."""
     if words == ["on"] or words == ["off"] or words == ["auto"]:
         console.print(f"thinking: {words[0]}", highlight=False)
-        return replace(options, thinking=switched(words[0]))  # type: ignore[arg-type]  # one of the three
+        return replace(options, thinking=parse_switch(words[0]))  # type: ignore[arg-type]  # one of the three
     console.print("thinking: on, off or auto", highlight=False)
     return options
 
 
-def _fit(trained: Trained, said: list[Message], options: GenerationOptions) -> list[Message]:
+def _fit(trained: LoadedModel, said: list[Message], options: GenerationOptions) -> list[Message]:
     """Drop the oldest exchanges if the conversation leaves no room for an answer."""
     room = trained.context_tokens - min(options.max_tokens, 64)
     while len(said) > 2 and len(_prompt(trained, said, options)) > room:
@@ -134,12 +134,12 @@ def _fit(trained: Trained, said: list[Message], options: GenerationOptions) -> l
     return said
 
 
-def _prompt(trained: Trained, said: Sequence[Message], options: GenerationOptions) -> list[int]:
+def _prompt(trained: LoadedModel, said: Sequence[Message], options: GenerationOptions) -> list[int]:
     return render(trained.tokenizer, said, options.toolbox.schemas, ask=True, thinking=options.thinking).ids
 
 
 def _reply(
-    trained: Trained, said: list[Message], console: Console, answers: bool, options: GenerationOptions
+    trained: LoadedModel, said: list[Message], console: Console, answers: bool, options: GenerationOptions
 ) -> list[Message]:
     """Stream the answer, run the tools it calls, and continue; returns the new messages."""
     tokenizer = trained.tokenizer
@@ -147,15 +147,15 @@ def _reply(
         ids = [tokenizer.begin, *tokenizer.encode(said[-1].content)]
         written = _write(trained, ids, console, answers, options)
         return [Message(role="assistant", content=tokenizer.decode(written))]
-    turns = ToolTurns(tokenizer, options.toolbox, max_turns=MOST_TURNS, thinking=options.thinking)
+    turns = ToolLoop(tokenizer, options.toolbox, max_turns=MOST_TURNS, thinking=options.thinking)
     ids = _prompt(trained, said, options)
-    longest = trained.model.config.max_tokens
+    longest = trained.model.config.max_position_embeddings
     remembered: list[Message] = []
     for number in range(1, MOST_TURNS + 1):
         written = _write(trained, ids, console, answers, options)
         stopped = len(written) < options.max_tokens and len(ids) + len(written) < longest
         given = turns.after(written) if options.toolbox and stopped else None
-        exchange = given.note if given is not None else Exchange(said=turns.parsed(written))
+        exchange = given.note if given is not None else ToolExchange(said=turns.parsed(written))
         remembered.append(exchange.said.message)
         remembered += [Message(role="tool", content=result.text) for result in exchange.results]
         for result in exchange.results:
@@ -170,7 +170,7 @@ def _reply(
 
 
 def _write(
-    trained: Trained, ids: Sequence[int], console: Console, answers: bool, options: GenerationOptions
+    trained: LoadedModel, ids: Sequence[int], console: Console, answers: bool, options: GenerationOptions
 ) -> list[int]:
     """Stream one turn; returns its ids without the stop token."""
     tokenizer = trained.tokenizer
@@ -189,7 +189,7 @@ def _write(
         screen.show(
             parts(tokenizer, written, thinking=options.thinking)
             if answers
-            else [Part("words", tokenizer.decode(written))]
+            else [Span("words", tokenizer.decode(written))]
         )
     screen.end()
     if console.is_terminal:
@@ -203,11 +203,11 @@ class _Screen:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.part = Part("words", "")  # that is being written
+        self.part = Span("words", "")  # that is being written
         self.number = -1  # of that part
         self.shown = 0  # characters of it
 
-    def show(self, found: Sequence[Part]) -> None:
+    def show(self, found: Sequence[Span]) -> None:
         """Print what is new since the last call. Line ends and incomplete characters wait for what follows."""
         for number in range(max(0, self.number), len(found)):
             part = found[number]

@@ -17,13 +17,13 @@ from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
 from penjing.base.lock import is_held, owner
-from penjing.base.markup import marked
+from penjing.base.markup import escape_markup
 from penjing.checkpoint.manifest import damage, folder_name, steps
-from penjing.data.token_shards import META, Shards
+from penjing.data.token_shards import META, TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.track.jsonl import read_lines
 from penjing.train.load_model import read_settings
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 
 
 @dataclass
@@ -54,21 +54,21 @@ def check_runs(path: Path, console: Console) -> bool:
     """
     found = [examine(folder) for folder in run_folders(path)]
     for each in found:
-        console.print(marked(str(each.folder), each.verdict, style="bold", indent=""))
+        console.print(escape_markup(str(each.folder), each.verdict, style="bold", indent=""))
         for mark, style, lines in (
             ("ok   ", "green", each.intact),
             ("error", "red", each.errors),
             ("note ", "", each.notes),
         ):
             for line in lines:
-                console.print(marked(mark, line, style=style, between="  "), soft_wrap=True)
+                console.print(escape_markup(mark, line, style=style, between="  "), soft_wrap=True)
     return not any(each.errors for each in found)
 
 
 def run_folders(path: Path) -> list[Path]:
     """`path`, or the runs directly below it. Raises UserError if there are none."""
     candidates = [path, *sorted(each for each in path.iterdir() if each.is_dir())] if path.is_dir() else []
-    found = [each for each in candidates if RunFolder(each).settings.is_file() or RunFolder(each).checkpoints.is_dir()]
+    found = [each for each in candidates if RunDir(each).settings.is_file() or RunDir(each).checkpoints.is_dir()]
     if not found:
         raise UserError("no run here", where=path, wanted="a folder made by `penjing train` or `penjing quickstart`")
     return found
@@ -76,7 +76,7 @@ def run_folders(path: Path) -> list[Path]:
 
 def examine(path: Path) -> Findings:
     """Check one run's folder, without training."""
-    folder, findings = RunFolder(path), Findings(path)
+    folder, findings = RunDir(path), Findings(path)
     _checkpoints(folder, findings)
     _files(folder, findings)
     for name, place in (("train", folder.shards / "train"), ("validation", folder.shards / "validation")):
@@ -88,10 +88,10 @@ def examine(path: Path) -> Findings:
 
 
 def _verify(place: Path) -> None:
-    Shards(place).verify()
+    TokenShards(place).verify()
 
 
-def _checkpoints(folder: RunFolder, findings: Findings) -> None:
+def _checkpoints(folder: RunDir, findings: Findings) -> None:
     for step in steps(folder.checkpoints):
         place = folder.checkpoints / folder_name(step)
         wrong = damage(place)
@@ -109,7 +109,7 @@ def _checkpoints(folder: RunFolder, findings: Findings) -> None:
         findings.notes.append("every checkpoint is damaged: training here is refused, never silently restarted")
 
 
-def _files(folder: RunFolder, findings: Findings) -> None:
+def _files(folder: RunDir, findings: Findings) -> None:
     _try(findings, "run.toml", lambda: read_settings(folder.path))
     if folder.tokenizer.is_dir():
         _try(findings, "tokenizer", lambda: Tokenizer.load(folder.tokenizer))

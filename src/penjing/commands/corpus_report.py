@@ -11,14 +11,14 @@ from rich.text import Text
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import printable
-from penjing.base.markup import marked, print_table
+from penjing.base.markup import escape_markup, print_table
 from penjing.data import dataset_stats as survey
 from penjing.data import formats as records
 from penjing.data.formats import Kind
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 FILES_NAMED = 5  # of one kind
-AnySurvey = survey.Survey | survey.ChatSurvey | survey.PreferenceSurvey | survey.PromptSurvey
+AnySurvey = survey.DatasetStats | survey.ChatStats | survey.PreferenceStats | survey.PromptStats
 
 
 def corpus_report(files: list[Path], console: Console) -> None:
@@ -47,43 +47,43 @@ def _print_survey(counted: AnySurvey, console: Console) -> None:
     if not counted.lengths_exact:
         console.print(f"all but min and max: of a random sample of {survey.NUM_LENGTHS_KEPT:,}", highlight=False)
     for warning in counted.warnings:
-        console.print(marked("warning", _plain(warning), indent=""))
+        console.print(escape_markup("warning", _plain(warning), indent=""))
 
 
 def _counts(counted: AnySurvey) -> Iterator[tuple[str, str]]:
     match counted:
-        case survey.Survey():
+        case survey.DatasetStats():
             yield "documents", f"{counted.num_documents:,}"
-        case survey.ChatSurvey():
+        case survey.ChatStats():
             yield "conversations", f"{counted.num_chats:,}"
-        case survey.PreferenceSurvey():
+        case survey.PreferenceStats():
             yield "pairs", f"{counted.num_pairs:,}"
             yield "single rated answers", f"{counted.num_judged:,}"
-        case survey.PromptSurvey():
+        case survey.PromptStats():
             yield "prompts", f"{counted.num_prompts:,}"
     yield "broken records", f"{counted.num_broken:,}"
-    if not isinstance(counted, survey.PromptSurvey):
+    if not isinstance(counted, survey.PromptStats):
         for reason, number in counted.left_out.items():
             yield "left out", f"{number:,}: {reason}"
     yield "exact duplicates", f"{counted.num_duplicates:,}"
     match counted:
-        case survey.Survey():
+        case survey.DatasetStats():
             yield from _text_counts(counted)
-        case survey.ChatSurvey():
+        case survey.ChatStats():
             yield "messages by role", _listed(counted.roles)
             yield "size of answers", units.megabytes(counted.num_answer_bytes)
             yield "tool calls", f"{counted.num_tool_calls:,}"
             yield "with reasoning", f"{counted.num_with_reasoning:,}"
-        case survey.PreferenceSurvey() if counted.num_pairs:
+        case survey.PreferenceStats() if counted.num_pairs:
             yield "chosen is longer", f"{_percent(counted.chosen_longer_fraction)} of pairs"
-        case survey.PromptSurvey() if counted.fields:
+        case survey.PromptStats() if counted.fields:
             yield "other fields", _listed(counted.fields)
-    if isinstance(counted, survey.ChatSurvey | survey.PromptSurvey):
+    if isinstance(counted, survey.ChatStats | survey.PromptStats):
         yield "with a system message", f"{counted.num_with_system:,}"
         yield "with tools", f"{counted.num_with_tools:,}"
 
 
-def _text_counts(counted: survey.Survey) -> Iterator[tuple[str, str]]:
+def _text_counts(counted: survey.DatasetStats) -> Iterator[tuple[str, str]]:
     yield "size", units.megabytes(counted.num_bytes)
     yield "characters", f"{counted.num_characters:,}, {counted.num_distinct_characters:,} distinct"
     scripts = ("Latin", counted.latin_fraction), ("Han", counted.han_fraction), ("digits", counted.digit_fraction)
@@ -99,16 +99,16 @@ def _text_counts(counted: survey.Survey) -> Iterator[tuple[str, str]]:
 
 def _lengths(counted: AnySurvey) -> Iterator[tuple[str, dict[str, int]]]:
     match counted:
-        case survey.Survey():
+        case survey.DatasetStats():
             yield "document, bytes", counted.length_bytes
-        case survey.ChatSurvey():
+        case survey.ChatStats():
             yield "conversation, messages", counted.turns_per_chat
             yield "answer, bytes", counted.answer_bytes
-        case survey.PreferenceSurvey():
+        case survey.PreferenceStats():
             yield "prompt, bytes", counted.prompt_bytes
             yield "chosen, bytes", counted.chosen_bytes
             yield "rejected, bytes", counted.rejected_bytes
-        case survey.PromptSurvey():
+        case survey.PromptStats():
             yield "prompt, messages", counted.turns_per_prompt
             yield "prompt, bytes", counted.prompt_bytes
 
@@ -129,9 +129,9 @@ def _plain(text: str) -> str:
 def print_tokens(path: Path, text: str, console: Console) -> None:
     """Print a text split into tokens, with their ids and how many characters one token holds."""
     if not (path / "tokenizer.json").is_file():
-        from penjing.train.run_dir import RunFolder, stage_folder  # imports torch
+        from penjing.train.run_dir import RunDir, stage_folder  # imports torch
 
-        path = RunFolder(stage_folder(path)).tokenizer
+        path = RunDir(stage_folder(path)).tokenizer
     tokenizer = Tokenizer.load(path)
     if text != _plain(text):
         raise UserError("not valid UTF-8", where="the text", got=_plain(text)[:40])

@@ -117,7 +117,7 @@ def tokenizer_train(
     files: Annotated[list[Path], typer.Argument(help="Files or folders of text.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("tokenizer"),
     vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 6400,
-    han_run: Annotated[int, typer.Option(help="Most Chinese characters in one token.")] = 4,
+    max_han_per_token: Annotated[int, typer.Option(help="Most Chinese characters in one token.")] = 4,
 ) -> None:
     """Train a byte-level BPE tokenizer with ChatML control tokens, in the format of `tokenizers`.
 
@@ -126,13 +126,13 @@ def tokenizer_train(
     penjing tokenizer train corpus.jsonl --vocabulary 6400 --out tokenizer
     """
     from penjing.base.files import make_folder
-    from penjing.data.formats import Quarantine, list_files, read_documents
+    from penjing.data.formats import BadRecords, list_files, read_documents
     from penjing.data.tokenizer.tokenizer import train_tokenizer
 
-    paths, quarantine = list_files(files), Quarantine(max_bad=1.0)
+    paths, quarantine = list_files(files), BadRecords(max_bad_fraction=1.0)
     make_folder(out)
     texts = (document.text for document in read_documents(paths, quarantine=quarantine))
-    tokenizer = train_tokenizer(texts, vocabulary, han_run=han_run)
+    tokenizer = train_tokenizer(texts, vocabulary, max_han_per_token=max_han_per_token)
     tokenizer.save(out)
     if quarantine.bad:
         say(f"{quarantine.note()}; `penjing data report` names the first")

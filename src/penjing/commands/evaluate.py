@@ -11,7 +11,7 @@ from rich.console import Console
 
 from penjing.base import formatting as units
 from penjing.base.interval import wilson
-from penjing.base.markup import marked, print_table
+from penjing.base.markup import escape_markup, print_table
 from penjing.data import formats as records
 from penjing.eval import questions as asking
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
@@ -58,7 +58,7 @@ def evaluate_questions(
     print_table(console, ("kind", "language", "right>", "asked>", "accuracy>", "95 %>", "chance>"), cells)
     if cut := sum(one.cut for one in answered):
         note = f"{cut} of {len(answered)} answers were truncated; give them more room with --max-tokens"
-        console.print(marked("note", note, indent=""))
+        console.print(escape_markup("note", note, indent=""))
 
 
 def evaluate_text(path: Path, text: Path, console: Console, *, device: str = "auto", dtype: str = "auto") -> None:
@@ -68,8 +68,8 @@ def evaluate_text(path: Path, text: Path, console: Console, *, device: str = "au
     use_device(trained.model, device, dtype)
     texts = [document.text for document in records.read_documents([text])]
     # Rows of few conversations are short, and of a model from elsewhere there are none.
-    row_tokens = max(trained.run.data.row_tokens, min(ROW_TOKENS, trained.context_tokens))
-    bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, row_tokens=row_tokens)
+    seq_len = max(trained.run.data.seq_len, min(ROW_TOKENS, trained.context_tokens))
+    bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, seq_len=seq_len)
     zstd = zstd_bits_per_byte("\n".join(texts))
     console.print(
         f"{text}: {units.megabytes(num_bytes)}, {bits:.4f} bits per byte; zstd -19: {zstd:.4f}", highlight=False

@@ -29,13 +29,13 @@ def export_hf(
 
     penjing export hf runs/quickstart my-model
     """
-    from penjing.export.default_paths import place
+    from penjing.export.default_paths import default_path
     from penjing.export.hf import export
     from penjing.export.model_card import model_card
     from penjing.train.load_model import load_trained
 
     trained = load_trained(run, adapters="merged")
-    path = out or place(run, trained, "export")
+    path = out or default_path(run, trained, "export")
     done = export(trained.model, trained.tokenizer, path, card=model_card(trained, run))
     say(f"{done.path}: {done.note}")
 
@@ -67,7 +67,7 @@ def export_gguf(
 
     penjing export gguf runs/quickstart my-model-q8_0.gguf --type q8_0 --licence apache-2.0 --language zh
     """
-    from penjing.export.default_paths import called, place
+    from penjing.export.default_paths import called, default_path
     from penjing.export.gguf import About, export
     from penjing.train.load_model import load_trained
 
@@ -79,7 +79,7 @@ def export_gguf(
         licence=licence,
         languages=tuple(language or ()),
     )
-    path = out or place(run, trained, f"{called(run)}-{kind}.gguf")
+    path = out or default_path(run, trained, f"{called(run)}-{kind}.gguf")
     done = export(trained.model, trained.tokenizer, path, kind=kind, about=about)
     say(f"{done.path}: {done.note}")
     say(f"{done.modelfile}: for `ollama create {name} -f {done.modelfile}`")
@@ -99,12 +99,12 @@ def export_onnx(
 
     penjing export onnx runs/quickstart my-model-onnx
     """
-    from penjing.export.default_paths import place
+    from penjing.export.default_paths import default_path
     from penjing.export.onnx import export
     from penjing.train.load_model import load_trained
 
     trained = load_trained(run, adapters="merged")
-    done = export(trained.model, trained.tokenizer, out or place(run, trained, "onnx"), kind=kind)
+    done = export(trained.model, trained.tokenizer, out or default_path(run, trained, "onnx"), kind=kind)
     say(f"{done.path}: {done.note}")
 
 
@@ -146,7 +146,7 @@ def adapter_export(run: RunPath, out: Annotated[Path, typer.Argument(help="Folde
 
 def average(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Runs, checkpoints, external models.")],
-    out: Annotated[Path, typer.Option(help="Run folder to write, for chat, eval, export and start=.")],
+    out: Annotated[Path, typer.Option(help="Run folder to write, for chat, eval, export and init_from=.")],
     weights: Annotated[str, typer.Option(help="Weight of each model, such as 1,2,1; default: equal.")] = "",
     last: Annotated[int, typer.Option(help="Average the newest N checkpoints of one run.", min=0)] = 0,
 ) -> None:

@@ -21,14 +21,14 @@ from penjing.base.errors import UserError
 from penjing.base.files import disk_error, read_json, sha256_text, write_json
 from penjing.base.seeds import derive
 from penjing.data import formats as records
-from penjing.data.chat.render import Switch, render, switched
+from penjing.data.chat.render import Switch, parse_switch, render
 from penjing.data.chat.turn_parser import parse
 from penjing.data.formats import Chat, Message, OnSkip
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.infer.batched_sampler import Request, Written, rollout
+from penjing.infer.batched_sampler import Completion, Request, sample_batch
 from penjing.infer.sample import Sampling
 from penjing.model.lora import fingerprint
-from penjing.train.load_model import Trained, load_trained, set_threads, use_device
+from penjing.train.load_model import LoadedModel, load_trained, set_threads, use_device
 
 PROMPTS_AT_ONCE = 128  # answered between two writes: the most that a stop loses
 
@@ -167,7 +167,7 @@ def _notes(out: Path) -> Path:
 
 
 def _answer(
-    trained: Trained,
+    trained: LoadedModel,
     chats: Sequence[Chat],
     out: Path,
     state: dict[str, int],
@@ -207,7 +207,7 @@ class _Dialogue:
     answered: int = 0
 
 
-def _lines(trained: Trained, chats: Sequence[Chat], part: Iterable[int], options: AnswerOptions) -> Iterator[str]:
+def _lines(trained: LoadedModel, chats: Sequence[Chat], part: Iterable[int], options: AnswerOptions) -> Iterator[str]:
     """The conversations of these prompts that got an answer. One that gets none, or has no room, ends before it."""
     talks = [
         _Dialogue(index, number, [], split_turns(chats[index], options.turns))
@@ -224,11 +224,11 @@ def _lines(trained: Trained, chats: Sequence[Chat], part: Iterable[int], options
 
 
 def _next_answers(
-    trained: Trained, chats: Sequence[Chat], talks: Sequence[_Dialogue], options: AnswerOptions
+    trained: LoadedModel, chats: Sequence[Chat], talks: Sequence[_Dialogue], options: AnswerOptions
 ) -> list[_Dialogue]:
     """Give each conversation its next answer. Returns those that continue."""
-    tokenizer, longest = trained.tokenizer, trained.model.config.max_tokens
-    thinks = switched(options.thinking)
+    tokenizer, longest = trained.tokenizer, trained.model.config.max_position_embeddings
+    thinks = parse_switch(options.thinking)
     prompts: dict[tuple[int, ...], list[_Dialogue]] = {}  # one read only once, however often it is answered
     for talk in talks:
         messages = [*talk.messages, *talk.turns[talk.answered]]
@@ -241,7 +241,7 @@ def _next_answers(
     if not requests:
         return []
     with torch.no_grad():
-        written = rollout(
+        written = sample_batch(
             trained.model,
             requests,
             max_new_tokens=options.max_tokens,
@@ -285,11 +285,11 @@ def split_turns(chat: Chat, turns: str) -> list[tuple[Message, ...]]:
     return [*found, tuple(said)] if said else found
 
 
-def _message(written: Written, tokenizer: Tokenizer, options: AnswerOptions) -> Message | None:
+def _message(written: Completion, tokenizer: Tokenizer, options: AnswerOptions) -> Message | None:
     """The answer as a message, or None if it is left out."""
     if written.ended != "stop" and options.cut == "drop":
         return None
-    message = parse(tokenizer, written.ids, thinking=switched(options.thinking)).message
+    message = parse(tokenizer, written.ids, thinking=parse_switch(options.thinking)).message
     if "\\u0000" in json.dumps(message.tool_calls):
         return None
     # A weak model writes zero bytes too, which readers of conversations reject.

@@ -28,7 +28,7 @@ def show(
     penjing show runs/quickstart
     """
     from penjing.recipes import RECIPES
-    from penjing.train.run_dir import RunFolder, stage_folder
+    from penjing.train.run_dir import RunDir, stage_folder
 
     if what == "models":
         _print_models()
@@ -43,7 +43,7 @@ def show(
 
         print_summary(read_record([Path(what)]), console)
     elif Path(what).exists():
-        folder = RunFolder(stage_folder(Path(what)))
+        folder = RunDir(stage_folder(Path(what)))
         _print_file(folder.settings.read_text(encoding="utf-8"))
         if folder.outcome.is_file():
             _print_file(folder.outcome.read_text(encoding="utf-8"))
@@ -76,12 +76,12 @@ def _print_models() -> None:
                 f"{count.without_embedding:,}",
                 shape.architecture,
                 shape.hidden_size,
-                shape.num_layers,
-                shape.num_heads,
-                shape.num_kv_heads,
-                shape.head_size,
-                shape.mlp_size,
-                shape.vocabulary_size,
+                shape.num_hidden_layers,
+                shape.num_attention_heads,
+                shape.num_key_value_heads,
+                shape.head_dim,
+                shape.intermediate_size,
+                shape.vocab_size,
             )
         )
     numbers = ("width>", "layers>", "heads>", "kv>", "head>", "mlp>", "vocabulary>")

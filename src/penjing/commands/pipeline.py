@@ -32,7 +32,7 @@ def quickstart(
 
     penjing quickstart --data my.txt --out runs/mine
 
-    penjing quickstart --data sanguo steps=1000
+    penjing quickstart --data sanguo max_steps=1000
     """
     from penjing.commands import quickstart as stages
 
@@ -59,13 +59,13 @@ def train(
 
     penjing train pretrain model=26m data.train=corpus.jsonl
 
-    penjing train pretrain model=tiny model.num_layers=6 data.train=my.txt steps=300 out=runs/six
+    penjing train pretrain model=tiny model.num_hidden_layers=6 data.train=my.txt max_steps=300 out=runs/six
 
-    penjing train sft start=runs/six data.train=chats.jsonl out=runs/six-sft
+    penjing train sft init_from=runs/six data.train=chats.jsonl out=runs/six-sft
 
-    penjing train lora start=runs/six data.train=chats.jsonl lora.rank=8 out=runs/six-lora
+    penjing train lora init_from=runs/six data.train=chats.jsonl lora.rank=8 out=runs/six-lora
 
-    penjing train sft start=downloads/SmolLM2-135M data.train=chats.jsonl out=runs/smol-sft
+    penjing train sft init_from=downloads/SmolLM2-135M data.train=chats.jsonl out=runs/smol-sft
 
     penjing train runs/six/run.toml out=runs/again
     """
@@ -77,13 +77,13 @@ def train(
     if os.environ.get("RANK", "0") != "0":
         return  # rank 0 prints for all
     line = f"{units.count(outcome['tokens'])} tokens in {units.duration(outcome['seconds'])}"
-    if (loss := outcome.get("validation_loss_nats_per_token")) is not None:
+    if (loss := outcome.get("val_loss")) is not None:
         line += f", held-out loss {loss:.4f} nats per token"
-    if (bits := outcome.get("validation_bits_per_byte")) is not None:
+    if (bits := outcome.get("val_bits_per_byte")) is not None:
         line += f", {bits:.4f} bits per byte"
     say(line)
     for name, first in outcome.get("before", {}).items():
-        label = name.removeprefix("validation_").replace("_", " ")
+        label = name.removeprefix("val_").replace("_", " ")
         say(f"  held-out {label}: {first:.4g} before, {outcome[name]:.4g} after")
     if outcome.get("questions"):
         print_changes(outcome["questions"], console)

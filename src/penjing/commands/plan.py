@@ -40,11 +40,11 @@ from penjing.plan.step_time import StepTime, interval, step_time
 from penjing.plan.step_workload import Workload
 from penjing.recipes.pretrain import pretrain
 from penjing.train.config import Run
-from penjing.train.small_data import doubts, fit_batch, fit_rows
+from penjing.train.small_data import data_warnings, fit_batch, fit_rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class PlanReport:
     """All figures of the page. Bytes, seconds, FLOPs."""
 
     what: str
@@ -63,9 +63,9 @@ class Page:
     epochs: float
     steps: int
     rows_per_step: int
-    micro_rows: int
+    micro_size: int
     passes: int
-    row_tokens: int
+    seq_len: int
     tokens_per_step: int
     dtype: str
     step_parts_seconds: dict[str, float]
@@ -112,7 +112,7 @@ def _fitted_to_data(run: Run, options: PlanOptions) -> Run:
     return replace(run, batch=fit_batch(replace(run, epochs=epochs), units_per_epoch, options.gpus).batch)
 
 
-def make_page(what: str, run: Run, options: PlanOptions, foreign: Shape | None = None) -> Page:
+def make_report(what: str, run: Run, options: PlanOptions, foreign: Shape | None = None) -> PlanReport:
     """The whole page from settings alone. foreign: the shape of a model that we do not train; its memory is a formula.
 
     Raises UserError for bad input.
@@ -122,20 +122,20 @@ def make_page(what: str, run: Run, options: PlanOptions, foreign: Shape | None =
     if budget.memory_bytes:
         target = replace(target, memory_bytes=min(budget.memory_bytes, target.memory_bytes or budget.memory_bytes))
     shape = foreign or shape_of(run.model)
-    longest_row = run.data.row_tokens
+    longest_row = run.data.seq_len
     run = _fitted_to_data(run, options)
     lengths = lengths_of(run)
     amount = amount_of(run, options, lengths, shape)
     wanted = pass_rows(run, machine.kind, options.gpus)
     fitted = None if foreign is not None else fit(run, target, options, wanted)
-    micro = fitted.micro_rows if fitted else wanted
-    work = workload_of(run, shape, lengths, machine, micro_rows=micro, options=options, steps=amount.steps)
+    micro = fitted.micro_size if fitted else wanted
+    work = workload_of(run, shape, lengths, machine, micro_size=micro, options=options, steps=amount.steps)
     step = step_time(work, machine)
     parts, generation = parts_of(run, shape, step, work, machine, amount.steps, options.gpus)
     seconds = sum(parts.values())
     low, high = interval(seconds, MARGINS[machine.level])
     causal, full = _flops(run, lengths, foreign)
-    per_step = round(run.batch.rows * lengths.tokens)
+    per_step = round(run.batch.size * lengths.tokens)
     busy = parts["training"] / amount.steps
     peak = machine.peak_flops.get(work.dtype, 0.0) * options.gpus
     total_bytes = fitted.plan.total_bytes if fitted else round(foreign_memory(shape, work))
@@ -144,7 +144,7 @@ def make_page(what: str, run: Run, options: PlanOptions, foreign: Shape | None =
     if fitted:
         unsupported = not_run(options.engine) if options.engine else ""
         warnings += fitted.notes + [unsupported] * bool(unsupported)
-    return Page(
+    return PlanReport(
         what=what,
         device=machine.name,
         devices=options.gpus,
@@ -160,10 +160,10 @@ def make_page(what: str, run: Run, options: PlanOptions, foreign: Shape | None =
         unique_tokens=amount.unique,
         epochs=amount.epochs,
         steps=amount.steps,
-        rows_per_step=run.batch.rows,
-        micro_rows=micro,
+        rows_per_step=run.batch.size,
+        micro_size=micro,
         passes=work.passes,
-        row_tokens=run.data.row_tokens,
+        seq_len=run.data.seq_len,
         tokens_per_step=per_step,
         dtype=work.dtype,
         step_parts_seconds={**step.to_dict(), **({"generation": generation} if generation else {})},
@@ -207,17 +207,17 @@ def _memory(total_bytes: int, room: int, fitted: Fitted | None) -> dict[str, Any
 def _warnings(run: Run, lengths: UnitLengths, amount: Amount, shape: Shape, longest_row: int) -> list[str]:
     """What the settings and the amount of data leave uncertain. longest_row: of the settings, before the data."""
     found = []
-    if run.compute.float8 != "off":
+    if run.compute.fp8 != "off":
         found.append("time is that of bfloat16: the gain of float8 is not predicted")
     if lengths.note:
         found.append(f"without data {lengths.note}")
-    if run.data.row_tokens < longest_row:
+    if run.data.seq_len < longest_row:
         found.append(
-            f"without data conversations are assumed to fit rows of {run.data.row_tokens} tokens, which so few fill; "
+            f"without data conversations are assumed to fit rows of {run.data.seq_len} tokens, which so few fill; "
             f"a longer conversation makes rows longer, up to {longest_row}"
         )
     units_per_epoch = amount.unique / lengths.tokens if amount.unique else math.inf
-    found += doubts(amount.steps, run.batch.rows, units_per_epoch, "rows")
+    found += data_warnings(amount.steps, run.batch.size, units_per_epoch, "rows")
     if amount.unique:
         repeated = tokens.repeat_warning(amount.epochs)
         found += [repeated] if repeated else []
@@ -227,7 +227,7 @@ def _warnings(run: Run, lengths: UnitLengths, amount: Amount, shape: Shape, long
 
 def _flops(run: Run, lengths: UnitLengths, foreign: Shape | None) -> tuple[float, float]:
     """Per token, causal and full square."""
-    square = run.data.row_tokens
+    square = run.data.seq_len
     if foreign is not None:
         per_key, windows = 12.0 * foreign.query_size, foreign.windows or (0,) * foreign.layers
         keys = sum(windowed_keys(lengths.keys, each) for each in windows)
@@ -253,7 +253,7 @@ def _formulas(
     return [
         f"M = {shape.matrices:,} parameters in matrices, the head among them (N = {shape.parameters:,})",
         f"FLOPs a token, causal: 6 M + 12 L H K x {keys:g} keys = {causal:.4g}; "
-        f"full square: 6 M + 12 L H K x {work.row_tokens} = {full:.4g}",
+        f"full square: 6 M + 12 L H K x {work.seq_len} = {full:.4g}",
         f"tokens = {amount.tokens:,} ({amount.reason}); steps = tokens / {work.tokens * n * work.ranks:,} a step",
         f"matmul: {n} x {work.product_flops():.4g} FLOPs / {rate / 1e12:.4g} TFLOPS = {step.products:.4g} s",
         f"attention: {n} x {work.attention_flops():.4g} FLOPs / {attention / 1e12:.4g} TFLOPS = {step.attention:.4g} s",
@@ -308,7 +308,7 @@ def read_foreign(path: Path, settings: Mapping[str, Any]) -> tuple[Run, Shape | 
         shape = config.to_dict(config_from_hf(given, file))
     except UserError:
         foreign = shape_from_hf(given, file)
-        return config.resolve(Run, base, {**settings, "model": {"max_tokens": 1 << 20}}), foreign
+        return config.resolve(Run, base, {**settings, "model": {"max_position_embeddings": 1 << 20}}), foreign
     return config.resolve(Run, {**base, "model": shape}, settings), None
 
 

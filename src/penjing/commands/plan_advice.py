@@ -30,7 +30,7 @@ def advice(run: Run, shape: Shape, amount: Amount) -> list[str]:
     ratio = amount.tokens / shape.parameters
     law = tokens.LAWS["corrected"]
     lines = []
-    if run.data.kind == "documents":
+    if run.data.format == "documents":
         lines.append(
             f"compute-optimal: {units.count(best.tokens)} tokens ({units.count(best.low)} to "
             f"{units.count(best.high)}), "
@@ -50,7 +50,7 @@ def advice(run: Run, shape: Shape, amount: Amount) -> list[str]:
         checks = tokens.cross_checks(
             shape.parameters - embedding, amount.tokens, 6.0 * shape.parameters * amount.tokens
         )
-        batch = run.batch.rows * run.data.row_tokens
+        batch = run.batch.size * run.data.seq_len
         rules = "; ".join(
             f"{check.rule.split(' (')[0]} {units.count(float(round(check.batch_tokens)))} tokens"
             + (f", rate {check.learning_rate:.1e}" if check.learning_rate else "")
@@ -102,25 +102,25 @@ def alternatives(
 
 def _passes(now: _Now, fitted: Fitted) -> Iterator[Found]:
     """A larger micro-batch, where it fits and is faster; a smaller one for its memory."""
-    share, tokens_each = now.run.batch.rows // now.options.gpus, lengths_of(now.run).tokens
+    share, tokens_each = now.run.batch.size // now.options.gpus, lengths_of(now.run).tokens
 
     def with_rows(rows: int) -> tuple[Run, Workload]:
-        run = replace(now.run, batch=replace(now.run.batch, micro_rows=rows))
+        run = replace(now.run, batch=replace(now.run.batch, micro_size=rows))
         return run, replace(now.work, tokens=round(rows * tokens_each), passes=share // rows)
 
     def possible(rows: int) -> bool:
         return accepted(with_rows(rows)[0], now.machine, now.options.gpus)
 
     for rows in divisors(share):
-        if fitted.micro_rows < rows <= fitted.largest and possible(rows):
+        if fitted.micro_size < rows <= fitted.largest and possible(rows):
             gain = now.gain(*with_rows(rows))
             if gain > 0.005 and fitted.fits(rows):
-                yield gain, f"batch.micro_rows={rows}: {gain:.0%} faster, and fits"
+                yield gain, f"batch.micro_size={rows}: {gain:.0%} faster, and fits"
                 break
-    rows = next((each for each in divisors(share) if each < fitted.micro_rows and possible(each)), 0)
+    rows = next((each for each in divisors(share) if each < fitted.micro_size and possible(each)), 0)
     if rows and fitted.slope > 0:
-        saved, slower = fitted.slope * (fitted.micro_rows - rows), max(0.0, -now.gain(*with_rows(rows)))
-        line = f"batch.micro_rows={rows}: {units.gibibytes(saved)} less memory, {slower:.1%} slower"
+        saved, slower = fitted.slope * (fitted.micro_size - rows), max(0.0, -now.gain(*with_rows(rows)))
+        line = f"batch.micro_size={rows}: {units.gibibytes(saved)} less memory, {slower:.1%} slower"
         yield (0.02 if fitted.plan.fits is not False else 1.0), line
 
 
@@ -156,7 +156,7 @@ def _more_gpus(now: _Now) -> Iterator[Found]:
     halved = work.passes % 2 == 0
     if now.machine.kind != "cuda" or not accepted(now.run, now.machine, more):
         return
-    if not halved and now.run.batch.micro_rows:
+    if not halved and now.run.batch.micro_size:
         return
     shared = replace(
         work,
@@ -171,10 +171,10 @@ def _more_gpus(now: _Now) -> Iterator[Found]:
 
 
 def _larger_batch(now: _Now) -> Iterator[Found]:
-    rows = now.run.batch.rows * 2
-    run = replace(now.run, batch=replace(now.run.batch, rows=rows))
+    rows = now.run.batch.size * 2
+    run = replace(now.run, batch=replace(now.run.batch, size=rows))
     if not accepted(run, now.machine, now.options.gpus):
         return
     gain = 1 - now.step_seconds(run, replace(now.work, passes=now.work.passes * 2)) / (2 * now.step_seconds())
     if gain > 0.02:
-        yield gain, f"batch.rows={rows}: {gain:.0%} less time for the same tokens; learns in fewer, larger steps"
+        yield gain, f"batch.size={rows}: {gain:.0%} less time for the same tokens; learns in fewer, larger steps"

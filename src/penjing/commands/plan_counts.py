@@ -7,7 +7,7 @@ from rich.console import Console
 from penjing.base import config
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
-from penjing.base.markup import marked, print_table
+from penjing.base.markup import escape_markup, print_table
 from penjing.model.config import ModelConfig
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
@@ -75,7 +75,7 @@ def _print_tokens_in(hours: str, count: int, shape: Shape, devices: tuple[str, i
     if not budget.seconds:
         raise UserError("not a time", where="--hours", got=repr(hours), wanted="such as 2, 2h or 90min")
     machine, notes = (gpu_called(gpu), []) if gpu else _this_machine()
-    work = Workload(shape=shape, tokens=16384, row_tokens=512, keys=256.5, dtype=_half(machine))
+    work = Workload(shape=shape, tokens=16384, seq_len=512, keys=256.5, dtype=_half(machine))
     rate = work.tokens * gpus / step_time(work, machine).seconds
     done = rate * budget.seconds * shape.parameters / count
     low, high = interval(done, MARGINS[machine.level])
@@ -88,7 +88,7 @@ def _print_tokens_in(hours: str, count: int, shape: Shape, devices: tuple[str, i
     best_size = tokens.supported_parameters(done)
     console.print(f"  compute-optimal for so many tokens: {units.count(round(best_size))} parameters", highlight=False)
     for note in notes:
-        console.print(marked("note", note))
+        console.print(escape_markup("note", note))
 
 
 def _this_machine() -> tuple[Machine, list[str]]:
@@ -149,7 +149,7 @@ def own_estimate(shape: Shape, count: int, total: int, machine: Machine) -> tupl
     work = Workload(
         shape=shape,
         tokens=32 * 512,
-        row_tokens=512,
+        seq_len=512,
         keys=256.5,
         dtype=_half(machine),
         fused_optimizer=True,

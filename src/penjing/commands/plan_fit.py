@@ -25,7 +25,7 @@ class Fitted:
     """The traced memory of a step at a micro-batch size, and the largest size that fits."""
 
     plan: MemoryPlan
-    micro_rows: int
+    micro_size: int
     largest: int  # about; 0 = not known
     slope: float  # bytes of each row, up to the rows that were wanted
     notes: list[str]
@@ -33,7 +33,7 @@ class Fitted:
 
 
 def fit(run: Run, target: Target, options: PlanOptions, wanted: int) -> Fitted:
-    """Trace the step as the settings say. If it does not fit and micro_rows is not set, trace one that fits."""
+    """Trace the step as the settings say. If it does not fit and micro_size is not set, trace one that fits."""
     from penjing.train.memory_trace.trace import predict_memory  # slow to import, and not every page traces
 
     engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "single")
@@ -41,15 +41,15 @@ def fit(run: Run, target: Target, options: PlanOptions, wanted: int) -> Fitted:
 
     def at(rows: int) -> MemoryPlan:
         if rows not in known:
-            known[rows] = predict_memory(run, target, micro_rows=rows, ranks=options.gpus, engine=engine)
+            known[rows] = predict_memory(run, target, micro_size=rows, ranks=options.gpus, engine=engine)
         return known[rows]
 
-    plan, share, rows = at(wanted), run.batch.rows // options.gpus, wanted
+    plan, share, rows = at(wanted), run.batch.size // options.gpus, wanted
     less = next((each for each in divisors(share) if each < wanted), 0)
     slope = (plan.total_bytes - at(less).total_bytes) / (wanted - less) if less else 0.0
     notes = [note for note in plan.notes if "every position" not in note]
     room = safe_bytes(target.memory_bytes)
-    if room and plan.total_bytes > room and not run.batch.micro_rows:
+    if room and plan.total_bytes > room and not run.batch.micro_size:
         line = wanted - (plan.total_bytes - room) / max(1.0, slope)
         rows = next((each for each in divisors(wanted) if each <= line), 1)
         while at(rows).total_bytes > room and rows > 1:
@@ -61,12 +61,12 @@ def fit(run: Run, target: Target, options: PlanOptions, wanted: int) -> Fitted:
             same = "the same gradients" if exact else "the routers' balance loss is taken over each"
             notes.append(
                 f"a micro-batch of {wanted} takes {units.gibibytes(plan.total_bytes)}; "
-                f"planned with batch.micro_rows={rows} and accumulation {share // rows}: {same}"
+                f"planned with batch.micro_size={rows} and accumulation {share // rows}: {same}"
             )
-    most = MOST_LOGITS // (run.data.row_tokens * run.model.vocabulary_size)
+    most = MOST_LOGITS // (run.data.seq_len * run.model.vocab_size)
     return Fitted(
         plan=at(rows),
-        micro_rows=rows,
+        micro_size=rows,
         largest=_largest(known, at, slope, room, most) if room and less else 0,
         slope=slope,
         notes=notes,
@@ -106,5 +106,5 @@ def foreign_memory(shape: Shape, work: Workload) -> float:
     width, whole logits, and a context."""
     whole = WHOLE_BYTES.get(work.sharding, 16.0)
     states = (whole + (16.0 - whole) / work.ranks) * shape.parameters
-    layers = shape.layers * work.tokens * (34 * shape.width + 4 * shape.mlp_size)
+    layers = shape.layers * work.tokens * (34 * shape.width + 4 * shape.intermediate_size)
     return states + layers + 12.0 * work.tokens * shape.vocabulary + 0.5 * 2**30

@@ -16,7 +16,7 @@ from penjing.base import config
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
-from penjing.base.markup import marked, print_table, silent_console
+from penjing.base.markup import escape_markup, print_table, silent_console
 from penjing.commands.plan_run import PlanOptions, find_machine
 from penjing.commands.train import execute
 from penjing.model.config import ModelConfig
@@ -29,10 +29,10 @@ from penjing.plan.step_time import step_time
 from penjing.plan.step_workload import Workload
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.step_probe import FORECAST
 
-LOSS = "validation_loss_nats_per_token"
+LOSS = "val_loss"
 LADDER = "ladder.json"  # beside the proxy runs: the options, and which runs were chosen for them
 SHARES = (1 / 32, 1 / 16, 1 / 8)  # of the planned model's parameters without embedding
 LENGTHS = (1.0, 2.0, 4.0)  # tokens of the runs of one size, as multiples of the shortest
@@ -61,21 +61,21 @@ def family(run: Run) -> list[dict[str, Any]]:
     for share in SHARES:
         # Parameters go with width^2 x depth: both shrink, the width by more.
         width_share, depth_share = share ** (2 / 5), share ** (1 / 5)
-        head = run.model.head_size
-        heads = max(1, round(run.model.num_heads * width_share))
-        keys = max(1, round(heads * run.model.num_kv_heads / run.model.num_heads))
+        head = run.model.head_dim
+        heads = max(1, round(run.model.num_attention_heads * width_share))
+        keys = max(1, round(heads * run.model.num_key_value_heads / run.model.num_attention_heads))
         heads = keys * max(1, round(heads / keys))
         width = max(16, 16 * round(run.model.hidden_size * width_share / 16))
-        layers = max(1, round(run.model.num_layers * depth_share))
+        layers = max(1, round(run.model.num_hidden_layers * depth_share))
         shape = {
             **whole,
             "preset": "",
             "hidden_size": width,
-            "num_layers": layers,
-            "num_heads": heads,
-            "num_kv_heads": keys,
-            "head_size": head if head <= 2 * width else max(2, 2 * (width // 2)),
-            "mlp_size": max(16, 16 * round(run.model.mlp_size * width_share / 16)),
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": keys,
+            "head_dim": head if head <= 2 * width else max(2, 2 * (width // 2)),
+            "intermediate_size": max(16, 16 * round(run.model.intermediate_size * width_share / 16)),
             **_windows(run.model, layers),
         }
         if shape not in found:
@@ -94,16 +94,18 @@ def family(run: Run) -> list[dict[str, Any]]:
 
 def _windows(model: ModelConfig, layers: int) -> dict[str, Any]:
     """Which of so many layers have the planned model's window: the same share of them all the way up."""
-    if not model.windowed_layers:  # every layer, or none
+    if not model.sliding_window_layers:  # every layer, or none
         return {}
-    planned = [layer in model.windowed_layers for layer in range(model.num_layers)]
+    planned = [layer in model.sliding_window_layers for layer in range(model.num_hidden_layers)]
     counts = []  # windowed layers among the first ones, to the nearest
     for layer in range(layers + 1):
-        whole, rest = divmod(layer * model.num_layers, layers)
+        whole, rest = divmod(layer * model.num_hidden_layers, layers)
         part = rest if rest and planned[whole] else 0
-        counts.append((2 * (sum(planned[:whole]) * layers + part) + model.num_layers) // (2 * model.num_layers))
+        counts.append(
+            (2 * (sum(planned[:whole]) * layers + part) + model.num_hidden_layers) // (2 * model.num_hidden_layers)
+        )
     found = tuple(layer for layer in range(layers) if counts[layer + 1] > counts[layer])
-    return {"sliding_window": model.sliding_window if found else 0, "windowed_layers": found}
+    return {"sliding_window": model.sliding_window if found else 0, "sliding_window_layers": found}
 
 
 def _count(run: Run, shape: Mapping[str, Any]) -> Any:
@@ -112,7 +114,7 @@ def _count(run: Run, shape: Mapping[str, Any]) -> Any:
 
 def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyRun]:
     """Sizes x lengths that take about the budget, each length a multiple of the shortest, which is as long as fits."""
-    per_step = run.batch.rows * run.data.row_tokens
+    per_step = run.batch.size * run.data.seq_len
     made = []
     for shape in family(run):
         model = config.resolve(type(run.model), {**shape, "preset": ""})
@@ -120,12 +122,12 @@ def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyR
         geometry = batch_geometry(run, 1, torch.device(machine.kind))
         work = Workload(
             shape=shape_of(model),
-            tokens=geometry.micro_size * run.data.row_tokens,
-            row_tokens=run.data.row_tokens,
-            keys=(run.data.row_tokens + 1) / 2,
+            tokens=geometry.micro_size * run.data.seq_len,
+            seq_len=run.data.seq_len,
+            keys=(run.data.seq_len + 1) / 2,
             passes=geometry.accumulation,
             dtype=dtype,
-            optimizer=run.optimizer.kind,
+            optimizer=run.optimizer.name,
         )
         made.append((shape, parameters(model).total, OVERHEAD * step_time(work, machine).seconds))
     whole = sum(seconds for _, _, seconds in made) * sum(LENGTHS)
@@ -154,14 +156,14 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
     Raises UserError for no data, a bad budget, a stage whose held-out figure is not that loss, a run that continues
     another model, or a model too small to have smaller ones.
     """
-    if not run.objective.is_language_modelling or run.data.kind == "prompts":
-        stage = f"{run.objective.kind} on {run.data.kind}"
+    if not run.objective.is_language_modelling or run.data.format == "prompts":
+        stage = f"{run.objective.name} on {run.data.format}"
         raise UserError("a forecast is for next-token losses only", where=run.stage, got=stage)
-    if run.start:
+    if run.init_from:
         raise UserError(
             "a forecast is for a run that trains from scratch",
-            where="start",
-            got=run.start,
+            where="init_from",
+            got=run.init_from,
             next_step="Leave start= out.",
         )
     if not run.data.train:
@@ -190,9 +192,11 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
 def _ladder(run: Run, budget_seconds: float, file: Path) -> list[ProxyRun]:
     """The proxy runs, chosen once: the measured speed of a machine varies, and a stopped forecast continues with the
     runs it has. Other options or settings choose them anew."""
-    settings = {name: value for name, value in config.to_dict(run).items() if name not in ("out", "steps", "epochs")}
+    settings = {
+        name: value for name, value in config.to_dict(run).items() if name not in ("out", "max_steps", "epochs")
+    }
     settings["batch"].pop("min_steps")  # proxy runs have a number of steps
-    settings["data"].pop("min_row_tokens")
+    settings["data"].pop("min_seq_len")
     asked = json.loads(json.dumps({"budget_seconds": budget_seconds, "settings": settings}))
     if not file.is_file() or read_json(file).get("asked") != asked:
         machine, _, _ = find_machine(PlanOptions(), run)
@@ -208,19 +212,19 @@ def _train(run: Run, small: ProxyRun, place: Path, first: str, console: Console)
     """
     shared: dict[str, Any] = {}
     if first:
-        before = RunFolder(Path(first))
-        shared = {"tokenizer": {"folder": str(before.tokenizer)}}
+        before = RunDir(Path(first))
+        shared = {"tokenizer": {"path": str(before.tokenizer)}}
         if before.shards.is_dir():  # else the data were shards already
             shared["data"] = {"train": [str(before.shards)]}
     settings = {
         "out": str(place / small.name),
-        "steps": small.steps,
+        "max_steps": small.steps,
         "epochs": 1,  # says nothing beside steps
         "model": small.model,
         "batch": {"min_steps": 0},
-        "validate": {"every": 0},
+        "eval": {"every": 0},
         "sample": {"every": 0},
-        "save": {"every": max(1, small.steps)},
+        "checkpoint": {"every": max(1, small.steps)},
         **shared,
     }
     return execute(config.resolve(Run, config.to_dict(run), settings), silent_console(console))
@@ -228,9 +232,9 @@ def _train(run: Run, small: ProxyRun, place: Path, first: str, console: Console)
 
 def _predict(run: Run, points: list[Point], place: Path, first: str, console: Console) -> Forecast:
     count = parameters(run.model)
-    per_step = run.batch.rows * run.data.row_tokens
-    shards = read_json(RunFolder(Path(first)).plan)
-    tokens = run.steps * per_step if run.steps else round(run.epochs * shards["tokens_per_epoch"])
+    per_step = run.batch.size * run.data.seq_len
+    shards = read_json(RunDir(Path(first)).plan)
+    tokens = run.max_steps * per_step if run.max_steps else round(run.epochs * shards["tokens_per_epoch"])
     found = forecast(points, count.total, tokens)
     law = found.law
     rows = [
@@ -256,7 +260,9 @@ def _predict(run: Run, points: list[Point], place: Path, first: str, console: Co
     largest = max(point.tokens * training_flops_per_token(run.model, 1.0) for point in points)
     reach = tokens * training_flops_per_token(run.model, 1.0) / largest
     if reach > 100:
-        console.print(marked("note", f"extrapolates to {reach:.0f} x the compute of the longest proxy run", indent=""))
+        console.print(
+            escape_markup("note", f"extrapolates to {reach:.0f} x the compute of the longest proxy run", indent="")
+        )
     write_json(
         Path(run.out) / FORECAST,
         {
@@ -267,11 +273,11 @@ def _predict(run: Run, points: list[Point], place: Path, first: str, console: Co
             "predicted_loss_nats_per_token": found.loss,
             "predicted_loss_low": found.low,
             "predicted_loss_high": found.high,
-            "tokenizer": str(RunFolder(Path(first)).tokenizer),
+            "tokenizer": str(RunDir(Path(first)).tokenizer),
         },
     )
     console.print(
-        f"`penjing train` with out={run.out} and tokenizer.folder={RunFolder(Path(first)).tokenizer} is compared "
+        f"`penjing train` with out={run.out} and tokenizer.path={RunDir(Path(first)).tokenizer} is compared "
         "with it by `penjing plan verify`",
         highlight=False,
         soft_wrap=True,

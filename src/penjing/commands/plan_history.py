@@ -9,28 +9,28 @@ from rich.console import Console
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
-from penjing.base.markup import marked, print_table
+from penjing.base.markup import escape_markup, print_table
 from penjing.plan import prediction_history as history
 from penjing.plan.device_model import LEVELS
 from penjing.plan.step_time import quantile
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 
 
-def verify(path: Path, console: Console) -> list[history.Term]:
+def verify(path: Path, console: Console) -> list[history.Comparison]:
     """Print predicted and actual, from plan.json and outcome.json alone; returns the comparisons.
 
     Raises UserError if there is no plan, or the run has not ended in any way.
     """
-    folders = [folder for folder in (path, path / "pretrain", path / "sft") if RunFolder(folder).plan.is_file()]
+    folders = [folder for folder in (path, path / "pretrain", path / "sft") if RunDir(folder).plan.is_file()]
     if not folders:
         raise UserError("no plan.json", where=path, wanted="a run of `penjing train` or `penjing quickstart`")
-    terms: list[history.Term] = []
+    terms: list[history.Comparison] = []
     for folder in folders:
-        terms += _verify_one(RunFolder(folder), console)
+        terms += _verify_one(RunDir(folder), console)
     return terms
 
 
-def _verify_one(folder: RunFolder, console: Console) -> list[history.Term]:
+def _verify_one(folder: RunDir, console: Console) -> list[history.Comparison]:
     plan = read_json(folder.plan)
     ended = folder.outcome if folder.outcome.is_file() else folder.ended
     if not ended.is_file():
@@ -73,7 +73,7 @@ def _formatted(value: float, unit: str) -> str:
 
 def print_history(console: Console, last: int = 20) -> None:
     """Print the errors of the newest runs, the accuracy of plans by level, and a warning if it gets worse."""
-    entries = history.read_ledger()
+    entries = history.read_history()
     if not entries:
         raise UserError("no runs yet", where=history.ledger_path(), next_step="Every `penjing train` adds one.")
     rows = []
@@ -103,5 +103,5 @@ def print_history(console: Console, last: int = 20) -> None:
                 highlight=False,
             )
     for machine in sorted({each.machine for each in entries}):
-        if note := history.drift(entries, machine):
-            console.print(marked("drift", note, indent=""))
+        if note := history.recent_bias(entries, machine):
+            console.print(escape_markup("drift", note, indent=""))

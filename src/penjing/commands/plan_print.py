@@ -9,23 +9,23 @@ from rich.console import Console
 from rich.text import Text
 
 from penjing.base import formatting as units
-from penjing.base.markup import marked, print_table
-from penjing.commands.plan import Page
+from penjing.base.markup import escape_markup, print_table
+from penjing.commands.plan import PlanReport
 from penjing.parallel.base import Strategy
 from penjing.plan import cost, hardware
 from penjing.plan.device_model import LEVELS
 from penjing.plan.gpu_specs import card_called
 from penjing.plan.memory.device_target import MEMORY_MARGIN
-from penjing.plan.run_estimate import Bill
+from penjing.plan.run_estimate import RunEstimate
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build import PreparedRun
-from penjing.train.stages.base import Size
+from penjing.train.stages.base import DatasetSize
 
 SHOWN_PARTS = 4
 STYLES = {"note": "yellow", "over budget": "red"}
 
 
-def print_page(page: Page, console: Console, *, explain: bool = False) -> None:
+def print_page(page: PlanReport, console: Console, *, explain: bool = False) -> None:
     """The page: model, tokens, time, memory, cost, and advice."""
     level = f"{page.level}, {LEVELS[page.level]}"
     title = f"{page.what} on {page.devices} x {page.device} ({page.source})"
@@ -38,14 +38,14 @@ def print_page(page: Page, console: Console, *, explain: bool = False) -> None:
         ("over budget", page.over_budget),
     ):
         for line in lines:
-            console.print(marked(heading, line, style=STYLES.get(heading, "")), soft_wrap=True)
+            console.print(escape_markup(heading, line, style=STYLES.get(heading, "")), soft_wrap=True)
     if explain:
         console.print("  formulas:", highlight=False)
         for line in page.formulas:
             console.print(f"    {line}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _model(page: Page) -> list[tuple[str, str]]:
+def _model(page: PlanReport) -> list[tuple[str, str]]:
     active = f", {page.active_parameters:,} active" if page.active_parameters != page.parameters else ""
     parts = ", ".join(f"{name} {units.count(count)}" for name, count in page.components.items())
     return [
@@ -57,7 +57,7 @@ def _model(page: Page) -> list[tuple[str, str]]:
     ]
 
 
-def _amount(page: Page) -> list[tuple[str, str]]:
+def _amount(page: PlanReport) -> list[tuple[str, str]]:
     unique = f", {page.epochs:.2f} epochs of {units.count(page.unique_tokens)}" if page.unique_tokens else ""
     total = page.flops_per_token * page.tokens
     return [
@@ -65,14 +65,14 @@ def _amount(page: Page) -> list[tuple[str, str]]:
         ("compute", f"{total:.2e} FLOPs (causal) in {page.dtype}"),
         (
             "batch",
-            f"{page.rows_per_step} x {page.row_tokens} = {page.tokens_per_step:,} tokens; per device "
-            f"micro-batches of {page.micro_rows}, accumulation {page.passes}",
+            f"{page.rows_per_step} x {page.seq_len} = {page.tokens_per_step:,} tokens; per device "
+            f"micro-batches of {page.micro_size}, accumulation {page.passes}",
         ),
         ("steps", f"{page.steps:,}"),
     ]
 
 
-def _time(page: Page, level: str) -> list[tuple[str, str]]:
+def _time(page: PlanReport, level: str) -> list[tuple[str, str]]:
     low, high = units.duration(page.predicted_seconds_low), units.duration(page.predicted_seconds_high)
     parts = sorted(page.step_parts_seconds.items(), key=lambda pair: -pair[1])[:SHOWN_PARTS]
     whole = sum(page.step_parts_seconds.values())
@@ -102,7 +102,7 @@ def verdict_of(fits: bool | None, tight: bool) -> Text:
     return Text("fits") if fits else Text("does not fit", style="red")
 
 
-def _memory(page: Page) -> list[tuple[str, str | Text]]:
+def _memory(page: PlanReport) -> list[tuple[str, str | Text]]:
     room = f" of {units.gibibytes(page.memory_bytes)}" if page.memory_bytes else ""
     verdict = verdict_of(page.fits, page.tight)
     spare = page.memory_bytes - page.peak_memory_bytes
@@ -114,13 +114,13 @@ def _memory(page: Page) -> list[tuple[str, str | Text]]:
     if parts:
         lines.append(("consists of", ", ".join(f"{name} {units.gibibytes(size)}" for name, size in parts)))
     if page.largest_micro_rows:
-        lines.append(("largest micro-batch", f"about {page.largest_micro_rows} rows (batch.micro_rows)"))
+        lines.append(("largest micro-batch", f"about {page.largest_micro_rows} rows (batch.micro_size)"))
     data, saved = units.gibibytes(page.disk_data_bytes), units.gibibytes(page.disk_checkpoint_bytes)
     lines.append(("disk", f"{data} of tokens, {saved} a checkpoint"))
     return lines
 
 
-def _money(page: Page) -> list[tuple[str, str]]:
+def _money(page: PlanReport) -> list[tuple[str, str]]:
     money = f"{page.cost} at {page.price}" if page.cost else "unknown: give --price, such as --price 2USD"
     return [("cost", money), ("energy", f"{page.kilowatt_hours:.2g} kWh (estimate)")]
 
@@ -132,7 +132,7 @@ def print_plan(
     run, bill, size = prepared.run, prepared.bill, prepared.size
     if run.compute.dtype == "float16" and strategy.device.type == "cpu":
         slow = "float16 matmuls on a CPU are many times slower than float32; use compute.dtype=auto"
-        console.print(marked("warning", slow))
+        console.print(escape_markup("warning", slow))
     named = run.model.preset or run.model.architecture
     precision = str(hardware.compute_dtype(run.compute.dtype, strategy.device)).removeprefix("torch.")
     rows = [
@@ -140,7 +140,7 @@ def print_plan(
         ("examples", f"{bill.rows_per_epoch:,} {_unit(size)}, {size.padding_fraction:.1%} padding"),
         ("epochs", f"{bill.epochs:.2f}"),
         ("batch per device", f"{batch_geometry(run, strategy.world, strategy.device).micro_size} {size.unit}"),
-        ("total batch", f"{run.batch.rows} {size.unit} = {bill.tokens_per_step:,} tokens"),
+        ("total batch", f"{run.batch.size} {size.unit} = {bill.tokens_per_step:,} tokens"),
         ("accumulation", f"{prepared.context.accumulate} on each of {strategy.world} {strategy.device.type}"),
         ("optimizer steps", f"{bill.steps:,}"),
         ("tokens", f"{units.count(bill.tokens)} of {units.count(bill.tokens_per_epoch)} per epoch"),
@@ -149,7 +149,7 @@ def print_plan(
             f"{bill.flops:.2e} FLOPs (causal), {bill.flops_per_token_full_square * bill.tokens:.2e} full square, in "
             + precision,
         ),
-        ("learning", f"{run.optimizer.kind} at {run.optimizer.learning_rate:g}, {run.schedule.kind}"),
+        ("learning", f"{run.optimizer.name} at {run.optimizer.learning_rate:g}, {run.schedule.name}"),
         ("memory", f"{units.gibibytes(bill.predicted_peak_memory_bytes)} ({bill.memory_source})"),
         ("time", _time_line(bill)),
         ("step", _step_line(bill)),
@@ -160,20 +160,20 @@ def print_plan(
     for note in prepared.stage.notes:
         console.print(Text(f"  {note}"))
     for note in prepared.notes:
-        console.print(marked("note", note))
+        console.print(escape_markup("note", note))
     for warning in bill.warnings:
-        console.print(marked("warning", warning))
+        console.print(escape_markup("warning", warning))
     if run.sample.every and not run.sample.prompts:
-        console.print(marked("note", f"sample.every={run.sample.every} writes nothing without sample.prompts"))
+        console.print(escape_markup("note", f"sample.every={run.sample.every} writes nothing without sample.prompts"))
     if prepared.resumed_from is not None:
         console.print(f"  continues after step {prepared.resumed_from} of {bill.steps}")
 
 
-def _unit(size: Size) -> str:
-    return f"rows of {size.row_tokens} tokens" if size.unit == "rows" else size.unit
+def _unit(size: DatasetSize) -> str:
+    return f"rows of {size.seq_len} tokens" if size.unit == "rows" else size.unit
 
 
-def _time_line(bill: Bill) -> str:
+def _time_line(bill: RunEstimate) -> str:
     """The time with its interval and level, and the speed."""
     low, high = units.duration(bill.predicted_seconds_low), units.duration(bill.predicted_seconds_high)
     level = f"{bill.level}, {LEVELS[bill.level]}" if bill.level in LEVELS else bill.level
@@ -181,7 +181,7 @@ def _time_line(bill: Bill) -> str:
     return f"{units.duration(bill.predicted_seconds)} ({low} to {high}; {level}) at {speed} tokens/s"
 
 
-def _step_line(bill: Bill) -> str:
+def _step_line(bill: RunEstimate) -> str:
     """The time of a step by part, and the run's time outside steps."""
     step = sum(bill.step_parts_seconds.values())
     shares = ", ".join(
@@ -197,7 +197,7 @@ def _step_line(bill: Bill) -> str:
     return f"{bill.step_seconds * 1e3:.4g} ms: {shares}" + (f"; outside steps: {rest}" if rest else "")
 
 
-def _money_lines(bill: Bill, strategy: Strategy) -> list[tuple[str, str]]:
+def _money_lines(bill: RunEstimate, strategy: Strategy) -> list[tuple[str, str]]:
     """Cost, where a price is known, and energy."""
     devices = strategy.world
     card = card_called(torch.cuda.get_device_name(strategy.device)) if strategy.device.type == "cuda" else None

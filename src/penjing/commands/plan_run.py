@@ -17,7 +17,7 @@ from penjing.plan import cost, hardware
 from penjing.plan.device_model import Machine, machine_of_card
 from penjing.plan.gpu_specs import Card, card_called, find_card
 from penjing.plan.memory import Target
-from penjing.plan.microbenchmarks import attention_rate, copy_rate, key_of, launch_seconds, product
+from penjing.plan.microbenchmarks import attention_rate, copy_rate, key_of, launch_seconds, matmul
 from penjing.plan.profile import find_profile, gpu_called, with_specs
 from penjing.plan.shape import Shape
 from penjing.plan.step_time import Decode, StepTime, decode_time, step_time
@@ -135,7 +135,7 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
         notes = [f"the profile is stale ({', '.join(found[1])}): run `penjing plan profile`"] if found[1] else []
         return found[0].machine(), target, notes
     own = str(hardware.compute_dtype(run.compute.dtype, device)).removeprefix("torch.")
-    rate = product(512, 512, 512, own, device, tries=3)["flops_per_second"]
+    rate = matmul(512, 512, 512, own, device, tries=3)["flops_per_second"]
     machine = Machine(
         name=hardware.cpu_name(),
         kind="cpu",
@@ -153,7 +153,7 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
 
 def lengths_of(run: Run) -> UnitLengths:
     """What a unit of the run's batches is taken to hold."""
-    return run.objective.unit_lengths(run.data.row_tokens)
+    return run.objective.unit_lengths(run.data.seq_len)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,15 +172,15 @@ class Amount:
 
 def amount_of(run: Run, options: PlanOptions, lengths: UnitLengths, shape: Shape) -> Amount:
     """Steps and tokens: as the command line says, as the settings say, or compute-optimal."""
-    each = lengths.tokens * run.batch.rows
+    each = lengths.tokens * run.batch.size
     unique = cost.read_count(options.unique, "--unique") if options.unique else 0
     if options.tokens and options.tokens != "auto":
         total, reason = cost.read_count(options.tokens, "--tokens"), "--tokens"
-    elif run.steps:
-        total, reason = round(run.steps * each), f"steps={run.steps}"
+    elif run.max_steps:
+        total, reason = round(run.max_steps * each), f"max_steps={run.max_steps}"
     elif unique:
         total, reason = round(run.epochs * unique), f"{run.epochs:g} epochs of --unique"
-    elif run.data.kind == "documents":
+    elif run.data.format == "documents":
         advice = tokens.advise(shape.parameters, shape.matrices)
         total, reason = round(advice.tokens), "no data given: compute-optimal for this size"
     else:
@@ -194,7 +194,7 @@ def workload_of(
     lengths: UnitLengths,
     machine: Machine,
     *,
-    micro_rows: int,
+    micro_size: int,
     options: PlanOptions,
     steps: int = 0,
 ) -> Workload:
@@ -203,15 +203,15 @@ def workload_of(
     engine = options.engine or ("ddp" if options.gpus > 1 else "single")
     eager = Workload(
         shape=shape,
-        tokens=max(1, round(micro_rows * lengths.tokens)),
-        row_tokens=run.data.row_tokens,
+        tokens=max(1, round(micro_size * lengths.tokens)),
+        seq_len=run.data.seq_len,
         keys=lengths.keys,
-        passes=max(1, run.batch.rows // (micro_rows * options.gpus)),
+        passes=max(1, run.batch.size // (micro_size * options.gpus)),
         dtype=dtype,
-        optimizer=run.optimizer.kind,
+        optimizer=run.optimizer.name,
         fused_optimizer=True,
         own_kernels=machine.kind == "cuda" and dtype == "bfloat16",  # cards that have it have the kernels
-        recompute=run.compute.recompute,
+        recompute=run.compute.activation_checkpointing,
         ranks=options.gpus,
         sharding=SHARDINGS[engine],  # type: ignore[arg-type]  # from the table
         trainable=trainable_part(run),
@@ -251,17 +251,17 @@ def generation_seconds(run: Run, work: Workload, machine: Machine, gpus: int) ->
     how = run.objective.sampling
     if how is None:
         return 0.0
-    prompts = max(1, run.batch.rows * how.updates // gpus)
-    return _writing_seconds(run, how, prompts * how.answers, work, machine) / how.steps_per_round
+    prompts = max(1, run.batch.size * how.steps_per_rollout // gpus)
+    return _writing_seconds(run, how, prompts * how.num_generations, work, machine) / how.steps_per_round
 
 
 def _writing_seconds(run: Run, how: Rollout, answers: int, work: Workload, machine: Machine) -> float:
     decode = Decode(
         answers=answers,
-        prompt_tokens=(run.data.row_tokens - how.max_tokens) / 2,
-        answer_tokens=how.max_tokens / 2,
-        longest=how.max_tokens,
-        slots=how.slots or (64 if machine.kind == "cpu" else 256),
+        prompt_tokens=(run.data.seq_len - how.max_new_tokens) / 2,
+        answer_tokens=how.max_new_tokens / 2,
+        longest=how.max_new_tokens,
+        slots=how.max_concurrent or (64 if machine.kind == "cpu" else 256),
     )
     return decode_time(decode, work, machine)
 
@@ -269,9 +269,9 @@ def _writing_seconds(run: Run, how: Rollout, answers: int, work: Workload, machi
 def _validation_seconds(run: Run, step: StepTime, work: Workload, machine: Machine, gpus: int) -> float:
     """Of one validation: a forward pass of the held-out rows; of RL two answers to each prompt, greedy and drawn."""
     if how := run.objective.sampling:
-        return 2 * _writing_seconds(run, how, max(1, math.ceil(run.validate.rows / gpus)), work, machine)
+        return 2 * _writing_seconds(run, how, max(1, math.ceil(run.eval.sequences / gpus)), work, machine)
     forward = (step.products + step.attention + step.elementwise + step.head) / 3 / max(1, work.tokens * work.passes)
-    return run.validate.rows * lengths_of(run).tokens * forward / gpus
+    return run.eval.sequences * lengths_of(run).tokens * forward / gpus
 
 
 def checkpoint_bytes(run: Run, shape: Shape) -> int:
@@ -287,12 +287,12 @@ def checkpoint_seconds(run: Run, saved: int, machine: Machine, step_seconds: flo
     In the background only the copy counts, and what the disk has not finished when the next one is due. The last one
     is waited for.
     """
-    number = math.ceil(steps / run.save.every)
+    number = math.ceil(steps / run.checkpoint.every)
     write = saved / WRITE_RATE
     copy = saved / (COPY_RATE if machine.kind == "cuda" else machine.bytes_per_second)
     held = write
-    if run.save.how == "background":
-        held = max(0.0, write - run.save.every * step_seconds)
+    if run.checkpoint.async_:
+        held = max(0.0, write - run.checkpoint.every * step_seconds)
     return number * (SAVE_SECONDS + copy) + (number - 1) * held + write
 
 
@@ -302,7 +302,7 @@ def parts_of(
     """Seconds of the run by part, and the generation time of one step."""
     generation = generation_seconds(run, work, machine, gpus)
     busy = step.seconds + generation
-    validations = math.ceil(steps / run.validate.every) if run.validate.every else 0
+    validations = math.ceil(steps / run.eval.every) if run.eval.every else 0
     return {
         "training": steps * busy,
         "validation": validations * _validation_seconds(run, step, work, machine, gpus),

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
-from penjing.base.markup import marked, print_table
+from penjing.base.markup import escape_markup, print_table
 from penjing.commands.plan_print import verdict_of
 from penjing.commands.plan_run import Engine, PlanOptions, find_machine, lengths_of, not_run, pass_rows, workload_of
 from penjing.model.transformer import Recompute
@@ -49,7 +49,7 @@ def print_memory(run: Run, options: PlanOptions, console: Console, *, waterfall:
             bar = "#" * round(BAR * size / most)
             console.print(f"  {name:<16} {units.gibibytes(size):>10}  {bar}", highlight=False, markup=False)
     for note in plan.notes:
-        console.print(marked("note", note))
+        console.print(escape_markup("note", note))
     return fits
 
 
@@ -68,19 +68,19 @@ def search(
         raise UserError("not a size of memory", where="--fit", got=repr(fit), wanted="such as 24GB or 8GiB")
     machine, target, notes = find_machine(options, run)
     room = budget.memory_bytes or target.memory_bytes
-    pass_rows(replace(run, batch=replace(run.batch, micro_rows=0)), machine.kind, options.gpus)
+    pass_rows(replace(run, batch=replace(run.batch, micro_size=0)), machine.kind, options.gpus)
     engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "single")
     ways = [
         (variant, rows)
-        for row_tokens in lengths or (run.data.row_tokens,)
-        for variant in _recomputing(replace(run, data=replace(run.data, row_tokens=row_tokens)))
-        for rows in reversed(divisors(run.batch.rows // options.gpus))
+        for seq_len in lengths or (run.data.seq_len,)
+        for variant in _recomputing(replace(run, data=replace(run.data, seq_len=seq_len)))
+        for rows in reversed(divisors(run.batch.size // options.gpus))
     ]
     if len(ways) > MOST_TRACED:
         notes.append(f"only the first {MOST_TRACED} of {len(ways)} configurations were traced")
     found: list[Candidate] = []
     for variant, rows in ways[:MOST_TRACED]:
-        plan = predict_memory(variant, target, micro_rows=rows, ranks=options.gpus, engine=engine)
+        plan = predict_memory(variant, target, micro_size=rows, ranks=options.gpus, engine=engine)
         found.append(_candidate(variant, machine, options, engine, rows, plan.total_bytes))
     if unsupported := not_run(engine):
         notes.append(unsupported)
@@ -88,9 +88,9 @@ def search(
     shown = found if every else pareto(fit_now)
     rows_shown = [
         (
-            each.micro_rows,
+            each.micro_size,
             each.passes,
-            each.row_tokens,
+            each.seq_len,
             each.recompute,
             each.sharding,
             units.gibibytes(each.peak_bytes),
@@ -118,12 +118,12 @@ def search(
         best = fit_now[0]
         shared = f", {best.sharding} over {options.gpus} devices" if options.gpus > 1 else ""
         console.print(
-            f"fastest: batch.micro_rows={best.micro_rows} data.row_tokens={best.row_tokens} "
-            f"compute.recompute={best.recompute}{shared}",
+            f"fastest: batch.micro_size={best.micro_size} data.seq_len={best.seq_len} "
+            f"compute.activation_checkpointing={best.recompute}{shared}",
             highlight=False,
         )
     for note in notes:
-        console.print(marked("note", note, indent=""))
+        console.print(escape_markup("note", note, indent=""))
     return len(fit_now)
 
 
@@ -131,22 +131,22 @@ def _recomputing(run: Run) -> list[Run]:
     """The run with each kind of activation checkpointing that it can have."""
     if run.model.is_mixture or run.lora.dropout:
         return [run]
-    return [replace(run, compute=replace(run.compute, recompute=how)) for how in get_args(Recompute)]
+    return [replace(run, compute=replace(run.compute, activation_checkpointing=how)) for how in get_args(Recompute)]
 
 
 def _candidate(run: Run, machine: Machine, options: PlanOptions, engine: Engine, rows: int, peak: int) -> Candidate:
     lengths = lengths_of(run)
     options = replace(options, engine=engine)
     shape = shape_of(run.model)
-    work = workload_of(run, shape, lengths, machine, micro_rows=rows, options=options)
+    work = workload_of(run, shape, lengths, machine, micro_size=rows, options=options)
     seconds = step_time(work, machine).seconds
     return Candidate(
-        micro_rows=rows,
+        micro_size=rows,
         passes=work.passes,
-        row_tokens=run.data.row_tokens,
-        recompute=run.compute.recompute,
+        seq_len=run.data.seq_len,
+        recompute=run.compute.activation_checkpointing,
         sharding=engine,
         peak_bytes=peak,
         seconds=seconds,
-        tokens_per_second=run.batch.rows * lengths.tokens / seconds,
+        tokens_per_second=run.batch.size * lengths.tokens / seconds,
     )

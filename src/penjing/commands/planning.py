@@ -10,7 +10,7 @@ from rich.console import Console
 
 from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.base.markup import marked
+from penjing.base.markup import escape_markup
 from penjing.commands.arguments import Recipe, Settings, console, resolved, say
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def plan_run(
 
     penjing plan downloads/SmolLM2-135M/config.json --gpu A100 --gpus 2 --unique 1.2B
     """
-    from penjing.commands.plan import is_foreign, make_page, read_foreign
+    from penjing.commands.plan import is_foreign, make_report, read_foreign
     from penjing.commands.plan_print import print_page
     from penjing.commands.plan_run import PlanOptions
 
@@ -79,11 +79,11 @@ def plan_run(
         unused = {"--tokens": tokens, "--unique": unique, "--gpus": gpus > 1, "--engine": engine, "--explain": explain}
         if names := [name for name, given in unused.items() if given]:
             raise UserError(
-                "has no effect with data.train", where=", ".join(names), next_step="Add --gpu NAME, or steps=N."
+                "has no effect with data.train", where=", ".join(names), next_step="Add --gpu NAME, or max_steps=N."
             )
         _plan_measured(run, options, as_json)
         return
-    page = make_page(recipe, run, options, foreign)
+    page = make_report(recipe, run, options, foreign)
     if as_json:
         console.print_json(data=page.to_dict())
     else:
@@ -109,7 +109,7 @@ def _plan_measured(run: Run, options: Any, as_json: bool) -> None:
             spent = cost.Money(hourly.amount * seconds / 3600, hourly.currency)
             say(f"  cost {spent} at {hourly} an hour (--price)")
         for line in over:
-            console.print(marked("over budget", line, style="red"))
+            console.print(escape_markup("over budget", line, style="red"))
     if over:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
@@ -226,7 +226,7 @@ def plan_forecast(
 
     [bold]Example[/]
 
-    penjing plan forecast pretrain model=tiny data.train=corpus.jsonl steps=5000 --budget 20min
+    penjing plan forecast pretrain model=tiny data.train=corpus.jsonl max_steps=5000 --budget 20min
     """
     from penjing.commands.plan_forecast import forecast_loss
 

@@ -19,8 +19,8 @@ from penjing.train.load_model import set_threads
 
 def matmul_shapes(run: Run, device: torch.device) -> list[tuple[int, int, int]]:
     """The matmul shapes (M, K, N) of a run's step, forward and backward; most work first."""
-    micro, row = batch_geometry(run, 1, device).micro_size, run.data.row_tokens
-    work = Workload(shape=shape_of(run.model), tokens=micro * row, row_tokens=row, keys=(row + 1) / 2)
+    micro, row = batch_geometry(run, 1, device).micro_size, run.data.seq_len
+    work = Workload(shape=shape_of(run.model), tokens=micro * row, seq_len=row, keys=(row + 1) / 2)
     found: dict[tuple[int, int, int], float] = {}
     for left, inner, outputs, count in work.products():
         found[left, inner, outputs] = found.get((left, inner, outputs), 0.0) + 2.0 * left * inner * outputs * count

@@ -34,7 +34,7 @@ from penjing.data import formats as records
 from penjing.data import synthetic as toyworld
 from penjing.data import tokenize_dataset as prepare
 from penjing.data.catalog import registry as catalogue
-from penjing.data.token_shards import Shards
+from penjing.data.token_shards import TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.eval import questions as asking
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
@@ -44,7 +44,7 @@ from penjing.plan import hardware
 from penjing.report.terminal import print_summary
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, set_threads
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 
 TOYWORLD = "toyworld"
 STORY_PROMPTS = ("One sunny day, Mia", "一天早上，小明")
@@ -241,7 +241,7 @@ def _make_data(options: QuickstartOptions, corpus: Corpus, log: StageLog) -> str
             next_step="Add a text: --data TEXT.txt,CHATS.jsonl",
         )
     paths = records.list_files([Path(name) for name in found.documents])
-    aside = survey.Aside(_pretraining_settings(options).data.max_bad)
+    aside = survey.SkipCounter(_pretraining_settings(options).data.max_bad_fraction)
     documents = records.read_documents(paths, on_skip=aside.skip, quarantine=aside.quarantine)
     facts = survey.survey(documents, aside=aside)
     log.record(
@@ -292,8 +292,8 @@ def _overrides(options: QuickstartOptions, stage: str) -> list[str]:
     """Settings of one stage from the command line: `sft.a.b=c` is for SFT alone, the rest for pretraining."""
     mine = [word.removeprefix("sft.") for word in options.settings if word.startswith("sft.") == (stage == "sft")]
     if options.short:
-        every = [f"{name}.every=4" for name in ("validate", "sample", "save", "track")]
-        mine = [f"steps={SHORT_STEPS[stage]}", *every, *mine]
+        every = [f"{name}.every=4" for name in ("eval", "sample", "checkpoint", "log")]
+        mine = [f"max_steps={SHORT_STEPS[stage]}", *every, *mine]
     return mine
 
 
@@ -307,9 +307,9 @@ def _pretraining(options: QuickstartOptions, corpus: Corpus) -> Run:
     prompts = list(STORY_PROMPTS) if toy else _held_out_openings(corpus)
     layer: dict[str, Any] = {
         "out": str(options.out / "pretrain"),
-        "data": {"train": corpus.documents, "validation_fraction": 0.01 if toy else HELD_OUT_OF_REAL_TEXT},
+        "data": {"train": corpus.documents, "val_fraction": 0.01 if toy else HELD_OUT_OF_REAL_TEXT},
         "sample": {"prompts": prompts},
-        "validate": {"rows": 128 if toy else 1024},
+        "eval": {"sequences": 128 if toy else 1024},
     }
     return resolve_run("tiny", layer, parse_overrides(_overrides(options, "pretrain")))
 
@@ -319,10 +319,10 @@ def _finetuning(options: QuickstartOptions, corpus: Corpus) -> Run | None:
         return None
     layer: dict[str, Any] = {
         "out": str(options.out / "sft"),
-        "start": str(options.out / "pretrain"),
-        "data": {"train": corpus.chats, "validation_fraction": 0.01},
+        "init_from": str(options.out / "pretrain"),
+        "data": {"train": corpus.chats, "val_fraction": 0.01},
         "sample": {"prompts": list(CHAT_PROMPTS)},
-        "validate": {"questions": str(corpus.questions or "")},
+        "eval": {"questions": str(corpus.questions or "")},
     }
     return resolve_run("tiny_sft", layer, parse_overrides(_overrides(options, "sft")))
 
@@ -342,23 +342,23 @@ def _held_out_openings(corpus: Corpus) -> list[str]:
 
 def _texts(paths: Sequence[Path]) -> Iterator[str]:
     """All texts. Broken records were counted in the data stage."""
-    documents = records.read_documents(paths, quarantine=records.Quarantine(max_bad=1.0))
+    documents = records.read_documents(paths, quarantine=records.BadRecords(max_bad_fraction=1.0))
     return (document.text for document in documents)
 
 
 def _train(run: Run, log: StageLog, console: Console) -> str:
     outcome = execute(run, console)
-    loss = outcome.get("validation_loss_nats_per_token", math.nan)
+    loss = outcome.get("val_loss", math.nan)
     text = f"{units.count(outcome['tokens'])} tokens at {units.count(outcome['tokens_per_second'])}/s"
-    if "validation_bits_per_byte" in outcome:
-        return f"{text}, held-out {outcome['validation_bits_per_byte']:.3f} bits per byte"
+    if "val_bits_per_byte" in outcome:
+        return f"{text}, held-out {outcome['val_bits_per_byte']:.3f} bits per byte"
     return f"{text}, held-out loss {loss:.3f} nats per token"
 
 
 def _record_tokens(log: StageLog, run: Run) -> None:
     """Facts of the tokenizer and the shards, for the report."""
-    folder = RunFolder(Path(run.out))
-    train, validation = Shards(folder.shards / "train"), Shards(folder.shards / "validation")
+    folder = RunDir(Path(run.out))
+    train, validation = TokenShards(folder.shards / "train"), TokenShards(folder.shards / "validation")
     tokenizer = Tokenizer.load(folder.tokenizer)
     tokens = train.num_tokens + validation.num_tokens
     num_bytes = train.num_bytes + validation.num_bytes
@@ -385,7 +385,7 @@ def _ask(out: Path, path: Path) -> str:
     """Ask both models the held-out questions; writes evaluation.json."""
     questions = asking.read_questions(path)
     rows: list[dict[str, Any]] = []
-    answers: dict[str, list[asking.Answered]] = {}
+    answers: dict[str, list[asking.GradedAnswer]] = {}
     for stage in ("pretrain", "sft"):
         trained = load_trained(out / stage)
         answers[stage] = asking.ask(trained.model, trained.tokenizer, questions)
@@ -436,9 +436,9 @@ def _compare_with_zstd(out: Path, run: Run) -> str:
     """Bits per byte of the held-out text, the model against `zstd -19`; writes compression.json."""
     trained = load_trained(out / "pretrain")
     paths = [Path(name) for name in run.data.train]
-    below = Shards(RunFolder(out / "pretrain").shards / "validation").meta["held_out_below"]
+    below = TokenShards(RunDir(out / "pretrain").shards / "validation").meta["held_out_below"]
     texts = [text for text in _texts(paths) if prepare.is_held_out(text, below)]
-    model_bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, row_tokens=run.data.row_tokens)
+    model_bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, seq_len=run.data.seq_len)
     zstd_bits = zstd_bits_per_byte("\n".join(texts))
     verdict = "below" if model_bits < zstd_bits else "above"
     note = (

@@ -69,4 +69,4 @@ def recipe_defaults(run: Run) -> dict[str, str]:
     except UserError:
         return {}
     shape = {name: value for name, value in run.settings.items() if name.startswith("model.")}
-    return defaults | shape if run.settings.get("start") else defaults
+    return defaults | shape if run.settings.get("init_from") else defaults

@@ -14,7 +14,7 @@ from rich.console import Console
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import write_json, write_text
-from penjing.base.markup import marked
+from penjing.base.markup import escape_markup
 from penjing.bench.matmul import matmul
 from penjing.bench.record import facts
 from penjing.bench.sweep import Grid, Measured, sweep
@@ -28,9 +28,9 @@ from penjing.train.load_model import set_threads
 
 # Heading, how it is shown.
 COLUMNS: tuple[tuple[str, str], ...] = (
-    ("micro_rows", "rows"),
+    ("micro_size", "rows"),
     ("accumulate", "passes"),
-    ("row_tokens", "T"),
+    ("seq_len", "T"),
     ("dtype", "dtype"),
     ("recompute", "recomputed"),
     ("steps_per_second", "it/s"),
@@ -61,8 +61,8 @@ def run_sweep(
     """Sweep on this machine, print the table, and write it: OUT.json, .csv, .md and .svg."""
     from penjing.train.memory_trace.trace import predict_memory
 
-    if run.lora.rank or run.objective.kind != "next_token":
-        got = f"lora.rank={run.lora.rank}, {run.objective.kind}"
+    if run.lora.rank or run.objective.name != "next_token":
+        got = f"lora.rank={run.lora.rank}, {run.objective.name}"
         raise UserError("steps of next tokens, of all weights, are timed only", where=run.stage, got=got)
     set_threads(run.compute.threads, 1)
     device = torch.device("cuda" if torch.cuda.is_available() and run.compute.device != "cpu" else "cpu")
@@ -87,7 +87,7 @@ def run_sweep(
     )
     console.print(table(rows, f"{machine.name}, predicted at {machine.level}").terminal())
     for note in notes:
-        console.print(marked("note", note))
+        console.print(escape_markup("note", note))
     if out is not None:
         out = out.with_suffix("") if out.suffix in (".json", ".csv", ".md", ".svg") else out
         dtype = hardware.compute_dtype(run.compute.dtype, device)
@@ -98,7 +98,7 @@ def run_sweep(
 
 def _short(row: Measured) -> str:
     point = row.point
-    where = f"{point.micro_rows} x {point.accumulate} x {point.row_tokens} {point.dtype}"
+    where = f"{point.micro_size} x {point.accumulate} x {point.seq_len} {point.dtype}"
     return f"{where}: {row.ended if row.steps_per_second is None else f'{row.steps_per_second:.3g} it/s'}"
 
 
@@ -146,7 +146,7 @@ def plot(rows: Sequence[Measured]) -> str:
     """Tokens per second over tokens of a step, measured and predicted, as a picture of its own."""
 
     def tokens(row: Measured) -> int:
-        return row.point.micro_rows * row.point.accumulate * row.point.row_tokens
+        return row.point.micro_size * row.point.accumulate * row.point.seq_len
 
     done = sorted((row for row in rows if row.tokens_per_second), key=tokens)
     measured = [(float(tokens(row)), row.tokens_per_second) for row in done]

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, write_json
 from penjing.base.lock import locked
-from penjing.base.markup import marked, silent_console
+from penjing.base.markup import escape_markup, silent_console
 from penjing.base.registry import look_up
 from penjing.checkpoint.manifest import folder_name, steps
 from penjing.commands.plan_print import print_plan
@@ -36,7 +37,7 @@ from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import Strategy, launched_world, make_strategy
 from penjing.plan import hardware
-from penjing.plan.run_estimate import Bill
+from penjing.plan.run_estimate import RunEstimate
 from penjing.recipes import RECIPES, WITH_DIAL
 from penjing.track import TRACKERS
 from penjing.track.background import BackgroundTracker
@@ -51,7 +52,7 @@ from penjing.train.from_pretrained import begin_from, with_vocabulary
 from penjing.train.load_model import set_threads
 from penjing.train.loop import train
 from penjing.train.oom_recovery import is_out_of_memory
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.run_history import SPENT, append_history
 from penjing.train.watchdog import watched
 
@@ -59,7 +60,7 @@ SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
 
 
 def resolve_run(recipe: str, *layers: Layer) -> Run:
-    """The settings of a recipe with `layers` over it; with `start`, the model's shape is that of the start.
+    """The settings of a recipe with `layers` over it; with `init_from`, the model's shape is that of the start.
 
     A recipe with a dial takes it after a colon: `ladder:30m`.
     """
@@ -69,20 +70,20 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
         raise UserError("has no dial", where=recipe, wanted=f"{name} alone, or {', '.join(WITH_DIAL)}:SIZE")
     base = make(dial) if dial else make()
     asked = [*layers[:-1], *map(_one_length, layers[-1:])]
-    base = batch_as_asked(adapter_rate(base, asked), asked)
-    start = next((layer["start"] for layer in reversed(layers) if layer.get("start")), "")
+    base = explicit_batch(adapter_rate(base, asked), asked)
+    start = next((layer["init_from"] for layer in reversed(layers) if layer.get("init_from")), "")
     return begin_from(str(start), base, asked) if start else with_vocabulary(config.resolve(Run, base, *asked), asked)
 
 
-def batch_as_asked(base: Layer, layers: Sequence[Layer]) -> Layer:
+def explicit_batch(base: Layer, layers: Sequence[Layer]) -> Layer:
     """The recipe with a batch that does not follow the data, where a layer says how large it is; and rows of one
     length, where a layer says which."""
     asked = {f"{table}.{name}" for layer in layers for table in ("batch", "data") for name in _table(layer, table)}
     batch, data = dict(base.get("batch", {})), dict(base.get("data", {}))
-    if "batch.rows" in asked:
-        batch, data = {**batch, "min_steps": 0}, {**data, "min_row_tokens": 0}
-    if "data.row_tokens" in asked:
-        data["min_row_tokens"] = 0
+    if "batch.size" in asked:
+        batch, data = {**batch, "min_steps": 0}, {**data, "min_seq_len": 0}
+    if "data.seq_len" in asked:
+        data["min_seq_len"] = 0
     return {**base, "batch": batch, "data": data}
 
 
@@ -92,10 +93,10 @@ def _table(layer: Layer, name: str) -> Mapping[str, Any]:
 
 
 def _one_length(asked: Layer) -> Layer:
-    """Of `epochs` and `steps` the one that was asked for last counts; both on one command line is a UserError."""
-    if "epochs" in asked and "steps" in asked:
-        raise UserError("both say how long to train", where="epochs, steps", wanted="one of them")
-    return {**asked, "steps": 0} if "epochs" in asked else asked
+    """Of `epochs` and `max_steps` the one that was asked for last counts; both on one command line is a UserError."""
+    if "epochs" in asked and "max_steps" in asked:
+        raise UserError("both say how long to train", where="epochs, max_steps", wanted="one of them")
+    return {**asked, "max_steps": 0} if "epochs" in asked else asked
 
 
 def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def _carry_out(
     strategy = prepared.context.strategy
     print_plan(prepared, strategy, console, known.describe())
     try:
-        if run.validate.before == "yes" and prepared.state.step == 0:
+        if run.eval.at_start and prepared.state.step == 0:
             prepared.context.trackers.log(0, {"tokens": 0, **prepared.context.validate()})
             known.ask(prepared, "before")
         figures = train(prepared.context, prepared.state)
@@ -158,13 +159,13 @@ def _carry_out(
             made = save_run_adapter(run, prepared.model, prepared.base, prepared.state.step)
             console.print(Text(f"  adapter in the format of peft: {made}"))
         except UserError as error:  # the adapter is whole in its checkpoint
-            console.print(marked("no adapter in the format of peft", str(error)))
+            console.print(escape_markup("no adapter in the format of peft", str(error)))
     outcome = _outcome(prepared, strategy, figures, time.time() - began)
     append_history(prepared, time.time() - began)
     return _with_questions(outcome, known, prepared)
 
 
-def plan_only(run: Run, console: Console) -> Bill:
+def plan_only(run: Run, console: Console) -> RunEstimate:
     """Prepare the data, time a few steps and print the plan; nothing is trained and nothing is left behind."""
     set_threads(run.compute.threads, 1)
     with tempfile.TemporaryDirectory() as folder:
@@ -184,10 +185,10 @@ def plan_only(run: Run, console: Console) -> Bill:
 
 def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tracker]:
     trackers: list[Tracker] = [ConsoleTracker(console, name=run.stage, num_steps=steps, start_step=start)]
-    if run.track.wandb and not console.quiet:
-        wandb = look_up(TRACKERS, "wandb", what="tracker")
-        settings = {"project": run.track.project, "name": run.track.name, "config": config.to_dict(run)}
-        trackers.append(BackgroundTracker("wandb", lambda: wandb(Path(run.out), **settings)))
+    settings = {"project": run.log.project, "name": run.log.run_name, "config": config.to_dict(run)}
+    for name in () if console.quiet else run.log.trackers:
+        make = partial(look_up(TRACKERS, name, what="tracker"), Path(run.out), **settings)
+        trackers.append(BackgroundTracker(name, make))
     return trackers
 
 
@@ -196,18 +197,20 @@ def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: C
     prompts = list(run.sample.prompts)
     if not prompts or console.quiet:
         return []
-    if run.data.kind != "documents":
+    if run.data.format != "documents":
         asked = [render(tokenizer, [Message(role="user", content=prompt)], ask=True).ids for prompt in prompts]
     else:
         asked = [[tokenizer.begin, *tokenizer.encode(prompt)] for prompt in prompts]
     stop = tokenizer.stop
-    texts = generate(model, asked, max_new_tokens=run.sample.tokens, stop=stop, sampling=SAMPLE_STYLE, seed=run.seed)
+    texts = generate(
+        model, asked, max_new_tokens=run.sample.max_new_tokens, stop=stop, sampling=SAMPLE_STYLE, seed=run.seed
+    )
     samples = []
     for prompt, ids in zip(prompts, texts, strict=True):
         text = tokenizer.decode(ids)
         language = "zh" if any("\u4e00" <= character <= "\u9fff" for character in prompt) else "en"
         samples.append({"prompt": prompt, "text": text, "language": language})
-        shown = " ".join((prompt + (" -> " if run.data.kind != "documents" else "") + text).split())
+        shown = " ".join((prompt + (" -> " if run.data.format != "documents" else "") + text).split())
         console.print(Text(f"    {shown[:160]}", style="dim"))  # a model may write what would be markup
     return samples
 
@@ -260,7 +263,7 @@ def _with_questions(outcome: dict[str, Any], known: KnownQuestions, prepared: Pr
     return outcome
 
 
-def _before(folder: RunFolder, figures: dict[str, float]) -> dict[str, float]:
+def _before(folder: RunDir, figures: dict[str, float]) -> dict[str, float]:
     """What the held-out texts, pairs or prompts gave before the first step, of figures that are known now too."""
     first: dict[str, Any] = next((line for line in read_lines(folder.metrics) if line["step"] == 0), {})
-    return {name: value for name, value in first.items() if name in figures and name.startswith("validation_")}
+    return {name: value for name, value in first.items() if name in figures and name.startswith("val_")}

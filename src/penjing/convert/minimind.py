@@ -68,35 +68,35 @@ def infer_config(tensors: Mapping[str, Tensor], hints: Mapping[str, Any], where:
             raise UserError("not the weights of a MiniMind model", where=where, got=f"no {name}")
         return tuple(tensors[name].shape)
 
-    vocabulary_size, hidden_size = shape(EMBEDDING)
+    vocab_size, hidden_size = shape(EMBEDDING)
     layers = {int(match[1]) for name in tensors if (match := re.match(r"model\.layers\.(\d+)\.", name))}
     zero = _LAYER.format(0)
     query_rows, _ = shape(zero + "self_attn.q_proj.weight")
     key_rows, _ = shape(zero + "self_attn.k_proj.weight")
     normalised = zero + "self_attn.q_norm.weight" in tensors
     if normalised:
-        head_size = shape(zero + "self_attn.q_norm.weight")[0]
-        heads = (query_rows // head_size, key_rows // head_size)
+        head_dim = shape(zero + "self_attn.q_norm.weight")[0]
+        heads = (query_rows // head_dim, key_rows // head_dim)
     else:
         heads = _heads(hidden_size, query_rows, key_rows, hints, where)
-        head_size = query_rows // heads[0]
+        head_dim = query_rows // heads[0]
     found: dict[str, Any] = {
         "preset": "",
-        "vocabulary_size": vocabulary_size,
+        "vocab_size": vocab_size,
         "hidden_size": hidden_size,
-        "num_layers": max(layers) + 1,
-        "num_heads": heads[0],
-        "num_kv_heads": heads[1],
-        "head_size": head_size,
-        "max_tokens": 32768,
+        "num_hidden_layers": max(layers) + 1,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "head_dim": head_dim,
+        "max_position_embeddings": 32768,
         "rope_theta": 1e6,
-        "norm_epsilon": 1e-6 if normalised else 1e-5,
-        "embeddings": "tied",
+        "rms_norm_eps": 1e-6 if normalised else 1e-5,
+        "tie_word_embeddings": True,
     }
     if HEAD in tensors and not torch.equal(tensors[HEAD], tensors[EMBEDDING]):
-        found["embeddings"] = "untied"
+        found["tie_word_embeddings"] = False
     found |= _mlp(tensors, normalised, zero + "mlp.", hints, where)
-    free = {"max_tokens", "rope_theta", "norm_epsilon"}
+    free = {"max_position_embeddings", "rope_theta", "rms_norm_eps"}
     return ModelConfig(**{**found, **{name: value for name, value in hints.items() if name in free}})
 
 
@@ -104,15 +104,15 @@ def _heads(
     hidden_size: int, query_rows: int, key_rows: int, hints: Mapping[str, Any], where: object
 ) -> tuple[int, int]:
     """Query and key/value heads, which these weights do not show."""
-    if "num_heads" in hints:
-        num_heads = int(hints["num_heads"])
-        head_size = query_rows // max(1, num_heads)
-        if num_heads > 0 and query_rows % num_heads == 0 and key_rows % head_size == 0:
-            return num_heads, key_rows // head_size
+    if "num_attention_heads" in hints:
+        num_attention_heads = int(hints["num_attention_heads"])
+        head_dim = query_rows // max(1, num_attention_heads)
+        if num_attention_heads > 0 and query_rows % num_attention_heads == 0 and key_rows % head_dim == 0:
+            return num_attention_heads, key_rows // head_dim
         raise UserError(
             "does not fit the weights",
-            where="model.num_heads",
-            got=num_heads,
+            where="model.num_attention_heads",
+            got=num_attention_heads,
             wanted=f"a divisor of {query_rows} that leaves whole key heads in {key_rows}",
         )
     if (hidden_size, key_rows) in _KNOWN_HEADS and query_rows == hidden_size:
@@ -121,7 +121,7 @@ def _heads(
         "the weights do not show how many heads they have",
         where=where,
         got=f"q_proj of {query_rows} rows, k_proj of {key_rows}",
-        next_step="Add model.num_heads=N, or model=PRESET with the same sizes.",
+        next_step="Add model.num_attention_heads=N, or model=PRESET with the same sizes.",
     )
 
 
@@ -132,7 +132,7 @@ def _mlp(
         name = place + "gate_proj.weight"
         if name not in tensors:
             raise UserError("not the weights of a MiniMind model", where=where, got=f"no {name}")
-        return {"architecture": "qwen3" if normalised else "llama", "mlp_size": tensors[name].shape[0]}
+        return {"architecture": "qwen3" if normalised else "llama", "intermediate_size": tensors[name].shape[0]}
     experts = tensors[place + "gate.weight"].shape[0]
     name = place + "experts.0.gate_proj.weight"
     if name not in tensors:
@@ -145,10 +145,10 @@ def _mlp(
     ]
     # Version 3 sends a token to one expert, version 2 to two and through shared ones.
     found: dict[str, Any] = {
-        "experts": int(experts),
-        "experts_per_token": int(hints.get("experts_per_token", 2 if shared else 1)),
-        "expert_size": size,
-        "mlp_size": size,
+        "num_experts": int(experts),
+        "num_experts_per_tok": int(hints.get("num_experts_per_tok", 2 if shared else 1)),
+        "moe_intermediate_size": size,
+        "intermediate_size": size,
     }
     if not shared:
         if not normalised:
@@ -160,7 +160,7 @@ def _mlp(
         **found,
         "architecture": "qwen2_moe",
         "attention_bias": "none",
-        "shared_expert_size": sum(shared),
+        "shared_expert_intermediate_size": sum(shared),
     }
 
 
@@ -185,7 +185,7 @@ def from_minimind(
     for name, values in parts.items():
         down = name.endswith("down_proj.weight")
         theirs[name] = 2 * torch.cat(values, dim=1) if down else torch.cat(values)
-    for layer in range(config.num_layers):
+    for layer in range(config.num_hidden_layers):
         theirs[_LAYER.format(layer) + "mlp.shared_expert_gate.weight"] = torch.zeros(1, config.hidden_size)
     return from_hf(theirs, config, where)
 

@@ -54,7 +54,7 @@ def _expert_names(mlp: str, which: str, config: ModelConfig) -> list[str]:
     """The file's names of one stacked parameter, in the order of the experts."""
     inner = f"{hf_name(mlp + '.', config.architecture)}experts"
     part = _MIXTRAL[which] if config.architecture == "mixtral" else which
-    return [f"{inner}.{expert}.{part}.weight" for expert in range(config.experts)]
+    return [f"{inner}.{expert}.{part}.weight" for expert in range(config.num_experts)]
 
 
 # --- ours to theirs --------------------------------------------------------------------------------------------------
@@ -83,13 +83,13 @@ def to_hf(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
 
 def _empty_shared_experts(config: ModelConfig) -> dict[str, Tensor]:
     """Without shared experts the stock glm4_moe class still has their layers, of width 0."""
-    if config.shared_expert_size:
+    if config.shared_expert_intermediate_size:
         return {}
     width = config.hidden_size
     shapes = {"gate_proj": (0, width), "up_proj": (0, width), "down_proj": (width, 0)}
     return {
         f"model.layers.{layer}.mlp.shared_experts.{name}.weight": torch.zeros(shape)
-        for layer in range(config.num_layers)
+        for layer in range(config.num_hidden_layers)
         if not config.is_dense_layer(layer)
         for name, shape in shapes.items()
     }
@@ -130,10 +130,10 @@ def from_hf(
 
 def with_real_head(tensors: Mapping[str, Tensor], config: ModelConfig) -> ModelConfig:
     """`config`, untied if the file holds a head of its own that is not the embedding table."""
-    if config.embeddings == "tied" and HEAD in tensors and EMBEDDING in tensors:
+    if config.tie_word_embeddings and HEAD in tensors and EMBEDDING in tensors:
         head, embedding = tensors[HEAD], tensors[EMBEDDING]
         if head.shape != embedding.shape or not torch.equal(head, embedding):
-            return replace(config, embeddings="untied")
+            return replace(config, tie_word_embeddings=False)
     return config
 
 
@@ -181,7 +181,7 @@ def _refuse_unknown(tensors: Mapping[str, Tensor], used: set[str], config: Model
         if name in used or _ROTARY.search(name):
             continue
         layer = _LAYER.match(name)
-        if layer and config.architecture == "glm4_moe" and int(layer[1]) >= config.num_layers:
+        if layer and config.architecture == "glm4_moe" and int(layer[1]) >= config.num_hidden_layers:
             continue  # layers that predict further tokens: the stock class passes them over as well
         if tensors[name].numel() == 0:
             continue

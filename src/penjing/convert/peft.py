@@ -22,7 +22,7 @@ from torch import Tensor
 from penjing.base.errors import UserError
 from penjing.base.files import disk_error, read_json, write_json
 from penjing.convert.names import hf_name
-from penjing.model.lora import Adapter, Size, adaptable, adapted, attach
+from penjing.model.lora import Adapter, AdapterSize, adaptable, adapted, attach
 from penjing.model.transformer import Transformer
 
 CONFIG, WEIGHTS, FACTS = "adapter_config.json", "adapter_model.safetensors", "penjing_adapter.json"
@@ -52,7 +52,7 @@ class PeftAdapter:
 
     folder: Path
     tensors: dict[str, dict[str, Tensor]]
-    sizes: dict[str, Size]
+    sizes: dict[str, AdapterSize]
     base_name: str
     base_sha256: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +84,7 @@ def write_peft(
         raise UserError(
             f"peft has no way to name DoRA in the feed-forward layers of {architecture}",
             where=folder,
-            next_step="Use it here, merge it, or train with lora.targets=attention.*_proj.",
+            next_step="Use it here, merge it, or train with lora.target_modules=attention.*_proj.",
         )
     whole = {key: value.detach().float().cpu().contiguous() for key, value in tensors.items()}
     weights, draft = folder / WEIGHTS, folder / (WEIGHTS + ".part")
@@ -106,7 +106,9 @@ def _layer_name(layer: str, architecture: str) -> str:
     return hf_name(layer + ".", architecture).removesuffix(".")
 
 
-def _config(model: Transformer, sizes: Mapping[str, Size], by_weight: set[str], base_name: str) -> dict[str, Any]:
+def _config(
+    model: Transformer, sizes: Mapping[str, AdapterSize], by_weight: set[str], base_name: str
+) -> dict[str, Any]:
     """adapter_config.json. by_weight: layers to name by their weight.
 
     Every scale is written as alpha = scale x rank: the same number without the rank-stabilised square root, read alike
@@ -212,11 +214,11 @@ def _check(config: Any, where: Path) -> None:
         raise UserError("not supported", where=f"{where}: {name}", got=json.dumps(value, ensure_ascii=False))
 
 
-def _size(config: Mapping[str, Any], layer: str, rank: int) -> Size:
+def _size(config: Mapping[str, Any], layer: str, rank: int) -> AdapterSize:
     alpha = float(_by_pattern(config.get("alpha_pattern") or {}, layer, config.get("lora_alpha", 8)))
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     kind = "dora" if config.get("use_dora") else "lora"
-    return Size(rank=rank, scale=scale, dropout=float(config.get("lora_dropout") or 0.0), kind=kind)  # type: ignore[arg-type]
+    return AdapterSize(rank=rank, scale=scale, dropout=float(config.get("lora_dropout") or 0.0), kind=kind)  # type: ignore[arg-type]
 
 
 def _by_pattern(patterns: Mapping[str, Any], layer: str, standard: Any) -> Any:

@@ -227,25 +227,25 @@ def config_from_hf(given: Mapping[str, Any], where: object) -> ModelConfig:
     fields.must_be("topk_group", 1)
     if architecture != "glm4_moe":
         fields.must_be("attention_bias", False)
-    num_heads = fields.count("num_attention_heads")
-    num_kv_heads = fields["num_key_value_heads"]
-    head_size = given.get("head_dim", fields.defaults.get("head_dim"))
-    if head_size is None and num_heads:
-        head_size = fields.count("hidden_size") // num_heads
+    num_attention_heads = fields.count("num_attention_heads")
+    num_key_value_heads = fields["num_key_value_heads"]
+    head_dim = given.get("head_dim", fields.defaults.get("head_dim"))
+    if head_dim is None and num_attention_heads:
+        head_dim = fields.count("hidden_size") // num_attention_heads
     return ModelConfig(
         preset="",
         architecture=architecture,  # type: ignore[arg-type]  # one of CLASSES
-        vocabulary_size=fields.count("vocab_size"),
+        vocab_size=fields.count("vocab_size"),
         hidden_size=fields.count("hidden_size"),
-        num_layers=fields.count("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads if num_kv_heads is None else fields.count("num_key_value_heads"),
-        head_size=head_size,
-        mlp_size=fields.count("intermediate_size"),
-        max_tokens=fields.count("max_position_embeddings"),
-        norm_epsilon=fields.number("rms_norm_eps"),
-        embeddings="tied" if fields["tie_word_embeddings"] else "untied",
-        query_key_norm=_query_key_norm(fields, architecture),
+        num_hidden_layers=fields.count("num_hidden_layers"),
+        num_attention_heads=num_attention_heads,
+        num_key_value_heads=num_attention_heads if num_key_value_heads is None else fields.count("num_key_value_heads"),
+        head_dim=head_dim,
+        intermediate_size=fields.count("intermediate_size"),
+        max_position_embeddings=fields.count("max_position_embeddings"),
+        rms_norm_eps=fields.number("rms_norm_eps"),
+        tie_word_embeddings=bool(fields["tie_word_embeddings"]),
+        qk_norm=_query_key_norm(fields, architecture),
         attention_bias=_attention_bias(fields, architecture),
         **_rotary(fields, architecture),
         **_windows(fields, architecture),
@@ -282,7 +282,7 @@ def _rotary(fields: _Fields, architecture: str) -> dict[str, Any]:
         raise fields.refuse("partial_rotary_factor", fraction, 1)
     theta = DEFAULT_THETA.get(architecture, 1e4) if theta is None else number(theta, "rope_theta", where)
     kind = scaling.get("rope_type", scaling.get("type")) or "default"
-    found: dict[str, Any] = {"rope_theta": theta, "rotary_fraction": fraction}
+    found: dict[str, Any] = {"rope_theta": theta, "partial_rotary_factor": fraction}
     if kind == "default":
         return found
     if kind not in ("linear", "llama3", "yarn"):
@@ -299,16 +299,18 @@ def _rotary(fields: _Fields, architecture: str) -> dict[str, Any]:
     if kind != "linear":
         original = given.get("original_max_position_embeddings", scaling.get("original_max_position_embeddings"))
         original = max_tokens if original is None else original
-        found["rope_original_tokens"] = int(number(original, "original_max_position_embeddings", where))
+        found["rope_original_max_position_embeddings"] = int(
+            number(original, "original_max_position_embeddings", where)
+        )
     if kind != "yarn":
         found["rope_factor"] = part("factor")
     if kind == "llama3":
-        found["rope_low_frequency"] = part("low_freq_factor")
-        found["rope_high_frequency"] = part("high_freq_factor")
+        found["rope_low_freq_factor"] = part("low_freq_factor")
+        found["rope_high_freq_factor"] = part("high_freq_factor")
     if kind == "yarn":
         if scaling.get("truncate", True) is not True:
             raise fields.refuse(f"{named}.truncate", scaling["truncate"], True)
-        factor = part("factor", max_tokens / max(1, found["rope_original_tokens"]))
+        factor = part("factor", max_tokens / max(1, found["rope_original_max_position_embeddings"]))
         found["rope_factor"] = factor
         # 0 and null stand for the usual values there too
         found["rope_beta_fast"] = part("beta_fast", 32.0) or 32.0
@@ -342,19 +344,22 @@ def _windows(fields: _Fields, architecture: str) -> dict[str, Any]:
 
 
 def _layer_windows(fields: _Fields, architecture: str, size: Any) -> dict[str, Any]:
-    num_layers, kinds = fields.count("num_hidden_layers"), fields["layer_types"]
+    num_hidden_layers, kinds = fields.count("num_hidden_layers"), fields["layer_types"]
     if kinds is None:
         if size is None:
             return {}
         first = fields.count("max_window_layers")
         if architecture == "qwen2_moe":  # every other layer, up to that one
-            windowed = [layer for layer in range(num_layers) if layer % 2 == 0 and layer < first]
+            windowed = [layer for layer in range(num_hidden_layers) if layer % 2 == 0 and layer < first]
         else:
-            windowed = [layer for layer in range(num_layers) if layer >= first]
+            windowed = [layer for layer in range(num_hidden_layers) if layer >= first]
     else:
-        if not isinstance(kinds, list) or len(kinds) != num_layers:
+        if not isinstance(kinds, list) or len(kinds) != num_hidden_layers:
             raise UserError(
-                "field layer_types is not one entry a layer", where=fields.where, got=kinds, wanted=f"{num_layers}"
+                "field layer_types is not one entry a layer",
+                where=fields.where,
+                got=kinds,
+                wanted=f"{num_hidden_layers}",
             )
         for kind in kinds:
             if kind not in ("full_attention", "sliding_attention"):
@@ -367,40 +372,40 @@ def _layer_windows(fields: _Fields, architecture: str, size: Any) -> dict[str, A
             "layer_types lists sliding_attention but no window is in use", where=fields.where, got="sliding_window null"
         )
     found: dict[str, Any] = {"sliding_window": int(number(size, "sliding_window", fields.where))}
-    if len(windowed) < num_layers:
-        found["windowed_layers"] = tuple(windowed)
+    if len(windowed) < num_hidden_layers:
+        found["sliding_window_layers"] = tuple(windowed)
     return found
 
 
 def _mixture(fields: _Fields, architecture: str) -> dict[str, Any]:
     if architecture not in ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe"):
         return {}
-    found: dict[str, Any] = {"experts_per_token": fields.count("num_experts_per_tok")}
+    found: dict[str, Any] = {"num_experts_per_tok": fields.count("num_experts_per_tok")}
     if architecture == "mixtral":
         return {
             **found,
-            "experts": fields.count("num_local_experts"),
-            "expert_size": fields.count("intermediate_size"),
+            "num_experts": fields.count("num_local_experts"),
+            "moe_intermediate_size": fields.count("intermediate_size"),
         }
-    found["expert_size"] = fields.count("moe_intermediate_size")
-    found["router_weights"] = "renormalised" if fields["norm_topk_prob"] else "raw"
-    num_layers = fields.count("num_hidden_layers")
+    found["moe_intermediate_size"] = fields.count("moe_intermediate_size")
+    found["norm_topk_prob"] = bool(fields["norm_topk_prob"])
+    num_hidden_layers = fields.count("num_hidden_layers")
     if architecture == "glm4_moe":
-        leading = min(fields.count("first_k_dense_replace"), num_layers)
+        leading = min(fields.count("first_k_dense_replace"), num_hidden_layers)
         return {
             **found,
-            "experts": fields.count("n_routed_experts"),
-            "shared_expert_size": fields.count("n_shared_experts") * found["expert_size"],
-            "dense_layers": tuple(range(leading)),
-            "routed_scaling": fields.number("routed_scaling_factor"),
+            "num_experts": fields.count("n_routed_experts"),
+            "shared_expert_intermediate_size": fields.count("n_shared_experts") * found["moe_intermediate_size"],
+            "mlp_only_layers": tuple(range(leading)),
+            "routed_scaling_factor": fields.number("routed_scaling_factor"),
         }
     every, dense = fields.count("decoder_sparse_step") or 1, fields["mlp_only_layers"] or ()
     if architecture == "qwen2_moe":
-        found["shared_expert_size"] = fields.count("shared_expert_intermediate_size")
+        found["shared_expert_intermediate_size"] = fields.count("shared_expert_intermediate_size")
     return {
         **found,
-        "experts": fields.count("num_experts"),
-        "dense_layers": tuple(layer for layer in range(num_layers) if layer in dense or (layer + 1) % every),
+        "num_experts": fields.count("num_experts"),
+        "mlp_only_layers": tuple(layer for layer in range(num_hidden_layers) if layer in dense or (layer + 1) % every),
     }
 
 
@@ -414,20 +419,22 @@ def hf_config(config: ModelConfig, tokenizer: ControlIds) -> dict[str, Any]:
     """
     check_stock(config)
     # An untied copy of the head: vLLM gives token 0 for ever on a tied glm4_moe (measured, version 0.32).
-    tied = config.embeddings == "tied" and config.architecture != "glm4_moe"
+    tied = config.tie_word_embeddings and config.architecture != "glm4_moe"
     return {
         "architectures": [CLASSES[config.architecture]],
         "model_type": config.architecture,
-        "vocab_size": config.vocabulary_size,
+        "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_size,
-        "intermediate_size": config.expert_size if config.architecture == "mixtral" else config.mlp_size,
-        "max_position_embeddings": config.max_tokens,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.moe_intermediate_size
+        if config.architecture == "mixtral"
+        else config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
         **_rotary_fields(config),
-        "rms_norm_eps": config.norm_epsilon,
+        "rms_norm_eps": config.rms_norm_eps,
         "tie_word_embeddings": tied,
         "hidden_act": "silu",
         **_bias_fields(config),
@@ -451,15 +458,15 @@ def check_stock(config: ModelConfig) -> None:
     biases = {"qwen2": True, "qwen2_moe": config.has_qkv_bias, "glm4_moe": config.has_qkv_bias}.get(name, False)
     wrong: tuple[str, object, object] | None = None
     if config.normalises_heads != norms:
-        wrong = ("query_key_norm", config.query_key_norm, "head" if norms else "none")
+        wrong = ("qk_norm", config.qk_norm, "head" if norms else "none")
     elif config.has_qkv_bias != biases:
         wrong = ("attention_bias", config.attention_bias, "qkv" if biases else "none")
-    elif config.rotary_fraction != 1 and name not in PARTIAL_ROTARY:
-        wrong = ("rotary_fraction", config.rotary_fraction, 1)
+    elif config.partial_rotary_factor != 1 and name not in PARTIAL_ROTARY:
+        wrong = ("partial_rotary_factor", config.partial_rotary_factor, 1)
     elif config.sliding_window and name in ("llama", "glm4_moe"):
         wrong = ("sliding_window", config.sliding_window, 0)
-    elif name in ("qwen3_moe", "mixtral") and len(set(map(config.window, range(config.num_layers)))) > 1:
-        wrong = ("windowed_layers", config.windowed_layers, "all layers")
+    elif name in ("qwen3_moe", "mixtral") and len(set(map(config.window, range(config.num_hidden_layers)))) > 1:
+        wrong = ("sliding_window_layers", config.sliding_window_layers, "all layers")
     if wrong is not None:
         setting, got, wanted = wrong
         raise UserError(f"{stock} cannot express this shape", where=f"model.{setting}", got=got, wanted=wanted)
@@ -470,16 +477,16 @@ def _rotary_fields(config: ModelConfig) -> dict[str, Any]:
     if config.rope_scaling != "none":
         scaling = {"rope_type": config.rope_scaling, "factor": config.rope_factor}
     if config.rope_scaling in ("llama3", "yarn"):
-        scaling["original_max_position_embeddings"] = config.rope_original_tokens
+        scaling["original_max_position_embeddings"] = config.rope_original_max_position_embeddings
     if config.rope_scaling == "llama3":
-        scaling["low_freq_factor"] = config.rope_low_frequency
-        scaling["high_freq_factor"] = config.rope_high_frequency
+        scaling["low_freq_factor"] = config.rope_low_freq_factor
+        scaling["high_freq_factor"] = config.rope_high_freq_factor
     if config.rope_scaling == "yarn":
         scaling["beta_fast"] = config.rope_beta_fast
         scaling["beta_slow"] = config.rope_beta_slow
         if config.rope_attention_factor:
             scaling["attention_factor"] = config.rope_attention_factor
-    partial = {"partial_rotary_factor": config.rotary_fraction} if config.architecture in PARTIAL_ROTARY else {}
+    partial = {"partial_rotary_factor": config.partial_rotary_factor} if config.architecture in PARTIAL_ROTARY else {}
     fields: dict[str, Any] = {
         "rope_theta": config.rope_theta,
         **partial,
@@ -501,7 +508,7 @@ def _bias_fields(config: ModelConfig) -> dict[str, Any]:
 
 
 def _window_fields(config: ModelConfig) -> dict[str, Any]:
-    windows = [config.window(layer) for layer in range(config.num_layers)]
+    windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
     if config.architecture in ("llama", "glm4_moe"):
         return {}
     if config.architecture == "mixtral":
@@ -514,7 +521,7 @@ def _window_fields(config: ModelConfig) -> dict[str, Any]:
     if config.architecture == "qwen3_moe":
         return fields
     kinds = ["sliding_attention" if window else "full_attention" for window in windows]
-    first = windows.index(config.sliding_window) if in_use else config.num_layers
+    first = windows.index(config.sliding_window) if in_use else config.num_hidden_layers
     return {**fields, "max_window_layers": first, "layer_types": kinds}
 
 
@@ -522,27 +529,27 @@ def _mixture_fields(config: ModelConfig) -> dict[str, Any]:
     name = config.architecture
     if not config.is_mixture:
         return {}
-    fields: dict[str, Any] = {"num_experts_per_tok": config.experts_per_token, "output_router_logits": False}
+    fields: dict[str, Any] = {"num_experts_per_tok": config.num_experts_per_tok, "output_router_logits": False}
     if name == "mixtral":
-        return {**fields, "num_local_experts": config.experts, "router_jitter_noise": 0.0}
-    fields["moe_intermediate_size"] = config.expert_size
-    fields["norm_topk_prob"] = config.router_weights == "renormalised"
+        return {**fields, "num_local_experts": config.num_experts, "router_jitter_noise": 0.0}
+    fields["moe_intermediate_size"] = config.moe_intermediate_size
+    fields["norm_topk_prob"] = config.norm_topk_prob
     if name == "glm4_moe":
         return {
             **fields,
-            "n_routed_experts": config.experts,
-            "n_shared_experts": config.shared_expert_size // config.expert_size,
-            "routed_scaling_factor": config.routed_scaling,
+            "n_routed_experts": config.num_experts,
+            "n_shared_experts": config.shared_expert_intermediate_size // config.moe_intermediate_size,
+            "routed_scaling_factor": config.routed_scaling_factor,
             "n_group": 1,
             "topk_group": 1,
-            "first_k_dense_replace": len(config.dense_layers),
+            "first_k_dense_replace": len(config.mlp_only_layers),
             "num_nextn_predict_layers": 0,
         }
     fields |= {
-        "num_experts": config.experts,
+        "num_experts": config.num_experts,
         "decoder_sparse_step": 1,
-        "mlp_only_layers": list(config.dense_layers),
+        "mlp_only_layers": list(config.mlp_only_layers),
     }
     if name == "qwen2_moe":
-        fields["shared_expert_intermediate_size"] = config.shared_expert_size
+        fields["shared_expert_intermediate_size"] = config.shared_expert_intermediate_size
     return fields

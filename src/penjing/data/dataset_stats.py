@@ -22,12 +22,12 @@ from penjing.base.errors import UserError
 from penjing.data.formats import (
     CHAT_FIELDS,
     DEFAULT_MAX_BAD,
+    BadRecords,
     Chat,
     Document,
-    Judged,
     Kind,
     Message,
-    Quarantine,
+    PreferenceRecord,
     read_chats,
     read_documents,
     read_preferences,
@@ -51,12 +51,12 @@ CONTROLS = ((0x00, 0x08), (0x0E, 0x1F), (0x7F, 0x84), (0x86, 0x9F))
 _FLUSH_CHARACTERS = 1 << 20
 
 
-class Aside:
+class SkipCounter:
     """What a reader does not hand out, counted: give it on_skip=aside.skip and quarantine=aside.quarantine."""
 
-    def __init__(self, max_bad: float = 1.0) -> None:
-        """max_bad: share of all records that may be broken; more are a UserError at the end of the reading."""
-        self.quarantine = Quarantine(max_bad)
+    def __init__(self, max_bad_fraction: float = 1.0) -> None:
+        """max_bad_fraction: share of all records that may be broken; more are a UserError at the end of the reading."""
+        self.quarantine = BadRecords(max_bad_fraction)
         self.left_out: Counter[str] = Counter()
 
     def skip(self, file: str, line: int, reason: str) -> None:
@@ -86,7 +86,7 @@ class LongLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Survey:
+class DatasetStats:
     """Figures of a corpus of documents. Fractions of scripts are of all characters that are not white space."""
 
     num_documents: int
@@ -114,7 +114,7 @@ class Survey:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChatSurvey:
+class ChatStats:
     """Figures of a set of chats. Answers are assistant turns; a turn is any message but the system's."""
 
     num_chats: int
@@ -140,7 +140,7 @@ class ChatSurvey:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PreferenceSurvey:
+class PreferenceStats:
     """Figures of pairs of answers and of single judged ones. Chosen are the wanted answers, rejected the others."""
 
     num_pairs: int
@@ -161,7 +161,7 @@ class PreferenceSurvey:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PromptSurvey:
+class PromptStats:
     """Figures of conversations that wait for an answer."""
 
     num_prompts: int
@@ -181,47 +181,49 @@ class PromptSurvey:
 
 
 def survey(
-    documents: Iterable[Document], *, tokens: Callable[[str], int] | None = None, aside: Aside | None = None
-) -> Survey:
+    documents: Iterable[Document], *, tokens: Callable[[str], int] | None = None, aside: SkipCounter | None = None
+) -> DatasetStats:
     """Count `documents` in one pass. `tokens`, if given, says how many tokens a text has.
 
     aside: what their reader sets aside, counted by the time they end.
     """
-    counter = _DocumentCounter(tokens, aside or Aside())
+    counter = _DocumentCounter(tokens, aside or SkipCounter())
     for document in documents:
         counter.add(document)
     return counter.result()
 
 
 def survey_chats(
-    chats: Iterable[Chat], *, tokens: Callable[[str], int] | None = None, aside: Aside | None = None
-) -> ChatSurvey:
+    chats: Iterable[Chat], *, tokens: Callable[[str], int] | None = None, aside: SkipCounter | None = None
+) -> ChatStats:
     """Count `chats` in one pass. `tokens`, if given, says how many tokens an answer has. aside: as for documents."""
-    counter = _ChatCounter(tokens, aside or Aside())
+    counter = _ChatCounter(tokens, aside or SkipCounter())
     for chat in chats:
         counter.add(chat)
     return counter.result()
 
 
-def survey_preferences(preferences: Iterable[Judged], *, aside: Aside | None = None) -> PreferenceSurvey:
+def survey_preferences(preferences: Iterable[PreferenceRecord], *, aside: SkipCounter | None = None) -> PreferenceStats:
     """Count pairs and judged answers in one pass. aside: as for documents."""
-    counter = _PreferenceCounter(aside or Aside())
+    counter = _PreferenceCounter(aside or SkipCounter())
     for judged in preferences:
         counter.add(judged)
     return counter.result()
 
 
-def survey_prompts(prompts: Iterable[tuple[Chat, Mapping[str, Any]]], *, aside: Aside | None = None) -> PromptSurvey:
+def survey_prompts(
+    prompts: Iterable[tuple[Chat, Mapping[str, Any]]], *, aside: SkipCounter | None = None
+) -> PromptStats:
     """Count prompts, each with its record, in one pass. aside: as for documents."""
-    counter = _PromptCounter(aside or Aside())
+    counter = _PromptCounter(aside or SkipCounter())
     for prompt, record in prompts:
         counter.add(prompt, record)
     return counter.result()
 
 
-def survey_files(paths: Sequence[Path], kind: Kind) -> Survey | ChatSurvey | PreferenceSurvey | PromptSurvey:
+def survey_files(paths: Sequence[Path], kind: Kind) -> DatasetStats | ChatStats | PreferenceStats | PromptStats:
     """Count what files of one kind hold, and what of it cannot be read. Raises UserError if nothing can."""
-    aside = Aside()
+    aside = SkipCounter()
     match kind:
         case "documents":
             return survey(read_documents(paths, on_skip=aside.skip, quarantine=aside.quarantine), aside=aside)
@@ -247,7 +249,7 @@ def _is_chat(record: dict[str, Any] | UserError) -> bool:
     return not isinstance(record, UserError) and kind_of(record) == "chats"
 
 
-class Lengths:
+class LengthStats:
     """Quantiles of many whole numbers: exact up to `num_kept` of them, from a uniform reservoir beyond."""
 
     def __init__(self, num_kept: int = NUM_LENGTHS_KEPT) -> None:
@@ -318,10 +320,10 @@ def _num_bytes(messages: Iterable[Message]) -> int:
 
 
 class _DocumentCounter:
-    def __init__(self, tokens: Callable[[str], int] | None, aside: Aside) -> None:
+    def __init__(self, tokens: Callable[[str], int] | None, aside: SkipCounter) -> None:
         self.tokens, self.aside = tokens, aside
         self.num_documents = self.num_bytes = self.num_tokens = 0
-        self.lengths = Lengths()
+        self.lengths = LengthStats()
         self.characters = _Characters()
         self.seen: set[int] = set()
         self.longest: list[tuple[int, str, int]] = []
@@ -342,14 +344,14 @@ class _DocumentCounter:
         if self.tokens is not None:
             self.num_tokens += self.tokens(text)
 
-    def result(self) -> Survey:
+    def result(self) -> DatasetStats:
         characters = self.characters
         characters.flush()
         num_characters = int(characters.counts.sum())
         num_visible = num_characters - int(characters.counts[list(SPACES)].sum())
         han, latin, digit = (characters.total(ranges) / max(1, num_visible) for ranges in (HAN, LATIN, DIGITS))
         num_duplicates = self.num_documents - len(self.seen)
-        return Survey(
+        return DatasetStats(
             num_documents=self.num_documents,
             num_broken=self.aside.quarantine.bad,
             left_out=dict(self.aside.left_out.most_common()),
@@ -409,11 +411,11 @@ class _DocumentCounter:
 
 
 class _ChatCounter:
-    def __init__(self, tokens: Callable[[str], int] | None, aside: Aside) -> None:
+    def __init__(self, tokens: Callable[[str], int] | None, aside: SkipCounter) -> None:
         self.tokens, self.aside = tokens, aside
         self.roles: Counter[str] = Counter()
-        self.turns = Lengths()
-        self.answers = Lengths()
+        self.turns = LengthStats()
+        self.answers = LengthStats()
         self.seen: set[int] = set()
         self.num_answer_bytes = self.num_tokens = self.num_tool_calls = 0
         self.num_with_system = self.num_with_tools = self.num_with_reasoning = 0
@@ -438,8 +440,8 @@ class _ChatCounter:
                 if self.tokens is not None:
                     self.num_tokens += self.tokens(message.content)
 
-    def result(self) -> ChatSurvey:
-        return ChatSurvey(
+    def result(self) -> ChatStats:
+        return ChatStats(
             num_chats=self.turns.num_seen,
             num_broken=self.aside.quarantine.bad,
             left_out=dict(self.aside.left_out.most_common()),
@@ -471,13 +473,13 @@ class _ChatCounter:
 
 
 class _PreferenceCounter:
-    def __init__(self, aside: Aside) -> None:
+    def __init__(self, aside: SkipCounter) -> None:
         self.aside = aside
-        self.prompts, self.chosen, self.rejected = Lengths(), Lengths(), Lengths()
+        self.prompts, self.chosen, self.rejected = LengthStats(), LengthStats(), LengthStats()
         self.num_pairs = self.num_judged = self.num_chosen_longer = 0
         self.seen: set[int] = set()
 
-    def add(self, judged: Judged) -> None:
+    def add(self, judged: PreferenceRecord) -> None:
         sizes = [_num_bytes(chat.messages[-1:]) for chat in judged.chats]
         for size, wanted in zip(sizes, judged.wanted, strict=True):
             (self.chosen if wanted else self.rejected).add(size)
@@ -489,8 +491,8 @@ class _PreferenceCounter:
             self.num_judged += 1
         self.seen.add(_digest(repr((judged.wanted, [(chat.messages, chat.tools) for chat in judged.chats]))))
 
-    def result(self) -> PreferenceSurvey:
-        return PreferenceSurvey(
+    def result(self) -> PreferenceStats:
+        return PreferenceStats(
             num_pairs=self.num_pairs,
             num_judged=self.num_judged,
             num_broken=self.aside.quarantine.bad,
@@ -516,9 +518,9 @@ class _PreferenceCounter:
 
 
 class _PromptCounter:
-    def __init__(self, aside: Aside) -> None:
+    def __init__(self, aside: SkipCounter) -> None:
         self.aside = aside
-        self.turns, self.sizes = Lengths(), Lengths()
+        self.turns, self.sizes = LengthStats(), LengthStats()
         self.num_with_system = self.num_with_tools = 0
         self.fields: Counter[str] = Counter()
         self.seen: set[int] = set()
@@ -532,8 +534,8 @@ class _PromptCounter:
         self.fields.update(str(name) for name in record if name not in CHAT_FIELDS)
         self.seen.add(_digest(repr((prompt.messages, prompt.tools))))
 
-    def result(self) -> PromptSurvey:
-        return PromptSurvey(
+    def result(self) -> PromptStats:
+        return PromptStats(
             num_prompts=self.turns.num_seen,
             num_broken=self.aside.quarantine.bad,
             turns_per_prompt=self.turns.quantiles(),

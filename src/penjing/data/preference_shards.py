@@ -22,7 +22,7 @@ import numpy.typing as npt
 from penjing.base.errors import UserError
 from penjing.base.files import disk_error, sha256_file, sha256_text, sync_folder, write_json
 from penjing.data.chat.render import render
-from penjing.data.formats import Chat, Judged, Quarantine
+from penjing.data.formats import BadRecords, Chat, PreferenceRecord
 from penjing.data.token_shards import read_meta
 from penjing.data.tokenize_dataset import held_out_below, is_held_out
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ class TokenGroup:
 # --- conversations to ids --------------------------------------------------------------------------------------------
 
 
-def encode(judged: Judged, tokenizer: Tokenizer) -> TokenGroup:
+def encode(judged: PreferenceRecord, tokenizer: Tokenizer) -> TokenGroup:
     """The ids of a pair or of one judged answer; what comes before the answers is read once.
 
     A pair's answers begin with the assistant's turn in which they first differ, a single one's with the first turn
@@ -115,7 +115,7 @@ def _not_shown(chat: Chat) -> UserError:
     return UserError("the chat template leaves the answer out", where=f"{chat.source}:{chat.line}")
 
 
-def split_key(judged: Judged) -> str:
+def split_key(judged: PreferenceRecord) -> str:
     """The text by whose hash a record is held out: its question, so that all answers to one fall together."""
     messages = judged.chats[0].messages
     asked = max((index for index, message in enumerate(messages) if message.role == "user"), default=0)
@@ -125,7 +125,7 @@ def split_key(judged: Judged) -> str:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-class TokenGroups:
+class PreferenceShards:
     """A folder of groups, memory-mapped for reading: `groups[index]`, `len(groups)`."""
 
     def __init__(self, folder: Path) -> None:
@@ -201,13 +201,13 @@ class TokenGroups:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-class GroupWriter:
+class PreferenceShardWriter:
     """Writes a folder of groups: `add` them, then `close`. Until then only `FOLDER.partial` exists."""
 
-    def __init__(self, folder: Path, *, vocabulary_size: int, about: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, *, vocab_size: int, about: dict[str, Any]) -> None:
         self.folder = Path(folder)
         self.partial = self.folder.with_name(self.folder.name + ".partial")
-        self.dtype = np.dtype(np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
+        self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
         self.about = about
         self._prompts: list[tuple[int, int]] = []
         self._first, self._ends, self._wanted, self._margins = [0], list[int](), list[bool](), list[float]()
@@ -238,7 +238,7 @@ class GroupWriter:
         self._wanted += group.wanted
         self._margins.append(group.margin)
 
-    def close(self) -> TokenGroups:
+    def close(self) -> PreferenceShards:
         """Finish the files, then give the folder its name; an older folder of that name is replaced."""
         try:
             self._tokens.close()
@@ -270,31 +270,31 @@ class GroupWriter:
             sync_folder(self.folder.parent)
         except OSError as error:
             raise disk_error(error, self.folder) from error
-        return TokenGroups(self.folder)
+        return PreferenceShards(self.folder)
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedGroups:
+class PreparedPreferences:
     """Where the two halves went, and how many were longer than a row."""
 
-    train: TokenGroups
-    validation: TokenGroups
+    train: PreferenceShards
+    validation: PreferenceShards
     too_long: int
 
 
 def prepare_groups(
-    records: Iterable[Judged],
+    records: Iterable[PreferenceRecord],
     tokenizer: Tokenizer,
     folder: Path,
     *,
-    row_tokens: int,
-    validation_fraction: float,
+    seq_len: int,
+    val_fraction: float,
     about: dict[str, Any],
-    quarantine: Quarantine | None = None,
-) -> PreparedGroups:
+    quarantine: BadRecords | None = None,
+) -> PreparedPreferences:
     """Encode judged answers into `folder/train` and `folder/validation`; a share of the questions is held out by hash.
 
-    A group of more than `row_tokens` tokens is left out and counted; one that cannot be encoded goes to `quarantine`.
+    A group of more than `seq_len` tokens is left out and counted; one that cannot be encoded goes to `quarantine`.
     Raises UserError if one half stays empty.
     """
     counts: Counter[str] = Counter()
@@ -309,7 +309,7 @@ def prepare_groups(
                     raise
                 quarantine.reject(error, record.chats[0].source, record.chats[0].line)
                 continue
-            if group.num_tokens > row_tokens:
+            if group.num_tokens > seq_len:
                 counts["too long"] += 1
             else:
                 yield split_key(record), group
@@ -321,16 +321,16 @@ def prepare_groups(
             waiting.append(one)
             yield one[0]
 
-    below = held_out_below(keys(), validation_fraction)
+    below = held_out_below(keys(), val_fraction)
     about = {
         **about,
         "tokenizer": tokenizer.fingerprint,
-        "row_tokens": row_tokens,
-        "validation_fraction": validation_fraction,
+        "seq_len": seq_len,
+        "val_fraction": val_fraction,
         "held_out_below": below,
     }
     writers = [
-        GroupWriter(folder / name, vocabulary_size=tokenizer.size, about={**about, "split": name})
+        PreferenceShardWriter(folder / name, vocab_size=tokenizer.size, about={**about, "split": name})
         for name in ("train", "validation")
     ]
     for key, group in chain(waiting, stream):
@@ -338,10 +338,10 @@ def prepare_groups(
     train, validation = (writer.close() for writer in writers)
     for half in (train, validation):
         if not len(half):
-            too_long = f"{counts['too long']} were longer than data.row_tokens={row_tokens}. " if counts else ""
+            too_long = f"{counts['too long']} were longer than data.seq_len={seq_len}. " if counts else ""
             raise UserError(
                 f"nothing was left for the {half.folder.name} half",
                 where=half.folder,
                 next_step=f"{too_long}Give more: answers to at least two different questions that fit.",
             )
-    return PreparedGroups(train, validation, counts["too long"])
+    return PreparedPreferences(train, validation, counts["too long"])

@@ -22,10 +22,18 @@ import numpy as np
 import numpy.typing as npt
 
 from penjing.base.errors import UserError
-from penjing.base.files import check_room, disk_error, read_json, sha256_file, sha256_text, sync_folder, write_json
-from penjing.data.packing.best_fit import WholeRows
-from penjing.data.packing.concat import BestFitRows, Row
-from penjing.data.token_shards import Shards, check_sizes
+from penjing.base.files import (
+    check_free_space,
+    disk_error,
+    read_json,
+    sha256_file,
+    sha256_text,
+    sync_folder,
+    write_json,
+)
+from penjing.data.packing.best_fit import BestFitRows
+from penjing.data.packing.concat import PackedRows, Row
+from penjing.data.token_shards import TokenShards, check_sizes
 
 FORMAT = 1
 META, PROGRESS = "teacher.json", "progress.json"
@@ -36,7 +44,7 @@ AnyArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class CacheKey:
     """What a store was made from; another one of any of these is another store."""
 
     teacher: str  # SHA-256 of the weights
@@ -62,7 +70,7 @@ class _Counting:
 
 
 NOT_A_TOKEN = -1
-FixedRows = BestFitRows | WholeRows  # packers whose rows are the same ones in every epoch
+FixedRows = PackedRows | BestFitRows  # packers whose rows are the same ones in every epoch
 
 
 def numbered(rows: FixedRows) -> FixedRows:
@@ -78,7 +86,7 @@ def numbered(rows: FixedRows) -> FixedRows:
 def in_order(rows: FixedRows) -> FixedRows:
     """The same rows, in one order that is the same for every seed and epoch."""
     plain = copy.copy(rows)
-    if isinstance(plain, WholeRows):
+    if isinstance(plain, BestFitRows):
         plain.order = "fixed"
     else:
         plain.shuffle = False
@@ -86,10 +94,10 @@ def in_order(rows: FixedRows) -> FixedRows:
     return plain
 
 
-class Slots:
+class PositionSlots:
     """Where the prediction at a position of a row is stored."""
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: TokenShards) -> None:
         self._end_D = shards.end_D
         self._before_N: IntArray | None = None
         if shards.weight_N is None:
@@ -118,11 +126,11 @@ class Slots:
 # --- the files -------------------------------------------------------------------------------------------------------
 
 
-def _dtypes(key: Key) -> tuple[np.dtype[Any], np.dtype[Any]]:
+def _dtypes(key: CacheKey) -> tuple[np.dtype[Any], np.dtype[Any]]:
     return np.dtype(np.uint16 if key.num_ids <= 1 << 16 else np.uint32), np.dtype(np.float16)
 
 
-def _arrays(folder: Path, key: Key, slots: int, mode: Any) -> tuple[AnyArray, AnyArray]:
+def _arrays(folder: Path, key: CacheKey, slots: int, mode: Any) -> tuple[AnyArray, AnyArray]:
     of_ids, of_logps = _dtypes(key)
     if slots == 0:
         return np.zeros((0, key.count), of_ids), np.zeros((0, key.count + 1), of_logps)
@@ -130,7 +138,7 @@ def _arrays(folder: Path, key: Key, slots: int, mode: Any) -> tuple[AnyArray, An
     return ids, np.memmap(folder / "logps.bin", dtype=of_logps, mode=mode, shape=(slots, key.count + 1))
 
 
-def _sizes(key: Key, slots: int) -> dict[str, int]:
+def _sizes(key: CacheKey, slots: int) -> dict[str, int]:
     of_ids, of_logps = _dtypes(key)
     return {"ids.bin": slots * key.count * of_ids.itemsize, "logps.bin": slots * (key.count + 1) * of_logps.itemsize}
 
@@ -144,10 +152,10 @@ def _reserve(path: Path, size: int) -> None:
             stream.truncate(size)
 
 
-class Store:
+class TeacherLogitsCache:
     """A finished folder, memory-mapped."""
 
-    def __init__(self, folder: Path, key: Key) -> None:
+    def __init__(self, folder: Path, key: CacheKey) -> None:
         """Raises UserError if the folder holds another store, or a file is not as long as it was."""
         self.folder, self.key = Path(folder), key
         self.meta = read_json(self.folder / META)
@@ -172,19 +180,19 @@ class Store:
                 raise UserError("the file is not what was written (checksum differs)", where=self.folder / name)
 
 
-def find(folder: Path, key: Key) -> Store | None:
+def find(folder: Path, key: CacheKey) -> TeacherLogitsCache | None:
     """The store of `key` below `folder`, or None if it is not there or not finished."""
     place = Path(folder) / key.name
-    return Store(place, key) if (place / META).is_file() else None
+    return TeacherLogitsCache(place, key) if (place / META).is_file() else None
 
 
-class Writer:
+class TeacherLogitsWriter:
     """Fills a store, by several processes if need be: one calls `begin` and `finish`, each calls `write`.
 
     Until `finish` only `NAME.partial` exists; one that was left by a kill is gone on with.
     """
 
-    def __init__(self, folder: Path, key: Key, slots: int) -> None:
+    def __init__(self, folder: Path, key: CacheKey, slots: int) -> None:
         self.folder, self.key, self.slots = Path(folder) / key.name, key, slots
         self.partial = self.folder.with_name(key.name + ".partial")
 
@@ -200,7 +208,7 @@ class Writer:
         except OSError as error:
             raise disk_error(error, self.partial) from error
         try:
-            check_room(self.partial, sum(sizes.values()))
+            check_free_space(self.partial, sum(sizes.values()))
             for name, size in sizes.items():
                 _reserve(self.partial / name, size)
         except OSError as error:
@@ -229,7 +237,7 @@ class Writer:
         """Say that so many rows are written, by all processes."""
         write_json(self.partial / PROGRESS, {"rows": rows})
 
-    def finish(self, about: dict[str, Any]) -> Store:
+    def finish(self, about: dict[str, Any]) -> TeacherLogitsCache:
         """Hash the files and give the folder its name."""
         try:
             files = {
@@ -244,4 +252,4 @@ class Writer:
             sync_folder(self.folder.parent)
         except OSError as error:
             raise disk_error(error, self.folder) from error
-        return Store(self.folder, self.key)
+        return TeacherLogitsCache(self.folder, self.key)

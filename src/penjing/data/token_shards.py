@@ -47,7 +47,7 @@ def check_sizes(folder: Path, meta: Mapping[str, Any]) -> None:
             raise UserError("file missing or cut short", where=path, got=size, wanted=f"{facts['bytes']} bytes")
 
 
-class Shards:
+class TokenShards:
     """A shard folder, memory-mapped for reading."""
 
     def __init__(self, folder: Path) -> None:
@@ -99,14 +99,14 @@ class Shards:
                 raise UserError("the file is not what was written (checksum differs)", where=self.folder / name)
 
 
-class ShardWriter:
+class TokenShardWriter:
     """Writes a shard folder: `add` documents, then `close`. Until then only `FOLDER.partial` exists."""
 
-    def __init__(self, folder: Path, *, kind: Kind, vocabulary_size: int, about: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, *, kind: Kind, vocab_size: int, about: dict[str, Any]) -> None:
         self.folder = Path(folder)
         self.partial = self.folder.with_name(self.folder.name + ".partial")
         self.kind = kind
-        self.dtype = np.dtype(np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
+        self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
         self.about = about
         self._ends: list[int] = []
         self._bytes: list[int] = []
@@ -132,7 +132,7 @@ class ShardWriter:
         self._ends.append(self._num_tokens)
         self._bytes.append(num_bytes)
 
-    def close(self) -> Shards:
+    def close(self) -> TokenShards:
         """Finish the files, then give the folder its name; an older folder of that name is replaced."""
         try:
             for stream in (self._tokens, self._weights):
@@ -167,4 +167,4 @@ class ShardWriter:
             sync_folder(self.folder.parent)
         except OSError as error:
             raise disk_error(error, self.folder) from error
-        return Shards(self.folder)
+        return TokenShards(self.folder)

@@ -12,9 +12,9 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.base.seeds import fraction
-from penjing.data.chat.render import Rendered, render
-from penjing.data.formats import Chat, Document, Message, Quarantine
-from penjing.data.token_shards import Kind, Shards, ShardWriter
+from penjing.data.chat.render import EncodedChat, render
+from penjing.data.formats import BadRecords, Chat, Document, Message
+from penjing.data.token_shards import Kind, TokenShards, TokenShardWriter
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 BATCH = 512  # documents encoded at once; ids of more than a few thousand documents would crowd the memory
@@ -22,11 +22,11 @@ SPLIT_SEED = 0  # fixed, so that a text is held out by every run or by none
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class TokenizedDataset:
     """Where the two halves went, and what did not fit. `meta["held_out_below"]` of both says how they were split."""
 
-    train: Shards
-    validation: Shards
+    train: TokenShards
+    validation: TokenShards
     skipped: int  # chats of which not even the first exchange fits a row
     shortened: int  # chats that lost their last turns to the row's length
 
@@ -80,14 +80,14 @@ def prepare_documents(
     tokenizer: Tokenizer,
     folder: Path,
     *,
-    validation_fraction: float,
+    val_fraction: float,
     about: dict[str, Any],
     progress: Callable[[int], None] = lambda num_bytes: None,
-) -> Prepared:
+) -> TokenizedDataset:
     """Encode documents into `folder/train` and `folder/validation`. Raises UserError if one half stays empty."""
     encoded = _encode_documents(documents, tokenizer, progress)
-    train, validation = _write(encoded, "documents", tokenizer, folder, validation_fraction, about)
-    return Prepared(train, validation, 0, 0)
+    train, validation = _write(encoded, "documents", tokenizer, folder, val_fraction, about)
+    return TokenizedDataset(train, validation, 0, 0)
 
 
 def prepare_chats(
@@ -95,14 +95,14 @@ def prepare_chats(
     tokenizer: Tokenizer,
     folder: Path,
     *,
-    row_tokens: int,
-    validation_fraction: float,
+    seq_len: int,
+    val_fraction: float,
     about: dict[str, Any],
     thinking: bool | None = None,
-    quarantine: Quarantine | None = None,
+    quarantine: BadRecords | None = None,
     progress: Callable[[int], None] = lambda num_bytes: None,
-) -> Prepared:
-    """Render conversations into `folder/train` and `folder/validation`, each short enough for a row of `row_tokens`.
+) -> TokenizedDataset:
+    """Render conversations into `folder/train` and `folder/validation`, each short enough for a row of `seq_len`.
 
     A longer one loses whole turns from its end; one whose first exchange is too long is skipped. Both are counted.
     quarantine: where a conversation goes that the template refuses or that teaches nothing; None: it is an error.
@@ -116,10 +116,10 @@ def prepare_chats(
             next_step="Leave it out.",
         )
     counts: Counter[str] = Counter()
-    encoded = _encode_chats(chats, tokenizer, row_tokens, thinking, counts, quarantine, progress)
-    about = {**about, "row_tokens": row_tokens}
-    train, validation = _write(encoded, "chats", tokenizer, folder, validation_fraction, about)
-    return Prepared(train, validation, counts["skipped"], counts["shortened"])
+    encoded = _encode_chats(chats, tokenizer, seq_len, thinking, counts, quarantine, progress)
+    about = {**about, "seq_len": seq_len}
+    train, validation = _write(encoded, "chats", tokenizer, folder, val_fraction, about)
+    return TokenizedDataset(train, validation, counts["skipped"], counts["shortened"])
 
 
 def _encode_documents(
@@ -138,15 +138,15 @@ def _encode_documents(
 def _encode_chats(
     chats: Iterable[Chat],
     tokenizer: Tokenizer,
-    row_tokens: int,
+    seq_len: int,
     thinking: bool | None,
     counts: Counter[str],
-    quarantine: Quarantine | None,
+    quarantine: BadRecords | None,
     progress: Callable[[int], None],
 ) -> Iterator[_Encoded]:
     for chat in chats:
         try:
-            fitting = _fit(tokenizer, chat, row_tokens + 1, thinking)
+            fitting = _fit(tokenizer, chat, seq_len + 1, thinking)
             silent = fitting is not None and not any(fitting[0].weights)
             if silent and not any(_says_something(message) for message in chat.messages):
                 raise UserError("no token of it is learned from", where=f"{chat.source}:{chat.line}")
@@ -171,7 +171,7 @@ def _says_something(message: Message) -> bool:
 
 def _fit(
     tokenizer: Tokenizer, chat: Chat, max_tokens: int, thinking: bool | None
-) -> tuple[Rendered, tuple[Message, ...], bool] | None:
+) -> tuple[EncodedChat, tuple[Message, ...], bool] | None:
     """As many whole exchanges as fit in `max_tokens` ids, and whether any were dropped; None if not one fits."""
     for count, messages in enumerate(_shorter(chat.messages)):
         rendered = render(tokenizer, messages, chat.tools, thinking=thinking)
@@ -195,9 +195,9 @@ def _write(
     kind: Kind,
     tokenizer: Tokenizer,
     folder: Path,
-    validation_fraction: float,
+    val_fraction: float,
     about: dict[str, Any],
-) -> tuple[Shards, Shards]:
+) -> tuple[TokenShards, TokenShards]:
     """Two shard folders, in the order of `encoded`. Few records wait in memory: those before both halves have one."""
     waiting: list[_Encoded] = []
 
@@ -206,15 +206,15 @@ def _write(
             waiting.append(one)
             yield one.key
 
-    below = held_out_below(keys(), validation_fraction)
+    below = held_out_below(keys(), val_fraction)
     about = {
         **about,
         "tokenizer": tokenizer.fingerprint,
-        "validation_fraction": validation_fraction,
+        "val_fraction": val_fraction,
         "held_out_below": below,
     }
     train, validation = (
-        ShardWriter(folder / name, kind=kind, vocabulary_size=tokenizer.size, about={**about, "split": name})
+        TokenShardWriter(folder / name, kind=kind, vocab_size=tokenizer.size, about={**about, "split": name})
         for name in ("train", "validation")
     )
     for one in chain(waiting, encoded):
@@ -223,7 +223,7 @@ def _write(
     return _filled(train.close()), _filled(validation.close())
 
 
-def _filled(half: Shards) -> Shards:
+def _filled(half: TokenShards) -> TokenShards:
     if half.num_documents == 0:
         raise UserError(
             f"nothing was left for the {half.folder.name} half",

@@ -1,6 +1,6 @@
 """Regression questions: asked before the first step of a run and after its last.
 
-A file of questions is named by `validate.questions`, or by the settings of the run that this one starts from: a
+A file of questions is named by `eval.questions`, or by the settings of the run that this one starts from: a
 model must still answer after training what it answered before.
 """
 
@@ -15,14 +15,14 @@ from rich.text import Text
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, write_json
-from penjing.base.markup import marked, print_table
-from penjing.data.chat.render import switched
+from penjing.base.markup import escape_markup, print_table
+from penjing.data.chat.render import parse_switch
 from penjing.eval import questions as asking
 from penjing.eval.changes import Change, changes
 from penjing.train.build import PreparedRun
 from penjing.train.config import Run
 from penjing.train.from_pretrained import NONE
-from penjing.train.oom_recovery import release, with_room
+from penjing.train.oom_recovery import empty_cache, retry_on_oom
 
 AT_ONCE = 64  # prompts read and answered together
 BETWEEN_WAITS = AT_ONCE  # questions that rank 0 answers while the others wait
@@ -34,9 +34,9 @@ class KnownQuestions:
     def __init__(self, run: Run, console: Console) -> None:
         """Raises UserError for a file that is not there, or is none of questions."""
         self.run, self._console, self._at_once = run, console, AT_ONCE
-        named = run.validate.questions
-        speaks = run.data.kind != "documents" and run.objective.generates_text
-        wanted = speaks and run.validate.before == "yes" and named not in ("", NONE)
+        named = run.eval.questions
+        speaks = run.data.format != "documents" and run.objective.generates_text
+        wanted = speaks and run.eval.at_start and named not in ("", NONE)
         self.path = Path(named)
         # A story has no one right answer, and takes as long to write as many others.
         self.questions = [each for each in asking.read_questions(self.path) if not each.must_contain] if wanted else []
@@ -54,7 +54,7 @@ class KnownQuestions:
         if not self.questions:
             return
         self._console.print(f"  asking {len(self.questions):,} questions ({when}) ...")
-        answered: list[asking.Answered] = []
+        answered: list[asking.GradedAnswer] = []
         for first in range(0, len(self.questions), BETWEEN_WAITS):
             if strategy.rank == 0:
                 answered += self._answers(prepared, self.questions[first : first + BETWEEN_WAITS])
@@ -67,19 +67,19 @@ class KnownQuestions:
             kept = {"rows": asking.table(when, answered), "answers": said}
             write_json(prepared.folder.questions, {**self._kept(prepared), when: kept})
 
-    def _answers(self, prepared: PreparedRun, questions: Sequence[asking.Question]) -> list[asking.Answered]:
+    def _answers(self, prepared: PreparedRun, questions: Sequence[asking.Question]) -> list[asking.GradedAnswer]:
         """In smaller parts where memory does not suffice."""
         how = self.run.objective.sampling
-        thinking = switched(how.thinking) if how else None
+        thinking = parse_switch(how.thinking) if how else None
         tokenizer = prepared.stage.tokenizer
 
         def make_room(told: str) -> None:
-            release()
+            empty_cache()
             if self._at_once == 1:
-                raise UserError(f"out of memory: {told}", where="validate.questions", next_step="Leave them out: none.")
+                raise UserError(f"out of memory: {told}", where="eval.questions", next_step="Leave them out: none.")
             self._at_once //= 2
 
-        return with_room(
+        return retry_on_oom(
             lambda: asking.ask(prepared.model, tokenizer, questions, thinking=thinking, rows=self._at_once), make_room
         )
 
@@ -94,7 +94,7 @@ class KnownQuestions:
         if not self.questions or "before" in self._kept(prepared):
             return bool(self.questions)
         told = f"not asked, since they were not asked before the first step: {self.path}"
-        self._console.print(marked("questions", told))
+        self._console.print(escape_markup("questions", told))
         return False
 
     def outcome(self, prepared: PreparedRun) -> dict[str, Any]:
@@ -126,4 +126,4 @@ def print_changes(outcome: Mapping[str, Any], console: Console) -> None:
 def _verdict(lost: list[Change]) -> Text:
     if not lost:
         return Text("  lost: nothing; no kind of question fell below the 95 % interval it had before")
-    return marked("lost", ", ".join(map(str, lost)))
+    return escape_markup("lost", ", ".join(map(str, lost)))

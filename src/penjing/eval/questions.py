@@ -41,7 +41,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class GradedAnswer:
     """A question and what the model said. cut: it had not come to an end where it had to stop."""
 
     question: Question
@@ -85,14 +85,14 @@ def ask(
     thinking: bool | None = None,
     max_tokens: int = 0,
     rows: int = 64,
-) -> list[Answered]:
+) -> list[GradedAnswer]:
     """Answer every question greedily, each as the first turn of a chat of its own.
 
     thinking: as `render` is told. Thoughts are no part of what is judged. max_tokens: of an answer and its thought; 0:
     64, of a story 160, and 192 more with thoughts. rows: prompts that are read and answered together. Raises UserError
     for a question that leaves no room for an answer.
     """
-    room = model.config.max_tokens
+    room = model.config.max_position_embeddings
     said: dict[int, tuple[str, bool]] = {}
     more = LONGEST_THOUGHT if thinking else 0
     for is_story, usual in ((False, LONGEST_ANSWER), (True, LONGEST_STORY)):
@@ -113,7 +113,7 @@ def ask(
     answered = []
     for index, question in enumerate(questions):
         text, cut = said[index]
-        answered.append(Answered(question, text, is_right(question, text), cut))
+        answered.append(GradedAnswer(question, text, is_right(question, text), cut))
     return answered
 
 
@@ -141,9 +141,9 @@ def _argument(said: str, tools: Sequence[dict[str, Any]]) -> str | None:
     return str(value)
 
 
-def table(stage: str, answered: Sequence[Answered]) -> list[dict[str, Any]]:
+def table(stage: str, answered: Sequence[GradedAnswer]) -> list[dict[str, Any]]:
     """Right and asked per kind and language, with the chance level: the mean over the questions asked."""
-    groups: dict[tuple[str, str], list[Answered]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[GradedAnswer]] = defaultdict(list)
     for one in answered:
         if not one.question.must_contain:
             groups[one.question.kind, one.question.language].append(one)
@@ -160,7 +160,7 @@ def table(stage: str, answered: Sequence[Answered]) -> list[dict[str, Any]]:
     ]
 
 
-def accuracy(answered: Sequence[Answered], language: str | None = None) -> float:
+def accuracy(answered: Sequence[GradedAnswer], language: str | None = None) -> float:
     """Share of right answers, stories not counted."""
     chosen = [
         one.right for one in answered if not one.question.must_contain and language in (None, one.question.language)

@@ -15,7 +15,7 @@ from penjing.model.transformer import Transformer
 
 @torch.no_grad()
 def bits_per_byte(
-    model: Transformer, tokenizer: Tokenizer, texts: Iterable[str], *, row_tokens: int, rows: int = 16
+    model: Transformer, tokenizer: Tokenizer, texts: Iterable[str], *, seq_len: int, rows: int = 16
 ) -> tuple[float, int]:
     """(bits per UTF-8 byte, bytes) of the texts. Each opens with the end-of-text token and is read in rows of T.
 
@@ -29,8 +29,8 @@ def bits_per_byte(
         for text in texts:
             num_bytes += len(text.encode())
             ids = [tokenizer.begin, *tokenizer.encode(text), tokenizer.end_of_text]
-            for first in range(0, len(ids) - 1, row_tokens):
-                part = ids[first : first + row_tokens + 1]
+            for first in range(0, len(ids) - 1, seq_len):
+                part = ids[first : first + seq_len + 1]
                 yield part[:-1], part[1:]
 
     stream = windows()

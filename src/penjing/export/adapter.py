@@ -10,10 +10,10 @@ from penjing.base.errors import UserError
 from penjing.convert.peft import CONFIG, PeftAdapter, attach_peft, read_peft, write_peft
 from penjing.export import hf
 from penjing.export.model_card import model_card
-from penjing.model.lora import DEFAULT, fingerprint, merge, names, strip, use
+from penjing.model.lora import DEFAULT, fingerprint, merge, names, remove_adapters, set_adapter
 from penjing.model.transformer import Transformer
 from penjing.train.config import Run
-from penjing.train.load_model import Trained, load_trained
+from penjing.train.load_model import LoadedModel, load_trained
 
 FOLDER = "adapter"  # inside a run's
 
@@ -24,8 +24,8 @@ def save_run_adapter(run: Run, model: Transformer, base: dict[str, str], step: i
     base: `start` and `sha256` as the checkpoint has them.
     """
     folder = out or Path(run.out) / FOLDER
-    name = str(Path(run.start).resolve()) if Path(run.start).exists() else run.start  # a hub name stays one
-    facts = {"run": Path(run.out).name, "step": step, "learned_from": run.data.kind}
+    name = str(Path(run.init_from).resolve()) if Path(run.init_from).exists() else run.init_from  # a hub name stays one
+    facts = {"run": Path(run.out).name, "step": step, "learned_from": run.data.format}
     write_peft(folder, model, DEFAULT, base_name=name, base_sha256=base["sha256"], facts=facts)
     return folder
 
@@ -52,17 +52,19 @@ def merge_adapter(path: Path, adapters: Sequence[str], out: Path) -> hf.Verified
             raise _no_adapter(path)
         raise UserError("one adapter can be merged at a time", where=path, got=", ".join(own))
     merge(trained.model, *(given or own))
-    strip(trained.model)
+    remove_adapters(trained.model)
     return hf.export(trained.model, trained.tokenizer, out, card=model_card(trained, path))
 
 
 def _no_adapter(path: Path) -> UserError:
     return UserError(
-        "this model has no adapter of its own", where=path, next_step="Train one with `penjing train lora start=...`."
+        "this model has no adapter of its own",
+        where=path,
+        next_step="Train one with `penjing train lora init_from=...`.",
     )
 
 
-def attach_adapters(trained: Trained, words: Sequence[str]) -> dict[str, PeftAdapter]:
+def attach_adapters(trained: LoadedModel, words: Sequence[str]) -> dict[str, PeftAdapter]:
     """Attach adapters to a model, each given as DIR or NAME=DIR; returns them by name, the first is active.
 
     DIR holds adapter_config.json, or is a run that trained an adapter. Raises UserError for an adapter that was
@@ -81,7 +83,7 @@ def attach_adapters(trained: Trained, words: Sequence[str]) -> dict[str, PeftAda
         attach_peft(trained.model, name, adapter)
         given[name] = adapter
     if given:
-        use(trained.model, next(iter(given)))
+        set_adapter(trained.model, next(iter(given)))
     trained.model.eval()
     return given
 

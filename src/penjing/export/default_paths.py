@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penjing.train.load_model import Trained, whole_checkpoint
+from penjing.train.load_model import LoadedModel, whole_checkpoint
 
 
 def called(run: Path) -> str:
@@ -12,7 +12,7 @@ def called(run: Path) -> str:
     return run.resolve().name.removesuffix(".pth")
 
 
-def place(run: Path, trained: Trained, name: str) -> Path:
+def default_path(run: Path, trained: LoadedModel, name: str) -> Path:
     """`name` in the run's folder, of a checkpoint too: checkpoints are removed as a run goes on. What is made of a
     model from outside goes into the working folder, as a hub name or a file is no folder to write into."""
     if trained.run.stage == "outside":

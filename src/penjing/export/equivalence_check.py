@@ -145,7 +145,7 @@ def same_greedy(
     for step, index in enumerate(written):
         if float(logits_TV[step].max() - logits_TV[step, index]) > tolerance:
             return False
-    if len(written) == longest or len(ids) >= model.config.max_tokens:
+    if len(written) == longest or len(ids) >= model.config.max_position_embeddings:
         return True
     ending = max(float(logits_TV[-1, index]) for index in stop)
     return float(logits_TV[-1].max()) - ending <= tolerance

@@ -131,17 +131,27 @@ def refuse_unsupported(config: ModelConfig) -> None:
     It would load most of these and compute something else.
     """
     here = config.architecture
-    whole_heads = config.num_heads * config.head_size == config.hidden_size
+    whole_heads = config.num_attention_heads * config.head_dim == config.hidden_size
     normed = here in ("qwen3", "qwen3_moe")
     reasons = [
         ("sliding_window", config.sliding_window > 0, config.sliding_window, "0"),
-        ("rotary_fraction", config.rotary_fraction != 1 and here != "glm4_moe", config.rotary_fraction, "1"),
-        ("query_key_norm", normed and not config.normalises_heads, "none", "head"),
-        ("query_key_norm", not normed and here != "glm4_moe" and config.normalises_heads, "head", "none"),
-        ("head_size", here in ("qwen2", "qwen2_moe") and not whole_heads, config.head_size, "hidden_size / num_heads"),
-        ("router_weights", here == "qwen3_moe" and config.router_weights == "raw", "raw", "renormalised"),
-        ("router_weights", here == "qwen2_moe" and config.router_weights != "raw", config.router_weights, "raw"),
-        ("dense_layers", here != "glm4_moe" and bool(config.dense_layers), config.dense_layers, "none"),
+        (
+            "partial_rotary_factor",
+            config.partial_rotary_factor != 1 and here != "glm4_moe",
+            config.partial_rotary_factor,
+            "1",
+        ),
+        ("qk_norm", normed and not config.normalises_heads, "none", "head"),
+        ("qk_norm", not normed and here != "glm4_moe" and config.normalises_heads, "head", "none"),
+        (
+            "head_dim",
+            here in ("qwen2", "qwen2_moe") and not whole_heads,
+            config.head_dim,
+            "hidden_size / num_attention_heads",
+        ),
+        ("norm_topk_prob", here == "qwen3_moe" and not config.norm_topk_prob, "raw", "renormalised"),
+        ("norm_topk_prob", here == "qwen2_moe" and config.norm_topk_prob, config.norm_topk_prob, "raw"),
+        ("mlp_only_layers", here != "glm4_moe" and bool(config.mlp_only_layers), config.mlp_only_layers, "none"),
         (
             "rope_scaling",
             config.rope_scaling == "llama3" and here not in ("llama", "mixtral"),
@@ -191,16 +201,18 @@ def metadata(config: ModelConfig, vocabulary: Vocabulary, about: About, kind: st
         "general.languages": list(about.languages),
         "general.file_type": int(gguf.LlamaFileType[FILE_TYPES[kind]]),
         "general.quantization_version": gguf.GGML_QUANT_VERSION,
-        f"{here}.vocab_size": config.vocabulary_size,
-        f"{here}.context_length": config.max_tokens,
+        f"{here}.vocab_size": config.vocab_size,
+        f"{here}.context_length": config.max_position_embeddings,
         f"{here}.embedding_length": config.hidden_size,
-        f"{here}.block_count": config.num_layers,
-        f"{here}.feed_forward_length": config.expert_size if config.architecture == "mixtral" else config.mlp_size,
-        f"{here}.attention.head_count": config.num_heads,
-        f"{here}.attention.head_count_kv": config.num_kv_heads,
-        f"{here}.attention.key_length": config.head_size,
-        f"{here}.attention.value_length": config.head_size,
-        f"{here}.attention.layer_norm_rms_epsilon": float(config.norm_epsilon),
+        f"{here}.block_count": config.num_hidden_layers,
+        f"{here}.feed_forward_length": config.moe_intermediate_size
+        if config.architecture == "mixtral"
+        else config.intermediate_size,
+        f"{here}.attention.head_count": config.num_attention_heads,
+        f"{here}.attention.head_count_kv": config.num_key_value_heads,
+        f"{here}.attention.key_length": config.head_dim,
+        f"{here}.attention.value_length": config.head_dim,
+        f"{here}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         f"{here}.rope.dimension_count": config.rotary_size,
         f"{here}.rope.freq_base": float(config.rope_theta),
     }
@@ -210,29 +222,31 @@ def metadata(config: ModelConfig, vocabulary: Vocabulary, about: About, kind: st
     if config.rope_scaling == "llama3":  # llama.cpp takes the tensor rope_freqs; these are for reading back
         values |= {
             "penjing.rope.factor": float(config.rope_factor),
-            "penjing.rope.original_tokens": config.rope_original_tokens,
-            "penjing.rope.low_frequency": float(config.rope_low_frequency),
-            "penjing.rope.high_frequency": float(config.rope_high_frequency),
+            "penjing.rope.original_tokens": config.rope_original_max_position_embeddings,
+            "penjing.rope.low_frequency": float(config.rope_low_freq_factor),
+            "penjing.rope.high_frequency": float(config.rope_high_freq_factor),
         }
     if config.rope_scaling == "yarn":
-        values[f"{here}.rope.scaling.original_context_length"] = config.rope_original_tokens
+        values[f"{here}.rope.scaling.original_context_length"] = config.rope_original_max_position_embeddings
         if config.rope_attention_factor:
             usual = 0.1 * math.log(max(config.rope_factor, 1.0)) + 1  # is multiplied in by llama.cpp itself
             values[f"{here}.rope.scaling.attn_factor"] = config.rope_attention_factor / usual
     if config.is_mixture:
-        values[f"{here}.expert_count"] = config.experts
-        values[f"{here}.expert_used_count"] = config.experts_per_token
+        values[f"{here}.expert_count"] = config.num_experts
+        values[f"{here}.expert_used_count"] = config.num_experts_per_tok
     if config.architecture in ("qwen3_moe", "qwen2_moe", "glm4_moe"):
-        values[f"{here}.expert_feed_forward_length"] = config.expert_size
+        values[f"{here}.expert_feed_forward_length"] = config.moe_intermediate_size
     if config.architecture == "qwen2_moe":
-        values[f"{here}.expert_shared_feed_forward_length"] = config.shared_expert_size
+        values[f"{here}.expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     if config.architecture == "glm4_moe":
         values |= {
-            f"{here}.expert_shared_count": max(1, config.shared_expert_size // config.expert_size),
-            f"{here}.leading_dense_block_count": len(config.dense_layers),
+            f"{here}.expert_shared_count": max(
+                1, config.shared_expert_intermediate_size // config.moe_intermediate_size
+            ),
+            f"{here}.leading_dense_block_count": len(config.mlp_only_layers),
             f"{here}.expert_gating_func": EXPERT_GATING_SIGMOID,
-            f"{here}.expert_weights_norm": config.router_weights == "renormalised",
-            f"{here}.expert_weights_scale": float(config.routed_scaling),
+            f"{here}.expert_weights_norm": config.norm_topk_prob,
+            f"{here}.expert_weights_scale": float(config.routed_scaling_factor),
             f"{here}.nextn_predict_layers": 0,
         }
     values |= {
@@ -258,9 +272,9 @@ def tensor_name(name: str, architecture: str) -> str:
     return name.replace(".ffn_norm.", ".post_attention_norm.") if architecture == "glm4_moe" else name
 
 
-def interleaved(rows: Tensor, head_size: int) -> Tensor:
+def interleaved(rows: Tensor, head_dim: int) -> Tensor:
     """Rows of a query or key projection, dimension i of a head beside i + K/2: the order llama.cpp's llama turns in."""
-    heads = rows.reshape(-1, 2, head_size // 2, *rows.shape[1:])
+    heads = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
     return heads.transpose(1, 2).reshape(rows.shape)
 
 
@@ -270,11 +284,11 @@ def tensors(model: Transformer) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     for name, value in model.state_dict().items():
         value = value.detach().cpu().float()
         if ARCHITECTURES[config.architecture] == "llama" and re.search(r"\.[qk]_proj\.", name):
-            value = interleaved(value, config.head_size)
+            value = interleaved(value, config.head_dim)
         if name.endswith("shared_gate.weight"):
             value = value[0]
         yield tensor_name(name, config.architecture), value.contiguous().numpy()
-    if config.architecture == "glm4_moe" and not config.shared_expert_size:
+    if config.architecture == "glm4_moe" and not config.shared_expert_intermediate_size:
         yield from _empty_shared_experts(config)
     if config.architecture == "qwen2_moe" and model.head is None:  # llama.cpp ties every other one by itself
         yield "output.weight", model.embed.weight.detach().cpu().float().numpy()
@@ -285,8 +299,8 @@ def tensors(model: Transformer) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
 
 def _empty_shared_experts(config: ModelConfig) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     """One shared expert of zeros a layer: llama.cpp's glm4moe cannot do without."""
-    inner, width = config.expert_size, config.hidden_size
-    for layer in range(config.num_layers):
+    inner, width = config.moe_intermediate_size, config.hidden_size
+    for layer in range(config.num_hidden_layers):
         if not config.is_dense_layer(layer):
             yield f"blk.{layer}.ffn_gate_shexp.weight", np.zeros((inner, width), np.float32)
             yield f"blk.{layer}.ffn_up_shexp.weight", np.zeros((inner, width), np.float32)
@@ -327,7 +341,7 @@ def export(
     refuse_unsupported(model.config)
     if path.exists() and not gguf_read.is_ours(path):
         raise UserError("is there and was not made by this command", where=path, next_step="Choose another name.")
-    vocabulary = vocabulary_of(tokenizer, model.config.vocabulary_size)
+    vocabulary = vocabulary_of(tokenizer, model.config.vocab_size)
     partial = path.with_name(path.name + ".partial")
     modelfile = path.with_suffix(".Modelfile")
     try:
@@ -399,7 +413,7 @@ def verify(
         if their_tokenizer.encode(text) != tokenizer.encode(text):
             raise UserError("the tokenizer read back gives other ids than ours", where=path, got=repr(text))
     config = model.config
-    rows = check_rows(tokenizer, min(LONGEST_CHECK, config.max_tokens))
+    rows = check_rows(tokenizer, min(LONGEST_CHECK, config.max_position_embeddings))
     logits, rebuilt_logits = row_logits(ours, rows), row_logits(rebuilt, rows)
     read_back = difference(rows, logits, rebuilt_logits)
     bound, divergence = BOUNDS[kind]
@@ -414,8 +428,8 @@ def verify(
             next_step="Choose a type with more bits.",
         )
     note = f"read back: {read_back.line()}"
-    prompt = rows[0][: min(12, config.max_tokens // 2)]
-    longest = min(GREEDY_TOKENS, config.max_tokens - len(prompt))
+    prompt = rows[0][: min(12, config.max_position_embeddings // 2)]
+    longest = min(GREEDY_TOKENS, config.max_position_embeddings - len(prompt))
     stop = tokenizer.stop
     answer = llama_cpp.ask(path, rows, CHECK_TEXTS, prompt=prompt, longest=longest, stop=stop)
     if answer is None:
@@ -446,5 +460,5 @@ def modelfile_text(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> str
         )
         lines.append(f'TEMPLATE """{turns}"""')
     lines += [f'PARAMETER stop "{tokenizer.token(index)}"' for index in sorted(tokenizer.stop)]
-    lines += [f"PARAMETER num_ctx {config.max_tokens}", ""]
+    lines += [f"PARAMETER num_ctx {config.max_position_embeddings}", ""]
     return "\n".join(lines)

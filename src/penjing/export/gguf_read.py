@@ -81,54 +81,56 @@ def read_config(values: dict[str, Any], weights: dict[str, Tensor]) -> ModelConf
 
     experts = value("expert_count", 0)
     architecture: Any = "mixtral" if theirs == "llama" and experts else _ARCHITECTURES[theirs]
-    expert_size = value("expert_feed_forward_length", value("feed_forward_length")) if experts else 0
+    moe_intermediate_size = value("expert_feed_forward_length", value("feed_forward_length")) if experts else 0
     scaling = value("rope.scaling.type", "none")
     factor = value("rope.scaling.factor", 1.0)
-    rotary_size, head_size = value("rope.dimension_count"), value("attention.key_length")
+    rotary_size, head_dim = value("rope.dimension_count"), value("attention.key_length")
     llama3 = {}
     if "rope_freqs.weight" in weights:
         scaling, factor = "llama3", values["penjing.rope.factor"]
         llama3 = {
-            "rope_original_tokens": values["penjing.rope.original_tokens"],
-            "rope_low_frequency": values["penjing.rope.low_frequency"],
-            "rope_high_frequency": values["penjing.rope.high_frequency"],
+            "rope_original_max_position_embeddings": values["penjing.rope.original_tokens"],
+            "rope_low_freq_factor": values["penjing.rope.low_frequency"],
+            "rope_high_freq_factor": values["penjing.rope.high_frequency"],
         }
     yarn = {}
     if scaling == "yarn":
         # llama.cpp multiplies the factor of the file by the usual one.
         usual = 0.1 * math.log(max(factor, 1.0)) + 1
         yarn = {
-            "rope_original_tokens": value("rope.scaling.original_context_length"),
+            "rope_original_max_position_embeddings": value("rope.scaling.original_context_length"),
             "rope_attention_factor": value("rope.scaling.attn_factor", 1.0) * usual,
         }
     config = ModelConfig(
         architecture=architecture,
-        vocabulary_size=len(values["tokenizer.ggml.tokens"]),
+        vocab_size=len(values["tokenizer.ggml.tokens"]),
         hidden_size=value("embedding_length"),
-        num_layers=value("block_count"),
-        num_heads=value("attention.head_count"),
-        num_kv_heads=value("attention.head_count_kv"),
-        head_size=head_size,
-        mlp_size=value("feed_forward_length"),
-        max_tokens=value("context_length"),
+        num_hidden_layers=value("block_count"),
+        num_attention_heads=value("attention.head_count"),
+        num_key_value_heads=value("attention.head_count_kv"),
+        head_dim=head_dim,
+        intermediate_size=value("feed_forward_length"),
+        max_position_embeddings=value("context_length"),
         rope_theta=value("rope.freq_base"),
-        norm_epsilon=value("attention.layer_norm_rms_epsilon"),
-        embeddings="untied" if "output.weight" in weights else "tied",
-        query_key_norm="head" if "blk.0.attn_q_norm.weight" in weights else "none",
+        rms_norm_eps=value("attention.layer_norm_rms_epsilon"),
+        tie_word_embeddings="output.weight" not in weights,
+        qk_norm="head" if "blk.0.attn_q_norm.weight" in weights else "none",
         attention_bias="qkv" if "blk.0.attn_q.bias" in weights else "none",
         # The half keeps the division from rounding down to one dimension less.
-        rotary_fraction=1.0 if rotary_size == head_size else (rotary_size + 0.5) / head_size,
+        partial_rotary_factor=1.0 if rotary_size == head_dim else (rotary_size + 0.5) / head_dim,
         rope_scaling=scaling,
         rope_factor=factor,
         **llama3,
         **yarn,
-        experts=experts,
-        experts_per_token=value("expert_used_count", 0),
-        expert_size=expert_size,
-        shared_expert_size=value("expert_shared_feed_forward_length", value("expert_shared_count", 0) * expert_size),
-        dense_layers=tuple(range(value("leading_dense_block_count", 0))),
-        router_weights="raw" if not value("expert_weights_norm", theirs != "qwen2moe") else "renormalised",
-        routed_scaling=value("expert_weights_scale", 1.0),
+        num_experts=experts,
+        num_experts_per_tok=value("expert_used_count", 0),
+        moe_intermediate_size=moe_intermediate_size,
+        shared_expert_intermediate_size=value(
+            "expert_shared_feed_forward_length", value("expert_shared_count", 0) * moe_intermediate_size
+        ),
+        mlp_only_layers=tuple(range(value("leading_dense_block_count", 0))),
+        norm_topk_prob=bool(value("expert_weights_norm", theirs != "qwen2moe")),
+        routed_scaling_factor=value("expert_weights_scale", 1.0),
     )
     if "rope_freqs.weight" in weights:
         plain = frequencies(dataclasses.replace(config, rope_scaling="none", rope_factor=1.0))
@@ -148,10 +150,10 @@ def _tensor(tensor: gguf.ReaderTensor) -> Tensor:
 def _state(config: ModelConfig, weights: dict[str, Tensor], theirs: str) -> dict[str, Tensor]:
     """Our parameters by our names. Raises KeyError for a tensor that is not in the file."""
     state = {"embed.weight": weights["token_embd.weight"], "norm.weight": weights["output_norm.weight"]}
-    if config.embeddings == "untied":
+    if not config.tie_word_embeddings:
         state["head.weight"] = weights["output.weight"]
     mlp_norm = "post_attention_norm" if theirs == "glm4moe" else "ffn_norm"
-    for layer in range(config.num_layers):
+    for layer in range(config.num_hidden_layers):
         ours, blk = f"blocks.{layer}.", f"blk.{layer}."
         state[ours + "input_norm.weight"] = weights[blk + "attn_norm.weight"]
         state[ours + "mlp_norm.weight"] = weights[f"{blk}{mlp_norm}.weight"]
@@ -160,7 +162,7 @@ def _state(config: ModelConfig, weights: dict[str, Tensor], theirs: str) -> dict
             for letter in "qkv":
                 rows = weights[f"{blk}attn_{letter}.{part}"]
                 if theirs == "llama" and letter != "v":
-                    rows = halved(rows, config.head_size)
+                    rows = halved(rows, config.head_dim)
                 state[f"{ours}attention.{letter}_proj.{part}"] = rows
         if config.normalises_heads:
             for letter in "qk":
@@ -170,7 +172,7 @@ def _state(config: ModelConfig, weights: dict[str, Tensor], theirs: str) -> dict
                 state[f"{ours}mlp.{matrix}_proj.weight"] = weights[f"{blk}ffn_{matrix}.weight"]
                 continue
             state[f"{ours}mlp.{matrix}_proj"] = weights[f"{blk}ffn_{matrix}_exps.weight"]
-            if config.shared_expert_size:
+            if config.shared_expert_intermediate_size:
                 state[f"{ours}mlp.shared.{matrix}_proj.weight"] = weights[f"{blk}ffn_{matrix}_shexp.weight"]
         if not config.is_dense_layer(layer):
             state[ours + "mlp.router.weight"] = weights[blk + "ffn_gate_inp.weight"]
@@ -181,7 +183,7 @@ def _state(config: ModelConfig, weights: dict[str, Tensor], theirs: str) -> dict
     return state
 
 
-def halved(rows: Tensor, head_size: int) -> Tensor:
+def halved(rows: Tensor, head_dim: int) -> Tensor:
     """Rows of a head from the order 0, K/2, 1, K/2 + 1, ... back to 0, 1, 2, ..."""
-    order = [*range(0, head_size, 2), *range(1, head_size, 2)]
-    return rows.reshape(-1, head_size, *rows.shape[1:])[:, order].reshape(rows.shape)
+    order = [*range(0, head_dim, 2), *range(1, head_dim, 2)]
+    return rows.reshape(-1, head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)

@@ -18,7 +18,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
-from penjing.data.tokenizer.tokenizer import QWEN2_SPLIT, Roles, Tokenizer
+from penjing.data.tokenizer.tokenizer import QWEN2_SPLIT, SpecialTokens, Tokenizer
 from penjing.export.hf import token_ids
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # kinds of token, as llama.cpp numbers them
@@ -107,7 +107,7 @@ def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
     for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
         texts = [token for token, index in named.items() if vocabulary.kinds[index] == kind]
         built.add_tokens([tokenizers.AddedToken(text, special=special) for text in texts])
-    roles = Roles(
+    roles = SpecialTokens(
         begin=vocabulary.tokens[vocabulary.begin],
         end_of_text=vocabulary.tokens[vocabulary.end_of_text],
         message_end=vocabulary.tokens[vocabulary.message_end],

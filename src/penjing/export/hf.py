@@ -98,9 +98,9 @@ def verify(model: Transformer, tokenizer: Tokenizer, folder: Path) -> tuple[floa
             "the exported model does not compute the same", where=folder, got=f"logits off by {difference:.3g}"
         )
     stop = tokenizer.stop
-    opening_BT = ids_BT[:, : min(12, model.config.max_tokens // 2)]
+    opening_BT = ids_BT[:, : min(12, model.config.max_position_embeddings // 2)]
     length = opening_BT.shape[1]
-    longest = min(24, model.config.max_tokens - length)
+    longest = min(24, model.config.max_position_embeddings - length)
     ours = generate(model, opening_BT.tolist(), max_new_tokens=longest, stop=stop)[0]
     their_ids_BT = theirs.generate(opening_BT, max_new_tokens=longest, do_sample=False, eos_token_id=list(stop))
     written = their_ids_BT[0, length:].tolist()

@@ -10,10 +10,10 @@ from penjing.base import formatting as units
 from penjing.base.files import read_json, sha256_file
 from penjing.checkpoint.manifest import WEIGHTS
 from penjing.plan.flops import parameters
-from penjing.train.load_model import Trained
-from penjing.train.run_dir import RunFolder, stage_folder
+from penjing.train.load_model import LoadedModel
+from penjing.train.run_dir import RunDir, stage_folder
 
-HELD_OUT, LOSS = "validation_", "validation_loss_nats_per_token"
+HELD_OUT, LOSS = "val_", "val_loss"
 
 
 def _held_out(name: str, value: Any) -> str:
@@ -29,11 +29,11 @@ def _facts(path: Path) -> dict[str, Any]:
     return dict(read_json(path)) if path.is_file() else {}
 
 
-def model_card(trained: Trained, run_path: Path) -> str:
+def model_card(trained: LoadedModel, run_path: Path) -> str:
     """README.md of an export, in the form the hub expects. What is not known is left out, never invented."""
     run, config = trained.run, trained.run.model
     outside = run.stage == "outside"
-    folder = RunFolder(Path(run.out) if outside else stage_folder(run_path))
+    folder = RunDir(Path(run.out) if outside else stage_folder(run_path))
     title = folder.path.resolve().name if outside else f"{folder.path.parent.name}-{folder.path.name}"
     outcome, plan = _facts(folder.outcome), _facts(folder.plan)
     if outcome and outcome["weights_sha256"] != sha256_file(trained.checkpoint.folder / WEIGHTS):

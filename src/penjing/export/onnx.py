@@ -163,7 +163,7 @@ def verify(model: Transformer, tokenizer: Tokenizer, folder: Path, kind: str) ->
         return torch.from_numpy(logits_BTV)
 
     ours = float_twin(model)
-    rows = check_rows(tokenizer, min(LONGEST_CHECK, model.config.max_tokens))
+    rows = check_rows(tokenizer, min(LONGEST_CHECK, model.config.max_position_embeddings))
     shortest = min(map(len, rows))
     rows += [row[:shortest] for row in rows] + [rows[0][:1]]
     their_logits = [theirs([row])[0] for row in rows[: len(rows) // 2]]
@@ -181,8 +181,8 @@ def verify(model: Transformer, tokenizer: Tokenizer, folder: Path, kind: str) ->
     note = f"onnxruntime: {found.line()}"
     if kind != "f32":
         return found, note
-    prompt = rows[0][: min(12, model.config.max_tokens // 2)]
-    longest = min(GREEDY_TOKENS, model.config.max_tokens - len(prompt))
+    prompt = rows[0][: min(12, model.config.max_position_embeddings // 2)]
+    longest = min(GREEDY_TOKENS, model.config.max_position_embeddings - len(prompt))
     stop = tokenizer.stop
     written: list[int] = []
     while len(written) < longest and (index := int(theirs([[*prompt, *written]])[0, -1].argmax())) not in stop:

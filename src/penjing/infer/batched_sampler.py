@@ -51,7 +51,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class Completion:
     """An answer. ids: with the stop id where it ended with one. logp: of each token under the whole softmax at the
     temperature asked for; drawn_logp: under the distribution it was drawn from (0 for greedy text).
 
@@ -75,18 +75,18 @@ class Turn(NamedTuple):
     ids: list[int]
 
 
-class Given(NamedTuple):
+class InjectedTokens(NamedTuple):
     """What is read before the next turn. note: kept with the answer."""
 
     ids: Sequence[int]
     note: Any
 
 
-Follow = Callable[[Sequence[Turn]], Sequence[Given | None]]
+Follow = Callable[[Sequence[Turn]], Sequence[InjectedTokens | None]]
 """What follows each of some turns; None where the answer has ended."""
 
 
-class Drawn(NamedTuple):
+class SampledTokens(NamedTuple):
     """One token of each row."""
 
     id_B: Tensor
@@ -94,7 +94,7 @@ class Drawn(NamedTuple):
     drawn_logp_B: Tensor
 
 
-def draw(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling, score_temperature: float = 1.0) -> Drawn:
+def draw(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling, score_temperature: float = 1.0) -> SampledTokens:
     """The token at `uniform_B` (0 to 1, float32 with 24 bits) of the cumulated probabilities, in the order of ids."""
     if sampling.is_greedy:
         id_B = logits_BV.argmax(dim=-1)
@@ -113,10 +113,10 @@ def draw(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling, score_tempera
         drawn_logp_B = (shaped_BV.gather(1, id_B1) - top_B1 - total_B1.log())[:, 0]
         whole = sampling.top_p == 1 and sampling.top_k == 0
         if whole and sampling.temperature == score_temperature:
-            return Drawn(id_B, drawn_logp_B, drawn_logp_B)
+            return SampledTokens(id_B, drawn_logp_B, drawn_logp_B)
     scaled_BV = logits_BV if score_temperature == 1 else logits_BV / score_temperature
     logp_B = scaled_BV.gather(1, id_B[:, None])[:, 0] - scaled_BV.logsumexp(dim=-1)
-    return Drawn(id_B, logp_B, drawn_logp_B)
+    return SampledTokens(id_B, logp_B, drawn_logp_B)
 
 
 def default_slots(model: Transformer) -> int:
@@ -124,7 +124,7 @@ def default_slots(model: Transformer) -> int:
     return SLOTS.get(model.embed.weight.device.type, SLOTS_ELSEWHERE)
 
 
-def rollout(
+def sample_batch(
     model: Transformer,
     requests: Sequence[Request],
     *,
@@ -134,7 +134,7 @@ def rollout(
     slots: int = 0,
     score_temperature: float = 1.0,
     follow: Follow | None = None,
-) -> list[list[Written]]:
+) -> list[list[Completion]]:
     """The answers to every request, in the order of its seeds.
 
     An answer ends with a stop id, after `max_new_tokens`, or when prompt and answer hold the model's `max_tokens`.
@@ -144,15 +144,17 @@ def rollout(
     with number t of its seed's, whichever turn it is in.
     Raises UserError for an empty prompt, or one that leaves no room.
     """
-    answers: list[list[Written | None]] = [[None] * len(request.seeds) for request in requests]
+    answers: list[list[Completion | None]] = [[None] * len(request.seeds) for request in requests]
     waiting = [index for index, request in enumerate(requests) if request.seeds]
     if not waiting or max_new_tokens < 1:
-        return [[Written(ids=[], logp=[], drawn_logp=[], ended="length") for _ in given] for given in answers]
+        return [[Completion(ids=[], logp=[], drawn_logp=[], ended="length") for _ in given] for given in answers]
     longest = max(len(requests[index].prompt) for index in waiting)
     if any(not requests[index].prompt for index in waiting):
         raise UserError("nothing to go on from", where="prompt", wanted="at least one token")
-    if longest >= model.config.max_tokens:
-        raise UserError("too long", where="prompt", got=f"{longest} tokens", wanted=f"under {model.config.max_tokens}")
+    if longest >= model.config.max_position_embeddings:
+        raise UserError(
+            "too long", where="prompt", got=f"{longest} tokens", wanted=f"under {model.config.max_position_embeddings}"
+        )
     # Prompts of like length are read together, the same prompt side by side, and the longest first, so that attention
     # has ever fewer keys to go over.
     waiting.sort(key=lambda index: (-len(requests[index].prompt), tuple(requests[index].prompt), index))
@@ -327,7 +329,7 @@ class _Slots:
         self.model, self.num_slots, self.max_new_tokens = model, num_slots, max_new_tokens
         self.sampling, self.score_temperature = sampling, score_temperature
         device = model.embed.weight.device
-        room = min(longest_prompt + max_new_tokens, model.config.max_tokens)
+        room = min(longest_prompt + max_new_tokens, model.config.max_position_embeddings)
         room = -(-room // SPAN_MULTIPLE) * SPAN_MULTIPLE
         self.room = room
         rows = _rounded(num_slots, device)
@@ -345,9 +347,10 @@ class _Slots:
         self.host_length = np.zeros(num_slots, dtype=np.int64)  # `length_S`, known without waiting for the device
         self.owner: list[tuple[int, int]] = [(-1, -1)] * num_slots
         self.follow = follow
-        self.given: list[list[tuple[int, Given]]] = [[] for _ in range(num_slots)]  # where in the answer, and what
+        # where in the answer, and what
+        self.given: list[list[tuple[int, InjectedTokens]]] = [[] for _ in range(num_slots)]
 
-    def admit(self, rows: list[int], admitted: list[_Waiting], answers: list[list[Written | None]]) -> list[int]:
+    def admit(self, rows: list[int], admitted: list[_Waiting], answers: list[list[Completion | None]]) -> list[int]:
         """Put answers into free rows and write their first tokens; returns the rows of those that ended with it."""
         device = self.length_S.device
         row_N = torch.tensor(rows, device=device)
@@ -360,7 +363,7 @@ class _Slots:
         ):
             mine[:, :, :, :span].index_copy_(1, row_N, theirs.index_select(1, place_N))
         lengths = [len(read.prompt[each.place]) for each in admitted]
-        limits = [min(self.max_new_tokens, self.model.config.max_tokens - length) for length in lengths]
+        limits = [min(self.max_new_tokens, self.model.config.max_position_embeddings - length) for length in lengths]
         self.length_S[row_N] = torch.tensor(lengths, device=device)
         self.limit_S[row_N] = torch.tensor(limits, device=device)
         self.written_S[row_N] = 0
@@ -376,7 +379,7 @@ class _Slots:
         self.active = max(self.active, rows[-1] + 1)
         return self._turns(self._say(row_N, read.logits_PV[place_N]), answers)
 
-    def step(self, answers: list[list[Written | None]]) -> list[int]:
+    def step(self, answers: list[list[Completion | None]]) -> list[int]:
         """One token for every active row; returns the rows that ended."""
         active = self.active
         rows = _rounded(active, self.length_S.device)
@@ -413,7 +416,7 @@ class _Slots:
             for number, (row, length) in enumerate(zip(done, lengths, strict=True))
         ]
 
-    def _turns(self, ended: list[_Ended], answers: list[list[Written | None]]) -> list[int]:
+    def _turns(self, ended: list[_Ended], answers: list[list[Completion | None]]) -> list[int]:
         """Let those go on whose turn something follows, and write down the others; returns their rows."""
         free = []
         while ended:
@@ -491,7 +494,7 @@ class _Slots:
         last_ND = hidden_NTD[torch.arange(len(rows), device=device), length_N - 1]
         return row_N, _logits(self.model, last_ND)
 
-    def _write_down(self, one: _Ended, answers: list[list[Written | None]]) -> None:
+    def _write_down(self, one: _Ended, answers: list[list[Completion | None]]) -> None:
         request, answer = self.owner[one.row]
         said: list[bool] | None = None
         if self.given[one.row]:
@@ -499,7 +502,7 @@ class _Slots:
             for start, given in self.given[one.row]:
                 for place in range(start, start + len(given.ids)):
                     said[place], one.logp[place], one.drawn_logp[place] = False, 0.0, 0.0
-        answers[request][answer] = Written(
+        answers[request][answer] = Completion(
             ids=one.ids,
             logp=one.logp,
             drawn_logp=one.drawn_logp,

@@ -11,7 +11,7 @@ from penjing.base.errors import UserError
 from penjing.infer.sample import Sampling, pick
 from penjing.model.cache import Cache
 from penjing.model.cast_cache import cache_casted_weights
-from penjing.model.lora import using
+from penjing.model.lora import adapter_scope
 from penjing.model.transformer import Transformer
 
 
@@ -39,9 +39,11 @@ def stream(
     longest = max(map(len, prompts))
     if min(map(len, prompts)) == 0:
         raise UserError("nothing to go on from", where="prompt", wanted="at least one token")
-    if longest >= model.config.max_tokens:
-        raise UserError("too long", where="prompt", got=f"{longest} tokens", wanted=f"under {model.config.max_tokens}")
-    room = min(longest + max_new_tokens, model.config.max_tokens)
+    if longest >= model.config.max_position_embeddings:
+        raise UserError(
+            "too long", where="prompt", got=f"{longest} tokens", wanted=f"under {model.config.max_position_embeddings}"
+        )
+    room = min(longest + max_new_tokens, model.config.max_position_embeddings)
     cache = Cache(model.config, len(prompts), room, device=device, dtype=model.compute_dtype or torch.float32)
     generator = torch.Generator(device=device).manual_seed(seed)
     ids_BT = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -58,7 +60,7 @@ def stream(
         said = [row for row, index in enumerate(drawn) if index not in stop]
         if said:
             yield [(active[row], drawn[row]) for row in said]
-        going = [row for row in said if len(prompts[active[row]]) + written < model.config.max_tokens]
+        going = [row for row in said if len(prompts[active[row]]) + written < model.config.max_position_embeddings]
         if not going or written == max_new_tokens:
             return
         if len(going) < len(active):
@@ -74,7 +76,7 @@ def _speaking(
     model: Transformer, adapters: Sequence[str | None] | None, rows: Iterable[int]
 ) -> AbstractContextManager[None]:
     """The rows' own adapters for one forward pass: between two passes the model may be asked by others."""
-    return nullcontext() if adapters is None else using(model, [adapters[row] for row in rows])
+    return nullcontext() if adapters is None else adapter_scope(model, [adapters[row] for row in rows])
 
 
 def generate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from penjing.infer.batched_sampler import Request, rollout
+from penjing.infer.batched_sampler import Request, sample_batch
 from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
 
@@ -12,14 +12,14 @@ from penjing.model.transformer import Transformer
 Write = Callable[[Transformer, Sequence[Sequence[int]], Sequence[int], Collection[int]], list[list[int]]]
 
 
-def writer(max_new_tokens: int, sampling: Sampling) -> Write:
+def make_sampler(max_new_tokens: int, sampling: Sampling) -> Write:
     """Writes one answer to each prompt, drawn with the prompt's own seed."""
 
     def write(
         model: Transformer, prompts: Sequence[Sequence[int]], seeds: Sequence[int], stop: Collection[int]
     ) -> list[list[int]]:
         requests = [Request(prompt=prompt, seeds=[seed]) for prompt, seed in zip(prompts, seeds, strict=True)]
-        written = rollout(model, requests, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling)
+        written = sample_batch(model, requests, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling)
         return [answers[0].ids for answers in written]
 
     return write

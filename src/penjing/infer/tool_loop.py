@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from penjing.agent_tools.box import Result, Toolbox
 from penjing.data.chat.render import after_calls
-from penjing.data.chat.turn_parser import Said, parse
+from penjing.data.chat.turn_parser import ParsedTurn, parse
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.infer.batched_sampler import Given, Turn, Written
+from penjing.infer.batched_sampler import Completion, InjectedTokens, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class ToolExchange:
     """One turn of the model, and what came of its calls; a last turn's calls are not run."""
 
-    said: Said
+    said: ParsedTurn
     results: tuple[Result, ...] = ()
 
 
-class ToolTurns:
+class ToolLoop:
     """What follows turns that call tools (a `Follow` of infer/batched_sampler.py): results, and the next turn's
     opening.
 
@@ -30,10 +30,10 @@ class ToolTurns:
     def __init__(self, tokenizer: Tokenizer, toolbox: Toolbox, *, max_turns: int, thinking: bool | None = None) -> None:
         self.tokenizer, self.toolbox, self.max_turns, self.thinking = tokenizer, toolbox, max_turns, thinking
 
-    def __call__(self, turns: Sequence[Turn]) -> list[Given | None]:
+    def __call__(self, turns: Sequence[Turn]) -> list[InjectedTokens | None]:
         return [self.after(turn.ids) if turn.number < self.max_turns else None for turn in turns]
 
-    def after(self, ids: Sequence[int]) -> Given | None:
+    def after(self, ids: Sequence[int]) -> InjectedTokens | None:
         """What follows one turn; None if it called nothing. The note is its `Exchange`."""
         said = self.parsed(ids)
         if not said.calls:
@@ -41,18 +41,18 @@ class ToolTurns:
         results = self.toolbox.run(said.calls)
         texts = [result.text for result in results]
         given = after_calls(self.tokenizer, said.as_called, texts, thinking=self.thinking)
-        return Given(given, Exchange(said=said, results=results))
+        return InjectedTokens(given, ToolExchange(said=said, results=results))
 
-    def exchanges(self, written: Written) -> tuple[Exchange, ...]:
+    def exchanges(self, written: Completion) -> tuple[ToolExchange, ...]:
         """All turns of an answer."""
-        return (*written.notes, Exchange(said=self.parsed(last_turn(written))))
+        return (*written.notes, ToolExchange(said=self.parsed(last_turn(written))))
 
-    def parsed(self, ids: Sequence[int]) -> Said:
+    def parsed(self, ids: Sequence[int]) -> ParsedTurn:
         """One turn, taken apart."""
         return parse(self.tokenizer, ids, thinking=self.thinking)
 
 
-def last_turn(written: Written) -> list[int]:
+def last_turn(written: Completion) -> list[int]:
     """The ids that the model said after the last it was given."""
     if written.said is None:
         return written.ids

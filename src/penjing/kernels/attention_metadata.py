@@ -115,7 +115,7 @@ def make_attention_metadata(
     of each. dtype: of queries and keys. cu_seqlens_S: see `cu_seqlens`. cache_tokens: length of the key/value cache, if
     there is one.
     """
-    num_kv_heads, head_dim = heads
+    num_key_value_heads, head_dim = heads
     num_tokens, device = position_BT.shape[1], position_BT.device
     if cache_tokens:
         return AttentionMetadata(mask_B1TS=cache_mask(position_BT, cache_tokens, window))
@@ -134,7 +134,7 @@ def make_attention_metadata(
         mask_B1TS = document_mask(document_BT, window)
     if not on_cpu:
         return AttentionMetadata(mask_B1TS=mask_B1TS)
-    if mask_B1TS is None and cpu.supports_attention(dtype, head_dim, len(document_BT) * num_kv_heads):
+    if mask_B1TS is None and cpu.supports_attention(dtype, head_dim, len(document_BT) * num_key_value_heads):
         return AttentionMetadata(document_BT=document_BT, first_BT=first_keys(document_BT, window), window=window)
     groups = None if torch.compiler.is_compiling() else group_tiles(document_BT, mask_B1TS, window, dtype)
     return AttentionMetadata(mask_B1TS=mask_B1TS, document_BT=document_BT, groups=groups, window=window)

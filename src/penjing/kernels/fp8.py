@@ -37,7 +37,7 @@ def require_float8(device_type: str, capability: tuple[int, int], dtype: torch.d
 
     capability: of a CUDA device. dtype: what `compute.dtype` came to.
     """
-    where, next_step = "compute.float8", "Use compute.float8=off."
+    where, next_step = "compute.fp8", "Use compute.fp8=off."
     if device_type not in ("cuda", "cpu"):
         raise UserError("needs an NVIDIA card", where=where, got=device_type, next_step=next_step)
     if device_type == "cuda" and capability < CAPABILITY:
@@ -57,7 +57,7 @@ def require_float8(device_type: str, capability: tuple[int, int], dtype: torch.d
         )
 
 
-def doubts(device_type: str, num_parameters: int) -> list[str]:
+def fp8_warnings(device_type: str, num_parameters: int) -> list[str]:
     """Why float8 is not likely to be faster here: a line each."""
     if device_type == "cpu":
         return ["float8 is slower than bfloat16 on a CPU; it is there to try things out"]

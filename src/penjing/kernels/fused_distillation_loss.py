@@ -22,19 +22,19 @@ CHUNK_LOGITS_ELSEWHERE = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class DivergenceConfig:
     """How two predictions are compared. p is the teacher's, q the student's, both at `temperature`.
 
     forward: KL(p || q). reverse: KL(q || p). mixed: (1 - mixture) forward + mixture reverse.
     jsd: mixture KL(p || m) + (1 - mixture) KL(q || m), with m = mixture p + (1 - mixture) q (arXiv:2306.13649, equation
     1); as the mixture goes to 0 or 1 its gradient becomes that of forward or reverse, times a factor that vanishes.
-    data_weight: how much of the loss is the data's own cross-entropy; the divergence gets the rest.
+    ce_weight: how much of the loss is the data's own cross-entropy; the divergence gets the rest.
     """
 
     divergence: Divergence = "forward"
     mixture: float = 0.5
     temperature: float = 1.0
-    data_weight: float = 0.0
+    ce_weight: float = 0.0
 
 
 class LiveTeacher(NamedTuple):
@@ -79,22 +79,22 @@ def _rows_at_once(hidden_ND: Tensor, vocabulary: int) -> int:
     return max(1, (CHUNK_LOGITS if hidden_ND.device.type == "cpu" else CHUNK_LOGITS_ELSEWHERE) // vocabulary)
 
 
-class Chances(NamedTuple):
+class Distribution(NamedTuple):
     """A distribution over J outcomes: logarithms, and the chances themselves, [C, J]."""
 
     log_CJ: Tensor
     share_CJ: Tensor
 
 
-def chances(logits_CJ: Tensor) -> Chances:
+def chances(logits_CJ: Tensor) -> Distribution:
     """Softmax and its logarithm by one pass of exp."""
     low_CJ = logits_CJ - logits_CJ.amax(dim=-1, keepdim=True)
     share_CJ = low_CJ.exp()
     sum_C1 = share_CJ.sum(dim=-1, keepdim=True)
-    return Chances(low_CJ.sub_(sum_C1.log()), share_CJ.div_(sum_C1))
+    return Distribution(low_CJ.sub_(sum_C1.log()), share_CJ.div_(sum_C1))
 
 
-def compare(p: Chances, q: Chances, measure: Measure) -> tuple[Tensor, Tensor, Tensor]:
+def compare(p: Distribution, q: Distribution, measure: DivergenceConfig) -> tuple[Tensor, Tensor, Tensor]:
     """divergence_C, KL(p || q)_C and h_CJ = q dD/dq up to a multiple of q, which a softmax's gradient does not see.
 
     The gradient for logits z with q = softmax(z) is h - q sum(h).
@@ -118,7 +118,7 @@ def compare(p: Chances, q: Chances, measure: Measure) -> tuple[Tensor, Tensor, T
     return (1 - beta) * kl_C + beta * reverse_C, kl_C, h_CJ.mul_(beta).sub_(p.share_CJ, alpha=1 - beta)
 
 
-def _against_live(teacher: LiveTeacher, part: slice, q: Chances, measure: Measure) -> tuple[Tensor, ...]:
+def _against_live(teacher: LiveTeacher, part: slice, q: Distribution, measure: DivergenceConfig) -> tuple[Tensor, ...]:
     """divergence_C, kl_C, the teacher's likeliest id_C, and the gradient for the student's logits / temperature."""
     num_ids = q.log_CJ.shape[1]
     hidden_CD, matrix_VD = teacher.hidden_ND[part].to(teacher.dtype), teacher.weight_VD[:num_ids].to(teacher.dtype)
@@ -129,7 +129,9 @@ def _against_live(teacher: LiveTeacher, part: slice, q: Chances, measure: Measur
     return divergence_C, kl_C, logits_CV.argmax(dim=-1), slope_CV
 
 
-def _against_stored(teacher: StoredTeacher, part: slice, q: Chances, measure: Measure) -> tuple[Tensor, ...]:
+def _against_stored(
+    teacher: StoredTeacher, part: slice, q: Distribution, measure: DivergenceConfig
+) -> tuple[Tensor, ...]:
     """As `_against_live`, over k + 1 outcomes: each of the k ids, and "another one".
 
     Within the others only their joint chance is compared, so the divergence is a lower bound of the whole one (data
@@ -139,7 +141,7 @@ def _against_stored(teacher: StoredTeacher, part: slice, q: Chances, measure: Me
     logq_C1 = q.log_CJ.scatter(1, id_CK, -torch.inf).logsumexp(dim=-1, keepdim=True)
     logq_CJ = torch.cat((q.log_CJ.gather(1, id_CK), logq_C1), dim=-1)
     p = chances(teacher.logp_NJ[part].float())  # rounded when stored: made to sum to 1 again
-    divergence_C, kl_C, h_CJ = compare(p, Chances(logq_CJ, logq_CJ.exp()), measure)
+    divergence_C, kl_C, h_CJ = compare(p, Distribution(logq_CJ, logq_CJ.exp()), measure)
     # dD/dz_i = h_i - q_i sum(h), and the others share their h as they share their chance.
     sum_C1 = h_CJ.sum(dim=-1, keepdim=True)
     slope_CV = (q.log_CJ - logq_C1).exp_().mul_(h_CJ[:, -1:]).addcmul_(q.share_CJ, sum_C1, value=-1)
@@ -160,13 +162,13 @@ class _Distilled(torch.autograd.Function):
         given_N: Tensor,
         dtype: torch.dtype,
         teacher: Teacher,
-        measure: Measure,
+        measure: DivergenceConfig,
     ) -> Tensor:
         needs_hidden, needs_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         matrix_VD = weight_VD.to(dtype)
         vocabulary, temperature = weight_VD.shape[0], measure.temperature
         num_ids = min(vocabulary, teacher.num_ids)
-        scale, share = (1 - measure.data_weight) * temperature**2, measure.data_weight
+        scale, share = (1 - measure.ce_weight) * temperature**2, measure.ce_weight
         sums_5 = torch.zeros(len(Sums._fields), dtype=torch.float32, device=hidden_ND.device)
         grad_hidden_ND = torch.empty_like(hidden_ND) if needs_hidden else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
@@ -220,11 +222,11 @@ def distilled(
     given_N: Tensor,
     dtype: torch.dtype,
     teacher: Teacher,
-    measure: Measure,
+    measure: DivergenceConfig,
 ) -> Tensor:
     """The `Sums` of a student's predictions beside its teacher's, as one float32 tensor, [5].
 
-    total = sum_n w_n (1 - data_weight) T^2 D_n + given_n data_weight nats_n; T^2 keeps the gradient's size when the
+    total = sum_n w_n (1 - ce_weight) T^2 D_n + given_n ce_weight nats_n; T^2 keeps the gradient's size when the
     temperature T divides both models' logits (arXiv:1503.02531, section 2.1).
     hidden_ND, weight_VD: the student's last hidden states and head; target_N: what the data say; weight_N, given_N:
     what each position counts, in the divergence and in the cross-entropy (no gradient flows to them).

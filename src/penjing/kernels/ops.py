@@ -164,8 +164,8 @@ class QKNorm(NamedTuple):
 
 def attention(
     qkv: Sequence[Tensor],
-    num_heads: int,
-    num_kv_heads: int,
+    num_attention_heads: int,
+    num_key_value_heads: int,
     norm: QKNorm | None,
     rotary: Rotary,
     metadata: AttentionMetadata,
@@ -180,10 +180,10 @@ def attention(
     if metadata.ranges is not None:
         gains, epsilon = (None, 0.0) if norm is None else (norm[:2], norm.epsilon)
         return gpu.fused_qk_norm_rope_attention(
-            qkv[0], gains, epsilon, rotary, metadata.ranges, num_heads, num_kv_heads
+            qkv[0], gains, epsilon, rotary, metadata.ranges, num_attention_heads, num_key_value_heads
         )
-    counts, (rows, num_tokens, width) = (num_heads, num_kv_heads, num_kv_heads), qkv[0].shape
-    size = width // num_heads
+    counts, (rows, num_tokens, width) = (num_attention_heads, num_key_value_heads, num_key_value_heads), qkv[0].shape
+    size = width // num_attention_heads
     q_BTHK, k_BTGK, v_BTGK = (x.view(rows, num_tokens, count, size) for x, count in zip(qkv, counts, strict=True))
     if norm is not None:
         q_BTHK = rms_norm(q_BTHK, norm.q_gain_K, norm.epsilon, q_BTHK.dtype)

@@ -25,12 +25,12 @@ MAX_DIFFERENCE = 0.05  # in bfloat16, of values and gradients of size 1
 
 
 class Heads(NamedTuple):
-    """The shape of a model's attention. norm_epsilon: of RMSNorm over each query and key head; None: there is none."""
+    """The shape of a model's attention. rms_norm_eps: of RMSNorm over each query and key head; None: there is none."""
 
-    num_heads: int
-    num_kv_heads: int
+    num_attention_heads: int
+    num_key_value_heads: int
     head_dim: int
-    norm_epsilon: float | None = None
+    rms_norm_eps: float | None = None
 
 
 def activate_flash(heads: Heads, windows: Iterable[int], device: torch.device, dtype: torch.dtype) -> str:
@@ -116,20 +116,24 @@ def _attention_difference(
     generator = torch.Generator().manual_seed(1)
     shape = (2, rotary[0].shape[1])
     document_BT = (torch.rand(shape, generator=generator) < 0.02).long().cumsum(1).to(device)
-    num_heads, num_kv_heads, size, epsilon = heads
-    packed_BTJ = torch.randn(*shape, (num_heads + 2 * num_kv_heads) * size, generator=generator).to(device, dtype)
-    upstream_BTHK = torch.randn(*shape, num_heads, size, generator=generator).to(device, dtype)
+    num_attention_heads, num_key_value_heads, size, epsilon = heads
+    packed_BTJ = torch.randn(*shape, (num_attention_heads + 2 * num_key_value_heads) * size, generator=generator).to(
+        device, dtype
+    )
+    upstream_BTHK = torch.randn(*shape, num_attention_heads, size, generator=generator).to(device, dtype)
 
     def run(kind: torch.dtype, kernel: bool) -> list[Tensor]:
         given_BTJ, gains = packed_BTJ.to(kind).requires_grad_(), None
         if epsilon is not None:
             gains = torch.ones(size, device=device).requires_grad_(), torch.ones(size, device=device).requires_grad_()
-        parts = torch.split(given_BTJ, [num_heads * size, num_kv_heads * size, num_kv_heads * size], dim=-1)
+        parts = torch.split(
+            given_BTJ, [num_attention_heads * size, num_key_value_heads * size, num_key_value_heads * size], dim=-1
+        )
         q, k, v = (x.reshape(*x.shape[:2], -1, size) for x in parts)
         if kernel and not _on_cpu(device, dtype):
             ranges = key_ranges(document_BT)
             out = gpu.fused_qk_norm_rope_attention(
-                given_BTJ, gains, epsilon or 0.0, rotary, ranges, num_heads, num_kv_heads
+                given_BTJ, gains, epsilon or 0.0, rotary, ranges, num_attention_heads, num_key_value_heads
             )
             return [out.detach(), *torch.autograd.grad(out, (given_BTJ, *(gains or ())), upstream_BTHK.to(kind))]
         norm = ops.rms_norm if kernel else reference.rms_norm
@@ -186,7 +190,12 @@ def varlen_difference(heads: Heads, window: int, device: torch.device, dtype: to
     document_BT = (torch.rand(2, 256, generator=generator) < 0.02).long().cumsum(1)
     edges = [0] + [i + 1 for i in range(511) if i == 255 or document_BT.flatten()[i] != document_BT.flatten()[i + 1]]
     cu_seqlens_S = torch.tensor([*edges, 512, 512], dtype=torch.int32, device=device)
-    counts = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads, heads.num_heads)
+    counts = (
+        heads.num_attention_heads,
+        heads.num_key_value_heads,
+        heads.num_key_value_heads,
+        heads.num_attention_heads,
+    )
     made = [torch.randn(2, 256, count, heads.head_dim, generator=generator) for count in counts]
     *given, upstream = (x.to(device, dtype) for x in made)
 

@@ -125,10 +125,10 @@ def _to_tiles(x_BTHK: Tensor, num_groups: int, rotary: tuple[Tensor, Tensor] | N
         return x_NHTK.view(len(x_NHTK), num_groups, -1, x_BTHK.shape[-1])
     missing = -x_BTHK.shape[1] % TILE
     x_BTHK = functional.pad(x_BTHK, (0, 0, 0, 0, 0, missing)) if missing else x_BTHK
-    num_heads, size = x_BTHK.shape[2:]
-    x_NTGRK = x_BTHK.reshape(-1, TILE, num_groups, num_heads // num_groups, size)
+    num_attention_heads, size = x_BTHK.shape[2:]
+    x_NTGRK = x_BTHK.reshape(-1, TILE, num_groups, num_attention_heads // num_groups, size)
     x_NGRTK = _contiguous(x_NTGRK.permute(0, 2, 3, 1, 4), x_BTHK.dtype)
-    return x_NGRTK.view(-1, num_groups, num_heads // num_groups * TILE, size)
+    return x_NGRTK.view(-1, num_groups, num_attention_heads // num_groups * TILE, size)
 
 
 def _contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -89,16 +89,16 @@ class DeviceSource(WrappedSource):
 
 
 class PackedSource(Source):
-    """Rows in their global order, `micro_rows` at a time; of each group of `world` batches this rank takes its own."""
+    """Rows in their global order, `micro_size` at a time; of each group of `world` batches this rank takes its own."""
 
-    def __init__(self, rows: Rows, *, micro_rows: int, rank: int = 0, world: int = 1) -> None:
-        self.rows, self.micro_rows, self.rank, self.world = rows, micro_rows, rank, world
+    def __init__(self, rows: Rows, *, micro_size: int, rank: int = 0, world: int = 1) -> None:
+        self.rows, self.batch_size, self.rank, self.world = rows, micro_size, rank, world
         self._next_row = 0
 
     def __next__(self) -> Batch:
-        first = self._next_row + self.rank * self.micro_rows
-        self._next_row += self.world * self.micro_rows
-        return collate([self.rows.row(index) for index in range(first, first + self.micro_rows)])
+        first = self._next_row + self.rank * self.batch_size
+        self._next_row += self.world * self.batch_size
+        return collate([self.rows.row(index) for index in range(first, first + self.batch_size)])
 
     def state(self) -> dict[str, Any]:
         return {"next_row": self._next_row}

@@ -121,8 +121,8 @@ def run_model(model: Any, batch: AnswerBatch) -> Any:
     )
 
 
-def best_rows(sizes: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """Which groups share a row of at most `row_tokens`: best fit, largest first. Deterministic."""
+def best_rows(sizes: Sequence[int], seq_len: int) -> list[list[int]]:
+    """Which groups share a row of at most `seq_len`: best fit, largest first. Deterministic."""
     rows: list[list[int]] = []
     left: list[int] = []
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
@@ -132,29 +132,29 @@ def best_rows(sizes: Sequence[int], row_tokens: int) -> list[list[int]]:
         else:
             row = len(rows)
             rows.append([])
-            left.append(row_tokens)
+            left.append(seq_len)
         rows[row].append(index)
         left[row] -= sizes[index]
     return [sorted(row) for row in rows]
 
 
-def pack(groups: Sequence[Group], row_tokens: int) -> AnswerBatch:
-    """Lay groups into rows of at most `row_tokens` positions; answers keep the groups' order.
+def pack(groups: Sequence[Group], seq_len: int) -> AnswerBatch:
+    """Lay groups into rows of at most `seq_len` positions; answers keep the groups' order.
 
     Raises UserError if one group is longer than a row.
     """
     assert groups and all(group.prompt and group.answers for group in groups), "a group has a prompt and an answer"
     sizes = [group.num_tokens for group in groups]
-    if max(sizes) > row_tokens:
+    if max(sizes) > seq_len:
         raise UserError(
             "a prompt and its answers are longer than a row",
-            where="data.row_tokens",
-            got=row_tokens,
+            where="data.seq_len",
+            got=seq_len,
             wanted=f"at least {max(sizes)}",
         )
-    rows = best_rows(sizes, row_tokens)
+    rows = best_rows(sizes, seq_len)
     longest = max(sum(sizes[index] for index in row) for row in rows)
-    num_tokens = min(row_tokens, -(-longest // ROW_MULTIPLE) * ROW_MULTIPLE)
+    num_tokens = min(seq_len, -(-longest // ROW_MULTIPLE) * ROW_MULTIPLE)
     ids_BT = np.zeros((len(rows), num_tokens), dtype=np.int64)
     document_BT = np.full_like(ids_BT, -1)
     branch_BT, position_BT = np.zeros_like(ids_BT), np.zeros_like(ids_BT)

@@ -24,20 +24,20 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.head_dim = config.head_size
-        bias, keys = config.has_qkv_bias, config.num_kv_heads * config.head_size
-        self.q_proj = Linear(config.hidden_size, config.num_heads * config.head_size, bias=bias)
+        self.num_attention_heads, self.num_key_value_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = config.head_dim
+        bias, keys = config.has_qkv_bias, config.num_key_value_heads * config.head_dim
+        self.q_proj = Linear(config.hidden_size, config.num_attention_heads * config.head_dim, bias=bias)
         self.k_proj = Linear(config.hidden_size, keys, bias=bias)
         self.v_proj = Linear(config.hidden_size, keys, bias=bias)
-        self.o_proj = Linear(config.num_heads * config.head_size, config.hidden_size)
+        self.o_proj = Linear(config.num_attention_heads * config.head_dim, config.hidden_size)
         normalised = config.normalises_heads
-        self.q_norm = RMSNorm(config.head_size, config.norm_epsilon) if normalised else nn.Identity()
-        self.k_norm = RMSNorm(config.head_size, config.norm_epsilon) if normalised else nn.Identity()
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if normalised else nn.Identity()
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if normalised else nn.Identity()
 
     def tie_key_init(self) -> None:
         """Copy into each key head the first of the query heads that it serves, so that like attends to like."""
-        q_GRKD = self.q_proj.weight.view(self.num_kv_heads, -1, self.head_dim, self.q_proj.in_features)
+        q_GRKD = self.q_proj.weight.view(self.num_key_value_heads, -1, self.head_dim, self.q_proj.in_features)
         self.k_proj.weight.copy_(q_GRKD[:, 0].flatten(0, 1))
 
     def forward(
@@ -54,7 +54,9 @@ class Attention(nn.Module):
         """
         qkv = shared_input_linears(x_BTD, self.q_proj, self.k_proj, self.v_proj, packed=metadata.packed)
         write = None if cache is None or position_BT is None else partial(cache.write, self.layer, position_BT)
-        out_BTHK = ops.attention(qkv, self.num_heads, self.num_kv_heads, self._qk_norm(), rotary, metadata, write)
+        out_BTHK = ops.attention(
+            qkv, self.num_attention_heads, self.num_key_value_heads, self._qk_norm(), rotary, metadata, write
+        )
         out_BTD: Tensor = self.o_proj(out_BTHK.flatten(2))
         return out_BTD
 

@@ -22,9 +22,9 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.input_norm = RMSNorm(config.hidden_size, config.norm_epsilon)
+        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.attention = Attention(config, layer)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_epsilon)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config) if config.is_dense_layer(layer) else MoELayer(config)
 
     def forward(

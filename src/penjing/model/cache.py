@@ -20,7 +20,7 @@ class Cache:
     def __init__(
         self, config: ModelConfig, rows: int, max_tokens: int, *, device: torch.device | str, dtype: torch.dtype
     ) -> None:
-        shape = (config.num_layers, rows, config.num_kv_heads, max_tokens, config.head_size)
+        shape = (config.num_hidden_layers, rows, config.num_key_value_heads, max_tokens, config.head_dim)
         self.key_LBGSK = torch.zeros(shape, device=device, dtype=dtype)
         self.value_LBGSK = torch.zeros(shape, device=device, dtype=dtype)
         self.length_B = torch.zeros(rows, dtype=torch.long, device=device)

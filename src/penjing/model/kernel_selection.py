@@ -15,7 +15,7 @@ def activate_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -
     config = getattr(model, "config", None)
     if config is None:
         return ""
-    windows = {config.window(layer) for layer in range(config.num_layers)}
+    windows = {config.window(layer) for layer in range(config.num_hidden_layers)}
     return self_check.activate_flash(_heads(config), windows, device, dtype)
 
 
@@ -25,9 +25,9 @@ def check_kernels(model: nn.Module, device: torch.device, dtype: torch.dtype) ->
     if config is None:
         return ""
     rotary = rotary_table(torch.arange(self_check.TRIED_TOKENS, device=device)[None], config)
-    return self_check.check_kernels(_heads(config), rotary, config.vocabulary_size, device, dtype)
+    return self_check.check_kernels(_heads(config), rotary, config.vocab_size, device, dtype)
 
 
 def _heads(config: ModelConfig) -> self_check.Heads:
-    epsilon = config.norm_epsilon if config.normalises_heads else None
-    return self_check.Heads(config.num_heads, config.num_kv_heads, config.head_size, epsilon)
+    epsilon = config.rms_norm_eps if config.normalises_heads else None
+    return self_check.Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, epsilon)

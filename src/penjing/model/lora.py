@@ -50,9 +50,9 @@ class Lora(Settings):
     # (policies, preferences with a reference): only one of them would have its inputs left out.
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     # Patterns of layers: of their names inside a block (attention.q_proj) or whole (blocks.3.attention.q_proj).
-    targets: tuple[str, ...] = ("*_proj",)
-    scaling: Literal["standard", "rank_stabilised"] = "standard"  # rank_stabilised: same gradient size at any rank
-    kind: Kind = "lora"  # dora also learns the length of every output's row of weights; slower, closer to full tuning
+    target_modules: tuple[str, ...] = ("*_proj",)
+    use_rslora: bool = False  # alpha / sqrt(rank): same gradient size at any rank
+    use_dora: bool = False  # also learns the length of every output's row of weights; slower, closer to full tuning
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,17 +65,19 @@ class Lora(Settings):
                         got=getattr(self, field.name),
                         next_step="Set lora.rank=16 too.",
                     )
-        elif not self.targets:
-            raise UserError("no layer to adapt", where="lora.targets", wanted="patterns such as attention.*_proj")
+        elif not self.target_modules:
+            raise UserError(
+                "no layer to adapt", where="lora.target_modules", wanted="patterns such as attention.*_proj"
+            )
 
     @property
     def scale(self) -> float:
         """What the adapter's output is multiplied by."""
-        return self.alpha / (math.sqrt(self.rank) if self.scaling == "rank_stabilised" else self.rank)
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Size:
+class AdapterSize:
     """What one layer's adapter is."""
 
     rank: int
@@ -90,7 +92,7 @@ class Adapter(nn.Module):
     magnitude: nn.Parameter | None
     merged_gain_O: Tensor | None = None  # DoRA's row factors while the adapter is merged, to take it out again
 
-    def __init__(self, base: Linear, size: Size, generator: torch.Generator | None) -> None:
+    def __init__(self, base: Linear, size: AdapterSize, generator: torch.Generator | None) -> None:
         super().__init__()
         self.size = size
         device = base.weight.device
@@ -169,7 +171,7 @@ def _state_of(tensor: Tensor) -> tuple[Any, ...]:
     return tensor._version, tensor.data_ptr(), tensor.dtype, tensor.device
 
 
-class ByRow(NamedTuple):
+class AdapterMap(NamedTuple):
     """Which rows of a batch each adapter speaks for; the others hear the base alone."""
 
     num_rows: int
@@ -188,7 +190,7 @@ class AdaptedLinear(Linear):
         self.training = base.training
         self.adapters = nn.ModuleDict()
         self.active: str | None = None
-        self.by_row: ByRow | None = None  # one for each row of the batch; None: `active` for all
+        self.by_row: AdapterMap | None = None  # one for each row of the batch; None: `active` for all
         self.merged: str | None = None
 
     def adapter(self, name: str) -> Adapter:
@@ -260,7 +262,7 @@ class AdaptedLinear(Linear):
         weight_OI = arena.cast(self.weight, dtype) if saves_memory(self.weight) else self.weight.to(dtype)
         return weight_OI, None if self.bias is None else self.bias.to(dtype)
 
-    def _each_row(self, x: Tensor, by_row: ByRow) -> Tensor:
+    def _each_row(self, x: Tensor, by_row: AdapterMap) -> Tensor:
         """Every row with its own adapter: the base's product is shared, the rows of one adapter go together."""
         if x.shape[0] != by_row.num_rows:
             raise UserError("one adapter per row is needed", where="use", got=by_row.num_rows, wanted=x.shape[0])
@@ -393,7 +395,7 @@ def _inside(name: str) -> str:
     return name.split(".", 2)[-1]
 
 
-def attach(model: nn.Module, name: str, sizes: Mapping[str, Size], *, seed: int = 0) -> None:
+def attach(model: nn.Module, name: str, sizes: Mapping[str, AdapterSize], *, seed: int = 0) -> None:
     """Give the layers of `sizes` a new adapter called `name`, and freeze all that was there before.
 
     A is drawn from `seed` layer by layer, in the model's order; the global random state is left alone. The adapter
@@ -419,18 +421,20 @@ def attach(model: nn.Module, name: str, sizes: Mapping[str, Size], *, seed: int 
         base.adapters[name] = Adapter(base, sizes[where], generator).train(base.training)
 
 
-def adapt(model: nn.Module, settings: Lora, *, name: str = DEFAULT, seed: int = 0) -> None:
+def add_adapter(model: nn.Module, settings: Lora, *, name: str = DEFAULT, seed: int = 0) -> None:
     """Attach a fresh adapter as the settings say, and use it. Raises UserError for a pattern that matches nothing."""
     layers = adaptable(model)
-    size = Size(rank=settings.rank, scale=settings.scale, dropout=settings.dropout, kind=settings.kind)
+    size = AdapterSize(
+        rank=settings.rank, scale=settings.scale, dropout=settings.dropout, kind="dora" if settings.use_dora else "lora"
+    )
     chosen: set[str] = set()
-    for pattern in settings.targets:
+    for pattern in settings.target_modules:
         found = {layer for layer in layers if fnmatchcase(_inside(layer), pattern) or fnmatchcase(layer, pattern)}
         if not found:
             raise _no_match(model, pattern, layers)
         chosen |= found
     attach(model, name, {layer: size for layer in layers if layer in chosen}, seed=seed)
-    use(model, name)
+    set_adapter(model, name)
 
 
 def _no_match(model: nn.Module, pattern: str, layers: Collection[str]) -> UserError:
@@ -439,13 +443,13 @@ def _no_match(model: nn.Module, pattern: str, layers: Collection[str]) -> UserEr
     why = "; routed experts are not adapted" if experts and pattern.startswith("mlp") else ""
     return UserError(
         f"matches no linear layer{why}",
-        where="lora.targets",
+        where="lora.target_modules",
         got=pattern,
         next_step=suggest(pattern.replace("*", ""), kinds),
     )
 
 
-def use(model: nn.Module, chosen: str | Sequence[str | None] | None) -> None:
+def set_adapter(model: nn.Module, chosen: str | Sequence[str | None] | None) -> None:
     """Which adapter speaks: one by name, None for the base alone, or one of these for each row of the next batches.
 
     Raises UserError if there is no adapter of that name.
@@ -466,14 +470,14 @@ def use(model: nn.Module, chosen: str | Sequence[str | None] | None) -> None:
         assert layer.merged is None, "take the merged adapter out first"
         layer.active = chosen if isinstance(chosen, str) and chosen in layer.adapters else None
         mine = {name: rows_N for name, rows_N in places.items() if name in layer.adapters}
-        layer.by_row = ByRow(len(rows), mine) if rows else None
+        layer.by_row = AdapterMap(len(rows), mine) if rows else None
 
 
 @contextmanager
-def using(model: nn.Module, chosen: str | Sequence[str | None] | None) -> Iterator[None]:
+def adapter_scope(model: nn.Module, chosen: str | Sequence[str | None] | None) -> Iterator[None]:
     """`use` for as long as the context lasts, then what was in use before."""
     before = [(layer, layer.active, layer.by_row) for layer in adapted(model).values()]
-    use(model, chosen)
+    set_adapter(model, chosen)
     try:
         yield
     finally:
@@ -488,7 +492,7 @@ def merge(model: nn.Module, name: str) -> None:
     The model then computes as with the adapter in use, at the base's speed. The weights must be float32: rounded
     ones (see `keep_base_in`) would lose what the adapter learned.
     """
-    use(model, name)
+    set_adapter(model, name)
     for layer in adapted(model).values():
         if name in layer.adapters:
             adapter, weight_OI = layer.adapter(name), layer.weight
@@ -516,10 +520,10 @@ def unmerge(model: nn.Module, name: str) -> None:
             adapter.merged_gain_O = None
         layer.weight.copy_(whole_OI - adapter.size.scale * (adapter.B.double() @ adapter.A.double()))
         layer.merged = None
-    use(model, name)
+    set_adapter(model, name)
 
 
-def strip(model: nn.Module) -> None:
+def remove_adapters(model: nn.Module) -> None:
     """Take every adapter off; what is merged stays in the weights, and all of them may learn again."""
     for where, layer in adapted(model).items():
         above, _, last = where.rpartition(".")
@@ -528,7 +532,7 @@ def strip(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def keep_base_in(model: nn.Module, dtype: torch.dtype) -> None:
+def cast_frozen_base(model: nn.Module, dtype: torch.dtype) -> None:
     """Hold the frozen weights of matrix products in the dtype that they are multiplied in.
 
     They are then not cast anew in every step, and take half the memory in bfloat16; the products are the same. The
@@ -542,7 +546,7 @@ def keep_base_in(model: nn.Module, dtype: torch.dtype) -> None:
                 parameter.data = parameter.data.to(dtype)
 
 
-def own_state(model: nn.Module) -> dict[str, Tensor]:
+def trainable_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """What an adapted model has beyond its base: the state without the frozen weights (adapters are never left out)."""
     frozen = {
         name for name, parameter in model.named_parameters() if not parameter.requires_grad and ".adapters." not in name

@@ -13,9 +13,9 @@ class MLP(nn.Module):
     """x_BTD -> x_BTD through an inner width F."""
 
     def __init__(self, config: ModelConfig, size: int = 0) -> None:
-        """size: F; 0 = the configuration's `mlp_size`."""
+        """size: F; 0 = the configuration's `intermediate_size`."""
         super().__init__()
-        size = size or config.mlp_size
+        size = size or config.intermediate_size
         self.gate_proj = Linear(config.hidden_size, size)
         self.up_proj = Linear(config.hidden_size, size)
         self.down_proj = Linear(size, config.hidden_size)

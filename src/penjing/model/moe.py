@@ -53,12 +53,12 @@ class Router(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.experts, config.hidden_size))
+        self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
         self.sigmoid = config.architecture == "glm4_moe"
-        self.register_buffer("correction", torch.zeros(config.experts) if self.sigmoid else None)
-        self.num_chosen = config.experts_per_token
-        self.renormalised = config.router_weights == "renormalised"
-        self.scaling = config.routed_scaling
+        self.register_buffer("correction", torch.zeros(config.num_experts) if self.sigmoid else None)
+        self.num_chosen = config.num_experts_per_tok
+        self.renormalised = config.norm_topk_prob
+        self.scaling = config.routed_scaling_factor
 
     def forward(self, x_ND: Tensor) -> RouterOutput:
         logit_NE = functional.linear(x_ND.float(), self.weight.float())
@@ -105,15 +105,17 @@ class MoELayer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.num_experts = config.experts
+        self.num_experts = config.num_experts
         self.router = Router(config)
-        inner, width = config.expert_size, config.hidden_size
-        self.gate_proj = nn.Parameter(torch.empty(config.experts, inner, width))
-        self.up_proj = nn.Parameter(torch.empty(config.experts, inner, width))
-        self.down_proj = nn.Parameter(torch.empty(config.experts, width, inner))
-        self.shared = MLP(config, config.shared_expert_size) if config.shared_expert_size else None
+        inner, width = config.moe_intermediate_size, config.hidden_size
+        self.gate_proj = nn.Parameter(torch.empty(config.num_experts, inner, width))
+        self.up_proj = nn.Parameter(torch.empty(config.num_experts, inner, width))
+        self.down_proj = nn.Parameter(torch.empty(config.num_experts, width, inner))
+        self.shared = (
+            MLP(config, config.shared_expert_intermediate_size) if config.shared_expert_intermediate_size else None
+        )
         self.shared_gate = Linear(width, 1) if config.architecture == "qwen2_moe" else None
-        self.register_buffer("load_E", torch.zeros(config.experts), persistent=False)
+        self.register_buffer("load_E", torch.zeros(config.num_experts), persistent=False)
         for parameter in (self.router.weight, self.gate_proj, self.up_proj, self.down_proj):
             nn.init.normal_(parameter, std=0.02)
 
@@ -154,5 +156,5 @@ def mixtures(model: nn.Module) -> list[MoELayer]:
 def check_expert_sizes(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Raise UserError where experts' sizes do not suit the kernels of this device."""
     for layer in mixtures(model):
-        sizes = {"model.expert_size": layer.gate_proj.shape[1], "model.hidden_size": layer.gate_proj.shape[2]}
+        sizes = {"model.moe_intermediate_size": layer.gate_proj.shape[1], "model.hidden_size": layer.gate_proj.shape[2]}
         ops.check_expert_sizes(sizes, device, dtype)

@@ -11,8 +11,8 @@ TABLES = ("embed.weight", "head.weight")
 
 
 @torch.no_grad()
-def grow(state: dict[str, Tensor], vocabulary_size: int) -> dict[str, Tensor]:
-    """A state dict with `vocabulary_size` rows of embedding and head; all else, and the old rows, as they are.
+def resize_embeddings(state: dict[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
+    """A state dict with `vocab_size` rows of embedding and head; all else, and the old rows, as they are.
 
     Each new row is the mean of the old ones: a new token begins as likely as the average one, and the loss on old text
     barely moves (after Hewitt, 2021, "Initializing New Word Embeddings for Pretrained Language Models").
@@ -23,12 +23,12 @@ def grow(state: dict[str, Tensor], vocabulary_size: int) -> dict[str, Tensor]:
         if name not in state:
             continue
         old_VD = state[name]
-        missing = vocabulary_size - old_VD.shape[0]
+        missing = vocab_size - old_VD.shape[0]
         if missing < 0:
             raise UserError(
                 "smaller than that of the weights to begin with",
-                where="model.vocabulary_size",
-                got=vocabulary_size,
+                where="model.vocab_size",
+                got=vocab_size,
                 wanted=f"at least {old_VD.shape[0]}",
             )
         if missing:

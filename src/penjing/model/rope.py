@@ -26,7 +26,7 @@ def frequencies(config: ModelConfig, device: torch.device | str = "cpu") -> Tens
     if config.rope_scaling == "llama3":
         return _llama3(config, plain)
     if config.rope_scaling == "yarn":
-        kept = _yarn_kept(config, size, plain.device)
+        kept = _yarn_unscaled_fraction(config, size, plain.device)
         return plain / config.rope_factor * (1 - kept) + plain * kept
     return plain
 
@@ -36,7 +36,11 @@ def _llama3(config: ModelConfig, plain: Tensor) -> Tensor:
 
     In the order of operations of `transformers`: at position 100,000 the last bit of a frequency is seen in the logits.
     """
-    length, low, high = config.rope_original_tokens, config.rope_low_frequency, config.rope_high_frequency
+    length, low, high = (
+        config.rope_original_max_position_embeddings,
+        config.rope_low_freq_factor,
+        config.rope_high_freq_factor,
+    )
     wave = 2 * math.pi / plain
     share = (length / wave - low) / (high - low)
     between = (1 - share) * plain / config.rope_factor + share * plain
@@ -44,13 +48,15 @@ def _llama3(config: ModelConfig, plain: Tensor) -> Tensor:
     return torch.where((wave >= length / high) & (wave <= length / low), between, slow)
 
 
-def _yarn_kept(config: ModelConfig, size: int, device: torch.device) -> Tensor:
+def _yarn_unscaled_fraction(config: ModelConfig, size: int, device: torch.device) -> Tensor:
     """How much of each frequency stays as it was, 1 for the fast ones to 0 for the slow ones, by dimension."""
 
     def dimension(rotations: float) -> float:
         """Where a pair rotates so many times within the original length."""
         return (
-            size * math.log(config.rope_original_tokens / (rotations * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+            size
+            * math.log(config.rope_original_max_position_embeddings / (rotations * 2 * math.pi))
+            / (2 * math.log(config.rope_theta))
         )
 
     low = max(math.floor(dimension(config.rope_beta_fast)), 0)

@@ -38,10 +38,10 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.vocabulary_size, config.hidden_size)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_epsilon)
-        self.head = Linear(config.hidden_size, config.vocabulary_size) if config.embeddings == "untied" else None
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.head = Linear(config.hidden_size, config.vocab_size) if not config.tie_word_embeddings else None
 
     @property
     def head_weight_VD(self) -> Tensor:
@@ -84,12 +84,12 @@ class Transformer(nn.Module):
                 torch.arange(num_tokens, device=ids_BT.device)[None] if cache is None else cache.positions(num_tokens)
             )
         config = self.config
-        windows = [config.window(layer) for layer in range(config.num_layers)]
+        windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
         metadata = {
             window: ops.make_attention_metadata(
                 position_BT,
                 document_BT,
-                heads=(config.num_kv_heads, config.head_size),
+                heads=(config.num_key_value_heads, config.head_dim),
                 dtype=self.compute_dtype or self.embed.weight.dtype,
                 window=window,
                 branch_BT=branch_BT,

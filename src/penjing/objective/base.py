@@ -39,12 +39,12 @@ class ObjectiveSettings(Settings):
     """
 
     section: ClassVar = "objective"
-    kind: str
+    name: str
 
     @property
     def stage(self) -> str:
         """Its line in the table of stages (train/stages/__init__.py)."""
-        return self.kind
+        return self.name
 
     @property
     def indivisible_units(self) -> int:
@@ -95,9 +95,9 @@ class ObjectiveSettings(Settings):
         """How the model samples the answers that it learns from; None: it learns from given ones."""
         return None
 
-    def unit_lengths(self, row_tokens: int) -> UnitLengths:
+    def unit_lengths(self, seq_len: int) -> UnitLengths:
         """Full rows, the most there can be."""
-        return UnitLengths(tokens=row_tokens, keys=(row_tokens + 1) / 2)
+        return UnitLengths(tokens=seq_len, keys=(seq_len + 1) / 2)
 
 
 class Objective(Protocol):

@@ -15,8 +15,8 @@ from penjing.base.config import Fraction, NonNegativeFloat, PositiveFloat, Posit
 from penjing.base.errors import UserError
 from penjing.kernels.fused_distillation_loss import (
     Divergence,
+    DivergenceConfig,
     LiveTeacher,
-    Measure,
     StoredTeacher,
     Sums,
     Teacher,
@@ -34,7 +34,7 @@ from penjing.objective.router import RouterSettings
 class Distill(ObjectiveSettings):
     """Learn from another model that has the same vocabulary. Formulas: `penjing.kernels.fused_distillation_loss`."""
 
-    kind: Literal["distill"] = "distill"
+    name: Literal["distill"] = "distill"
     teacher: str = ""  # run, checkpoint, Hugging Face directory or hub name
     # logits: the teacher reads every batch too. top_k: it reads the data once, and its likeliest ids stay on disk.
     # on_policy: it judges what the student itself writes (arXiv:2306.13649).
@@ -43,14 +43,15 @@ class Distill(ObjectiveSettings):
     # keeps to what it likes best. mixed: both. jsd: each against a mixture of the two, never infinite.
     divergence: Divergence = "forward"
     # of mixed: how much is reverse; of jsd: how much of the mixture is the teacher
-    mixture: Annotated[float, Gt(0), Lt(1)] = 0.5
+    jsd_beta: Annotated[float, Gt(0), Lt(1)] = 0.5
     temperature: PositiveFloat = 1.0  # divides both models' logits; above 1, unlikely tokens are taught more of
-    data_weight: Fraction = 0.0  # of the loss, how much is the cross-entropy of the data as in SFT
+    ce_weight: Fraction = 0.0  # of the loss, how much is the cross-entropy of the data as in SFT
     top_k: PositiveInt = 16  # of mode=top_k: ids kept per position; 4 bytes each on disk
     store: str = ""  # of mode=top_k: folder of the teacher's predictions, which several runs may share; empty: in out
-    own_fraction: Fraction = 1.0  # of mode=on_policy: share of prompts that the student answers; the others, the data
+    # of mode=on_policy: share of prompts that the student answers; the others, the data
+    on_policy_fraction: Fraction = 1.0
     sample_temperature: NonNegativeFloat = 1.0  # of mode=on_policy: of the student's answers
-    answer_tokens: PositiveInt = 128  # of mode=on_policy: longest answer of the student
+    max_new_tokens: PositiveInt = 128  # of mode=on_policy: longest answer of the student
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +62,7 @@ class Distill(ObjectiveSettings):
         fields = {name: field.default for name, field in self.__dataclass_fields__.items()}
         without = {
             "top_k": ("top_k", "store"),
-            "on_policy": ("own_fraction", "sample_temperature", "answer_tokens"),
+            "on_policy": ("on_policy_fraction", "sample_temperature", "max_new_tokens"),
         }
         for mode, names in without.items():
             for name in names:
@@ -72,16 +73,16 @@ class Distill(ObjectiveSettings):
                         got=getattr(self, name),
                         next_step=f"Set objective.mode={mode}, or leave it out.",
                     )
-        if self.divergence in ("forward", "reverse") and self.mixture != fields["mixture"]:
+        if self.divergence in ("forward", "reverse") and self.jsd_beta != fields["jsd_beta"]:
             raise UserError(
-                "has no effect here", where="objective.mixture", wanted="objective.divergence=mixed or jsd with it"
+                "has no effect here", where="objective.jsd_beta", wanted="objective.divergence=mixed or jsd with it"
             )
-        if self.mode == "on_policy" and self.own_fraction == 1 and self.data_weight:
+        if self.mode == "on_policy" and self.on_policy_fraction == 1 and self.ce_weight:
             raise UserError(
                 "the student's own answers are no data to learn by heart",
-                where="objective.data_weight",
-                got=self.data_weight,
-                wanted="0, or objective.own_fraction under 1",
+                where="objective.ce_weight",
+                got=self.ce_weight,
+                wanted="0, or objective.on_policy_fraction under 1",
             )
 
     @property
@@ -100,22 +101,22 @@ class Distill(ObjectiveSettings):
     def vocabulary_of(self) -> str:
         return self.teacher
 
-    def unit_lengths(self, row_tokens: int) -> UnitLengths:
+    def unit_lengths(self, seq_len: int) -> UnitLengths:
         note = "the teacher is taken to be as large as the student"
-        return replace(super().unit_lengths(row_tokens), extra_forwards=1.0, note=note)
+        return replace(super().unit_lengths(seq_len), extra_forwards=1.0, note=note)
 
     @property
-    def measure(self) -> Measure:
-        return Measure(
+    def measure(self) -> DivergenceConfig:
+        return DivergenceConfig(
             divergence=self.divergence,
-            mixture=self.mixture,
+            mixture=self.jsd_beta,
             temperature=self.temperature,
-            data_weight=self.data_weight,
+            ce_weight=self.ce_weight,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaughtBatch(Batch):
+class DistillBatch(Batch):
     """Rows with what the teacher said of them: id_NK, logp_NJ as in `StoredTeacher`."""
 
     top_id_NK: Tensor
@@ -123,7 +124,7 @@ class TaughtBatch(Batch):
 
 
 class Distillation:
-    """sum_n w_n ((1 - a) T^2 D(p_n, q_n) - a log q_n(target_n)), in nats; a is `data_weight`.
+    """sum_n w_n ((1 - a) T^2 D(p_n, q_n) - a log q_n(target_n)), in nats; a is `ce_weight`.
 
     p, q: the teacher's and the student's prediction at temperature T (1 in the second term). Forward KL with T^2 after
     arXiv:1503.02531, generalised Jensen-Shannon divergence and the student's own answers after arXiv:2306.13649. In an
@@ -166,19 +167,19 @@ class Distillation:
         sums = Sums(*sums_5.unbind())
         parts = {
             FIGURE: sums.nats.detach(),
-            "kl_nats_per_token": sums.kl.detach(),
+            "kl": sums.kl.detach(),
             "agreement": sums.agreement.detach(),
         }
-        if isinstance(batch, AnswerBatch) and self.settings.own_fraction > 0:
+        if isinstance(batch, AnswerBatch) and self.settings.on_policy_fraction > 0:
             del parts[FIGURE]  # over all units it would be the mean of a part of them
         if self.settings.divergence != "forward":
-            parts["divergence_nats_per_token"] = sums.divergence.detach()
+            parts["divergence"] = sums.divergence.detach()
         units_B = batch.units_B if isinstance(batch, Batch) else lambda: batch.units_B(batch.length_A())
         return self.router.added_to(Loss(sums.total, parts), means, units_B)
 
     @torch.no_grad()
     def _teacher(self, batch: Batch | AnswerBatch, branches: dict[str, Any]) -> Teacher:
-        if isinstance(batch, TaughtBatch):
+        if isinstance(batch, DistillBatch):
             return StoredTeacher(batch.top_id_NK, batch.top_logp_NJ, self.num_ids)
         assert self.teacher is not None, "the batch does not say what the teacher predicts"
         hidden_ND = self.teacher.hidden(batch.ids_BT, batch.document_BT, **branches).flatten(0, 1)

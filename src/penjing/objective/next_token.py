@@ -12,14 +12,14 @@ from penjing.loader.batch import Batch
 from penjing.objective.base import Loss, ObjectiveSettings
 from penjing.objective.router import RouterSettings
 
-FIGURE = "loss_nats_per_token"
+FIGURE = "loss"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NextTokenSettings(ObjectiveSettings):
     """Learn to predict each next token: pretraining, and SFT where only answers count."""
 
-    kind: Literal["next_token"] = "next_token"
+    name: Literal["next_token"] = "next_token"
 
     @property
     def is_language_modelling(self) -> bool:

@@ -2,7 +2,7 @@
 
 An answer of tokens y_t was sampled by an earlier state of the policy (`behaviour`) and judged by an advantage A. With
 r_t = pi(y_t) / behaviour(y_t), the ratio of the policy as it is now to what it was, every loss is a sum over tokens of
--g(r_t, A) + kl_weight * KL_t; they differ in g and in what a token counts:
+-g(r_t, A) + kl_coef * KL_t; they differ in g and in what a token counts:
 
 grpo     (arXiv:2402.03300, eq. 3): g = min(r A, clip(r, 1 - low, 1 + high) A); mean over the tokens of an answer, then
          over answers.
@@ -18,7 +18,7 @@ ppo      (arXiv:1707.06347, eq. 7): the g of grpo with an advantage of each toke
 The divergence from a reference model is estimated from the sampled token alone. With d = log reference(y_t) -
 log pi(y_t) (J. Schulman, "Approximating KL Divergence", 2020): k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1. k2 and k3
 are the KL_t of the sum above. k1 would not do there, as its gradient does not know the reference and is 0 on average;
-as a number, kl_weight * k1 is taken off each token's A instead, which gives the divergence's own (arXiv:2510.01555).
+as a number, kl_coef * k1 is taken off each token's A instead, which gives the divergence's own (arXiv:2510.01555).
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class Value(Settings):
 
     section: ClassVar = "objective.value"
 
-    discount: Fraction = 1.0  # gamma: what a reward one token later is worth
-    decay: Fraction = 0.95  # lambda: 1 trusts the rewards alone, 0 the value alone
+    gamma: Fraction = 1.0  # gamma: what a reward one token later is worth
+    gae_lambda: Fraction = 0.95  # lambda: 1 trusts the rewards alone, 0 the value alone
     weight: NonNegativeFloat = 0.1  # of the value's loss beside the policy's
     clip: NonNegativeFloat = 0.2  # how far a value may move from what it was at sampling before the loss holds it
 
@@ -123,11 +123,11 @@ class Value(Settings):
 class Policy(ObjectiveSettings):
     """Reinforcement learning on sampled answers."""
 
-    kind: Literal["policy"] = "policy"
+    name: Literal["policy"] = "policy"
     loss: PolicyLoss = "grpo"
     clip_low: NonNegativeFloat = 0.0  # how far below 1 a ratio still counts; 0 = the paper's own
     clip_high: NonNegativeFloat = 0.0  # how far above 1; 0 = the paper's own
-    kl_weight: NonNegativeFloat = 0.0  # of the divergence from the reference, nats; 0 = no reference is kept
+    kl_coef: NonNegativeFloat = 0.0  # of the divergence from the reference, nats; 0 = no reference is kept
     kl_estimator: KLEstimator = "k3"  # k2, k3: added to the loss; k1: taken off each token's advantage
     # The model at the start of the run, as a copy or as the base under its adapters; auto: that where there are some.
     reference: Literal["auto", "copy", "adapter_off"] = "auto"
@@ -160,9 +160,12 @@ class Policy(ObjectiveSettings):
                 got=len(self.reward_weights),
                 wanted=len(self.rewards),
             )
-        if self.rollout.answers < 2 and self.loss != "ppo":
+        if self.rollout.num_generations < 2 and self.loss != "ppo":
             raise UserError(
-                "answers are compared with each other", where="objective.rollout.answers", got=1, wanted="at least 2"
+                "answers are compared with each other",
+                where="objective.rollout.num_generations",
+                got=1,
+                wanted="at least 2",
             )
         self._check_effect()
 
@@ -186,13 +189,13 @@ class Policy(ObjectiveSettings):
         for name, reader in self.reward.unused(self.rewards):
             raise UserError(f"has no effect without {reader} in objective.rewards", where=f"objective.reward.{name}")
         moves = not self.strictly_on_policy
-        steps, weight = "objective.rollout.updates or repeats above 1", "objective.kl_weight above 0"
+        steps, weight = "objective.rollout.steps_per_rollout or repeats above 1", "objective.kl_coef above 0"
         settings: tuple[tuple[str, object, object, bool, str], ...] = (
-            ("rollout.behaviour", self.rollout.behaviour, "sampled", moves, steps),
+            ("rollout.behaviour", self.rollout.old_logprobs, "sampled", moves, steps),
             ("clip_low", self.clip_low, 0.0, moves, steps),
             ("clip_high", self.clip_high, 0.0, moves, steps),
-            ("kl_estimator", self.kl_estimator, "k3", self.kl_weight > 0, weight),
-            ("reference", self.reference, "auto", self.kl_weight > 0, weight),
+            ("kl_estimator", self.kl_estimator, "k3", self.kl_coef > 0, weight),
+            ("reference", self.reference, "auto", self.kl_coef > 0, weight),
             ("resample_rounds", self.resample_rounds, 3, self.degenerate_kind == "resample", "degenerate=resample"),
         )
         for name, got, usual, used, wanted in settings:
@@ -209,20 +212,20 @@ class Policy(ObjectiveSettings):
 
     @property
     def compares_with_start(self) -> bool:
-        return self.kl_weight > 0
+        return self.kl_coef > 0
 
     @property
     def sampling(self) -> Rollout:
         return self.rollout
 
-    def unit_lengths(self, row_tokens: int) -> UnitLengths:
+    def unit_lengths(self, seq_len: int) -> UnitLengths:
         """Half of the longest prompt and of the longest answer."""
         how = self.rollout
-        prompt, answer = (row_tokens - how.max_tokens) / 2, how.max_tokens / 2
-        extra = float(self.kl_weight > 0) + float(how.behaviour == "recomputed")
+        prompt, answer = (seq_len - how.max_new_tokens) / 2, how.max_new_tokens / 2
+        extra = float(self.kl_coef > 0) + float(how.old_logprobs == "recomputed")
         note = f"prompts are taken to have {prompt:.0f} tokens and answers {answer:.0f}, half of the most"
         return UnitLengths(
-            tokens=prompt + how.answers * answer, keys=prompt + answer / 2, extra_forwards=extra, note=note
+            tokens=prompt + how.num_generations * answer, keys=prompt + answer / 2, extra_forwards=extra, note=note
         )
 
     @property
@@ -336,7 +339,7 @@ class PolicyObjective:
             advantage_N = batch.figures[ADVANTAGE][batch.answer_N]
         judged_N, reference_N = advantage_N, batch.values.get("reference")
         if reference_N is not None and settings.kl_estimator == "k1":
-            advantage_N = judged_N - settings.kl_weight * divergence(logp_N.detach(), reference_N, "k1")
+            advantage_N = judged_N - settings.kl_coef * divergence(logp_N.detach(), reference_N, "k1")
         old_N = logp_N.detach() if settings.strictly_on_policy else behaviour_N
         log_ratio_N = (logp_N - old_N).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
         if settings.loss == "gspo":
@@ -353,11 +356,11 @@ class PolicyObjective:
         if reference_N is not None:
             if settings.kl_estimator != "k1":
                 kl_N = divergence(logp_N, reference_N, settings.kl_estimator)
-                loss_N = loss_N + settings.kl_weight * kl_N
-            parts["kl_nats"] = divergence(logp_N, reference_N, "k3")
+                loss_N = loss_N + settings.kl_coef * kl_N
+            parts["kl"] = divergence(logp_N, reference_N, "k3")
         if settings.loss == "dr_grpo":
             counted_N = (units_N > 0).to(loss_N.dtype) * batch.weight_N
-            total = (counted_N * loss_N).sum() / settings.rollout.max_tokens
+            total = (counted_N * loss_N).sum() / settings.rollout.max_new_tokens
         else:
             total = (units_N * loss_N).sum()
         cut_low_N = (ratio_N < 1 - low) & (advantage_N < 0)
@@ -366,8 +369,8 @@ class PolicyObjective:
             "ratio": ratio_N,
             "clipped_low_fraction": cut_low_N.float(),
             "clipped_high_fraction": cut_high_N.float(),
-            "entropy_nats": entropy_N,
-            "kl_behaviour_nats": divergence(behaviour_N, logp_N, "k3"),
+            "entropy": entropy_N,
+            "kl_old_new": divergence(behaviour_N, logp_N, "k3"),
             "advantage_square": judged_N**2,
         }
         sums = {name: (units_N * value_N.detach()).sum() for name, value_N in parts.items()}

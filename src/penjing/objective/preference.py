@@ -35,23 +35,23 @@ WANTED, MISMATCHED = "wanted", "mismatched"  # names among a batch's figures
 class Preference(ObjectiveSettings):
     """Learn from judged answers: pairs (all losses), or single answers called good or bad (kto)."""
 
-    kind: Literal["preference"] = "preference"
+    name: Literal["preference"] = "preference"
     # dpo: the plain one. cdpo, robust: some pairs are the wrong way round. ipo: a margin to reach, not to stretch.
     # hinge: no more pull once the margin is there. simpo, orpo: no reference. kto: needs no pairs.
     loss: Kind = "dpo"
     # how closely the model is held to the reference, larger is closer; 0 = 0.1, of simpo 2.0
     beta: NonNegativeFloat = 0.0
     # of the pairs thought to be the wrong way round; cdpo and robust only, below 0.5
-    flipped_fraction: Annotated[float, Ge(0), Lt(0.5)] = 0.0
-    target_margin: float = 0.5  # simpo: by how much the chosen answer's reward is to be higher (gamma)
+    label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
+    simpo_gamma: float = 0.5  # simpo: by how much the chosen answer's reward is to be higher (gamma)
     # An answer's log-probability as the sum over its tokens or their mean; auto: mean for ipo, simpo and orpo. `mean`
     # with dpo is length-normalised DPO, which then wants a beta some ten times larger.
     length: Literal["auto", "sum", "mean"] = "auto"
     # of the chosen answer's nats per token beside the loss: keeps it likely. ORPO has 1 of it
     nll_weight: NonNegativeFloat = 0.0
-    wanted_weight: NonNegativeFloat = 1.0  # kto: of an answer called good
+    desirable_weight: NonNegativeFloat = 1.0  # kto: of an answer called good
     # kto: of an answer called bad; wanted / unwanted counts turned round even them out
-    unwanted_weight: NonNegativeFloat = 1.0
+    undesirable_weight: NonNegativeFloat = 1.0
     # kto: groups that share one estimate of the divergence. Fixed, so that no split of a batch changes what is learned.
     kl_groups: PositiveInt = 8
     # Where c0 and r0 come from. copy: a frozen copy computes them in every step. adapter_off: the base of an adapter
@@ -66,13 +66,13 @@ class Preference(ObjectiveSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         noisy = self.loss in ("cdpo", "robust")
-        if noisy and not self.flipped_fraction:
-            raise self._wrong("flipped_fraction", "more than 0, less than 0.5")
-        if self.flipped_fraction and not noisy:
-            raise self._wrong("flipped_fraction", "0", "Only cdpo and robust know of it.")
-        if self.loss != "simpo" and self.target_margin != 0.5:
-            raise self._wrong("target_margin", "it left out", "Only simpo knows of it.")
-        for name, usual in (("wanted_weight", 1.0), ("unwanted_weight", 1.0), ("kl_groups", 8)):
+        if noisy and not self.label_smoothing:
+            raise self._wrong("label_smoothing", "more than 0, less than 0.5")
+        if self.label_smoothing and not noisy:
+            raise self._wrong("label_smoothing", "0", "Only cdpo and robust know of it.")
+        if self.loss != "simpo" and self.simpo_gamma != 0.5:
+            raise self._wrong("simpo_gamma", "it left out", "Only simpo knows of it.")
+        for name, usual in (("desirable_weight", 1.0), ("undesirable_weight", 1.0), ("kl_groups", 8)):
             if self.loss != "kto" and getattr(self, name) != usual:
                 raise self._wrong(name, "it left out", "Only kto knows of it.")
         if self.loss == "kto" and (self.nll_weight or self.length == "mean"):
@@ -117,10 +117,10 @@ class Preference(ObjectiveSettings):
         1e-3 all (docs/methods/dpo.md)."""
         return 2
 
-    def unit_lengths(self, row_tokens: int) -> UnitLengths:
+    def unit_lengths(self, seq_len: int) -> UnitLengths:
         extra = float(self.needs_reference and self.reference == "copy")
         note = "every pair fills its row"
-        return replace(super().unit_lengths(row_tokens), extra_forwards=extra, note=note)
+        return replace(super().unit_lengths(seq_len), extra_forwards=extra, note=note)
 
     @property
     def strength(self) -> float:
@@ -149,7 +149,7 @@ def pair_losses(
     - simpo, arXiv:2405.14734 eq. 6: -log sigma(beta (c - r) - gamma), c and r means over tokens
     - orpo, arXiv:2403.07691 eq. 6 and 7: -c - beta log sigma(log odds(c) - log odds(r)), odds(c) = e^c / (1 - e^c)
     """
-    beta, flipped = settings.strength, settings.flipped_fraction
+    beta, flipped = settings.strength, settings.label_smoothing
     mean_P2 = logp_P2 / length_P2
     ratio_P2 = logp_P2 - reference_P2 if settings.needs_reference else logp_P2
     if settings.per_token:
@@ -169,7 +169,7 @@ def pair_losses(
         case "hinge":
             loss_P = functional.relu(1 - h_P)
         case "simpo":
-            loss_P = -functional.logsigmoid(h_P - settings.target_margin)
+            loss_P = -functional.logsigmoid(h_P - settings.simpo_gamma)
         case "orpo":
             odds_P2 = mean_P2 - _log_one_minus_exp(mean_P2)
             loss_P = -mean_P2[:, 0] - beta * functional.logsigmoid(odds_P2[:, 0] - odds_P2[:, 1])
@@ -197,7 +197,7 @@ def kto_losses(settings: Preference, ratio_A: Tensor, wanted_A: Tensor, divergen
     estimate of the divergence from the reference, without a gradient.
     """
     sign_A = torch.where(wanted_A, 1.0, -1.0)
-    weight_A = torch.where(wanted_A, settings.wanted_weight, settings.unwanted_weight)
+    weight_A = torch.where(wanted_A, settings.desirable_weight, settings.undesirable_weight)
     return weight_A * torch.sigmoid(-sign_A * settings.strength * (ratio_A - divergence_A))
 
 
@@ -251,7 +251,7 @@ class PreferenceObjective:
         parts = {
             "preference_loss": total.detach(),
             "reward_accuracy": _share_first(reward_P2),
-            "likelihood_accuracy": _share_first(plain_P2),
+            "logp_accuracy": _share_first(plain_P2),
             "reward_margin": (reward_P2[:, 0] - reward_P2[:, 1]).sum(),
             "chosen_reward": reward_P2[:, 0].sum(),
             "rejected_reward": reward_P2[:, 1].sum(),
@@ -260,7 +260,7 @@ class PreferenceObjective:
             "chosen_nats_per_token": -(logp_P2[:, 0].detach() / length_P2[:, 0]).sum(),
         }
         if self.settings.needs_reference:
-            drift_P2 = batch.sum_A(_drift(logp_N, reference_N)).view(-1, 2) / length_P2
+            drift_P2 = batch.sum_A(_kl_to_reference(logp_N, reference_N)).view(-1, 2) / length_P2
             parts["chosen_drift_nats_per_token"] = drift_P2[:, 0].sum()
         return Loss(total, parts)
 
@@ -280,7 +280,7 @@ class PreferenceObjective:
         reward_A = self.settings.strength * ratio_A.detach()
         signed_A = torch.where(wanted_A, 1.0, -1.0) * (reward_A - self.settings.strength * z_A) * own_A
         right_A = (signed_A > 0).float() + 0.5 * ((signed_A == 0) & own_A).float()
-        drift_A = batch.sum_A(_drift(logp_N, reference_N)) / batch.length_A().clamp(min=1)
+        drift_A = batch.sum_A(_kl_to_reference(logp_N, reference_N)) / batch.length_A().clamp(min=1)
         parts = {
             "preference_loss": total.detach(),
             "reward_accuracy": right_A.sum(),
@@ -297,7 +297,7 @@ def _share_first(value_P2: Tensor) -> Tensor:
     return (value_P2[:, 0] > value_P2[:, 1]).float().sum() + 0.5 * (value_P2[:, 0] == value_P2[:, 1]).float().sum()
 
 
-def _drift(logp_N: Tensor, reference_N: Tensor) -> Tensor:
+def _kl_to_reference(logp_N: Tensor, reference_N: Tensor) -> Tensor:
     """(log p - log q)^2 / 2 of each token, p the model's and q the reference's probability: what the divergence comes
     to while the two are near. Tokens are the data's and not the model's own, so it is a measure and not an estimate;
     the estimators that take e^(log q - log p) are ruled by the few tokens that the model has given up."""

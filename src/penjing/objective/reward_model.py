@@ -23,9 +23,9 @@ MARGIN = "margin"  # name among a batch's figures: by how much a pair's first an
 class RewardModel(ObjectiveSettings):
     """Learn to score answers from pairs."""
 
-    kind: Literal["reward"] = "reward"
+    name: Literal["reward"] = "reward"
     # Of the squared sum of a pair's rewards: keeps them around zero, which pairs alone leave open; 0.01 is usual.
-    centre_weight: NonNegativeFloat = 0.01
+    center_rewards_coefficient: NonNegativeFloat = 0.01
     # data: a pair's own `margin` is asked for between its rewards. none: more is better, however much was said.
     margin: Literal["data", "none"] = "data"
 
@@ -47,7 +47,7 @@ def ranking_losses(settings: RewardModel, reward_P2: Tensor, margin_P: Tensor) -
     gap_P = reward_P2[:, 0] - reward_P2[:, 1]
     if settings.margin == "data":
         gap_P = gap_P - margin_P
-    return -functional.logsigmoid(gap_P) + settings.centre_weight * reward_P2.sum(dim=1).square()
+    return -functional.logsigmoid(gap_P) + settings.center_rewards_coefficient * reward_P2.sum(dim=1).square()
 
 
 class RewardObjective:

@@ -18,17 +18,18 @@ class Rollout(Settings):
 
     section: ClassVar = "objective.rollout"
 
-    answers: PositiveInt = 8  # to each prompt
-    max_tokens: PositiveInt = 64  # longest answer; of several turns all together, with what tools say between them
+    num_generations: PositiveInt = 8  # to each prompt
+    max_new_tokens: PositiveInt = 64  # longest answer; of several turns all together, with what tools say between them
     temperature: PositiveFloat = 1.0  # of sampling, and of the policy that is trained
     # below 1, answers are drawn from another distribution than the one that is trained
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     top_k: NonNegativeInt = 0  # the same; 0 = all
-    updates: PositiveInt = 1  # optimizer steps that one round of sampling serves, each with prompts of its own
-    repeats: PositiveInt = 1  # times those steps are gone through
-    slots: NonNegativeInt = 0  # answers written at once on one device; 0 = 64 on a CPU, else 256
+    # optimizer steps that one round of sampling serves, each with prompts of its own
+    steps_per_rollout: PositiveInt = 1
+    num_epochs: PositiveInt = 1  # times those steps are gone through
+    max_concurrent: NonNegativeInt = 0  # answers written at once on one device; 0 = 64 on a CPU, else 256
     # Whether old log-probabilities are the sampler's own, or taken by the training pass before the first step.
-    behaviour: Literal["sampled", "recomputed"] = "sampled"
+    old_logprobs: Literal["sampled", "recomputed"] = "sampled"
     # Whether answers begin inside a thought (on) or behind an empty one (off); auto: as the model likes.
     thinking: Switch = "auto"
     # of the model in one answer; after a turn that calls tools it reads their results and goes on
@@ -56,4 +57,4 @@ class Rollout(Settings):
     @property
     def steps_per_round(self) -> int:
         """Optimizer steps that one round of sampling serves."""
-        return self.updates * self.repeats
+        return self.steps_per_rollout * self.num_epochs

@@ -23,9 +23,11 @@ class RouterSettings(Settings):
     # batch: the classic balance loss, over all rows of a forward pass. sequence: over each row alone, stricter, and
     # the same however a step is cut up. auto: none where the router is balanced by bias (glm4_moe), else batch.
     balance: Literal["auto", "batch", "sequence", "none"] = "auto"
-    balance_weight: NonNegativeFloat = 0.01  # of that loss, beside one unit of the objective
-    z_weight: NonNegativeFloat = 0.0  # of the router's logsumexp squared, which keeps its logits small; 0.001 is usual
-    bias_rate: NonNegativeFloat = 0.001  # glm4_moe: how far a step moves an expert's bias, up if it had too few tokens
+    aux_loss_coef: NonNegativeFloat = 0.01  # of that loss, beside one unit of the objective
+    # of the router's logsumexp squared, which keeps its logits small; 0.001 is usual
+    z_loss_coef: NonNegativeFloat = 0.0
+    # glm4_moe: how far a step moves an expert's bias, up if it had too few tokens
+    bias_update_rate: NonNegativeFloat = 0.001
 
     def for_model(self, model: ModelConfig) -> RouterSettings:
         """The same with what `auto` comes to for this model, whose router may be balanced by bias."""
@@ -39,7 +41,7 @@ class RouterSettings(Settings):
         over_pass = self.balance in ("auto", "batch")
         balance = means.batch * units_B.sum() if over_pass else (means.sequence_B * units_B).sum()
         z = (means.z_B * units_B).sum()
-        total = self.z_weight * z + (0.0 if self.balance == "none" else self.balance_weight * balance)
+        total = self.z_loss_coef * z + (0.0 if self.balance == "none" else self.aux_loss_coef * balance)
         return total, {"router_balance": balance.detach(), "router_z": z.detach()}
 
     def added_to(self, loss: Loss, means: RouterStats | None, units_B: Callable[[], Tensor]) -> Loss:

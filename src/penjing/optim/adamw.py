@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from penjing.base.config import BelowOne, NonNegativeFloat, PositiveFloat, Settings
-from penjing.optim.adamw_low_precision import KeptAdamW
+from penjing.optim.adamw_low_precision import LowPrecisionAdamW
 from penjing.optim.adamw_no_dynamo import FusedAdamW
 from penjing.optim.low_precision_state import BYTES, StateDtype, is_small
 from penjing.optim.param_groups import embeddings, group
@@ -21,22 +21,22 @@ class AdamW(Settings):
 
     section: ClassVar = "optimizer"
 
-    kind: Literal["adamw"] = "adamw"
+    name: Literal["adamw"] = "adamw"
     learning_rate: PositiveFloat = 5e-4  # peak
     beta1: BelowOne = 0.9
     beta2: BelowOne = 0.95
-    epsilon: PositiveFloat = 1e-8
+    eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.1  # of block matrices only; gains, embedding and head do not decay
     # How both moments are kept between steps: 8, 4 or 2 bytes a parameter. bfloat16 is rounded up or down by chance;
     # int8 has a scale for every 256, and leaves the embedding in float32. Both leave what is below 4096 elements.
-    state: StateDtype = "float32"
+    state_dtype: StateDtype = "float32"
 
     @property
     def state_bytes(self) -> int:
         """Of a parameter, about."""
-        return 2 * BYTES[self.state]
+        return 2 * BYTES[self.state_dtype]
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What to tell the user about settings that were hardly meant so."""
         return []
 
@@ -47,8 +47,8 @@ class AdamW(Settings):
             {"params": groups.matrices, "weight_decay": self.weight_decay},
             {"params": groups.tables + groups.gains, "weight_decay": 0.0},
         ]
-        whole, small = split(parts, self.state, embeddings(model))
-        return adamw(whole, small, self.learning_rate, (self.beta1, self.beta2), self.epsilon, self.state, seed)
+        whole, small = split(parts, self.state_dtype, embeddings(model))
+        return adamw(whole, small, self.learning_rate, (self.beta1, self.beta2), self.eps, self.state_dtype, seed)
 
 
 Parts = list[dict[str, Any]]  # parameter groups
@@ -78,7 +78,7 @@ def adamw(
     if filled := _with_peak(whole, learning_rate):
         optimizers.append(FusedAdamW(filled, learning_rate, betas, epsilon))
     if filled := _with_peak(small, learning_rate):
-        optimizers.append(KeptAdamW(filled, learning_rate, betas, epsilon, how, seed))
+        optimizers.append(LowPrecisionAdamW(filled, learning_rate, betas, epsilon, how, seed))
     return optimizers
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penjing.optim.low_precision_state import KeepingOptimizer, StateDtype, pieces
+from penjing.optim.low_precision_state import LowPrecisionOptimizer, StateDtype, pieces
 
 
-class KeptAdamW(KeepingOptimizer):
+class LowPrecisionAdamW(LowPrecisionOptimizer):
     """The formula of `adamw.AdamW`, parameter by parameter. `step` in the state counts the steps that were taken."""
 
     def __init__(

@@ -11,7 +11,7 @@ import torch
 from penjing.kernels.cpu import tensor_arena as arena
 
 
-class LightOptimizer(torch.optim.Optimizer):
+class NoDynamoOptimizer(torch.optim.Optimizer):
     """An optimizer whose inherited methods are called without the wrappers that import `torch._dynamo`."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -27,7 +27,7 @@ class LightOptimizer(torch.optim.Optimizer):
         inspect.unwrap(torch.optim.Optimizer.load_state_dict)(self, state_dict)
 
 
-class FusedAdamW(LightOptimizer, torch.optim.AdamW):
+class FusedAdamW(NoDynamoOptimizer, torch.optim.AdamW):
     """`torch.optim.AdamW(fused=True)` (arXiv:1711.05101), the same steps to the last bit.
 
     params: groups, each with its own `weight_decay`. Raises ValueError for what torch refuses.

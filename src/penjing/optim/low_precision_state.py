@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from penjing.base.seeds import derive
-from penjing.optim.adamw_no_dynamo import LightOptimizer
+from penjing.optim.adamw_no_dynamo import NoDynamoOptimizer
 from penjing.optim.stochastic_rounding import stochastic_round
 
 StateDtype = Literal["float32", "bfloat16", "int8"]
@@ -39,7 +39,7 @@ def pieces(count: int) -> Iterator[slice]:
     return (slice(first, min(first + PIECE, count)) for first in range(0, count, PIECE))
 
 
-class Codes:
+class QuantCodebook:
     """256 numbers between -1 or 0 and 1, dense near zero: seven decades, each with twice as many as the one below.
 
     arXiv:2110.02861, section 1.3 (dynamic tree quantisation) and 2.2 (without a sign for second moments). Other than
@@ -73,7 +73,7 @@ class Codes:
         return share_N.mul_(scale.repeat_interleave(BLOCK)[: len(codes_N)])
 
 
-class KeepingOptimizer(LightOptimizer):
+class LowPrecisionOptimizer(NoDynamoOptimizer):
     """A parameter-wise optimizer of ours: keeps its state as `how` says, and frees each gradient once it is consumed.
 
     It is not run inside the backward pass, where gradients could be freed even sooner: clipping by the global norm and
@@ -90,7 +90,7 @@ class KeepingOptimizer(LightOptimizer):
         self.how, self.seed = how, seed
         everyone = chain.from_iterable(part["params"] for part in self.param_groups)
         self._number = {parameter: number for number, parameter in enumerate(everyone)}
-        self._codes: dict[bool, Codes] = {}
+        self._codes: dict[bool, QuantCodebook] = {}
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step from the gradients that are there; a closure is not taken."""
@@ -157,9 +157,9 @@ class KeepingOptimizer(LightOptimizer):
             kept_N.copy_(codes_N)
             scale_before.copy_(scale)
 
-    def _coded(self, device: torch.device, signed: bool) -> Codes:
+    def _coded(self, device: torch.device, signed: bool) -> QuantCodebook:
         if signed not in self._codes:
-            self._codes[signed] = Codes(device, signed=signed)
+            self._codes[signed] = QuantCodebook(device, signed=signed)
         return self._codes[signed]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -17,13 +17,13 @@ from penjing.base.config import BelowOne, NonNegativeFloat, PositiveFloat, Setti
 from penjing.base.seeds import derive
 from penjing.kernels import ops, reference
 from penjing.optim.adamw import adamw, split
-from penjing.optim.low_precision_state import BYTES, KeepingOptimizer, StateDtype, pieces
+from penjing.optim.low_precision_state import BYTES, LowPrecisionOptimizer, StateDtype, pieces
 from penjing.optim.param_groups import embeddings, group
 
 LOWEST_RATE = 2e-3  # at and below which a rate is taken to be meant for AdamW
 
 
-class _MuonOptimizer(KeepingOptimizer):
+class _MuonOptimizer(LowPrecisionOptimizer):
     """w -= rate (s orthogonal(nesterov momentum) + decay w), with s = sqrt(max(1, rows / columns))."""
 
     def __init__(
@@ -92,23 +92,23 @@ class Muon(Settings):
 
     section: ClassVar = "optimizer"
 
-    kind: Literal["muon"] = "muon"
+    name: Literal["muon"] = "muon"
     learning_rate: PositiveFloat = 0.02  # peak, of the matrices
     momentum: BelowOne = 0.95
     weight_decay: NonNegativeFloat = 0.0  # of the matrices
     adamw_learning_rate: PositiveFloat = 3e-3  # peak, of embedding, head and gains
     beta1: BelowOne = 0.9
     beta2: BelowOne = 0.95
-    epsilon: PositiveFloat = 1e-8
+    eps: PositiveFloat = 1e-8
     # How the momentum (4, 2 or 1 bytes a parameter) and AdamW's moments are kept between steps; as in adamw.py.
-    state: StateDtype = "float32"
+    state_dtype: StateDtype = "float32"
 
     @property
     def state_bytes(self) -> int:
         """Of a parameter of the matrices, about."""
-        return BYTES[self.state]
+        return BYTES[self.state_dtype]
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What to tell the user about settings that were hardly meant so."""
         if self.learning_rate > LOWEST_RATE:
             return []
@@ -122,12 +122,14 @@ class Muon(Settings):
         groups = group(model)
         dtype = getattr(model, "compute_dtype", None)  # the orthogonalisation runs in what the model's products run in
         optimizers: list[torch.optim.Optimizer] = []
-        plain, small = split([{"params": groups.matrices, "peak": self.learning_rate}], self.state, set())
+        plain, small = split([{"params": groups.matrices, "peak": self.learning_rate}], self.state_dtype, set())
         settings = (self.learning_rate, self.momentum, self.weight_decay, dtype)
-        hows: tuple[tuple[list[dict[str, Any]], StateDtype], ...] = ((plain, "float32"), (small, self.state))
+        hows: tuple[tuple[list[dict[str, Any]], StateDtype], ...] = ((plain, "float32"), (small, self.state_dtype))
         for parts, how in hows:
             if parts[0]["params"]:  # with frozen weights either may be empty, which torch refuses
                 optimizers.append(_MuonOptimizer(parts, *settings, how, derive(seed, "matrices")))
-        rest = split([{"params": groups.tables + groups.gains, "weight_decay": 0.0}], self.state, embeddings(model))
+        rest = split(
+            [{"params": groups.tables + groups.gains, "weight_decay": 0.0}], self.state_dtype, embeddings(model)
+        )
         betas, seed = (self.beta1, self.beta2), derive(seed, "rest")
-        return optimizers + adamw(*rest, self.adamw_learning_rate, betas, self.epsilon, self.state, seed)
+        return optimizers + adamw(*rest, self.adamw_learning_rate, betas, self.eps, self.state_dtype, seed)

@@ -45,7 +45,7 @@ class RouterBalance:
     def figures(self) -> dict[str, float]:
         """The last step's load of the busiest expert over the mean load, in the worst layer and in the mean of all."""
         over_L = self._load_LE.amax(dim=1) / self._load_LE.mean(dim=1).clamp(min=1e-9)
-        return {"expert_load_worst": float(over_L.max()), "expert_load_mean": float(over_L.mean())}
+        return {"max_expert_load_ratio": float(over_L.max()), "mean_expert_load_ratio": float(over_L.mean())}
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: the biases are part of the model."""

@@ -21,16 +21,16 @@ class Cosine(Settings):
 
     section: ClassVar = "schedule"
 
-    kind: Literal["cosine"] = "cosine"
-    warmup_fraction: Fraction = 0.02  # of all steps
-    floor_fraction: Fraction = 0.1  # of the peak rate, at the end
+    name: Literal["cosine"] = "cosine"
+    warmup_ratio: Fraction = 0.02  # of all steps
+    min_lr_ratio: Fraction = 0.1  # of the peak rate, at the end
 
     def factor(self, step: int, num_steps: int) -> float:
-        num_warmup = round(self.warmup_fraction * num_steps)
+        num_warmup = round(self.warmup_ratio * num_steps)
         if step < num_warmup:
             return _warm_up(step, num_warmup)
         progress = (step - num_warmup) / max(1, num_steps - num_warmup)
-        return self.floor_fraction + (1 - self.floor_fraction) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return self.min_lr_ratio + (1 - self.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,28 +39,28 @@ class WarmupStableDecay(Settings):
 
     section: ClassVar = "schedule"
 
-    kind: Literal["wsd"] = "wsd"
-    warmup_fraction: Fraction = 0.02  # of all steps
-    decay_fraction: Fraction = 0.5  # of all steps, at the end
-    floor_fraction: Fraction = 0.0  # of the peak rate, at the end
+    name: Literal["wsd"] = "wsd"
+    warmup_ratio: Fraction = 0.02  # of all steps
+    decay_ratio: Fraction = 0.5  # of all steps, at the end
+    min_lr_ratio: Fraction = 0.0  # of the peak rate, at the end
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.warmup_fraction + self.decay_fraction > 1:
+        if self.warmup_ratio + self.decay_ratio > 1:
             raise UserError(
                 "warm-up and decay overlap",
                 where="schedule",
-                got=f"{self.warmup_fraction} + {self.decay_fraction}",
+                got=f"{self.warmup_ratio} + {self.decay_ratio}",
                 wanted="at most 1 together",
             )
 
     def factor(self, step: int, num_steps: int) -> float:
-        num_warmup = round(self.warmup_fraction * num_steps)
-        num_decay = round(self.decay_fraction * num_steps)
+        num_warmup = round(self.warmup_ratio * num_steps)
+        num_decay = round(self.decay_ratio * num_steps)
         if step < num_warmup:
             return _warm_up(step, num_warmup)
         left = (num_steps - step) / num_decay if num_decay else 1.0
-        return self.floor_fraction + (1 - self.floor_fraction) * min(1.0, max(0.0, left))
+        return self.min_lr_ratio + (1 - self.min_lr_ratio) * min(1.0, max(0.0, left))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +69,11 @@ class Constant(Settings):
 
     section: ClassVar = "schedule"
 
-    kind: Literal["constant"] = "constant"
-    warmup_fraction: Fraction = 0.0  # of all steps
+    name: Literal["constant"] = "constant"
+    warmup_ratio: Fraction = 0.0  # of all steps
 
     def factor(self, step: int, num_steps: int) -> float:
-        return _warm_up(step, round(self.warmup_fraction * num_steps))
+        return _warm_up(step, round(self.warmup_ratio * num_steps))
 
 
 Schedule = Cosine | WarmupStableDecay | Constant

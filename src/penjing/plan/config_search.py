@@ -10,9 +10,9 @@ from dataclasses import dataclass
 class Candidate:
     """One way to take a step on each of some devices, traced and timed. Bytes and seconds."""
 
-    micro_rows: int
+    micro_size: int
     passes: int
-    row_tokens: int
+    seq_len: int
     recompute: str
     sharding: str
     peak_bytes: int
@@ -35,20 +35,20 @@ def pareto(candidates: Sequence[Candidate]) -> list[Candidate]:
     kept: list[Candidate] = []
     for one in candidates:
         beaten = any(_beats(other, one) for other in candidates)
-        twin = any((two.peak_bytes, two.tokens_per_second, two.row_tokens) == _figures(one) for two in kept)
+        twin = any((two.peak_bytes, two.tokens_per_second, two.seq_len) == _figures(one) for two in kept)
         if not beaten and not twin:
             kept.append(one)
-    return sorted(kept, key=lambda each: (each.row_tokens, each.peak_bytes))
+    return sorted(kept, key=lambda each: (each.seq_len, each.peak_bytes))
 
 
 def _figures(one: Candidate) -> tuple[int, float, int]:
-    return one.peak_bytes, one.tokens_per_second, one.row_tokens
+    return one.peak_bytes, one.tokens_per_second, one.seq_len
 
 
 def _beats(one: Candidate, other: Candidate) -> bool:
     no_worse = one.peak_bytes <= other.peak_bytes and one.tokens_per_second >= other.tokens_per_second
     better = one.peak_bytes < other.peak_bytes or one.tokens_per_second > other.tokens_per_second
-    return one.row_tokens == other.row_tokens and no_worse and better
+    return one.seq_len == other.seq_len and no_worse and better
 
 
 def divisors(number: int) -> list[int]:

@@ -50,7 +50,7 @@ UNLINKED = ("A10", "A30", "A40")  # data-centre cards without one, or with a bri
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product:
+class Gemm:
     """A measured matrix product [rows, inner] @ [inner, outputs]."""
 
     rows: int
@@ -86,7 +86,7 @@ class Machine:
     watts: float = 0.0  # at full load; 0 = unknown
     peak_flops: dict[str, float] = field(default_factory=dict)  # the sheet's, for MFU; of a CPU what was measured
     context_bytes: int = 0  # held beside tensors: a CUDA context, or the interpreter
-    products: tuple[Product, ...] = ()  # measured one by one
+    products: tuple[Gemm, ...] = ()  # measured one by one
     attentions: tuple[Attention, ...] = ()  # the same; of a dtype that has none, attention_share tells
 
     def rate(self, dtype: str) -> float:
@@ -115,8 +115,8 @@ class Machine:
 
 
 def nearest_product(
-    products: Sequence[Product], rows: int, inner: int, outputs: int, dtype: str, within: float = 1.5
-) -> Product | None:
+    products: Sequence[Gemm], rows: int, inner: int, outputs: int, dtype: str, within: float = 1.5
+) -> Gemm | None:
     """The measured product that is like this one: no side more than `within` times off; the order of sides is free."""
     best, distance = None, within
     for product in products:

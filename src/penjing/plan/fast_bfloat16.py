@@ -45,7 +45,7 @@ def cpu_has_fast_bfloat16(name: str) -> bool:
         return False
     if units & SURE_UNITS and not limit:
         return True
-    return _kept_ratio(name, units, limit) > WORTH
+    return _cached_ratio(name, units, limit) > WORTH
 
 
 def cpu_units() -> frozenset[str]:
@@ -69,7 +69,7 @@ def _library_takes_bfloat16() -> bool:
 
 
 @cache
-def _kept_ratio(name: str, units: frozenset[str], limit: str) -> float:
+def _cached_ratio(name: str, units: frozenset[str], limit: str) -> float:
     """The ratio measured for this machine: the first one that was, as long as processor, torch and threads stay."""
     about = [name, sorted(units), limit, torch.__version__, torch.get_num_threads()]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()

@@ -41,54 +41,54 @@ class Parameters:
 
 def parameters(config: ModelConfig) -> Parameters:
     """Exact parameter counts. Of a mixture, a token goes through its k routed experts and the shared ones."""
-    width, layers = config.hidden_size, config.num_layers
-    queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+    width, layers = config.hidden_size, config.num_hidden_layers
+    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     attention = width * (2 * queries + 2 * keys)
-    vectors = 2 * width + (2 * config.head_size if config.normalises_heads else 0)
+    vectors = 2 * width + (2 * config.head_dim if config.normalises_heads else 0)
     vectors += queries + 2 * keys if config.has_qkv_bias else 0
     dense = sum(config.is_dense_layer(layer) for layer in range(layers))
-    expert = 3 * width * config.expert_size
-    shared = 3 * width * config.shared_expert_size + (width if config.architecture == "qwen2_moe" else 0)
-    always = layers * attention + dense * 3 * width * config.mlp_size
-    always += (layers - dense) * (width * config.experts + shared)
-    idle = (layers - dense) * (config.experts - config.experts_per_token) * expert
-    matrices = always + (layers - dense) * config.experts_per_token * expert
-    table = config.vocabulary_size * width
-    head = table if config.embeddings == "untied" else 0
+    expert = 3 * width * config.moe_intermediate_size
+    shared = 3 * width * config.shared_expert_intermediate_size + (width if config.architecture == "qwen2_moe" else 0)
+    always = layers * attention + dense * 3 * width * config.intermediate_size
+    always += (layers - dense) * (width * config.num_experts + shared)
+    idle = (layers - dense) * (config.num_experts - config.num_experts_per_tok) * expert
+    matrices = always + (layers - dense) * config.num_experts_per_tok * expert
+    table = config.vocab_size * width
+    head = table if not config.tie_word_embeddings else 0
     active = table + head + matrices + layers * vectors + width
     return Parameters(total=active + idle, active=active, embedding=table, matrices=matrices + table)
 
 
 def components(config: ModelConfig) -> dict[str, int]:
     """Where the parameters are; the values add up to the total. A tied head is the embedding and counts nothing."""
-    width, layers = config.hidden_size, config.num_layers
-    queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+    width, layers = config.hidden_size, config.num_hidden_layers
+    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     dense = sum(config.is_dense_layer(layer) for layer in range(layers))
     sparse = layers - dense
-    heads = layers * 2 * config.head_size if config.normalises_heads else 0
+    heads = layers * 2 * config.head_dim if config.normalises_heads else 0
     gate = width if config.architecture == "qwen2_moe" else 0
     parts = {
-        "embedding": config.vocabulary_size * width,
-        "head": config.vocabulary_size * width if config.embeddings == "untied" else 0,
+        "embedding": config.vocab_size * width,
+        "head": config.vocab_size * width if not config.tie_word_embeddings else 0,
         "attention": layers * (2 * width * (queries + keys) + (queries + 2 * keys if config.has_qkv_bias else 0)),
-        "mlp": dense * 3 * width * config.mlp_size,
-        "experts": sparse * 3 * width * config.expert_size * config.experts,
-        "shared experts": sparse * (3 * width * config.shared_expert_size + gate),
-        "router": sparse * width * config.experts,
+        "mlp": dense * 3 * width * config.intermediate_size,
+        "experts": sparse * 3 * width * config.moe_intermediate_size * config.num_experts,
+        "shared experts": sparse * (3 * width * config.shared_expert_intermediate_size + gate),
+        "router": sparse * width * config.num_experts,
         "norms": layers * 2 * width + width + heads,
     }
     return {name: count for name, count in parts.items() if count}
 
 
-def mean_keys(length_D: npt.NDArray[np.int64], row_tokens: int, window: int = 0) -> float:
+def mean_keys(length_D: npt.NDArray[np.int64], seq_len: int, window: int = 0) -> float:
     """How many keys a query sees on average in packed rows: (l + 1) / 2 in a document of l tokens, cut at the row.
 
     window: of a windowed layer, where a query sees so many keys at most; 0 = none.
     """
-    whole, rest = np.divmod(length_D, row_tokens)
-    keys = whole * _pairs(np.array(row_tokens), window) + _pairs(rest, window)
+    whole, rest = np.divmod(length_D, seq_len)
+    keys = whole * _pairs(np.array(seq_len), window) + _pairs(rest, window)
     total = float(length_D.sum())
-    return float(keys.sum()) / total if total else float(_pairs(np.array(row_tokens), window)) / row_tokens
+    return float(keys.sum()) / total if total else float(_pairs(np.array(seq_len), window)) / seq_len
 
 
 def _pairs(length: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.float64]:
@@ -128,10 +128,10 @@ def training_flops_per_token(
     device, not of the model; no MFU has it.
     """
     attention, again = 0.0, 0.0
-    for layer in range(config.num_layers):
+    for layer in range(config.num_hidden_layers):
         window = config.window(layer)
         keys = window_keys if window and window_keys is not None else windowed_keys(num_keys, window)
-        one = 2 * 2 * config.num_heads * config.head_size * keys
+        one = 2 * 2 * config.num_attention_heads * config.head_dim * keys
         attention += one
         again += 2 * one if trainable is None or layer >= trainable.attention_from else 0.0
     matmuls = 2 * parameters(config).matrices
@@ -141,5 +141,5 @@ def training_flops_per_token(
         backward = 2 * (trainable.weights + trainable.inputs)
         adapters = 2 * (2 * trainable.adapters + trainable.adapter_inputs)
     own = matmuls + attention + backward + again + adapters
-    more = matmuls - 2 * config.vocabulary_size * config.hidden_size + attention if recomputed else 0.0
+    more = matmuls - 2 * config.vocab_size * config.hidden_size + attention if recomputed else 0.0
     return own + extra_forwards * (matmuls + attention) + more

@@ -109,9 +109,7 @@ def _once(work: Callable[[], object], device: torch.device, times: int) -> float
     return time.perf_counter() - start
 
 
-def product(
-    rows: int, inner: int, outputs: int, dtype: str, device: torch.device, tries: int = TRIES
-) -> dict[str, Any]:
+def matmul(rows: int, inner: int, outputs: int, dtype: str, device: torch.device, tries: int = TRIES) -> dict[str, Any]:
     """One matrix product's rate. dtype `tf32`: float32 values through tensor cores."""
     kind = getattr(torch, "float32" if dtype == "tf32" else dtype)
     before = torch.backends.cuda.matmul.allow_tf32
@@ -155,7 +153,7 @@ def squares(
             if time.perf_counter() - began + expected > budget_seconds / len(kinds):
                 break
             try:
-                one = product(size, size, size, dtype, device)
+                one = matmul(size, size, size, dtype, device)
             except (RuntimeError, MemoryError) as error:
                 if "memory" not in str(error).lower():
                     raise
@@ -251,12 +249,12 @@ def _call_seconds(device: torch.device) -> float:
     for layers in (1, 5):
         config = ModelConfig(
             hidden_size=32,
-            num_layers=layers,
-            num_heads=2,
-            num_kv_heads=1,
-            head_size=16,
-            mlp_size=64,
-            vocabulary_size=64,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            intermediate_size=64,
+            vocab_size=64,
         )
         model = Transformer(config)
         initialise(model, 1)
@@ -268,7 +266,7 @@ def _call_seconds(device: torch.device) -> float:
 
         seconds.append(seconds_of(work, device, 3)[0])
         name = str(dtype).removeprefix("torch.")
-        calls.append(Workload(shape=shape_of(config), tokens=16, row_tokens=8, keys=4.5, dtype=name).kernels())
+        calls.append(Workload(shape=shape_of(config), tokens=16, seq_len=8, keys=4.5, dtype=name).kernels())
     return max(0.0, seconds[1] - seconds[0]) / (calls[1] - calls[0])
 
 
@@ -325,7 +323,7 @@ def measure(
         if time.perf_counter() - began > budget_seconds:
             report("out of time: further shapes are left out")
             break
-        one = product(rows, inner, outputs, own, device, tries=3)
+        one = matmul(rows, inner, outputs, own, device, tries=3)
         measured.append({"rows": rows, "inner": inner, "outputs": outputs, **one})
         report(f"{own} {rows} x {inner} x {outputs}: {one['flops_per_second'] / 1e12:.3g} TFLOPS")
     by_length = attentions(device, 0.2 * budget_seconds) if device.type == "cpu" else []

@@ -19,7 +19,7 @@ DRIFT_SHARE = 0.05  # median error of their time from which on the profile is ou
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class Comparison:
     """One figure, planned and as it came. `unit`: seconds, bytes, tokens or tokens per second."""
 
     name: str
@@ -33,14 +33,14 @@ class Term:
         return (self.predicted - self.actual) / self.actual if self.actual else None
 
 
-def compare(plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[Term]:
+def compare(plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[Comparison]:
     """Every term that both sides know. A run that did not end is held against the share of the plan that it did."""
     done = float(outcome.get("steps_done", plan["steps"])) / max(1, int(plan["steps"]))
     terms = []
 
     def add(name: str, unit: str, predicted: Any, actual: Any) -> None:
         if predicted is not None and actual is not None and (predicted or actual):
-            terms.append(Term(name, unit, float(predicted), float(actual)))
+            terms.append(Comparison(name, unit, float(predicted), float(actual)))
 
     whole = plan["predicted_seconds"] * done
     add("time", "seconds", whole, outcome.get("seconds"))
@@ -59,12 +59,12 @@ def compare(plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[Term]:
     add("tokens", "tokens", plan.get("tokens", 0) * done, outcome.get("tokens"))
     add("speed", "tokens per second", plan.get("tokens_per_second"), outcome.get("tokens_per_second"))
     loss = plan.get("predicted_loss_nats_per_token")
-    add("validation loss", "nats per token", loss, outcome.get("validation_loss_nats_per_token"))
+    add("validation loss", "nats per token", loss, outcome.get("val_loss"))
     return terms
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class Record:
     """A line of the ledger. Errors are (predicted - actual) / actual."""
 
     run: str
@@ -81,14 +81,14 @@ class Entry:
     refit_error: float | None
 
 
-def entry(run: str, when: str, plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> Entry:
+def entry(run: str, when: str, plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> Record:
     """What a run adds to the ledger."""
     errors = {term.name.strip(): term for term in compare(plan, outcome)}
     time, peak, refit = (errors.get(name) for name in ("time", "peak memory", "time, re-fit (L3)"))
     actual = time.actual if time else 0.0
     share = float(outcome.get("steps_done", plan["steps"])) / max(1, int(plan["steps"]))
     low, high = (plan.get(f"predicted_seconds_{end}", 0.0) * share for end in ("low", "high"))
-    return Entry(
+    return Record(
         run=run,
         when=when,
         machine=str(plan.get("machine", "")),
@@ -108,7 +108,7 @@ def ledger_path() -> Path:
     return home() / "ledger.jsonl"
 
 
-def append(one: Entry) -> None:
+def append(one: Record) -> None:
     """Add a line; the file is never rewritten."""
     path = ledger_path()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def append(one: Entry) -> None:
         os.close(handle)
 
 
-def read_ledger() -> list[Entry]:
+def read_history() -> list[Record]:
     """All lines, oldest first; those of other versions that lack a field are left out."""
     path = ledger_path()
     if not path.is_file():
@@ -128,25 +128,25 @@ def read_ledger() -> list[Entry]:
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            found.append(Entry(**json.loads(line)))
+            found.append(Record(**json.loads(line)))
         except (TypeError, json.JSONDecodeError):
             continue
     return found
 
 
-def log_errors(entries: Sequence[Entry], machine: str) -> list[float]:
+def log_errors(entries: Sequence[Record], machine: str) -> list[float]:
     """log(actual / predicted) of the time of the runs on a machine that ended, oldest first."""
     return [-math.log1p(each.time_error) for each in _ended(entries, machine) if each.time_error is not None]
 
 
-def _ended(entries: Sequence[Entry], machine: str) -> list[Entry]:
+def _ended(entries: Sequence[Record], machine: str) -> list[Record]:
     """Those on a machine that ended: a stopped one may have waited for anything."""
     return [
         each for each in entries if each.machine == machine and each.ended == "done" and each.time_error is not None
     ]
 
 
-def drift(entries: Sequence[Entry], machine: str) -> str:
+def recent_bias(entries: Sequence[Record], machine: str) -> str:
     """What to say where the newest plans on a machine missed; empty where they did not, or are few."""
     mine = _ended(entries, machine)
     newest = mine[-DRIFT_RUNS:]

@@ -13,8 +13,8 @@ from penjing.plan.device_model import (
     LAUNCH_SECONDS,
     PCIE_BYTES_PER_SECOND,
     Attention,
+    Gemm,
     Machine,
-    Product,
     machine_of_card,
 )
 from penjing.plan.gpu_specs import Card, card_called, find_card
@@ -79,7 +79,7 @@ class Profile:
         for square in self.squares:
             best[square["dtype"]] = max(best.get(square["dtype"], 0.0), square["flops_per_second"])
         products = tuple(
-            Product(**{name: one[name] for name in ("rows", "inner", "outputs", "dtype", "flops_per_second")})
+            Gemm(**{name: one[name] for name in ("rows", "inner", "outputs", "dtype", "flops_per_second")})
             for one in self.shapes
         )
         shares = [rate / best[dtype] for dtype, rate in self.attention_flops_per_second.items() if best.get(dtype)]

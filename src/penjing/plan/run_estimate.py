@@ -15,7 +15,7 @@ PARTS = ("training", "validation", "checkpoint", "sample")  # of a run's time, a
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bill:
+class RunEstimate:
     """A prediction, with how it was come by. Seconds are wall time of the whole run, validation and saving included."""
 
     parameters: int
@@ -52,7 +52,7 @@ class Bill:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, known: Mapping[str, Any]) -> Bill:
+    def from_dict(cls, known: Mapping[str, Any]) -> RunEstimate:
         """A plan that was written; what older ones lack is filled with nothing."""
         empty: dict[str, Any] = {
             "flops_per_token_full_square": 0.0,
@@ -92,11 +92,11 @@ def estimate_memory(config: ModelConfig, micro_tokens: int, optimizer_bytes_per_
     and attention, gate, up and their product. Logits are made in blocks and not kept.
     """
     size = parameters(config).total
-    width, inner = config.hidden_size, config.mlp_size
-    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_size
+    width, inner = config.hidden_size, config.intermediate_size
+    heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     if config.is_mixture:
-        inner = config.expert_size * config.experts_per_token + config.shared_expert_size
-    per_token = config.num_layers * (5 * width + 2 * heads + 3 * inner) * 4
+        inner = config.moe_intermediate_size * config.num_experts_per_tok + config.shared_expert_intermediate_size
+    per_token = config.num_hidden_layers * (5 * width + 2 * heads + 3 * inner) * 4
     return {
         "weights": 4 * size,
         "gradients": 4 * size,
@@ -111,7 +111,7 @@ def estimate_memory_bytes(config: ModelConfig, micro_tokens: int, optimizer_byte
     return sum(estimate_memory(config, micro_tokens, optimizer_bytes_per_parameter).values())
 
 
-def make_bill(
+def estimate_run(
     config: ModelConfig,
     *,
     trainable: int,
@@ -130,8 +130,8 @@ def make_bill(
     machine: str = "",
     errors: Sequence[float] = (),
     versions: Mapping[str, str] | None = None,
-) -> Bill:
-    """Put an L2 estimate together. Units are what batch.rows counts (rows, pairs, prompts). errors: log(actual /
+) -> RunEstimate:
+    """Put an L2 estimate together. Units are what batch.size counts (rows, pairs, prompts). errors: log(actual /
     predicted) of earlier runs' time on this machine."""
     count = parameters(config)
     tokens_per_step = round(units_per_step * tokens_per_unit)
@@ -146,7 +146,7 @@ def make_bill(
     measured = timings.peak_memory_bytes
     formula = estimate_memory_bytes(config, micro_tokens, optimizer_bytes_per_parameter)
     line, wait = timings.line, timings.wait_seconds
-    return Bill(
+    return RunEstimate(
         parameters=count.total,
         parameters_without_embedding=count.without_embedding,
         trainable_parameters=trainable,

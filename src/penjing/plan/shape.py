@@ -20,28 +20,28 @@ class Shape:
     heads: int
     query_size: int  # H x K, all query heads together
     key_size: int  # G x K, all key heads together
-    mlp_size: int  # F, of a dense block
+    intermediate_size: int  # F, of a dense block
     mlp_matrices: int  # 3 with a gate (SwiGLU), 2 without
     vocabulary: int
     parameters: int  # all of them
     windows: tuple[int, ...] = ()  # keys a query of each layer sees at most; 0 = all; empty: all layers see all
-    dense_layers: int = -1  # how many have a plain MLP; -1 = all
+    mlp_only_layers: int = -1  # how many have a plain MLP; -1 = all
     experts: int = 0
-    experts_per_token: int = 0
-    expert_size: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
     shared_size: int = 0  # F of the shared experts together
     small_blocks: int = 0  # kernels of one block's forward pass beside products and attention; 0 = as for ours
 
     @property
     def num_dense(self) -> int:
-        return self.layers if self.dense_layers < 0 else self.dense_layers
+        return self.layers if self.mlp_only_layers < 0 else self.mlp_only_layers
 
     @property
     def block_matrices(self) -> int:
         """Values of the matrices one token goes through, all blocks together: M without the head."""
         attention = self.layers * self.width * (2 * self.query_size + 2 * self.key_size)
-        dense = self.num_dense * self.mlp_matrices * self.width * self.mlp_size
-        through = self.experts_per_token * self.expert_size + self.shared_size
+        dense = self.num_dense * self.mlp_matrices * self.width * self.intermediate_size
+        through = self.num_experts_per_tok * self.moe_intermediate_size + self.shared_size
         mixture = (self.layers - self.num_dense) * (3 * self.width * through + self.width * self.experts)
         return attention + dense + mixture
 
@@ -55,30 +55,30 @@ class Shape:
         E (1 - (1 - k / E)^N) of them on average."""
         if not self.experts:
             return self.matrices
-        chosen = self.experts * (1 - (1 - self.experts_per_token / self.experts) ** tokens)
-        others = (chosen - self.experts_per_token) * 3 * self.width * self.expert_size
+        chosen = self.experts * (1 - (1 - self.num_experts_per_tok / self.experts) ** tokens)
+        others = (chosen - self.num_experts_per_tok) * 3 * self.width * self.moe_intermediate_size
         return self.matrices + (self.layers - self.num_dense) * others
 
 
 def shape_of(config: ModelConfig) -> Shape:
     """The shape of a model of ours."""
-    layers = config.num_layers
+    layers = config.num_hidden_layers
     return Shape(
         layers=layers,
         width=config.hidden_size,
-        heads=config.num_heads,
-        query_size=config.num_heads * config.head_size,
-        key_size=config.num_kv_heads * config.head_size,
-        mlp_size=config.mlp_size,
+        heads=config.num_attention_heads,
+        query_size=config.num_attention_heads * config.head_dim,
+        key_size=config.num_key_value_heads * config.head_dim,
+        intermediate_size=config.intermediate_size,
         mlp_matrices=3,
-        vocabulary=config.vocabulary_size,
+        vocabulary=config.vocab_size,
         parameters=parameters(config).total,
         windows=tuple(config.window(layer) for layer in range(layers)) if config.sliding_window else (),
-        dense_layers=sum(config.is_dense_layer(layer) for layer in range(layers)),
-        experts=config.experts,
-        experts_per_token=config.experts_per_token,
-        expert_size=config.expert_size,
-        shared_size=config.shared_expert_size,
+        mlp_only_layers=sum(config.is_dense_layer(layer) for layer in range(layers)),
+        experts=config.num_experts,
+        num_experts_per_tok=config.num_experts_per_tok,
+        moe_intermediate_size=config.moe_intermediate_size,
+        shared_size=config.shared_expert_intermediate_size,
     )
 
 
@@ -103,18 +103,18 @@ def shape_from_hf(given: Mapping[str, Any], where: object) -> Shape:
 
     kind = str(given.get("model_type", ""))
     width = first("hidden_size", "n_embd", "d_model")
-    layers = first("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    layers = first("num_hidden_layers", "n_layer", "n_layers", "num_hidden_layers")
     heads = first("num_attention_heads", "n_head", "n_heads")
     head = first("head_dim", default=max(1, width // heads))
-    key_heads = first("num_key_value_heads", "num_kv_heads", default=heads)
+    key_heads = first("num_key_value_heads", "num_key_value_heads", default=heads)
     inner = first("intermediate_size", "n_inner", "ffn_dim", default=first("expansion_ratio", default=4) * width)
     vocabulary = first("vocab_size", "padded_vocab_size")
     gated = 2 if kind in _PLAIN_MLP else 3
     experts = first("num_local_experts", "num_experts", "n_routed_experts", default=0)
     chosen = first("num_experts_per_tok", default=2 if experts else 0)
-    expert_size = first("moe_intermediate_size", default=inner) if experts else 0
+    moe_intermediate_size = first("moe_intermediate_size", default=inner) if experts else 0
     shared = first("shared_expert_intermediate_size", default=0) if experts else 0
-    shared += first("n_shared_experts", default=0) * expert_size if experts else 0
+    shared += first("n_shared_experts", default=0) * moe_intermediate_size if experts else 0
     dense = first("first_k_dense_replace", default=0) if experts else layers
     tied = bool(given.get("tie_word_embeddings", kind in ("gpt2", "opt", "bloom", "mpt", "gemma", "gemma2", "gemma3")))
     window = given.get("sliding_window")
@@ -122,7 +122,7 @@ def shape_from_hf(given: Mapping[str, Any], where: object) -> Shape:
     positions = first("n_positions", "max_position_embeddings", default=0) if kind in ("gpt2", "opt") else 0
     table = vocabulary * width
     mlp = dense * gated * width * inner
-    mlp += (layers - dense) * (3 * width * (experts * expert_size + shared) + width * experts)
+    mlp += (layers - dense) * (3 * width * (experts * moe_intermediate_size + shared) + width * experts)
     attention = layers * width * (2 * heads * head + 2 * key_heads * head)
     vectors = layers * width * (13 if kind == "gpt2" else 2) + width * (2 if kind == "gpt2" else 1)
     total = table * (1 if tied else 2) + positions * width + attention + mlp + vectors
@@ -132,14 +132,14 @@ def shape_from_hf(given: Mapping[str, Any], where: object) -> Shape:
         heads=heads,
         query_size=heads * head,
         key_size=key_heads * head,
-        mlp_size=inner,
+        intermediate_size=inner,
         mlp_matrices=gated,
         vocabulary=vocabulary,
         parameters=total,
         windows=(int(window),) * layers if windowed and isinstance(window, int) else (),
-        dense_layers=dense,
+        mlp_only_layers=dense,
         experts=experts,
-        experts_per_token=chosen,
-        expert_size=expert_size,
+        num_experts_per_tok=chosen,
+        moe_intermediate_size=moe_intermediate_size,
         shared_size=shared,
     )

@@ -41,7 +41,7 @@ class Workload:
 
     shape: Shape
     tokens: int  # positions of one forward pass
-    row_tokens: int  # T
+    seq_len: int  # T
     keys: float  # that a query sees on average
     passes: int = 1  # forward and backward passes before the optimizer steps
     dtype: str = "bfloat16"  # of matrix products
@@ -92,12 +92,12 @@ class Workload:
             (n, shape.query_size, shape.width, shape.layers),
         ]
         attention, ins = len(blocks), shape.mlp_matrices - 1
-        blocks.append((n, shape.width, shape.mlp_size, ins * shape.num_dense))
-        blocks.append((n, shape.mlp_size, shape.width, shape.num_dense))
+        blocks.append((n, shape.width, shape.intermediate_size, ins * shape.num_dense))
+        blocks.append((n, shape.intermediate_size, shape.width, shape.num_dense))
         if shape.experts:
-            layers, share = shape.layers - shape.num_dense, max(1, n * shape.experts_per_token // shape.experts)
-            blocks.append((share, shape.width, shape.expert_size, 2 * layers * shape.experts))
-            blocks.append((share, shape.expert_size, shape.width, layers * shape.experts))
+            layers, share = shape.layers - shape.num_dense, max(1, n * shape.num_experts_per_tok // shape.experts)
+            blocks.append((share, shape.width, shape.moe_intermediate_size, 2 * layers * shape.experts))
+            blocks.append((share, shape.moe_intermediate_size, shape.width, layers * shape.experts))
             blocks.append((n, shape.width, shape.experts, layers))
             if shape.shared_size:
                 blocks.append((n, shape.width, shape.shared_size, 2 * layers))
@@ -130,7 +130,7 @@ class Workload:
         if self.attention == "fused":
             return one * (2 * forwards * sum(keys) + 5 * sum(keys[self.first_backward :]))
         layers = self.shape.layers
-        return one * self.row_tokens * (2 * forwards * layers + 4 * (layers - self.first_backward))
+        return one * self.seq_len * (2 * forwards * layers + 4 * (layers - self.first_backward))
 
     def map_bytes(self) -> float:
         """Moved for attention maps that are kept, in one pass."""
@@ -138,16 +138,16 @@ class Workload:
             return 0.0
         values = MAP_VALUES + (MAP_DROPOUT_VALUES if self.attention_dropout else 0)
         value_bytes = VALUE_BYTES[self.dtype] * (MAP_MASTER_FACTOR if self._has_masters else 1.0)
-        return self.tokens * self.row_tokens * self.shape.heads * self.shape.layers * values * value_bytes
+        return self.tokens * self.seq_len * self.shape.heads * self.shape.layers * values * value_bytes
 
     def elementwise_bytes(self) -> float:
         """Moved in one pass by everything that is neither a product nor attention nor the head."""
         shape = self.shape
         inner = GATED_VALUES if shape.mlp_matrices == 3 else MLP_VALUES
-        mixture = shape.experts_per_token * shape.expert_size + shape.shared_size
+        mixture = shape.num_experts_per_tok * shape.moe_intermediate_size + shape.shared_size
         layers = shape.layers - shape.num_dense
-        values = WIDTH_VALUES * shape.width * shape.layers + inner * shape.mlp_size * shape.num_dense
-        values += layers * (GATED_VALUES * mixture + 12 * shape.experts_per_token * shape.width)
+        values = WIDTH_VALUES * shape.width * shape.layers + inner * shape.intermediate_size * shape.num_dense
+        values += layers * (GATED_VALUES * mixture + 12 * shape.num_experts_per_tok * shape.width)
         value_bytes = VALUE_BYTES[self.dtype] * (MASTER_FACTOR if self._has_masters else 1.0)
         share = AGAIN[self.recompute] * self._done + 0.35 * self.extra_forwards
         share *= 0.5 if self.compiled else KERNEL_SHARE if self.own_kernels else 1.0
@@ -174,9 +174,9 @@ class Workload:
         shape = self.shape
         sides = [(shape.width, shape.query_size, 2), (shape.width, shape.key_size, 2)]
         pairs = [(first, second, count * shape.layers) for first, second, count in sides]
-        pairs.append((shape.width, shape.mlp_size, shape.mlp_matrices * shape.num_dense))
+        pairs.append((shape.width, shape.intermediate_size, shape.mlp_matrices * shape.num_dense))
         mixtures = shape.layers - shape.num_dense
-        pairs.append((shape.width, shape.expert_size, 3 * shape.experts * mixtures))
+        pairs.append((shape.width, shape.moe_intermediate_size, 3 * shape.experts * mixtures))
         pairs.append((shape.width, shape.shared_size, 3 * mixtures))
         pairs.append((shape.width, shape.experts, mixtures))  # the router
         total = 0.0

@@ -17,7 +17,7 @@ from torch import nn
 
 from penjing.model.config import ModelConfig
 from penjing.model.freeze import freeze
-from penjing.model.lora import Lora, adapt
+from penjing.model.lora import Lora, add_adapter
 from penjing.model.transformer import Transformer
 
 Place = tuple[int, int]  # (layer, how far up within it); a larger one reads what a smaller one wrote
@@ -73,10 +73,11 @@ def _by(config: ModelConfig, lora: Lora, patterns: tuple[str, ...]) -> Trainable
     with torch.device("meta"):
         model = Transformer(config)
     if lora.rank:
-        adapt(model, replace(lora, kind="lora"), seed=0)  # DoRA's magnitudes are taken from weights, of which are none
+        # DoRA's magnitudes are taken from weights, of which are none
+        add_adapter(model, replace(lora, use_dora=False), seed=0)
     freeze(model, patterns)
     found = trainable_of(model, config)
-    if lora.kind != "dora":
+    if not lora.use_dora:
         return found
     magnitudes = sum(each.shape[0] for name, each in model.named_parameters() if name.endswith(".B"))
     return replace(found, learns=found.learns + magnitudes)
@@ -87,7 +88,7 @@ def _matrices(
 ) -> Iterable[tuple[str, nn.Parameter]]:
     """Those that enter a matmul, the head among them; a tied one is the embedding."""
     for name, each in parameters:
-        table = name.startswith("embed.") and config.embeddings != "tied"
+        table = name.startswith("embed.") and not config.tie_word_embeddings
         beside = ".adapters." in name or not name.startswith(("embed.", "blocks.", "head."))
         if each.ndim >= 2 and not table and not beside:
             yield name, each
@@ -96,7 +97,7 @@ def _matrices(
 def _active(parameter: nn.Parameter, config: ModelConfig) -> int:
     """Values that one token is multiplied with: of experts, which lie in one tensor, those it is sent to."""
     count = parameter.numel()
-    return count * config.experts_per_token // config.experts if parameter.ndim == 3 else count
+    return count * config.num_experts_per_tok // config.num_experts if parameter.ndim == 3 else count
 
 
 def _place(name: str, config: ModelConfig, *, head: bool = False) -> Place:
@@ -105,6 +106,6 @@ def _place(name: str, config: ModelConfig, *, head: bool = False) -> Place:
     if found is None:
         if name.startswith("embed.") and not head:
             return -1, 0
-        return config.num_layers, 0 if name.startswith("norm.") else 1
+        return config.num_hidden_layers, 0 if name.startswith("norm.") else 1
     within = next(place for pattern, place in _WITHIN if pattern.match(found[2]))
     return int(found[1]), within

@@ -1,4 +1,4 @@
-"""Reinforce what earns rewards. Run: penjing train grpo start=runs/sft data.train=PROMPTS.jsonl
+"""Reinforce what earns rewards. Run: penjing train grpo init_from=runs/sft data.train=PROMPTS.jsonl
 
 PROMPTS holds conversations that wait for an answer, with reference answers: {"conversations": [...], "gt": ["42"]}.
 
@@ -22,11 +22,11 @@ def grpo() -> Layer:
         "stage": "grpo",
         "out": "runs/grpo",
         "epochs": 1,
-        "objective": {"kind": "policy", "loss": "grpo"},
-        "data": {"kind": "prompts", "row_tokens": 512, "validation_fraction": 0.1},
-        "batch": {"rows": 16},
-        "optimizer": {"kind": "adamw", "learning_rate": 5e-4, "weight_decay": 0.0},
-        "schedule": {"kind": "constant"},
-        "validate": {"every": 50, "rows": 256, "before": "yes"},
-        "track": {"every": 1},
+        "objective": {"name": "policy", "loss": "grpo"},
+        "data": {"format": "prompts", "seq_len": 512, "val_fraction": 0.1},
+        "batch": {"size": 16},
+        "optimizer": {"name": "adamw", "learning_rate": 5e-4, "weight_decay": 0.0},
+        "schedule": {"name": "constant"},
+        "eval": {"every": 50, "sequences": 256, "at_start": True},
+        "log": {"every": 1},
     }

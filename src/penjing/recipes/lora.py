@@ -1,4 +1,4 @@
-"""Teach a trained model with small adapters. Run: penjing train lora start=runs/pretrain data.train=CHATS.jsonl
+"""Teach a trained model with small adapters. Run: penjing train lora init_from=runs/pretrain data.train=CHATS.jsonl
 
 Changes from sft: the weights of `start` stay as they are and adapters beside its linear layers learn; five times the
 learning rate, as adapters bear and want more than whole weights (2e-4 there); no weight decay, which would pull towards
@@ -17,5 +17,5 @@ def lora() -> Layer:
         "stage": "lora",
         "out": "runs/lora",
         "lora": {"rank": 16, "alpha": 32},
-        "optimizer": {"kind": "adamw", "learning_rate": 1e-3, "weight_decay": 0.0},
+        "optimizer": {"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.0},
     }

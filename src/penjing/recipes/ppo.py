@@ -1,4 +1,4 @@
-"""Reinforce with a learned value. Run: penjing train ppo start=runs/sft data.train=PROMPTS.jsonl
+"""Reinforce with a learned value. Run: penjing train ppo init_from=runs/sft data.train=PROMPTS.jsonl
 
 Changes from grpo: answers are not compared with their siblings but with what a value head on the policy foresaw at each
 token (generalised advantage estimation), so two answers to a prompt are enough and more prompts are taken at once; each
@@ -16,6 +16,6 @@ def ppo() -> Layer:
         **grpo(),
         "stage": "ppo",
         "out": "runs/ppo",
-        "objective": {"kind": "policy", "loss": "ppo", "rollout": {"answers": 2, "repeats": 2}},
-        "batch": {"rows": 64},
+        "objective": {"name": "policy", "loss": "ppo", "rollout": {"num_generations": 2, "num_epochs": 2}},
+        "batch": {"size": 64},
     }

@@ -16,8 +16,8 @@ def pretrain() -> Layer:
         "out": "runs/pretrain",
         "epochs": 1,
         "model": "26m",
-        "data": {"kind": "documents", "row_tokens": 512},
-        "batch": {"rows": 64, "min_steps": 100},
-        "optimizer": {"kind": "muon", "learning_rate": 0.02, "adamw_learning_rate": 0.003},
-        "schedule": {"kind": "wsd", "warmup_fraction": 0.02, "decay_fraction": 0.4},
+        "data": {"format": "documents", "seq_len": 512},
+        "batch": {"size": 64, "min_steps": 100},
+        "optimizer": {"name": "muon", "learning_rate": 0.02, "adamw_learning_rate": 0.003},
+        "schedule": {"name": "wsd", "warmup_ratio": 0.02, "decay_ratio": 0.4},
     }

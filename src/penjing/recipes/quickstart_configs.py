@@ -17,17 +17,17 @@ def tiny() -> Layer:
     return {
         "stage": "tiny",
         "out": "runs/tiny",
-        "steps": PRETRAIN_STEPS,
+        "max_steps": PRETRAIN_STEPS,
         "model": "tiny",
-        "tokenizer": {"han_run": 2},
-        "data": {"kind": "documents", "row_tokens": 256},
-        "batch": {"rows": 4},
-        "optimizer": {"kind": "muon", "learning_rate": 0.02, "adamw_learning_rate": 0.01},
-        "schedule": {"kind": "wsd", "warmup_fraction": 0.02, "decay_fraction": 0.4},
-        "validate": {"every": 300, "rows": 128},
-        "sample": {"every": 300, "tokens": 80},
-        "save": {"every": 300},
-        "track": {"every": 50},
+        "tokenizer": {"max_han_per_token": 2},
+        "data": {"format": "documents", "seq_len": 256},
+        "batch": {"size": 4},
+        "optimizer": {"name": "muon", "learning_rate": 0.02, "adamw_learning_rate": 0.01},
+        "schedule": {"name": "wsd", "warmup_ratio": 0.02, "decay_ratio": 0.4},
+        "eval": {"every": 300, "sequences": 128},
+        "sample": {"every": 300, "max_new_tokens": 80},
+        "checkpoint": {"every": 300},
+        "log": {"every": 50},
     }
 
 
@@ -36,26 +36,26 @@ def tiny_sft() -> Layer:
         **tiny(),
         "stage": "tiny_sft",
         "out": "runs/tiny_sft",
-        "steps": SFT_STEPS,
-        "data": {"kind": "chats", "row_tokens": 256},
-        "validate": {"every": 400, "rows": 64},
-        "sample": {"every": 400, "tokens": 80},
-        "save": {"every": 400},
+        "max_steps": SFT_STEPS,
+        "data": {"format": "chats", "seq_len": 256},
+        "eval": {"every": 400, "sequences": 64},
+        "sample": {"every": 400, "max_new_tokens": 80},
+        "checkpoint": {"every": 400},
     }
 
 
 def tiny_distill() -> Layer:
     """The quickstart's SFT model as the teacher of its pretrained one:
 
-    penjing train tiny_distill start=runs/quickstart/pretrain objective.teacher=runs/quickstart/sft
+    penjing train tiny_distill init_from=runs/quickstart/pretrain objective.teacher=runs/quickstart/sft
     data.train=runs/quickstart/data/sft.jsonl
     """
     return {
         **tiny_sft(),
         "stage": "tiny_distill",
         "out": "runs/tiny_distill",
-        "steps": DISTILL_STEPS,
-        "objective": {"kind": "distill"},
-        "validate": {"every": 300, "rows": 64, "before": "yes"},
+        "max_steps": DISTILL_STEPS,
+        "objective": {"name": "distill"},
+        "eval": {"every": 300, "sequences": 64, "at_start": True},
         "sample": {"every": 0},
     }

@@ -1,4 +1,4 @@
-"""Learn a number for each answer from pairs. Run: penjing train reward start=runs/sft data.train=PAIRS.jsonl
+"""Learn a number for each answer from pairs. Run: penjing train reward init_from=runs/sft data.train=PAIRS.jsonl
 
 Changes from dpo: the model gets a head of one number, read where the answer is all said (train/stages/reward.py), and
 there is no reference; it is to judge and not to speak, so it may move far from its start: a rate of 3e-3. More pairs
@@ -17,6 +17,6 @@ def reward() -> Layer:
         "stage": "reward",
         "out": "runs/reward",
         "epochs": 5,
-        "objective": {"kind": "reward"},
-        "optimizer": {"kind": "adamw", "learning_rate": 3e-3, "weight_decay": 0.0},
+        "objective": {"name": "reward"},
+        "optimizer": {"name": "adamw", "learning_rate": 3e-3, "weight_decay": 0.0},
     }

@@ -1,4 +1,4 @@
-"""Teach a pretrained model to answer. Run: penjing train sft start=runs/pretrain data.train=CHATS.jsonl
+"""Teach a pretrained model to answer. Run: penjing train sft init_from=runs/pretrain data.train=CHATS.jsonl
 
 Changes from pretrain: starts from a run; the data are conversations, and only what the assistant says is learned; AdamW
 at a low rate; two epochs.
@@ -17,8 +17,8 @@ def sft() -> Layer:
         "stage": "sft",
         "out": "runs/sft",
         "epochs": 2,
-        "data": {"kind": "chats", "row_tokens": 1024, "min_row_tokens": 64},
-        "batch": {"rows": 32, "min_steps": 100},
-        "optimizer": {"kind": "adamw", "learning_rate": 2e-4, "weight_decay": 0.1},
-        "schedule": {"kind": "cosine", "warmup_fraction": 0.02, "floor_fraction": 0.1},
+        "data": {"format": "chats", "seq_len": 1024, "min_seq_len": 64},
+        "batch": {"size": 32, "min_steps": 100},
+        "optimizer": {"name": "adamw", "learning_rate": 2e-4, "weight_decay": 0.1},
+        "schedule": {"name": "cosine", "warmup_ratio": 0.02, "min_lr_ratio": 0.1},
     }

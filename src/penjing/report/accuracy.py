@@ -39,7 +39,7 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class AccuracyLine:
     """One line of the table. A total has an empty `kind`; the total over all has an empty `language` too."""
 
     kind: str
@@ -75,21 +75,21 @@ def pool(rows: Iterable[Row]) -> Score | None:
     return Score(asked=asked, right=sum(row.right for row in asked_rows), chance=chance)
 
 
-def _line(rows: Sequence[Row], kind: str, language: str) -> Line | None:
+def _line(rows: Sequence[Row], kind: str, language: str) -> AccuracyLine | None:
     """The line for one kind and language, where empty means all; None when nothing was asked."""
     chosen = [row for row in rows if row.kind == (kind or row.kind) and row.language == (language or row.language)]
     before = pool(row for row in chosen if row.stage == BEFORE)
     after = pool(row for row in chosen if row.stage == AFTER)
-    return Line(kind=kind, language=language, before=before, after=after) if before or after else None
+    return AccuracyLine(kind=kind, language=language, before=before, after=after) if before or after else None
 
 
-def lost_kinds(rows: Sequence[Row]) -> list[Line]:
+def lost_kinds(rows: Sequence[Row]) -> list[AccuracyLine]:
     """The kinds of questions that training lost, all languages together."""
     lines = [_line(rows, kind, "") for kind in dict.fromkeys(row.kind for row in rows if row.kind)]
     return [line for line in lines if line is not None and line.is_lost]
 
 
-def accuracy_lines(rows: Sequence[Row]) -> list[Line]:
+def accuracy_lines(rows: Sequence[Row]) -> list[AccuracyLine]:
     """Lines per kind and language in order of appearance, then a total per language, then one over all."""
     rows = list({(row.stage, row.kind, row.language): row for row in rows if row.stage in (BEFORE, AFTER)}.values())
     languages = list(dict.fromkeys(sorted(row.language for row in rows)))

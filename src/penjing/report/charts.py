@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 from rich.cells import cell_len
 
-from penjing.report.accuracy import Line, Score
+from penjing.report.accuracy import AccuracyLine, Score
 from penjing.report.load_run import number
 
 LETTER_WIDTH = 6.3  # of the 11.5 px figures on the axes
@@ -326,7 +326,7 @@ def _fraction_bar(score: Score, name: str, index: int, scale: Scale, top: float,
 
 
 def fraction_bars(
-    lines: Sequence[Line], labels: Sequence[str], names: tuple[str, str], *, title: str, width: int = 460
+    lines: Sequence[AccuracyLine], labels: Sequence[str], names: tuple[str, str], *, title: str, width: int = 460
 ) -> Markup:
     """Right answers: two horizontal bars from 0 to 100 % for each line, before and after (`names`), and an upright
     mark at the chance level."""

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from penjing.base.files import write_text
 from penjing.report import charts, metrics, text_format
-from penjing.report.accuracy import Line, Score, accuracy_lines
+from penjing.report.accuracy import AccuracyLine, Score, accuracy_lines
 from penjing.report.charts import Axis, Series, figure
 from penjing.report.load_run import Fields, Record, Run
 from penjing.report.metrics import CHARTS, HELD_OUT, SMALL_CHARTS, TOKENS, Chart, plain_charts, task_names
@@ -298,11 +298,11 @@ def questions_view(runs: Sequence[Run], limits: Limits) -> View | None:
     return {"table": Table(columns, rows, texts=2), "charts": [], "lost": lost}
 
 
-def _kind_cells(line: Line) -> list[Cell]:
+def _kind_cells(line: AccuracyLine) -> list[Cell]:
     return [Cell(kind_name(line.kind), marked=not line.kind), Cell(clip(text_format.language_name(line.language), 20))]
 
 
-def _change_cell(line: Line | None) -> Cell:
+def _change_cell(line: AccuracyLine | None) -> Cell:
     if line is None or line.best is None:
         return Cell(NONE)
     sides = [percent(score.fraction) for score in (line.before, line.after) if score]
@@ -316,7 +316,7 @@ def _score_cell(score: Score | None) -> Cell:
     return Cell(percent(score.fraction), f"{score.right:,} / {score.asked:,} ({low * 100:.0f}–{percent(high)})")
 
 
-def accuracy_table(lines: list[Line], limits: Limits) -> Table:
+def accuracy_table(lines: list[AccuracyLine], limits: Limits) -> Table:
     """A line per kind and language with its interval, and what that says of guessing."""
     chosen = lines if len(lines) <= 8 * limits.items else [*lines[: 8 * limits.items], lines[-1]]
     rows = []
@@ -328,7 +328,7 @@ def accuracy_table(lines: list[Line], limits: Limits) -> Table:
     return Table(("kind 题型", "language 语言", "guessing 随机", "before 训练前", "after 训练后", ""), rows, texts=2)
 
 
-def accuracy_charts(lines: list[Line], limits: Limits) -> list[tuple[str, Markup]]:
+def accuracy_charts(lines: list[AccuracyLine], limits: Limits) -> list[tuple[str, Markup]]:
     """One bar chart per language: each kind, and the language's total."""
     figures = []
     for language in dict.fromkeys(line.language for line in lines if line.language):

@@ -107,7 +107,7 @@ class Run:
 
     folder: str
     name: str
-    task: str  # objective.kind, with data.kind where the next token is learned; empty where run.toml says nothing
+    task: str  # objective.name, with data.format where the next token is learned; empty where run.toml says nothing
     settings: Mapping[str, str]
     defaults: Mapping[str, str]  # of its recipe; empty where the recipe is not known
     plan: Fields
@@ -231,11 +231,11 @@ def read_run(folder: Path, problems: list[str]) -> Run:
     outcome = read_object(folder / "outcome.json", problems)
     asked = read_object(folder / "questions.json", problems)
     rows = [read_row(row, when) for when in STAGES.values() for row in asked.fields(when).items("rows")]
-    task = settings.get("objective.kind", "")
+    task = settings.get("objective.name", "")
     return Run(
         folder=text(folder),
         name=text(folder.resolve().name),
-        task=settings.get("data.kind", task) if task == "next_token" else task,
+        task=settings.get("data.format", task) if task == "next_token" else task,
         settings=settings,
         defaults={},
         plan=read_object(folder / "plan.json", problems),

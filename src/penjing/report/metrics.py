@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-HELD_OUT = "validation_"  # before the name of the same metric on held-out data
+HELD_OUT = "val_"  # before the name of the same metric on held-out data
 TOKENS = "tokens"  # trained on so far
-SKIPPED_STEPS = "bad_steps"
+SKIPPED_STEPS = "skipped_steps"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Chart:
 
 
 CHARTS = (
-    Chart("loss_nats_per_token", "Loss", "损失", "nats per token", best="low"),
+    Chart("loss", "Loss", "损失", "nats per token", best="low"),
     Chart("bits_per_byte", "Unseen text", "验证集", "bits per byte (held out)", best="low"),
     Chart("preference_loss", "Preference loss", "偏好损失", "loss per pair or answer"),
     Chart("ranking_loss", "Ranking loss", "排序损失", "nats per pair", best="low"),
@@ -36,32 +36,38 @@ CHARTS = (
     Chart("reward_accuracy", "Reward accuracy", "奖励准确率", "share of pairs", best="high", percent=True),
     Chart("reward_margin", "Reward margin", "奖励间隔", "chosen − rejected"),
     Chart("chosen_reward", "Rewards", "奖励", "reward", (("rejected_reward", "rejected"),), "chosen"),
-    Chart("likelihood_accuracy", "Log-prob accuracy", "对数概率准确率", "share of pairs", best="high", percent=True),
-    Chart("kl_nats_per_answer", "KL to the reference", "与参考模型的 KL", "nats per answer", from_zero=True),
-    Chart("kl_nats_per_token", "KL per token", "逐词元 KL", "nats per token", from_zero=True),
-    Chart("kl_nats", "KL to the reference", "与参考模型的 KL", "nats per token", from_zero=True),
+    Chart("logp_accuracy", "Log-prob accuracy", "对数概率准确率", "share of pairs", best="high", percent=True),
+    Chart("kl_per_answer", "KL to the reference", "与参考模型的 KL", "nats per answer", from_zero=True),
+    Chart("kl", "KL per token", "逐词元 KL", "nats per token", from_zero=True),
     Chart("agreement", "Agreement with the teacher", "与教师一致", "share of tokens", best="high", percent=True),
     Chart("policy_loss", "Policy loss", "策略损失", "loss"),
     Chart("value_loss", "Value loss", "价值损失", "loss", best="low"),
 )
 SMALL_CHARTS = (
-    Chart("reward_spread", "Reward std", "奖励标准差", "standard deviation", from_zero=True),
-    Chart("degenerate_fraction", "Zero-std groups", "零方差组", "share of groups", percent=True, from_zero=True),
-    Chart("cut_off_fraction", "Truncated answers", "截断比例", "share of answers", percent=True, from_zero=True),
+    Chart("reward_std", "Reward std", "奖励标准差", "standard deviation", from_zero=True),
+    Chart("frac_zero_reward_std", "Zero-std groups", "零方差组", "share of groups", percent=True, from_zero=True),
+    Chart("truncated_fraction", "Truncated answers", "截断比例", "share of answers", percent=True, from_zero=True),
     Chart("answer_tokens", "Answer length", "回答长度", "tokens", from_zero=True),
     Chart("chosen_tokens", "Answer length", "回答长度", "tokens", (("rejected_tokens", "rejected"),), "chosen"),
     Chart("own_answer_tokens", "Length of own answers", "自身回答长度", "tokens", from_zero=True),
-    Chart("entropy_nats", "Entropy", "熵", "nats per token", from_zero=True),
-    Chart("kl_behaviour_nats", "KL old to new policy", "新旧策略 KL", "nats per token", from_zero=True),
-    Chart("expert_load_worst", "Expert load", "专家负载", "times the mean", (("expert_load_mean", "mean"),), "worst"),
+    Chart("entropy", "Entropy", "熵", "nats per token", from_zero=True),
+    Chart("kl_old_new", "KL old to new policy", "新旧策略 KL", "nats per token", from_zero=True),
+    Chart(
+        "max_expert_load_ratio",
+        "Expert load",
+        "专家负载",
+        "times the mean",
+        (("mean_expert_load_ratio", "mean"),),
+        "worst",
+    ),
     Chart("learning_rate", "Learning rate", "学习率", "learning rate", from_zero=True),
-    Chart("gradient_norm", "Gradient norm", "梯度范数", "gradient norm (log)", log=True),
+    Chart("grad_norm", "Gradient norm", "梯度范数", "gradient norm (log)", log=True),
     Chart("tokens_per_second", "Speed", "速度", "tokens/s", best="high", from_zero=True),
 )
 # Not drawn: the axis, and what other parts of the page say better.
 NOT_DRAWN = {TOKENS, "seconds", "seconds_left", "memory_bytes", "mfu", "mfu_full_square", SKIPPED_STEPS}
 NOT_DRAWN |= {"seconds_over_plan", "wait_over_plan", "rollout_seconds", "scoring_seconds"}
-NOT_FINAL = {"learning_rate", "gradient_norm"}  # their last value says nothing of a run
+NOT_FINAL = {"learning_rate", "grad_norm"}  # their last value says nothing of a run
 # What a run learns, by `Run.task`: its names, and whether tokens (else steps) are its horizontal axis.
 TASKS = {
     "documents": ("Pretraining", "预训练", True),

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penjing.report import text_format
-from penjing.report.accuracy import Line, Score, accuracy_lines
+from penjing.report.accuracy import AccuracyLine, Score, accuracy_lines
 from penjing.report.load_run import Record, Run
 from penjing.report.text_format import NONE, clip, kind_name, percent, signed_percent
 
@@ -26,7 +26,7 @@ def _score(score: Score | None) -> Text:
     return words(f"{percent(score.fraction)} ({low * 100:.0f}–{high * 100:.0f})")
 
 
-def accuracy_table(lines: list[Line]) -> Table:
+def accuracy_table(lines: list[AccuracyLine]) -> Table:
     """Right answers before and after training, beside guessing; totals stand in bold."""
     table = Table(title="Right answers (95 % interval)", title_justify="left", title_style="bold")
     for heading in ("kind", "language", "guessing", "before", "after", ""):

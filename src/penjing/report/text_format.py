@@ -217,7 +217,7 @@ def _answers(record: Record) -> str:
     return sentence + "."
 
 
-def _unseen(record: Record) -> str:
+def _new_in_evaluation(record: Record) -> str:
     """How well it predicts text it has not seen, from the pretraining's outcome."""
     bits = record.runs[0].outcome.number(HELD_OUT + "bits_per_byte") if record.runs else None
     if bits is None:
@@ -238,7 +238,7 @@ def headline(record: Record) -> list[str]:
     facts = record.quickstart.facts
     failed = [stage.text("name") for stage in facts.items("stages") if stage.text("state") == "failed"]
     told = [f"The stage {clip(name, 40)} failed." for name in failed]
-    sentences = (*told, _made(record, facts), _answers(record), _unseen(record))
+    sentences = (*told, _made(record, facts), _answers(record), _new_in_evaluation(record))
     return [sentence for sentence in sentences if sentence]
 
 

@@ -14,7 +14,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
 from penjing.base.seeds import derive
 from penjing.data.chat.render import render
-from penjing.data.formats import Message, Quarantine, list_files, read_prompts
+from penjing.data.formats import BadRecords, Message, list_files, read_prompts
 from penjing.data.tokenize_dataset import held_out_below, is_held_out, split_key
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
@@ -55,7 +55,7 @@ def read(
     held_out_fraction: float,
     thinking: bool | None = None,
     offered: Sequence[dict[str, Any]] = (),
-    quarantine: Quarantine | None = None,
+    quarantine: BadRecords | None = None,
 ) -> Prompts:
     """Prompts of at most `longest` tokens. Raises UserError where no prompt is left, and for broken records, which
     go to `quarantine` where there is one.
@@ -91,7 +91,7 @@ def read(
     if not halves[False]:
         raise UserError(
             "no prompt fits",
-            where="data.row_tokens",
+            where="data.seq_len",
             wanted=f"prompts of at most {longest} tokens, or longer rows",
         )
     text = json.dumps([[prompt.ids, prompt.truths] for half in halves.values() for prompt in half])
@@ -115,7 +115,7 @@ def _truths(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
     return tuple(map(str, listed))
 
 
-class Order:
+class EpochPermutation:
     """Which prompt stands at each place of the endless stream of epochs; each epoch is a permutation of its own."""
 
     def __init__(self, num_prompts: int, seed: int) -> None:

@@ -11,10 +11,10 @@ from penjing.base.errors import UserError
 from penjing.base.registry import look_up
 from penjing.objective.policy import Policy
 from penjing.rl.rewards import REWARDS
-from penjing.rl.rewards.base import Asked, Judged, Reward, Setting
+from penjing.rl.rewards.base import Reward, RewardContext, RewardInput, Setting
 
 
-class Scorer:
+class RewardMix:
     """The rewards of a run, made once."""
 
     def __init__(self, settings: Policy, setting: Setting) -> None:
@@ -26,10 +26,10 @@ class Scorer:
             look_up(REWARDS, name, what="reward")(settings.reward, setting) for name in settings.rewards
         ]
 
-    def check(self, prompts: Sequence[Asked]) -> None:
+    def check(self, prompts: Sequence[RewardContext]) -> None:
         """Raises UserError, before any is answered, if there are prompts whose answers a reward could not judge."""
         for reward in self.rewards:
-            check: Callable[[Asked], None] | None = getattr(reward, "check", None)
+            check: Callable[[RewardContext], None] | None = getattr(reward, "check", None)
             if check is None:
                 continue
             broken: list[UserError] = []
@@ -43,7 +43,7 @@ class Scorer:
                 got = first.got or f"none, as {len(broken):,} of {len(prompts):,} prompts"
                 raise UserError(first.what, where=first.where, got=got, wanted=first.wanted)
 
-    def __call__(self, answers: Sequence[Judged]) -> npt.NDArray[np.float64]:
+    def __call__(self, answers: Sequence[RewardInput]) -> npt.NDArray[np.float64]:
         """reward_RN of each of R rewards and N answers."""
         if not answers:
             return np.zeros((len(self.names), 0))

@@ -20,7 +20,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(kw_only=True)
-class Round:
+class RolloutBuffer:
     """P prompts with A answers of up to M tokens each.
 
     prompt_P: index of each prompt among those that are learned from. id_PAM, length_PA: the answers, stop ids included.
@@ -65,7 +65,7 @@ class Round:
         return base64.b64encode(stream.getvalue()).decode()
 
     @classmethod
-    def from_text(cls, text: str) -> Round:
+    def from_text(cls, text: str) -> RolloutBuffer:
         with np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False) as arrays:
             values = {name: arrays[name] for name in arrays.files}
         return cls(**{name: value if value.ndim else value.item() for name, value in values.items()})
@@ -106,10 +106,10 @@ class Round:
         reward = self.reward_PA[part]
         shown = {
             "reward": float(reward.mean()),
-            "reward_spread": float(reward.std()),
-            "degenerate_fraction": self.degenerate / max(1, self.sampled),
+            "reward_std": float(reward.std()),
+            "frac_zero_reward_std": self.degenerate / max(1, self.sampled),
             "answer_tokens": float(self.said_PAM[part].sum(axis=-1).mean()),
-            "cut_off_fraction": float(self.cut_off_PA[part].mean()),
+            "truncated_fraction": float(self.cut_off_PA[part].mean()),
             "rollout_seconds": self.seconds / steps,
             "scoring_seconds": self.scoring_seconds / steps,
             "rollout_tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
@@ -125,14 +125,14 @@ class Round:
         return shown
 
 
-def split(group: Group, row_tokens: int) -> list[Group]:
+def split(group: Group, seq_len: int) -> list[Group]:
     """The same answers in as many groups as it takes for each to fit a row; the prompt is read in each of them."""
     parts: list[list[int]] = [[]]
-    left = row_tokens - len(group.prompt)
+    left = seq_len - len(group.prompt)
     for index, answer in enumerate(group.answers):
         if parts[-1] and len(answer.ids) - 1 > left:
             parts.append([])
-            left = row_tokens - len(group.prompt)
+            left = seq_len - len(group.prompt)
         parts[-1].append(index)
         left -= len(answer.ids) - 1
     return [
@@ -145,7 +145,7 @@ def split(group: Group, row_tokens: int) -> list[Group]:
     ]
 
 
-def packed(groups: Sequence[Group], row_tokens: int, figures: dict[str, float]) -> AnswerBatch:
+def collate(groups: Sequence[Group], seq_len: int, figures: dict[str, float]) -> AnswerBatch:
     """Groups in rows, without those that do not count (one is kept if none does); `figures` stand at every answer."""
     counting = [group for group in groups if group.figures[COUNTS][0]]
     kept = counting or [min(groups, key=lambda group: group.num_tokens)]
@@ -156,29 +156,29 @@ def packed(groups: Sequence[Group], row_tokens: int, figures: dict[str, float]) 
             figures={**part.figures, **{name: [value] * len(part.answers) for name, value in figures.items()}},
         )
         for group in kept
-        for part in split(group, row_tokens)
+        for part in split(group, seq_len)
     ]
-    return pack(shown, row_tokens)
+    return pack(shown, seq_len)
 
 
-def joined(first: Round, second: Round) -> Round:
+def concat(first: RolloutBuffer, second: RolloutBuffer) -> RolloutBuffer:
     """The prompts of both, one after the other, and their counters added."""
     values: dict[str, Any] = {}
-    for field in fields(Round):
+    for field in fields(RolloutBuffer):
         one, other = getattr(first, field.name), getattr(second, field.name)
         if isinstance(one, np.ndarray):
             values[field.name] = np.concatenate([one, other], axis=1 if field.name == "score_RPA" else 0)
         else:
             values[field.name] = one + other
-    return Round(**values)
+    return RolloutBuffer(**values)
 
 
-def picked(one: Round, places: Sequence[int]) -> Round:
+def select(one: RolloutBuffer, places: Sequence[int]) -> RolloutBuffer:
     """Only these prompts, in this order."""
     values: dict[str, Any] = {}
-    for field in fields(Round):
+    for field in fields(RolloutBuffer):
         value = getattr(one, field.name)
         if isinstance(value, np.ndarray):
             value = value[:, list(places)] if field.name == "score_RPA" else value[list(places)]
         values[field.name] = value
-    return Round(**values)
+    return RolloutBuffer(**values)

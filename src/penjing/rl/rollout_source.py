@@ -21,9 +21,9 @@ from torch import Tensor
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.infer.batched_sampler import Request, Written, default_slots, rollout
+from penjing.infer.batched_sampler import Completion, Request, default_slots, sample_batch
 from penjing.infer.sample import Sampling
-from penjing.infer.tool_loop import ToolTurns, last_turn
+from penjing.infer.tool_loop import ToolLoop, last_turn
 from penjing.loader.batch_source import Source
 from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 from penjing.model.transformer import Transformer
@@ -33,11 +33,11 @@ from penjing.objective.value import advantages as token_advantages
 from penjing.objective.value import whitened
 from penjing.parallel.base import Strategy
 from penjing.rl.advantages import advantages, degenerate
-from penjing.rl.prompts import Order, Prompt
-from penjing.rl.reward_mix import Scorer
-from penjing.rl.rewards.base import Judged
-from penjing.rl.rollout_buffer import Round, joined, packed, picked, split
-from penjing.train.oom_recovery import release, with_room
+from penjing.rl.prompts import EpochPermutation, Prompt
+from penjing.rl.reward_mix import RewardMix
+from penjing.rl.rewards.base import RewardInput
+from penjing.rl.rollout_buffer import RolloutBuffer, collate, concat, select, split
+from penjing.train.oom_recovery import empty_cache, retry_on_oom
 
 LogProbs = Callable[[AnswerBatch], Tensor]
 """logp_N of a batch, under some model."""
@@ -50,7 +50,7 @@ SHARED = (
 
 
 @dataclass(kw_only=True)
-class Sampler:
+class RolloutSampler:
     """Answers prompts and judges the answers.
 
     reference: gives log-probabilities to compare with, where asked for. values: the model with its value head, for ppo.
@@ -62,12 +62,12 @@ class Sampler:
     settings: Policy
     model: Transformer
     tokenizer: Tokenizer
-    scorer: Scorer
+    scorer: RewardMix
     strategy: Strategy
-    row_tokens: int
+    seq_len: int
     reference: LogProbs | None = None
     values: ScalarHead | None = None
-    turns: ToolTurns | None = None
+    turns: ToolLoop | None = None
     record: Callable[[dict[str, Any]], None] = lambda incident: None
     slots: int = field(init=False)
     scored_rows: int = SCORED_ROWS
@@ -77,7 +77,7 @@ class Sampler:
 
     @property
     def _slots_asked(self) -> int:
-        return self.settings.rollout.slots or default_slots(self.model)
+        return self.settings.rollout.max_concurrent or default_slots(self.model)
 
     @property
     def style(self) -> Sampling:
@@ -87,17 +87,17 @@ class Sampler:
 
     def answer(
         self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], sampling: Sampling
-    ) -> list[list[Written]]:
+    ) -> list[list[Completion]]:
         """Answers to each prompt, one for each of its seeds."""
         how, slots = self.settings.rollout, self.slots
         requests = [Request(prompt=prompt.ids, seeds=own) for prompt, own in zip(prompts, seeds, strict=True)]
         asked = sum(map(len, seeds))
 
-        def write() -> list[list[Written]]:
-            return rollout(
+        def write() -> list[list[Completion]]:
+            return sample_batch(
                 self.model,
                 requests,
-                max_new_tokens=how.max_tokens,
+                max_new_tokens=how.max_new_tokens,
                 stop=self.tokenizer.stop,
                 sampling=sampling,
                 slots=self.slots,
@@ -105,7 +105,7 @@ class Sampler:
                 follow=self.turns if how.max_turns > 1 else None,
             )
 
-        answers = with_room(write, lambda said: self._halve_slots(asked, said))
+        answers = retry_on_oom(write, lambda said: self._halve_slots(asked, said))
         if self.slots < slots:
             warnings.warn(f"out of memory while writing answers: slots are now {self.slots}", stacklevel=2)
             self.record({"kind": "out of memory", "slots": self.slots})
@@ -113,23 +113,23 @@ class Sampler:
 
     def _halve_slots(self, asked: int, said: str) -> None:
         """Each answer draws from its own seed, so fewer at once are the same answers."""
-        release()
+        empty_cache()
         self.slots = min(self.slots, asked) // 2
         if not self.slots:
             raise UserError(
                 f"out of memory while a single answer is written: {said}",
-                where="objective.rollout.max_tokens",
-                got=self.settings.rollout.max_tokens,
-                next_step="Take shorter answers or prompts (data.row_tokens), or a smaller model.",
+                where="objective.rollout.max_new_tokens",
+                got=self.settings.rollout.max_new_tokens,
+                next_step="Take shorter answers or prompts (data.seq_len), or a smaller model.",
             )
 
     def _halve_scored_rows(self, said: str) -> None:
-        release()
+        empty_cache()
         if self.scored_rows == 1:
             raise UserError(
                 f"out of memory while one row of answers is scored: {said}",
-                where="data.row_tokens",
-                got=self.row_tokens,
+                where="data.seq_len",
+                got=self.seq_len,
                 next_step="Take shorter rows or a smaller model.",
             )
         self.scored_rows //= 2
@@ -139,11 +139,11 @@ class Sampler:
         """Than the run asked for, as memory did not suffice."""
         return self.slots < self._slots_asked
 
-    def judged(self, prompt: Prompt, written: Written) -> Judged:
+    def judged(self, prompt: Prompt, written: Completion) -> RewardInput:
         """What rewards see of an answer."""
         stopped = written.ended == "stop"
         last = last_turn(written)
-        return Judged(
+        return RewardInput(
             messages=prompt.messages,
             text=self.tokenizer.decode(last[:-1] if stopped else last).strip(),
             num_tokens=(len(written.ids) if written.said is None else sum(written.said)) - stopped,
@@ -154,7 +154,9 @@ class Sampler:
             turns=self.turns.exchanges(written) if self.turns is not None else (),
         )
 
-    def sample(self, prompts: Sequence[Prompt], indices: Sequence[int], seeds: Sequence[Sequence[int]]) -> Round:
+    def sample(
+        self, prompts: Sequence[Prompt], indices: Sequence[int], seeds: Sequence[Sequence[int]]
+    ) -> RolloutBuffer:
         """Answer and judge prompts, all ranks together: of prompt number i rank i mod world takes care.
 
         prompts: all that there are; indices: which of them are asked. Every rank gets the whole round.
@@ -176,28 +178,28 @@ class Sampler:
                 one.cut_off_PA[place, number] = each.ended == "length"
         judged = [self.judged(prompt, each) for prompt, answers in zip(asked, written, strict=True) for each in answers]
         for number, answer in enumerate(judged):
-            at = mine[number // how.answers], number % how.answers
+            at = mine[number // how.num_generations], number % how.num_generations
             results = [result for turn in answer.turns for result in turn.results]
             one.turns_PA[at] = max(1, len(answer.turns))
             one.calls_PA[at] = sum(len(turn.said.calls) for turn in answer.turns)
             one.failed_PA[at] = one.calls_PA[at] - sum(result.worked for result in results)
-        scores = self.scorer(judged).reshape(len(self.scorer.names), len(asked), how.answers)
+        scores = self.scorer(judged).reshape(len(self.scorer.names), len(asked), how.num_generations)
         one.score_RPA[:, list(mine)] = scores
         values: dict[str, LogProbs] = {}
         if self.reference is not None:
             values["reference"] = self.reference
-        if how.behaviour == "recomputed":
+        if how.old_logprobs == "recomputed":
             values["behaviour"] = lambda batch: log_probs(self.model, batch, how.temperature)
         head = self.values
         if head is not None:
             values["value"] = lambda batch: state_values(head, batch)
         for name, scored_by in values.items():
-            with_room(partial(self._score, one, mine, prompts, name, scored_by), self._halve_scored_rows)
+            retry_on_oom(partial(self._score, one, mine, prompts, name, scored_by), self._halve_scored_rows)
         one.seconds, one.scoring_seconds = seconds, time.perf_counter() - began - seconds
         self._exchange(one)
         one.tokens = int(one.said_PAM.sum())
         one.reward_PA = self.scorer.total(one.score_RPA.reshape(len(self.scorer.names), -1)).reshape(
-            len(indices), how.answers
+            len(indices), how.num_generations
         )
         one.advantage_PA = advantages(one.reward_PA, self.settings.advantage_kind)
         if head is not None:
@@ -208,11 +210,16 @@ class Sampler:
             one.counts_P = (~same_P).astype(np.float64)
         return one
 
-    def _empty(self, indices: Sequence[int]) -> Round:
+    def _empty(self, indices: Sequence[int]) -> RolloutBuffer:
         how = self.settings.rollout
-        prompts, answers, tokens, rewards = len(indices), how.answers, how.max_tokens, len(self.scorer.names)
+        prompts, answers, tokens, rewards = (
+            len(indices),
+            how.num_generations,
+            how.max_new_tokens,
+            len(self.scorer.names),
+        )
         valued = tokens if self.values is not None else 0
-        return Round(
+        return RolloutBuffer(
             prompt_P=np.asarray(indices, dtype=np.int64),
             id_PAM=np.zeros((prompts, answers, tokens), dtype=np.int64),
             length_PA=np.zeros((prompts, answers), dtype=np.int64),
@@ -232,7 +239,7 @@ class Sampler:
             counts_P=np.ones(prompts),
         )
 
-    def _exchange(self, one: Round) -> None:
+    def _exchange(self, one: RolloutBuffer) -> None:
         """Every rank filled in its own prompts and left zeros elsewhere: the sum is the whole round."""
         if self.strategy.world == 1:
             return
@@ -240,7 +247,7 @@ class Sampler:
             array = getattr(one, name)
             setattr(one, name, self.strategy.add(torch.from_numpy(array).to(self.strategy.device)).cpu().numpy())
 
-    def _foresee(self, one: Round) -> None:
+    def _foresee(self, one: RolloutBuffer) -> None:
         """Advantages of tokens from values; an answer's reward comes with its last token. Whitened over the round.
 
         Tokens that the model was given do not count: the one before them is followed by the first of the next turn.
@@ -251,13 +258,13 @@ class Sampler:
         reward_N = torch.from_numpy((last_PAM * one.reward_PA[..., None])[said_PAM]).float()
         answer_N = torch.from_numpy(np.repeat(np.arange(one.length_PA.size), said_PAM.sum(-1).reshape(-1)))
         value_N = torch.from_numpy(one.value_PAM[said_PAM])
-        gain_N, return_N = token_advantages(reward_N, value_N, answer_N, discount=how.discount, decay=how.decay)
+        gain_N, return_N = token_advantages(reward_N, value_N, answer_N, discount=how.gamma, decay=how.gae_lambda)
         one.gain_PAM[said_PAM] = whitened(gain_N, torch.ones_like(gain_N)).numpy()
         one.return_PAM[said_PAM] = return_N.numpy()
 
     @torch.no_grad()
     def _score(
-        self, one: Round, mine: Sequence[int], prompts: Sequence[Prompt], name: str, scored_by: LogProbs
+        self, one: RolloutBuffer, mine: Sequence[int], prompts: Sequence[Prompt], name: str, scored_by: LogProbs
     ) -> None:
         """Fill in log-probabilities of this rank's answers, a few rows at a time; on a CPU each prompt's alone.
 
@@ -270,7 +277,7 @@ class Sampler:
         def flush() -> None:
             if not waiting:
                 return
-            batch = pack([group for _, _, group in waiting], self.row_tokens)
+            batch = pack([group for _, _, group in waiting], self.seq_len)
             logp = scored_by(batch.to(self.strategy.device)).float().cpu().numpy()
             first = 0
             for place, number, group in waiting:
@@ -285,8 +292,8 @@ class Sampler:
             if alone:
                 flush()
                 tokens = 0
-            for group in split(one.group(place, prompts, ()), self.row_tokens):
-                if tokens + group.num_tokens > self.scored_rows * self.row_tokens:
+            for group in split(one.group(place, prompts, ()), self.seq_len):
+                if tokens + group.num_tokens > self.scored_rows * self.seq_len:
                     flush()
                     tokens = 0
                 waiting.append((place, number, group))
@@ -334,7 +341,7 @@ class RolloutSource(Source):
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: RolloutSampler,
         prompts: Sequence[Prompt],
         *,
         seed: int,
@@ -344,14 +351,14 @@ class RolloutSource(Source):
         world: int = 1,
     ) -> None:
         self.sampler, self.prompts, self.seed = sampler, prompts, seed
-        self.order = Order(len(prompts), seed)
+        self.order = EpochPermutation(len(prompts), seed)
         self.prompts_per_step, self.micro_units, self.rank, self.world = prompts_per_step, micro_units, rank, world
         how = sampler.settings.rollout
-        self.round_prompts = prompts_per_step * how.updates
-        self.round_units = self.round_prompts * how.repeats
+        self.round_prompts = prompts_per_step * how.steps_per_rollout
+        self.round_units = self.round_prompts * how.num_epochs
         self._next_place = 0  # in the stream of prompts
         self._unit = 0  # of the round that is under way, over all ranks
-        self._round: Round | None = None
+        self._round: RolloutBuffer | None = None
 
     def __next__(self) -> AnswerBatch:
         if self._round is None:
@@ -364,14 +371,16 @@ class RolloutSource(Source):
         if self.sampler.values is not None:
             values += ["value", ADVANTAGE, "return"]
         groups = [one.group(place, self.prompts, values) for place in range(first, first + self.micro_units)]
-        figures = one.figures(places, self.sampler.scorer.names, how.updates * how.repeats, turns=how.max_turns > 1)
-        batch = packed(groups, self.sampler.row_tokens, figures)
+        figures = one.figures(
+            places, self.sampler.scorer.names, how.steps_per_rollout * how.num_epochs, turns=how.max_turns > 1
+        )
+        batch = collate(groups, self.sampler.seq_len, figures)
         self._unit += self.world * self.micro_units
         if self._unit >= self.round_units:
             self._unit, self._round = 0, None
         return batch
 
-    def _sample_round(self) -> Round:
+    def _sample_round(self) -> RolloutBuffer:
         """The next prompts' answers; with `resample`, further prompts take the places of those that teach nothing."""
         settings = self.sampler.settings
         one = self._sample(self.round_prompts)
@@ -380,10 +389,10 @@ class RolloutSource(Source):
                 missing = self.round_prompts - int(one.counts_P.sum())
                 if not missing:
                     break
-                one = joined(one, self._sample(missing))
+                one = concat(one, self._sample(missing))
             teaching = np.flatnonzero(one.counts_P).tolist()[: self.round_prompts]
             silent = np.flatnonzero(one.counts_P == 0).tolist()
-            one = picked(one, [*teaching, *silent[: self.round_prompts - len(teaching)]])
+            one = select(one, [*teaching, *silent[: self.round_prompts - len(teaching)]])
         if not one.counts_P.any() and self.rank == 0:
             warnings.warn(
                 "no prompt of a round had answers of unlike reward: its steps teach nothing and show no rewards; "
@@ -392,10 +401,10 @@ class RolloutSource(Source):
             )
         return one
 
-    def _sample(self, num_prompts: int) -> Round:
+    def _sample(self, num_prompts: int) -> RolloutBuffer:
         places = range(self._next_place, self._next_place + num_prompts)
         self._next_place += num_prompts
-        answers = range(self.sampler.settings.rollout.answers)
+        answers = range(self.sampler.settings.rollout.num_generations)
         seeds = [[derive(self.seed, "answer", place, answer) for answer in answers] for place in places]
         return self.sampler.sample(self.prompts, [self.order[place] for place in places], seeds)
 
@@ -413,7 +422,7 @@ class RolloutSource(Source):
         """Of a state or a place. Slots that were found to be too many stay away."""
         self._next_place, self._unit = int(state["next_place"]), int(state["unit"])
         one = state["round"]
-        self._round = Round.from_text(one) if isinstance(one, str) and one else one or None
+        self._round = RolloutBuffer.from_text(one) if isinstance(one, str) and one else one or None
         self.sampler.slots = min(self.sampler.slots, int(state.get("slots", self.sampler.slots)))
         if self._unit % (self.world * self.micro_units):
-            raise UserError("the checkpoint does not lie at the edge of a step", where="batch.micro_rows")
+            raise UserError("the checkpoint does not lie at the edge of a step", where="batch.micro_size")

@@ -13,28 +13,28 @@ from penjing.agent_tools.box import Toolbox
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.checkpoint.manifest import steps
-from penjing.data.chat.render import switched
-from penjing.data.formats import Quarantine
+from penjing.data.chat.render import parse_switch
+from penjing.data.formats import BadRecords
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.sample import Sampling
-from penjing.infer.tool_loop import ToolTurns
+from penjing.infer.tool_loop import ToolLoop
 from penjing.loader.shared_prompt_batch import AnswerBatch
-from penjing.model.lora import adapted, using
+from penjing.model.lora import adapted, adapter_scope
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, COUNTS, Policy, PolicyObjective
 from penjing.rl import prompts as prompt_files
-from penjing.rl.reward_mix import Scorer
+from penjing.rl.reward_mix import RewardMix
 from penjing.rl.rewards.base import Setting
 from penjing.rl.rewards.exact import is_right
-from penjing.rl.rollout_source import RolloutSource, Sampler, log_probs
+from penjing.rl.rollout_source import RolloutSampler, RolloutSource, log_probs
 from penjing.train.load_model import start_tokenizer
-from penjing.train.stages.base import Size, Stage
+from penjing.train.stages.base import DatasetSize, Stage
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.reference import LogProbs, frozen_copy
 from penjing.train.stages.run_data import on_rank_0
 
-EXACT_MATCH = "validation_exact_match"
+EXACT_MATCH = "val_exact_match"
 
 
 class PolicyStage(Stage[Policy]):
@@ -44,41 +44,41 @@ class PolicyStage(Stage[Policy]):
 
     def prepare_data(self) -> None:
         run, how = self.run, self.settings.rollout
-        if run.data.kind != "prompts":
-            raise UserError("not what is answered", where="data.kind", got=run.data.kind, wanted="prompts")
+        if run.data.format != "prompts":
+            raise UserError("not what is answered", where="data.format", got=run.data.format, wanted="prompts")
         if not run.data.train:
             raise UserError("no prompts", where="data.train", next_step="Give data.train=FILE.")
         on_rank_0(self.strategy, self._save_tokenizer)
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
-        longest = run.data.row_tokens - how.max_tokens
+        longest = run.data.seq_len - how.max_new_tokens
         if longest < 1:
             raise UserError(
                 "an answer leaves no room for a prompt",
-                where="data.row_tokens",
-                got=run.data.row_tokens,
-                wanted=f"more than objective.rollout.max_tokens = {how.max_tokens}",
+                where="data.seq_len",
+                got=run.data.seq_len,
+                wanted=f"more than objective.rollout.max_new_tokens = {how.max_new_tokens}",
             )
         self.toolbox = Toolbox(how.tools, self.settings.tool)
-        thinking = switched(how.thinking)
-        quarantine = Quarantine(run.data.max_bad, None if self.strategy.rank else self.folder.quarantine)
+        thinking = parse_switch(how.thinking)
+        quarantine = BadRecords(run.data.max_bad_fraction, None if self.strategy.rank else self.folder.quarantine)
         read = prompt_files.read(
             [Path(name) for name in run.data.train],
             self.tokenizer,
             longest=longest,
-            held_out_fraction=run.data.validation_fraction,
+            held_out_fraction=run.data.val_fraction,
             thinking=thinking,
             offered=self.toolbox.schemas,
             quarantine=quarantine,
         )
         # Thoughts have to be told from the answer even where no tool is on offer.
         self.turns = (
-            ToolTurns(self.tokenizer, self.toolbox, max_turns=how.max_turns, thinking=thinking)
+            ToolLoop(self.tokenizer, self.toolbox, max_turns=how.max_turns, thinking=thinking)
             if self.toolbox or thinking is not None
             else None
         )
-        self.prompts, self.held_out = read.train, read.held_out[: run.validate.rows]
+        self.prompts, self.held_out = read.train, read.held_out[: run.eval.sequences]
         self.fingerprint = read.fingerprint
-        self.scorer = Scorer(self.settings, Setting(device=self.strategy.device, max_tokens=how.max_tokens))
+        self.scorer = RewardMix(self.settings, Setting(device=self.strategy.device, max_tokens=how.max_new_tokens))
         self.scorer.check([*self.prompts, *self.held_out])
         self.notes += [note] if (note := quarantine.note()) else []
         if read.skipped:
@@ -97,8 +97,8 @@ class PolicyStage(Stage[Policy]):
         if given is None or not given.template:
             raise UserError(
                 "only a model that answers can be taught this way",
-                where="start",
-                got=repr(self.run.start),
+                where="init_from",
+                got=repr(self.run.init_from),
                 wanted="a run of `penjing train sft`, or another chat model",
             )
         given.save(self.folder.tokenizer)
@@ -106,19 +106,19 @@ class PolicyStage(Stage[Policy]):
     def assume_data(self) -> list[str]:
         return ["the step is traced, the writing of answers is not"]
 
-    def size(self) -> Size:
+    def size(self) -> DatasetSize:
         """A unit is a prompt with its answers; how long those become is a guess, a quarter of the longest."""
         how = self.settings.rollout
         lengths = [len(prompt.ids) for prompt in self.prompts]
-        mean_prompt, mean_answer = sum(lengths) / len(lengths), how.max_tokens / 4
-        return Size(
+        mean_prompt, mean_answer = sum(lengths) / len(lengths), how.max_new_tokens / 4
+        return DatasetSize(
             unit="prompts",
             units_per_epoch=len(self.prompts),
-            tokens_per_unit=mean_prompt + how.answers * mean_answer,
-            row_tokens=self.run.data.row_tokens,
+            tokens_per_unit=mean_prompt + how.num_generations * mean_answer,
+            seq_len=self.run.data.seq_len,
             num_keys=(mean_prompt + mean_answer) / 2,
             padding_fraction=0.1,
-            extra_forwards=float(self.settings.kl_weight > 0) + float(how.behaviour == "recomputed"),
+            extra_forwards=float(self.settings.kl_coef > 0) + float(how.old_logprobs == "recomputed"),
             round_steps=how.steps_per_round,
         )
 
@@ -129,16 +129,16 @@ class PolicyStage(Stage[Policy]):
         values = model if isinstance(model, ScalarHead) else None
         policy = cast(Transformer, values.model if values is not None else model)
         self._copied: Transformer | None = None
-        reference = self._reference(policy) if self.settings.kl_weight else None
+        reference = self._reference(policy) if self.settings.kl_coef else None
         if not self.fingerprint:
             return  # nothing is sampled
-        self.sampler = Sampler(
+        self.sampler = RolloutSampler(
             settings=self.settings,
             model=policy,
             tokenizer=self.tokenizer,
             scorer=self.scorer,
             strategy=self.strategy,
-            row_tokens=self.run.data.row_tokens,
+            seq_len=self.run.data.seq_len,
             reference=reference,
             values=values,
             turns=self.turns,
@@ -155,7 +155,7 @@ class PolicyStage(Stage[Policy]):
         if has_adapters and kind != "copy":
 
             def without_adapters(batch: AnswerBatch) -> Tensor:
-                with using(model, None):
+                with adapter_scope(model, None):
                     return log_probs(model, batch, temperature)
 
             return without_adapters
@@ -170,7 +170,7 @@ class PolicyStage(Stage[Policy]):
             self.sampler,
             self.prompts,
             seed=derive(self.run.seed, self.run.stage, "order"),
-            prompts_per_step=self.run.batch.rows,
+            prompts_per_step=self.run.batch.size,
             micro_units=micro_size,
             rank=rank,
             world=world,
@@ -181,9 +181,9 @@ class PolicyStage(Stage[Policy]):
 
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
         """A prompt's answers branch off it in one row."""
-        values = ["behaviour", *(["reference"] if self.settings.kl_weight else []), ADVANTAGE]
+        values = ["behaviour", *(["reference"] if self.settings.kl_coef else []), ADVANTAGE]
         values += ["value", "return"] if self.settings.loss == "ppo" else []
-        shape = (micro_size, self.settings.rollout.answers, self.run.data.row_tokens)
+        shape = (micro_size, self.settings.rollout.num_generations, self.run.data.seq_len)
         return example_answers(shape, device, scored_fraction, values=values, figures=(COUNTS,))
 
     def validation_size(self, micro_size: int) -> int:
@@ -225,8 +225,8 @@ class PolicyStage(Stage[Policy]):
         if not total["answers"]:
             return {}
         figures = {
-            "validation_reward": total["reward"] / total["answers"],
-            "validation_answer_tokens": total["tokens"] / total["answers"],
+            "val_reward": total["reward"] / total["answers"],
+            "val_answer_tokens": total["tokens"] / total["answers"],
         }
         if total["asked "]:
             figures[EXACT_MATCH] = total["right "] / total["asked "]
@@ -239,7 +239,7 @@ class PolicyStage(Stage[Policy]):
         weights = self.scorer.weights
         rewards = ", ".join(f"{weight:g} x {name}" for name, weight in zip(self.scorer.names, weights, strict=True))
         return [
-            ("answers", f"{how.answers} to each prompt, at most {how.max_tokens} tokens each"),
+            ("answers", f"{how.num_generations} to each prompt, at most {how.max_new_tokens} tokens each"),
             ("rewards", rewards),
             *([("tools", f"{', '.join(self.toolbox.tools)}; {how.max_turns} turns")] if self.toolbox else []),
             ("held out", f"{len(self.held_out)} prompts"),

@@ -30,7 +30,7 @@ class ConsoleTracker:
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         text = describe(figures)
-        if any(name.startswith("validation_") for name in figures):
+        if any(name.startswith("val_") for name in figures):
             self._say(f"  {self.name} step {step}/{self.num_steps}: {text}")
             return
         self._progress.update(self._task, completed=step, figures=text)
@@ -47,29 +47,28 @@ class ConsoleTracker:
 
 
 LATE = 0.08  # fraction over a step's planned time above which a line names the cause
-# Shown of a step, in this order; validation figures have the prefix `validation_`. The rest is in metrics.jsonl.
+# Shown of a step, in this order; validation figures have the prefix `val_`. The rest is in metrics.jsonl.
 SHOWN = (
-    ("loss_nats_per_token", "loss {:.3f}"),
+    ("loss", "loss {:.3f}"),
     ("bits_per_byte", "{:.3f} bits/byte"),
-    ("kl_nats_per_token", "KL {:.3f}"),
+    ("kl", "KL {:.3f}"),
     ("preference_loss", "loss {:.3f}"),
     ("reward_loss", "loss {:.3f}"),
     ("reward_accuracy", "accuracy {:.1%}"),
     ("reward_margin", "margin {:.2f}"),
     ("exact_match", "exact match {:.1%}"),
     ("reward", "reward {:.3f}"),
-    ("kl_nats", "KL {:.3f}"),
-    ("entropy_nats", "entropy {:.2f}"),
-    ("degenerate_fraction", "zero reward std {:.0%}"),
+    ("entropy", "entropy {:.2f}"),
+    ("frac_zero_reward_std", "zero reward std {:.0%}"),
     ("answer_tokens", "{:.0f} tokens per answer"),
-    ("expert_load_mean", "expert load {:.2f} x mean"),
+    ("mean_expert_load_ratio", "expert load {:.2f} x mean"),
 )
 
 
 def describe(figures: Mapping[str, float]) -> str:
     """The figures of one step in one short line; absent ones are left out."""
-    is_validation = any(name.startswith("validation_") for name in figures)
-    before = "validation_" if is_validation else ""
+    is_validation = any(name.startswith("val_") for name in figures)
+    before = "val_" if is_validation else ""
     parts = [form.format(figures[before + name]) for name, form in SHOWN if before + name in figures]
     if is_validation and parts:
         parts[0] = f"validation {parts[0]}"

@@ -20,7 +20,7 @@ class Wandb:
             import wandb
         except ImportError:
             raise UserError(
-                "wandb is not installed", where="track.wandb", next_step='pip install "penjing[wandb]"'
+                "wandb is not installed", where="log.trackers", next_step='pip install "penjing[wandb]"'
             ) from None
         kept = folder / "wandb.json"
         run_id = read_json(kept)["id"] if kept.exists() else secrets.token_hex(4)

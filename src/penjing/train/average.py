@@ -17,8 +17,8 @@ from penjing.checkpoint.load import Checkpoint
 from penjing.checkpoint.manifest import damage, folder_name, steps
 from penjing.checkpoint.save import save
 from penjing.model.lora import Lora
-from penjing.train.load_model import Trained, load_trained, read_settings, same_model
-from penjing.train.run_dir import RunFolder, is_run, stage_folder
+from penjing.train.load_model import LoadedModel, load_trained, read_settings, same_model
+from penjing.train.run_dir import RunDir, is_run, stage_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class AverageInput:
 
 
 def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float] = (), last: int = 0) -> list[str]:
-    """Write the average as a run's folder, which chat, eval, export and `start=` take; returns the inputs' names.
+    """Write the average as a run's folder, which chat, eval, export and `init_from=` take; returns the inputs' names.
 
     paths: runs, checkpoints, or models from outside. weights: of each; empty: equal. last: of one run,
     its newest so many checkpoints instead of the newest alone.
@@ -45,11 +45,11 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
     if len(inputs) < 2:
         raise UserError("nothing to average", got=f"{len(inputs)} model", wanted="at least two, or --last N")
     state = average([(each.name, each.read) for each in inputs], weights)
-    folder = RunFolder(out)
+    folder = RunDir(out)
     names = [each.name for each in inputs]
     step = first.checkpoint.step
     try:
-        made = replace(first.run, out=str(out), stage="average", start="", lora=Lora())
+        made = replace(first.run, out=str(out), stage="average", init_from="", lora=Lora())
         write_text(folder.settings, config.to_toml(made))
         first.tokenizer.save(folder.tokenizer)
         about = {"data": "averaged", "averaged": names, "weights": list(weights)}
@@ -64,7 +64,7 @@ def _newest(path: Path, last: int) -> list[AverageInput]:
     """The newest `last` checkpoints of a run. Raises UserError if there are fewer, or one is damaged."""
     if not is_run(path):
         raise UserError("--last takes the folder of a run", where=path)
-    folder = RunFolder(stage_folder(path))
+    folder = RunDir(stage_folder(path))
     if read_settings(folder.path).lora.rank:
         raise UserError("the checkpoints of this run hold an adapter only", where=path)
     there = steps(folder.checkpoints)[:last]
@@ -74,7 +74,7 @@ def _newest(path: Path, last: int) -> list[AverageInput]:
             where=folder.path,
             got=len(there),
             wanted=last,
-            next_step="Train with save.keep=N to keep more.",
+            next_step="Train with checkpoint.keep_last=N to keep more.",
         )
     inputs = []
     for step in there:
@@ -86,7 +86,7 @@ def _newest(path: Path, last: int) -> list[AverageInput]:
     return inputs
 
 
-def _member(path: Path, first: Trained) -> AverageInput:
+def _member(path: Path, first: LoadedModel) -> AverageInput:
     def read() -> dict[str, Tensor]:
         trained = load_trained(path, adapters="merged")
         _check_alike(path, trained, first)
@@ -95,7 +95,7 @@ def _member(path: Path, first: Trained) -> AverageInput:
     return AverageInput(str(path), read)
 
 
-def _check_alike(path: Path, trained: Trained, first: Trained) -> None:
+def _check_alike(path: Path, trained: LoadedModel, first: LoadedModel) -> None:
     """Raise UserError where the same numbers would mean something else."""
     if not same_model(trained.run.model, first.run.model):
         mine, other = config.to_dict(trained.run.model), config.to_dict(first.run.model)

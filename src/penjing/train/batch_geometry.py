@@ -25,18 +25,18 @@ class BatchGeometry:
 def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
     """The step of a run on `world` devices like `device`. Raises UserError if its units do not divide evenly.
 
-    Unless batch.micro_rows is set, a pass is a device's whole share; but on one CPU half of it, where that is even. In
+    Unless batch.micro_size is set, a pass is a device's whole share; but on one CPU half of it, where that is even. In
     bfloat16 every pass rounds its gradients, so only the same passes give the same bits: this way two processes learn
     exactly what one does.
     """
-    size, micro = run.batch.rows, run.batch.micro_rows
+    size, micro = run.batch.size, run.batch.micro_size
     if not micro:
         passes = 2 if device.type == "cpu" and size % 2 == 0 else 1
         micro = max(1, size // max(world, passes))
     if size % (micro * world):
-        share = f"{world} devices" + (f" x {micro} batch.micro_rows" if run.batch.micro_rows else "")
+        share = f"{world} devices" + (f" x {micro} batch.micro_size" if run.batch.micro_size else "")
         raise UserError(
-            "the rows of a step do not divide evenly", where="batch.rows", got=size, wanted=f"a multiple of {share}"
+            "the rows of a step do not divide evenly", where="batch.size", got=size, wanted=f"a multiple of {share}"
         )
     together = run.objective.indivisible_units
     if micro % together:
@@ -44,7 +44,7 @@ def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
             "a forward pass must hold whole blocks of groups that share an estimate",
             where="objective.kl_groups",
             got=together,
-            wanted=f"a divisor of {micro}, the groups of one forward pass (batch.micro_rows)",
+            wanted=f"a divisor of {micro}, the groups of one forward pass (batch.micro_size)",
         )
     return BatchGeometry(
         global_size=size,

@@ -11,14 +11,14 @@ from typing import Any
 
 from penjing.base import config
 from penjing.base.files import write_text
-from penjing.base.malloc_tuning import give_back_freed_memory
+from penjing.base.malloc_tuning import malloc_trim
 from penjing.checkpoint.load import Checkpoint, newest
-from penjing.kernels.fp8 import doubts
+from penjing.kernels.fp8 import fp8_warnings
 from penjing.model.kernel_selection import activate_flash, check_kernels
 from penjing.model.moe import check_expert_sizes
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import Strategy
-from penjing.plan.run_estimate import Bill
+from penjing.plan.run_estimate import RunEstimate
 from penjing.train.build_context import Instruments, RunHooks, make_context, make_instruments
 from penjing.train.build_model import BuiltRun, build_run
 from penjing.train.compile_policy import compile_run, compiled_seconds
@@ -26,9 +26,9 @@ from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, TrainState
 from penjing.train.precision import Precision
 from penjing.train.resume import Difference, begun_dtype, check_same_run, run_facts, with_known_batch
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.small_data import fit_batch
-from penjing.train.stages.base import Size, Stage, make_stage
+from penjing.train.stages.base import DatasetSize, Stage, make_stage
 from penjing.train.step_probe import expected, plan
 from penjing.train.step_timing import Trials
 
@@ -41,19 +41,19 @@ class PreparedRun:
     context: TrainingContext
     state: TrainState
     stage: Stage[Any]
-    size: Size
+    size: DatasetSize
     model: Transformer
-    folder: RunFolder
+    folder: RunDir
     base: dict[str, str]  # what a run's adapter sits on, `start` and `sha256`; empty without one
-    bill: Bill
+    bill: RunEstimate
     resumed_from: int | None  # step of the checkpoint it goes on from
     resumed: int  # how often it was taken up again
     notes: list[str]
 
 
-def num_steps(run: Run, size: Size) -> int:
+def num_steps(run: Run, size: DatasetSize) -> int:
     """Optimizer steps of a run."""
-    return run.steps or max(1, math.ceil(run.epochs * size.units_per_epoch / run.batch.rows))
+    return run.max_steps or max(1, math.ceil(run.epochs * size.units_per_epoch / run.batch.size))
 
 
 def prepare_run(
@@ -66,7 +66,7 @@ def prepare_run(
 
     allow_change: fields in which a continued run may differ from what it was.
     """
-    folder = RunFolder(Path(run.out))
+    folder = RunDir(Path(run.out))
     checkpoint = newest(folder.checkpoints)
     run, precision = _resolve(run, strategy, checkpoint, allow_change)
     stage = make_stage(run, strategy, hooks.report)
@@ -129,7 +129,7 @@ def _restore(
     instruments: Instruments, checkpoint: Checkpoint, changes: Sequence[Difference], strategy: Strategy
 ) -> None:
     """Everything but the weights; optimizers of another kind begin afresh."""
-    same_kind = not any(each.field in ("optimizer.kind", "optimizer.state") for each in changes)
+    same_kind = not any(each.field in ("optimizer.name", "optimizer.state_dtype") for each in changes)
     instruments.checkpointer.restore(checkpoint, optimizers=same_kind)
     instruments.state.go_back(checkpoint.state()["progress"], strategy)
 
@@ -142,22 +142,28 @@ def _choose_kernels(built: BuiltRun) -> list[str]:
     flash = activate_flash(model, device, dtype)
     notes = [kernels] if kernels else []
     if built.precision.fp8 != "off":
-        notes = doubts(device.type, sum(parameter.numel() for parameter in model.parameters())) + notes
+        notes = fp8_warnings(device.type, sum(parameter.numel() for parameter in model.parameters())) + notes
     notes += [f"attention by {flash}"] if flash else []
-    return notes + built.run.optimizer.doubts()
+    return notes + built.run.optimizer.warnings()
 
 
 def _probe(
-    built: BuiltRun, size: Size, context: TrainingContext, instruments: Instruments, hooks: RunHooks, *, begun: bool
-) -> tuple[Bill, list[str]]:
+    built: BuiltRun,
+    size: DatasetSize,
+    context: TrainingContext,
+    instruments: Instruments,
+    hooks: RunHooks,
+    *,
+    begun: bool,
+) -> tuple[RunEstimate, list[str]]:
     """Compile where it pays, time a few steps, and make the plan of the run; lines about both."""
     run, stage, strategy, meter = built.run, built.stage, built.strategy, instruments.meter
-    units = context.num_steps * run.batch.rows / strategy.world
+    units = context.num_steps * run.batch.size / strategy.world
     flops = units * size.tokens_per_unit * meter.flops_per_token
     compiling = compile_run(built, flops, meter.peak_flops_per_second)
-    give_back_freed_memory()
+    malloc_trim()
     trials = Trials(
-        save=lambda place: instruments.checkpointer.try_in(place, instruments.state.state(strategy)),
+        save=lambda place: instruments.checkpointer.time_save(place, instruments.state.state(strategy)),
         sample=lambda: hooks.sample(built.model, stage.tokenizer, -1),
         began=hooks.began,
     )

@@ -23,14 +23,14 @@ from penjing.plan.trainable import trainable_of
 from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import JsonLines
 from penjing.train.build_model import BuiltRun
-from penjing.train.checkpointer import Keeper, Label, Stateful
+from penjing.train.checkpointer import Checkpointer, Label, Stateful
 from penjing.train.config import Run
 from penjing.train.incident_log import IncidentLog
 from penjing.train.loop import TrainingContext, TrainState
-from penjing.train.nonfinite_guard import Guard, Record
+from penjing.train.nonfinite_guard import NonFiniteGuard, Record
 from penjing.train.oom_recovery import ResizableBatchSource, validate_with_retry
-from penjing.train.run_dir import RunFolder
-from penjing.train.stages.base import Report, Size
+from penjing.train.run_dir import RunDir
+from penjing.train.stages.base import DatasetSize, Report
 from penjing.train.throughput import Meter
 
 Sample = Callable[[Transformer, Tokenizer, int], list[dict[str, Any]]]
@@ -53,14 +53,14 @@ class Instruments:
 
     source: ResizableBatchSource
     meter: Meter
-    guard: Guard
-    checkpointer: Keeper
+    guard: NonFiniteGuard
+    checkpointer: Checkpointer
     state: TrainState
     resumed: int  # how often the run was taken up again
 
 
 def make_instruments(
-    built: BuiltRun, size: Size, folder: RunFolder, checkpoint: Checkpoint | None, facts: Mapping[str, str]
+    built: BuiltRun, size: DatasetSize, folder: RunDir, checkpoint: Checkpoint | None, facts: Mapping[str, str]
 ) -> Instruments:
     """All of it at its beginning. facts: what a checkpoint says of the run beside the settings."""
     run, stage, scaler = built.run, built.stage, built.strategy.scaler
@@ -74,16 +74,16 @@ def make_instruments(
     first = 0 if checkpoint is None else checkpoint.step
     record: Record = IncidentLog(folder.incidents, rank=built.strategy.rank, resume_step=first).record
     stage.record = lambda incident: record({"step": state.step + 1, **incident})
-    guard = Guard(record, scaler)
+    guard = NonFiniteGuard(record, scaler)
     # Whatever else has state of its own, such as a loss scaler, gets a line here, and is saved and restored with it.
     stateful: dict[str, Stateful] = {"source": source, "meter": meter, "guard": guard}
     if scaler is not None:
         stateful["scaler"] = scaler
     resumed = 0 if checkpoint is None else checkpoint.state()["resumed"] + 1
     settings = config.to_toml(run)
-    checkpointer = Keeper(
+    checkpointer = Checkpointer(
         folder.checkpoints,
-        run.save,
+        run.checkpoint,
         built.strategy,
         model=built.trainable,
         optimizers=built.optimizers,
@@ -107,7 +107,7 @@ def _batches(built: BuiltRun, micro_size: int) -> Source:
     return Prefetch(source, strategy.device, ahead) if ahead else DeviceSource(source, strategy.device)
 
 
-def _meter(built: BuiltRun, size: Size) -> Meter:
+def _meter(built: BuiltRun, size: DatasetSize) -> Meter:
     """What is frozen costs fewer FLOPs, and the peak is that of the run's dtype."""
     run, strategy = built.run, built.strategy
     trainable = trainable_of(built.trainable, run.model)
@@ -120,7 +120,7 @@ def _meter(built: BuiltRun, size: Size) -> Meter:
 
 
 def make_context(
-    built: BuiltRun, instruments: Instruments, folder: RunFolder, hooks: RunHooks, num_steps: int
+    built: BuiltRun, instruments: Instruments, folder: RunDir, hooks: RunHooks, num_steps: int
 ) -> TrainingContext:
     """Everything the loop knows."""
     run, stage, strategy = built.run, built.stage, built.strategy
@@ -145,11 +145,11 @@ def make_context(
         meter=instruments.meter,
         num_steps=num_steps,
         accumulate=built.geometry.accumulation,
-        clip_norm=run.clip_norm,
-        log_every=run.track.every,
-        validate_every=run.validate.every,
+        max_grad_norm=run.max_grad_norm,
+        log_every=run.log.every,
+        validate_every=run.eval.every,
         sample_every=run.sample.every,
-        save_every=run.save.every,
+        save_every=run.checkpoint.every,
         validate=lambda: validate_with_retry(stage, strategy),
         sample=sample,
         save=instruments.checkpointer.save,
@@ -159,7 +159,7 @@ def make_context(
     )
 
 
-def _write_samples(folder: RunFolder, written: list[dict[str, Any]], index: int) -> None:
+def _write_samples(folder: RunDir, written: list[dict[str, Any]], index: int) -> None:
     try:
         lines = JsonLines(folder.samples, resume_step=index - 1)
         for sample in written:

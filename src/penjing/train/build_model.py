@@ -13,7 +13,7 @@ from penjing.base.seeds import derive
 from penjing.checkpoint.load import Checkpoint
 from penjing.model.freeze import freeze
 from penjing.model.init import initialise
-from penjing.model.lora import adapt
+from penjing.model.lora import add_adapter
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.objective.base import Objective
 from penjing.optim.router_bias_update import RouterBalance
@@ -67,7 +67,7 @@ def build_model(
     run = stage.run
     model, base = _shape_only(run) if device.type == "meta" else _with_weights(run, checkpoint)
     freeze(model, run.freeze)
-    recompute_activations(model, run.compute.recompute)
+    recompute_activations(model, run.compute.activation_checkpointing)
     if run.lora.rank:
         precision.cast_frozen(model)
     trainable = stage.trainable(model)
@@ -91,7 +91,7 @@ def complete(
     wrapped = strategy.wrap(trainable)
     optimizers: list[Any] = run.optimizer.build(trainable, derive(run.seed, "optimizer"))
     if run.model.is_mixture:
-        rate = 0.0 if run.lora.rank else run.router.bias_rate  # a frozen base's routers stay as they are
+        rate = 0.0 if run.lora.rank else run.router.bias_update_rate  # a frozen base's routers stay as they are
         optimizers.append(RouterBalance(built.model, rate, strategy.add))
     return BuiltRun(
         run=run,
@@ -112,7 +112,7 @@ def _shape_only(run: Run) -> tuple[Transformer, dict[str, str]]:
     with torch.device("meta"):
         model = Transformer(run.model)
         if run.lora.rank:
-            adapt(model, run.lora, seed=derive(run.seed, "lora"))
+            add_adapter(model, run.lora, seed=derive(run.seed, "lora"))
     return model, {}
 
 
@@ -123,7 +123,7 @@ def _with_weights(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
     """
     if run.lora.rank:
         return build_adapted(run, checkpoint, load_start)
-    if run.start and (checkpoint is None or run.objective.compares_with_start):
+    if run.init_from and (checkpoint is None or run.objective.compares_with_start):
         return load_start(run), {}
     model = Transformer(run.model)
     if checkpoint is None:

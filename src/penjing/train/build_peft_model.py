@@ -11,7 +11,7 @@ from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.checkpoint.load import Checkpoint
-from penjing.model.lora import adapt, fingerprint, own_state
+from penjing.model.lora import add_adapter, fingerprint, trainable_state_dict
 from penjing.model.transformer import Transformer
 from penjing.train.config import Run
 from penjing.train.stages import settings_classes
@@ -27,17 +27,17 @@ def build_adapted(
     load_base: the model to begin with, by the run's settings. Without a checkpoint the adapter is fresh. Raises
     UserError if there is no base, or it is not the one that the adapter was begun on.
     """
-    if not run.start:
+    if not run.init_from:
         raise UserError(
             "adapters need a trained model to sit on",
-            where="start",
+            where="init_from",
             wanted="a run, or a Hugging Face directory",
-            next_step="Give start=RUN, or lora.rank=0 to train all weights.",
+            next_step="Give init_from=RUN, or lora.rank=0 to train all weights.",
         )
     known = dict(checkpoint.state().get("base", {})) if checkpoint is not None else {}
-    where: object = run.start if checkpoint is None else checkpoint.folder
-    if "start" in known and not Path(run.start).exists() and Path(known["start"]).exists():
-        run = replace(run, start=known["start"])  # it was named from another working folder
+    where: object = run.init_from if checkpoint is None else checkpoint.folder
+    if "start" in known and not Path(run.init_from).exists() and Path(known["start"]).exists():
+        run = replace(run, init_from=known["start"])  # it was named from another working folder
     try:
         model = load_base(run)
     except UserError as error:
@@ -49,24 +49,24 @@ def build_adapted(
             wanted=known.get("start"),
             next_step="Put it back, or train anew.",
         ) from None
-    start = Path(run.start)  # or a hub name
-    base = {"start": str(start.resolve()) if start.exists() else run.start, "sha256": fingerprint(model)}
+    start = Path(run.init_from)  # or a hub name
+    base = {"start": str(start.resolve()) if start.exists() else run.init_from, "sha256": fingerprint(model)}
     if known and known["sha256"] != base["sha256"]:
         raise UserError(
             "the base of this adapter has changed since",
             where=where,
-            got=f"{run.start} with hash {base['sha256'][:12]}",
+            got=f"{run.init_from} with hash {base['sha256'][:12]}",
             wanted=known["sha256"][:12],
             next_step="Put the old weights back, or train anew with another out=.",
         )
-    adapt(model, run.lora, seed=derive(run.seed, "lora"))
+    add_adapter(model, run.lora, seed=derive(run.seed, "lora"))
     if checkpoint is not None:
         _restore(model, checkpoint)
     return model, base
 
 
 def _restore(model: Transformer, checkpoint: Checkpoint) -> None:
-    weights, expected = checkpoint.weights(), own_state(model)
+    weights, expected = checkpoint.weights(), trainable_state_dict(model)
     # Where the model was trained inside a module with a head of its own, the head is not its business.
     weights = {name.removeprefix("model."): weights[name] for name in weights if name.startswith("model.")} or weights
     for name in sorted(weights.keys() | expected.keys()):
@@ -89,12 +89,12 @@ def adapter_rate(base: Layer, layers: Sequence[Layer]) -> Layer:
     """
     ranks = [_table(layer, "lora").get("rank") for layer in layers]
     rank = next((rank for rank in reversed(ranks) if rank is not None), 0)
-    named = any({"kind", "learning_rate", ""} & _table(layer, "optimizer").keys() for layer in layers)
+    named = any({"name", "learning_rate", ""} & _table(layer, "optimizer").keys() for layer in layers)
     optimizer = dict(base["optimizer"])
-    if str(rank) == "0" or named or "lora" in base or optimizer["kind"] != "adamw":
+    if str(rank) == "0" or named or "lora" in base or optimizer["name"] != "adamw":
         return base
-    kind = base.get("objective", {}).get("kind", "next_token")
-    objective = next(settings() for settings in settings_classes() if settings().kind == kind)
+    kind = base.get("objective", {}).get("name", "next_token")
+    objective = next(settings() for settings in settings_classes() if settings().name == kind)
     whole = float(optimizer["learning_rate"])
     rate = max(whole, min(objective.adapter_rate_factor * whole, LARGEST_RATE))
     return {**base, "optimizer": {**optimizer, "learning_rate": float(f"{rate:.3g}")}}

@@ -17,9 +17,9 @@ from penjing.base.files import DiskError
 from penjing.checkpoint.background import Background, snapshot
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.save import save
-from penjing.model.lora import own_state
+from penjing.model.lora import trainable_state_dict
 from penjing.parallel.base import Strategy
-from penjing.train.config import SaveSettings
+from penjing.train.config import CheckpointSettings
 from penjing.train.load_model import load_weights
 from penjing.train.nonfinite_guard import Record
 
@@ -43,7 +43,7 @@ class Label:
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # for the manifest
 
 
-class Keeper:
+class Checkpointer:
     """Makes a run's checkpoints, and restores one.
 
     stateful: by name, everything that has state beside weights and optimizers. This is the one place to add to: what
@@ -54,7 +54,7 @@ class Keeper:
     def __init__(
         self,
         folder: Path,
-        settings: SaveSettings,
+        settings: CheckpointSettings,
         strategy: Strategy,
         *,
         model: nn.Module,
@@ -82,14 +82,14 @@ class Keeper:
         if self.strategy.rank == 0:
             self.wait()  # before anything is copied: two copies at once would take twice the memory
             self._background.start(self._prepared(progress))
-            if wait or self.settings.how == "waiting":
+            if wait or not self.settings.async_:
                 saved = self.wait()
         else:
             for each in self.stateful.values():
                 each.state()  # some ask all ranks
         return not self.strategy.any(not saved) if wait else saved
 
-    def try_in(self, folder: Path, progress: dict[str, Any]) -> float:
+    def time_save(self, folder: Path, progress: dict[str, Any]) -> float:
         """Save into another folder and wait for it, to see how long it takes; the seconds that training stood still."""
         own, self.folder = self.folder, folder
         try:
@@ -103,7 +103,7 @@ class Keeper:
 
     def _prepared(self, progress: dict[str, Any]) -> Callable[[], object]:
         """A call that writes the state of this instant, whatever becomes of the run meanwhile."""
-        kept = own_state(self.model) if self.only_trained else self.model.state_dict()
+        kept = trainable_state_dict(self.model) if self.only_trained else self.model.state_dict()
         weights: dict[str, Tensor] = snapshot(kept)
         optimizers = snapshot([optimizer.state_dict() for optimizer in self.optimizers])
         random_state = torch.get_rng_state().clone()
@@ -120,8 +120,8 @@ class Keeper:
             optimizers=optimizers,
             state=state,
             texts=dict(self.label.texts),
-            keep=self.settings.keep,
-            milestones=self.settings.milestones,
+            keep=self.settings.keep_last,
+            milestones=self.settings.keep_every,
             random_state=random_state,
             fingerprints=self.label.fingerprints,
         )

@@ -73,7 +73,7 @@ def obstacle(run: Run, kind: str, *, bfloat16: bool) -> str:
         return "answers make batches of another shape in every step"
     if run.lora.dropout:
         return "the masks of lora.dropout are drawn outside of any graph"
-    return "norms that DoRA keeps are looked up outside of any graph" if run.lora.kind == "dora" else ""
+    return "norms that DoRA keeps are looked up outside of any graph" if run.lora.use_dora else ""
 
 
 def choose(setting: Setting, kind: str, lacking: str, eager_seconds: float) -> Decision:

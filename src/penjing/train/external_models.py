@@ -16,7 +16,7 @@ from penjing.model.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outside:
+class ExternalModel:
     """A model of somebody else's form. The weights are read when they are asked for."""
 
     path: Path  # the directory, or the .pth file
@@ -30,12 +30,12 @@ class Outside:
             raise UserError(
                 "no tokenizer.json beside these weights",
                 where=self.path,
-                next_step="Give tokenizer.folder=DIR in training, or put the tokenizer's files beside the weights.",
+                next_step="Give tokenizer.path=DIR in training, or put the tokenizer's files beside the weights.",
             )
         return Tokenizer.load(self.tokenizer_folder)
 
 
-def read_outside(name: str | Path, hints: Mapping[str, Any] | None = None) -> Outside | None:
+def read_external_model(name: str | Path, hints: Mapping[str, Any] | None = None) -> ExternalModel | None:
     """The model that `name` means if it is in another's form, else None; a hub name is fetched.
 
     hints: settings of `model.*` that were asked for, for weights that do not show their whole shape.
@@ -52,7 +52,7 @@ def read_outside(name: str | Path, hints: Mapping[str, Any] | None = None) -> Ou
     folder = hf.find_hf(str(name))
     if folder is None:
         return None
-    return Outside(
+    return ExternalModel(
         path=folder,
         config=hf.read_config(folder),
         tokenizer_folder=folder if (folder / "tokenizer.json").is_file() else None,
@@ -60,10 +60,10 @@ def read_outside(name: str | Path, hints: Mapping[str, Any] | None = None) -> Ou
     )
 
 
-def _read_minimind(path: Path, hints: Mapping[str, Any]) -> Outside:
+def _read_minimind(path: Path, hints: Mapping[str, Any]) -> ExternalModel:
     tensors = minimind.read_tensors(path)
     config = minimind.infer_config(tensors, hints, path)
-    return Outside(
+    return ExternalModel(
         path=path,
         config=config,
         tokenizer_folder=minimind.tokenizer_folder(path),

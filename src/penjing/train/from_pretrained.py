@@ -19,8 +19,8 @@ from penjing.train.load_model import read_settings, start_shape, start_tokenizer
 from penjing.train.run_dir import is_run_or_checkpoint, stage_folder
 
 # What may be set beside `start`: none of it changes a weight's shape, and all of it is meant for longer texts.
-NONE = "none"  # validate.questions=none: no questions are asked
-FREE = ("preset", "max_tokens", "sliding_window", "windowed_layers")
+NONE = "none"  # eval.questions=none: no questions are asked
+FREE = ("preset", "max_position_embeddings", "sliding_window", "sliding_window_layers")
 FREE_PREFIX = "rope_"
 
 
@@ -31,18 +31,18 @@ def begin_from(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
     base: the recipe; layers: what was asked for, the last first in rank. Raises UserError naming the setting if one
     contradicts the weights.
     """
-    asked = _asked(layers)
+    asked = _requested(layers)
     shape = start_shape(start, asked)
     begun = [base, {"model": config.to_dict(shape)}, *layers]
     # Rows too long for the model come second: what contradicts the weights is the mistake to name.
-    _check(config.resolve(Run, *begun, {"data": {"row_tokens": 8}}).model, shape, start)
+    _check(config.resolve(Run, *begun, {"data": {"seq_len": 8}}).model, shape, start)
     run = config.resolve(Run, *begun)
     tokenizer = start_tokenizer(run)
-    if "vocabulary_size" not in asked and tokenizer is not None:
-        size = max(shape.vocabulary_size, tokenizer.size)
-        run = replace(run, model=replace(run.model, vocabulary_size=size))
-    if not run.validate.questions:
-        run = replace(run, validate=replace(run.validate, questions=questions_of_start(start)))
+    if "vocab_size" not in asked and tokenizer is not None:
+        size = max(shape.vocab_size, tokenizer.size)
+        run = replace(run, model=replace(run.model, vocab_size=size))
+    if not run.eval.questions:
+        run = replace(run, eval=replace(run.eval, questions=questions_of_start(start)))
     return run
 
 
@@ -50,14 +50,14 @@ def with_vocabulary(run: Run, layers: Sequence[Layer]) -> Run:
     """The settings of a run that begins from nothing: where its objective compares with another model's predictions,
     it has as many ids as that one, unless a layer says how many."""
     tables = [layer.get("model") for layer in layers]
-    named = any(isinstance(table, Mapping) and "vocabulary_size" in table for table in tables)
+    named = any(isinstance(table, Mapping) and "vocab_size" in table for table in tables)
     if named or not run.objective.vocabulary_of:
         return run
-    size = start_shape(run.objective.vocabulary_of).vocabulary_size
-    return replace(run, model=replace(run.model, vocabulary_size=size))
+    size = start_shape(run.objective.vocabulary_of).vocab_size
+    return replace(run, model=replace(run.model, vocab_size=size))
 
 
-def _asked(layers: Sequence[Layer]) -> dict[str, Any]:
+def _requested(layers: Sequence[Layer]) -> dict[str, Any]:
     """The settings of `model.*` that the layers name, a preset's among them, as values of their types."""
     types, asked = typing.get_type_hints(ModelConfig), dict[str, Any]()
     for layer in layers:
@@ -78,13 +78,13 @@ def _check(model: ModelConfig, shape: ModelConfig, start: str) -> None:
     for name, value in wanted.items():
         if got[name] == value or name in FREE or name.startswith(FREE_PREFIX):
             continue
-        if name == "vocabulary_size" and got[name] > value:
+        if name == "vocab_size" and got[name] > value:
             continue  # rows are added
         raise UserError(
             f"contradicts the shape of {start}",
             where=f"model.{name}",
             got=got[name],
-            wanted=f"at least {value}" if name == "vocabulary_size" else value,
+            wanted=f"at least {value}" if name == "vocab_size" else value,
             next_step="Leave it out: a run that begins with weights has their shape.",
         )
 
@@ -95,7 +95,7 @@ def questions_of_start(start: str) -> str:
         return ""
     folder = stage_folder(Path(start))
     run = read_settings(folder)
-    named = run.validate.questions
+    named = run.eval.questions
     if named in ("", NONE):
         return named
     beside = folder / os.path.relpath(named, run.out)  # where the run was moved together with its data

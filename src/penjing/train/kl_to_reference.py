@@ -11,20 +11,20 @@ from torch import Tensor
 from penjing.infer.sampler_factory import Write
 from penjing.loader.group_sampler import pack_tight
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group
-from penjing.model.lora import using
+from penjing.model.lora import adapter_scope
 from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation
 from penjing.parallel.base import Strategy
 
 
-class WithoutAdapter:
+class BaseModelView:
     """A model as it is while its adapters are switched off, to be asked as a teacher is."""
 
     def __init__(self, model: Transformer) -> None:
         self._model = model
 
     def hidden(self, *given: Any, **named: Any) -> Tensor:
-        with using(self._model, None):
+        with adapter_scope(self._model, None):
             return self._model.hidden(*given, **named)
 
     @property
@@ -37,9 +37,9 @@ class WithoutAdapter:
 
 
 @torch.no_grad()
-def drift(
+def kl_to_reference(
     model: Transformer,
-    reference: Transformer | WithoutAdapter,
+    reference: Transformer | BaseModelView,
     prompts: Sequence[Sequence[int]],
     seeds: Sequence[int],
     write: Write,
@@ -59,15 +59,15 @@ def drift(
         part = slice(first, min(first + size, len(prompts)))
         answers = write(model, prompts[part], seeds[part], stop)
         batch = _packed(prompts[part], answers).to(strategy.device)
-        nats = objective(model, batch).parts["divergence_nats_per_token"]
+        nats = objective(model, batch).parts["divergence"]
         sums += torch.tensor([float(nats), float(objective.weight(batch)), batch.num_answers])
     if strategy.device.type != "mps":  # which knows no float64, and has no neighbours
         sums = strategy.add(sums.to(strategy.device))
     nats, tokens, number = sums.tolist()
     return {
-        "validation_kl_nats_per_token": nats / max(1.0, tokens),
-        "validation_kl_nats_per_answer": nats / max(1.0, number),
-        "validation_own_answer_tokens": tokens / max(1.0, number),
+        "val_kl": nats / max(1.0, tokens),
+        "val_kl_per_answer": nats / max(1.0, number),
+        "val_own_answer_tokens": tokens / max(1.0, number),
     }
 
 

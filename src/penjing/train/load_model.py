@@ -13,27 +13,27 @@ from torch import nn
 
 from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.base.malloc_tuning import keep_freed_memory
+from penjing.base.malloc_tuning import tune_malloc
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.manifest import MANIFEST, WEIGHTS, damage
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.model.config import ModelConfig
-from penjing.model.lora import DEFAULT, merge, own_state, strip
-from penjing.model.resize_embeddings import grow
+from penjing.model.lora import DEFAULT, merge, remove_adapters, trainable_state_dict
+from penjing.model.resize_embeddings import resize_embeddings
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import local_device
 from penjing.plan.hardware import physical_cores
 from penjing.train.build_peft_model import build_adapted
-from penjing.train.config import ComputeSettings, Data, Run
-from penjing.train.external_models import Outside, read_outside
+from penjing.train.config import ComputeSettings, DataSettings, Run
+from penjing.train.external_models import ExternalModel, read_external_model
 from penjing.train.precision import Precision
-from penjing.train.run_dir import RunFolder, is_run, is_run_or_checkpoint, stage_folder
+from penjing.train.run_dir import RunDir, is_run, is_run_or_checkpoint, stage_folder
 
 OUTSIDE_TOKENS = 2048  # that a model from outside is taken to read together, where its positions allow
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class LoadedModel:
     """A trained model, ready to use: weights in float32 on the CPU, tokenizer, and where both came from."""
 
     model: Transformer
@@ -44,7 +44,7 @@ class Trained:
     @property
     def answers(self) -> bool:
         """Whether it was taught conversations, and does not only continue texts."""
-        return self.run.data.kind != "documents"
+        return self.run.data.format != "documents"
 
     @property
     def context_tokens(self) -> int:
@@ -63,27 +63,27 @@ def whole_checkpoint(path: Path) -> Checkpoint | None:
     wrong = damage(path)
     if wrong is not None:
         raise UserError(f"this checkpoint is damaged: {wrong}", where=path)
-    if not RunFolder(path.parent.parent).settings.is_file():
+    if not RunDir(path.parent.parent).settings.is_file():
         raise UserError("this checkpoint does not lie in a run", where=path, wanted="RUN/checkpoints/step-...")
     return Checkpoint(path, int(path.name.removeprefix("step-")), ())
 
 
 def read_settings(path: Path) -> Run:
     """The resolved settings a run was started with."""
-    return config.resolve(Run, config.read_toml(RunFolder(path).settings))
+    return config.resolve(Run, config.read_toml(RunDir(path).settings))
 
 
 def context_tokens(folder: Path, run: Run) -> int:
     """Tokens that a model has learned to read: rows of the run in `folder` or of those it began with, as rows are made
     shorter for few conversations."""
-    longest = run.data.row_tokens
-    if run.start:
-        beside = folder / os.path.relpath(run.start, run.out)  # where the runs were moved together
-        began = next((each for each in (beside, Path(run.start)) if is_run_or_checkpoint(each)), None)
+    longest = run.data.seq_len
+    if run.init_from:
+        beside = folder / os.path.relpath(run.init_from, run.out)  # where the runs were moved together
+        began = next((each for each in (beside, Path(run.init_from)) if is_run_or_checkpoint(each)), None)
         if began is None:
-            return max(longest, min(OUTSIDE_TOKENS, run.model.max_tokens))
+            return max(longest, min(OUTSIDE_TOKENS, run.model.max_position_embeddings))
         longest = max(longest, context_tokens(stage_folder(began), read_settings(stage_folder(began))))
-    return min(longest, run.model.max_tokens)
+    return min(longest, run.model.max_position_embeddings)
 
 
 def load_trained(
@@ -92,7 +92,7 @@ def load_trained(
     adapters: Literal["beside", "merged"] = "beside",
     hints: Mapping[str, Any] | None = None,
     tokenizer_folder: Path | None = None,
-) -> Trained:
+) -> LoadedModel:
     """Read a model: a run's newest whole checkpoint, one checkpoint's folder, or a model from outside.
 
     adapters: of a run that trained one, whether it stays beside the base, in use, or is worked into plain weights.
@@ -100,10 +100,10 @@ def load_trained(
     Raises UserError if there is none, or it does not fit its settings.
     """
     chosen = whole_checkpoint(Path(path))
-    outside = None if chosen or is_run(Path(path)) else read_outside(path, hints)
+    outside = None if chosen or is_run(Path(path)) else read_external_model(path, hints)
     if outside is not None:
-        return _load_outside(outside, tokenizer_folder)
-    folder = RunFolder(chosen.folder.parent.parent if chosen else stage_folder(Path(path)))
+        return _load_external(outside, tokenizer_folder)
+    folder = RunDir(chosen.folder.parent.parent if chosen else stage_folder(Path(path)))
     run = read_settings(folder.path)
     checkpoint = chosen or newest(folder.checkpoints)
     if checkpoint is None:
@@ -112,12 +112,12 @@ def load_trained(
         model, _ = build_adapted(run, checkpoint, load_start)
         if adapters == "merged":
             merge(model, DEFAULT)
-            strip(model)
+            remove_adapters(model)
     else:
         check_size(run.model, (checkpoint.folder / WEIGHTS).stat().st_size, checkpoint.folder)
         model = Transformer(run.model)
         _fill(model, _of_model(checkpoint.weights()), checkpoint.folder)
-    return Trained(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
+    return LoadedModel(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
 
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -145,7 +145,9 @@ def check_size(config: ModelConfig, num_bytes: int, where: object) -> None:
     The least that such a model has: its embedding, and of each layer the queries' matrix and the gains.
     """
     width = config.hidden_size
-    least = config.vocabulary_size * width + config.num_layers * width * (2 + config.num_heads * config.head_size)
+    least = config.vocab_size * width + config.num_hidden_layers * width * (
+        2 + config.num_attention_heads * config.head_dim
+    )
     if least > num_bytes:
         raise UserError(
             "the shape does not fit the weights",
@@ -160,15 +162,15 @@ def _bytes_of_weights(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _load_outside(outside: Outside, tokenizer_folder: Path | None) -> Trained:
+def _load_external(outside: ExternalModel, tokenizer_folder: Path | None) -> LoadedModel:
     check_size(outside.config, _bytes_of_weights(outside.path), outside.path)
     model = Transformer(outside.config)
     _fill(model, outside.read_weights(), outside.path)
     tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder else outside.tokenizer()
     kind: Literal["chats", "documents"] = "chats" if tokenizer.template else "documents"
-    data = Data(kind=kind, row_tokens=min(OUTSIDE_TOKENS, model.config.max_tokens))
+    data = DataSettings(format=kind, seq_len=min(OUTSIDE_TOKENS, model.config.max_position_embeddings))
     run = Run(stage="outside", out=str(outside.path), model=outside.config, data=data)
-    return Trained(model.eval(), tokenizer, run, Checkpoint(outside.path, 0, ()))
+    return LoadedModel(model.eval(), tokenizer, run, Checkpoint(outside.path, 0, ()))
 
 
 def start_shape(start: str, hints: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -177,7 +179,7 @@ def start_shape(start: str, hints: Mapping[str, Any] | None = None) -> ModelConf
     hints: settings of `model.*` that were asked for, for weights that do not show their whole shape.
     """
     path = Path(start)
-    outside = None if whole_checkpoint(path) or is_run(path) else read_outside(start, hints)
+    outside = None if whole_checkpoint(path) or is_run(path) else read_external_model(start, hints)
     return outside.config if outside is not None else read_settings(stage_folder(path)).model
 
 
@@ -186,21 +188,23 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
 
     One without a chat template gets ours where conversations are learned, and the control tokens for it.
     """
-    if run.tokenizer.folder:
-        tokenizer = Tokenizer.load(Path(run.tokenizer.folder))
-    elif not run.start:
+    if run.tokenizer.path:
+        tokenizer = Tokenizer.load(Path(run.tokenizer.path))
+    elif not run.init_from:
         return None
     else:
-        path = Path(run.start)
-        outside = None if whole_checkpoint(path) or is_run(path) else read_outside(path, config.to_dict(run.model))
-        tokenizer = outside.tokenizer() if outside else Tokenizer.load(RunFolder(stage_folder(path)).tokenizer)
-    if run.data.kind == "documents" or tokenizer.template:
+        path = Path(run.init_from)
+        outside = (
+            None if whole_checkpoint(path) or is_run(path) else read_external_model(path, config.to_dict(run.model))
+        )
+        tokenizer = outside.tokenizer() if outside else Tokenizer.load(RunDir(stage_folder(path)).tokenizer)
+    if run.data.format == "documents" or tokenizer.template:
         return tokenizer
     if run.lora.rank and tokenizer.lacks_for_chatml:
         raise UserError(
             f"the tokenizer has no chat template and no {tokenizer.lacks_for_chatml[0]}, which adapters cannot learn",
-            where=run.start or run.tokenizer.folder,
-            next_step="Train all weights on conversations first: penjing train sft start=...",
+            where=run.init_from or run.tokenizer.path,
+            next_step="Train all weights on conversations first: penjing train sft init_from=...",
         )
     return tokenizer.with_chatml(visible=not run.lora.rank)
 
@@ -210,20 +214,22 @@ def load_start(run: Run) -> Transformer:
 
     Rows are added to embedding and head where the run's vocabulary is larger.
     """
-    folder = Path(run.tokenizer.folder) if run.tokenizer.folder else RunFolder(Path(run.out)).tokenizer
+    folder = Path(run.tokenizer.path) if run.tokenizer.path else RunDir(Path(run.out)).tokenizer
     known = folder if (folder / "tokenizer.json").is_file() else None
-    begun = load_trained(Path(run.start), adapters="merged", hints=config.to_dict(run.model), tokenizer_folder=known)
+    begun = load_trained(
+        Path(run.init_from), adapters="merged", hints=config.to_dict(run.model), tokenizer_folder=known
+    )
     if begun.model.config == run.model:
         return begun.model.train()
     model = Transformer(run.model)
-    _fill(model, grow(begun.model.state_dict(), run.model.vocabulary_size), run.start)
+    _fill(model, resize_embeddings(begun.model.state_dict(), run.model.vocab_size), run.init_from)
     return model
 
 
 def load_weights(module: nn.Module, checkpoint: Checkpoint) -> None:
     """Copy a checkpoint's weights into what was trained; every name and shape must match, a frozen base apart."""
     weights = checkpoint.weights()
-    _fill(module, weights, checkpoint.folder, expected=own_state(module) if _has_adapters(weights) else None)
+    _fill(module, weights, checkpoint.folder, expected=trainable_state_dict(module) if _has_adapters(weights) else None)
 
 
 def _has_adapters(weights: dict[str, torch.Tensor]) -> bool:
@@ -271,7 +277,7 @@ def set_threads(setting: int, world: int) -> int:
     """
     count = setting or _openmp_threads() or max(1, physical_cores() // world)
     torch.set_num_threads(count)
-    keep_freed_memory()
+    tune_malloc()
     return count
 
 

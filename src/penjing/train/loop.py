@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
-from penjing.base.malloc_tuning import frozen_collector
+from penjing.base.malloc_tuning import gc_frozen
 from penjing.loader.batch_source import Source
 from penjing.objective.base import Objective
 from penjing.optim.schedule import Schedule
 from penjing.parallel.base import Strategy
 from penjing.track.base import Trackers
-from penjing.train.nonfinite_guard import Guard, update
-from penjing.train.oom_recovery import shrink_step, with_room
+from penjing.train.nonfinite_guard import NonFiniteGuard, update
+from penjing.train.oom_recovery import halve_micro_batch, retry_on_oom
 from penjing.train.signals import Signals, Stopped
 from penjing.train.throughput import Meter
 
@@ -41,7 +41,7 @@ class TrainingContext:
     meter: Meter
     num_steps: int
     accumulate: int  # micro-batches per step on each rank
-    clip_norm: float
+    max_grad_norm: float
     # Between steps; 0 means never.
     log_every: int = 1
     validate_every: int = 0
@@ -52,7 +52,7 @@ class TrainingContext:
     # Makes the state durable, waiting for it if told to; says whether it is.
     save: Callable[[dict[str, Any], bool], bool] = lambda state, wait: True
     go_back: Callable[[], dict[str, Any] | None] = lambda: None  # loads the last checkpoint but for the place in data
-    guard: Guard = field(default_factory=Guard)
+    guard: NonFiniteGuard = field(default_factory=NonFiniteGuard)
     figures: Sequence[Callable[[], dict[str, float]]] = ()  # further ones of a logged step
     # Told how many steps are done, and for how long at most the next may take; 0 s: what comes may take any time.
     at_edge: Callable[[int, float], None] = lambda step, longest_seconds: None
@@ -63,7 +63,7 @@ class TrainState:
     """How far a run is, with what is summed since the last logged step. Saved with every checkpoint."""
 
     step: int = 0
-    sums: dict[str, Tensor] = field(default_factory=dict)  # `loss`, and the objective's parts, on this rank
+    sums: dict[str, Tensor] = field(default_factory=dict)  # `total`, and the objective's parts, on this rank
     units: Tensor | float = 0.0  # units, over all ranks
 
     def add(self, taken: Step) -> None:
@@ -129,17 +129,17 @@ def step(context: TrainingContext, index: int) -> Step:
     def make_room(said: str) -> None:
         for optimizer in context.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        shrink_step(source, before, said, context.strategy.world)
-        context.guard.record({"step": index + 1, "kind": "out of memory", "micro_rows": source.micro_size})
+        halve_micro_batch(source, before, said, context.strategy.world)
+        context.guard.record({"step": index + 1, "kind": "out of memory", "micro_size": source.micro_size})
 
-    sums, units, tokens = with_room(lambda: _gradients(context), make_room)
+    sums, units, tokens = retry_on_oom(lambda: _gradients(context), make_room)
     after = source.place()
-    norm = context.strategy.clip(context.clip_norm)
+    norm = context.strategy.clip(context.max_grad_norm)
     factor = context.schedule.factor(index, context.num_steps)
     for optimizer in context.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * factor
-    loss = context.strategy.add(sums["loss"]) / units.clamp(min=1)
+    loss = context.strategy.add(sums["total"]) / units.clamp(min=1)
     bad = update(context.optimizers, norm, loss)
     return Step(sums, units, loss, norm, bad, tokens, lambda: source.samples(before, after))
 
@@ -157,7 +157,7 @@ def _gradients(context: TrainingContext) -> tuple[dict[str, Tensor], Tensor, int
             loss = context.objective(context.model, batch)
             # Sums over the global number of units: exact for ragged micro-batches and ranks alike.
             context.strategy.backward(loss.total / units.clamp(min=1))
-        add_sums(sums, {"loss": loss.total.detach(), **loss.parts})
+        add_sums(sums, {"total": loss.total.detach(), **loss.parts})
     return sums, units, sum(batch.num_tokens for batch in batches)
 
 
@@ -169,14 +169,14 @@ def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
     figures: dict[str, float] = {}
     alone = context.strategy.world == 1
     put_off, saved = False, True  # a checkpoint that was due at a bad step; whether the last one is on the disk
-    with frozen_collector(), Signals() as signals:
+    with gc_frozen(), Signals() as signals:
         while state.step < context.num_steps:
             context.at_edge(state.step, context.meter.longest_seconds)
             with context.meter.step(context.strategy.world) as counted:
                 taken = step(context, state.step)
                 counted.tokens = taken.tokens
                 state.add(taken)
-                verdict = context.guard.look(state.step, taken.bad, taken.loss, taken.norm, taken.samples)
+                verdict = context.guard.observe(state.step, taken.bad, taken.loss, taken.norm, taken.samples)
                 log_now = _due(state.step, context.log_every, context.num_steps)
                 figures_now = _step_figures(context, state, taken.norm) if log_now else {}
             if verdict == "roll back":
@@ -198,7 +198,7 @@ def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
             stop = context.strategy.any(signals.received is not None)
             ends = stop or state.step == context.num_steps
             if put_off or ends or _due(state.step, context.save_every, context.num_steps):
-                context.guard.settle()
+                context.guard.flush()
                 put_off = not (ends or context.guard.calm)
                 if not put_off:
                     with _between(context, state, "checkpoint"):
@@ -238,11 +238,11 @@ def _due(step: int, every: int, num_steps: int) -> bool:
 def _step_figures(context: TrainingContext, state: TrainState, norm: Tensor) -> dict[str, float]:
     """Figures since the last logged step. The one place where the host waits for the device."""
     figures = state.means(context.strategy)
-    figures.pop("loss", None)
+    figures.pop("total", None)
     rate = max(group["lr"] for optimizer in context.optimizers for group in optimizer.param_groups)
-    figures |= {"learning_rate": rate, "gradient_norm": float(norm)}
+    figures |= {"learning_rate": rate, "grad_norm": float(norm)}
     if context.guard.num_bad:
-        figures["bad_steps"] = context.guard.num_bad
+        figures["skipped_steps"] = context.guard.num_bad
     for more in context.figures:
         figures |= more()
     return figures

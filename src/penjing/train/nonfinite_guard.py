@@ -57,7 +57,7 @@ class Scaler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PendingStep:
     """One step, on its way from the device to the host."""
 
     step: int
@@ -66,7 +66,7 @@ class Seen:
     ready: Any  # a CUDA event, or None
 
 
-class Guard:
+class NonFiniteGuard:
     """Looks at every step on the host: writes down bad ones and spikes of the loss with their samples, and says when
     to go back to the last checkpoint."""
 
@@ -77,14 +77,14 @@ class Guard:
         self.in_a_row = 0
         self.rollbacks = 0
         self._recent: deque[float] = deque(maxlen=WINDOW)
-        self._waiting: deque[Seen] = deque()
+        self._waiting: deque[PendingStep] = deque()
 
     @property
     def calm(self) -> bool:
         """Whether the last step was good: only then is a checkpoint one to go back to."""
         return self.in_a_row == 0
 
-    def look(
+    def observe(
         self, step: int, bad: Tensor, loss: Tensor, norm: Tensor, samples: Callable[[], dict[str, Any]]
     ) -> Literal["go on", "roll back"]:
         """bad, loss (per unit, over all ranks), norm: of the step just taken, still on the device."""
@@ -96,12 +96,12 @@ class Guard:
             figures_4 = pinned.copy_(figures_4, non_blocking=True)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-        self._waiting.append(Seen(step, figures_4, samples, ready))
+        self._waiting.append(PendingStep(step, figures_4, samples, ready))
         while len(self._waiting) > (0 if ready is None else 1):
             self._settle_one()
         return "roll back" if self.in_a_row >= IN_A_ROW else "go on"
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Look at what is still on its way; before a checkpoint, so that it holds all there is to know."""
         while self._waiting:
             self._settle_one()
@@ -113,7 +113,7 @@ class Guard:
         bad, excused, loss, norm = seen.figures_4.tolist()
         if excused:
             return
-        about = {"step": seen.step, "loss": loss, "gradient_norm": norm}
+        about = {"step": seen.step, "loss": loss, "grad_norm": norm}
         if bad:
             self.num_bad += 1
             self.in_a_row += 1
@@ -127,13 +127,13 @@ class Guard:
 
     def rolled_back(self, step: int, to: int | None) -> None:
         """Note that the run goes back to the checkpoint of step `to`; raises UserError where that makes no sense."""
-        self.settle()
+        self.flush()
         if to is None or self.rollbacks >= ROLLBACKS:
             tried = f" after {self.rollbacks} returns to a checkpoint" if self.rollbacks else ""
             raise UserError(
                 f"loss or gradients were not finite in {self.in_a_row} steps in a row, up to step {step}{tried}",
                 where="incidents.jsonl names the samples",
-                next_step="Lower optimizer.learning_rate or lengthen schedule.warmup_fraction; checkpoints are whole.",
+                next_step="Lower optimizer.learning_rate or lengthen schedule.warmup_ratio; checkpoints are whole.",
             )
         self.rollbacks += 1
         self.in_a_row = 0
@@ -141,7 +141,7 @@ class Guard:
         self.record({"step": step, "kind": "rolled back", "to": to, "times": self.rollbacks})
 
     def state(self) -> dict[str, Any]:
-        self.settle()
+        self.flush()
         return {
             "num_bad": self.num_bad,
             "in_a_row": self.in_a_row,

@@ -60,7 +60,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
 
 
-def with_room(work: Callable[[], Result], make_room: Callable[[str], None]) -> Result:
+def retry_on_oom(work: Callable[[], Result], make_room: Callable[[str], None]) -> Result:
     """The result of `work`; where memory does not suffice, `make_room(what was said)` is called, and `work` again."""
     while True:
         try:
@@ -73,27 +73,27 @@ def with_room(work: Callable[[], Result], make_room: Callable[[str], None]) -> R
         make_room(said)
 
 
-def release() -> None:
+def empty_cache() -> None:
     """Give back what no tensor holds any more."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def shrink_step(source: Source, at: dict[str, Any], said: str, world: int) -> None:
+def halve_micro_batch(source: Source, at: dict[str, Any], said: str, world: int) -> None:
     """Make the passes of a step smaller and put its source back to where the step began.
 
     Raises UserError with several ranks, which would no longer take the same number of passes, and where a pass is as
     small as can be already.
     """
-    release()
+    empty_cache()
     if world > 1 or source.micro_size is None:
-        raise UserError(f"out of memory: {said}", where="batch.micro_rows", next_step="Halve it.")
+        raise UserError(f"out of memory: {said}", where="batch.micro_size", next_step="Halve it.")
     if not source.shrink(at):
         raise UserError(
             f"out of memory even with a micro-batch of {source.micro_size}: {said}",
-            where="batch.micro_rows",
-            next_step="Take a smaller model or data.row_tokens.",
+            where="batch.micro_size",
+            next_step="Take a smaller model or data.seq_len.",
         )
     same = "gradients unchanged" if source.exact else "the routers' balance loss is taken over each pass"
     warnings.warn(
@@ -106,18 +106,18 @@ def validate_with_retry(stage: Stage[Any], strategy: Strategy) -> dict[str, floa
     """A stage's figures, in smaller passes where memory does not suffice; none if it never does: training goes on."""
 
     def halve(said: str) -> None:
-        release()
+        empty_cache()
         geometry = batch_geometry(stage.run, strategy.world, strategy.device)
         smaller = smaller_micro_size(geometry.micro_size, geometry.indivisible)
         if smaller is None or strategy.world > 1:
             raise _SmallestPass(said)
-        stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_rows=smaller))
+        stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_size=smaller))
 
     try:
-        return with_room(stage.validate, halve)
+        return retry_on_oom(stage.validate, halve)
     except _SmallestPass as error:
         if strategy.world > 1:
-            raise UserError(f"out of memory: {error}", where="batch.micro_rows", next_step="Halve it.") from None
+            raise UserError(f"out of memory: {error}", where="batch.micro_size", next_step="Halve it.") from None
         warnings.warn(f"no validation, out of memory: {error}", stacklevel=2)
         return {}
 

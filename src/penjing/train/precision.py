@@ -1,4 +1,4 @@
-"""The number formats of a run: decided once here, from `compute.dtype` and `compute.float8`, and applied from here."""
+"""The number formats of a run: decided once here, from `compute.dtype` and `compute.fp8`, and applied from here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from penjing.base.errors import UserError
 from penjing.kernels.fp8 import Float8, require_float8
 from penjing.model.linear import set_compute_dtype, use_float8
-from penjing.model.lora import keep_base_in
+from penjing.model.lora import cast_frozen_base
 from penjing.model.transformer import Transformer
 from penjing.parallel.grad_scaler import LossScaler
 from penjing.plan.hardware import compute_dtype
@@ -48,7 +48,7 @@ class Precision:
         if setting == "auto":
             lost = begun == "tf32" and device.type != "cuda"
             setting = agree("float32" if lost else begun or _fastest(device, capability))
-        return cls(setting, compute.float8)  # type: ignore[arg-type]  # one of the names
+        return cls(setting, compute.fp8)  # type: ignore[arg-type]  # one of the names
 
     def require(self, device: torch.device, capability: tuple[int, int] | None = None) -> None:
         """Raise UserError for a format that `device` does not have. capability: as in `resolve`."""
@@ -88,7 +88,7 @@ class Precision:
 
     def cast_frozen(self, model: nn.Module) -> None:
         """Hold frozen weights of matmuls in the dtype that they are multiplied in."""
-        keep_base_in(model, self.dtype)
+        cast_frozen_base(model, self.dtype)
 
     def apply(self, trained: nn.Module, model: Transformer | None = None) -> None:
         """Set the format of all matmuls of `trained`; of `model`, its decoder, those of fp8."""

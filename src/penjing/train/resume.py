@@ -20,15 +20,15 @@ FREE_TO_CHANGE = (
     "compute.device",
     "compute.threads",
     "compute.dtype",  # what it comes to is compared, as `precision`; `auto` is what the run was begun in
-    "track",
-    "save",
+    "log",
+    "checkpoint",
     "sample",
-    "validate",
+    "eval",
     "out",
-    "batch.micro_rows",
+    "batch.micro_size",
     "data.prefetch",
     "data.train",  # what the files hold is compared, as `data`
-    "data.max_bad",
+    "data.max_bad_fraction",
 )
 # What a checkpoint knows beside the settings, by the names they are allowed under.
 FACTS = ("data", "tokenizer", "template", "precision")
@@ -76,11 +76,11 @@ def run_facts(stage: Stage[Any], precision: Precision) -> dict[str, str]:
 def with_known_batch(run: Run, checkpoint: Checkpoint) -> Run:
     """A run whose batch follows the data goes on with the batch it was begun with."""
     known = _settings_of(checkpoint)
-    rows, length = known.get("batch.rows"), known.get("data.row_tokens")
+    rows, length = known.get("batch.size"), known.get("data.seq_len")
     if run.batch.min_steps and isinstance(rows, int):
-        run = replace(run, batch=replace(run.batch, rows=rows, min_steps=0))
-    if run.data.min_row_tokens and isinstance(length, int):
-        run = replace(run, data=replace(run.data, row_tokens=length, min_row_tokens=0))
+        run = replace(run, batch=replace(run.batch, size=rows, min_steps=0))
+    if run.data.min_seq_len and isinstance(length, int):
+        run = replace(run, data=replace(run.data, seq_len=length, min_seq_len=0))
     return run
 
 

@@ -10,7 +10,7 @@ from penjing.checkpoint.manifest import MANIFEST
 
 
 @dataclass(frozen=True, slots=True)
-class RunFolder:
+class RunDir:
     """Names inside a run's folder."""
 
     path: Path
@@ -74,9 +74,9 @@ def stage_folder(path: Path) -> Path:
     Raises UserError if there is no run.
     """
     for candidate in (path, path / "sft", path / "pretrain"):
-        if RunFolder(candidate).settings.is_file() and RunFolder(candidate).checkpoints.is_dir():
+        if RunDir(candidate).settings.is_file() and RunDir(candidate).checkpoints.is_dir():
             return candidate
-    if (path / MANIFEST).is_file() and RunFolder(path.resolve().parent.parent).settings.is_file():
+    if (path / MANIFEST).is_file() and RunDir(path.resolve().parent.parent).settings.is_file():
         return path.resolve().parent.parent
     what = "no such folder" if not path.exists() else "not the folder of a run"
     if (path / "config.json").is_file():
@@ -89,7 +89,7 @@ def stage_folder(path: Path) -> Path:
 def is_run(path: Path) -> bool:
     """Whether `path` is a run's folder, or a quickstart's."""
     candidates = (path, path / "sft", path / "pretrain")
-    return any(RunFolder(each).settings.is_file() and RunFolder(each).checkpoints.is_dir() for each in candidates)
+    return any(RunDir(each).settings.is_file() and RunDir(each).checkpoints.is_dir() for each in candidates)
 
 
 def is_run_or_checkpoint(path: Path) -> bool:

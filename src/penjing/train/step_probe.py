@@ -16,14 +16,14 @@ from penjing.parallel.base import Strategy
 from penjing.plan import hardware
 from penjing.plan import prediction_history as history
 from penjing.plan.flops import training_flops_per_token
-from penjing.plan.run_estimate import Bill, make_bill
+from penjing.plan.run_estimate import RunEstimate, estimate_run
 from penjing.plan.trainable import trainable_of
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext
-from penjing.train.run_dir import RunFolder
-from penjing.train.small_data import doubts, start_doubts
-from penjing.train.stages.base import Size, Stage
+from penjing.train.run_dir import RunDir
+from penjing.train.small_data import data_warnings, start_warnings
+from penjing.train.stages.base import DatasetSize, Stage
 from penjing.train.step_timing import Trials, probe
 from penjing.train.throughput import Expected
 
@@ -34,48 +34,48 @@ FORECAST_TOLERANCE = 0.05  # of the tokens: those of full rows are foreseen, and
 def plan(
     run: Run,
     stage: Stage[Any],
-    size: Size,
+    size: DatasetSize,
     strategy: Strategy,
     model: nn.Module,
     context: TrainingContext,
     *,
     begun: bool,
     trials: Trials | None = None,
-) -> Bill:
+) -> RunEstimate:
     """Read back if the run was begun before, else made from a probe and written, once for so many steps and rows."""
-    folder = RunFolder(Path(run.out))
+    folder = RunDir(Path(run.out))
     if begun and folder.plan.is_file():
-        known = Bill.from_dict(read_json(folder.plan))
+        known = RunEstimate.from_dict(read_json(folder.plan))
         sizes = known.steps, known.rows_per_step, known.rows_per_epoch
-        if sizes == (context.num_steps, run.batch.rows, size.units_per_epoch):
+        if sizes == (context.num_steps, run.batch.size, size.units_per_epoch):
             return known
     micro_size = batch_geometry(run, strategy.world, strategy.device).micro_size
     timings = probe(stage, size, model, context, trials)
     machine = _machine(strategy)
-    bill = make_bill(
+    bill = estimate_run(
         run.model,
         trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         flops_per_token=context.meter.flops_per_token,
         flops_per_token_full_square=_full_square(run, size, model),
         units_per_epoch=size.units_per_epoch,
         tokens_per_unit=size.tokens_per_unit,
-        units_per_step=run.batch.rows,
+        units_per_step=run.batch.size,
         micro_tokens=round(micro_size * size.tokens_per_unit / (1 - size.padding_fraction)),
         steps=context.num_steps,
         timings=timings,
-        validations=_times(run.validate.every, context.num_steps),
-        checkpoints=_times(run.save.every, context.num_steps),
+        validations=_times(run.eval.every, context.num_steps),
+        checkpoints=_times(run.checkpoint.every, context.num_steps),
         samples=_times(run.sample.every, context.num_steps),
         optimizer_bytes_per_parameter=run.optimizer.state_bytes,
         machine=machine,
-        errors=history.log_errors(history.read_ledger(), machine),
+        errors=history.log_errors(history.read_history(), machine),
         versions={"penjing": __version__, "torch": torch.__version__},
     )
     bill = replace(
         bill,
         warnings=[
-            *doubts(bill.steps, bill.rows_per_step, size.units_per_epoch, size.unit),
-            *(start_doubts(timings.start_loss, run.model.vocabulary_size) if run.start and not begun else []),
+            *data_warnings(bill.steps, bill.rows_per_step, size.units_per_epoch, size.unit),
+            *(start_warnings(timings.start_loss, run.model.vocab_size) if run.init_from and not begun else []),
         ],
     )
     if strategy.rank == 0:
@@ -83,7 +83,7 @@ def plan(
     return bill
 
 
-def predicted_loss(file: Path, bill: Bill) -> dict[str, float]:
+def predicted_loss(file: Path, bill: RunEstimate) -> dict[str, float]:
     """The loss that `penjing plan forecast` predicted, if for so many parameters and about so many tokens."""
     found = read_json(file) if file.is_file() else {}
     tokens, planned = found.get("tokens", 0), bill.tokens
@@ -92,7 +92,7 @@ def predicted_loss(file: Path, bill: Bill) -> dict[str, float]:
     return {name: value for name, value in found.items() if name.startswith("predicted_loss")}
 
 
-def expected(bill: Bill) -> Expected:
+def expected(bill: RunEstimate) -> Expected:
     """What the meter holds the run against while it runs."""
     wait = sum(seconds for name, seconds in bill.step_parts_seconds.items() if name != "compute")
     return Expected(
@@ -103,11 +103,11 @@ def expected(bill: Bill) -> Expected:
     )
 
 
-def _full_square(run: Run, size: Size, model: nn.Module) -> float:
+def _full_square(run: Run, size: DatasetSize, model: nn.Module) -> float:
     return training_flops_per_token(
         run.model,
-        size.row_tokens,
-        window_keys=size.row_tokens,
+        size.seq_len,
+        window_keys=size.seq_len,
         trainable=trainable_of(model, run.model),
         extra_forwards=size.extra_forwards,
     )

@@ -32,15 +32,14 @@ from penjing.train.batch_geometry import BatchGeometry, batch_geometry
 from penjing.train.compile_policy import EAGER_SHARE
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
-from penjing.train.stages.base import Size, Stage
+from penjing.train.stages.base import DatasetSize, Stage
 from penjing.train.throughput import Meter
 
 BUDGET_SECONDS, BUDGET_SHARE = 10.0, 0.05  # a probe takes at most so long, and at most this share of the run
 LEAST_BUDGET = 1.0  # seconds that even the probe of a short run may take
 STEPS_SHARE = 0.8  # of it, for steps; validation, a checkpoint and a sample are tried in the rest
-MAX_PASSES = (
-    2  # of a short step: the first leaves its gradients, and the last adds to them and sends them to other ranks
-)
+# of a short step: the first leaves its gradients, and the last adds to them and sends them to other ranks
+MAX_PASSES = 2
 LEAST_STEPS, SHORT_RUN_SHARE = 4, 0.5  # steps that are timed at most, where a run has few
 SLOW_SECONDS = 0.5  # of a step beside which compiling new GEMM shapes, 0.4 ms each, is nothing
 # Passes of few rows: how many of them the probe takes, optimizer steps and cold caches included; how many times as many
@@ -154,7 +153,7 @@ class ProbeSteps:
 
 
 def probe(
-    stage: Stage[Any], size: Size, model: nn.Module, context: TrainingContext, trials: Trials | None = None
+    stage: Stage[Any], size: DatasetSize, model: nn.Module, context: TrainingContext, trials: Trials | None = None
 ) -> ProbeTimings:
     """What a step, a validation, a checkpoint and a sample of this run take on this machine, and the peak of memory.
 
@@ -220,7 +219,7 @@ def _budget(run_seconds: float) -> float:
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def _time_passes(stage: Stage[Any], size: Size, context: TrainingContext) -> tuple[list[StepTiming], list[int]]:
+def _time_passes(stage: Stage[Any], size: DatasetSize, context: TrainingContext) -> tuple[list[StepTiming], list[int]]:
     """Timed steps with passes as large as the run's, and the peak of memory after each step of the first round."""
     passes = min(context.accumulate, MAX_PASSES) if stage.runs_ahead else context.accumulate
     steps = ProbeSteps(
@@ -238,7 +237,7 @@ def _time_passes(stage: Stage[Any], size: Size, context: TrainingContext) -> tup
         steps.source.close()
 
 
-def _time_ready(steps: ProbeSteps, size: Size) -> tuple[list[StepTiming], list[int]]:
+def _time_ready(steps: ProbeSteps, size: DatasetSize) -> tuple[list[StepTiming], list[int]]:
     """Steps whose batches need no sampling.
 
     The same batches come twice where steps are quick: the first time each new GEMM shape is compiled, which is soon
@@ -270,7 +269,7 @@ def _time_ready(steps: ProbeSteps, size: Size) -> tuple[list[StepTiming], list[i
     return taken, held
 
 
-def _time_sampled(steps: ProbeSteps, size: Size) -> tuple[list[StepTiming], list[int]]:
+def _time_sampled(steps: ProbeSteps, size: DatasetSize) -> tuple[list[StepTiming], list[int]]:
     """Steps on answers: no two rounds of sampling are the same, and the first ones compile; half are not counted."""
     context, each, least = steps.context, size.round_steps, max(1, size.probe_steps // size.round_steps)
     most = max(LEAST_STEPS, min(20, round(SHORT_RUN_SHARE * context.num_steps)))
@@ -288,7 +287,7 @@ def _time_sampled(steps: ProbeSteps, size: Size) -> tuple[list[StepTiming], list
     return taken[skipped:], []
 
 
-def _small_pass_units(size: Size, context: TrainingContext, geometry: BatchGeometry) -> int:
+def _small_pass_units(size: DatasetSize, context: TrainingContext, geometry: BatchGeometry) -> int:
     """Units of the passes that are timed: those of the run's, but on a CPU fewer, where even one takes long."""
     rate, units = context.meter.peak_flops_per_second, geometry.micro_size
     if context.strategy.device.type != "cpu" or geometry.world > 1 or not rate:
@@ -387,7 +386,7 @@ def _at_rest(model: nn.Module, context: TrainingContext) -> Iterator[None]:
 
 
 def _try_validation(
-    size: Size, context: TrainingContext, unit_seconds: float, left: float
+    size: DatasetSize, context: TrainingContext, unit_seconds: float, left: float
 ) -> tuple[float, float | None]:
     """Seconds of a validation, estimated where it takes too long to be tried; and the loss it found."""
     estimated = size.held_out_units * unit_seconds * FORWARD_SHARE / context.strategy.world
@@ -395,7 +394,7 @@ def _try_validation(
         return estimated, None
     start = time.perf_counter()
     figures = context.validate()
-    return time.perf_counter() - start, figures.get("validation_loss_nats_per_token")
+    return time.perf_counter() - start, figures.get("val_loss")
 
 
 def _try(
@@ -422,7 +421,7 @@ def _try(
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _with_growth(run: Run, size: Size, context: TrainingContext, held: list[int], *, late_shapes: bool) -> int:
+def _with_growth(run: Run, size: DatasetSize, context: TrainingContext, held: list[int], *, late_shapes: bool) -> int:
     """The most memory so far, which holds all a run does; on a CPU, and the pages of token files still to be read.
 
     held: peaks seen or estimated in the probe's steps. late_shapes: whether many more GEMM shapes are to come.
@@ -435,5 +434,5 @@ def _with_growth(run: Run, size: Size, context: TrainingContext, held: list[int]
         peak += LATE_SHAPES_BYTES
     if size.unit != "rows":
         return peak
-    tokens = min(run.batch.rows * context.num_steps, size.units_per_epoch) * size.row_tokens
-    return peak + tokens * token_bytes(run.model.vocabulary_size)
+    tokens = min(run.batch.size * context.num_steps, size.units_per_epoch) * size.seq_len
+    return peak + tokens * token_bytes(run.model.vocab_size)

@@ -16,7 +16,7 @@ from penjing.data.synthetic import dataset_rows as rows
 from penjing.data.synthetic import held_out
 from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, PEOPLE, PLACES, THINGS
 from penjing.data.synthetic.questions import Question
-from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.tasks.games import echo, roll_call
 
 LANGUAGES = ("en", "zh")
@@ -56,7 +56,7 @@ def test_the_check_of_combinations_finds_some() -> None:
 
 
 def echoes(language: str) -> Iterator[str]:
-    return (echo(Dice(31, "echo", index), language) for index in range(800))
+    return (echo(Rng(31, "echo", index), language) for index in range(800))
 
 
 def readings_of(line: str) -> list[list[str]]:
@@ -209,7 +209,7 @@ def check_answer(text: str, question: str, answer: str, language: str) -> tuple[
 
 @cache
 def roll_calls(language: str) -> list[tuple[str, list[Question]]]:
-    return [roll_call(Dice(32, "call", index), language, 4 + index % 6) for index in range(700)]
+    return [roll_call(Rng(32, "call", index), language, 4 + index % 6) for index in range(700)]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -296,6 +296,6 @@ def test_roll_calls_in_conversations() -> None:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_same_rolls_play_the_same_game(language: str) -> None:
-    assert echo(Dice(1, 2), language) == echo(Dice(1, 2), language) != echo(Dice(1, 3), language)
-    one, again, other = (roll_call(Dice(1, number), language, 6) for number in (2, 2, 3))
+    assert echo(Rng(1, 2), language) == echo(Rng(1, 2), language) != echo(Rng(1, 3), language)
+    one, again, other = (roll_call(Rng(1, number), language, 6) for number in (2, 2, 3))
     assert one == again != other

@@ -12,7 +12,7 @@ from penjing.data import synthetic as toyworld
 from penjing.data.synthetic import chinese, english
 from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, FEELINGS, OPENINGS, PEOPLE, PLACES, PROPERTIES, THINGS
 from penjing.data.synthetic.questions import Reading
-from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.tasks import games
 from penjing.data.synthetic.tasks.drills import drill
 from penjing.data.synthetic.tasks.games import echo, roll_call
@@ -48,7 +48,7 @@ def texts(language: str, count: int = 700) -> Iterator[str]:
     """Stories, roll calls and everything asked about them."""
     for index in range(count):
         story = toyworld.story(11, index, language=language, split=("train", "held_out")[index % 2])
-        called, about_them = roll_call(Dice(11, index), language, 8)
+        called, about_them = roll_call(Rng(11, index), language, 8)
         yield from (story.text, called)
         for question in (*story.questions, *about_them):
             yield from (question.question, question.answer, *question.wrong)
@@ -58,7 +58,7 @@ def narratives(language: str, count: int = 1500) -> Iterator[str]:
     """Texts that are whole sentences: stories and roll calls."""
     for index in range(count):
         yield Reading(12, index, language, "train").text
-        yield roll_call(Dice(12, index), language, 1)[0]
+        yield roll_call(Rng(12, index), language, 1)[0]
 
 
 def test_words_are_unique_in_each_language() -> None:
@@ -119,7 +119,7 @@ def test_questions_end_as_questions_do(language: str) -> None:
     refusal = {"en": english, "zh": chinese}[language].REFUSAL
     for index in range(400):
         story = toyworld.story(14, index, language=language)
-        _, about_them = roll_call(Dice(14, index), language, 8)
+        _, about_them = roll_call(Rng(14, index), language, 8)
         for question in (*story.questions, *about_them, drill(14, index, language=language)):
             assert question.question.endswith(ends) and question.question == question.question.strip()
             assert "\n" not in question.question + question.answer and "{" not in question.question + question.answer
@@ -133,7 +133,7 @@ def test_questions_end_as_questions_do(language: str) -> None:
 def test_echoes_are_words_and_nothing_else(language: str) -> None:
     line = {"en": r"[A-Za-z]+( [A-Za-z]+){3,6}", "zh": "[\u4e00-\u9fff]{4,21}"}[language]
     for index in range(600):
-        title, *lines = echo(Dice(15, index), language).split("\n")
+        title, *lines = echo(Rng(15, index), language).split("\n")
         assert title in {"en": english, "zh": chinese}[language].ECHO_TITLES
         assert all(re.fullmatch(line, words) for words in lines), lines
 

@@ -12,7 +12,7 @@ from penjing.data import synthetic as toyworld
 from penjing.data.synthetic import dataset_rows as rows
 from penjing.data.synthetic.lexicon import PEOPLE, THINGS
 from penjing.data.synthetic.questions import Question
-from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.tasks.drills import drill
 
 # These never change: with other rolls everybody's corpus would be another.
@@ -150,7 +150,7 @@ def test_items_depend_only_on_seed_split_and_index() -> None:
 
 def test_dice_never_change() -> None:
     """Fixed numbers: a change here changes everybody's corpus."""
-    dice = Dice(0, "golden")
+    dice = Rng(0, "golden")
     assert [dice.below(1000) for _ in range(5)] == GOLDEN_ROLLS
     assert dice.shuffled(range(6)) == GOLDEN_SHUFFLE
 

@@ -12,7 +12,7 @@ import pytest
 from penjing.agent_tools.box import Toolbox
 from penjing.data import synthetic as toyworld
 from penjing.data.chat.render import render
-from penjing.data.chat.turn_parser import Call
+from penjing.data.chat.turn_parser import ToolCall
 from penjing.data.formats import Chat, read_chats, read_prompts
 from penjing.data.synthetic.tools import CALCULATOR, KINDS, errand
 from penjing.data.tokenize_dataset import prepare_chats
@@ -52,7 +52,7 @@ def test_every_result_is_what_the_calculator_says(chats: list[Chat]) -> None:
         for message, after in zip(chat.messages, chat.messages[1:], strict=False):
             if message.tool_calls:
                 (call,) = message.tool_calls
-                (result,) = box.run([Call(name=call["name"], arguments=call["arguments"])])
+                (result,) = box.run([ToolCall(name=call["name"], arguments=call["arguments"])])
                 assert result.worked and (after.role, after.content) == ("tool", result.text)
                 results.append(result.text)
         kinds[len(results)] += 1
@@ -79,7 +79,7 @@ def test_they_are_the_same_everywhere_and_apart_from_each_other(folder: Path) ->
 
 def test_sft_learns_calls_and_answers_and_no_result(chats: list[Chat], tokenizer: Tokenizer, tmp_path: Path) -> None:
     """In the shards, too: whole conversations, the switch written into them."""
-    made = prepare_chats(chats, tokenizer, tmp_path, row_tokens=1000, validation_fraction=0.2, about={}, thinking=False)
+    made = prepare_chats(chats, tokenizer, tmp_path, seq_len=1000, val_fraction=0.2, about={}, thinking=False)
     assert not made.skipped and not made.shortened
     for chat in chats[:50]:
         rendered = render(tokenizer, chat.messages, chat.tools, thinking=False)
@@ -91,7 +91,7 @@ def test_sft_learns_calls_and_answers_and_no_result(chats: list[Chat], tokenizer
         assert text.count("<tool_call>") == sum(len(message.tool_calls) for message in answers)
         assert "tool_response" not in text and "# Tools" not in text and chat.messages[0].content not in text
     half = made.train
-    plain = prepare_chats(chats, tokenizer, tmp_path / "plain", row_tokens=1000, validation_fraction=0.2, about={})
+    plain = prepare_chats(chats, tokenizer, tmp_path / "plain", seq_len=1000, val_fraction=0.2, about={})
     assert half.num_tokens > plain.train.num_tokens
 
 

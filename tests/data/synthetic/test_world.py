@@ -8,7 +8,7 @@ import pytest
 
 from penjing.data.synthetic.questions import Reading
 from penjing.data.synthetic.tasks.plots import PLOTS, simulate
-from penjing.data.synthetic.world import Tale
+from penjing.data.synthetic.world import StoryPlan
 
 SPLITS = ("train", "held_out")
 GOT_BY = {
@@ -27,7 +27,7 @@ GOT_BY |= {"take": "b", "win": "a"}
 class Replay:
     """What an attentive reader of the events knows."""
 
-    def __init__(self, tale: Tale) -> None:
+    def __init__(self, tale: StoryPlan) -> None:
         self.first: dict[Any, Any] = {}
         self.had: dict[Any, list[Any]] = {}
         self.spot: dict[Any, Any] = {}

@@ -57,7 +57,7 @@ def model_config(spec: PretrainSpec) -> Any:
         n_head=shape["num_attention_heads"],
         n_query_groups=shape["num_key_value_heads"],
         n_embd=shape["hidden_size"],
-        head_size=shape["head_dim"],
+        head_dim=shape["head_dim"],
         intermediate_size=shape["intermediate_size"],
         vocab_size=shape["vocab_size"],
         padded_vocab_size=shape["vocab_size"],

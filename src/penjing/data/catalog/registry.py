@@ -29,7 +29,7 @@ NON_COMMERCIAL = "Not for commercial use; nor, by the usual reading, is a model 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class Dataset:
     """One corpus."""
 
     name: str
@@ -50,7 +50,7 @@ class Entry:
 
 
 _ENTRIES = (
-    Entry(
+    Dataset(
         name="stdlib",
         title="Python's standard library",
         kind="documents",
@@ -61,7 +61,7 @@ _ENTRIES = (
         description="Source files of the Python you run: code whose continuations can be checked by parsing them.",
         source=StdlibSource(),
     ),
-    Entry(
+    Dataset(
         name="sanguo",
         title="三国演义 (Romance of the Three Kingdoms)",
         kind="documents",
@@ -77,7 +77,7 @@ _ENTRIES = (
             convert=packages.sanguo,
         ),
     ),
-    Entry(
+    Dataset(
         name="chitchat",
         title="BYU chit-chat",
         kind="chats",
@@ -94,7 +94,7 @@ _ENTRIES = (
             convert=packages.chitchat,
         ),
     ),
-    Entry(
+    Dataset(
         name="chatterbot",
         title="ChatterBot corpus, English and Chinese",
         kind="chats",
@@ -111,7 +111,7 @@ _ENTRIES = (
             convert=packages.chatterbot,
         ),
     ),
-    Entry(
+    Dataset(
         name="idioms",
         title="Chinese idioms explained",
         kind="chats",
@@ -128,7 +128,7 @@ _ENTRIES = (
             convert=packages.idioms,
         ),
     ),
-    Entry(
+    Dataset(
         name="tinystories",
         title="TinyStories V2 (GPT-4), training part",
         kind="documents",
@@ -150,7 +150,7 @@ _ENTRIES = (
             ),
         ),
     ),
-    Entry(
+    Dataset(
         name="tinystories-valid",
         title="TinyStories V2 (GPT-4), validation part",
         kind="documents",
@@ -172,7 +172,7 @@ _ENTRIES = (
             ),
         ),
     ),
-    Entry(
+    Dataset(
         name="minimind-pretrain-mini",
         title="MiniMind pretraining, mini",
         kind="documents",
@@ -194,7 +194,7 @@ _ENTRIES = (
             ),
         ),
     ),
-    Entry(
+    Dataset(
         name="minimind-sft-mini",
         title="MiniMind chats, mini",
         kind="chats",
@@ -216,7 +216,7 @@ _ENTRIES = (
             ),
         ),
     ),
-    Entry(
+    Dataset(
         name="fineweb-edu-sample",
         title="FineWeb-Edu, first file of the 10-billion-token sample",
         kind="documents",
@@ -237,7 +237,7 @@ _ENTRIES = (
             ),
         ),
     ),
-    Entry(
+    Dataset(
         name="wikipedia-zh-sample",
         title="Chinese Wikipedia of 2023-11-01, first of six files",
         kind="documents",
@@ -259,7 +259,7 @@ _ENTRIES = (
             ),
         ),
     ),
-    Entry(
+    Dataset(
         name="skypile-sample",
         title="SkyPile-150B, first file",
         kind="documents",
@@ -275,7 +275,7 @@ _ENTRIES = (
             files=(HubFile(path="data/2020-40_zh_head_0000.jsonl"),),
         ),
     ),
-    Entry(
+    Dataset(
         name="alpaca-en",
         title="Alpaca, cleaned",
         kind="chats",
@@ -289,7 +289,7 @@ _ENTRIES = (
             repository="yahma/alpaca-cleaned", revision="main", files=(HubFile(path="alpaca_data_cleaned.json"),)
         ),
     ),
-    Entry(
+    Dataset(
         name="alpaca-zh",
         title="Alpaca in Chinese (GPT-4)",
         kind="chats",
@@ -305,7 +305,7 @@ _ENTRIES = (
     ),
 )
 
-CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+CATALOGUE: dict[str, Dataset] = {entry.name: entry for entry in _ENTRIES}
 
 
 def get(name: str, folder: Path, *, progress: Say | None = None) -> Path:
@@ -319,7 +319,7 @@ def get(name: str, folder: Path, *, progress: Say | None = None) -> Path:
     entry = CATALOGUE[name]
     say = progress or (lambda words: None)
     target = Path(folder) / name
-    if is_whole(target, entry):
+    if is_complete(target, entry):
         say(f"{name} is there already")
         return target
     if target.exists() and not (target / SOURCE_FILE).exists() and any(target.iterdir()):
@@ -343,7 +343,7 @@ def get(name: str, folder: Path, *, progress: Say | None = None) -> Path:
     return target
 
 
-def is_whole(target: Path, entry: Entry) -> bool:
+def is_complete(target: Path, entry: Dataset) -> bool:
     """Whether `target` holds what `entry` says now, every file with the hash in its SOURCE.json."""
     if not (target / SOURCE_FILE).is_file():
         return False
@@ -373,7 +373,7 @@ def _set_aside(target: Path, say: Say) -> None:
     say(f"{target} was changed, or of another version: it is {aside.name} now")
 
 
-def _check_space(entry: Entry, folder: Path) -> None:
+def _check_space(entry: Dataset, folder: Path) -> None:
     """`folder` may hold a part of the download."""
     free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if free < entry.num_download_bytes:
@@ -385,7 +385,7 @@ def _check_space(entry: Entry, folder: Path) -> None:
         )
 
 
-def _manifest(entry: Entry, fetched: Fetched, folder: Path) -> dict[str, Any]:
+def _manifest(entry: Dataset, fetched: Fetched, folder: Path) -> dict[str, Any]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SOURCE_FILE)
     files = {
         path.relative_to(folder).as_posix(): {"num_bytes": path.stat().st_size, "sha256": sha256_file(path)}

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penjing.base.errors import UserError
-from penjing.data.chat.external_templates import Piece, cut
+from penjing.data.chat.external_templates import Span, cut
 from penjing.data.formats import Message
 from penjing.data.tokenizer import tokenizer as tokens
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -30,13 +30,13 @@ Switch = Literal["auto", "on", "off"]
 """Thinking in settings: auto leaves it to the model."""
 
 
-def switched(switch: Switch) -> bool | None:
+def parse_switch(switch: Switch) -> bool | None:
     """A setting as `render` takes it."""
     return {"auto": None, "on": True, "off": False}[switch]
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class EncodedChat:
     """ids[i] is the token at i; weights[i] says whether the model is taught to produce it."""
 
     ids: list[int]
@@ -78,9 +78,9 @@ class _Writer:
             self.weights += [self._weight] * len(ids)
             self._text = ""
 
-    def done(self) -> Rendered:
+    def done(self) -> EncodedChat:
         self._flush()
-        return Rendered(self.ids, self.weights)
+        return EncodedChat(self.ids, self.weights)
 
 
 def _open_turn(writer: _Writer, role: str) -> None:
@@ -140,7 +140,7 @@ def _write_tool_result(writer: _Writer, content: str, *, first: bool, last: bool
         _close_turn(writer, 0)
 
 
-def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> Rendered:
+def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[Span]) -> EncodedChat:
     """Ids of a conversation that somebody else's template wrote, exactly as `transformers` numbers the whole string.
 
     Plain text is encoded in stretches as long as they can be, across the borders of pieces; a token is taught if any
@@ -175,18 +175,18 @@ def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> Rendered:
         plain = piece.text[place:]
         text, taught = text + plain, taught + [piece.taught] * len(plain)
     flush()
-    return Rendered(ids, weights)
+    return EncodedChat(ids, weights)
 
 
 def _render_foreign(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[dict[str, Any]], ask: bool, thinking: bool | None
-) -> Rendered:
+) -> EncodedChat:
     """Ids and weights of a conversation in the form of the tokenizer's own template."""
     if not tokenizer.template:
         raise UserError(
             "the tokenizer has no chat template",
             where="chat template",
-            next_step="Train it on conversations first: penjing train sft start=... gives it ours.",
+            next_step="Train it on conversations first: penjing train sft init_from=... gives it ours.",
         )
     pieces = cut(
         tokenizer.template,
@@ -208,7 +208,7 @@ def render(
     *,
     ask: bool = False,
     thinking: bool | None = None,
-) -> Rendered:
+) -> EncodedChat:
     """Ids and weights of a conversation.
 
     ask: end with an open assistant turn, for the model to fill. thinking: see the file's docstring.

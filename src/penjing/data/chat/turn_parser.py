@@ -22,7 +22,7 @@ Kind = Literal["thought", "words", "call"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ToolCall:
     """One call of a tool. text: what stood between the marks. problem: why it cannot be run; empty if it can."""
 
     name: str = ""
@@ -32,12 +32,12 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class ParsedTurn:
     """One turn. open: the thought was never closed, so that nothing was answered."""
 
     reasoning: str
     content: str
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
     open: bool = False
 
     @property
@@ -61,7 +61,7 @@ class Said:
 
 
 @dataclass(slots=True)
-class Part:
+class Span:
     """A stretch of a turn: a thought, words, or what stands in a call. closed: its end was said too."""
 
     kind: Kind
@@ -69,7 +69,7 @@ class Part:
     closed: bool = False
 
 
-def parse(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = None) -> Said:
+def parse(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = None) -> ParsedTurn:
     """A turn of the model's, from its ids (the token that ended it may be among them).
 
     thinking: how the prompt opened the turn, as `render` was told: True, inside a thought; False, behind an empty one.
@@ -77,7 +77,7 @@ def parse(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = N
     return _said(parts(tokenizer, ids, thinking=thinking))
 
 
-def parts(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = None) -> list[Part]:
+def parts(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = None) -> list[Span]:
     """The stretches of a turn in order, also of one that is still being written."""
     if ids and ids[-1] in tokenizer.stop:
         ids = ids[:-1]
@@ -95,7 +95,7 @@ def without_thought(tokenizer: Tokenizer, ids: Sequence[int], thinking: bool | N
     return tokenizer.decode(ids[list(ids).index(end) + 1 :]) if end in ids else ""
 
 
-def parse_text(text: str, *, thinking: bool | None = None) -> Said:
+def parse_text(text: str, *, thinking: bool | None = None) -> ParsedTurn:
     """The same of text whose marks are trusted to be the model's own."""
     return _said(_parts(_split(text, tokens.VISIBLE_TOKENS), thinking))
 
@@ -132,34 +132,34 @@ def _split(text: str, marks: Sequence[str]) -> Iterator[Piece]:
         text = text[place + len(mark) :]
 
 
-def _parts(pieces: Iterable[Piece], thinking: bool | None) -> list[Part]:
+def _parts(pieces: Iterable[Piece], thinking: bool | None) -> list[Span]:
     """A thought can stand at the beginning alone, and in it nothing is called. Marks out of place are words."""
-    found = [Part("thought", "\n") if thinking else Part("words", "")]  # the newline stands in the prompt
+    found = [Span("thought", "\n") if thinking else Span("words", "")]  # the newline stands in the prompt
     may_think = thinking is None
     for is_mark, text in pieces:
         now = found[-1]
         if now.kind == "thought":
             if is_mark and text == tokens.END_THINK:
                 now.closed = True
-                found.append(Part("words", ""))
+                found.append(Span("words", ""))
             elif is_mark and text == tokens.THINK and not now.text.strip():
                 now.text = ""  # asked to think, but the model opens its thought itself (Qwen3)
             else:
                 now.text += text
         elif is_mark and text == tokens.THINK and may_think and not now.text.strip():
-            found[-1] = Part("thought", "")
+            found[-1] = Span("thought", "")
         elif is_mark and text == tokens.TOOL_CALL:
-            found.append(Part("call", ""))
+            found.append(Span("call", ""))
         elif is_mark and text == tokens.END_TOOL_CALL and now.kind == "call":
             now.closed = True
-            found.append(Part("words", ""))
+            found.append(Span("words", ""))
         else:
             now.text += text
         may_think = may_think and not found[-1].text.strip() and len(found) == 1
     return [part for part in found if part.text or part.kind != "words"]
 
 
-def _said(found: Sequence[Part]) -> Said:
+def _said(found: Sequence[Span]) -> ParsedTurn:
     reasoning, words, calls, is_open = "", "", [], False
     for index, part in enumerate(found):
         if part.kind == "thought":
@@ -172,7 +172,7 @@ def _said(found: Sequence[Part]) -> Said:
             text = _without_newline(part.text, 1 if after_call else 0, 1 if before_call else 0)
             if not after_call or text.strip():
                 words += ("\n" if words else "") + text
-    return Said(reasoning=reasoning, content=words.lstrip("\n"), calls=tuple(calls), open=is_open)
+    return ParsedTurn(reasoning=reasoning, content=words.lstrip("\n"), calls=tuple(calls), open=is_open)
 
 
 def _without_newline(text: str, first: int, last: int) -> str:
@@ -185,19 +185,19 @@ def _without_newline(text: str, first: int, last: int) -> str:
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
-def _call(part: Part) -> Call:
+def _call(part: Span) -> ToolCall:
     text = part.text.strip()
     if not part.closed:
-        return Call(text=text, problem="the call was not closed")
+        return ToolCall(text=text, problem="the call was not closed")
     if len(text) > LONGEST_CALL_CHARACTERS:
-        return Call(text=text, problem="the call is too long")
+        return ToolCall(text=text, problem="the call is too long")
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
         json.dumps(value, ensure_ascii=False).encode("utf-8")  # half characters cannot be written
     except (ValueError, RecursionError):
-        return Call(text=text, problem="the call is not JSON")
+        return ToolCall(text=text, problem="the call is not JSON")
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-        return Call(text=text, problem='the call names no tool; wanted {"name": ..., "arguments": {...}}')
+        return ToolCall(text=text, problem='the call names no tool; wanted {"name": ..., "arguments": {...}}')
     arguments = value.get("arguments")
     if isinstance(arguments, str):  # JSON inside JSON, as some write it
         try:
@@ -206,8 +206,8 @@ def _call(part: Part) -> Call:
         except (ValueError, RecursionError):
             arguments = None
     if not isinstance(arguments, dict):
-        return Call(name=value["name"], text=text, problem="the arguments are not an object")
-    return Call(name=value["name"], arguments=arguments, text=text)
+        return ToolCall(name=value["name"], text=text, problem="the arguments are not an object")
+    return ToolCall(name=value["name"], arguments=arguments, text=text)
 
 
 def _refuse(text: str) -> float:

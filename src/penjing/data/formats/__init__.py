@@ -28,7 +28,7 @@ A record of preferences is a pair or one judged answer; where an answer is a lis
 Everything is read lazily: memory holds one record (a JSON array is decoded value by value), never a file.
 """
 
-from penjing.data.formats.bad_records import DEFAULT_MAX_BAD, Quarantine
+from penjing.data.formats.bad_records import DEFAULT_MAX_BAD, BadRecords
 from penjing.data.formats.files import guess_encoding, list_files
 from penjing.data.formats.read import read_chats, read_documents, read_preferences, read_prompts, sniff
 from penjing.data.formats.schema import (
@@ -42,10 +42,10 @@ from penjing.data.formats.schema import (
     TEXT_FIELDS,
     Chat,
     Document,
-    Judged,
     Kind,
     Message,
     OnSkip,
+    PreferenceRecord,
 )
 
 __all__ = [
@@ -58,13 +58,13 @@ __all__ = [
     "ROLES",
     "SEPARATOR",
     "TEXT_FIELDS",
+    "BadRecords",
     "Chat",
     "Document",
-    "Judged",
     "Kind",
     "Message",
     "OnSkip",
-    "Quarantine",
+    "PreferenceRecord",
     "guess_encoding",
     "list_files",
     "read_chats",

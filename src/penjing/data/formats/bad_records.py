@@ -9,25 +9,27 @@ from pathlib import Path
 from typing import IO
 
 from penjing.base.errors import UserError
-from penjing.data.formats.source_location import RestLost
+from penjing.data.formats.source_location import UnrecoverableFileError
 
 DEFAULT_MAX_BAD = 0.01
 MOST_LISTED = 10_000  # lines of the list; all are counted
 _SHOWN = 3
 
 
-class Quarantine:
+class BadRecords:
     """Counts what one reading gave: good + bad + left_out is every record there was, each counted once.
 
     bad: broken ones. left_out: whole ones with nothing to learn from, such as an empty text; they are listed too, and
     are no reason to stop. What follows in a file after damage that hides where records begin (a cut archive, broken
     JSON inside an array) is one bad record, whose reason says so. Nobody knows how much that is, so it is an error at
-    once, unless all records may be broken (max_bad=1): a share of what was read says nothing about what was not.
+    once, unless all records may be broken (max_bad_fraction=1): a share of what was read says nothing about what was
+    not.
     """
 
-    def __init__(self, max_bad: float = DEFAULT_MAX_BAD, path: Path | None = None) -> None:
-        """max_bad: share of all records that may be broken. path: where to list them, as JSON lines; None: nowhere."""
-        self.max_bad, self.path = max_bad, path
+    def __init__(self, max_bad_fraction: float = DEFAULT_MAX_BAD, path: Path | None = None) -> None:
+        """max_bad_fraction: share of all records that may be broken. path: where to list them, as JSON lines; None:
+        nowhere."""
+        self.max_bad_fraction, self.path = max_bad_fraction, path
         self.good = self.bad = self.left_out = 0
         self.first: list[str] = []
         self.unread: list[str] = []  # file:line from which the rest of a file was not read
@@ -43,12 +45,12 @@ class Quarantine:
         if len(self.first) < _SHOWN:
             self.first.append(error.line())
         reason = f"{error.what}; got {error.got}" if error.got is not None else error.what
-        if isinstance(error, RestLost):
+        if isinstance(error, UnrecoverableFileError):
             reason += "; what follows in the file is not read"
         self._list(str(file), line, "bad", " ".join(reason.split())[:500])
-        if isinstance(error, RestLost):
+        if isinstance(error, UnrecoverableFileError):
             self.unread.append(f"{file}:{line}")
-            if self.max_bad < 1:
+            if self.max_bad_fraction < 1:
                 self._close()
                 raise _no_rest(error)
 
@@ -66,13 +68,13 @@ class Quarantine:
         """At the end of a reading. Raises UserError if too many records were broken, or none was good."""
         self._close()
         about = "; ".join(self.first)
-        if self.bad > self.max_bad * self.records:
+        if self.bad > self.max_bad_fraction * self.records:
             raise UserError(
                 f"{self.bad:,} of {self.records:,} records are broken: {about}",
                 where=self.path,
                 got=f"{self.bad / self.records:.2%}",
-                wanted=f"at most {self.max_bad:.2%}",
-                next_step=f"Mend them, or allow more: data.max_bad={_enough(self.bad / self.records)}.",
+                wanted=f"at most {self.max_bad_fraction:.2%}",
+                next_step=f"Mend them, or allow more: data.max_bad_fraction={_enough(self.bad / self.records)}.",
             )
         if not self.good:
             raise UserError(
@@ -113,8 +115,8 @@ def _enough(share: float) -> float:
     return min(1.0, math.ceil(share * 1000) / 1000)
 
 
-def _no_rest(error: RestLost) -> UserError:
-    mend = "Mend the file, or go on without what cannot be read: data.max_bad=1."
+def _no_rest(error: UnrecoverableFileError) -> UserError:
+    mend = "Mend the file, or go on without what cannot be read: data.max_bad_fraction=1."
     return UserError(
         f"{error.what}; nothing after it in the file can be read",
         where=error.where,

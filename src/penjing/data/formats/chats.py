@@ -17,10 +17,10 @@ from penjing.data.formats.messages import (
     turns_of,
 )
 from penjing.data.formats.schema import ANSWER_FIELDS, CHAT_FIELDS, QUESTION_FIELDS, Chat, Message
-from penjing.data.formats.source_location import Place, either, names_of, present, text_of
+from penjing.data.formats.source_location import SourceLocation, either, names_of, present, text_of
 
 
-def chats_of(record: Mapping[str, Any], place: Place) -> Iterator[Chat]:
+def chats_of(record: Mapping[str, Any], place: SourceLocation) -> Iterator[Chat]:
     refuse_media(record, place)
     kind = kind_of(record)
     if kind == "preferences":
@@ -44,14 +44,14 @@ def chats_of(record: Mapping[str, Any], place: Place) -> Iterator[Chat]:
         raise unknown_record(record, place)
 
 
-def _chat(messages: list[Message], tools: tuple[dict[str, Any], ...], place: Place) -> Chat:
+def _chat(messages: list[Message], tools: tuple[dict[str, Any], ...], place: SourceLocation) -> Chat:
     if not any(message.role == "assistant" for message in messages):
         roles = ", ".join(message.role for message in messages[:8]) or "no message at all"
         raise UserError("no assistant turn", where=place, got=roles, wanted="at least one answer to learn from")
     return conversation(messages, tools, place)
 
 
-def _from_alpaca(record: Mapping[str, Any], prefix: str, place: Place) -> Chat:
+def _from_alpaca(record: Mapping[str, Any], prefix: str, place: SourceLocation) -> Chat:
     if prefix + "output" not in record:
         raise UserError(f"no field {prefix}output", where=place, got=names_of(list(record)))
     messages = [*system_of(record, place), *alpaca_question(record, prefix, place)]
@@ -59,7 +59,7 @@ def _from_alpaca(record: Mapping[str, Any], prefix: str, place: Place) -> Chat:
     return _chat(messages, (), place)
 
 
-def _from_pair(record: Mapping[str, Any], place: Place) -> Chat:
+def _from_pair(record: Mapping[str, Any], place: SourceLocation) -> Chat:
     question = present(record, QUESTION_FIELDS)
     answer = next((name for name in ANSWER_FIELDS if name in record), None)
     assert question is not None
@@ -72,7 +72,7 @@ def _from_pair(record: Mapping[str, Any], place: Place) -> Chat:
     return _chat(messages, (), place)
 
 
-def prompt_of(record: Mapping[str, Any], place: Place) -> Chat:
+def prompt_of(record: Mapping[str, Any], place: SourceLocation) -> Chat:
     """A conversation that waits for an answer. An assistant's turn at its end is dropped, whatever it says: a file may
     hold an answer there, or a word in the place of one (MiniMind's). Raises UserError.
     """

@@ -12,7 +12,7 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.data.formats.files import lines
 from penjing.data.formats.schema import TEXT_FIELDS
-from penjing.data.formats.source_location import NotText, RestLost
+from penjing.data.formats.source_location import NotTextError, UnrecoverableFileError
 
 Line = tuple[int, str | UserError]
 Record = dict[str, Any] | UserError
@@ -54,7 +54,7 @@ class _Feed:
         except StopIteration:
             self.ended = True
             raise
-        if isinstance(line, NotText):
+        if isinstance(line, NotTextError):
             self.error = self.error or line
             return line.readable + "\n"
         if isinstance(line, UserError):
@@ -82,7 +82,7 @@ def csv_records(path: Path) -> Iterator[tuple[int, Record]]:
         except csv.Error as error:
             broken = _broken_row(path, line, error)
             if feed.ended or "field larger" in str(error):  # a quotation mark that nothing closes took all the rows
-                yield line, RestLost(broken.what, where=broken.where, next_step=broken.next_step)
+                yield line, UnrecoverableFileError(broken.what, where=broken.where, next_step=broken.next_step)
                 return
             yield line, feed.error or broken
         else:
@@ -142,11 +142,11 @@ def tsv_records(path: Path) -> Iterator[tuple[int, Record]]:
     ahead = _Ahead(lines(path))
     names: list[str] | None = None
     for line, given in ahead:
-        if isinstance(given, UserError) and not isinstance(given, NotText):
+        if isinstance(given, UserError) and not isinstance(given, NotTextError):
             yield line, given
             continue
-        wrong: UserError | None = given if isinstance(given, NotText) else None
-        text = given.readable if isinstance(given, NotText) else given
+        wrong: UserError | None = given if isinstance(given, NotTextError) else None
+        text = given.readable if isinstance(given, NotTextError) else given
         if not text:
             continue
         row = text.split("\t")
@@ -178,7 +178,7 @@ def _unquoted(text: str, ahead: _Ahead, width: int | None) -> tuple[list[str], U
         nonlocal num_taken, left, wrong
         yield text + "\n"
         for _, line in following:
-            if isinstance(line, NotText):
+            if isinstance(line, NotTextError):
                 wrong, line = wrong or line, line.readable
             if isinstance(line, UserError):
                 return
@@ -223,4 +223,4 @@ def parquet_records(path: Path, text_only: bool) -> Iterator[tuple[int, Record]]
     # A damaged file may be reported by any of these; UnicodeDecodeError is a ValueError.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         said = " ".join(str(error).split())[:200]
-        yield row + 1, RestLost(f"broken parquet file: {said}", where=path, got=f"{row} rows before it")
+        yield row + 1, UnrecoverableFileError(f"broken parquet file: {said}", where=path, got=f"{row} rows before it")

@@ -19,7 +19,7 @@ from penjing.data.formats.schema import (
     TEXT_FIELDS,
     Kind,
 )
-from penjing.data.formats.source_location import Place, names_of, present, text_of
+from penjing.data.formats.source_location import SourceLocation, names_of, present, text_of
 
 
 def rows_of(path: Path, text_only: bool = False) -> Iterator[tuple[int, dict[str, Any] | UserError]]:
@@ -38,12 +38,14 @@ def rows_of(path: Path, text_only: bool = False) -> Iterator[tuple[int, dict[str
             return json_records(path)
 
 
-def record_text(record: Mapping[str, Any], place: Place) -> str:
+def record_text(record: Mapping[str, Any], place: SourceLocation) -> str:
     """The text of a document record. Raises UserError if it has none."""
     name = next((name for name in TEXT_FIELDS if name in record), None)
     if name is None or (name == "content" and "role" in record):
         kind = kind_of(record)
-        hint = f"This looks like {kind}, not documents: data.kind={kind}." if kind not in (None, "documents") else None
+        hint = (
+            f"This looks like {kind}, not documents: data.format={kind}." if kind not in (None, "documents") else None
+        )
         got = names_of(list(record))
         raise UserError("no field text", where=place, got=got, wanted=" or ".join(TEXT_FIELDS), next_step=hint)
     return text_of(record[name], name, place)
@@ -53,7 +55,7 @@ def kind_of(record: Mapping[str, Any]) -> Kind | None:
     """What kind of data a record is, as far as it shows."""
     has_text = any(isinstance(record.get(name), str) for name in TEXT_FIELDS)
     turns = record.get(present(record, CHAT_FIELDS) or "")
-    if ("chosen" in record and "rejected" in record) or _is_judged(record, has_text):
+    if ("chosen" in record and "rejected" in record) or _is_preference(record, has_text):
         return "preferences"
     if isinstance(turns, list) and turns:
         return "prompts" if "gt" in record or _ends_unanswered(turns[-1]) else "chats"
@@ -65,7 +67,7 @@ def kind_of(record: Mapping[str, Any]) -> Kind | None:
     return "documents" if has_text else None
 
 
-def _is_judged(record: Mapping[str, Any], has_text: bool) -> bool:
+def _is_preference(record: Mapping[str, Any], has_text: bool) -> bool:
     """Whether an answer stands beside a judgement: taught as it is, it would be learned where it is the bad one."""
     if not any(isinstance(record.get(name), bool) for name in LABEL_FIELDS):
         return False
@@ -85,7 +87,7 @@ def _ends_unanswered(last: object) -> bool:
     return ROLES.get(str(role).lower()) != "assistant" or not said
 
 
-def unknown_record(record: Mapping[str, Any], place: Place) -> UserError:
+def unknown_record(record: Mapping[str, Any], place: SourceLocation) -> UserError:
     return UserError(
         "not a known kind of record",
         where=place,

@@ -18,7 +18,7 @@ from typing import IO, cast
 from penjing.base.errors import UserError
 from penjing.base.files import open_regular
 from penjing.data.formats.schema import FORMATS
-from penjing.data.formats.source_location import NotText, rest_lost
+from penjing.data.formats.source_location import NotTextError, rest_lost
 
 BLOCK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 16
@@ -229,10 +229,10 @@ def head(path: Path) -> bytes:
         return stream.read(HEAD_BYTES)
 
 
-def encoding_error(path: Path, line: int, offset: int, byte: int, readable: str = "") -> NotText:
+def encoding_error(path: Path, line: int, offset: int, byte: int, readable: str = "") -> NotTextError:
     """readable: the line as far as it can be read."""
     got = f"byte 0x{byte:02x} at offset {offset}"
-    error = NotText("not valid UTF-8", where=f"{path}:{line}", got=got, next_step=encoding_hint(path))
+    error = NotTextError("not valid UTF-8", where=f"{path}:{line}", got=got, next_step=encoding_hint(path))
     error.readable = readable
     return error
 

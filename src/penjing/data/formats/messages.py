@@ -8,7 +8,7 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats.schema import CHAT_FIELDS, MEDIA_FIELDS, QUESTION_FIELDS, ROLES, Chat, Message
-from penjing.data.formats.source_location import Place, names_of, present, text_of, type_name
+from penjing.data.formats.source_location import SourceLocation, names_of, present, text_of, type_name
 
 _THINK, _END_THINK = "<think>", "</think>"  # data/tokenizer/tokenizer.py's, which imports this package
 
@@ -17,14 +17,14 @@ def says_nothing(message: Message) -> bool:
     return not message.tool_calls and not message.content.strip()
 
 
-def refuse_media(fields: Mapping[str, Any], place: Place) -> None:
+def refuse_media(fields: Mapping[str, Any], place: SourceLocation) -> None:
     """Raises UserError where a record or a message comes with pictures or sound, which a model of text cannot see."""
     for name in MEDIA_FIELDS:
         if fields.get(name):
             raise UserError(f"field {name} is not text", where=place, got=type_name(fields[name]), wanted="text only")
 
 
-def system_of(record: Mapping[str, Any], place: Place) -> list[Message]:
+def system_of(record: Mapping[str, Any], place: SourceLocation) -> list[Message]:
     text = text_of(record.get("system"), "system", place)
     return [Message(role="system", content=text)] if text.strip() else []
 
@@ -42,7 +42,7 @@ def assistant_turn(content: str, reasoning: str = "", calls: tuple[dict[str, Any
     return Message(role="assistant", content=content, reasoning_content=reasoning, tool_calls=calls)
 
 
-def alpaca_question(record: Mapping[str, Any], prefix: str, place: Place) -> list[Message]:
+def alpaca_question(record: Mapping[str, Any], prefix: str, place: SourceLocation) -> list[Message]:
     """Alpaca's earlier turns and its question. prefix: of the names of its fields."""
     messages = []
     history = record.get("history") or []
@@ -59,7 +59,7 @@ def alpaca_question(record: Mapping[str, Any], prefix: str, place: Place) -> lis
     return messages
 
 
-def asked_of(record: Mapping[str, Any], place: Place) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
+def asked_of(record: Mapping[str, Any], place: SourceLocation) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
     """What a record asks, without its system message, and the tools on offer: a text, messages or Alpaca's fields.
 
     Nothing where no such field is, or where it is blank.
@@ -79,7 +79,7 @@ def asked_of(record: Mapping[str, Any], place: Place) -> tuple[list[Message], tu
 
 
 def turns_of(
-    record: Mapping[str, Any], place: Place, called: str = ""
+    record: Mapping[str, Any], place: SourceLocation, called: str = ""
 ) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
     """called: the name of the field in errors, where it is not the record's own."""
     field = present(record, CHAT_FIELDS)
@@ -104,7 +104,7 @@ def turns_of(
     return messages, tools
 
 
-def _message(turn: Mapping[str, Any], name: str, place: Place) -> Message:
+def _message(turn: Mapping[str, Any], name: str, place: SourceLocation) -> Message:
     refuse_media(turn, place)
     said = turn.get("role", turn.get("from"))
     role = ROLES.get(said.lower()) if isinstance(said, str) else None
@@ -124,7 +124,7 @@ def _message(turn: Mapping[str, Any], name: str, place: Place) -> Message:
     return Message(role=role, content=content, reasoning_content=reasoning, tool_calls=calls)
 
 
-def _content(value: object, name: str, place: Place) -> str:
+def _content(value: object, name: str, place: SourceLocation) -> str:
     """Text, or OpenAI's list of parts when all of them are text."""
     if not isinstance(value, list):
         return text_of(value, name, place)
@@ -137,7 +137,7 @@ def _content(value: object, name: str, place: Place) -> str:
     return "\n".join(parts)
 
 
-def _parsed(value: object, name: str, place: Place) -> Any:
+def _parsed(value: object, name: str, place: SourceLocation) -> Any:
     """A value that may be written as a JSON string (MiniMind and ShareGPT do); an empty one is None."""
     if isinstance(value, str):
         if not value.strip():
@@ -151,7 +151,7 @@ def _parsed(value: object, name: str, place: Place) -> Any:
     return value
 
 
-def _functions(value: object, name: str, place: Place) -> list[dict[str, Any]]:
+def _functions(value: object, name: str, place: SourceLocation) -> list[dict[str, Any]]:
     """A list of objects with a `name`; OpenAI's {"type": "function", "function": {...}} is unwrapped."""
     value = _parsed(value, name, place)
     if not value:
@@ -165,11 +165,11 @@ def _functions(value: object, name: str, place: Place) -> list[dict[str, Any]]:
     return found
 
 
-def tools_of(value: object, place: Place) -> tuple[dict[str, Any], ...]:
+def tools_of(value: object, place: SourceLocation) -> tuple[dict[str, Any], ...]:
     return tuple(_functions(value, "tools", place)) if value else ()
 
 
-def _tool_calls(value: object, name: str, place: Place) -> tuple[dict[str, Any], ...]:
+def _tool_calls(value: object, name: str, place: SourceLocation) -> tuple[dict[str, Any], ...]:
     if not value:
         return ()
     calls = []
@@ -181,7 +181,7 @@ def _tool_calls(value: object, name: str, place: Place) -> tuple[dict[str, Any],
     return tuple(calls)
 
 
-def check_order(messages: Sequence[Message], place: Place) -> None:
+def check_order(messages: Sequence[Message], place: SourceLocation) -> None:
     """Raise UserError for roles in an order that no conversation has.
 
     A system message comes first or not at all, a question before any answer, an answer of a tool after a call; and
@@ -205,7 +205,7 @@ def check_order(messages: Sequence[Message], place: Place) -> None:
         before = message
 
 
-def conversation(messages: Sequence[Message], tools: tuple[dict[str, Any], ...], place: Place) -> Chat:
+def conversation(messages: Sequence[Message], tools: tuple[dict[str, Any], ...], place: SourceLocation) -> Chat:
     """The chat of messages in a possible order. Raises UserError for another."""
     check_order(messages, place)
     return Chat(messages=tuple(messages), tools=tools, source=str(place.path), line=place.line)

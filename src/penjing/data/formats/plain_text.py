@@ -9,7 +9,7 @@ from pathlib import Path
 from penjing.base.errors import UserError
 from penjing.data.formats.files import encoding_hint, format_of, lines, raw_lines
 from penjing.data.formats.schema import SEPARATOR
-from penjing.data.formats.source_location import RestLost
+from penjing.data.formats.source_location import UnrecoverableFileError
 
 _INDENT = re.compile(r"[ \t\u3000]*\u3000[ \t\u3000]*|[ \t]+(?=[\u3001-\u303f\u3400-\u9fff\uff01-\uff60‘’“”—…])")
 
@@ -19,11 +19,11 @@ Line = tuple[int, str | UserError]
 def plain_documents(path: Path, document_characters: int) -> Iterator[tuple[int, str | UserError]]:
     """(line, text); a document with a line that is not text is an error in its place."""
     if format_of(path) == "py":
-        return _whole(path)
+        return _whole_text(path)
     return _separated(path) if _has_separator(path) else _cut(path, document_characters)
 
 
-def _whole(path: Path) -> Iterator[tuple[int, str | UserError]]:
+def _whole_text(path: Path) -> Iterator[tuple[int, str | UserError]]:
     parts: list[str] = []
     for _, line in _clean_lines(path, prose=False):
         if isinstance(line, UserError):
@@ -73,7 +73,7 @@ class _Gathered:
 
     def add(self, line: str | UserError) -> None:
         if isinstance(line, UserError):
-            self.error = line if isinstance(line, RestLost) else self.error or line
+            self.error = line if isinstance(line, UnrecoverableFileError) else self.error or line
         else:
             self.lines.append(line)
             self.num_characters += len(line) + 1

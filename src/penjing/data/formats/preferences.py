@@ -8,11 +8,11 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats.messages import asked_of, assistant_turn, conversation, refuse_media, system_of, turns_of
-from penjing.data.formats.schema import ANSWER_FIELDS, CHAT_FIELDS, LABEL_FIELDS, Chat, Judged, Message
-from penjing.data.formats.source_location import Place, names_of, present, text_of, type_name
+from penjing.data.formats.schema import ANSWER_FIELDS, CHAT_FIELDS, LABEL_FIELDS, Chat, Message, PreferenceRecord
+from penjing.data.formats.source_location import SourceLocation, names_of, present, text_of, type_name
 
 
-def judged_of(record: Mapping[str, Any], place: Place) -> Judged:
+def preference_of(record: Mapping[str, Any], place: SourceLocation) -> PreferenceRecord:
     refuse_media(record, place)
     if "chosen" in record or "rejected" in record:
         chats = tuple(_answered(record, name, place) for name in ("chosen", "rejected"))
@@ -21,7 +21,7 @@ def judged_of(record: Mapping[str, Any], place: Place) -> Judged:
             raise UserError("field margin is not a number", where=place, got=type_name(margin), wanted="a number")
         if not _is_finite(margin):
             raise UserError("field margin is not a number", where=place, got=str(margin)[:40], wanted="a finite number")
-        return Judged(chats=chats, wanted=(True, False), margin=float(margin))
+        return PreferenceRecord(chats=chats, wanted=(True, False), margin=float(margin))
     name = present(record, LABEL_FIELDS)
     if name is None:
         raise UserError(
@@ -38,10 +38,10 @@ def judged_of(record: Mapping[str, Any], place: Place) -> Judged:
     else:
         answer = next((name for name in (*ANSWER_FIELDS, "output") if name in record), "completion")
         chat = _answered(record, answer, place)
-    return Judged(chats=(chat,), wanted=(bool(label),))
+    return PreferenceRecord(chats=(chat,), wanted=(bool(label),))
 
 
-def _answered(record: Mapping[str, Any], name: str, place: Place) -> Chat:
+def _answered(record: Mapping[str, Any], name: str, place: SourceLocation) -> Chat:
     """The conversation that ends with the answer in field `name`: text, a message or messages after the prompt, or all
     messages.
     """
@@ -63,7 +63,9 @@ def _answered(record: Mapping[str, Any], name: str, place: Place) -> Chat:
     return _ending_in_answer(system_of(record, place) + asked + messages, tools, name, place)
 
 
-def _ending_in_answer(messages: list[Message], tools: tuple[dict[str, Any], ...], name: str, place: Place) -> Chat:
+def _ending_in_answer(
+    messages: list[Message], tools: tuple[dict[str, Any], ...], name: str, place: SourceLocation
+) -> Chat:
     if len(messages) < 2 or messages[-1].role != "assistant":
         got = ", ".join(message.role for message in messages[-8:]) or "no message at all"
         raise UserError(

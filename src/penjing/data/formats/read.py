@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penjing.base.errors import UserError
-from penjing.data.formats.bad_records import Quarantine
+from penjing.data.formats.bad_records import BadRecords
 from penjing.data.formats.chats import chats_of, prompt_of
 from penjing.data.formats.dispatch import kind_of, record_text, rows_of, unknown_record
 from penjing.data.formats.files import format_of, list_files, nothing_in
 from penjing.data.formats.messages import says_nothing
 from penjing.data.formats.plain_text import plain_documents
-from penjing.data.formats.preferences import judged_of
-from penjing.data.formats.schema import PLAIN_FORMATS, Chat, Document, Judged, Kind, OnSkip
-from penjing.data.formats.source_location import Place, rest_lost
+from penjing.data.formats.preferences import preference_of
+from penjing.data.formats.schema import PLAIN_FORMATS, Chat, Document, Kind, OnSkip, PreferenceRecord
+from penjing.data.formats.source_location import SourceLocation, rest_lost
 
 Value = TypeVar("Value")
 
@@ -30,7 +30,7 @@ class _Tally:
     Without a quarantine the first broken record ends the reading.
     """
 
-    def __init__(self, path: Path, on_skip: OnSkip | None, quarantine: Quarantine | None) -> None:
+    def __init__(self, path: Path, on_skip: OnSkip | None, quarantine: BadRecords | None) -> None:
         self.path, self.on_skip, self.quarantine = path, on_skip, quarantine
         self.num_kept = self.num_skipped = self.num_bad = 0
         self.first = ""
@@ -68,9 +68,9 @@ class _Tally:
 def _read(
     paths: Sequence[Path],
     rows: Callable[[Path], Iterator[tuple[int, Value | UserError]]],
-    make: Callable[[Value, Place], Sequence[Any]],
+    make: Callable[[Value, SourceLocation], Sequence[Any]],
     on_skip: OnSkip | None,
-    quarantine: Quarantine | None,
+    quarantine: BadRecords | None,
 ) -> Iterator[Any]:
     """What `make` makes of each row. It raises UserError for a broken one and _Empty for one with nothing in it."""
     for path in list_files(paths):
@@ -80,7 +80,7 @@ def _read(
                 tally.bad(line, value)
                 continue
             try:
-                made = make(value, Place(path, line))
+                made = make(value, SourceLocation(path, line))
             except _Empty as reason:
                 tally.skip(line, str(reason))
             except UserError as error:
@@ -110,7 +110,7 @@ def read_documents(
     *,
     document_characters: int = 2000,
     on_skip: OnSkip | None = None,
-    quarantine: Quarantine | None = None,
+    quarantine: BadRecords | None = None,
 ) -> Iterator[Document]:
     """Documents of `paths`, in order, one at a time.
 
@@ -127,7 +127,7 @@ def read_documents(
             return plain_documents(path, document_characters)
         return rows_of(path, text_only=True)
 
-    def make(value: Any, place: Place) -> Sequence[Document]:
+    def make(value: Any, place: SourceLocation) -> Sequence[Document]:
         text = value if isinstance(value, str) else record_text(value, place)
         if not text or text.isspace():
             raise _Empty("the text is empty")
@@ -137,7 +137,7 @@ def read_documents(
 
 
 def read_chats(
-    paths: Sequence[Path], *, on_skip: OnSkip | None = None, quarantine: Quarantine | None = None
+    paths: Sequence[Path], *, on_skip: OnSkip | None = None, quarantine: BadRecords | None = None
 ) -> Iterator[Chat]:
     """Chats of `paths`, in order, one at a time, whatever their shape (see the package's docstring).
 
@@ -146,7 +146,7 @@ def read_chats(
     what was got and what was wanted.
     """
 
-    def make(record: Mapping[str, Any], place: Place) -> Sequence[Chat]:
+    def make(record: Mapping[str, Any], place: SourceLocation) -> Sequence[Chat]:
         chats = list(chats_of(record, place))
         whole = [
             chat
@@ -164,7 +164,7 @@ def read_chats(
 
 
 def read_prompts(
-    paths: Sequence[Path], *, quarantine: Quarantine | None = None
+    paths: Sequence[Path], *, quarantine: BadRecords | None = None
 ) -> Iterator[tuple[Chat, Mapping[str, Any]]]:
     """Conversations that wait for an answer, each with its whole record (reference answers stand in further fields).
 
@@ -172,15 +172,15 @@ def read_prompts(
     is set aside in `quarantine`; without one it raises `UserError`.
     """
 
-    def make(record: Mapping[str, Any], place: Place) -> Sequence[tuple[Chat, Mapping[str, Any]]]:
+    def make(record: Mapping[str, Any], place: SourceLocation) -> Sequence[tuple[Chat, Mapping[str, Any]]]:
         return [(prompt_of(record, place), record)]
 
     return _read(paths, _rows_of_records("documents, not prompts"), make, None, quarantine)
 
 
 def read_preferences(
-    paths: Sequence[Path], *, on_skip: OnSkip | None = None, quarantine: Quarantine | None = None
-) -> Iterator[Judged]:
+    paths: Sequence[Path], *, on_skip: OnSkip | None = None, quarantine: BadRecords | None = None
+) -> Iterator[PreferenceRecord]:
     """Pairs of answers, and single answers with a label, one at a time, whatever their shape (see the package).
 
     A pair of equal answers, and a record with an empty answer, is left out and reported to `on_skip`.
@@ -188,8 +188,8 @@ def read_preferences(
     field, what was got and what was wanted.
     """
 
-    def make(record: Mapping[str, Any], place: Place) -> Sequence[Judged]:
-        judged = judged_of(record, place)
+    def make(record: Mapping[str, Any], place: SourceLocation) -> Sequence[PreferenceRecord]:
+        judged = preference_of(record, place)
         if any(says_nothing(chat.messages[-1]) for chat in judged.chats):
             raise _Empty("an answer is empty")
         if len(judged.chats) == 2 and judged.chats[0].messages == judged.chats[1].messages:
@@ -221,6 +221,6 @@ def sniff(path: Path) -> Kind:
             continue
         kind = kind_of(record)
         if kind is None:
-            raise unknown_record(record, Place(first, line))
+            raise unknown_record(record, SourceLocation(first, line))
         return kind
     raise broken or nothing_in(first)

@@ -58,7 +58,7 @@ class Chat:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class PreferenceRecord:
     """Whole conversations and whether each one's answer is wanted: (chosen, rejected) with (True, False), or one alone.
 
     margin: by how much the first is better, in the units of a reward; 0 where nobody said.

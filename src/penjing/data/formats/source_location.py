@@ -11,7 +11,7 @@ from penjing.base.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLocation:
     """A file and a line."""
 
     path: Path
@@ -21,19 +21,19 @@ class Place:
         return f"{self.path}:{self.line}"
 
 
-class RestLost(UserError):
+class UnrecoverableFileError(UserError):
     """Damage after which nobody can say where the next record begins: the rest of the file is not read."""
 
 
-class NotText(UserError):
+class NotTextError(UserError):
     """A line that is not UTF-8. readable: the same with its bad bytes replaced, for a parser that has to go on."""
 
     readable = ""
 
 
-def rest_lost(error: UserError, where: object = None) -> RestLost:
+def rest_lost(error: UserError, where: object = None) -> UnrecoverableFileError:
     """The error as one that ends its file. where: a closer place, if there is one."""
-    return RestLost(
+    return UnrecoverableFileError(
         error.what, where=where or error.where, got=error.got, wanted=error.wanted, next_step=error.next_step
     )
 
@@ -55,7 +55,7 @@ def type_name(value: object) -> str:
     return {dict: "an object", list: "a list", str: "text", bool: "true or false"}.get(type(value), "a number")
 
 
-def text_of(value: object, field: str, place: Place) -> str:
+def text_of(value: object, field: str, place: SourceLocation) -> str:
     """`value` as text that can be written as UTF-8; null is empty. `field` names it in the error."""
     if value is None:
         return ""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.data.packing.concat import Row, best_fit
-from penjing.data.token_shards import Shards
+from penjing.data.token_shards import TokenShards
 
 IntArray = npt.NDArray[np.int64]
 Segment = tuple[int, int, int]  # document, first position, length
@@ -26,7 +26,7 @@ Segment = tuple[int, int, int]  # document, first position, length
 BLOCK_ROWS = 256
 
 
-class WholeRows:
+class BestFitRows:
     """Rows for pretraining, each a list of segments (document, first position, length).
 
     A document of n tokens has n + 1 positions: it opens with the end-of-text token and every position's target is the
@@ -40,27 +40,27 @@ class WholeRows:
 
     def __init__(
         self,
-        shards: Shards,
-        row_tokens: int,
+        shards: TokenShards,
+        seq_len: int,
         *,
         end_of_text: int,
         seed: int,
         order: Literal["shuffled", "as_given", "fixed"] = "shuffled",
     ) -> None:
-        self.shards, self.row_tokens, self.end_of_text, self.seed = shards, row_tokens, end_of_text, seed
+        self.shards, self.seq_len, self.end_of_text, self.seed = shards, seq_len, end_of_text, seed
         self.order = order
         positions_D = shards.end_D - shards.start_D + 1
-        if int(positions_D.sum()) < row_tokens:
+        if int(positions_D.sum()) < seq_len:
             raise UserError(
                 "too little text for one row",
                 where=shards.folder,
                 got=f"{shards.num_tokens} tokens",
-                wanted=f"at least {row_tokens}",
-                next_step="Give more text or a smaller data.row_tokens.",
+                wanted=f"at least {seq_len}",
+                next_step="Give more text or a smaller data.seq_len.",
             )
-        self.segment_S3, self.first_R = lay_out(positions_D, row_tokens)
+        self.segment_S3, self.first_R = lay_out(positions_D, seq_len)
         self.rows_per_epoch = len(self.first_R) - 1
-        self.tokens_per_epoch = self.rows_per_epoch * row_tokens
+        self.tokens_per_epoch = self.rows_per_epoch * seq_len
         self.padding_per_epoch = 0
         self._epoch = -1
 
@@ -87,7 +87,7 @@ class WholeRows:
     def row(self, index: int) -> Row:
         epoch, place = divmod(index, self.rows_per_epoch)
         self._arrange(epoch)
-        ids = np.empty(self.row_tokens, dtype=np.int64)
+        ids = np.empty(self.seq_len, dtype=np.int64)
         target = np.empty_like(ids)
         document = np.empty_like(ids)
         row = int(self._order[place])
@@ -103,47 +103,47 @@ class WholeRows:
             sequence = np.concatenate((opened, said, closed)).astype(np.int64)
             ids[part], target[part], document[part] = sequence[:-1], sequence[1:], number
             filled += length
-        assert filled == self.row_tokens
-        return Row(ids, target, document, np.ones(self.row_tokens, dtype=np.float32))
+        assert filled == self.seq_len
+        return Row(ids, target, document, np.ones(self.seq_len, dtype=np.float32))
 
 
-def lay_out(positions_D: IntArray, row_tokens: int) -> tuple[IntArray, IntArray]:
+def lay_out(positions_D: IntArray, seq_len: int) -> tuple[IntArray, IntArray]:
     """Segments [S, 3] of (document, first position, length), and where each row begins in them, [rows + 1].
 
-    Every row is full. Documents are whole but for those over `row_tokens` and the few that fill gaps. Rows follow the
+    Every row is full. Documents are whole but for those over `seq_len` and the few that fill gaps. Rows follow the
     order of the documents, a block of about `BLOCK_ROWS` rows at a time; what is left of one block begins the next.
     """
     ends_D = np.cumsum(positions_D)
-    cuts = np.searchsorted(ends_D, np.arange(1, ends_D[-1] // (BLOCK_ROWS * row_tokens) + 1) * BLOCK_ROWS * row_tokens)
+    cuts = np.searchsorted(ends_D, np.arange(1, ends_D[-1] // (BLOCK_ROWS * seq_len) + 1) * BLOCK_ROWS * seq_len)
     rows: list[list[Segment]] = []
     rest: list[Segment] = []
     for documents in np.split(np.arange(len(positions_D)), np.unique(cuts)):
-        pieces = rest + [piece for d in documents.tolist() for piece in _pieces(d, int(positions_D[d]), row_tokens)]
-        made, rest = _fill_rows(pieces, row_tokens)
+        pieces = rest + [piece for d in documents.tolist() for piece in _pieces(d, int(positions_D[d]), seq_len)]
+        made, rest = _fill_rows(pieces, seq_len)
         rows += made
     counts = np.array([0, *(len(segments) for segments in rows)])
     flat = np.array(list(chain.from_iterable(rows)), dtype=np.int64).reshape(-1, 3)
     return flat, np.cumsum(counts)
 
 
-def _pieces(document: int, positions: int, row_tokens: int) -> list[Segment]:
-    """A document cut every `row_tokens` positions."""
-    return [(document, start, min(row_tokens, positions - start)) for start in range(0, positions, row_tokens)]
+def _pieces(document: int, positions: int, seq_len: int) -> list[Segment]:
+    """A document cut every `seq_len` positions."""
+    return [(document, start, min(seq_len, positions - start)) for start in range(0, positions, seq_len)]
 
 
-def _fill_rows(pieces: list[Segment], row_tokens: int) -> tuple[list[list[Segment]], list[Segment]]:
+def _fill_rows(pieces: list[Segment], seq_len: int) -> tuple[list[list[Segment]], list[Segment]]:
     """Full rows from these pieces, and the pieces that are left (less than a row's worth)."""
     if not pieces:
         return [], []
-    bins = best_fit(np.array([length for _, _, length in pieces]), row_tokens)
+    bins = best_fit(np.array([length for _, _, length in pieces]), seq_len)
     packed = sorted(([pieces[index] for index in each] for each in bins), key=_size, reverse=True)
     fill = [_size(segments) for segments in packed]
     # The fullest rows, as many as the others can complete: all positions together fill just so many.
-    kept = sum(fill) // row_tokens
+    kept = sum(fill) // seq_len
     filler = list(chain.from_iterable(packed[kept:]))[::-1]
     rows = []
     for segments, size in zip(packed[:kept], fill[:kept], strict=True):
-        rows.append(segments + _take(filler, row_tokens - size))
+        rows.append(segments + _take(filler, seq_len - size))
     return rows, filler
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
-from penjing.data.token_shards import Shards
+from penjing.data.token_shards import TokenShards
 
 IntArray = npt.NDArray[np.int64]
 
@@ -32,7 +32,7 @@ class Row:
 class Rows(Protocol):
     """Rows of an endless stream; epoch = index // rows_per_epoch."""
 
-    row_tokens: int
+    seq_len: int
     rows_per_epoch: int
     tokens_per_epoch: int  # targets that count, in one epoch
     padding_per_epoch: int  # positions that hold no token, in one epoch
@@ -44,7 +44,7 @@ class Rows(Protocol):
         ...
 
 
-class StreamRows:
+class ConcatRows:
     """Pretraining: all documents in an order drawn anew each epoch, as one stream cut every T tokens.
 
     Each document is followed by the end-of-text token, whose position also opens the next document; no padding, and
@@ -52,21 +52,21 @@ class StreamRows:
     the order is another.
     """
 
-    def __init__(self, shards: Shards, row_tokens: int, *, end_of_text: int, seed: int, shuffle: bool = True) -> None:
-        self.shards, self.row_tokens, self.end_of_text, self.seed = shards, row_tokens, end_of_text, seed
+    def __init__(self, shards: TokenShards, seq_len: int, *, end_of_text: int, seed: int, shuffle: bool = True) -> None:
+        self.shards, self.seq_len, self.end_of_text, self.seed = shards, seq_len, end_of_text, seed
         self.shuffle = shuffle
         self._length_D = shards.end_D - shards.start_D + 1
         total = int(self._length_D.sum())
-        self.rows_per_epoch = (total - 1) // row_tokens
+        self.rows_per_epoch = (total - 1) // seq_len
         if self.rows_per_epoch < 1:
             raise UserError(
                 "too little text for one row",
                 where=shards.folder,
                 got=f"{shards.num_tokens} tokens",
-                wanted=f"more than {row_tokens}",
-                next_step="Give more text or a smaller data.row_tokens.",
+                wanted=f"more than {seq_len}",
+                next_step="Give more text or a smaller data.seq_len.",
             )
-        self.tokens_per_epoch = self.rows_per_epoch * row_tokens
+        self.tokens_per_epoch = self.rows_per_epoch * seq_len
         self.padding_per_epoch = 0
         self._epoch = -1
 
@@ -87,10 +87,10 @@ class StreamRows:
     def row(self, index: int) -> Row:
         epoch, place = divmod(index, self.rows_per_epoch)
         self._arrange(epoch)
-        begin = place * self.row_tokens
-        end = begin + self.row_tokens + 1
-        stream = np.empty(self.row_tokens + 1, dtype=np.int64)
-        document = np.empty(self.row_tokens + 1, dtype=np.int64)
+        begin = place * self.seq_len
+        end = begin + self.seq_len + 1
+        stream = np.empty(self.seq_len + 1, dtype=np.int64)
+        document = np.empty(self.seq_len + 1, dtype=np.int64)
         which = int(np.searchsorted(self._begin_D, begin, side="right")) - 1
         filled = 0
         while filled < end - begin:
@@ -108,46 +108,46 @@ class StreamRows:
                 stream[part] = self.shards.token_N[first + offset - 1 : first + offset - 1 + take]
             filled += take
             which += 1
-        return Row(stream[:-1], stream[1:], document[:-1], np.ones(self.row_tokens, dtype=np.float32))
+        return Row(stream[:-1], stream[1:], document[:-1], np.ones(self.seq_len, dtype=np.float32))
 
     def documents(self, index: int) -> list[int]:
         """Which documents of the shards stand in row `index`."""
         epoch, place = divmod(index, self.rows_per_epoch)
         self._arrange(epoch)
-        begin = place * self.row_tokens
+        begin = place * self.seq_len
         first = int(np.searchsorted(self._begin_D, begin, side="right")) - 1
-        last = int(np.searchsorted(self._begin_D, begin + self.row_tokens, side="left"))
+        last = int(np.searchsorted(self._begin_D, begin + self.seq_len, side="left"))
         return [int(which) for which in self._order_D[first:last]]
 
 
-class BestFitRows:
+class PackedRows:
     """Chats: each whole in one row, laid into the row where it leaves the least room (best fit, longest first).
 
     The little room left at the ends of rows is padding of weight 0. The layout is made once; each epoch takes the
     rows in an order of its own.
     """
 
-    def __init__(self, shards: Shards, row_tokens: int, *, end_of_text: int, seed: int, shuffle: bool = True) -> None:
-        self.shards, self.row_tokens, self.end_of_text, self.seed = shards, row_tokens, end_of_text, seed
+    def __init__(self, shards: TokenShards, seq_len: int, *, end_of_text: int, seed: int, shuffle: bool = True) -> None:
+        self.shards, self.seq_len, self.end_of_text, self.seed = shards, seq_len, end_of_text, seed
         self.shuffle = shuffle
         length_D = shards.end_D - shards.start_D - 1
         if shards.num_documents == 0:
-            raise UserError("no conversation fits", where=shards.folder, wanted=f"some of at most {row_tokens} tokens")
-        if int(length_D.max()) > row_tokens:
+            raise UserError("no conversation fits", where=shards.folder, wanted=f"some of at most {seq_len} tokens")
+        if int(length_D.max()) > seq_len:
             raise UserError(
                 "a conversation is longer than a row",
                 where=shards.folder,
                 got=f"{int(length_D.max())} tokens",
-                wanted=f"at most {row_tokens}",
-                next_step="Give a larger data.row_tokens, or the chats themselves as data.train.",
+                wanted=f"at most {seq_len}",
+                next_step="Give a larger data.seq_len, or the chats themselves as data.train.",
             )
-        self._bins = best_fit(length_D, row_tokens)
+        self._bins = best_fit(length_D, seq_len)
         self.rows_per_epoch = len(self._bins)
         weights = shards.weight_N
         assert weights is not None
         # The first token of a chat is never a target.
         self.tokens_per_epoch = int(weights.sum(dtype=np.int64)) - int(weights[shards.start_D].sum(dtype=np.int64))
-        self.padding_per_epoch = self.rows_per_epoch * row_tokens - int(length_D.sum())
+        self.padding_per_epoch = self.rows_per_epoch * seq_len - int(length_D.sum())
         self._epoch = -1
 
     def documents(self, index: int) -> list[int]:
@@ -160,10 +160,10 @@ class BestFitRows:
         return self._bins[int(self._order[place])]
 
     def row(self, index: int) -> Row:
-        ids = np.full(self.row_tokens, self.end_of_text, dtype=np.int64)
+        ids = np.full(self.seq_len, self.end_of_text, dtype=np.int64)
         target = ids.copy()
-        document = np.full(self.row_tokens, -1, dtype=np.int64)
-        weight = np.zeros(self.row_tokens, dtype=np.float32)
+        document = np.full(self.seq_len, -1, dtype=np.int64)
+        weight = np.zeros(self.seq_len, dtype=np.float32)
         assert self.shards.weight_N is not None
         filled = 0
         for number, source in enumerate(self.documents(index)):

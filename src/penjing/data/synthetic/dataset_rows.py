@@ -8,7 +8,7 @@ from typing import Any
 
 from penjing.data.synthetic.holdout_split import held_out
 from penjing.data.synthetic.questions import STORY_KINDS, Question, Reading
-from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import LANGUAGES, word_answer
 from penjing.data.synthetic.tasks.drills import DRILL_KINDS, drill, story_request
 from penjing.data.synthetic.tasks.games import echo, roll_call
@@ -36,9 +36,9 @@ _PLAIN_DRILLS = tuple(kind for kind in DRILL_KINDS if kind not in ("tool", "stor
 _ABSENT_FRACTION = 0.15
 
 
-def _start(name: str, seed: int, index: int) -> tuple[Dice, str, int]:
+def _start(name: str, seed: int, index: int) -> tuple[Rng, str, int]:
     """The dice of a row, its language, and the number of the story it tells."""
-    dice = Dice(seed, name, index)
+    dice = Rng(seed, name, index)
     return dice, dice.choice(tuple(LANGUAGES)), _OFFSETS[name] + index
 
 
@@ -67,7 +67,7 @@ def pretrain_documents(seed: int, count: int, *, start: int = 0) -> Iterator[str
         yield "\n".join(_TEXTS[_draw(shares, dice)](seed, number, language, dice))
 
 
-def _draw(shares: dict[str, float], dice: Dice) -> str:
+def _draw(shares: dict[str, float], dice: Rng) -> str:
     roll = dice.random()
     for kind, share in shares.items():
         roll -= share
@@ -76,25 +76,25 @@ def _draw(shares: dict[str, float], dice: Dice) -> str:
     return next(iter(shares))
 
 
-def _story_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+def _story_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
     return [Reading(seed, number, language, "train").text]
 
 
-def _reading_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+def _reading_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
     reading = Reading(seed, number, language, "train")
     return [reading.text, *map(plain, reading.draw(dice.between(7, 9), _ABSENT_FRACTION))]
 
 
-def _drill_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+def _drill_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
     return [plain(question) for question in _drills(seed, number, language, dice.between(5, 8), dice)]
 
 
-def _roll_call_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+def _roll_call_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
     text, questions = roll_call(dice, language, dice.between(5, 8))
     return [text, *map(plain, questions)]
 
 
-def _echo_text(seed: int, number: int, language: str, dice: Dice) -> list[str]:
+def _echo_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
     return [echo(dice, language)]
 
 
@@ -107,7 +107,7 @@ _TEXTS = {
 }
 
 
-def _drills(seed: int, number: int, language: str, count: int, dice: Dice) -> list[Question]:
+def _drills(seed: int, number: int, language: str, count: int, dice: Rng) -> list[Question]:
     kinds = [dice.choice(_PLAIN_DRILLS) for _ in range(count)]
     return [drill(seed, number * 16 + at, language=language, kind=kind) for at, kind in enumerate(kinds)]
 
@@ -159,7 +159,7 @@ def conversations(
         yield {"conversations": messages}
 
 
-def _short_question(name: str, seed: int, index: int) -> tuple[Dice, Question, Fact | None]:
+def _short_question(name: str, seed: int, index: int) -> tuple[Rng, Question, Fact | None]:
     """One question with a short answer, three in four about a story; the fact is None for all but those."""
     dice, language, number = _start(name, seed, index)
     if dice.coin(0.25):
@@ -174,7 +174,7 @@ def _short_question(name: str, seed: int, index: int) -> tuple[Dice, Question, F
     return dice, reading.ask(fact), fact
 
 
-def _rejected(dice: Dice, question: Question, fact: Fact | None) -> str:
+def _rejected(dice: Rng, question: Question, fact: Fact | None) -> str:
     """A bad answer: mostly a wrong one, else in the wrong language, repeated, too long or evasive."""
     space = " " if question.language == "en" else ""
     roll = dice.random()

@@ -45,7 +45,7 @@ class Thing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class PlaceWord:
     """A place; `en` and `zh` are the whole phrases ("in the garden", “在花园里”), used for both story and answer.
 
     The wind blows, rain falls and fruit is gathered only where it is `outdoors`.
@@ -159,9 +159,9 @@ THINGS = tuple(
 )
 
 
-def _place(row: str, outdoors: bool) -> Place:
+def _place(row: str, outdoors: bool) -> PlaceWord:
     preposition, en, zh = row.split()
-    return Place(en, f"{preposition} the {en}", f"在{zh}", zh, outdoors)
+    return PlaceWord(en, f"{preposition} the {en}", f"在{zh}", zh, outdoors)
 
 
 OUTDOORS = tuple(

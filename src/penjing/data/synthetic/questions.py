@@ -12,7 +12,7 @@ from typing import Any
 
 from penjing.data.synthetic.holdout_split import held_out
 from penjing.data.synthetic.lexicon import COLOURS, FEELINGS, PEOPLE, PLACES, THINGS, Being, Thing
-from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import (
     first_phrases,
     language_table,
@@ -22,7 +22,7 @@ from penjing.data.synthetic.surface_realization import (
     word_roles,
 )
 from penjing.data.synthetic.tasks.plots import simulate
-from penjing.data.synthetic.world import Fact, Pair, Reason, Tale, pair_of
+from penjing.data.synthetic.world import Fact, Pair, Reason, StoryPlan, pair_of
 
 SPLITS = ("train", "held_out")
 
@@ -76,7 +76,7 @@ class Story:
     about: tuple[str, str]
 
 
-def candidates(tale: Tale, kind: str) -> tuple[Any, ...]:
+def candidates(tale: StoryPlan, kind: str) -> tuple[Any, ...]:
     """Everything in the tale that could answer a question of this kind."""
     found: dict[str, tuple[Any, ...]] = {
         "who": tale.beings,
@@ -107,20 +107,20 @@ def _sums(fact: Fact) -> list[int]:
     return list(dict.fromkeys((first + second, abs(first - second), first, second)))
 
 
-def chance_of(tale: Tale, fact: Fact) -> float:
+def chance_of(tale: StoryPlan, fact: Fact) -> float:
     """1 / number of candidates; 1.0 where the story has only one, so that evaluation can leave such questions out."""
     if fact.kind == "how_many_after":
         return 1 / len(_sums(fact))
     return 1 / len(candidates(tale, fact.kind))
 
 
-def _some_of(kind: str, dice: Dice) -> list[Any]:
+def _some_of(kind: str, dice: Rng) -> list[Any]:
     """Enough of a category for three wrong answers; a small category is shuffled, a large one sampled (faster)."""
     pool = _POOLS[kind]
     return dice.shuffled(pool) if len(pool) <= 8 else [dice.choice(pool) for _ in range(8)]
 
 
-def _wrong(tale: Tale, fact: Fact, answer: str, language: str, dice: Dice) -> tuple[str, ...]:
+def _wrong(tale: StoryPlan, fact: Fact, answer: str, language: str, dice: Rng) -> tuple[str, ...]:
     """Three wrong answers: the other candidates of the story first, then others of the same category."""
     many = fact.ask.endswith("_many")
     if fact.kind == "how_many_after":
@@ -140,7 +140,7 @@ def _wrong(tale: Tale, fact: Fact, answer: str, language: str, dice: Dice) -> tu
     return tuple(wrong)
 
 
-def _word_question(fact: Fact, language: str, phrases: tuple[str, ...], dice: Dice) -> str:
+def _word_question(fact: Fact, language: str, phrases: tuple[str, ...], dice: Rng) -> str:
     table = language_table(language)
     why = fact.roles.get("why")
     if language == "zh" and why is not None and table.REASONS[why.name].startswith("{a.ta}"):
@@ -150,7 +150,7 @@ def _word_question(fact: Fact, language: str, phrases: tuple[str, ...], dice: Di
     return dice.choice(phrases).format(**word_roles(fact.roles, language))
 
 
-def ask(tale: Tale, fact: Fact, story: str, language: str, dice: Dice) -> Question:
+def ask(tale: StoryPlan, fact: Fact, story: str, language: str, dice: Rng) -> Question:
     """The question about `fact`; `story` is the tale as it was told in `language`."""
     answer = word_answer(fact.answer, language, many=fact.ask.endswith("_many"))
     return Question(
@@ -165,7 +165,7 @@ def ask(tale: Tale, fact: Fact, story: str, language: str, dice: Dice) -> Questi
     )
 
 
-def _stranger(tale: Tale, fact: Fact, old: Any, split: str, dice: Dice) -> tuple[Any, Pair] | None:
+def _stranger(tale: StoryPlan, fact: Fact, old: Any, split: str, dice: Rng) -> tuple[Any, Pair] | None:
     """Someone or something that is not in the tale and could stand in for `old`, with the combination it asks about."""
     here = (*tale.beings, *tale.things, *tale.places)
     partners = [value for value in (fact.answer, *fact.roles.values()) if value is not old]
@@ -183,7 +183,7 @@ def _stranger(tale: Tale, fact: Fact, old: Any, split: str, dice: Dice) -> tuple
     return None
 
 
-def ask_absent(tale: Tale, story: str, language: str, split: str, dice: Dice) -> Question | None:
+def ask_absent(tale: StoryPlan, story: str, language: str, split: str, dice: Rng) -> Question | None:
     """A question of the story with one role played by a stranger, or None where the rolls find none."""
     facts = [fact for fact in tale.facts if fact.kind in ("who", "what", "where")]
     fact = dice.choice(facts)
@@ -225,7 +225,7 @@ class Reading:
         language_table(language)
         self.tale = simulate(seed, split, index)
         self.language, self.split = language, split
-        self.dice = Dice(seed, split, "telling", index, language)
+        self.dice = Rng(seed, split, "telling", index, language)
         self.text = tell(self.tale, language, self.dice)
 
     def ask(self, fact: Fact) -> Question:

@@ -20,7 +20,7 @@ def stable_number(label: str) -> int:
     return int.from_bytes(blake2b(label.encode("utf-8"), digest_size=8).digest(), "big")
 
 
-class Dice:
+class Rng:
     """A source of rolls named by its labels, for example `Dice(seed, "train", 17)`."""
 
     __slots__ = ("random",)

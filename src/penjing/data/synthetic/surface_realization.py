@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import Any
 
 from penjing.data.synthetic import chinese, english
-from penjing.data.synthetic.lexicon import OPENINGS, Place, Thing
-from penjing.data.synthetic.rng import Dice
-from penjing.data.synthetic.world import Reason, Roles, Tale
+from penjing.data.synthetic.lexicon import OPENINGS, PlaceWord, Thing
+from penjing.data.synthetic.rng import Rng
+from penjing.data.synthetic.world import Reason, Roles, StoryPlan
 
 LANGUAGES: dict[str, ModuleType] = {"en": english, "zh": chinese}
 
@@ -48,7 +48,7 @@ def word_answer(value: Any, language: str, *, many: bool = False) -> str:
 
 def bare_word(entry: Any, language: str) -> str:
     """The entry as a word alone, for drills: "kite", "garden", "Tom"."""
-    if isinstance(entry, Place):
+    if isinstance(entry, PlaceWord):
         return entry.key if language == "en" else entry.zh_inside
     return entry.key if language == "en" else str(entry.zh)
 
@@ -56,7 +56,7 @@ def bare_word(entry: Any, language: str) -> str:
 _THEN = ("Then ", "后来，")  # not twice in a row
 
 
-def tell(tale: Tale, language: str, dice: Dice) -> str:
+def tell(tale: StoryPlan, language: str, dice: Rng) -> str:
     """The whole story in one language; which phrasings are used is up to the dice."""
     table = LANGUAGES[language]
     sentences: list[str] = []

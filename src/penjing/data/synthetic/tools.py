@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import LANGUAGES
 from penjing.data.synthetic.tasks.drills import drill
 
@@ -61,7 +61,7 @@ _THOUGHTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class ToolTask:
     """A question, the expressions to be worked out one after another with their results, and the answer."""
 
     kind: str
@@ -71,13 +71,13 @@ class Errand:
     answer: str
 
 
-def errand(name: str, seed: int, index: int) -> Errand:
+def errand(name: str, seed: int, index: int) -> ToolTask:
     """Number `index` of the file `name`."""
-    dice = Dice(seed, name, index)
+    dice = Rng(seed, name, index)
     language, kind = dice.choice(tuple(LANGUAGES)), _kind(dice.random())
     if kind == "direct":
         asked = drill(seed, _OFFSETS[name] + index, language=language, kind=dice.choice(_DIRECT))
-        return Errand(kind, language, asked.question, (), asked.answer)
+        return ToolTask(kind, language, asked.question, (), asked.answer)
     phrases = _QUESTIONS[language]
     if kind == "product":
         a, b = dice.between(12, 99), dice.between(12, 99)
@@ -102,12 +102,12 @@ def _kind(roll: float) -> str:
 
 
 def _worked_out(
-    dice: Dice, kind: str, language: str, phrases: tuple[str, ...], *steps: tuple[str, int], **numbers: int
-) -> Errand:
-    return Errand(kind, language, dice.choice(phrases).format(**numbers), steps, str(steps[-1][1]))
+    dice: Rng, kind: str, language: str, phrases: tuple[str, ...], *steps: tuple[str, int], **numbers: int
+) -> ToolTask:
+    return ToolTask(kind, language, dice.choice(phrases).format(**numbers), steps, str(steps[-1][1]))
 
 
-def _opening(one: Errand) -> list[dict[str, Any]]:
+def _opening(one: ToolTask) -> list[dict[str, Any]]:
     system = {"role": "system", "content": "", "tools": json.dumps([CALCULATOR])}
     return [system, {"role": "user", "content": one.question}]
 
@@ -116,7 +116,7 @@ def tool_conversations(seed: int, count: int, *, start: int = 0) -> Iterator[dic
     """Whole conversations, calls and results included, in MiniMind's form."""
     for index in range(start, start + count):
         one = errand("tools", seed, index)
-        thinks = Dice(seed, "thinks", index).coin(THOUGHT_FRACTION)
+        thinks = Rng(seed, "thinks", index).coin(THOUGHT_FRACTION)
         thoughts = _THOUGHTS[one.language]
         messages, result = _opening(one), ""
 

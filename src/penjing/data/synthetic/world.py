@@ -19,13 +19,13 @@ from penjing.data.synthetic.lexicon import (
     PLACES,
     PROPERTIES,
     Being,
-    Place,
+    PlaceWord,
     Thing,
     Word,
     amount,
     described,
 )
-from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.rng import Rng
 
 Pair = tuple[str, str, str]
 Roles = dict[str, Any]
@@ -62,7 +62,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Tale:
+class StoryPlan:
     """One run of the world: what happened, what is true, and every candidate answer that it mentions."""
 
     plot: str
@@ -71,7 +71,7 @@ class Tale:
     facts: tuple[Fact, ...]
     beings: tuple[Being, ...]
     things: tuple[Thing, ...]
-    places: tuple[Place, ...]
+    places: tuple[PlaceWord, ...]
     numbers: tuple[int, ...]
     colours: tuple[Word, ...]
     feelings: tuple[Word, ...]
@@ -84,8 +84,8 @@ class NoCast(Exception):
 
 _PAIR_KINDS: dict[tuple[type, type], str] = {
     (Being, Thing): "person_thing",
-    (Being, Place): "person_place",
-    (Thing, Place): "thing_place",
+    (Being, PlaceWord): "person_place",
+    (Thing, PlaceWord): "thing_place",
     (Word, Thing): "colour_thing",
 }
 
@@ -106,7 +106,7 @@ class Cast:
     evaluation, held-out combinations are preferred.
     """
 
-    def __init__(self, dice: Dice, split: str) -> None:
+    def __init__(self, dice: Rng, split: str) -> None:
         self.dice = dice
         self.training = split == "train"
         self.chosen: list[Any] = []
@@ -133,7 +133,7 @@ class Cast:
     def animal(self) -> Being:
         return self.pick(ANIMALS)  # type: ignore[no-any-return]
 
-    def place(self, *, outdoors: bool = False) -> Place:
+    def place(self, *, outdoors: bool = False) -> PlaceWord:
         return self.pick(OUTDOORS if outdoors else PLACES)  # type: ignore[no-any-return]
 
     def thing(self, pool: tuple[Thing, ...]) -> Thing:
@@ -171,10 +171,10 @@ class World:
     def __init__(self, cast: Cast) -> None:
         self.cast = cast
         self.dice = cast.dice
-        self.place: dict[Being, Place] = {}
+        self.place: dict[Being, PlaceWord] = {}
         self.owner: dict[Thing, Being] = {}
         self.first_owner: dict[Thing, Being] = {}
-        self.spot: dict[Thing, Place] = {}
+        self.spot: dict[Thing, PlaceWord] = {}
         self.count: dict[tuple[Being, Thing], int] = {}
         self.colour: dict[Thing, Word] = {}
         self.events: list[Event] = []
@@ -198,13 +198,13 @@ class World:
 
     # Where people are
 
-    def stay(self, a: Being, p: Place) -> None:
+    def stay(self, a: Being, p: PlaceWord) -> None:
         """`a` plays at `p` without a thing."""
         self.place[a] = p
         self.happen("stay", a=a, p=p)
         self.know("where", "where_was", p, ("person_place", a.key, p.key), a=a)
 
-    def meet(self, a: Being, b: Being, p: Place) -> None:
+    def meet(self, a: Being, b: Being, p: PlaceWord) -> None:
         """`a` meets `b` at `p`."""
         self.place[a] = self.place[b] = p
         self.happen("meet" if b.is_person else "see", a=a, b=b, p=p)
@@ -223,7 +223,7 @@ class World:
         looks = self.dice.choice(PROPERTIES) if self.dice.coin(0.25) else None
         return described(thing, colour, looks)
 
-    def own(self, a: Being, t: Thing, p: Place | None = None) -> None:
+    def own(self, a: Being, t: Thing, p: PlaceWord | None = None) -> None:
         """At the beginning `a` has `t` (and is at `p`)."""
         self.owner[t] = self.first_owner[t] = a
         if p is None:
@@ -244,19 +244,19 @@ class World:
             self.happen(how, a=a, b=b, t=t)
             self.know_both("took", b, t)
 
-    def find(self, a: Being, t: Thing, p: Place) -> None:
+    def find(self, a: Being, t: Thing, p: PlaceWord) -> None:
         """`a` finds `t`, known before, at `p` and takes it."""
         self.owner[t], self.place[a] = a, p
         self.happen("find", a=a, t=t, p=p)
         self._found(a, t, p)
 
-    def discover(self, a: Being, t: Thing, p: Place) -> None:
+    def discover(self, a: Being, t: Thing, p: PlaceWord) -> None:
         """`a` comes upon `t`, not mentioned with its looks before, at `p` and takes it."""
         self.owner[t], self.place[a] = a, p
         self.happen("discover", a=a, t=t, d=self.look_of(t), p=p)
         self._found(a, t, p)
 
-    def _found(self, a: Being, t: Thing, p: Place) -> None:
+    def _found(self, a: Being, t: Thing, p: PlaceWord) -> None:
         self.know_both("found", a, t)
         self.know("where", "where_found", p, ("thing_place", t.key, p.key), a=a, t=t)
 
@@ -292,14 +292,14 @@ class World:
         """`t` of `a` breaks."""
         self.happen("break", a=a, t=t)
 
-    def mend(self, a: Being, t: Thing, p: Place) -> None:
+    def mend(self, a: Being, t: Thing, p: PlaceWord) -> None:
         """`a` mends `t` at `p`."""
         self.place[a] = p
         self.happen("mend", a=a, t=t, p=p)
         self.know_both("mended", a, t)
         self.know("where", "where_mended", p, ("thing_place", t.key, p.key), a=a, t=t)
 
-    def put(self, a: Being, t: Thing, p: Place, how: str) -> None:
+    def put(self, a: Being, t: Thing, p: PlaceWord, how: str) -> None:
         """`a` puts `t` at `p`; `how` is leave, hide or move."""
         self.spot[t] = self.place[a] = p
         self.happen(how, a=a, t=t, p=p)
@@ -307,7 +307,7 @@ class World:
         self.know("who", f"who_{verb}", a, ("person_thing", a.key, t.key), t=t)
         self.know("where", f"where_{verb}", p, ("thing_place", t.key, p.key), a=a, t=t)
 
-    def win(self, a: Being, b: Being, t: Thing, p: Place) -> None:
+    def win(self, a: Being, b: Being, t: Thing, p: PlaceWord) -> None:
         """`a` beats `b` in a race at `p` and gets `t`."""
         self.owner[t] = a
         self.place[a] = self.place[b] = p
@@ -324,7 +324,7 @@ class World:
         self.happen("own_many", a=a, t=t, n=amount(number, t))
         self.know("how_many", "many_had", number, ("person_thing", a.key, t.key), a=a, t=t)
 
-    def gather(self, a: Being, t: Thing, number: int, p: Place) -> None:
+    def gather(self, a: Being, t: Thing, number: int, p: PlaceWord) -> None:
         """`a` finds `number` of `t` at `p`."""
         self.count[a, t] = self.count.get((a, t), 0) + number
         self.place[a] = p
@@ -377,7 +377,7 @@ class World:
         self.know("feeling", "feeling", feeling, pair, a=a, why=why)
         self.know("why", "why", why, pair, a=a, f=feeling)
 
-    def finish(self, plot: str, opening: int) -> Tale:
+    def finish(self, plot: str, opening: int) -> StoryPlan:
         """Reads the remaining facts from the state and closes the record."""
         for thing, colour in self.colour.items():
             self.know("colour", "colour", colour, ("colour_thing", colour.key, thing.key), t=thing)
@@ -396,12 +396,12 @@ class World:
             self.know("where", "where_is", place, ("thing_place", thing.key, place.key), t=thing)
         return self._record(plot, opening)
 
-    def _record(self, plot: str, opening: int) -> Tale:
+    def _record(self, plot: str, opening: int) -> StoryPlan:
         values = [value for event in self.events for value in event.roles.values()]
         kinds: dict[str, dict[Any, None]] = {"Being": {}, "Thing": {}, "Place": {}, "Amount": {}}
         for value in values:
             kinds.setdefault(type(value).__name__, {})[value] = None
-        return Tale(
+        return StoryPlan(
             plot,
             opening,
             tuple(self.events),

@@ -52,7 +52,7 @@ SAMPLED_CHARACTERS = 8 << 20  # of it, counted to tell which merges come first
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roles:
+class SpecialTokens:
     """Which tokens of a tokenizer do what."""
 
     end_of_text: str  # closes a document
@@ -62,7 +62,7 @@ class Roles:
     stop: tuple[str, ...] = ()  # further tokens at which an answer ends
 
 
-_OURS = Roles(
+_OURS = SpecialTokens(
     end_of_text=END_OF_TEXT,
     message_end=MESSAGE_END,
     begin=END_OF_TEXT,
@@ -83,7 +83,7 @@ class Tokenizer:
         full: tokenizers.Tokenizer,
         template: str = CHAT_TEMPLATE,
         *,
-        roles: Roles | None = None,
+        roles: SpecialTokens | None = None,
         settings: dict[str, Any] | None = None,
     ) -> None:
         full.no_truncation()  # what somebody once asked for would cut or fill up every text
@@ -271,7 +271,7 @@ class Tokenizer:
         _add_listed(full, settings, folder)
         known = read_json(folder / ROLES) if (folder / ROLES).is_file() else None
         if known is not None:
-            roles = Roles(**{**known, "names": tuple(map(tuple, known["names"])), "stop": tuple(known["stop"])})
+            roles = SpecialTokens(**{**known, "names": tuple(map(tuple, known["names"])), "stop": tuple(known["stop"])})
         else:
             roles = find_roles(full, folder, template, settings)
         kept = {name: value for name, value in settings.items() if name != "chat_template"}
@@ -380,7 +380,7 @@ def _add_listed(full: tokenizers.Tokenizer, settings: Mapping[str, Any], folder:
             )
 
 
-def find_roles(full: tokenizers.Tokenizer, folder: Path, template: str, settings: Mapping[str, Any]) -> Roles:
+def find_roles(full: tokenizers.Tokenizer, folder: Path, template: str, settings: Mapping[str, Any]) -> SpecialTokens:
     """Which tokens open and close texts and turns, from what the folder's files say and what its template writes.
 
     Raises UserError if no token ends a text.
@@ -409,7 +409,7 @@ def find_roles(full: tokenizers.Tokenizer, folder: Path, template: str, settings
     end_of_text = (text_end or eos) if eos == message_end else eos
     bos = names.get("bos_token")
     begin = bos if bos is not None and _adds_bos(full, bos, settings) else end_of_text
-    return Roles(
+    return SpecialTokens(
         end_of_text=end_of_text,
         message_end=message_end,
         begin=begin,
@@ -443,25 +443,25 @@ def _adds_bos(full: tokenizers.Tokenizer, bos: str, settings: Mapping[str, Any])
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, han_run: int = 2) -> Tokenizer:
-    """Train a byte-level BPE of exactly `vocabulary_size` ids, where the text is rich enough to fill it.
+def train_tokenizer(texts: Iterable[str], vocab_size: int, *, max_han_per_token: int = 2) -> Tokenizer:
+    """Train a byte-level BPE of exactly `vocab_size` ids, where the text is rich enough to fill it.
 
-    han_run: the longest run of Chinese characters one token may hold. Left alone, BPE makes whole phrases into
-    tokens (3.1 characters a token on formulaic text, and prompts that start elsewhere break); 1 keeps characters
+    max_han_per_token: the longest run of Chinese characters one token may hold. Left alone, BPE makes whole phrases
+    into tokens (3.1 characters a token on formulaic text, and prompts that start elsewhere break); 1 keeps characters
     apart, 2 allows words, 4 suits vocabularies of 6,400 and more. No token mixes Chinese with anything else.
-    Raises UserError if `vocabulary_size` cannot hold the 256 bytes and the control tokens, or the text is empty.
+    Raises UserError if `vocab_size` cannot hold the 256 bytes and the control tokens, or the text is empty.
     """
-    if vocabulary_size < SMALLEST_VOCABULARY:
+    if vocab_size < SMALLEST_VOCABULARY:
         raise UserError(
-            "too small", where="tokenizer.vocabulary", got=vocabulary_size, wanted=f"at least {SMALLEST_VOCABULARY}"
+            "too small", where="tokenizer.vocab_size", got=vocab_size, wanted=f"at least {SMALLEST_VOCABULARY}"
         )
-    if han_run < 1:
-        raise UserError("too small", where="tokenizer.han_run", got=han_run, wanted="at least 1")
+    if max_han_per_token < 1:
+        raise UserError("too small", where="tokenizer.max_han_per_token", got=max_han_per_token, wanted="at least 1")
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise UserError("there is no text to train a tokenizer on")
-    wanted = vocabulary_size - SMALLEST_VOCABULARY
-    return Tokenizer(_assemble(_merges(texts, wanted, han_run)[:wanted]))
+    wanted = vocab_size - SMALLEST_VOCABULARY
+    return Tokenizer(_assemble(_merges(texts, wanted, max_han_per_token)[:wanted]))
 
 
 def _split(first: str = "") -> pre_tokenizers.PreTokenizer:
@@ -474,7 +474,7 @@ def _byte_level(split: pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTokeniz
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _merges(texts: list[str], wanted: int, han_run: int) -> list[tuple[str, str]]:
+def _merges(texts: list[str], wanted: int, max_han_per_token: int) -> list[tuple[str, str]]:
     """At least `wanted` merges, where the text has so many, in order, in the printable byte-level spelling.
 
     Learned at once, merges of bytes run across the borders of characters wherever text is formulaic: the last byte of
@@ -482,7 +482,7 @@ def _merges(texts: list[str], wanted: int, han_run: int) -> list[tuple[str, str]
     fragments. So merges of whole characters (words) and merges of bytes inside single characters are learned apart and
     then put in one row by how often they occur.
     """
-    words = _learn(texts, _split(r"\p{Han}" if han_run == 1 else r"\p{Han}+"), 2 * wanted + MOST_CHARACTERS)
+    words = _learn(texts, _split(r"\p{Han}" if max_han_per_token == 1 else r"\p{Han}+"), 2 * wanted + MOST_CHARACTERS)
     pieces = _learn(texts, _byte_level(_split(r"[^\x00-\x7f]")), 2 * wanted + 256)
     sample = list(_first(texts, SAMPLED_CHARACTERS))
     counts = Counter(chain.from_iterable(sample))
@@ -513,7 +513,7 @@ def _merges(texts: list[str], wanted: int, han_run: int) -> list[tuple[str, str]
 
     level = counts.total()
     for left, right in words:
-        if _acceptable(left + right, han_run):
+        if _acceptable(left + right, max_han_per_token):
             level = min(level, counts.get(left + right, level))
             keep_pieces(level)
             keep(*("".join(spelling[byte] for byte in part.encode()) for part in (left, right)))
@@ -552,10 +552,10 @@ def _is_han(character: str) -> bool:
     return "\u3400" <= character <= "\u9fff" or "\uf900" <= character <= "\ufaff" or character >= "\U00020000"
 
 
-def _acceptable(text: str, han_run: int) -> bool:
-    """Whether this may be one token: at most `han_run` Chinese characters and nothing beside them."""
+def _acceptable(text: str, max_han_per_token: int) -> bool:
+    """Whether this may be one token: at most `max_han_per_token` Chinese characters and nothing beside them."""
     num_han = sum(map(_is_han, text))
-    return num_han == 0 or (num_han == len(text) and num_han <= han_run)
+    return num_han == 0 or (num_han == len(text) and num_han <= max_han_per_token)
 
 
 def _assemble(merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:

@@ -153,17 +153,17 @@ def _row_step(x: Tensor) -> int:
 def tiles_of(x_BTHK: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
     """[tiles of all rows, H, tile, K]: heads rotated by `rotary` (cosines, sines) and cut into tiles, padded with
     zeros."""
-    rows, num_tokens, num_heads, size = x_BTHK.shape
-    out = arena.empty(x_BTHK, (rows * -(-num_tokens // TILE), num_heads, TILE, size), x_BTHK.dtype)
-    _apply_rope(x_BTHK, out, rotary, 1.0, (rows, num_tokens, num_heads, size), (0, 1))
+    rows, num_tokens, num_attention_heads, size = x_BTHK.shape
+    out = arena.empty(x_BTHK, (rows * -(-num_tokens // TILE), num_attention_heads, TILE, size), x_BTHK.dtype)
+    _apply_rope(x_BTHK, out, rotary, 1.0, (rows, num_tokens, num_attention_heads, size), (0, 1))
     return out
 
 
 def rows_of(x_NHTK: Tensor, num_tokens: int, dtype: torch.dtype, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
     """The inverse of `tiles_of`, and so its gradient: x_BTHK in `dtype`, rotated back."""
-    num_tiles, num_heads, _, size = x_NHTK.shape
+    num_tiles, num_attention_heads, _, size = x_NHTK.shape
     rows = num_tiles // -(-num_tokens // TILE)
-    out_BTHK = arena.empty(x_NHTK, (rows, num_tokens, num_heads, size), dtype)
+    out_BTHK = arena.empty(x_NHTK, (rows, num_tokens, num_attention_heads, size), dtype)
     _apply_rope(x_NHTK, out_BTHK, rotary, -1.0, out_BTHK.shape, (1, 0))
     return out_BTHK
 
@@ -230,8 +230,8 @@ def attention_backward(
 
 
 def _attended(q_NHTK: Tensor, k_NGTK: Tensor, first_BT: Tensor) -> tuple[float, ...]:
-    (num_tiles, num_heads, _, size), rows = q_NHTK.shape, len(first_BT)
-    shape = (rows, num_tiles // rows, num_heads, k_NGTK.shape[1], size)
+    (num_tiles, num_attention_heads, _, size), rows = q_NHTK.shape, len(first_BT)
+    shape = (rows, num_tiles // rows, num_attention_heads, k_NGTK.shape[1], size)
     return (*shape, size**-0.5, TYPES[q_NHTK.dtype], _threads(q_NHTK.numel()))
 
 

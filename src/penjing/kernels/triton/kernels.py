@@ -73,7 +73,7 @@ def _add_weighted(weight_MN, low_NK, high_NR, sum_MK, sum_MR, rest: tl.constexpr
 def attention_forward(
     q, k, v, out, norm, first,
     q_row, q_token, k_row, k_token, v_row, v_token,
-    num_tokens, num_heads, scale,
+    num_tokens, num_attention_heads, scale,
     repeats: tl.constexpr, size: tl.constexpr, wide: tl.constexpr, rest: tl.constexpr,
     queries: tl.constexpr, keys: tl.constexpr,
 ):  # fmt: skip
@@ -114,11 +114,13 @@ def attention_forward(
         )
         top_M = higher_M
     sum_M = tl.where(sum_M == 0.0, 1.0, sum_M)  # positions past the row's end
-    out += (row_long * num_tokens * num_heads + head) * size
+    out += (row_long * num_tokens * num_attention_heads + head) * size
     out_MK, out_MR = out_MK / sum_M[:, None], out_MR / sum_M[:, None]
-    _put(out, out_MK, out_MR, place, queries, num_heads * size, num_tokens, size, wide, rest)
+    _put(out, out_MK, out_MR, place, queries, num_attention_heads * size, num_tokens, size, wide, rest)
     tl.store(
-        norm + (row_long * num_heads + head) * num_tokens + offset_M, top_M + tl.log2(sum_M), mask=offset_M < num_tokens
+        norm + (row_long * num_attention_heads + head) * num_tokens + offset_M,
+        top_M + tl.log2(sum_M),
+        mask=offset_M < num_tokens,
     )
 
 
@@ -126,7 +128,7 @@ def attention_forward(
 def attention_queries(
     q, k, v, out, upstream, norm, delta, grad_q, first,
     q_row, q_token, k_row, k_token, v_row, v_token, up_row, up_token,
-    num_tokens, num_heads, scale,
+    num_tokens, num_attention_heads, scale,
     repeats: tl.constexpr, size: tl.constexpr, wide: tl.constexpr, rest: tl.constexpr,
     queries: tl.constexpr, keys: tl.constexpr,
 ):  # fmt: skip
@@ -140,15 +142,15 @@ def attention_queries(
     k += row_long * k_row + group * size
     v += row_long * v_row + group * size
     upstream += row_long * up_row + head * size
-    at = (row_long * num_tokens * num_heads + head) * size
+    at = (row_long * num_tokens * num_attention_heads + head) * size
     first += row_long * num_tokens
-    beside = (row_long * num_heads + head) * num_tokens
+    beside = (row_long * num_attention_heads + head) * num_tokens
     offset_M = place + tl.arange(0, queries)
     inside_M = offset_M < num_tokens
     first_M = tl.load(first + offset_M, mask=inside_M, other=num_tokens)
     q_MK, q_MR = _rows(q, place, queries, q_token, num_tokens, size, wide, rest)
     up_MK, up_MR = _rows(upstream, place, queries, up_token, num_tokens, size, wide, rest)
-    out_MK, out_MR = _rows(out + at, place, queries, num_heads * size, num_tokens, size, wide, rest)
+    out_MK, out_MR = _rows(out + at, place, queries, num_attention_heads * size, num_tokens, size, wide, rest)
     delta_M = tl.sum(out_MK.to(tl.float32) * up_MK.to(tl.float32), 1)
     if rest > 0:
         delta_M += tl.sum(out_MR.to(tl.float32) * up_MR.to(tl.float32), 1)
@@ -169,14 +171,25 @@ def attention_queries(
         grad_score_MN = prob_MN * (_scores(up_MK, up_MR, v_NK, v_NR, rest) - delta_M[:, None])
         grad_MK, grad_MR = _add_weighted(grad_score_MN, k_NK, k_NR, grad_MK, grad_MR, rest)
     grad_q += at
-    _put(grad_q, grad_MK * scale, grad_MR * scale, place, queries, num_heads * size, num_tokens, size, wide, rest)
+    _put(
+        grad_q,
+        grad_MK * scale,
+        grad_MR * scale,
+        place,
+        queries,
+        num_attention_heads * size,
+        num_tokens,
+        size,
+        wide,
+        rest,
+    )
 
 
 @triton.jit
 def attention_keys(
     q, k, v, upstream, norm, delta, grad_k, grad_v, first, last,
     q_row, q_token, k_row, k_token, v_row, v_token, up_row, up_token,
-    num_tokens, num_heads, scale,
+    num_tokens, num_attention_heads, scale,
     repeats: tl.constexpr, size: tl.constexpr, wide: tl.constexpr, rest: tl.constexpr,
     queries: tl.constexpr, keys: tl.constexpr,
 ):  # fmt: skip
@@ -184,7 +197,7 @@ def attention_keys(
     tile, row, group = tl.program_id(0), tl.program_id(2), tl.program_id(1)
     place = tile * keys
     row_long = row.to(tl.int64)
-    num_groups = num_heads // repeats
+    num_groups = num_attention_heads // repeats
     k += row_long * k_row + group * size
     v += row_long * v_row + group * size
     first += row_long * num_tokens
@@ -203,7 +216,7 @@ def attention_keys(
         head = group * repeats + repeat
         q_head = q + row_long * q_row + head * size
         up_head = upstream + row_long * up_row + head * size
-        beside = (row_long * num_heads + head) * num_tokens
+        beside = (row_long * num_attention_heads + head) * num_tokens
         for query in range(start, stop, queries):
             offset_M = query + tl.arange(0, queries)
             inside_M = offset_M < num_tokens

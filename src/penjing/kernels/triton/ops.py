@@ -119,15 +119,15 @@ def _attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, first_BT: Tensor,
     from penjing.kernels.triton import kernels
 
     q_BTHK, k_BTGK, v_BTGK = (_heads_contiguous(x) for x in (q_BTHK, k_BTGK, v_BTGK))
-    rows, num_tokens, num_heads, size = q_BTHK.shape
+    rows, num_tokens, num_attention_heads, size = q_BTHK.shape
     out_BTHK, norm_BHT = _outputs(q_BTHK)
     tile = tiles(size, _shared_bytes(q_BTHK.device)).forward
     _launch(
-        *(kernels.attention_forward, (-(-num_tokens // tile.queries), num_heads, rows)),
+        *(kernels.attention_forward, (-(-num_tokens // tile.queries), num_attention_heads, rows)),
         *(q_BTHK, k_BTGK, v_BTGK, out_BTHK, norm_BHT, first_BT),
         *_strides(q_BTHK, k_BTGK, v_BTGK),
-        *(num_tokens, num_heads, size**-0.5),
-        **_tile_config(num_heads // k_BTGK.shape[2], size, tile),
+        *(num_tokens, num_attention_heads, size**-0.5),
+        **_tile_config(num_attention_heads // k_BTGK.shape[2], size, tile),
     )
     return [out_BTHK, norm_BHT]
 
@@ -156,8 +156,8 @@ def split_head_dim(size: int) -> tuple[int, int]:
 
 
 def _outputs(q_BTHK: Tensor) -> tuple[Tensor, Tensor]:
-    rows, num_tokens, num_heads, _ = q_BTHK.shape
-    return q_BTHK.new_empty(q_BTHK.shape), q_BTHK.new_empty(rows, num_heads, num_tokens, dtype=torch.float32)
+    rows, num_tokens, num_attention_heads, _ = q_BTHK.shape
+    return q_BTHK.new_empty(q_BTHK.shape), q_BTHK.new_empty(rows, num_attention_heads, num_tokens, dtype=torch.float32)
 
 
 @_attention.register_fake
@@ -180,25 +180,25 @@ def _attention_backward(
     from penjing.kernels.triton import kernels
 
     upstream_BTHK, q_BTHK, k_BTGK, v_BTGK = (_heads_contiguous(x) for x in (upstream_BTHK, q_BTHK, k_BTGK, v_BTGK))
-    rows, num_tokens, num_heads, size = q_BTHK.shape
+    rows, num_tokens, num_attention_heads, size = q_BTHK.shape
     num_groups = k_BTGK.shape[2]
     grads = _gradients_like(q_BTHK, k_BTGK, v_BTGK)
     delta_BHT = torch.empty_like(norm_BHT)
     tiled = tiles(size, _shared_bytes(q_BTHK.device))
     strides = _strides(q_BTHK, k_BTGK, v_BTGK, upstream_BTHK)
     _launch(
-        *(kernels.attention_queries, (-(-num_tokens // tiled.queries.queries), num_heads, rows)),
+        *(kernels.attention_queries, (-(-num_tokens // tiled.queries.queries), num_attention_heads, rows)),
         *(q_BTHK, k_BTGK, v_BTGK, out_BTHK, upstream_BTHK, norm_BHT, delta_BHT, grads[0], first_BT),
         *strides,
-        *(num_tokens, num_heads, size**-0.5),
-        **_tile_config(num_heads // num_groups, size, tiled.queries),
+        *(num_tokens, num_attention_heads, size**-0.5),
+        **_tile_config(num_attention_heads // num_groups, size, tiled.queries),
     )
     _launch(
         *(kernels.attention_keys, (-(-num_tokens // tiled.keys.keys), num_groups, rows)),
         *(q_BTHK, k_BTGK, v_BTGK, upstream_BTHK, norm_BHT, delta_BHT, *grads[1:], first_BT, last_BT),
         *strides,
-        *(num_tokens, num_heads, size**-0.5),
-        **_tile_config(num_heads // num_groups, size, tiled.keys),
+        *(num_tokens, num_attention_heads, size**-0.5),
+        **_tile_config(num_attention_heads // num_groups, size, tiled.keys),
     )
     return grads
 
@@ -230,7 +230,7 @@ def fused_qk_norm_rope_attention(
     epsilon: float,
     rotary: tuple[Tensor, Tensor],
     ranges: tuple[Tensor, Tensor],
-    num_heads: int,
+    num_attention_heads: int,
     num_groups: int,
 ) -> Tensor:
     """out_BTHK of the heads of queries, keys and values that stand one after another in each position's row.
@@ -240,8 +240,8 @@ def fused_qk_norm_rope_attention(
     """
     cosine, sine = (each.flatten(1) for each in rotary)
     pair = gains or (None, None)
-    size = packed_BTJ.shape[-1] // (num_heads + 2 * num_groups)
-    found = _fused_attention(packed_BTJ, *pair, cosine, sine, *ranges, epsilon, num_heads, num_groups, size)
+    size = packed_BTJ.shape[-1] // (num_attention_heads + 2 * num_groups)
+    found = _fused_attention(packed_BTJ, *pair, cosine, sine, *ranges, epsilon, num_attention_heads, num_groups, size)
     out_BTHK: Tensor = found[0]
     return out_BTHK
 
@@ -283,7 +283,7 @@ def _fused_attention(
     first_BT: Tensor,
     last_BT: Tensor,
     epsilon: float,
-    num_heads: int,
+    num_attention_heads: int,
     num_groups: int,
     size: int,
 ) -> list[Tensor]:
@@ -291,11 +291,11 @@ def _fused_attention(
     from penjing.kernels.triton import kernels
 
     packed_BTJ = packed_BTJ.contiguous()
-    q_BTHK, k_BTGK = _heads_of(packed_BTJ, num_heads, num_groups, size)
-    shape = _heads_config(packed_BTJ, cosine_BR, num_heads, num_groups, q_gain is not None)
+    q_BTHK, k_BTGK = _heads_of(packed_BTJ, num_attention_heads, num_groups, size)
+    shape = _heads_config(packed_BTJ, cosine_BR, num_attention_heads, num_groups, q_gain is not None)
     none = cosine_BR  # stands for gains that there are not
     _launch(
-        *(kernels.heads_forward, (-(-shape["total"] // POSITIONS), num_heads + num_groups)),
+        *(kernels.heads_forward, (-(-shape["total"] // POSITIONS), num_attention_heads + num_groups)),
         *(packed_BTJ, q_BTHK, k_BTGK, none if q_gain is None else q_gain, none if k_gain is None else k_gain),
         *(cosine_BR.contiguous(), sine_BR.contiguous()),
         epsilon=epsilon,
@@ -305,9 +305,9 @@ def _fused_attention(
     return [out_BTHK, q_BTHK, k_BTGK, norm_BHT]
 
 
-def _heads_of(packed_BTJ: Tensor, num_heads: int, num_groups: int, size: int) -> tuple[Tensor, Tensor]:
+def _heads_of(packed_BTJ: Tensor, num_attention_heads: int, num_groups: int, size: int) -> tuple[Tensor, Tensor]:
     rows = packed_BTJ.shape[:2]
-    return packed_BTJ.new_empty(*rows, num_heads, size), packed_BTJ.new_empty(*rows, num_groups, size)
+    return packed_BTJ.new_empty(*rows, num_attention_heads, size), packed_BTJ.new_empty(*rows, num_groups, size)
 
 
 def _values(packed_BTJ: Tensor, num_groups: int, size: int) -> Tensor:
@@ -341,17 +341,17 @@ def _fused_attention_backward(
     from penjing.kernels.triton import kernels
 
     packed_BTJ = packed_BTJ.contiguous()
-    num_heads, num_groups, size = q_BTHK.shape[2], k_BTGK.shape[2], q_BTHK.shape[3]
+    num_attention_heads, num_groups, size = q_BTHK.shape[2], k_BTGK.shape[2], q_BTHK.shape[3]
     grads = _attention_backward(
         *(upstream_BTHK, q_BTHK, k_BTGK, _values(packed_BTJ, num_groups, size), out_BTHK, norm_BHT),
         *(first_BT, last_BT),
     )
-    shape = _heads_config(packed_BTJ, cosine_BR, num_heads, num_groups, q_gain is not None)
+    shape = _heads_config(packed_BTJ, cosine_BR, num_attention_heads, num_groups, q_gain is not None)
     grad_BTJ, none, programs = torch.empty_like(packed_BTJ), cosine_BR, -(-shape["total"] // POSITIONS)
-    found = [] if q_gain is None else [programs, num_heads + num_groups, size]
+    found = [] if q_gain is None else [programs, num_attention_heads + num_groups, size]
     grad_gain = torch.empty(found or [0], dtype=torch.float32, device=packed_BTJ.device)
     _launch(
-        *(kernels.heads_backward, (programs, num_heads + 2 * num_groups)),
+        *(kernels.heads_backward, (programs, num_attention_heads + 2 * num_groups)),
         *(packed_BTJ, *grads, grad_BTJ, grad_gain),
         *(none if q_gain is None else q_gain, none if k_gain is None else k_gain),
         *(cosine_BR.contiguous(), sine_BR.contiguous()),
@@ -360,7 +360,7 @@ def _fused_attention_backward(
     )
     if q_gain is None:
         return [grad_BTJ, grad_gain, grad_gain.clone()]
-    parts = grad_gain[:, :num_heads], grad_gain[:, num_heads:]
+    parts = grad_gain[:, :num_attention_heads], grad_gain[:, num_attention_heads:]
     return [grad_BTJ, *(part.sum(dim=(0, 1)).to(q_gain.dtype) for part in parts)]
 
 

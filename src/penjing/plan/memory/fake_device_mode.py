@@ -58,7 +58,7 @@ class _HostGenerator(torch.Generator):
         return super().__new__(cls)
 
 
-class Disguise(TorchFunctionMode):
+class FakeDeviceMode(TorchFunctionMode):
     """While entered, meta tensors are the target's. Also notes in the graph which line made each result."""
 
     def __init__(self, target: Target) -> None:
@@ -68,7 +68,7 @@ class Disguise(TorchFunctionMode):
         self._real = (torch.Generator, torch.cuda.get_device_capability, _autograd._engine_run_backward)
         self._real_check = _recomputed_checks["default"]
 
-    def __enter__(self) -> Disguise:
+    def __enter__(self) -> FakeDeviceMode:
         # A generator of CUDA's cannot be made without CUDA, and meta tensors want none.
         torch.Generator = _HostGenerator  # type: ignore[misc]
         torch.cuda.get_device_capability = lambda device=None: self.target.capability
@@ -149,7 +149,7 @@ class Disguise(TorchFunctionMode):
 class _Again(TorchFunctionMode):
     """A disguise once more, while its own is set aside."""
 
-    def __init__(self, disguise: Disguise) -> None:
+    def __init__(self, disguise: FakeDeviceMode) -> None:
         super().__init__()
         self._disguise = disguise
 

@@ -17,7 +17,7 @@ WORKSPACE = -1  # stands for the bytes of a workspace of the matrix library, whi
 _PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_grouped_mm", "aten::addmm_")
 
 
-def is_product(name: str) -> bool:
+def is_matmul(name: str) -> bool:
     """Whether an operation goes to the matrix library (and thereby makes its workspace)."""
     return name.split(".")[0] in _PRODUCTS
 

@@ -65,7 +65,7 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class RankMemory:
     """A rank's trace, what lies outside PyTorch's count, and what of it is an estimate."""
 
     trace: Trace
@@ -73,7 +73,7 @@ class Sharing:
     notes: tuple[str, ...]
 
 
-def share(trace: Trace, layout: Layout, ranks: int, gathered: tuple[int, int], itemsize: int = 2) -> Sharing:
+def share(trace: Trace, layout: Layout, ranks: int, gathered: tuple[int, int], itemsize: int = 2) -> RankMemory:
     """The trace of one rank of `ranks`.
 
     gathered: parameters of a block, and of the largest part that is gathered at once. itemsize: bytes of a gathered
@@ -81,9 +81,9 @@ def share(trace: Trace, layout: Layout, ranks: int, gathered: tuple[int, int], i
     in float32.
     """
     if ranks < 2:
-        return Sharing(trace, 0, ())
+        return RankMemory(trace, 0, ())
     if layout == "ddp" or layout == "single":
-        return Sharing(trace, COMMUNICATION_BYTES, (COMMUNICATION_NOTE,))
+        return RankMemory(trace, COMMUNICATION_BYTES, (COMMUNICATION_NOTE,))
     parts = _SHARDED[layout]
     whole = "weights" not in parts
 
@@ -102,4 +102,4 @@ def share(trace: Trace, layout: Layout, ranks: int, gathered: tuple[int, int], i
             storages.append(Storage(size, "all_gather", "", "build", "communication"))
             events.insert(0, len(storages))
     notes = (COMMUNICATION_NOTE, f"{layout} over {ranks} ranks is worked out from one device's trace, not traced")
-    return Sharing(Trace(storages, events, []), COMMUNICATION_BYTES, notes)
+    return RankMemory(Trace(storages, events, []), COMMUNICATION_BYTES, notes)

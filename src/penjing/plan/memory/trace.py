@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.plan.memory.kernels import WORKSPACE, is_product, temporaries
+from penjing.plan.memory.kernels import WORKSPACE, is_matmul, temporaries
 
 Phase = Literal["build", "forward", "backward", "optimizer", "evaluate"]
 Component = Literal[
@@ -115,7 +115,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if backward:
                 self._hold()
         name = func.name()
-        if self._with_temporaries and is_product(name) and backward not in self._workspaces:
+        if self._with_temporaries and is_matmul(name) and backward not in self._workspaces:
             # Each thread that multiplies has a handle of its own, whose workspace stays: forward's and autograd's.
             self._workspaces.add(backward)
             self._born(WORKSPACE, name, "workspaces")

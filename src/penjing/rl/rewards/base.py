@@ -13,14 +13,14 @@ import torch
 from penjing.agent_tools.numbers import lower_exponents
 from penjing.base.errors import UserError
 from penjing.data.formats import Message
-from penjing.infer.tool_loop import Exchange
+from penjing.infer.tool_loop import ToolExchange
 
 THOUGHT, END_OF_THOUGHT = "<think>", "</think>"
 _FRACTION_BEHIND_DIGIT = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞↉])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class RewardInput:
     """One answer. truths: the reference answers, any of which is right; record: the prompt's whole record.
 
     text: what the model said, thoughts included; of several turns in the last. turns: all of them, with the results of
@@ -34,7 +34,7 @@ class Judged:
     truths: tuple[str, ...] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""  # file:line of the prompt
-    turns: tuple[Exchange, ...] = ()
+    turns: tuple[ToolExchange, ...] = ()
 
     @property
     def said(self) -> str:
@@ -53,7 +53,7 @@ class Setting:
     max_tokens: int
 
 
-class Asked(Protocol):
+class RewardContext(Protocol):
     """What a prompt and an answer to it both say of the prompt."""
 
     @property
@@ -69,10 +69,10 @@ class Asked(Protocol):
 class Reward(Protocol):
     """May also have `check(asked)`, which raises UserError for a prompt whose answers it could not judge."""
 
-    def __call__(self, answers: Sequence[Judged]) -> list[float]: ...
+    def __call__(self, answers: Sequence[RewardInput]) -> list[float]: ...
 
 
-def final_answer(answer: Judged, after: str) -> str:
+def final_answer(answer: RewardInput, after: str) -> str:
     """What the answer comes to: all that was said, or what follows the last `after`; empty if there is none."""
     if not after:
         return answer.said
@@ -80,7 +80,7 @@ def final_answer(answer: Judged, after: str) -> str:
     return final.strip() if found else ""
 
 
-def need_truth(asked: Asked, name: str) -> tuple[str, ...]:
+def need_truth(asked: RewardContext, name: str) -> tuple[str, ...]:
     """The reference answers. Raises UserError if the prompt has none."""
     if not asked.truths:
         raise UserError(

@@ -20,7 +20,7 @@ from typing import Any
 from penjing.agent_tools.sandbox import START_SECONDS, check_sandbox, run
 from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Asked, Judged, Setting
+from penjing.rl.rewards.base import RewardContext, RewardInput, Setting
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
@@ -31,7 +31,7 @@ def program(text: str) -> str:
     return blocks[-1] if blocks else text
 
 
-def tests_and_cases(asked: Asked) -> tuple[str, list[dict[str, Any]]]:
+def tests_and_cases(asked: RewardContext) -> tuple[str, list[dict[str, Any]]]:
     """What a program is tried with. Raises UserError if the record has neither, or cases that are none."""
     tests, cases = asked.record.get("tests") or "", asked.record.get("cases") or []
     if isinstance(tests, list):
@@ -57,14 +57,14 @@ class Code:
         self.workers = settings.code_workers
         check_sandbox(run("", cpu_seconds=START_SECONDS, memory_mebibytes=self.mebibytes))
 
-    def check(self, asked: Asked) -> None:
+    def check(self, asked: RewardContext) -> None:
         tests_and_cases(asked)
 
-    def __call__(self, answers: Sequence[Judged]) -> list[float]:
+    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         with ThreadPoolExecutor(self.workers) as pool:
             return list(pool.map(self._one, answers))
 
-    def _one(self, answer: Judged) -> float:
+    def _one(self, answer: RewardInput) -> float:
         code = program(answer.said)
         tests, cases = tests_and_cases(answer)
         limits = {"cpu_seconds": self.seconds, "memory_mebibytes": self.mebibytes}

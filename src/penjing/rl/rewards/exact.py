@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Asked, Judged, Setting, final_answer, need_truth, unfolded
+from penjing.rl.rewards.base import RewardContext, RewardInput, Setting, final_answer, need_truth, unfolded
 
 _ENDS = " .。!！?？,，;；:：\"'“”‘’"
 _BEGINS = re.compile(rf"(?:(?!\.\d)[{re.escape(_ENDS)}])*")  # the dot of .5 is not punctuation
@@ -24,7 +24,7 @@ def is_match(said: str, truths: Sequence[str]) -> bool:
     return bool(found) and found in {normalised(truth) for truth in truths}
 
 
-def is_right(answer: Judged, after: str) -> bool:
+def is_right(answer: RewardInput, after: str) -> bool:
     """Whether the model ended the answer, and it comes to one of its references, or to what follows `after` there."""
     truths = [truth.rpartition(after)[2] if after else truth for truth in answer.truths]
     return not answer.cut_off and is_match(final_answer(answer, after), truths)
@@ -34,10 +34,10 @@ class Exact:
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
         self.after = settings.answer_after
 
-    def check(self, asked: Asked) -> None:
+    def check(self, asked: RewardContext) -> None:
         need_truth(asked, "exact")
 
-    def __call__(self, answers: Sequence[Judged]) -> list[float]:
+    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         for answer in answers:
             self.check(answer)
         return [float(is_right(answer, self.after)) for answer in answers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import END_OF_THOUGHT, THOUGHT, Judged, Setting
+from penjing.rl.rewards.base import END_OF_THOUGHT, THOUGHT, RewardInput, Setting
 from penjing.rl.rewards.regex import compiled
 
 
@@ -24,5 +24,5 @@ class Format:
     def _fits(self, text: str) -> bool:
         return thinks_then_answers(text) if self.pattern is None else self.pattern.fullmatch(text.strip()) is not None
 
-    def __call__(self, answers: Sequence[Judged]) -> list[float]:
+    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         return [float(not answer.cut_off and self._fits(answer.text)) for answer in answers]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Judged, Setting
+from penjing.rl.rewards.base import RewardInput, Setting
 
 
 class Length:
@@ -21,10 +21,10 @@ class Length:
                 "leaves nothing to be punished",
                 where="objective.reward.soft_length",
                 got=self.soft,
-                wanted=f"under objective.rollout.max_tokens = {self.longest}",
+                wanted=f"under objective.rollout.max_new_tokens = {self.longest}",
             )
 
-    def __call__(self, answers: Sequence[Judged]) -> list[float]:
+    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         return [
             -1.0
             if answer.cut_off

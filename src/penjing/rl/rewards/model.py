@@ -15,7 +15,7 @@ import torch
 from penjing.base.errors import UserError
 from penjing.data.formats import Message
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Judged, Setting
+from penjing.rl.rewards.base import RewardInput, Setting
 from penjing.train.run_dir import is_run
 from penjing.train.stages.reward import load_judge
 
@@ -31,7 +31,7 @@ class ModelReward:
         else:
             self.score = Classifier(settings.model, setting.device).rewards
 
-    def __call__(self, answers: Sequence[Judged]) -> list[float]:
+    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         return self.score([(*answer.messages, Message(role="assistant", content=answer.said)) for answer in answers])
 
 

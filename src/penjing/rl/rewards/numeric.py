@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Asked, Judged, Setting, final_answer, need_truth, unfolded
+from penjing.rl.rewards.base import RewardContext, RewardInput, Setting, final_answer, need_truth, unfolded
 
 # Sign, digits, exponent, divisor, per cent. Digits of a word, a decimal or another's exponent (m^2) are no number.
 _NUMBER = re.compile(
@@ -46,10 +46,10 @@ class Numeric:
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
         self.after = settings.answer_after
 
-    def check(self, asked: Asked) -> None:
+    def check(self, asked: RewardContext) -> None:
         need_truth(asked, "numeric")
 
-    def __call__(self, answers: Sequence[Judged]) -> list[float]:
+    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         return [
             float(is_number(final_answer(answer, self.after), need_truth(answer, "numeric")) and not answer.cut_off)
             for answer in answers

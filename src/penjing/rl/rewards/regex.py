@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Judged, Setting
+from penjing.rl.rewards.base import RewardInput, Setting
 
 
 def compiled(pattern: str, where: str) -> re.Pattern[str]:
@@ -26,5 +26,5 @@ class Regex:
             raise UserError("the reward regex needs a pattern", where="objective.reward.pattern")
         self.pattern = compiled(settings.pattern, "objective.reward.pattern")
 
-    def __call__(self, answers: Sequence[Judged]) -> list[float]:
+    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         return [float(not answer.cut_off and self.pattern.fullmatch(answer.said) is not None) for answer in answers]

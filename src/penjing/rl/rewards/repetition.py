@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Judged, Setting
+from penjing.rl.rewards.base import RewardInput, Setting
 
 _WORD = re.compile(r"[\u3400-\u9fff]|[^\W\u3400-\u9fff]+")
 
@@ -25,5 +25,5 @@ class Repetition:
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
         self.run = settings.repeated_words
 
-    def __call__(self, answers: Sequence[Judged]) -> list[float]:
+    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         return [-repeated_fraction(answer.text, self.run) for answer in answers]

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Judged, Setting
+from penjing.rl.rewards.base import RewardInput, Setting
 
 
 class Tools:
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
         self.most = settings.most_calls
 
-    def __call__(self, answers: Sequence[Judged]) -> list[float]:
+    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         return [self._one(answer) for answer in answers]
 
-    def _one(self, answer: Judged) -> float:
+    def _one(self, answer: RewardInput) -> float:
         calls = sum(len(turn.said.calls) for turn in answer.turns)
         if not calls:
             return 0.0

@@ -17,7 +17,7 @@ from penjing.loader.batch_source import Source
 from penjing.parallel.base import clip_gradients
 from penjing.parallel.grad_scaler import LossScaler
 from penjing.plan.memory.device_target import Target
-from penjing.plan.memory.fake_device_mode import Disguise
+from penjing.plan.memory.fake_device_mode import FakeDeviceMode
 from penjing.plan.memory.sharded_memory import Buckets, Layout
 from penjing.plan.memory.trace import Tracer
 
@@ -30,10 +30,10 @@ _experts: Any = experts
 def on_target(target: Target, document_tokens: int) -> Iterator[None]:
     """Run as on the target; on a CPU also without the values that the model looks at there."""
     if target.kind == "cuda":
-        with Disguise(target):
+        with FakeDeviceMode(target):
             yield
         return
-    with _without_values(document_tokens), Disguise(target):
+    with _without_values(document_tokens), FakeDeviceMode(target):
         try:
             _forget()
             yield
@@ -90,7 +90,7 @@ def tensors_of(batch: Any) -> list[Tensor]:
     return found
 
 
-class StandInSource(Source):
+class DummySource(Source):
     """Batches out of nothing, as many made ahead as the run prefetches."""
 
     def __init__(self, make: Callable[[], Any], tracer: Tracer, ahead: int) -> None:

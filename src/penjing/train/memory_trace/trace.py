@@ -14,7 +14,7 @@ from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.plan.memory.device_target import Target
-from penjing.plan.memory.fake_device_mode import Disguise
+from penjing.plan.memory.fake_device_mode import FakeDeviceMode
 from penjing.plan.memory.host_rss import at_more_rows, measured_process_bytes, peak_at_more_rows, process_plan
 from penjing.plan.memory.report import MemoryPlan, plan_from
 from penjing.plan.memory.sharded_memory import Layout, share
@@ -24,7 +24,7 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build_model import BuiltRun, build_model, complete
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
-from penjing.train.memory_trace.dummy_batches import NoMeter, StandInSource, TraceStrategy, on_target, tensors_of
+from penjing.train.memory_trace.dummy_batches import DummySource, NoMeter, TraceStrategy, on_target, tensors_of
 from penjing.train.precision import Precision
 from penjing.train.stages.base import make_stage
 
@@ -37,15 +37,15 @@ NOT_TRACED_ON_CPU = "data files that are mapped are not counted; the heap's wast
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class TraceShape:
     """What of a run's step its trace depends on beside the settings.
 
-    micro_rows: rows (pairs, prompts) of one forward pass on one device. accumulate: forward passes of a step that are
+    micro_size: rows (pairs, prompts) of one forward pass on one device. accumulate: forward passes of a step that are
     traced; more than two change nothing. scored_fraction: share of the positions that reach the head, at most.
     document_tokens: length of a document where documents are packed; 0 = as long as a row.
     """
 
-    micro_rows: int
+    micro_size: int
     accumulate: int = 1
     ranks: int = 1
     layout: Layout = "single"
@@ -57,17 +57,17 @@ def shape_of(
     run: Run,
     target: Target,
     *,
-    micro_rows: int | None = None,
+    micro_size: int | None = None,
     ranks: int = 1,
     engine: Layout = "single",
     scored_fraction: float = 1.0,
-) -> Shape:
+) -> TraceShape:
     """The shape of a run's step on `ranks` devices. Raises UserError if the rows do not divide evenly."""
-    rows = micro_rows or batch_geometry(run, ranks, torch.device(target.kind)).micro_size
-    passes = max(1, run.batch.rows // (rows * ranks))
+    rows = micro_size or batch_geometry(run, ranks, torch.device(target.kind)).micro_size
+    passes = max(1, run.batch.size // (rows * ranks))
     layout: Layout = "ddp" if ranks > 1 and engine == "single" else engine
-    return Shape(
-        micro_rows=rows, accumulate=min(2, passes), ranks=ranks, layout=layout, scored_fraction=scored_fraction
+    return TraceShape(
+        micro_size=rows, accumulate=min(2, passes), ranks=ranks, layout=layout, scored_fraction=scored_fraction
     )
 
 
@@ -75,7 +75,7 @@ def predict_memory(
     run: Run,
     target: Target,
     *,
-    micro_rows: int | None = None,
+    micro_size: int | None = None,
     ranks: int = 1,
     engine: Layout = "single",
     scored_fraction: float = 1.0,
@@ -83,11 +83,11 @@ def predict_memory(
 ) -> MemoryPlan:
     """What the run's step takes of `target`, per rank. No device, no data and no weights are needed.
 
-    micro_rows: rows of one forward pass; None = as the run says. engine: how `ranks` share the work. process_bytes: of
+    micro_size: rows of one forward pass; None = as the run says. engine: how `ranks` share the work. process_bytes: of
     a CPU, what the process holds without tensors; None = measured in a process of its own.
     Raises UserError for what cannot be traced.
     """
-    shape = shape_of(run, target, micro_rows=micro_rows, ranks=ranks, engine=engine, scored_fraction=scored_fraction)
+    shape = shape_of(run, target, micro_size=micro_size, ranks=ranks, engine=engine, scored_fraction=scored_fraction)
     if target.kind == "cpu":
         return _on_cpu(run, target, shape, measured_process_bytes() if process_bytes is None else process_bytes)
     trace, notes = trace_run(run, target, shape)
@@ -97,11 +97,11 @@ def predict_memory(
     )
 
 
-def _on_cpu(run: Run, target: Target, shape: Shape, process_bytes: int) -> MemoryPlan:
+def _on_cpu(run: Run, target: Target, shape: TraceShape, process_bytes: int) -> MemoryPlan:
     """On a CPU the model works piece by piece, and tracing takes time in proportion to the rows: few are traced."""
 
     def traced(rows: int) -> tuple[Trace, tuple[str, ...]]:
-        return trace_run(run, target, replace(shape, micro_rows=rows))
+        return trace_run(run, target, replace(shape, micro_size=rows))
 
     def plan(trace: Trace, notes: tuple[str, ...], place: int | None = None) -> MemoryPlan:
         return process_plan(
@@ -114,18 +114,18 @@ def _on_cpu(run: Run, target: Target, shape: Shape, process_bytes: int) -> Memor
         )
 
     low, high = CPU_ROWS
-    if shape.micro_rows <= high:
-        return plan(*traced(shape.micro_rows))
+    if shape.micro_size <= high:
+        return plan(*traced(shape.micro_size))
     few, more = traced(low), traced(high)
-    first, second = peak_at_more_rows(few[0], more[0], CPU_ROWS, shape.micro_rows)
-    found = at_more_rows(plan(*few, first), plan(*more, second), CPU_ROWS, shape.micro_rows)
+    first, second = peak_at_more_rows(few[0], more[0], CPU_ROWS, shape.micro_size)
+    found = at_more_rows(plan(*few, first), plan(*more, second), CPU_ROWS, shape.micro_size)
     fits = found.total_bytes <= target.memory_bytes if target.memory_bytes else None
     return replace(found, fits=fits)
 
 
 def _copied_bytes(run: Run, trace: Trace) -> int:
     """What a checkpoint written in the background is copied into first: trained weights and optimizer state."""
-    if run.save.how != "background":
+    if not run.checkpoint.async_:
         return 0
     # Weights are born when they are named; what else is called weights are copies in another dtype.
     return sum(
@@ -157,7 +157,7 @@ def largest_micro_rows(
 
     def fits(rows: int) -> bool:
         plan = predict_memory(
-            run, limited, micro_rows=rows, ranks=ranks, engine=engine, scored_fraction=scored_fraction
+            run, limited, micro_size=rows, ranks=ranks, engine=engine, scored_fraction=scored_fraction
         )
         if plan.fits:
             known[rows] = plan.total_bytes
@@ -191,19 +191,17 @@ def largest_block_bytes(config: ModelConfig) -> tuple[int, int]:
 # --- the parts -------------------------------------------------------------------------------------------------------
 
 
-def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str, ...]]:
+def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple[str, ...]]:
     """The trace of STEPS steps and a validation between them, and what had to be assumed."""
     notes = [] if shape.scored_fraction < 1 else ["every position is taken to be learned from, the most there can be"]
     device = torch.device(target.kind)
     precision = Precision.resolve(run.compute, device, capability=target.capability)
     precision.require(device, target.capability)
     run = replace(run, compute=precision.said_by(run.compute))
-    tracer = Tracer(
-        vocabulary=run.model.vocabulary_size, loss_files=LOSS_FILES, kernel_temporaries=target.kind == "cuda"
-    )
+    tracer = Tracer(vocabulary=run.model.vocab_size, loss_files=LOSS_FILES, kernel_temporaries=target.kind == "cuda")
     strategy = TraceStrategy(tracer, device, shape.layout, shape.ranks)
     stage = make_stage(run, strategy)
-    with Disguise(target), META:
+    with FakeDeviceMode(target), META:
         model = build_model(stage, precision, META)
     with tracer, on_target(target, shape.document_tokens):
         tracer.tag_model(model.trainable, precision.dtype)
@@ -233,14 +231,14 @@ def trace_run(run: Run, target: Target, shape: Shape) -> tuple[Trace, tuple[str,
 # --- the step --------------------------------------------------------------------------------------------------------
 
 
-def _context(built: BuiltRun, shape: Shape, tracer: Tracer) -> TrainingContext:
+def _context(built: BuiltRun, shape: TraceShape, tracer: Tracer) -> TrainingContext:
     run, stage = built.run, built.stage
     return TrainingContext(
         strategy=built.strategy,
         model=built.wrapped,
         objective=built.objective,
-        source=StandInSource(
-            lambda: stage.example_batch(shape.micro_rows, META, shape.scored_fraction), tracer, run.data.prefetch
+        source=DummySource(
+            lambda: stage.example_batch(shape.micro_size, META, shape.scored_fraction), tracer, run.data.prefetch
         ),
         optimizers=built.optimizers,
         schedule=run.schedule,
@@ -248,7 +246,7 @@ def _context(built: BuiltRun, shape: Shape, tracer: Tracer) -> TrainingContext:
         meter=NoMeter(),  # type: ignore[arg-type]  # a step asks nothing else of it
         num_steps=STEPS,
         accumulate=shape.accumulate,
-        clip_norm=run.clip_norm,
+        max_grad_norm=run.max_grad_norm,
     )
 
 
@@ -264,9 +262,9 @@ def _make_state(built: BuiltRun, tracer: Tracer) -> None:
         tracer.tag_state(built.optimizers)
 
 
-def _validate(built: BuiltRun, shape: Shape, tracer: Tracer) -> None:
+def _validate(built: BuiltRun, shape: TraceShape, tracer: Tracer) -> None:
     """A forward pass on held-out rows, as the stage does it."""
-    size = min(built.stage.validation_size(shape.micro_rows), built.run.validate.rows)
+    size = min(built.stage.validation_size(shape.micro_size), built.run.eval.sequences)
     if not size:
         return
     with tracer.during("evaluate"), torch.no_grad():

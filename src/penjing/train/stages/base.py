@@ -21,7 +21,7 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.nonfinite_guard import Record
 from penjing.train.precision import Precision
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.stages import stage_class
 
 Report = Callable[[str], None]
@@ -29,13 +29,13 @@ S = TypeVar("S", bound=ObjectiveSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """How much there is to learn from, in units of `batch.rows`."""
+class DatasetSize:
+    """How much there is to learn from, in units of `batch.size`."""
 
-    unit: str  # what batch.rows counts: rows, pairs, prompts
+    unit: str  # what batch.size counts: rows, pairs, prompts
     units_per_epoch: int
     tokens_per_unit: float  # positions that hold a token, of one unit's forward pass, on average
-    row_tokens: int  # positions of the longest row
+    seq_len: int  # positions of the longest row
     num_keys: float  # keys a query sees on average
     padding_fraction: float  # of all positions
     extra_forwards: float = 0.0  # forward passes of other models (a reference, a teacher), beside the model's own
@@ -57,7 +57,7 @@ class Stage(ABC, Generic[S]):
 
     def __init__(self, run: Run, strategy: Strategy, report: Report = lambda text: None) -> None:
         """report: says what takes long."""
-        self.run = run  # `batch.micro_rows` becomes smaller where memory does not suffice for a validation
+        self.run = run  # `batch.micro_size` becomes smaller where memory does not suffice for a validation
         self.strategy, self.report = strategy, report
         self.settings: S = run.objective  # type: ignore[assignment]  # the table of stages pairs them
         self.fingerprint = ""  # SHA-256 of the data, by which a resumed run tells other data; empty before prepare_data
@@ -65,8 +65,8 @@ class Stage(ABC, Generic[S]):
         self.record: Record = lambda incident: None  # takes down what went wrong on the way
 
     @property
-    def folder(self) -> RunFolder:
-        return RunFolder(Path(self.run.out))
+    def folder(self) -> RunDir:
+        return RunDir(Path(self.run.out))
 
     @property
     def micro_size(self) -> int:
@@ -92,7 +92,7 @@ class Stage(ABC, Generic[S]):
         return []
 
     @abstractmethod
-    def size(self) -> Size: ...
+    def size(self) -> DatasetSize: ...
 
     def trainable(self, model: Transformer) -> nn.Module:
         """What is trained and saved: the model, or a module that holds it as `model` beside a head of its own."""

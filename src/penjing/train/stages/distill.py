@@ -13,18 +13,27 @@ from torch import Tensor
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
-from penjing.data.packing.best_fit import WholeRows
-from penjing.data.packing.concat import BestFitRows, Rows
-from penjing.data.teacher_logits_cache import FixedRows, Key, Slots, Store, Writer, find, in_order, numbered
-from penjing.data.token_shards import Shards
+from penjing.data.packing.best_fit import BestFitRows
+from penjing.data.packing.concat import PackedRows, Rows
+from penjing.data.teacher_logits_cache import (
+    CacheKey,
+    FixedRows,
+    PositionSlots,
+    TeacherLogitsCache,
+    TeacherLogitsWriter,
+    find,
+    in_order,
+    numbered,
+)
+from penjing.data.token_shards import TokenShards
 from penjing.kernels.fused_distillation_loss import likeliest
 from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
 from penjing.model.transformer import Transformer
-from penjing.objective.distill import TaughtBatch
+from penjing.objective.distill import DistillBatch
 from penjing.objective.next_token import FIGURE
 from penjing.parallel.base import Strategy
-from penjing.train.stages.base import Report, Size
+from penjing.train.stages.base import DatasetSize, Report
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.next_token import NextTokenStage
 from penjing.train.stages.teacher_model import TeacherModel, TeacherStage, relative_cost
@@ -37,11 +46,11 @@ class DistillStage(TeacherStage):
 
     def prepare_data(self) -> None:
         """Makes tokenizer and shards where they are not there yet, and with mode=top_k the store."""
-        if self.run.data.kind not in ("documents", "chats"):
+        if self.run.data.format not in ("documents", "chats"):
             raise UserError(
                 "nothing to read for the teacher",
-                where="data.kind",
-                got=self.run.data.kind,
+                where="data.format",
+                got=self.run.data.format,
                 wanted="documents or chats, or objective.mode=on_policy",
             )
         teacher = self.read_teacher()
@@ -51,17 +60,17 @@ class DistillStage(TeacherStage):
         self.tokenizer, self.fingerprint, self.notes = self._data.tokenizer, self._data.fingerprint, self._data.notes
         self.set_teacher(teacher)
         self._cost = relative_cost(self.run, teacher.model, self._data.size().num_keys)
-        self._stores: list[Store] = []
+        self._stores: list[TeacherLogitsCache] = []
         if self.settings.mode == "top_k":
             self._stores = [self._store(half, teacher) for half in (self._data.rows, self._data.held_out)]
             self.teacher = None
 
-    def _store(self, rows: Rows, teacher: TeacherModel) -> Store:
+    def _store(self, rows: Rows, teacher: TeacherModel) -> TeacherLogitsCache:
         fixed = _fixed(rows)
-        key = Key(
+        key = CacheKey(
             teacher=teacher.sha256,
             data=_all_files(fixed.shards),
-            layout=f"{fixed.shards.kind} in rows of {fixed.row_tokens}",
+            layout=f"{fixed.shards.kind} in rows of {fixed.seq_len}",
             count=min(self.settings.top_k, self.num_ids - 1),
             num_ids=self.num_ids,
             temperature=self.settings.temperature,
@@ -69,24 +78,24 @@ class DistillStage(TeacherStage):
         folder = Path(self.settings.store) if self.settings.store else Path(self.run.out) / "teacher"
         known = self.strategy.broadcast(find(folder, key) is not None if self.strategy.rank == 0 else None)
         if known:
-            return Store(folder / key.name, key)
+            return TeacherLogitsCache(folder / key.name, key)
         assert self.teacher is not None
         return make_store(self.teacher, in_order(fixed), folder, key, self.strategy, self.report, self.micro_size)
 
-    def size(self) -> Size:
+    def size(self) -> DatasetSize:
         return replace(self._data.size(), extra_forwards=0.0 if self._stores else self._cost)
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:
         if not self._stores:
             return self._data.source(micro_size, rank, world)
-        return StoredSource(_fixed(self._data.rows), self._stores[0], micro_rows=micro_size, rank=rank, world=world)
+        return StoredSource(_fixed(self._data.rows), self._stores[0], micro_size=micro_size, rank=rank, world=world)
 
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> Batch:
         batch = NextTokenStage(self.run, self.strategy).example_batch(micro_size, device, scored_fraction)
         if self.settings.mode != "top_k":
             return batch
         num_scored, count = len(batch.target_N), self.settings.top_k
-        return TaughtBatch(
+        return DistillBatch(
             **vars(batch),
             top_id_NK=torch.empty(num_scored, count, dtype=torch.int32, device=device),
             top_logp_NJ=torch.empty(num_scored, count + 1, dtype=torch.float16, device=device),
@@ -94,7 +103,7 @@ class DistillStage(TeacherStage):
 
     def validate(self) -> dict[str, float]:
         """Cross-entropy, KL and agreement on the held-out rows, every row on one rank only."""
-        names = (FIGURE, "kl_nats_per_token", "agreement")
+        names = (FIGURE, "kl", "agreement")
         figures = held_out_means(self.objective(), self.model, self._held_out(), self.strategy, names)
         return self._data.with_bits_per_byte(figures)
 
@@ -114,7 +123,7 @@ class DistillStage(TeacherStage):
 
 def _fixed(rows: Rows) -> FixedRows:
     """The rows, if they are the same ones in every epoch. Raises UserError if not."""
-    if isinstance(rows, BestFitRows | WholeRows):
+    if isinstance(rows, PackedRows | BestFitRows):
         return rows
     raise UserError(
         "a stream cuts the text anew in each epoch, so the teacher's predictions cannot be kept",
@@ -124,27 +133,33 @@ def _fixed(rows: Rows) -> FixedRows:
     )
 
 
-def _all_files(shards: Shards) -> str:
+def _all_files(shards: TokenShards) -> str:
     return sha256_text(" ".join(f"{name} {facts['sha256']}" for name, facts in sorted(shards.meta["files"].items())))
 
 
 def make_store(
-    teacher: Transformer, rows: FixedRows, folder: Path, key: Key, strategy: Strategy, report: Report, micro_rows: int
-) -> Store:
+    teacher: Transformer,
+    rows: FixedRows,
+    folder: Path,
+    key: CacheKey,
+    strategy: Strategy,
+    report: Report,
+    micro_size: int,
+) -> TeacherLogitsCache:
     """Have the teacher read every row once and keep its predictions; each rank reads its share. A stop loses little.
 
     rows: in an order that is always the same one.
     """
-    slots = Slots(rows.shards)
-    writer = Writer(folder, key, slots.count)
+    slots = PositionSlots(rows.shards)
+    writer = TeacherLogitsWriter(folder, key, slots.count)
     done = strategy.broadcast(writer.begin() if strategy.rank == 0 else None)
     writer.open()
     report(f"the teacher reads {max(0, rows.rows_per_epoch - done):,} rows, once")
     places = numbered(rows)
-    stride = strategy.world * micro_rows
+    stride = strategy.world * micro_size
     for number, first in enumerate(range(done, rows.rows_per_epoch, stride), start=1):
         mine = range(
-            first + strategy.rank * micro_rows, min(first + (strategy.rank + 1) * micro_rows, rows.rows_per_epoch)
+            first + strategy.rank * micro_size, min(first + (strategy.rank + 1) * micro_size, rows.rows_per_epoch)
         )
         if mine:
             batch = collate([rows.row(index) for index in mine]).to(strategy.device)
@@ -161,11 +176,11 @@ def make_store(
     if strategy.rank == 0:
         writer.finish({"rows": rows.rows_per_epoch})
     strategy.any(False)
-    return Store(folder / key.name, key)
+    return TeacherLogitsCache(folder / key.name, key)
 
 
 @torch.no_grad()
-def read_teacher(teacher: Transformer, batch: Batch, key: Key) -> tuple[Tensor, Tensor]:
+def read_teacher(teacher: Transformer, batch: Batch, key: CacheKey) -> tuple[Tensor, Tensor]:
     """What a store holds of a batch's positions of weight above 0."""
     hidden_ND = teacher.hidden(batch.ids_BT, batch.document_BT).flatten(0, 1)
     if batch.scored_N is not None:
@@ -184,24 +199,26 @@ def read_teacher(teacher: Transformer, batch: Batch, key: Key) -> tuple[Tensor, 
 class DistillRows:
     """Rows joined with what a store holds of them."""
 
-    def __init__(self, rows: FixedRows, store: Store) -> None:
-        self.rows, self.store, self.places, self.slots = rows, store, numbered(rows), Slots(rows.shards)
+    def __init__(self, rows: FixedRows, store: TeacherLogitsCache) -> None:
+        self.rows, self.store, self.places, self.slots = rows, store, numbered(rows), PositionSlots(rows.shards)
 
-    def batch(self, indices: Sequence[int]) -> TaughtBatch:
+    def batch(self, indices: Sequence[int]) -> DistillBatch:
         batch = collate([self.rows.row(index) for index in indices])
         slot_N = np.concatenate([self.slots.of(self.places.row(index)) for index in indices])
         id_NK, logp_NJ = self.store.read(slot_N)
-        return TaughtBatch(**vars(batch), top_id_NK=torch.from_numpy(id_NK), top_logp_NJ=torch.from_numpy(logp_NJ))
+        return DistillBatch(**vars(batch), top_id_NK=torch.from_numpy(id_NK), top_logp_NJ=torch.from_numpy(logp_NJ))
 
 
 class StoredSource(PackedSource):
     """`PackedSource` with the teacher's predictions."""
 
-    def __init__(self, rows: FixedRows, store: Store, *, micro_rows: int, rank: int = 0, world: int = 1) -> None:
-        super().__init__(rows, micro_rows=micro_rows, rank=rank, world=world)
+    def __init__(
+        self, rows: FixedRows, store: TeacherLogitsCache, *, micro_size: int, rank: int = 0, world: int = 1
+    ) -> None:
+        super().__init__(rows, micro_size=micro_size, rank=rank, world=world)
         self._rows = DistillRows(rows, store)
 
     def __next__(self) -> Batch:
-        first = self._next_row + self.rank * self.micro_rows
-        self._next_row += self.world * self.micro_rows
-        return self._rows.batch(range(first, first + self.micro_rows))
+        first = self._next_row + self.rank * self.batch_size
+        self._next_row += self.world * self.batch_size
+        return self._rows.batch(range(first, first + self.batch_size))

@@ -18,7 +18,7 @@ def held_out_means(
     strategy: Strategy,
     names: Sequence[str] | None = None,
 ) -> dict[str, float]:
-    """Means of an objective's parts over all ranks' batches, each on one rank; named `validation_...`.
+    """Means of an objective's parts over all ranks' batches, each on one rank; named `val_...`.
 
     names: which parts; None: all of them.
     """
@@ -35,4 +35,4 @@ def held_out_means(
     if strategy.device.type != "mps":  # which knows no float64, and has no neighbours
         totals = strategy.add(totals.to(strategy.device))
     units, *values = totals.tolist()
-    return {f"validation_{name}": value / max(1.0, units) for name, value in zip(found, values, strict=True)}
+    return {f"val_{name}": value / max(1.0, units) for name, value in zip(found, values, strict=True)}

@@ -14,18 +14,18 @@ from penjing.base.files import read_json
 from penjing.base.seeds import derive
 from penjing.data import formats as records
 from penjing.data import tokenize_dataset as prepare
-from penjing.data.packing.best_fit import WholeRows
-from penjing.data.packing.concat import BestFitRows, Rows, StreamRows
-from penjing.data.token_shards import META, Shards
+from penjing.data.packing.best_fit import BestFitRows
+from penjing.data.packing.concat import ConcatRows, PackedRows, Rows
+from penjing.data.token_shards import META, TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
 from penjing.objective.next_token import FIGURE, NextToken, NextTokenSettings
 from penjing.plan.flops import mean_keys
 from penjing.train.config import Run
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.small_data import fit_rows
-from penjing.train.stages.base import Report, Size, Stage
+from penjing.train.stages.base import DatasetSize, Report, Stage
 from penjing.train.stages.example_batches import example_rows
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.run_data import build_if_stale, on_rank_0, run_tokenizer
@@ -40,13 +40,13 @@ class NextTokenStage(Stage[NextTokenSettings]):
             self.strategy, lambda: make_shards(run, run_tokenizer(run, self.report), self.report)
         )
         self.tokenizer = Tokenizer.load(folder.tokenizer)
-        train, validation = Shards(shards / "train"), Shards(shards / "validation")
+        train, validation = TokenShards(shards / "train"), TokenShards(shards / "validation")
         for half in (train, validation):
             if half.meta["tokenizer"] != self.tokenizer.fingerprint:
                 raise UserError(
                     "these token shards were made with another tokenizer",
                     where=half.folder,
-                    next_step="Give the text itself as data.train, or tokenizer.folder=the one they were made with.",
+                    next_step="Give the text itself as data.train, or tokenizer.path=the one they were made with.",
                 )
         self.fingerprint = train.fingerprint
         longest = max(int((half.end_D - half.start_D).max(initial=0)) for half in (train, validation))
@@ -55,7 +55,7 @@ class NextTokenStage(Stage[NextTokenSettings]):
         self.held_out = make_rows(run, validation, self.tokenizer, validation=True)
         targets = validation.num_tokens + validation.num_documents
         self.targets_per_byte = targets / max(1, validation.num_bytes)
-        self._num_keys = mean_keys(train.end_D - train.start_D, run.data.row_tokens)
+        self._num_keys = mean_keys(train.end_D - train.start_D, run.data.seq_len)
         if counts.get("bad"):
             self.notes.append(f"{counts['bad']} broken records were left out: {folder.quarantine}")
         skipped, shortened = counts.get("skipped", 0), counts.get("shortened", 0)
@@ -65,28 +65,28 @@ class NextTokenStage(Stage[NextTokenSettings]):
                 f"{shortened} lost their last turns"
             )
 
-    def size(self) -> Size:
-        positions = self.rows.rows_per_epoch * self.rows.row_tokens
+    def size(self) -> DatasetSize:
+        positions = self.rows.rows_per_epoch * self.rows.seq_len
         padding = self.rows.padding_per_epoch / positions
-        return Size(
+        return DatasetSize(
             unit="rows",
             units_per_epoch=self.rows.rows_per_epoch,
-            tokens_per_unit=self.rows.row_tokens * (1 - padding),
-            row_tokens=self.rows.row_tokens,
+            tokens_per_unit=self.rows.seq_len * (1 - padding),
+            seq_len=self.rows.seq_len,
             num_keys=self._num_keys,
             padding_fraction=padding,
-            held_out_units=min(self.run.validate.rows, self.held_out.rows_per_epoch),
+            held_out_units=min(self.run.eval.sequences, self.held_out.rows_per_epoch),
         )
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:
-        return PackedSource(self.rows, micro_rows=micro_size, rank=rank, world=world)
+        return PackedSource(self.rows, micro_size=micro_size, rank=rank, world=world)
 
     def objective(self) -> NextToken:
         return NextToken(self.router)
 
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> Batch:
         on_cuda = self.strategy.device.type == "cuda"
-        return example_rows(micro_size, self.run.data.row_tokens, device, scored_fraction, with_edges=on_cuda)
+        return example_rows(micro_size, self.run.data.seq_len, device, scored_fraction, with_edges=on_cuda)
 
     def validate(self) -> dict[str, float]:
         batches = (
@@ -97,49 +97,51 @@ class NextTokenStage(Stage[NextTokenSettings]):
 
     def held_out_indices(self, size: int) -> Iterator[range]:
         """The held-out rows of each of this rank's batches."""
-        mine = range(self.strategy.rank, min(self.run.validate.rows, self.held_out.rows_per_epoch), self.strategy.world)
+        mine = range(
+            self.strategy.rank, min(self.run.eval.sequences, self.held_out.rows_per_epoch), self.strategy.world
+        )
         return (mine[first : first + size] for first in range(0, len(mine), size))
 
     def with_bits_per_byte(self, figures: dict[str, float]) -> dict[str, float]:
         """The figures, and of texts what does not depend on the tokenizer."""
-        if self.run.data.kind != "documents":
+        if self.run.data.format != "documents":
             return figures
-        nats = figures[f"validation_{FIGURE}"]
-        return {**figures, "validation_bits_per_byte": nats / math.log(2) * self.targets_per_byte}
+        nats = figures[f"val_{FIGURE}"]
+        return {**figures, "val_bits_per_byte": nats / math.log(2) * self.targets_per_byte}
 
 
-def make_rows(run: Run, shards: Shards, tokenizer: Tokenizer, *, validation: bool = False) -> Rows:
+def make_rows(run: Run, shards: TokenShards, tokenizer: Tokenizer, *, validation: bool = False) -> Rows:
     """Pack shards as the run says; held-out rows come in a fixed order, and may be shorter if there is little text."""
-    row_tokens = run.data.row_tokens
-    if shards.kind != run.data.kind:
-        raise UserError("token shards of another kind", where="data.train", got=shards.kind, wanted=run.data.kind)
+    seq_len = run.data.seq_len
+    if shards.kind != run.data.format:
+        raise UserError("token shards of another kind", where="data.train", got=shards.kind, wanted=run.data.format)
     seed, end_of_text = derive(run.seed, run.stage, "order"), tokenizer.end_of_text
     if shards.kind == "chats":
-        return BestFitRows(shards, row_tokens, end_of_text=end_of_text, seed=seed, shuffle=not validation)
+        return PackedRows(shards, seq_len, end_of_text=end_of_text, seed=seed, shuffle=not validation)
     if validation:
-        row_tokens = max(1, min(row_tokens, shards.num_tokens + shards.num_documents - 1))
-    if run.data.packing == "stream":
-        return StreamRows(shards, row_tokens, end_of_text=end_of_text, seed=seed, shuffle=not validation)
+        seq_len = max(1, min(seq_len, shards.num_tokens + shards.num_documents - 1))
+    if run.data.packing == "concat":
+        return ConcatRows(shards, seq_len, end_of_text=end_of_text, seed=seed, shuffle=not validation)
     order: Literal["shuffled", "as_given", "fixed"] = "fixed" if validation else run.data.order
-    return WholeRows(shards, row_tokens, end_of_text=end_of_text, seed=seed, order=order)
+    return BestFitRows(shards, seq_len, end_of_text=end_of_text, seed=seed, order=order)
 
 
 def make_shards(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, dict[str, int]]:
     """The folder with `train` and `validation` shards: the given one, this run's from before, or newly made."""
     if len(run.data.train) == 1 and (Path(run.data.train[0]) / "train" / META).is_file():
         return _ready(run, Path(run.data.train[0])), {}
-    folder = RunFolder(Path(run.out))
+    folder = RunDir(Path(run.out))
 
     def make(paths: list[Path], about: dict[str, Any]) -> dict[str, int]:
-        share = run.data.validation_fraction
-        quarantine = records.Quarantine(run.data.max_bad, folder.quarantine)
-        if run.data.kind == "chats":
+        share = run.data.val_fraction
+        quarantine = records.BadRecords(run.data.max_bad_fraction, folder.quarantine)
+        if run.data.format == "chats":
             made = prepare.prepare_chats(
                 records.read_chats(paths, quarantine=quarantine),
                 tokenizer,
                 folder.shards,
-                row_tokens=run.data.row_tokens,
-                validation_fraction=share,
+                seq_len=run.data.seq_len,
+                val_fraction=share,
                 about=about,
                 thinking=False if run.data.thinking == "switch" else None,
                 quarantine=quarantine,
@@ -149,15 +151,15 @@ def make_shards(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, d
                 records.read_documents(paths, quarantine=quarantine),
                 tokenizer,
                 folder.shards,
-                validation_fraction=share,
+                val_fraction=share,
                 about=about,
             )
         if note := quarantine.note():
             report(note)
         return {"skipped": made.skipped, "shortened": made.shortened, "bad": quarantine.bad}
 
-    row_tokens = run.data.row_tokens if run.data.kind == "chats" else 0
-    return folder.shards, build_if_stale(run, folder.shards, tokenizer, row_tokens, make, report)
+    seq_len = run.data.seq_len if run.data.format == "chats" else 0
+    return folder.shards, build_if_stale(run, folder.shards, tokenizer, seq_len, make, report)
 
 
 def _ready(run: Run, shards: Path) -> Path:

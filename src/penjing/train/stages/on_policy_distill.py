@@ -17,13 +17,13 @@ from penjing.data import tokenize_dataset as prepare
 from penjing.data.chat.render import render
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.sample import Sampling
-from penjing.infer.sampler_factory import Write, writer
+from penjing.infer.sampler_factory import Write, make_sampler
 from penjing.loader.batch_source import Source
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group, pack
 from penjing.objective.distill import Distill, Distillation
 from penjing.objective.next_token import FIGURE
 from penjing.train.config import Run
-from penjing.train.stages.base import Size
+from penjing.train.stages.base import DatasetSize
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.run_data import data_paths, run_tokenizer
@@ -31,7 +31,7 @@ from penjing.train.stages.teacher_model import TeacherStage, relative_cost
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class StudentPrompt:
     """What is asked, and what the data answer (empty where they do not)."""
 
     ids: list[int]
@@ -43,21 +43,21 @@ class Prompt:
 
 
 def encode_prompts(
-    run: Run, settings: Distill, tokenizer: Tokenizer, quarantine: records.Quarantine
-) -> tuple[list[Prompt], list[Prompt], int]:
+    run: Run, settings: Distill, tokenizer: Tokenizer, quarantine: records.BadRecords
+) -> tuple[list[StudentPrompt], list[StudentPrompt], int]:
     """(to learn from, held out, left out as too long). Of a conversation the last answer is asked for again.
 
     quarantine: where a conversation goes that is broken, or that the template refuses.
     """
-    paths, answered = data_paths(run), run.data.kind == "chats"
+    paths, answered = data_paths(run), run.data.format == "chats"
     prompts = (chat for chat, _ in records.read_prompts(paths, quarantine=quarantine))
     chats = records.read_chats(paths, quarantine=quarantine) if answered else prompts
-    fitting: list[tuple[Prompt, str]] = []
+    fitting: list[tuple[StudentPrompt, str]] = []
     left_out = 0
     for chat in chats:
         try:
             asked = _prompts(chat, tokenizer, answered=answered)
-            fits = next((each for each in asked if _room_for(each, settings) <= run.data.row_tokens), None)
+            fits = next((each for each in asked if _max_new_tokens_for(each, settings) <= run.data.seq_len), None)
         except UserError as error:
             quarantine.reject(error, chat.source, chat.line)
             continue
@@ -65,30 +65,30 @@ def encode_prompts(
             left_out += 1
         else:
             fitting.append((fits, prepare.split_key(chat)))
-    below = prepare.held_out_below((key for _, key in fitting), run.data.validation_fraction)
-    halves: tuple[list[Prompt], list[Prompt]] = ([], [])
+    below = prepare.held_out_below((key for _, key in fitting), run.data.val_fraction)
+    halves: tuple[list[StudentPrompt], list[StudentPrompt]] = ([], [])
     for prompt, key in fitting:
         halves[prepare.is_held_out(key, below)].append(prompt)
     for half, what in zip(halves, ("to learn from", "held out"), strict=True):
         if not half:
             raise UserError(
                 f"no prompt {what} leaves room for an answer",
-                where="data.row_tokens",
-                got=f"{run.data.row_tokens}, of which objective.answer_tokens={settings.answer_tokens} for the answer",
+                where="data.seq_len",
+                got=f"{run.data.seq_len}, of which objective.max_new_tokens={settings.max_new_tokens} for the answer",
                 next_step="Give more prompts, longer rows or shorter answers.",
             )
     return *halves, left_out
 
 
-def _room_for(prompt: Prompt, settings: Distill) -> int:
+def _max_new_tokens_for(prompt: StudentPrompt, settings: Distill) -> int:
     """Positions of a row that it takes with the longest answer."""
-    return max(len(prompt.ids) + settings.answer_tokens - 1, prompt.num_tokens)
+    return max(len(prompt.ids) + settings.max_new_tokens - 1, prompt.num_tokens)
 
 
-def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Iterator[Prompt]:
+def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Iterator[StudentPrompt]:
     """What a conversation asks: with answers, its last question, and then those before, each shorter to read."""
     if not answered:
-        yield Prompt(render(tokenizer, chat.messages, chat.tools, ask=True).ids, [])
+        yield StudentPrompt(render(tokenizer, chat.messages, chat.tools, ask=True).ids, [])
         return
     for number in range(len(chat.messages), 0, -1):
         if chat.messages[number - 1].role != "assistant":
@@ -102,7 +102,7 @@ def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Ite
         while start > 0 and rendered.weights[start - 1]:
             start -= 1
         if start:
-            yield Prompt(rendered.ids[:start], rendered.ids[start:end])
+            yield StudentPrompt(rendered.ids[:start], rendered.ids[start:end])
 
 
 class OnPolicyStage(TeacherStage):
@@ -121,7 +121,7 @@ class OnPolicyStage(TeacherStage):
             run_tokenizer(run, self.report)
         self.strategy.any(False)
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
-        bad = records.Quarantine(run.data.max_bad, self.folder.quarantine if self.strategy.rank == 0 else None)
+        bad = records.BadRecords(run.data.max_bad_fraction, self.folder.quarantine if self.strategy.rank == 0 else None)
         self.set_teacher(teacher)
         self._prompts, self._held_out, left_out = encode_prompts(run, self.settings, self.tokenizer, bad)
         self.fingerprint = sha256_text(repr([(prompt.ids, prompt.answer) for prompt in self._prompts]))
@@ -132,14 +132,14 @@ class OnPolicyStage(TeacherStage):
     def _check(self) -> None:
         """Raise UserError for data that cannot be answered, or that have no answers where those are wanted."""
         data = self.run.data
-        if data.kind not in ("chats", "prompts"):
-            raise UserError("nothing to answer", where="data.kind", got=data.kind, wanted="chats or prompts")
-        if data.kind == "prompts" and self.settings.own_fraction < 1:
+        if data.format not in ("chats", "prompts"):
+            raise UserError("nothing to answer", where="data.format", got=data.format, wanted="chats or prompts")
+        if data.format == "prompts" and self.settings.on_policy_fraction < 1:
             raise UserError(
                 "prompts have no answers of the data's own",
-                where="objective.own_fraction",
-                got=self.settings.own_fraction,
-                wanted="1, or data.kind=chats",
+                where="objective.on_policy_fraction",
+                got=self.settings.on_policy_fraction,
+                wanted="1, or data.format=chats",
             )
         if data.thinking != "as_given":
             raise UserError(
@@ -149,35 +149,35 @@ class OnPolicyStage(TeacherStage):
                 wanted="it left out, or objective.mode=logits or top_k",
             )
 
-    def size(self) -> Size:
+    def size(self) -> DatasetSize:
         assert self.teacher is not None
         lengths = [prompt.num_tokens if prompt.answer else len(prompt.ids) for prompt in self._prompts]
         tokens = sum(lengths) / len(lengths)
-        if self.run.data.kind == "prompts":
-            tokens += self.settings.answer_tokens / 2
-        return Size(
+        if self.run.data.format == "prompts":
+            tokens += self.settings.max_new_tokens / 2
+        return DatasetSize(
             unit="prompts",
             units_per_epoch=len(self._prompts),
             tokens_per_unit=tokens,
-            row_tokens=self.run.data.row_tokens,
+            seq_len=self.run.data.seq_len,
             num_keys=tokens / 2,
             padding_fraction=0.0,
             # The student's writing is about one forward pass more, a token at a time.
-            extra_forwards=relative_cost(self.run, self.teacher, tokens / 2) + self.settings.own_fraction,
+            extra_forwards=relative_cost(self.run, self.teacher, tokens / 2) + self.settings.on_policy_fraction,
         )
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:
         return OnPolicySource(self, micro_size, rank, world)
 
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
-        shape = (micro_size, 1, self.run.data.row_tokens)
+        shape = (micro_size, 1, self.run.data.seq_len)
         return example_answers(shape, device, scored_fraction, values=("given",))
 
     def batch(self, indices: Sequence[int]) -> AnswerBatch:
         """The prompts at these places of the endless order, with the student's answers or the data's."""
         chosen = [self._prompt(index) for index in indices]
         seed = derive(self.run.seed, self.run.stage, "own")
-        own = [fraction(seed, index) < self.settings.own_fraction for index in indices]
+        own = [fraction(seed, index) < self.settings.on_policy_fraction for index in indices]
         asked = [number for number, mine in enumerate(own) if mine]
         seeds = [derive(self.run.seed, self.run.stage, "answer", indices[number]) for number in asked]
         asked_ids = [chosen[number].ids for number in asked]
@@ -187,14 +187,16 @@ class OnPolicyStage(TeacherStage):
             answers[number] = said
         return self._pack(chosen, answers, [not mine for mine in own])
 
-    def _pack(self, prompts: Sequence[Prompt], answers: Sequence[list[int]], given: Sequence[bool]) -> AnswerBatch:
+    def _pack(
+        self, prompts: Sequence[StudentPrompt], answers: Sequence[list[int]], given: Sequence[bool]
+    ) -> AnswerBatch:
         groups = [
             Group(prompt=prompt.ids, answers=[Answer(ids=said, values={"given": [float(by_data)] * len(said)})])
             for prompt, said, by_data in zip(prompts, answers, given, strict=True)
         ]
-        return pack(groups, self.run.data.row_tokens)
+        return pack(groups, self.run.data.seq_len)
 
-    def _prompt(self, index: int) -> Prompt:
+    def _prompt(self, index: int) -> StudentPrompt:
         epoch, place = divmod(index, len(self._prompts))
         if getattr(self, "_epoch", None) != epoch:
             generator = np.random.Generator(np.random.PCG64(derive(self.run.seed, self.run.stage, "order", epoch)))
@@ -202,21 +204,21 @@ class OnPolicyStage(TeacherStage):
         return self._prompts[int(self._order[place])]
 
     def _sampler(self, temperature: float) -> Write:
-        return writer(self.settings.answer_tokens, Sampling(temperature=temperature))
+        return make_sampler(self.settings.max_new_tokens, Sampling(temperature=temperature))
 
     def validate(self) -> dict[str, float]:
         """KL and agreement on held-out prompts: with the data's answers, and their cross-entropy; where there are none,
         with the student's likeliest ones."""
-        names: tuple[str, ...] = ("kl_nats_per_token", "agreement")
+        names: tuple[str, ...] = ("kl", "agreement")
         settings = self.settings
-        if self.run.data.kind == "chats":
-            names, settings = (FIGURE, *names), replace(settings, own_fraction=0.0)
+        if self.run.data.format == "chats":
+            names, settings = (FIGURE, *names), replace(settings, on_policy_fraction=0.0)
         objective = Distillation(settings, self.teacher)
         return held_out_means(objective, self.model, self._held_out_batches(), self.strategy, names)
 
     def _held_out_batches(self) -> Iterator[AnswerBatch]:
-        held_out = self._held_out[: self.run.validate.rows][self.strategy.rank :: self.strategy.world]
-        size, by_data = self.micro_size, self.run.data.kind == "chats"
+        held_out = self._held_out[: self.run.eval.sequences][self.strategy.rank :: self.strategy.world]
+        size, by_data = self.micro_size, self.run.data.format == "chats"
         for first in range(0, len(held_out), size):
             prompts = held_out[first : first + size]
             answers = [prompt.answer for prompt in prompts]

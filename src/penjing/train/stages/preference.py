@@ -16,9 +16,9 @@ from torch import nn
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.checkpoint.save import write_tensors
-from penjing.data.preference_shards import TokenGroups
+from penjing.data.preference_shards import PreferenceShards
 from penjing.infer.sample import Sampling
-from penjing.infer.sampler_factory import writer
+from penjing.infer.sampler_factory import make_sampler
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group
 from penjing.model.linear import set_compute_dtype
 from penjing.model.lora import fingerprint
@@ -27,9 +27,9 @@ from penjing.objective.base import Objective
 from penjing.objective.preference import MISMATCHED, REFERENCE, WANTED, Preference, PreferenceObjective
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.kl_to_reference import WithoutAdapter, drift
+from penjing.train.kl_to_reference import BaseModelView, kl_to_reference
 from penjing.train.load_model import load_start
-from penjing.train.oom_recovery import release, with_room
+from penjing.train.oom_recovery import empty_cache, retry_on_oom
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.preference_data import PreferenceDataStage, need_pairs
@@ -49,26 +49,27 @@ class PreferenceStage(PreferenceDataStage[Preference]):
     train: _Half
     held_out: _Half
 
-    def groups(self, tokens: TokenGroups) -> _Half:
+    def groups(self, tokens: PreferenceShards) -> _Half:
         if self.settings.loss != "kto":
             need_pairs(tokens, f"objective.loss={self.settings.loss}")
         return _Half(tokens, self.run, mismatched=self.settings.loss == "kto")
 
     def prepare_data(self) -> None:
-        if self.settings.needs_reference and not self.run.start:
+        if self.settings.needs_reference and not self.run.init_from:
             raise UserError(
                 "preferences are learned by a model that already answers",
-                where="start",
-                next_step="Give start=RUN, the folder of a run that was taught conversations.",
+                where="init_from",
+                next_step="Give init_from=RUN, the folder of a run that was taught conversations.",
             )
         batch_geometry(self.run, self.strategy.world, self.strategy.device)  # raises where kl_groups does not fit
         super().prepare_data()
         run, number = self.run, len(self.train)
-        uses = run.steps * run.batch.rows if run.steps else run.epochs * number
+        uses = run.max_steps * run.batch.size if run.max_steps else run.epochs * number
         self.reference = self._choose_reference(every_pair_is_used=uses >= number)
 
     def assume_data(self) -> list[str]:
-        self.reference = self._choose_reference(every_pair_is_used=not self.run.steps)  # `epochs`: a whole one or more
+        # `epochs`: a whole one or more
+        self.reference = self._choose_reference(every_pair_is_used=not self.run.max_steps)
         if not self.settings.needs_reference or self.settings.reference != "auto":
             return []
         return [f"the reference is taken to be {self.reference.replace('_', ' ')} (objective.reference)"]
@@ -118,7 +119,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             "data": self.fingerprint,
             "held_out": self.tokens["validation"].fingerprint,
             "dtype": dtype,
-            "form": f"{self.settings.loss == 'kto'} {self.run.data.row_tokens} {self.run.seed}",
+            "form": f"{self.settings.loss == 'kto'} {self.run.data.seq_len} {self.run.seed}",
         }
         known = self.strategy.broadcast(self.strategy.rank == 0 and _written_for(file, about))
         halves = {"train": self.train, "validation": self.held_out}
@@ -141,12 +142,12 @@ class PreferenceStage(PreferenceDataStage[Preference]):
 
         def make_room(said: str) -> None:
             nonlocal size
-            release()
+            empty_cache()
             if size == 1 or self.strategy.world > 1:
-                raise UserError(f"out of memory: {said}", where="batch.micro_rows", next_step="Halve it.")
+                raise UserError(f"out of memory: {said}", where="batch.micro_size", next_step="Halve it.")
             size //= 2
 
-        return with_room(lambda: self._ask(model, half, size), make_room)
+        return retry_on_oom(lambda: self._ask(model, half, size), make_room)
 
     def _ask(self, model: Transformer, half: _Half, size: int) -> npt.NDArray[np.float32]:
         found_N = torch.zeros(half.num_values)
@@ -167,7 +168,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
 
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
         return example_answers(
-            (micro_size, 2, self.run.data.row_tokens),
+            (micro_size, 2, self.run.data.seq_len),
             device,
             scored_fraction,
             values=(REFERENCE,) if self.reference == "precomputed" else (),
@@ -179,25 +180,25 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         # Whole blocks that share an estimate.
         batches = self.held_out_batches(max(self.pass_without_gradient, self.settings.indivisible_units))
         figures = held_out_means(objective, self.model, batches, self.strategy)
-        return {**figures, **self._drift(min(self.run.validate.rows, len(self.held_out), self.settings.own_answers))}
+        return {**figures, **self._drift(min(self.run.eval.sequences, len(self.held_out), self.settings.own_answers))}
 
     def _drift(self, number: int) -> dict[str, float]:
         """How far the model has gone from its start, on its own answers to held-out questions."""
-        if not (number and self.run.start):
+        if not (number and self.run.init_from):
             return {}
         prompts = [self.tokens["validation"][index].prompt for index in range(number)]
         seeds = [derive(self.run.seed, self.run.stage, "own", index) for index in range(number)]
-        write = writer(self.settings.own_answer_tokens, Sampling(temperature=1.0))
+        write = make_sampler(self.settings.own_answer_tokens, Sampling(temperature=1.0))
         stop, size = self.tokenizer.stop, self.pass_without_gradient
-        return drift(self.model, self._as_begun(), prompts, seeds, write, stop, self.strategy, size)
+        return kl_to_reference(self.model, self._as_begun(), prompts, seeds, write, stop, self.strategy, size)
 
-    def _as_begun(self) -> Transformer | WithoutAdapter:
+    def _as_begun(self) -> Transformer | BaseModelView:
         """The model as it was before step 1. Read again where no copy is kept: a look needs it, and the steps' memory
         should not hold it."""
         if self._copied is not None:
             return self._copied
         if self.run.lora.rank:
-            return WithoutAdapter(self.model)
+            return BaseModelView(self.model)
         begun = load_start(self.run).requires_grad_(False).eval()
         set_compute_dtype(begun, self.model.compute_dtype)
         return begun.to(self.strategy.device)
@@ -215,8 +216,8 @@ class _Half:
     not fit a row of those is cut off.
     """
 
-    def __init__(self, tokens: TokenGroups, run: Run, *, mismatched: bool) -> None:
-        self.tokens, self.row_tokens = tokens, run.data.row_tokens
+    def __init__(self, tokens: PreferenceShards, run: Run, *, mismatched: bool) -> None:
+        self.tokens, self.seq_len = tokens, run.data.seq_len
         self._partner_G: npt.NDArray[np.int64] | None = None
         if mismatched:
             # One cycle through all groups in a drawn order: nobody is their own partner.
@@ -250,7 +251,7 @@ class _Half:
             yield answer.ids, answer.weights, False
         if self._partner_G is None or len(self.tokens) < 2:
             return
-        room = self.row_tokens - own.num_tokens
+        room = self.seq_len - own.num_tokens
         for answer in self.tokens[int(self._partner_G[index])].answers:
             if room > 0:
                 yield answer.ids[:room], answer.weights[:room], True

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.data import formats as records
-from penjing.data.preference_shards import META, TokenGroups, prepare_groups
+from penjing.data.preference_shards import META, PreferenceShards, prepare_groups
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch_source import Source
 from penjing.loader.group_sampler import GroupSource, pack_tight
 from penjing.loader.shared_prompt_batch import AnswerBatch, Group
 from penjing.train.config import Run
-from penjing.train.run_dir import RunFolder
-from penjing.train.stages.base import Report, S, Size, Stage
+from penjing.train.run_dir import RunDir
+from penjing.train.stages.base import DatasetSize, Report, S, Stage
 from penjing.train.stages.run_data import build_if_stale, on_rank_0, run_tokenizer
 
 CHUNK = 32  # groups of a forward pass without gradients, at most; the same for any number of ranks
@@ -39,38 +39,38 @@ class PreferenceDataStage(Stage[S]):
     held_out: Groups
 
     @abstractmethod
-    def groups(self, tokens: TokenGroups) -> Groups:
+    def groups(self, tokens: PreferenceShards) -> Groups:
         """One half of the data as groups for batches. Raises UserError for groups that the objective cannot take."""
 
     def prepare_data(self) -> None:
         run = self.run
-        if run.data.kind != "preferences":
+        if run.data.format != "preferences":
             raise UserError(
-                f"objective.kind={run.objective.kind} learns from preferences",
-                where="data.kind",
-                got=run.data.kind,
+                f"objective.name={run.objective.name} learns from preferences",
+                where="data.format",
+                got=run.data.format,
                 wanted="preferences",
             )
         made, counts = on_rank_0(self.strategy, lambda: _make_groups(run, run_tokenizer(run, self.report), self.report))
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
-        self.tokens = {half: self._checked(TokenGroups(made / half)) for half in ("train", "validation")}
+        self.tokens = {half: self._checked(PreferenceShards(made / half)) for half in ("train", "validation")}
         self.fingerprint = self.tokens["train"].fingerprint
         self.notes += [f"{number} left out: {reason}" for reason, number in sorted(counts.items()) if number]
         self.train, self.held_out = (self.groups(half) for half in self.tokens.values())
 
-    def _checked(self, tokens: TokenGroups) -> TokenGroups:
+    def _checked(self, tokens: PreferenceShards) -> PreferenceShards:
         if tokens.meta["tokenizer"] != self.tokenizer.fingerprint:
             raise UserError(
                 "these token groups were made with another tokenizer",
                 where=tokens.folder,
-                next_step="Give the preferences themselves as data.train, or tokenizer.folder=the one of the groups.",
+                next_step="Give the preferences themselves as data.train, or tokenizer.path=the one of the groups.",
             )
-        if tokens.meta["row_tokens"] > self.run.data.row_tokens:
+        if tokens.meta["seq_len"] > self.run.data.seq_len:
             raise UserError(
                 "these token groups were made for longer rows",
-                where="data.row_tokens",
-                got=self.run.data.row_tokens,
-                wanted=f"at least {tokens.meta['row_tokens']}",
+                where="data.seq_len",
+                got=self.run.data.seq_len,
+                wanted=f"at least {tokens.meta['seq_len']}",
             )
         return tokens
 
@@ -79,13 +79,13 @@ class PreferenceDataStage(Stage[S]):
         """Forward passes of a reference in each step."""
         return 0.0
 
-    def size(self) -> Size:
+    def size(self) -> DatasetSize:
         tokens, num_keys, padding = measure(self.train.group, len(self.train), self.micro_size)
-        return Size(
+        return DatasetSize(
             unit="pairs" if self.tokens["train"].has_pairs else "judged answers",
             units_per_epoch=len(self.train),
             tokens_per_unit=tokens,
-            row_tokens=self.run.data.row_tokens,
+            seq_len=self.run.data.seq_len,
             num_keys=num_keys,
             padding_fraction=padding,
             extra_forwards=self.extra_forwards,
@@ -101,7 +101,7 @@ class PreferenceDataStage(Stage[S]):
     @property
     def pass_without_gradient(self) -> int:
         """Groups of a forward pass without gradients: no more than of one with them, where its size is set."""
-        return min(CHUNK, self.run.batch.micro_rows or CHUNK)
+        return min(CHUNK, self.run.batch.micro_size or CHUNK)
 
     def chunks(self, half: Groups, number: int, size: int) -> Iterator[tuple[range, AnswerBatch]]:
         """The first `number` groups, this rank's only, `size` at a time whatever the number of ranks."""
@@ -110,7 +110,7 @@ class PreferenceDataStage(Stage[S]):
             yield indices, pack_tight([half.group(index) for index in indices])
 
     def held_out_batches(self, size: int) -> Iterator[AnswerBatch]:
-        number = min(self.run.validate.rows, len(self.held_out))
+        number = min(self.run.eval.sequences, len(self.held_out))
         return (batch for _, batch in self.chunks(self.held_out, number, size))
 
 
@@ -118,7 +118,7 @@ def _make_groups(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, 
     """The folder with `train` and `validation` groups: the given one, this run's from before, or newly made."""
     if len(run.data.train) == 1 and (Path(run.data.train[0]) / "train" / META).is_file():
         return Path(run.data.train[0]), {}
-    folder = RunFolder(Path(run.out))
+    folder = RunDir(Path(run.out))
     groups = folder.path / "groups"
 
     def make(paths: list[Path], about: dict[str, Any]) -> dict[str, int]:
@@ -127,24 +127,24 @@ def _make_groups(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, 
         def skip(_file: str, _line: int, reason: str) -> None:
             counts[reason] += 1
 
-        quarantine = records.Quarantine(run.data.max_bad, folder.quarantine)
+        quarantine = records.BadRecords(run.data.max_bad_fraction, folder.quarantine)
         made = prepare_groups(
             records.read_preferences(paths, on_skip=skip, quarantine=quarantine),
             tokenizer,
             groups,
-            row_tokens=run.data.row_tokens,
-            validation_fraction=run.data.validation_fraction,
+            seq_len=run.data.seq_len,
+            val_fraction=run.data.val_fraction,
             about=about,
             quarantine=quarantine,
         )
         counts["broken"] = quarantine.bad
-        counts[f"longer than data.row_tokens={run.data.row_tokens}"] = made.too_long
+        counts[f"longer than data.seq_len={run.data.seq_len}"] = made.too_long
         return dict(counts)
 
-    return groups, build_if_stale(run, groups, tokenizer, run.data.row_tokens, make, report)
+    return groups, build_if_stale(run, groups, tokenizer, run.data.seq_len, make, report)
 
 
-def need_pairs(groups: TokenGroups, what: str) -> None:
+def need_pairs(groups: PreferenceShards, what: str) -> None:
     """Raise UserError if some group is not a pair."""
     if not groups.has_pairs:
         raise UserError(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penjing.loader.shared_prompt_batch import AnswerBatch, run_model
-from penjing.model.lora import strip, using
+from penjing.model.lora import adapter_scope, remove_adapters
 from penjing.model.transformer import Transformer
 from penjing.train.precision import Precision
 
@@ -21,7 +21,7 @@ LogProbs = Callable[[AnswerBatch], Tensor]
 def frozen_copy(model: Transformer, precision: Precision) -> Transformer:
     """A copy without adapters that does not learn, its matrices held in the dtype that they are multiplied in."""
     copied = copy.deepcopy(model)
-    strip(copied)  # they have learned where the run goes on from a checkpoint
+    remove_adapters(copied)  # they have learned where the run goes on from a checkpoint
     copied.requires_grad_(False).eval()
     precision.cast_frozen(copied)
     return copied
@@ -37,5 +37,5 @@ def answer_log_probs(model: Callable[..., Any], batch: AnswerBatch) -> Tensor:
 
 def base_log_probs(model: Transformer, batch: AnswerBatch) -> Tensor:
     """logp_N of a batch under the model without its adapters."""
-    with using(model, None):
+    with adapter_scope(model, None):
         return answer_log_probs(model, batch)

@@ -17,7 +17,7 @@ from torch import nn
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
-from penjing.data.preference_shards import TokenGroups
+from penjing.data.preference_shards import PreferenceShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.group_sampler import pack_tight
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group
@@ -35,7 +35,7 @@ from penjing.train.stages.preference_data import CHUNK, PreferenceDataStage, nee
 class PairsWithMargin:
     """One half of the data."""
 
-    tokens: TokenGroups
+    tokens: PreferenceShards
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -49,7 +49,7 @@ class PairsWithMargin:
 class RewardStage(PreferenceDataStage[RewardModel]):
     """Pairs, a decoder with a head of one number, and how often it puts held-out pairs in order."""
 
-    def groups(self, tokens: TokenGroups) -> PairsWithMargin:
+    def groups(self, tokens: PreferenceShards) -> PairsWithMargin:
         need_pairs(tokens, "a reward model")
         return PairsWithMargin(tokens)
 
@@ -62,7 +62,7 @@ class RewardStage(PreferenceDataStage[RewardModel]):
         return RewardObjective(self.settings, self.router)
 
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
-        return example_answers((micro_size, 2, self.run.data.row_tokens), device, scored_fraction, figures=(MARGIN,))
+        return example_answers((micro_size, 2, self.run.data.seq_len), device, scored_fraction, figures=(MARGIN,))
 
     def validate(self) -> dict[str, float]:
         batches = self.held_out_batches(self.pass_without_gradient)
@@ -72,7 +72,7 @@ class RewardStage(PreferenceDataStage[RewardModel]):
         return [("preferences", f"{len(self.held_out):,} pairs held out by question")]
 
 
-class Judge:
+class RewardScorer:
     """A trained reward model: `rewards` of whole conversations, each ending with an answer."""
 
     def __init__(self, model: ScalarHead, tokenizer: Tokenizer) -> None:
@@ -87,7 +87,7 @@ class Judge:
             end = max((index for index, weight in enumerate(rendered.weights) if weight), default=0)
             if not end:
                 raise UserError("nothing to judge", where="messages", wanted="a conversation that ends with an answer")
-            longest = self.model.model.config.max_tokens
+            longest = self.model.model.config.max_position_embeddings
             if end > longest:
                 raise UserError("too long", where="messages", got=f"{end} tokens", wanted=f"at most {longest}")
             groups.append(Group(prompt=rendered.ids[:end], answers=[Answer(ids=[rendered.ids[end]])]))
@@ -99,11 +99,11 @@ class Judge:
         return found
 
 
-def load_judge(path: Path) -> Judge:
+def load_judge(path: Path) -> RewardScorer:
     """The reward model of a run made by `penjing train reward`. Raises UserError if the run is of another kind."""
     known = load_trained(path, adapters="merged")
-    if known.run.objective.kind != "reward":
+    if known.run.objective.name != "reward":
         raise UserError("no reward model", where=path, got=f"a run of {known.run.stage}", wanted="penjing train reward")
     model = ScalarHead(known.model)
     model.scalar.data.copy_(known.checkpoint.weights()["scalar"])
-    return Judge(model.eval(), known.tokenizer)
+    return RewardScorer(model.eval(), known.tokenizer)

@@ -16,7 +16,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
 from penjing.parallel.base import Strategy
 from penjing.train.config import Run
 from penjing.train.load_model import start_tokenizer
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.stages.base import Report
 
 T = TypeVar("T")
@@ -35,31 +35,31 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
     One that an attempt without a checkpoint left behind gives way to a named one, or that of `start`: it may have been
     another's.
     """
-    folder = RunFolder(Path(run.out))
+    folder = RunDir(Path(run.out))
     kept = Tokenizer.load(folder.tokenizer) if (folder.tokenizer / "tokenizer.json").is_file() else None
     if kept is not None and steps(folder.checkpoints):
         return kept
     given = start_tokenizer(run)
-    if given is None and kept is not None and kept.size <= run.model.vocabulary_size:
+    if given is None and kept is not None and kept.size <= run.model.vocab_size:
         given = kept
-    if given is None and run.data.kind not in ("documents", "chats"):
+    if given is None and run.data.format not in ("documents", "chats"):
         raise UserError(
             "no tokenizer: one is trained on texts and conversations only",
-            where="start",
-            got=f"data.kind={run.data.kind}",
-            wanted="a model that is there, or tokenizer.folder",
+            where="init_from",
+            got=f"data.format={run.data.format}",
+            wanted="a model that is there, or tokenizer.path",
         )
     if given is None:
-        size = run.tokenizer.vocabulary or run.model.vocabulary_size
+        size = run.tokenizer.vocab_size or run.model.vocab_size
         report(f"training a tokenizer of {size:,} ids")
-        given = train_tokenizer(_training_texts(run), size, han_run=run.tokenizer.han_run)
-    if given.size > run.model.vocabulary_size:
+        given = train_tokenizer(_training_texts(run), size, max_han_per_token=run.tokenizer.max_han_per_token)
+    if given.size > run.model.vocab_size:
         raise UserError(
             "the tokenizer has more ids than the model",
-            where="model.vocabulary_size",
-            got=run.model.vocabulary_size,
+            where="model.vocab_size",
+            got=run.model.vocab_size,
             wanted=f"at least {given.size}",
-            next_step=f"Set model.vocabulary_size={given.size}, or use the model's own tokenizer.",
+            next_step=f"Set model.vocab_size={given.size}, or use the model's own tokenizer.",
         )
     given.save(folder.tokenizer)
     return given
@@ -67,8 +67,8 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
 
 def _training_texts(run: Run) -> Iterator[str]:
     """The training half's texts, up to the share a tokenizer needs."""
-    paths, share = data_paths(run), run.data.validation_fraction
-    read = records.read_chats if run.data.kind == "chats" else records.read_documents
+    paths, share = data_paths(run), run.data.val_fraction
+    read = records.read_chats if run.data.format == "chats" else records.read_documents
     # What is broken is listed and counted when the shards are made.
     below = prepare.held_out_below((prepare.split_key(each) for each in read(paths, quarantine=_uncounted())), share)
     left = TOKENIZER_TRAINING_BYTES
@@ -82,8 +82,8 @@ def _training_texts(run: Run) -> Iterator[str]:
         yield text
 
 
-def _uncounted() -> records.Quarantine:
-    return records.Quarantine(max_bad=1.0)
+def _uncounted() -> records.BadRecords:
+    return records.BadRecords(max_bad_fraction=1.0)
 
 
 def data_paths(run: Run) -> list[Path]:
@@ -97,22 +97,22 @@ def build_if_stale(
     run: Run,
     folder: Path,
     tokenizer: Tokenizer,
-    row_tokens: int,
+    seq_len: int,
     make: Callable[[list[Path], dict[str, Any]], dict[str, int]],
     report: Report,
 ) -> dict[str, int]:
     """The counts of what `make(files, about)` wrote into `folder`, or wrote there before from the same files.
 
-    row_tokens: what the result depends on of `data.row_tokens`; 0 if it does not. `folder/done.json` is written last.
+    seq_len: what the result depends on of `data.seq_len`; 0 if it does not. `folder/done.json` is written last.
     """
     paths = data_paths(run)
     files = {printable(path): [path.stat().st_size, sha256_file(path)] for path in paths}
     wanted = {
         "source": sha256_text(json.dumps(list(files.values()))),
         "tokenizer": tokenizer.fingerprint,
-        "kind": run.data.kind,
-        "validation_fraction": run.data.validation_fraction,
-        "row_tokens": row_tokens,
+        "kind": run.data.format,
+        "val_fraction": run.data.val_fraction,
+        "seq_len": seq_len,
         **({"thinking": run.data.thinking} if run.data.thinking != "as_given" else {}),
     }
     done = folder / "done.json"

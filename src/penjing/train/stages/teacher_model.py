@@ -18,7 +18,7 @@ from penjing.objective.distill import Distill, Distillation
 from penjing.plan.flops import training_flops_per_token
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, start_shape
-from penjing.train.run_dir import RunFolder
+from penjing.train.run_dir import RunDir
 from penjing.train.stages.base import Stage
 
 META = torch.device("meta")
@@ -51,7 +51,7 @@ class TeacherStage(Stage[Distill]):
         check_vocabulary(self.tokenizer, found, self.settings)
         if self.strategy.rank == 0:
             pin_teacher(self.run, found, self.settings)
-        self.num_ids = min(found.model.config.vocabulary_size, self.run.model.vocabulary_size)
+        self.num_ids = min(found.model.config.vocab_size, self.run.model.vocab_size)
         self.teacher = self._in_compute_dtype(found.model).to(self.strategy.device)
         self._teacher_size = sum(value.numel() for value in found.model.parameters())
 
@@ -61,7 +61,7 @@ class TeacherStage(Stage[Distill]):
         return teacher
 
     def assume_data(self) -> list[str]:
-        self.num_ids = self.run.model.vocabulary_size
+        self.num_ids = self.run.model.vocab_size
         if self.settings.mode == "top_k":
             return []
         shape = start_shape(self.settings.teacher) if self.settings.teacher else self.run.model
@@ -85,12 +85,12 @@ def load_teacher(run: Run, settings: Distill) -> TeacherModel:
     if not settings.teacher:
         raise UserError("no teacher", where="objective.teacher", wanted="a run, a Hugging Face directory or a hub name")
     trained = load_trained(Path(settings.teacher), adapters="merged")
-    longest = trained.model.config.max_tokens
-    if run.data.row_tokens > longest:
+    longest = trained.model.config.max_position_embeddings
+    if run.data.seq_len > longest:
         raise UserError(
             "rows longer than the teacher's longest sequence",
-            where="data.row_tokens",
-            got=run.data.row_tokens,
+            where="data.seq_len",
+            got=run.data.seq_len,
             wanted=f"at most {longest}",
         )
     return TeacherModel(trained.model.requires_grad_(False), trained.tokenizer, fingerprint(trained.model))
@@ -98,14 +98,14 @@ def load_teacher(run: Run, settings: Distill) -> TeacherModel:
 
 def adopt_tokenizer(run: Run, teacher: TeacherModel) -> None:
     """A student that begins from nothing, without a tokenizer of its own, takes the teacher's."""
-    folder = RunFolder(Path(run.out)).tokenizer
-    if run.start or run.tokenizer.folder or (folder / "tokenizer.json").is_file():
+    folder = RunDir(Path(run.out)).tokenizer
+    if run.init_from or run.tokenizer.path or (folder / "tokenizer.json").is_file():
         return
-    if teacher.tokenizer.size > run.model.vocabulary_size:
+    if teacher.tokenizer.size > run.model.vocab_size:
         raise UserError(
             "the teacher's tokenizer has more ids than the student",
-            where="model.vocabulary_size",
-            got=run.model.vocabulary_size,
+            where="model.vocab_size",
+            got=run.model.vocab_size,
             wanted=f"at least {teacher.tokenizer.size}",
         )
     teacher.tokenizer.save(folder)
@@ -128,7 +128,7 @@ def check_vocabulary(tokenizer: Tokenizer, teacher: TeacherModel, settings: Dist
 def pin_teacher(run: Run, teacher: TeacherModel, settings: Distill) -> None:
     """Write which teacher a run has; a run that goes on must have the same one. Raises UserError if it has not."""
     path = Path(run.out) / "teacher.json"
-    begun = RunFolder(Path(run.out)).checkpoints.is_dir()
+    begun = RunDir(Path(run.out)).checkpoints.is_dir()
     if begun and path.is_file() and (known := read_json(path)["sha256"]) != teacher.sha256:
         raise UserError(
             "the teacher has changed since this run was begun",

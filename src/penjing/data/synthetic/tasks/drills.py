@@ -10,7 +10,7 @@ from typing import Any
 from penjing.data.synthetic.holdout_split import held_out
 from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, FEELINGS, PEOPLE, PLACES, THINGS, Thing
 from penjing.data.synthetic.questions import Question, Reading, check_split
-from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import bare_word, language_table
 from penjing.data.synthetic.world import Pair, pair_of
 
@@ -37,17 +37,17 @@ def _word_pairs(entries: list[Any]) -> list[Pair]:
     return [pair for pair in (pair_of(one, other) for one, other in combinations(entries, 2)) if pair]
 
 
-def _number_pair(dice: Dice, split: str, low: int, high: int) -> tuple[int, int]:
+def _number_pair(dice: Rng, split: str, low: int, high: int) -> tuple[int, int]:
     while True:
         x, y = dice.between(low, high), dice.between(low, high)
         if x != y and _allowed([("number", str(x), str(y))], split):
             return x, y
 
 
-class Draft:
+class DrillDraft:
     """What every drill needs: the dice, the language, the split, and a way to close the question."""
 
-    def __init__(self, dice: Dice, language: str, split: str) -> None:
+    def __init__(self, dice: Rng, language: str, split: str) -> None:
         self.dice, self.language, self.split = dice, language, split
         self.table = language_table(language)
 
@@ -74,7 +74,7 @@ class Draft:
                 return entries
 
 
-def _copy(draft: Draft) -> Question:
+def _copy(draft: DrillDraft) -> Question:
     entries = draft.words(draft.dice.between(2, 4))
     words = [bare_word(entry, draft.language) for entry in entries]
     space = draft.table.WORD_SPACE
@@ -86,7 +86,7 @@ def _copy(draft: Draft) -> Question:
     )
 
 
-def _reverse(draft: Draft) -> Question:
+def _reverse(draft: DrillDraft) -> Question:
     entries = draft.words(3)
     words = [bare_word(entry, draft.language) for entry in entries]
     space = draft.table.WORD_SPACE
@@ -96,7 +96,7 @@ def _reverse(draft: Draft) -> Question:
     return draft.done("reverse", "reverse", answer, list(map(space.join, wrong)), 1 / 6, words=text, pairs=pairs)
 
 
-def _compare(draft: Draft) -> Question:
+def _compare(draft: DrillDraft) -> Question:
     x, y = _number_pair(draft.dice, draft.split, 1, 20 if draft.dice.coin(0.5) else 99)
     phrase, right = draft.dice.choice((("bigger", max), ("smaller", min)))
     answer = right(x, y)
@@ -104,7 +104,7 @@ def _compare(draft: Draft) -> Question:
     return draft.done("compare", phrase, str(answer), wrong, 1 / 2, x=x, y=y, pairs=(("number", str(x), str(y)),))
 
 
-def _count(draft: Draft) -> Question:
+def _count(draft: DrillDraft) -> Question:
     while True:
         number, thing = draft.dice.between(2, 9), draft.dice.choice(THINGS)
         pair: Pair = ("count", str(number), thing.key)
@@ -115,7 +115,7 @@ def _count(draft: Draft) -> Question:
     return draft.done("count", "count", str(number), wrong, 1 / 8, t=thing, words=words, pairs=(pair,))
 
 
-def _sum(draft: Draft) -> Question:
+def _sum(draft: DrillDraft) -> Question:
     """The result is drawn first and evenly, so that no favourite result makes guessing pay."""
     dice = draft.dice
     while True:
@@ -130,7 +130,7 @@ def _sum(draft: Draft) -> Question:
     return draft.done("sum", phrase, str(answer), wrong, 1 / 18, x=x, y=y, pairs=(pair,))
 
 
-def _translatable(draft: Draft) -> tuple[dict[str, str], list[dict[str, str]], list[Pair]]:
+def _translatable(draft: DrillDraft) -> tuple[dict[str, str], list[dict[str, str]], list[Pair]]:
     """A word or phrase in both languages, some near misses, and its combinations."""
     dice, roll = draft.dice, draft.dice.random()
     if roll < 0.4 and draft.split == "train":
@@ -165,7 +165,7 @@ def _phrase_form(thing: Thing, with_entry: Any) -> dict[str, str]:
     return {"en": f"{with_entry.en} {thing.en}", "zh": f"{with_entry.zh}的{thing.zh}"}
 
 
-def _translate(draft: Draft) -> Question:
+def _translate(draft: DrillDraft) -> Question:
     form, near, pairs = _translatable(draft)
     source, target = draft.dice.choice((("en", "zh"), ("zh", "en")))
     wrong = [other[target] for other in near]
@@ -174,7 +174,7 @@ def _translate(draft: Draft) -> Question:
     return draft.done("translate", phrase, form[target], wrong, chance, words=form[source], pairs=tuple(pairs))
 
 
-def _tool(draft: Draft) -> Question:
+def _tool(draft: DrillDraft) -> Question:
     x, y = _number_pair(draft.dice, draft.split, 10, 99)
     sign = draft.dice.choice("+-")
     if sign == "-" and x < y:
@@ -186,7 +186,7 @@ def _tool(draft: Draft) -> Question:
     return draft.done("tool", "tool", expression, wrong, 1 / 4, x=x, y=y, sign=sign, tool_call=call, pairs=pairs)
 
 
-_MAKERS: dict[str, Callable[[Draft], Question]] = {
+_MAKERS: dict[str, Callable[[DrillDraft], Question]] = {
     "copy": _copy,
     "reverse": _reverse,
     "compare": _compare,
@@ -200,11 +200,11 @@ _MAKERS: dict[str, Callable[[Draft], Question]] = {
 def drill(seed: int, index: int, *, language: str, split: str = "train", kind: str | None = None) -> Question:
     """Drill number `index` of a split: of the given kind, or of any kind but `story`."""
     check_split(split)
-    dice = Dice(seed, split, "drill", index, language, kind or "any")
+    dice = Rng(seed, split, "drill", index, language, kind or "any")
     chosen = kind or dice.choice(_NO_STORY)
     if chosen not in _MAKERS:
         raise ValueError(f"unknown kind of drill {chosen!r}; known: {', '.join(_MAKERS)}")
-    return _MAKERS[chosen](Draft(dice, language, split))
+    return _MAKERS[chosen](DrillDraft(dice, language, split))
 
 
 def story_request(seed: int, index: int, *, language: str, split: str = "train") -> Question:

@@ -17,13 +17,13 @@ from penjing.data.synthetic.lexicon import (
     PLACES,
     THINGS,
     Being,
-    Place,
+    PlaceWord,
     Thing,
     Word,
     described,
 )
 from penjing.data.synthetic.questions import Question
-from penjing.data.synthetic.rng import Dice
+from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import bare_word, language_table, word_answer
 from penjing.data.synthetic.world import pair_of
 
@@ -39,7 +39,7 @@ _ASKS = {
 _ECHO_WORDS = (*PEOPLE, *ANIMALS, *THINGS, *THINGS, *PLACES, *COLOURS)
 
 
-def echo(dice: Dice, language: str) -> str:
+def echo(dice: Rng, language: str) -> str:
     """Rounds of a game: a line of words, and the same line again."""
     table = language_table(language)
     lines = [dice.choice(table.ECHO_TITLES)]
@@ -49,7 +49,7 @@ def echo(dice: Dice, language: str) -> str:
     return "\n".join(lines)
 
 
-def _words(dice: Dice) -> list[Any]:
+def _words(dice: Rng) -> list[Any]:
     """4 to 7 words of which no two are a combination kept for evaluation."""
     chosen: list[Any] = []
     count = dice.between(4, 7)
@@ -68,10 +68,10 @@ class _Present:
     who: Being
     thing: Thing
     colour: Word
-    place: Place
+    place: PlaceWord
 
 
-def _call(dice: Dice, count: int) -> list[_Present]:
+def _call(dice: Rng, count: int) -> list[_Present]:
     """People with things and places, all different, and none with a combination kept for evaluation."""
     present: list[_Present] = []
     while len(present) < count:
@@ -88,7 +88,7 @@ def _call(dice: Dice, count: int) -> list[_Present]:
     return present
 
 
-def roll_call(dice: Dice, language: str, num_questions: int) -> tuple[str, list[Question]]:
+def roll_call(dice: Rng, language: str, num_questions: int) -> tuple[str, list[Question]]:
     """A line on each of 3 to 5 people, and questions about them."""
     table = language_table(language)
     present = _call(dice, dice.between(3, 5))
@@ -101,7 +101,7 @@ def roll_call(dice: Dice, language: str, num_questions: int) -> tuple[str, list[
     return text, [_ask(text, one, kind, present, language, dice) for one, kind in dice.sample(asked, num_questions)]
 
 
-def _ask(text: str, one: _Present, kind: str, present: list[_Present], language: str, dice: Dice) -> Question:
+def _ask(text: str, one: _Present, kind: str, present: list[_Present], language: str, dice: Rng) -> Question:
     table = language_table(language)
     subject, value = _ASKS[kind]
     answers = {o: word_answer(getattr(o, value), language) for o in present}

@@ -18,8 +18,8 @@ from penjing.data.synthetic.lexicon import (
     Thing,
     tagged,
 )
-from penjing.data.synthetic.rng import Dice
-from penjing.data.synthetic.world import Cast, NoCast, Pair, Tale, World
+from penjing.data.synthetic.rng import Rng
+from penjing.data.synthetic.world import Cast, NoCast, Pair, StoryPlan, World
 
 
 def _pair(being: Being, thing: Thing) -> Pair:
@@ -279,9 +279,9 @@ _PLOT_NAMES = tuple(PLOTS)
 
 
 @lru_cache(maxsize=256)
-def simulate(seed: int, split: str, index: int) -> Tale:
+def simulate(seed: int, split: str, index: int) -> StoryPlan:
     """The tale number `index` of a split: the same for both languages, whatever else was generated before it."""
-    dice = Dice(seed, split, "tale", index)
+    dice = Rng(seed, split, "tale", index)
     while True:
         plot, opening, cast = dice.choice(_PLOT_NAMES), dice.below(len(OPENINGS)), Cast(dice, split)
         if plot == "rain" and opening == RAINY_OPENING:
