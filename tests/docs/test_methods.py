@@ -62,15 +62,15 @@ def test_the_record_has_three_seeds_of_each():
     for method in ("dpo", "dpo_lora", "reward", "grpo", "distill"):
         assert len(found[method]) == 3, method
     for seed in found["dpo"].values():
-        assert seed["validation_reward_margin"]["after"] > 0.3
-        assert seed["validation_reward_accuracy"]["after"] >= 0.8  # of pairs; one half before, by construction
+        assert seed["val_reward_margin"]["after"] > 0.3
+        assert seed["val_reward_accuracy"]["after"] >= 0.8  # of pairs; one half before, by construction
     for seed in [*found["dpo"].values(), *found["dpo_lora"].values()]:
         asked = seed["questions"]
         assert asked["tool"]["before"] == 40
         assert asked["tool"]["after"] >= 38
         assert not any(kind["lost"] for kind in asked.values())
     for seed in found["grpo"].values():
-        assert seed["validation_exact_match"]["after"] - seed["validation_exact_match"]["before"] >= 0.4
+        assert seed["val_exact_match"]["after"] - seed["val_exact_match"]["before"] >= 0.4
     for seed in found["distill"].values():
         assert max(seed["recovered"].values()) >= 0.5
 
