@@ -53,7 +53,7 @@ def test_hours(tflops, card, reported):
     assert number(cells[3]) == round(seconds / 60)
     assert number(cells[4]) == pytest.approx(6 * 26e6 * 10e9 / (reported * 60) / 1e12, abs=0.05)
     if card == "RTX 3090":
-        assert shares["products"] == pytest.approx(2 / 3, abs=0.06)
+        assert shares["matmuls"] == pytest.approx(2 / 3, abs=0.06)
         assert CARDS[card].half == 71
 
 

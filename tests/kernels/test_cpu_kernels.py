@@ -221,7 +221,7 @@ def test_attention(num_tokens, mean_length, window, size, groups, kind, threads)
     dtype = F32 if kind == "float32" else BF16
     built = library.kernels()
     if not built.types & 1 << cpu.TYPES[dtype]:  # matrix units, or AVX512-BF16, which stands in for them
-        pytest.skip("this processor has no products of pairs in bfloat16")
+        pytest.skip("this processor has no matmuls of pairs in bfloat16")
     built.use_tiles("tiles" not in kind)
     try:
         ours, tiled, exact = attended(num_tokens, mean_length, window, groups, size, dtype)
@@ -393,7 +393,7 @@ def test_a_model_learns_the_same(make_model, dtype, architecture, without):
     else:
         ours, theirs = (torch.cat([x.flatten() for x in each.values()]) for each in (grads, plain_grads))
         wanted = torch.cat([x.flatten() for x in exact.values()]).double()
-        assert off(ours, wanted) < 1.1 * off(theirs, wanted)  # most of both is the products' rounding
+        assert off(ours, wanted) < 1.1 * off(theirs, wanted)  # most of both is the matmuls' rounding
 
 
 def test_the_heads_gradient(without):

@@ -1,6 +1,6 @@
-"""Float8 products are those of the rounded numbers, reach the right layers only, and a model learns with them.
+"""Float8 matmuls are those of the rounded numbers, reach the right layers only, and a model learns with them.
 
-On a CPU the rounded numbers are multiplied in float32, as torch's own float8 product on CPUs does. No GPU took part.
+On a CPU the rounded numbers are multiplied in float32, as torch's own float8 matmul on CPUs does. No GPU took part.
 """
 
 import copy

@@ -275,7 +275,7 @@ class Way:
 def test_a_model_of_kernels_is_the_plain_one(architecture, how, monkeypatch):
     """Compiled too: what a compiler is told of each operator is what it does."""
     if architecture == "qwen3_moe" and not HAS_GPU:
-        pytest.skip("grouped products on a CPU take no float16")
+        pytest.skip("grouped matmuls on a CPU take no float16")
     dtype = torch.bfloat16 if architecture == "qwen3_moe" and how != "off" else torch.float16
     way = Way(architecture, monkeypatch)
     wanted, got = way(False, torch.float32), way(True, dtype, how)

@@ -289,7 +289,7 @@ def test_dropout_is_for_learning_only_and_can_be_taken_up_again(make_model):
 
 
 def test_dropout_keeps_the_mean_and_has_matching_gradients(make_model):
-    """The masked product equals the plain formula with the same mask, in value and gradient."""
+    """The masked matmul equals the plain formula with the same mask, in value and gradient."""
     model = make_model()
     add_adapter(model, Lora(rank=4, dropout=0.3))
     teach(model, "default")
@@ -425,7 +425,7 @@ def test_layers_side_by_side_equal_each_alone(make_model, dtype, names):
     x = torch.randn(2, 5, layers[0].in_features, generator=generator).to(dtype or torch.float32).requires_grad_()
     got, wanted = packed_linear(x, *layers), torch.cat([layer(x) for layer in layers], dim=-1)
     bound = 2e-2 if dtype else 1e-5
-    if dtype is None:  # as in runs, whose base is in the products' dtype: no copy of it is kept
+    if dtype is None:  # as in runs, whose base is in the matmuls' dtype: no copy of it is kept
         kept = [each.data_ptr() for each in got.grad_fn.saved_tensors]
         assert {layer.weight.data_ptr() for layer in layers} <= set(kept)
         largest = max(each.numel() for each in got.grad_fn.saved_tensors)

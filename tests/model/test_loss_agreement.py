@@ -43,7 +43,7 @@ class Way:
     dtype: torch.dtype | None = None
 
 
-# float32 ways differ by the order of sums; half precision rounds inputs of products to 8 or 11 bits.
+# float32 ways differ by the order of sums; half precision rounds inputs of matmuls to 8 or 11 bits.
 WAYS = {
     "fused head": Way(2e-6, 2e-5, fused_head=True),
     "packing": Way(2e-6, 2e-5, packing=True, fused_head=True),

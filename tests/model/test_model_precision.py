@@ -1,4 +1,4 @@
-"""bf16 products over float32 parameters, and starting weights that depend on one seed only."""
+"""bf16 matmuls over float32 parameters, and starting weights that depend on one seed only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: grouped products equal the plain twin, routing counts what it should, padding is left out."""
+"""Mixtures of experts: grouped matmuls equal the plain twin, routing counts what it should, padding is left out."""
 
 from __future__ import annotations
 

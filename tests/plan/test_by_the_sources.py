@@ -37,7 +37,7 @@ UNIT = Machine(
     kind="cuda",
     level="L1",
     source="",
-    product_flops={"float32": 1.0, "bfloat16": 1.0},
+    matmul_flops={"float32": 1.0, "bfloat16": 1.0},
     attention_share=1.0,
     bytes_per_second=1.0,
     launch_seconds=0.0,
@@ -144,7 +144,7 @@ def test_answers_that_wait_for_a_slot_take_their_time():
 
     def steps(slots):
         decode = Decode(answers=64, prompt_tokens=0.0, answer_tokens=50.0, longest=100, slots=slots)
-        slow_host = replace(UNIT, product_flops={"float32": 1e30}, bytes_per_second=1e30, launch_seconds=3.0)
+        slow_host = replace(UNIT, matmul_flops={"float32": 1e30}, bytes_per_second=1e30, launch_seconds=3.0)
         return decode_time(decode, WORK, slow_host) / WORK.kernels()
 
     assert steps(16) == pytest.approx(200)
@@ -154,7 +154,7 @@ def test_answers_that_wait_for_a_slot_take_their_time():
 def test_keys_and_values_of_answers_are_read_at_every_token():
     """Two of each, for each layer and slot, of the prompt and on average half of the answer; beside all matrices."""
     decode = Decode(answers=4, prompt_tokens=100.0, answer_tokens=50.0, longest=1, slots=4)
-    machine = replace(UNIT, product_flops={"float32": 1e30})
+    machine = replace(UNIT, matmul_flops={"float32": 1e30})
     one = (SHAPE.matrices_read(4) + 2 * 4 * 2 * 32 * 125) * 4
     assert decode_time(replace(decode, answer_tokens=50.0), WORK, machine) == pytest.approx(50 * one)
 

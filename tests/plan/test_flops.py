@@ -41,15 +41,15 @@ def test_flops_of_a_step_are_what_a_counter_counts(options):
     config = ModelConfig(**{**SMALL, **options})
     model = Transformer(config)
     ids_BT = torch.randint(0, 300, (rows, num_tokens))
-    # The plain attention kernel is made of products the counter knows. It works on all T x T pairs, masked or not:
+    # The plain attention kernel is made of matmuls the counter knows. It works on all T x T pairs, masked or not:
     # each query is counted with T keys. Everything else must agree to the last operation.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(ids_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(ids_BT.numel())).backward()
     expected = training_flops_per_token(config, num_keys=num_tokens) * rows * num_tokens
     assert counter.get_total_flops() == expected
     counts = counter.get_flop_counts()["Global"]
-    products = counts[torch.ops.aten.mm] + counts.get(torch.ops.aten.addmm, 0)  # the latter add to another's gradient
-    assert products == 6 * parameters(config).matrices * rows * num_tokens
+    matmuls = counts[torch.ops.aten.mm] + counts.get(torch.ops.aten.addmm, 0)  # the latter add to another's gradient
+    assert matmuls == 6 * parameters(config).matrices * rows * num_tokens
 
 
 def test_flops_of_a_mixture_are_those_of_the_experts_a_token_goes_through(monkeypatch):
@@ -72,7 +72,7 @@ def test_flops_of_adapters_leave_out_the_frozen_matrices():
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(ids_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(64)).backward()
     stated = training_flops_per_token(config, num_keys=32, trainable=trainable_of(model, config)) * 64
-    # The counter does not know products that are added in place: B in the forward pass, A's in the gradient of x.
+    # The counter does not know matmuls that are added in place: B in the forward pass, A's in the gradient of x.
     outputs, inputs = 2 * (64 + 32 + 32 + 64 + 96 + 96 + 64), 2 * (4 * 64 + 2 * 64 + 96) - 3 * 64
     assert counter.get_total_flops() + 2 * 64 * 4 * (outputs + inputs) == stated
     one_more = training_flops_per_token(config, num_keys=32, extra_forwards=1.0)

@@ -71,7 +71,7 @@ def test_the_helpers_work_on_a_cpu():
     assert hardware.has_fast_bfloat16(torch.device("meta")) is False
     peak = hardware.peak(CPU, torch.float32)
     assert peak.flops_per_second > 1e8
-    assert peak.source == "measured matrix product"
+    assert peak.source == "measured matmul"
     assert hardware.peak(torch.device("meta"), torch.float32).flops_per_second is None
     assert 1 <= hardware.physical_cores() <= os.cpu_count()
 

@@ -81,8 +81,8 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
     run = run_of("pretrain", compute={"dtype": dtype}, data={"seq_len": 64, "prefetch": 0})
     planned, _ = trace_run(run, CPU, shape_of(run, CPU))
     model = Transformer(run.model)
-    products = torch.bfloat16 if dtype == "bfloat16" else None
-    set_compute_dtype(model, products)
+    matmuls = torch.bfloat16 if dtype == "bfloat16" else None
+    set_compute_dtype(model, matmuls)
     strategy = Single(torch.device("cpu"))
     tracer = Tracer("cpu", kernel_temporaries=False)
 
@@ -121,7 +121,7 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
         max_grad_norm=run.max_grad_norm,
     )
     with tracer:
-        tracer.tag_model(model, products)
+        tracer.tag_model(model, matmuls)
         for index in range(2):  # the second has the optimizer's state, as the plan does
             step(context, index)
     assert max(planned.live_bytes()) == max(tracer.trace.live_bytes())

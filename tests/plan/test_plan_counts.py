@@ -112,7 +112,7 @@ def test_checkpointed_blocks_are_computed_once_more(name, no_padding, monkeypatc
         return checkpoint(forward, self, *given, use_reentrant=False, **named)
 
     monkeypatch.setattr(block.Block, "forward", twice)
-    with set_checkpoint_early_stop(False):  # else torch leaves out the block's last product, whose result nobody reads
+    with set_checkpoint_early_stop(False):  # else torch leaves out the block's last matmul, whose result nobody reads
         assert counted(model, config.vocab_size) == full_square(config, recomputed=True)
 
 
@@ -121,23 +121,23 @@ def test_the_workload_has_the_same_products(options):
     """What the time of a step is made of holds the same FLOPs as the count of the model."""
     config = ModelConfig(**{**BASE, **options})
     work = Workload(shape=shape_of(config), tokens=ROWS * TOKENS, seq_len=TOKENS, keys=TOKENS / 2)
-    assert work.product_flops() == 6 * parameters(config).matrices * ROWS * TOKENS
+    assert work.matmul_flops() == 6 * parameters(config).matrices * ROWS * TOKENS
     plain = Workload(
         shape=shape_of(config), tokens=ROWS * TOKENS, seq_len=TOKENS, keys=TOKENS / 2, attention="materialised"
     )
-    assert plain.product_flops() + plain.attention_flops() == full_square(config)
-    # A fused kernel does the causal half, and its two forward products are five backward ones and not four.
+    assert plain.matmul_flops() + plain.attention_flops() == full_square(config)
+    # A fused kernel does the causal half, and its two forward matmuls are five backward ones and not four.
     assert work.attention_flops() == 7 / 6 * plain.attention_flops() / 2
     again = Workload(
         shape=shape_of(config), tokens=64, seq_len=32, keys=32, attention="materialised", recompute="block"
     )
-    assert again.product_flops() + again.attention_flops() == full_square(config, recomputed=True)
+    assert again.matmul_flops() + again.attention_flops() == full_square(config, recomputed=True)
 
 
 def test_the_workload_of_a_mixture_and_of_adapters():
     config = ModelConfig(**{**BASE, **TWENTY["shared experts"]})
     work = Workload(shape=shape_of(config), tokens=64, seq_len=32, keys=16)
-    assert work.product_flops() == 6 * parameters(config).matrices * 64
+    assert work.matmul_flops() == 6 * parameters(config).matrices * 64
     config = ModelConfig(**BASE)
     model = Transformer(config)
     add_adapter(model, Lora(rank=4), seed=0)
@@ -145,7 +145,7 @@ def test_the_workload_of_a_mixture_and_of_adapters():
     part = trainable_of(model, config)
     frozen = Workload(shape=shape_of(config), tokens=64, seq_len=32, keys=16, trainable=part)
     # Two passes of the frozen matrices, but of the first layer's q, k and v, which pass no gradient on, one; the
-    # adapters' own products are too small for a term of their own.
+    # adapters' own matmuls are too small for a term of their own.
     first = (
         sum(
             layer.weight.numel()
@@ -154,7 +154,7 @@ def test_the_workload_of_a_mixture_and_of_adapters():
         )
         - model.blocks[0].attention.o_proj.weight.numel()
     )
-    assert frozen.product_flops() == pytest.approx((4 * parameters(config).matrices - 2 * first) * 64)
+    assert frozen.matmul_flops() == pytest.approx((4 * parameters(config).matrices - 2 * first) * 64)
     assert frozen.trained == adapters
 
 

@@ -90,9 +90,9 @@ def test_a_stale_key_says_what_changed():
 def test_the_machine_of_a_profile():
     machine = PROFILE.machine()
     assert machine.level == "L1"
-    assert machine.product_flops == {"bfloat16": 68e12}
+    assert machine.matmul_flops == {"bfloat16": 68e12}
     assert machine.attention_share == pytest.approx(0.5)
-    assert machine.product_seconds(8, 16, 32, "bfloat16") == 2 * 8 * 16 * 32 / 1e12
+    assert machine.matmul_seconds(8, 16, 32, "bfloat16") == 2 * 8 * 16 * 32 / 1e12
     assert machine.launch_seconds >= 5e-6
 
 
@@ -134,7 +134,7 @@ def test_memory_that_does_not_suffice_ends_a_dtype(monkeypatch):
     def refuse(*given, **named):
         raise RuntimeError("CUDA out of memory. Tried to allocate")
 
-    monkeypatch.setattr(measure, "product", refuse)
+    monkeypatch.setattr(measure, "matmul", refuse)
     assert measure.squares(CPU, sizes=(16,), dtypes=("float32",)) == []
 
 

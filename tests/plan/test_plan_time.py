@@ -22,7 +22,7 @@ from penjing.plan.device_model import (
     Gemm,
     Machine,
     machine_of_card,
-    nearest_product,
+    nearest_matmul,
 )
 from penjing.plan.gpu_specs import CARDS, card_called, find_card
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
@@ -46,7 +46,7 @@ PLAIN = Machine(
     kind="cpu",
     level="L1",
     source="made up",
-    product_flops={"float32": 1e9},
+    matmul_flops={"float32": 1e9},
     attention_share=0.5,
     bytes_per_second=1e9,
     launch_seconds=0.0,
@@ -106,7 +106,7 @@ def test_a_step_by_hand():
     matrices = 2 * (64 * (2 * 64 + 2 * 32) + 3 * 64 * 128) + 64 * 1000
     assert SHAPE.matrices == matrices
     found = step_time(WORK, PLAIN)
-    assert found.products == pytest.approx(3 * 6 * matrices * 100 / 1e9)
+    assert found.matmuls == pytest.approx(3 * 6 * matrices * 100 / 1e9)
     assert found.attention == pytest.approx(3 * 7 * 2 * 100 * 64 * 25.5 * 2 / 0.5e9)
     values = 45 * 64 * 2 + 14 * 128 * 2
     assert found.elementwise == pytest.approx(3 * 100 * values * 4 / 1e9)
@@ -140,7 +140,7 @@ def test_attention_is_as_fast_as_measured_at_its_dtype_and_length():
     machine = replace(PLAIN, attentions=tuple(measured))
     for keys in (20.0, 128.5, 300.0, 512.5, 2000.0):
         assert machine.attention_rate("float32", keys) == pytest.approx(keys / seconds(keys))
-    assert machine.attention_rate("bfloat16", 300.0) == 0.5e9  # not measured: by its share of products
+    assert machine.attention_rate("bfloat16", 300.0) == 0.5e9  # not measured: by its share of matmuls
     flat = replace(PLAIN, attentions=(measured[0],))
     assert flat.attention_rate("float32", 300.0) == pytest.approx(128.5 / seconds(128.5))
     assert step_time(WORK, machine).attention == pytest.approx(3 * WORK.attention_flops() * seconds(25.5) / 25.5)
@@ -162,7 +162,7 @@ def test_several_devices_exchange_what_computation_does_not_hide():
     slow = replace(PLAIN, bus_bytes_per_second=1e5)
     two = step_time(replace(WORK, ranks=2, sharding="ddp"), slow)
     sent = 2 * 4 * 130_000 / 2 / 1e5
-    busy = (alone.products + alone.attention + alone.elementwise + alone.head) / 3
+    busy = (alone.matmuls + alone.attention + alone.elementwise + alone.head) / 3
     assert two.communication == pytest.approx(sent - busy / 2)
     quick = replace(PLAIN, bus_bytes_per_second=1e12)
     assert step_time(replace(WORK, ranks=2, sharding="ddp"), quick).communication == pytest.approx(
@@ -172,18 +172,18 @@ def test_several_devices_exchange_what_computation_does_not_hide():
 
 def test_measured_products_go_before_the_general_rate():
     measured = Gemm(rows=100, inner=64, outputs=1000, dtype="float32", flops_per_second=4e9)
-    machine = replace(PLAIN, products=(measured,))
-    assert machine.product_seconds(100, 64, 1000, "float32") == pytest.approx(2 * 100 * 64 * 1000 / 4e9)
-    assert machine.product_seconds(1000, 100, 64, "float32") == pytest.approx(2 * 100 * 64 * 1000 / 4e9)
-    assert machine.product_seconds(100, 64, 100, "float32") == pytest.approx(2 * 100 * 64 * 100 / 1e9)
-    assert nearest_product((measured,), 100, 64, 1000, "bfloat16") is None
+    machine = replace(PLAIN, matmuls=(measured,))
+    assert machine.matmul_seconds(100, 64, 1000, "float32") == pytest.approx(2 * 100 * 64 * 1000 / 4e9)
+    assert machine.matmul_seconds(1000, 100, 64, "float32") == pytest.approx(2 * 100 * 64 * 1000 / 4e9)
+    assert machine.matmul_seconds(100, 64, 100, "float32") == pytest.approx(2 * 100 * 64 * 100 / 1e9)
+    assert nearest_matmul((measured,), 100, 64, 1000, "bfloat16") is None
 
 
 def test_odd_sides_are_slow_on_a_gpu_only():
     card = machine_of_card(CARDS["A100"])
-    even, odd = (card.product_seconds(8192, 768, size, "bfloat16") for size in (50304, 50257))
+    even, odd = (card.matmul_seconds(8192, 768, size, "bfloat16") for size in (50304, 50257))
     assert odd / even == pytest.approx(2 * 50257 / 50304)
-    assert PLAIN.product_seconds(7, 7, 7, "float32") == 2 * 343 / 1e9
+    assert PLAIN.matmul_seconds(7, 7, 7, "float32") == 2 * 343 / 1e9
 
 
 ADAPTERS = Trainable(learns=100_000, weights=0, inputs=25_000_000)
@@ -247,8 +247,8 @@ def test_writing_answers_is_bound_by_weights_or_launches():
     work = replace(WORK, dtype="float32")
     prefill = 2 * SHAPE.matrices * 64 * 100 / 1e9
     moved = SHAPE.matrices * 4 + 2 * 32 * 2 * 32 * 125 * 4
-    products = 32 * (2 * SHAPE.matrices + 4 * 2 * 64 * 125) / 1e9
-    busy = prefill + 100 * max(moved / 1e9, products)
+    matmuls = 32 * (2 * SHAPE.matrices + 4 * 2 * 64 * 125) / 1e9
+    busy = prefill + 100 * max(moved / 1e9, matmuls)
     assert decode_time(decode, work, PLAIN) == pytest.approx(busy)
     host = replace(PLAIN, kind="cuda", launch_seconds=1.0)
     assert decode_time(decode, work, host) == pytest.approx(prefill + 100 * work.kernels() / 3)

@@ -427,7 +427,7 @@ ATTACKS = {
     "replacing": "{{ ('a' * 900000).replace('a', 'b' * 900000) }}",
     "joining": "{{ ('a' * 900000).join('b' * 900000) }}",
     "a tower": "{{ 9 ** 9 ** 9 ** 9 }}",
-    "products": "{% set n = namespace(x=2) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}{{ n.x }}",
+    "matmuls": "{% set n = namespace(x=2) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}{{ n.x }}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "two macros": "{% macro f(n) %}{{ g(n) }}{{ g(n) }}{% endmacro %}{% macro g(n) %}{% if n %}{{ f(n - 1) }}"
     "{% endif %}{% endmacro %}{{ f(60) }}",

@@ -158,6 +158,7 @@ METRICS = {
     "kl_nats": "kl",
     "entropy_nats": "entropy",
     "micro_rows": "micro_size",
+    "products": "matmuls",
     "row_tokens": "seq_len",
 }
 TIMES = re.compile(r"second|wait|mfu|time|memory|resident|probe|startup|speed|version|python|machine|host|threads")

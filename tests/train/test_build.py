@@ -47,7 +47,7 @@ def parts(monkeypatch, tmp_path):
         raise Enough(parts)
 
     monkeypatch.setattr(build, "plan", enough)
-    # A CPU's products of float16 are too slow to be timed here.
+    # A CPU's matmuls of float16 are too slow to be timed here.
     monkeypatch.setattr(hardware, "peak", lambda *given: SimpleNamespace(flops_per_second=None))
 
     def make(*words):

@@ -10,10 +10,15 @@ from penjing.base import config
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from penjing.optim.adamw import AdamW
+from penjing.optim.muon import Muon
+from penjing.optim.schedule import WarmupStableDecay
 from penjing.parallel.single import Single
 from penjing.train import load_model as folder
 from penjing.train.config import Run
+from penjing.train.renamed_settings import RENAMED
 from penjing.train.run_dir import RunDir
+from penjing.train.stages import settings_classes
 from penjing.train.stages.next_token import NextTokenStage
 from penjing.train.stages.run_data import build_if_stale, run_tokenizer
 
@@ -168,3 +173,16 @@ def test_a_tokenizer_that_an_abandoned_attempt_left_is_not_taken_for_another_sta
     left.save(out.tokenizer)
     (out.checkpoints / "step-00000001").mkdir(parents=True)  # a run that has begun keeps its own
     assert run_tokenizer(run, print).fingerprint == left.fingerprint
+
+
+def test_an_old_setting_names_the_new_one():
+    known = {key for kind in settings_classes() for key, _ in config.settings(kind, "objective.")}
+    known |= {key for optimizer in (AdamW, Muon) for key, _ in config.settings(optimizer, "optimizer.")}
+    known |= {key for key, _ in config.settings(WarmupStableDecay, "schedule.")}
+    known |= {key for key, _ in config.settings(Run)}
+    groups = {key.partition(".")[0] for key in known}
+    assert not RENAMED.keys() & known
+    assert set(RENAMED.values()) <= known | groups
+    with pytest.raises(UserError) as refused:
+        config.resolve(Run, config.parse_overrides(["batch.rows=8"]))
+    assert refused.value.where == "batch.rows" and "batch.size" in refused.value.next_step

@@ -58,7 +58,7 @@ def busy(work: Callable[[], object], device: torch.device) -> Busy | None:
 def estimated(work: Workload, machine: Machine, seconds: float) -> Busy:
     """Bytes and FLOPs of the step by formula over the time it took. float32 units are not told apart."""
     moved = work.passes * (work.elementwise_bytes() + work.head_bytes() + work.map_bytes()) + work.optimizer_bytes()
-    flops = work.passes * (work.product_flops() + work.attention_flops())
+    flops = work.passes * (work.matmul_flops() + work.attention_flops())
     peak = machine.peak_flops.get(work.dtype) or machine.rate(work.dtype)
     return Busy(
         dram=moved / seconds / machine.bytes_per_second,

@@ -255,7 +255,7 @@ def _formulas(
         f"FLOPs a token, causal: 6 M + 12 L H K x {keys:g} keys = {causal:.4g}; "
         f"full square: 6 M + 12 L H K x {work.seq_len} = {full:.4g}",
         f"tokens = {amount.tokens:,} ({amount.reason}); steps = tokens / {work.tokens * n * work.ranks:,} a step",
-        f"matmul: {n} x {work.product_flops():.4g} FLOPs / {rate / 1e12:.4g} TFLOPS = {step.products:.4g} s",
+        f"matmul: {n} x {work.matmul_flops():.4g} FLOPs / {rate / 1e12:.4g} TFLOPS = {step.matmuls:.4g} s",
         f"attention: {n} x {work.attention_flops():.4g} FLOPs / {attention / 1e12:.4g} TFLOPS = {step.attention:.4g} s",
         f"elementwise: {n} x {work.elementwise_bytes():.4g} bytes / {moved / 1e9:.4g} GB/s = {step.elementwise:.4g} s",
         f"logits and loss: {n} x {work.head_bytes():.4g} bytes / {moved / 1e9:.4g} GB/s = {step.head:.4g} s",

@@ -118,8 +118,8 @@ def _passes(now: _Now, fitted: Fitted) -> Iterator[Found]:
                 yield gain, f"batch.micro_size={rows}: {gain:.0%} faster, and fits"
                 break
     rows = next((each for each in divisors(share) if each < fitted.micro_size and possible(each)), 0)
-    if rows and fitted.slope > 0:
-        saved, slower = fitted.slope * (fitted.micro_size - rows), max(0.0, -now.gain(*with_rows(rows)))
+    if rows and fitted.bytes_per_row > 0:
+        saved, slower = fitted.bytes_per_row * (fitted.micro_size - rows), max(0.0, -now.gain(*with_rows(rows)))
         line = f"batch.micro_size={rows}: {units.gibibytes(saved)} less memory, {slower:.1%} slower"
         yield (0.02 if fitted.plan.fits is not False else 1.0), line
 

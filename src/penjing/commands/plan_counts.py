@@ -100,7 +100,7 @@ def _this_machine() -> tuple[Machine, list[str]]:
 
 
 def _half(machine: Machine) -> str:
-    return max(machine.product_flops, key=lambda name: machine.product_flops[name])
+    return max(machine.matmul_flops, key=lambda name: machine.matmul_flops[name])
 
 
 def print_estimate(size: str, amount: str, tflops: float, gpu: str, console: Console) -> None:

@@ -27,7 +27,7 @@ class Fitted:
     plan: MemoryPlan
     micro_size: int
     largest: int  # about; 0 = not known
-    slope: float  # bytes of each row, up to the rows that were wanted
+    bytes_per_row: float  # bytes of each row, up to the rows that were wanted
     notes: list[str]
     fits: Callable[[int], bool]  # whether a pass of so many rows does, traced
 
@@ -46,11 +46,11 @@ def fit(run: Run, target: Target, options: PlanOptions, wanted: int) -> Fitted:
 
     plan, share, rows = at(wanted), run.batch.size // options.gpus, wanted
     less = next((each for each in divisors(share) if each < wanted), 0)
-    slope = (plan.total_bytes - at(less).total_bytes) / (wanted - less) if less else 0.0
+    bytes_per_row = (plan.total_bytes - at(less).total_bytes) / (wanted - less) if less else 0.0
     notes = [note for note in plan.notes if "every position" not in note]
     room = safe_bytes(target.memory_bytes)
     if room and plan.total_bytes > room and not run.batch.micro_size:
-        line = wanted - (plan.total_bytes - room) / max(1.0, slope)
+        line = wanted - (plan.total_bytes - room) / max(1.0, bytes_per_row)
         rows = next((each for each in divisors(wanted) if each <= line), 1)
         while at(rows).total_bytes > room and rows > 1:
             rows = next(each for each in divisors(wanted) if each < rows)
@@ -67,15 +67,15 @@ def fit(run: Run, target: Target, options: PlanOptions, wanted: int) -> Fitted:
     return Fitted(
         plan=at(rows),
         micro_size=rows,
-        largest=_largest(known, at, slope, room, most) if room and less else 0,
-        slope=slope,
+        largest=_largest(known, at, bytes_per_row, room, most) if room and less else 0,
+        bytes_per_row=bytes_per_row,
         notes=notes,
         fits=lambda each: at(each).total_bytes <= room,
     )
 
 
 def _largest(
-    known: Mapping[int, MemoryPlan], at: Callable[[int], MemoryPlan], slope: float, room: int, most: int
+    known: Mapping[int, MemoryPlan], at: Callable[[int], MemoryPlan], bytes_per_row: float, room: int, most: int
 ) -> int:
     """About how many rows fit in one pass, at most `most`; 0 if none of those that were traced do.
 
@@ -87,7 +87,7 @@ def _largest(
     if not good:
         return 0
     if good == max(known):
-        further = (room - known[good].total_bytes) / max(1.0, slope)
+        further = (room - known[good].total_bytes) / max(1.0, bytes_per_row)
         beyond = min(good + math.floor(further), max(good, most))
         if at(beyond).total_bytes <= room:
             return beyond

@@ -118,7 +118,7 @@ def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyR
     made = []
     for shape in family(run):
         model = config.resolve(type(run.model), {**shape, "preset": ""})
-        dtype = max(machine.product_flops, key=lambda name: machine.product_flops[name])
+        dtype = max(machine.matmul_flops, key=lambda name: machine.matmul_flops[name])
         geometry = batch_geometry(run, 1, torch.device(machine.kind))
         work = Workload(
             shape=shape_of(model),

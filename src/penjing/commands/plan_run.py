@@ -141,7 +141,7 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
         kind="cpu",
         level="L0",
         source="a short measurement",
-        product_flops={own: rate},
+        matmul_flops={own: rate},
         attention_share=min(1.0, attention_rate(own, device) / rate),
         bytes_per_second=copy_rate(device),
         launch_seconds=launch_seconds(device),
@@ -270,7 +270,7 @@ def _validation_seconds(run: Run, step: StepTime, work: Workload, machine: Machi
     """Of one validation: a forward pass of the held-out rows; of RL two answers to each prompt, greedy and drawn."""
     if how := run.objective.sampling:
         return 2 * _writing_seconds(run, how, max(1, math.ceil(run.eval.sequences / gpus)), work, machine)
-    forward = (step.products + step.attention + step.elementwise + step.head) / 3 / max(1, work.tokens * work.passes)
+    forward = (step.matmuls + step.attention + step.elementwise + step.head) / 3 / max(1, work.tokens * work.passes)
     return run.eval.sequences * lengths_of(run).tokens * forward / gpus
 
 

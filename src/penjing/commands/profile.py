@@ -22,7 +22,7 @@ def matmul_shapes(run: Run, device: torch.device) -> list[tuple[int, int, int]]:
     micro, row = batch_geometry(run, 1, device).micro_size, run.data.seq_len
     work = Workload(shape=shape_of(run.model), tokens=micro * row, seq_len=row, keys=(row + 1) / 2)
     found: dict[tuple[int, int, int], float] = {}
-    for left, inner, outputs, count in work.products():
+    for left, inner, outputs, count in work.matmuls():
         found[left, inner, outputs] = found.get((left, inner, outputs), 0.0) + 2.0 * left * inner * outputs * count
     return sorted(found, key=lambda shape: -found[shape])
 

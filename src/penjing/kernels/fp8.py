@@ -1,12 +1,12 @@
-"""Matrix products of float8 numbers with one scale per tensor, for large models on cards of compute capability 8.9 on.
+"""Matmuls of float8 numbers with one scale per tensor, for large models on cards of compute capability 8.9 on.
 
 Inputs and weights are rounded to e4m3, gradients of outputs to e5m2: activations and weights need the mantissa,
 gradients the range (arXiv:2209.05433, section 3). The scale brings a tensor's largest value to the largest number of
-the format and is taken anew each time, so nothing has to be saved or resumed. Products add up in float32 and come
+the format and is taken anew each time, so nothing has to be saved or resumed. Matmuls add up in float32 and come
 out in bfloat16; weights, their gradients' sums and the optimizer stay as they are.
 
 One scale for a whole tensor means that how a value is rounded depends, a little, on every other position of the pass.
-So products are rounded only where gradients are taken: validation, samples and whatever asks the model without
+So matmuls are rounded only where gradients are taken: validation, samples and whatever asks the model without
 learning from it compute in bfloat16, as an exported model does.
 """
 
@@ -24,16 +24,16 @@ from penjing.base.errors import UserError
 Float8 = Literal["off", "tensorwise"]
 FORWARD = torch.float8_e4m3fn  # largest number 448, 3 bits of mantissa
 BACKWARD = torch.float8_e5m2  # largest number 57,344, 2 bits of mantissa
-TILE = 16  # the kernels want sides of a product in multiples of this
+TILE = 16  # the kernels want sides of a matmul in multiples of this
 CAPABILITY = (8, 9)  # of the first NVIDIA cards with float8 units
-# Below about so many parameters rounding costs more than the products save: on H100s nanochat's model of 12 layers was
+# Below about so many parameters rounding costs more than the matmuls save: on H100s nanochat's model of 12 layers was
 # slower, that of 26 layers 17 % faster in tokens and about 5 % at equal quality (its dev/LOG.md, 2026-02-02).
 WORTH_PARAMETERS = 700_000_000
 _SMALLEST = 1e-30  # a tensor of zeros gets a finite scale
 
 
 def require_float8(device_type: str, capability: tuple[int, int], dtype: torch.dtype) -> None:
-    """Raises UserError where products cannot be taken in float8. A CPU can, slowly, to try things out.
+    """Raises UserError where matmuls cannot be taken in float8. A CPU can, slowly, to try things out.
 
     capability: of a CUDA device. dtype: what `compute.dtype` came to.
     """
@@ -136,12 +136,14 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, x_scale, weight, weight_scale = ctx.saved_tensors
         x_dtype, weight_dtype = ctx.dtypes
-        slope, slope_scale = rounded(upstream[0], BACKWARD)
+        grad_out, grad_out_scale = rounded(upstream[0], BACKWARD)
         grad_x_NI = grad_weight_OI = None
         if weight is not None:
-            grad_x_NI = _multiply(slope, slope_scale, weight.t().contiguous(), weight_scale, fast=False).to(x_dtype)
-        if x is not None:
-            grad_weight_OI = _multiply(slope.t().contiguous(), slope_scale, x.t().contiguous(), x_scale, fast=False).to(
-                weight_dtype
+            grad_x_NI = _multiply(grad_out, grad_out_scale, weight.t().contiguous(), weight_scale, fast=False).to(
+                x_dtype
             )
+        if x is not None:
+            grad_weight_OI = _multiply(
+                grad_out.t().contiguous(), grad_out_scale, x.t().contiguous(), x_scale, fast=False
+            ).to(weight_dtype)
         return grad_x_NI, grad_weight_OI

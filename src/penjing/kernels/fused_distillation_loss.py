@@ -38,7 +38,7 @@ class DivergenceConfig:
 
 
 class LiveTeacher(NamedTuple):
-    """The teacher's last hidden states, [N, its width], and head, [its ids, its width]; products in `dtype`."""
+    """The teacher's last hidden states, [N, its width], and head, [its ids, its width]; matmuls in `dtype`."""
 
     hidden_ND: Tensor
     weight_VD: Tensor
@@ -231,7 +231,7 @@ def distilled(
     hidden_ND, weight_VD: the student's last hidden states and head; target_N: what the data say; weight_N, given_N:
     what each position counts, in the divergence and in the cross-entropy (no gradient flows to them).
     Where the models have different numbers of ids (rows of no token at the end), both predictions are taken over those
-    that both have; the cross-entropy is over all of the student's. Products in `dtype`, all else in float32.
+    that both have; the cross-entropy is over all of the student's. Matmuls in `dtype`, all else in float32.
     """
     if not torch.is_grad_enabled():
         # A Function is told of `requires_grad` even under no_grad, and would make the head's gradient for nothing.

@@ -25,7 +25,7 @@ def orthogonalize(matrix_EMN: Tensor, dtype: torch.dtype | None = None) -> Tenso
     alike it is far above the largest; the Schatten norm of order 8 is hardly, and is found on the way, from (X X^T)^2.
     Three rounds from there are what five from the Frobenius norm were (docs/log.md).
 
-    dtype: of the products. bfloat16 is accurate enough and took 6 ms instead of 32 (median of 12; of five rounds) for
+    dtype: of the matmuls. bfloat16 is accurate enough and took 6 ms instead of 32 (median of 12; of five rounds) for
     the quickstart's matrices on two cores.
     """
     # Of a tall matrix X^T X is taken, and X is multiplied from the right.
@@ -42,7 +42,7 @@ def orthogonalize(matrix_EMN: Tensor, dtype: torch.dtype | None = None) -> Tenso
             sum_EMM = torch.baddbmm(square, square, square, beta=b, alpha=c)
             x = torch.baddbmm(x, x, sum_EMM, beta=a) if tall else torch.baddbmm(x, sum_EMM, x, beta=a)
             continue
-        # a (X / most) + (b S / most^2 + c S^2 / most^4) (X / most), in the products' dtype and in place: `most` is
+        # a (X / most) + (b S / most^2 + c S^2 / most^4) (X / most), in the matmuls' dtype and in place: `most` is
         # rounded so that the ratio of the two terms needs no rounding.
         fourth = torch.bmm(square, square)
         most = torch.linalg.vector_norm(fourth, dim=(-2, -1), keepdim=True, dtype=torch.float32) ** 0.25 * ABOVE_NORM

@@ -176,7 +176,7 @@ def _scatter_add_keys(into_NGTK: Tensor, group: TileGroup, value: Tensor) -> Non
 
 
 def _batches(matrices: Tensor) -> Iterator[slice]:
-    """Those that one product takes."""
+    """Those that one matmul takes."""
     count, start = len(matrices), 0
     if matrices[:1].numel() < MIN_MATRIX:
         yield slice(0, count)

@@ -136,7 +136,7 @@ class Adapter(nn.Module):
             return self.magnitude / self._norm(weight_OI)
         key = (*_state_of(self.A), *_state_of(self.B), *_state_of(self.magnitude), *_state_of(weight_OI))
         if self._gain is None or self._gain[0] != key:
-            # While writing, the norm of every layer would cost R times the product of one token.
+            # While writing, the norm of every layer would cost R times the matmul of one token.
             self._gain = (key, self.magnitude / self._norm(weight_OI))
         return self._gain[1]
 
@@ -239,7 +239,7 @@ class AdaptedLinear(Linear):
 
     @staticmethod
     def packed(x: Tensor, *layers: nn.Module) -> Tensor | None:
-        """The layers' outputs one after another in each row, from one product of all base weights; None where a layer
+        """The layers' outputs one after another in each row, from one matmul of all base weights; None where a layer
         has a way of its own: a bias, float8, DoRA, dropout, an adapter for each row."""
         mine = [layer for layer in layers if isinstance(layer, AdaptedLinear)]
         if len(mine) < len(layers) or any(each.by_row is not None for each in mine):
@@ -263,7 +263,7 @@ class AdaptedLinear(Linear):
         return weight_OI, None if self.bias is None else self.bias.to(dtype)
 
     def _each_row(self, x: Tensor, by_row: AdapterMap) -> Tensor:
-        """Every row with its own adapter: the base's product is shared, the rows of one adapter go together."""
+        """Every row with its own adapter: the base's matmul is shared, the rows of one adapter go together."""
         if x.shape[0] != by_row.num_rows:
             raise UserError("one adapter per row is needed", where="use", got=by_row.num_rows, wanted=x.shape[0])
         weight_OI, bias_O = self._base()
@@ -277,7 +277,7 @@ class AdaptedLinear(Linear):
 
 class _AdaptedMatmul(torch.autograd.Function):
     """W x + b + s B A x with W and b frozen: no gradient of theirs, and two passes fewer over the outputs and inputs
-    than the sum of three products takes. x is in the weight's dtype."""
+    than the sum of three matmuls takes. x is in the weight's dtype."""
 
     @staticmethod
     def forward(
@@ -533,9 +533,9 @@ def remove_adapters(model: nn.Module) -> None:
 
 @torch.no_grad()
 def cast_frozen_base(model: nn.Module, dtype: torch.dtype) -> None:
-    """Hold the frozen weights of matrix products in the dtype that they are multiplied in.
+    """Hold the frozen weights of matmuls in the dtype that they are multiplied in.
 
-    They are then not cast anew in every step, and take half the memory in bfloat16; the products are the same. The
+    They are then not cast anew in every step, and take half the memory in bfloat16; the matmuls are the same. The
     embedding stays, as it is looked up in float32, and so do routers.
     """
     for module in model.modules():

@@ -120,7 +120,7 @@ class Muon(Settings):
     def build(self, model: nn.Module, seed: int = 0) -> list[torch.optim.Optimizer]:
         """seed: of chance in rounding the state."""
         groups = group(model)
-        dtype = getattr(model, "compute_dtype", None)  # the orthogonalisation runs in what the model's products run in
+        dtype = getattr(model, "compute_dtype", None)  # the orthogonalisation runs in what the model's matmuls run in
         optimizers: list[torch.optim.Optimizer] = []
         plain, small = split([{"params": groups.matrices, "peak": self.learning_rate}], self.state_dtype, set())
         settings = (self.learning_rate, self.momentum, self.weight_decay, dtype)

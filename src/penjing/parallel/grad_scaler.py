@@ -18,7 +18,7 @@ GROW_AFTER = 2000  # good steps
 
 
 class LossScaler:
-    """Held by a strategy as `scaler` where products are taken in float16. The same on every rank, since gradients are
+    """Held by a strategy as `scaler` where matmuls are taken in float16. The same on every rank, since gradients are
     summed over ranks before anyone looks."""
 
     def __init__(self, device: torch.device, *, first: float = FIRST, grow_after: int = GROW_AFTER) -> None:

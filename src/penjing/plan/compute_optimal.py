@@ -66,7 +66,7 @@ class Advice:
 
 
 def advise(parameters: int, matrices: int) -> Advice:
-    """Compute-optimal tokens. parameters: all of them; matrices: those in products, the head among them."""
+    """Compute-optimal tokens. parameters: all of them; matrices: those in matmuls, the head among them."""
     tokens = LAWS["corrected"].tokens_for(parameters)
     flops = 6 * parameters * tokens
     # The exponent's error turns the line of optima around its centre.

@@ -18,8 +18,8 @@ LEVELS: dict[str, str] = {
 # Half-width of the interval that a prediction of each level is printed with. L2 and L3 widen it by what they saw.
 MARGINS: dict[str, float] = {"L0": 0.30, "L1": 0.15, "L2": 0.03, "L3": 0.02}
 
-# Share of the sheet's peak that large matrix products reach inside a training step. Ampere, Volta and consumer cards:
-# tuned on published training runs (docs/cost.md); the others are estimates from published matrix-product tests.
+# Share of the sheet's peak that large matmuls reach inside a training step. Ampere, Volta and consumer cards:
+# tuned on published training runs (docs/cost.md); the others are estimates from published matmul tests.
 PRODUCT_SHARE = {
     "pascal": 0.80,
     "volta": 0.40,
@@ -51,7 +51,7 @@ UNLINKED = ("A10", "A30", "A40")  # data-centre cards without one, or with a bri
 
 @dataclass(frozen=True, kw_only=True)
 class Gemm:
-    """A measured matrix product [rows, inner] @ [inner, outputs]."""
+    """A measured matmul [rows, inner] @ [inner, outputs]."""
 
     rows: int
     inner: int
@@ -77,8 +77,8 @@ class Machine:
     kind: Literal["cuda", "cpu"]
     level: Level
     source: str  # where the rates come from, in words
-    product_flops: dict[str, float]  # sustained on large products, by dtype
-    attention_share: float  # of the product rate that attention reaches
+    matmul_flops: dict[str, float]  # sustained on large matmuls, by dtype
+    attention_share: float  # of the matmul rate that attention reaches
     bytes_per_second: float  # sustained by elementwise kernels, reading and writing counted
     launch_seconds: float  # of one operation
     bus_bytes_per_second: float = PCIE_BYTES_PER_SECOND
@@ -86,12 +86,12 @@ class Machine:
     watts: float = 0.0  # at full load; 0 = unknown
     peak_flops: dict[str, float] = field(default_factory=dict)  # the sheet's, for MFU; of a CPU what was measured
     context_bytes: int = 0  # held beside tensors: a CUDA context, or the interpreter
-    products: tuple[Gemm, ...] = ()  # measured one by one
+    matmuls: tuple[Gemm, ...] = ()  # measured one by one
     attentions: tuple[Attention, ...] = ()  # the same; of a dtype that has none, attention_share tells
 
     def rate(self, dtype: str) -> float:
-        """FLOPs per second of large products."""
-        return self.product_flops.get(dtype) or max(self.product_flops.values())
+        """FLOPs per second of large matmuls."""
+        return self.matmul_flops.get(dtype) or max(self.matmul_flops.values())
 
     def attention_rate(self, dtype: str, keys: float) -> float:
         """FLOPs per second of attention whose queries see so many keys: a query costs something, and each key."""
@@ -104,32 +104,32 @@ class Machine:
         own = (slow - quick) / (1 / few - 1 / many)
         return 1 / max(quick + own * (1 / keys - 1 / many), quick / 2)
 
-    def product_seconds(self, rows: int, inner: int, outputs: int, dtype: str) -> float:
+    def matmul_seconds(self, rows: int, inner: int, outputs: int, dtype: str) -> float:
         """Of [rows, inner] @ [inner, outputs]: at the rate of the nearest measured shape, or the general one."""
         flops = 2.0 * rows * inner * outputs
-        near = nearest_product(self.products, rows, inner, outputs, dtype)
+        near = nearest_matmul(self.matmuls, rows, inner, outputs, dtype)
         if near is not None:
             return flops / near.flops_per_second
         odd = self.kind == "cuda" and dtype != "float32" and any(side % 8 for side in (rows, inner, outputs))
         return flops / (self.rate(dtype) * (ODD_SHARE if odd else 1.0))
 
 
-def nearest_product(
-    products: Sequence[Gemm], rows: int, inner: int, outputs: int, dtype: str, within: float = 1.5
+def nearest_matmul(
+    matmuls: Sequence[Gemm], rows: int, inner: int, outputs: int, dtype: str, within: float = 1.5
 ) -> Gemm | None:
-    """The measured product that is like this one: no side more than `within` times off; the order of sides is free."""
+    """The measured matmul that is like this one: no side more than `within` times off; the order of sides is free."""
     best, distance = None, within
-    for product in products:
-        if product.dtype != dtype:
+    for matmul in matmuls:
+        if matmul.dtype != dtype:
             continue
         worst = max(
             max(mine, theirs) / max(1, min(mine, theirs))
             for mine, theirs in zip(
-                sorted((rows, inner, outputs)), sorted((product.rows, product.inner, product.outputs)), strict=True
+                sorted((rows, inner, outputs)), sorted((matmul.rows, matmul.inner, matmul.outputs)), strict=True
             )
         )
         if worst <= distance:
-            best, distance = product, worst
+            best, distance = matmul, worst
     return best
 
 
@@ -146,7 +146,7 @@ def machine_of_card(card: Card) -> Machine:
         kind="cuda",
         level="L0",
         source=f"{card.name} data sheet",
-        product_flops=rates,
+        matmul_flops=rates,
         attention_share=ATTENTION_SHARE[card.generation] / share,
         bytes_per_second=card.gigabytes_per_second * 1e9 * BANDWIDTH_SHARE,
         launch_seconds=LAUNCH_SECONDS,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # needs torch
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """Counts. `total` is what `model.parameters()` sums to; `active` are those one token goes through, `matrices` those
-    of them that enter a matrix product."""
+    of them that enter a matmul."""
 
     total: int
     active: int

@@ -1,6 +1,6 @@
 """GPUs by name: what their makers' sheets say. Level 0 of a plan; anything measured is better.
 
-Rates are dense and in TFLOPS with float32 accumulation, as matrix products of torch accumulate: GeForce cards run that
+Rates are dense and in TFLOPS with float32 accumulation, as matmuls of torch accumulate: GeForce cards run that
 at half the advertised tensor rate. The formula is SMs x boost GHz x 2 x FMA per SM and cycle (256 on GeForce Ampere and
 later). Where two memory sizes exist, each has a name of its own.
 """
@@ -67,7 +67,7 @@ CARDS = {
         Card("V100 16GB", "volta", 125, None, 15.7, 15.8, 900, 300, False),
         Card("V100", "volta", 125, None, 15.7, 31.7, 900, 300, False),
         Card("T4", "turing", 65, None, 8.1, 14.6, 320, 70, False),
-        # No tensor cores: products of half floats that add up in float32 run at the float32 rate.
+        # No tensor cores: matmuls of half floats that add up in float32 run at the float32 rate.
         Card("P100", "pascal", 9.5, None, 9.5, 15.9, 732, 250, False),
         Card("TITAN X", "pascal", 11, None, 11, 11.9, 480, 250, False),
         Card("RTX 2080 Ti", "consumer", 56.9, None, 14.2, 10.8, 616, 260, False),

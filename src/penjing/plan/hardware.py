@@ -50,9 +50,9 @@ def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
 
 
 def peak(device: torch.device, dtype: torch.dtype) -> Peak:
-    """The rate MFU is measured against; of float32 that of tf32 where products may be taken in it."""
+    """The rate MFU is measured against; of float32 that of tf32 where matmuls may be taken in it."""
     if device.type == "cpu":
-        return Peak(_cpu_rate(dtype), "measured matrix product")
+        return Peak(_cpu_rate(dtype), "measured matmul")
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16, torch.float32):
         # `compute.dtype=tf32` is float32 with this switch on (parallel/base.py).
         in_tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32

@@ -1,4 +1,4 @@
-"""Measure a device: matrix products, attention, copies, launches, what a context holds, exchange between devices.
+"""Measure a device: matmuls, attention, copies, launches, what a context holds, exchange between devices.
 
 GPUs are timed with device events, CPUs with the clock; every figure is the median of several tries with its spread.
 """
@@ -33,7 +33,7 @@ from penjing.plan.step_workload import Workload
 
 SIZES = (1024, 2048, 4096, 8192, 16384)
 TRIES = 7
-TRY_SECONDS = 0.05  # of one try at least: the product is repeated until then
+TRY_SECONDS = 0.05  # of one try at least: the matmul is repeated until then
 COPY_BYTES = 256 << 20
 EXCHANGE_BYTES = 64 << 20
 CPU_LENGTHS = 256, 1024  # of documents whose attention is measured
@@ -110,7 +110,7 @@ def _once(work: Callable[[], object], device: torch.device, times: int) -> float
 
 
 def matmul(rows: int, inner: int, outputs: int, dtype: str, device: torch.device, tries: int = TRIES) -> dict[str, Any]:
-    """One matrix product's rate. dtype `tf32`: float32 values through tensor cores."""
+    """One matmul's rate. dtype `tf32`: float32 values through tensor cores."""
     kind = getattr(torch, "float32" if dtype == "tf32" else dtype)
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
@@ -126,7 +126,7 @@ def matmul(rows: int, inner: int, outputs: int, dtype: str, device: torch.device
 
 
 def dtypes_of(device: torch.device) -> list[str]:
-    """Those that products are measured in."""
+    """Those that matmuls are measured in."""
     if device.type != "cuda":
         return ["float32", "bfloat16"]
     half = ["bfloat16"] if torch.cuda.get_device_capability(device) >= (8, 0) else []
@@ -142,7 +142,7 @@ def squares(
     budget_seconds: float = 30.0,
     report: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:
-    """Square products by dtype, smallest first; sizes that would outlast the budget or the memory are left out."""
+    """Square matmuls by dtype, smallest first; sizes that would outlast the budget or the memory are left out."""
     found: list[dict[str, Any]] = []
     kinds = list(dtypes) or dtypes_of(device)
     for dtype in kinds:
@@ -165,7 +165,7 @@ def squares(
 
 
 def attention_rate(dtype: str, device: torch.device, cpu_tokens: int = CPU_LENGTHS[0]) -> float:
-    """FLOPs per second of causal attention, forward and backward, counted as done: 7 products of T x T / 2 x width.
+    """FLOPs per second of causal attention, forward and backward, counted as done: 7 matmuls of T x T / 2 x width.
 
     On a CPU of our own way of doing it, a document to a row: the kernel that a run would use there, or tiles.
     """
@@ -174,7 +174,7 @@ def attention_rate(dtype: str, device: torch.device, cpu_tokens: int = CPU_LENGT
     kind = getattr(torch, dtype)
     shape = (rows, heads, tokens, size) if on_gpu else (rows, tokens, heads, size)
     q, k, v = (torch.randn(shape, device=device, dtype=kind, requires_grad=True) for _ in range(3))
-    slope = torch.ones(shape, device=device, dtype=kind)
+    grad_out = torch.ones(shape, device=device, dtype=kind)
     document_BT = torch.zeros(rows, tokens, dtype=torch.int64)
     first_BT, groups = None, None  # which a model finds once for all its layers
     if cpu.supports_attention(kind, size, rows * heads) and not on_gpu:
@@ -187,7 +187,7 @@ def attention_rate(dtype: str, device: torch.device, cpu_tokens: int = CPU_LENGT
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             mixed = tiled_attention(q, k, v, document_BT, groups=groups, first_BT=first_BT)
-        mixed.backward(slope)  # type: ignore[no-untyped-call]
+        mixed.backward(grad_out)  # type: ignore[no-untyped-call]
         q.grad = k.grad = v.grad = None
 
     median, _ = seconds_of(work, device, 5)
@@ -205,7 +205,7 @@ def attentions(device: torch.device, budget_seconds: float) -> list[dict[str, An
     for dtype in kinds:
         rate = 0.0
         for tokens in CPU_LENGTHS:
-            # As with products: the first call is not known beforehand.
+            # As with matmuls: the first call is not known beforehand.
             expected = TRIES * _attention_flops(16, tokens, 64) / rate if rate else 0.0
             if expected > budget_seconds / len(kinds):
                 break
@@ -313,7 +313,7 @@ def measure(
     budget_seconds: float = 60.0,
     report: Callable[[str], None] = lambda text: None,
 ) -> Profile:
-    """A whole profile. shapes: (rows, inner, outputs) of a model's own products, measured in the dtype of a run."""
+    """A whole profile. shapes: (rows, inner, outputs) of a model's own matmuls, measured in the dtype of a run."""
     began = time.perf_counter()
     context = context_bytes(device)
     found = squares(device, budget_seconds=0.5 * budget_seconds, report=report)

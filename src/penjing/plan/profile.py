@@ -74,11 +74,11 @@ class Profile:
         return cls(**{**known, "key": Key(**known["key"])})
 
     def machine(self) -> Machine:
-        """The rates as a plan takes them: large squares for products in general, own shapes where they are like."""
+        """The rates as a plan takes them: large squares for matmuls in general, own shapes where they are like."""
         best: dict[str, float] = {}
         for square in self.squares:
             best[square["dtype"]] = max(best.get(square["dtype"], 0.0), square["flops_per_second"])
-        products = tuple(
+        matmuls = tuple(
             Gemm(**{name: one[name] for name in ("rows", "inner", "outputs", "dtype", "flops_per_second")})
             for one in self.shapes
         )
@@ -89,7 +89,7 @@ class Profile:
             kind=kind,  # type: ignore[arg-type]  # one of the two
             level="L1",
             source=f"profile of {self.created[:10]}",
-            product_flops=best,
+            matmul_flops=best,
             attention_share=max(shares) if shares else 0.3,
             bytes_per_second=self.copy_bytes_per_second,
             # A training step's operations take Python and autograd besides the launch that was measured.
@@ -99,7 +99,7 @@ class Profile:
             watts=self.key.power_limit_watts,
             peak_flops=best if kind == "cpu" else {},
             context_bytes=self.context_bytes,
-            products=products,
+            matmuls=matmuls,
             attentions=tuple(Attention(**one) for one in self.attentions),
         )
 
@@ -163,5 +163,5 @@ def with_specs(machine: Machine, card: Card | None) -> Machine:
         name=card.name,
         peak_flops=sheet.peak_flops,
         watts=machine.watts or sheet.watts,
-        product_flops={**sheet.product_flops, **machine.product_flops},
+        matmul_flops={**sheet.matmul_flops, **machine.matmul_flops},
     )

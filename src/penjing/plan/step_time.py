@@ -17,7 +17,7 @@ class StepTime:
     """Seconds of one optimizer step, by what they are spent on. `launch` is what the host keeps the device waiting; of
     a CPU, what calling operations takes."""
 
-    products: float = 0.0
+    matmuls: float = 0.0
     attention: float = 0.0
     elementwise: float = 0.0
     head: float = 0.0
@@ -43,17 +43,17 @@ class StepTime:
 def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: float = 0.0) -> StepTime:
     """The step by its terms, each at the machine's rate. loader_tokens_per_second: of the data alone; 0 = no wait."""
     dtype, moved = work.dtype, machine.bytes_per_second
-    products = sum(
-        count * machine.product_seconds(rows, inner, outputs, dtype) for rows, inner, outputs, count in work.products()
+    matmuls = sum(
+        count * machine.matmul_seconds(rows, inner, outputs, dtype) for rows, inner, outputs, count in work.matmuls()
     )
     rate = machine.rate(dtype)
     if work.attention == "fused":
         keys = sum(work.layer_keys()) / work.shape.layers
         attention = work.attention_flops() / machine.attention_rate(dtype, keys)
-    else:  # products of small heads run at about six tenths of large ones
+    else:  # matmuls of small heads run at about six tenths of large ones
         attention = work.attention_flops() / (0.6 * rate) + work.map_bytes() / moved
     elementwise, head = work.elementwise_bytes() / moved, work.head_bytes() / moved
-    busy = products + attention + elementwise + head
+    busy = matmuls + attention + elementwise + head
     host = work.kernels() * machine.launch_seconds
     optimizer = work.optimizer_bytes() / moved + work.optimizer_flops() / rate
     passes, exchange = work.passes, work.exchanged_bytes() / machine.bus_bytes_per_second
@@ -68,7 +68,7 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
     seconds = passes * (busy + waits)
     fed = passes * work.tokens / loader_tokens_per_second if loader_tokens_per_second else 0.0
     return StepTime(
-        products=passes * products,
+        matmuls=passes * matmuls,
         attention=passes * attention,
         elementwise=passes * elementwise,
         head=passes * head,
@@ -118,10 +118,10 @@ class Decode:
 
 
 def decode_time(decode: Decode, work: Workload, machine: Machine, *, weight_bytes: int = 0) -> float:
-    """Seconds of a round of answers: prompts read at the products' rate, then one step for each token of the slots.
+    """Seconds of a round of answers: prompts read at the matmuls' rate, then one step for each token of the slots.
 
     A step takes the longest of reading weights (of a mixture those of all experts that a slot chooses) and keys, its
-    products, and its launches (a third of a training pass's); on a CPU the launches come on top.
+    matmuls, and its launches (a third of a training pass's); on a CPU the launches come on top.
     """
     shape = work.shape
     together = min(decode.slots, decode.answers)

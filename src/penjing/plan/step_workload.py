@@ -1,4 +1,4 @@
-"""The work of one training step, as the operations a device has to do: products, attention, bytes, launches.
+"""The work of one training step, as the operations a device has to do: matmuls, attention, bytes, launches.
 
 Time follows in plan/step_time.py. Counts of bytes and launches are of the eager step; a compiled one moves about half
 of the elementwise bytes and launches a quarter as often.
@@ -21,11 +21,11 @@ VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4}
 # Values read and written by elementwise kernels, forward and backward, for one token of one block: norms, residuals,
 # rotation and casts by width, the nonlinearity by inner width (of a gate its product too).
 WIDTH_VALUES, MLP_VALUES, GATED_VALUES = 45, 8, 14
-MASTER_FACTOR = 1.5  # with float32 masters beside half products: the residual stream and the casts are in float32
+MASTER_FACTOR = 1.5  # with float32 masters beside half matmuls: the residual stream and the casts are in float32
 # Times that each value of an attention map that is kept is read or written: scores, scale, mask, softmax, mixing and
-# their gradients. Dropout adds some; half products beside float32 masters take the softmax in float32.
+# their gradients. Dropout adds some; half matmuls beside float32 masters take the softmax in float32.
 MAP_VALUES, MAP_DROPOUT_VALUES, MAP_MASTER_FACTOR = 18, 5, 1.25
-LOGIT_BYTES = 40  # of each logit: product, float32 copy, softmax, gradient
+LOGIT_BYTES = 40  # of each logit: matmul, float32 copy, softmax, gradient
 # With kernels of our own (kernels/triton/ops.py), on an H200: 43 ms for 26 G logits and half of that for adding up
 # gradients; an eager step of 26M took 13 ms more than a compiled one.
 KERNEL_LOGIT_BYTES, KERNEL_SHARE = 10, 0.85
@@ -44,7 +44,7 @@ class Workload:
     seq_len: int  # T
     keys: float  # that a query sees on average
     passes: int = 1  # forward and backward passes before the optimizer steps
-    dtype: str = "bfloat16"  # of matrix products
+    dtype: str = "bfloat16"  # of matmuls
     masters: Literal["float32", "same"] = "float32"  # what the weights are kept in
     attention: Literal["fused", "materialised"] = "fused"
     attention_dropout: bool = False  # of maps that are kept
@@ -83,7 +83,7 @@ class Workload:
         windows = self.shape.windows or (0,) * self.shape.layers
         return [windowed_keys(self.keys, window) for window in windows]
 
-    def products(self) -> Iterator[tuple[int, int, int, float]]:
+    def matmuls(self) -> Iterator[tuple[int, int, int, float]]:
         """(rows, inner, outputs, how often) of one pass, forward and backward, all blocks and the head."""
         shape, n = self.shape, self.tokens
         blocks: list[tuple[int, int, int, float]] = [
@@ -119,12 +119,12 @@ class Workload:
         if self.weight_share:
             yield inner, rows, outputs, count * self.weight_share
 
-    def product_flops(self) -> float:
+    def matmul_flops(self) -> float:
         """Of one pass."""
-        return sum(2.0 * rows * inner * outputs * count for rows, inner, outputs, count in self.products())
+        return sum(2.0 * rows * inner * outputs * count for rows, inner, outputs, count in self.matmuls())
 
     def attention_flops(self) -> float:
-        """Of one pass as done: forward 2 products, backward 5 with the scores made again (fused) or 4 on all pairs."""
+        """Of one pass as done: forward 2 matmuls, backward 5 with the scores made again (fused) or 4 on all pairs."""
         forwards = 1 + float(self.recompute == "block") + self.extra_forwards
         one, keys = 2.0 * self.tokens * self.shape.query_size, self.layer_keys()
         if self.attention == "fused":
@@ -141,7 +141,7 @@ class Workload:
         return self.tokens * self.seq_len * self.shape.heads * self.shape.layers * values * value_bytes
 
     def elementwise_bytes(self) -> float:
-        """Moved in one pass by everything that is neither a product nor attention nor the head."""
+        """Moved in one pass by everything that is neither a matmul nor attention nor the head."""
         shape = self.shape
         inner = GATED_VALUES if shape.mlp_matrices == 3 else MLP_VALUES
         mixture = shape.num_experts_per_tok * shape.moe_intermediate_size + shape.shared_size

@@ -25,9 +25,9 @@ from penjing.train.config import Run
 Setting = Literal["auto", "off", "blocks", "whole", "graphs"]
 # What a compiled step gains and what compiling costs, for the rule. CPU, where kernels of our own (kernels/cpu/ops.py)
 # are
-# missing: one thread of a Zen 4 core, the 26M shape on packed rows, 0.70 against 0.65 of the matrix products' rate and
+# missing: one thread of a Zen 4 core, the 26M shape on packed rows, 0.70 against 0.65 of the matmuls' rate and
 # 25 s of CPU time. Where they are there a compiled step takes 1.3 times as long as an eager one. CUDA: an H200, 26M,
-# 1.19 x and 17 s; larger models spend more of their time in products, which no compiler makes faster.
+# 1.19 x and 17 s; larger models spend more of their time in matmuls, which no compiler makes faster.
 GAIN = {"cpu": 1.06, "cuda": 1.19}
 COST_SECONDS = {"cpu": 30.0, "cuda": 20.0}
 # Of the device's peak that an eager step reaches, to say how long a run would be.
@@ -68,7 +68,7 @@ def obstacle(run: Run, kind: str, *, bfloat16: bool) -> str:
     if run.model.is_mixture and kind != "cuda":
         return "experts are chosen by the data, which no static graph holds"
     if run.model.is_mixture and not bfloat16:
-        return "torch describes grouped products of bfloat16 only"
+        return "torch describes grouped matmuls of bfloat16 only"
     if run.objective.varying_shapes:
         return "answers make batches of another shape in every step"
     if run.lora.dropout:
@@ -124,8 +124,8 @@ def compile_model(model: nn.Module, how: Literal["blocks", "whole", "graphs"]) -
 def compile_optimizers(optimizers: Sequence[Any], device: torch.device) -> None:
     """Compile what optimizers have to compile (Muon's orthogonalization), in a run whose model is compiled too.
 
-    On CUDA only, where the steps between its products are launches of their own; on a CPU nearly all of its time is in
-    the products, which are the matrix library's either way.
+    On CUDA only, where the steps between its matmuls are launches of their own; on a CPU nearly all of its time is in
+    the matmuls, which are the matrix library's either way.
     """
     for optimizer in optimizers if device.type == "cuda" else ():
         getattr(optimizer, "compile_update", lambda: None)()

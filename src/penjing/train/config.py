@@ -86,9 +86,9 @@ class ComputeSettings(Settings):
     section: ClassVar = "compute"
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    # Of matrix products; weights and optimizer stay float32. float16 has loss scaling, for cards without bfloat16.
+    # Of matmuls; weights and optimizer stay float32. float16 has loss scaling, for cards without bfloat16.
     dtype: Literal["auto", "bfloat16", "float16", "tf32", "float32"] = "auto"
-    # Products of the blocks' linear layers in float8, a scale for each tensor (kernels/fp8.py). For models from about
+    # Matmuls of the blocks' linear layers in float8, a scale for each tensor (kernels/fp8.py). For models from about
     # 700M parameters on, on cards of compute capability 8.9 or later; below that it is slower.
     fp8: Float8 = "off"
     # torch.compile. auto: each block, in runs long enough to pay for it (train/compile_policy.py); `whole`: one graph

@@ -273,7 +273,7 @@ def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None
 
 
 def _grouped(left: Tensor, right: Tensor, offs: Tensor, **rest: None) -> Tensor:
-    """Grouped products are taken in every dtype, but torch describes those in bfloat16 alone."""
+    """Grouped matmuls are taken in every dtype, but torch describes those in bfloat16 alone."""
     rows, outputs = left.shape[0], right.shape[-1]
     return left.new_empty((rows, outputs) if right.ndim == 3 else (len(offs), rows, outputs))
 
@@ -293,6 +293,6 @@ class _FusedRMSNorm(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, gain, _ = ctx.saved_tensors
         needs_x, needs_gain = ctx.needs_input_grad
-        slope = upstream[0].contiguous()
-        grad = torch.empty_like(slope, dtype=x.dtype) if needs_x else None
+        grad_out = upstream[0].contiguous()
+        grad = torch.empty_like(grad_out, dtype=x.dtype) if needs_x else None
         return grad, torch.empty_like(gain) if needs_gain else None

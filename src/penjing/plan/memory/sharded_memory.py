@@ -90,7 +90,7 @@ def share(trace: Trace, layout: Layout, ranks: int, gathered: tuple[int, int], i
     def of_rank(storage: Storage) -> Storage:
         if storage.component not in parts:
             return storage
-        # Copies of master weights in the products' dtype are what is gathered, and are counted there.
+        # Copies of master weights in the matmuls' dtype are what is gathered, and are counted there.
         copied = storage.component == "weights" and storage.operation == "_to_copy"
         return replace(storage, num_bytes=0 if copied else -(-storage.num_bytes // ranks))
 

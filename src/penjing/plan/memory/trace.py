@@ -167,7 +167,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _guess(self, tensor: Tensor, name: str, args: tuple[Any, ...]) -> Component:
         if name == "aten::_to_copy" and args and self._is_parameter(args[0]):
-            return "weights"  # a copy of a master weight in the dtype of the products
+            return "weights"  # a copy of a master weight in the dtype of the matmuls
         if self.vocabulary and tensor.ndim and tensor.shape[-1] == self.vocabulary and tensor.ndim > 1:
             return "logits and loss"
         return "temporaries"
@@ -201,9 +201,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.trace.storages[number].component = component
 
     def tag_model(self, model: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
-        """Weights and buffers; weights that are wider than the dtype of the products are master weights."""
+        """Weights and buffers; weights that are wider than the dtype of the matmuls are master weights."""
         for parameter in model.parameters():
-            # Frozen weights are kept in the dtype of the products, and are nobody's master.
+            # Frozen weights are kept in the dtype of the matmuls, and are nobody's master.
             narrower = compute_dtype is not None and compute_dtype.itemsize < parameter.element_size()
             self.tag([parameter], "master weights" if narrower and parameter.requires_grad else "weights")
             self._parameters.add(parameter.untyped_storage()._cdata)
