@@ -15,7 +15,7 @@ from penjing.model.transformer import Transformer
 from penjing.optim.adamw import AdamW
 from penjing.parallel.grad_scaler import LossScaler
 from penjing.parallel.single import Single
-from penjing.train.nonfinite_guard import update
+from penjing.train.nonfinite_guard import guarded_step
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -43,7 +43,7 @@ def steps(dtype, num_steps, first=2.0**16):
     for _ in range(num_steps):
         total = model(ids_BT, torch.zeros_like(ids_BT), target_N=ids_BT.roll(-1, 1).flatten(), weight_N=torch.ones(256))
         strategy.backward(total / 256)
-        update(optimizers, strategy.clip(1.0), torch.tensor(1.0))
+        guarded_step(optimizers, strategy.clip(1.0), torch.tensor(1.0))
         losses.append(float(total.detach()) / 256)
     return losses, model, strategy, optimizers
 
@@ -67,7 +67,7 @@ def test_an_overflow_is_left_out_and_halves_the_scale():
     ids_BT = torch.zeros(1, 8, dtype=torch.long)
     total = model(ids_BT, target_N=ids_BT[0], weight_N=torch.ones(8))
     strategy.backward(total * 1e4)  # beyond float16
-    bad = update(optimizers, strategy.clip(1.0), torch.tensor(1.0))
+    bad = guarded_step(optimizers, strategy.clip(1.0), torch.tensor(1.0))
     assert bool(bad)
     assert strategy.scaler.state() == {"scale": 2.0**19, "good_steps": 0.0}
     for name, value in model.state_dict().items():

@@ -23,7 +23,7 @@ from penjing.parallel.single import Single
 from penjing.track.base import Trackers
 from penjing.train import nonfinite_guard as guard_module
 from penjing.train.loop import TrainingContext, TrainState, train
-from penjing.train.nonfinite_guard import NonFiniteGuard, is_spike, takes_flag, update
+from penjing.train.nonfinite_guard import NonFiniteGuard, guarded_step, is_spike, supports_found_inf
 from penjing.train.throughput import Meter
 
 SHAPE = {
@@ -197,7 +197,7 @@ def test_the_masked_update_leaves_everything_as_it_was(optimizer):
     """What a GPU does, where the host does not look: torch's fused optimizers take the flag."""
     parts, model, _ = make(optimizer)
     train(replace(parts, num_steps=3), TrainState())
-    assert all(takes_flag(each) for each in parts.optimizers)
+    assert all(supports_found_inf(each) for each in parts.optimizers)
     before = [value.clone() for value in everything(model, parts)]
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, math.nan)
@@ -213,7 +213,7 @@ def test_update_says_whether_the_step_was_bad():
     for norm, loss, bad in ((1.0, 2.0, 0.0), (math.nan, 2.0, 1.0), (math.inf, 2.0, 1.0), (1.0, math.nan, 1.0)):
         before = model.weight.clone()
         model.weight.grad = torch.ones(2, 2)
-        assert float(update([optimizer], torch.tensor(norm), torch.tensor(loss))) == bad
+        assert float(guarded_step([optimizer], torch.tensor(norm), torch.tensor(loss))) == bad
         assert torch.equal(before, model.weight) == bool(bad)
         assert model.weight.grad is None
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penjing.base.errors import UserError
-from penjing.train.nonfinite_guard import NonFiniteGuard, is_spike, update
+from penjing.train.nonfinite_guard import NonFiniteGuard, guarded_step, is_spike
 
 FINE, NONE = torch.tensor(1.0), torch.tensor(math.nan)
 
@@ -26,7 +26,7 @@ def observe(guard, step, loss=5.0, norm=1.0):
 def test_nothing_is_learned_unless_norm_and_loss_are_numbers(norm, loss, learns):
     taken = []
     optimizer = SimpleNamespace(step=lambda: taken.append("step"), zero_grad=lambda set_to_none: taken.append("zero"))
-    assert bool(update([optimizer], norm, loss)) is not learns
+    assert bool(guarded_step([optimizer], norm, loss)) is not learns
     assert taken == (["step", "zero"] if learns else ["zero"])
 
 

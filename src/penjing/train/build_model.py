@@ -117,7 +117,7 @@ def _shape_only(run: Run) -> tuple[Transformer, dict[str, str]]:
 
 
 def _with_weights(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, dict[str, str]]:
-    """The weights a run begins with, those of `start` or fresh ones; with adapters, what they sit on.
+    """The weights a run begins with, those of `init_from` or fresh ones; with adapters, what they sit on.
 
     A run that goes on reads its start again only where its objective compares with it.
     """

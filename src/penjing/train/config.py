@@ -36,8 +36,8 @@ class DataSettings(Settings):
     # Where conversations are few: `seq_len` is the most, and rows become shorter, down to this and to the longest
     # conversation, until an epoch has 25 of them and a run batch.min_steps. 0 = `seq_len` as it is.
     min_seq_len: NonNegativeInt = 0
-    # Of documents (chats always stay whole): `whole` keeps each in one row where it can, `stream` cuts every T tokens
-    # and costs nothing to lay out, for corpora of many millions of documents.
+    # Of documents (chats always stay whole): `best_fit` keeps each in one row where it can, `concat` cuts every T
+    # tokens and costs nothing to lay out, for corpora of many millions of documents.
     packing: Literal["best_fit", "concat"] = "best_fit"
     # `as_given` keeps to the order of the files, for a curriculum; `shuffled` draws a new order each epoch.
     order: Literal["shuffled", "as_given"] = "shuffled"
@@ -58,7 +58,7 @@ class DataSettings(Settings):
 class TokenizerSettings:
     """Which tokenizer, or how to train one."""
 
-    path: str = ""  # a tokenizer to use; empty: that of `start`, or one trained on data.train
+    path: str = ""  # a tokenizer to use; empty: that of `init_from`, or one trained on data.train
     vocab_size: int = 0  # ids of a newly trained one; 0 = model.vocab_size
     max_han_per_token: int = 4  # most Chinese characters in one token of a newly trained one
 
@@ -74,8 +74,8 @@ class BatchSettings(Settings):
     # Gradients are the same but for rounding, and to the last bit where a step's passes are the same ones. Only where a
     # softmax router has router.balance=batch (its default) they are not: that loss is taken over each pass.
     micro_size: NonNegativeInt = 0
-    # Where the data are few: `rows` is the most, and becomes smaller until the run takes so many optimizer steps and an
-    # epoch 25, where that is possible. 0 = `rows` as they are, as where batch.size or steps is set.
+    # Where the data are few: `size` is the most, and becomes smaller until the run takes so many optimizer steps and an
+    # epoch 25, where that is possible. 0 = `size` as it is, as where batch.size or max_steps is set.
     min_steps: NonNegativeInt = 0
 
 
@@ -109,8 +109,8 @@ class EvalSettings(Settings):
     every: NonNegativeInt = 200  # steps; 0 = never. Always once at the end
     sequences: PositiveInt = 128  # of the held-out rows (pairs, prompts), at most
     at_start: bool = False  # also before the first step, to see what training changed
-    # A file of questions by which the model is known (`penjing eval --questions`). With before=yes they are asked
-    # before the first step and after the last, and what was lost is named. Empty: those of `start`; none: no file.
+    # A file of questions by which the model is known (`penjing eval --questions`). With at_start=true they are asked
+    # before the first step and after the last, and what was lost is named. Empty: those of `init_from`; none: no file.
     questions: str = ""
 
 
@@ -134,7 +134,7 @@ class CheckpointSettings(Settings):
     every: PositiveInt = 500  # steps
     keep_last: PositiveInt = 2  # newest checkpoints that stay
     keep_every: NonNegativeInt = 0  # every so many steps one stays for good, beside the newest; 0 = none
-    # `background` copies what is to be saved (weights and optimizer state) and writes while training goes on.
+    # true: copy what is to be saved (weights and optimizer state) and write it while training goes on.
     async_: bool = True
 
 
@@ -146,8 +146,8 @@ class LogSettings(Settings):
 
     every: PositiveInt = 10  # steps between logged figures
     trackers: tuple[str, ...] = ()  # besides the terminal and metrics.jsonl, such as wandb
-    project: str = "penjing"  # its project
-    run_name: str = ""  # its run name; empty: the folder's name
+    project: str = "penjing"  # of wandb
+    run_name: str = ""  # of wandb; empty: the folder's name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from penjing.train.config import Run
 from penjing.train.load_model import read_settings, start_shape, start_tokenizer
 from penjing.train.run_dir import is_run_or_checkpoint, stage_folder
 
-# What may be set beside `start`: none of it changes a weight's shape, and all of it is meant for longer texts.
+# What may be set beside `init_from`: none of it changes a weight's shape, and all of it is meant for longer texts.
 NONE = "none"  # eval.questions=none: no questions are asked
 FREE = ("preset", "max_position_embeddings", "sliding_window", "sliding_window_layers")
 FREE_PREFIX = "rope_"

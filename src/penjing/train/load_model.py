@@ -184,7 +184,7 @@ def start_shape(start: str, hints: Mapping[str, Any] | None = None) -> ModelConf
 
 
 def start_tokenizer(run: Run) -> Tokenizer | None:
-    """The tokenizer that a new run takes along: the one it names, or that of `start`; None if it is to train one.
+    """The tokenizer that a new run takes along: the one it names, or that of `init_from`; None if it is to train one.
 
     One without a chat template gets ours where conversations are learned, and the control tokens for it.
     """
@@ -210,7 +210,7 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
 
 
 def load_start(run: Run) -> Transformer:
-    """The model that `run.start` names, adapters merged, in the shape that the run asks for.
+    """The model that `init_from` names, adapters merged, in the shape that the run asks for.
 
     Rows are added to embedding and head where the run's vocabulary is larger.
     """

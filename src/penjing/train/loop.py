@@ -21,7 +21,7 @@ from penjing.objective.base import Objective
 from penjing.optim.schedule import Schedule
 from penjing.parallel.base import Strategy
 from penjing.track.base import Trackers
-from penjing.train.nonfinite_guard import NonFiniteGuard, update
+from penjing.train.nonfinite_guard import NonFiniteGuard, guarded_step
 from penjing.train.oom_recovery import halve_micro_batch, retry_on_oom
 from penjing.train.signals import Signals, Stopped
 from penjing.train.throughput import Meter
@@ -140,7 +140,7 @@ def step(context: TrainingContext, index: int) -> Step:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * factor
     loss = context.strategy.add(sums["total"]) / units.clamp(min=1)
-    bad = update(context.optimizers, norm, loss)
+    bad = guarded_step(context.optimizers, norm, loss)
     return Step(sums, units, loss, norm, bad, tokens, lambda: source.samples(before, after))
 
 

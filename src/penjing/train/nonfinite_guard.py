@@ -1,7 +1,7 @@
-"""Steps that must not be learned from: a loss or a gradient that is no number costs one step and touches nothing.
+"""Steps that must not be learned from: a NaN or Inf loss or gradient skips the step and changes nothing.
 
 Every rank decides alike: the gradients' norm is that of their sum over ranks, and the loss is summed over ranks too (a
-loss that is no number need not show in the gradients: a mask may hide it).
+NaN or Inf loss need not show in the gradients: a mask may hide it).
 
 On a GPU the flag stays there: torch's fused optimizers take it as `found_inf` and then leave weights, moments and step
 counts as they were, bit for bit. The host looks at it one step late, when it is there without waiting, and only to
@@ -31,10 +31,10 @@ DEVIATIONS = 10.0  # of the recent losses' spread, above which a loss is a spike
 Record = Callable[[dict[str, Any]], None]
 
 
-def update(optimizers: Sequence[Any], norm: Tensor, loss: Tensor) -> Tensor:
+def guarded_step(optimizers: Sequence[Any], norm: Tensor, loss: Tensor) -> Tensor:
     """Take the optimizers' step, unless norm or loss (of all ranks) is not finite; returns 1.0 if so, else 0.0."""
     bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).float()
-    masked = norm.device.type == "cuda" and all(takes_flag(optimizer) for optimizer in optimizers)
+    masked = norm.device.type == "cuda" and all(supports_found_inf(optimizer) for optimizer in optimizers)
     left_out = not masked and bool(bad)
     for optimizer in optimizers:
         if masked:
@@ -45,7 +45,7 @@ def update(optimizers: Sequence[Any], norm: Tensor, loss: Tensor) -> Tensor:
     return bad
 
 
-def takes_flag(optimizer: Any) -> bool:
+def supports_found_inf(optimizer: Any) -> bool:
     """Whether an optimizer leaves everything as it is where its `found_inf` is 1 (torch's convention for scalers)."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
@@ -98,15 +98,15 @@ class NonFiniteGuard:
             ready.record()
         self._waiting.append(PendingStep(step, figures_4, samples, ready))
         while len(self._waiting) > (0 if ready is None else 1):
-            self._settle_one()
+            self._flush_one()
         return "roll back" if self.in_a_row >= IN_A_ROW else "go on"
 
     def flush(self) -> None:
         """Look at what is still on its way; before a checkpoint, so that it holds all there is to know."""
         while self._waiting:
-            self._settle_one()
+            self._flush_one()
 
-    def _settle_one(self) -> None:
+    def _flush_one(self) -> None:
         seen = self._waiting.popleft()
         if seen.ready is not None:
             seen.ready.synchronize()

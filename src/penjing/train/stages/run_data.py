@@ -30,10 +30,10 @@ def on_rank_0(strategy: Strategy, make: Callable[[], T]) -> T:
 
 
 def run_tokenizer(run: Run, report: Report) -> Tokenizer:
-    """The run's tokenizer: its own from before, the named one, that of `start`, or a new one trained on the text.
+    """The run's tokenizer: its own from before, the named one, that of `init_from`, or a new one trained on the text.
 
-    One that an attempt without a checkpoint left behind gives way to a named one, or that of `start`: it may have been
-    another's.
+    One that an attempt without a checkpoint left behind gives way to a named one, or that of `init_from`: it may have
+    been another's.
     """
     folder = RunDir(Path(run.out))
     kept = Tokenizer.load(folder.tokenizer) if (folder.tokenizer / "tokenizer.json").is_file() else None
