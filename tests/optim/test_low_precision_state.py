@@ -19,7 +19,7 @@ from penjing.optim.adamw_low_precision import LowPrecisionAdamW
 from penjing.optim.low_precision_state import BLOCK, QuantCodebook
 from penjing.optim.muon import Muon
 from penjing.train.compile_policy import compile_optimizers, missing_compiler
-from penjing.train.nonfinite_guard import supports_found_inf
+from penjing.train.nonfinite_guard import takes_flag
 
 CPU = torch.device("cpu")
 SHAPE = ModelConfig(
@@ -201,7 +201,7 @@ def test_a_masked_step_leaves_everything_as_it_was(kind, state, at):
     """What a GPU does, where the host does not look."""
     model = make_model()
     optimizers = SETTINGS[kind](state=state).build(model)
-    assert all(supports_found_inf(each) for each in optimizers)
+    assert all(takes_flag(each) for each in optimizers)
     for each in optimizers:
         each.found_inf, each.grad_scale = torch.tensor(0.0), None
     take_steps(model, optimizers, range(1, at))

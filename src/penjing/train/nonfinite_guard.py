@@ -34,7 +34,7 @@ Record = Callable[[dict[str, Any]], None]
 def guarded_step(optimizers: Sequence[Any], norm: Tensor, loss: Tensor) -> Tensor:
     """Take the optimizers' step, unless norm or loss (of all ranks) is not finite; returns 1.0 if so, else 0.0."""
     bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).float()
-    masked = norm.device.type == "cuda" and all(supports_found_inf(optimizer) for optimizer in optimizers)
+    masked = norm.device.type == "cuda" and all(takes_flag(optimizer) for optimizer in optimizers)
     left_out = not masked and bool(bad)
     for optimizer in optimizers:
         if masked:
@@ -45,7 +45,7 @@ def guarded_step(optimizers: Sequence[Any], norm: Tensor, loss: Tensor) -> Tenso
     return bad
 
 
-def supports_found_inf(optimizer: Any) -> bool:
+def takes_flag(optimizer: Any) -> bool:
     """Whether an optimizer leaves everything as it is where its `found_inf` is 1 (torch's convention for scalers)."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
