@@ -57,8 +57,8 @@ def talk(tokenizer, monkeypatch):
         script = Script(tokenizer, *lines)
         monkeypatch.setattr(talking, "stream", script.stream)
         trained = SimpleNamespace(
-            tokenizer=tokenizer, model=SimpleNamespace(config=SimpleNamespace(max_tokens=2000)),
-            run=SimpleNamespace(data=SimpleNamespace(seq_len=2000), model=SimpleNamespace(max_tokens=2000)),
+            tokenizer=tokenizer, model=SimpleNamespace(config=SimpleNamespace(max_position_embeddings=2000)),
+            run=SimpleNamespace(data=SimpleNamespace(seq_len=2000), model=SimpleNamespace(max_position_embeddings=2000)),
         )  # fmt: skip
         shown = io.StringIO()
         manner = talking.GenerationOptions(thinking=thinking, toolbox=Toolbox(tools))

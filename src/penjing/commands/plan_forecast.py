@@ -164,7 +164,7 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
             "a forecast is for a run that trains from scratch",
             where="init_from",
             got=run.init_from,
-            next_step="Leave start= out.",
+            next_step="Leave init_from= out.",
         )
     if not run.data.train:
         raise UserError("no data", where="data.train", next_step="Give data.train=FILE.")
