@@ -133,5 +133,5 @@ def test_figures_that_are_no_number_are_left_out_and_told_once(tmp_path, rank, r
     figures = {"val_loss": float("nan"), "val_accuracy": 0.5}
     outcome = execute._outcome(prepared, strategy, figures, 1.0)
     assert outcome["val_accuracy"] == 0.5 and "val_loss" not in outcome
-    assert [str(warning.message).split(" is no")[0] for warning in recwarn] == ["val_loss"] * (rank == 0)
+    assert [str(warning.message).split(" is NaN")[0] for warning in recwarn] == ["val_loss"] * (rank == 0)
     assert (tmp_path / "outcome.json").exists() == (rank == 0)

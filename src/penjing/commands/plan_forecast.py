@@ -93,7 +93,7 @@ def family(run: Run) -> list[dict[str, Any]]:
 
 
 def _windows(model: ModelConfig, layers: int) -> dict[str, Any]:
-    """Which of so many layers have the planned model's window: the same share of them all the way up."""
+    """Which of so many layers have the planned model's window: the same fraction at every size."""
     if not model.sliding_window_layers:  # every layer, or none
         return {}
     planned = [layer in model.sliding_window_layers for layer in range(model.num_hidden_layers)]
