@@ -156,7 +156,11 @@ def test_an_adapter_on_a_run_with_an_adapter(tmp_path, whole, words):
 def test_a_changed_or_missing_base_is_refused(tmp_path, base, words, penjing):
     moved = tmp_path / "base"
     shutil.copytree(base, moved)
-    words = [*(word for word in words if not word.startswith("init_from")), f"init_from={moved}", f"out={tmp_path / 'run'}"]
+    words = [
+        *(word for word in words if not word.startswith("init_from")),
+        f"init_from={moved}",
+        f"out={tmp_path / 'run'}",
+    ]
     train("lora", *words)
     earlier = sorted((moved / "checkpoints").iterdir())
     shutil.rmtree(earlier[-1])  # now an earlier step's weights are the newest
@@ -174,7 +178,9 @@ def test_a_changed_or_missing_base_is_refused(tmp_path, base, words, penjing):
 def test_a_base_named_from_another_folder_is_found(tmp_path, monkeypatch, base, words):
     shutil.copytree(base, tmp_path / "here" / "runs" / "base")
     monkeypatch.chdir(tmp_path / "here")
-    train("lora", *[word for word in words if not word.startswith("init_from")], "init_from=runs/base", "out=runs/taught")
+    train(
+        "lora", *[word for word in words if not word.startswith("init_from")], "init_from=runs/base", "out=runs/taught"
+    )
     with_adapter = weights_of(tmp_path / "here" / "runs" / "taught")
     monkeypatch.chdir(tmp_path)
     trained = load_trained(tmp_path / "here" / "runs" / "taught")
