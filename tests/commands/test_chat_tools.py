@@ -56,10 +56,12 @@ def talk(tokenizer, monkeypatch):
     def make(*lines, said=(Message(role="user", content="What is 12+30?"),), thinking=None, tools=("calculator",)):
         script = Script(tokenizer, *lines)
         monkeypatch.setattr(talking, "stream", script.stream)
+        shape = SimpleNamespace(max_position_embeddings=2000)
         trained = SimpleNamespace(
-            tokenizer=tokenizer, model=SimpleNamespace(config=SimpleNamespace(max_tokens=2000)),
-            run=SimpleNamespace(data=SimpleNamespace(seq_len=2000), model=SimpleNamespace(max_tokens=2000)),
-        )  # fmt: skip
+            tokenizer=tokenizer,
+            model=SimpleNamespace(config=shape),
+            run=SimpleNamespace(data=SimpleNamespace(seq_len=2000), model=shape),
+        )
         shown = io.StringIO()
         manner = talking.GenerationOptions(thinking=thinking, toolbox=Toolbox(tools))
         remembered = talking._reply(trained, list(said), Console(file=shown, width=200), True, manner)

@@ -108,7 +108,7 @@ def test_cuda_absent(mistake, toy):
 
 
 def test_unknown_setting_suggests(mistake):
-    assert "Did you mean batch.size?" in mistake("train", "pretrain", "batch.row=3")
+    assert "Did you mean batch.size?" in mistake("train", "pretrain", "batch.siez=3")
 
 
 def test_unknown_recipe_suggests(mistake):
@@ -132,14 +132,14 @@ def test_never_saving_is_refused(mistake):
 
 
 def test_epochs_and_steps_together_are_refused(mistake):
-    assert "epochs, steps" in mistake("train", "pretrain", "epochs=2", "max_steps=100", "data.train=x.txt")
+    assert "epochs, max_steps" in mistake("train", "pretrain", "epochs=2", "max_steps=100", "data.train=x.txt")
 
 
 def test_epochs_take_the_place_of_a_recipes_steps():
     from penjing.commands.train import resolve_run
 
     assert resolve_run("tiny", {"epochs": 2}).max_steps == 0
-    assert resolve_run("tiny", {"steps": 7}).max_steps == 7
+    assert resolve_run("tiny", {"max_steps": 7}).max_steps == 7
 
 
 def test_chats_cannot_be_pretrained_on_as_documents(mistake, toy):

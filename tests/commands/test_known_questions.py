@@ -53,7 +53,7 @@ def asked(tmp_path_factory):
 @pytest.fixture(scope="module")
 def base(tmp_path_factory, small_run, toy, asked):
     folder = tmp_path_factory.mktemp("known") / "run"
-    words = [word for word in small_run if not word.startswith(("data.", "steps", "validate"))]
+    words = [word for word in small_run if not word.startswith(("data.", "max_steps", "eval"))]
     outcome, _ = train(
         "sft", *words, f"data.train={toy / 'sft.jsonl'}", "data.seq_len=256", "max_steps=3", f"out={folder}",
         f"eval.questions={asked}", "eval.every=0", "eval.sequences=8",
@@ -64,7 +64,7 @@ def base(tmp_path_factory, small_run, toy, asked):
 
 @pytest.fixture
 def words(base, toy, small_run):
-    common = [word for word in small_run if word.startswith(("compute", "track"))]
+    common = [word for word in small_run if word.startswith(("compute", "log"))]
     more = ("batch.size=4", "max_steps=2", "eval.every=0", "eval.sequences=4", "data.val_fraction=0.25")
     return [*common, *more, f"init_from={base}", "data.seq_len=256"]
 

@@ -60,7 +60,7 @@ def test_a_finished_small_run_is_not_taken_for_other_data_or_settings(small_run,
 def test_what_has_no_such_loss_or_begins_with_a_model_is_refused_first(recipe, words, said, tmp_path, monkeypatch):
     run = run_of(recipe, "data.train=x.jsonl", f"out={tmp_path / 'out'}", *[w for w in words if "{run}" not in w])
     if words and "{run}" in words[0]:
-        run = scaling.config.resolve(type(run), scaling.config.to_dict(run), {"start": "runs/x"})
+        run = scaling.config.resolve(type(run), scaling.config.to_dict(run), {"init_from": "runs/x"})
     with pytest.raises(UserError, match=said):
         forecast_loss(run, "1min", silent())
     assert not (tmp_path / "out").exists()

@@ -91,7 +91,7 @@ def test_nothing_between_commas_is_no_folder(begin):
         (",", (), "--data: no data given; got ','"),
         ("nosuch.txt", (), "nosuch.txt: no such file"),
         ("b\udcd6.txt", (), r"--data: not valid UTF-8; got 'b\udcd6.txt'"),
-        ("toyworld", ("stesp=3",), "Did you mean steps?"),
+        ("toyworld", ("max_stesp=3",), "Did you mean max_steps?"),
     ],
 )
 def test_words_that_cannot_be_leave_no_folder_behind(data, settings, words):
@@ -117,7 +117,7 @@ def test_a_broken_line_is_left_out_and_told(begin, monkeypatch):
     assert len(run.sample.prompts) == 2  # the file was read on behind it
     read = []
     monkeypatch.setattr(module, "load_trained", lambda path: SimpleNamespace(model=None, tokenizer=None))
-    monkeypatch.setattr(module, "Shards", lambda path: SimpleNamespace(meta={"held_out_below": 1.0}))
+    monkeypatch.setattr(module, "TokenShards", lambda path: SimpleNamespace(meta={"held_out_below": 1.0}))
     monkeypatch.setattr(module, "bits_per_byte", lambda model, tokenizer, given, **_: (read.extend(given) or 1.0, 9))
     module._compare_with_zstd(OUT, run)
     assert len(read) == 256

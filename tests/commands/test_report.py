@@ -37,7 +37,7 @@ def test_the_shape_of_the_model_a_run_begins_with_is_no_change(tmp_path):
     text = (folder / "run.toml").read_text()
     run = read_record([folder]).runs[0]
     assert recipe_defaults(run)["model.hidden_size"] != "96"
-    (folder / "run.toml").write_text(text.replace('start = ""', 'start = "elsewhere"'))
+    (folder / "run.toml").write_text(text.replace('init_from = ""', 'init_from = "elsewhere"'))
     run = read_record([folder]).runs[0]
     assert recipe_defaults(run)["model.hidden_size"] == "96"
 

@@ -96,9 +96,9 @@ def test_float16_on_a_cpu_is_warned_of_before_the_first_step(dtype):
 
 
 def test_figures_from_before_are_found_among_lines_that_a_full_disk_cut_short(tmp_path):
-    figures = '{"step": 0, "tokens": 0, "validation_loss": 5.5, "validation_other": 1.0}'
+    figures = '{"step": 0, "tokens": 0, "val_loss": 5.5, "val_other": 1.0}'
     (tmp_path / "metrics.jsonl").write_text(f'\n{{"step": 0, "vali\n\n{figures}\n{{"step": 3, "loss": 2.0}}\n{{"st')
-    assert execute._before(RunDir(tmp_path), {"validation_loss": 2.0}) == {"validation_loss": 5.5}
+    assert execute._before(RunDir(tmp_path), {"val_loss": 2.0}) == {"val_loss": 5.5}
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory.\nTried"), MemoryError()])
@@ -130,8 +130,8 @@ def test_figures_that_are_no_number_are_left_out_and_told_once(tmp_path, rank, r
     (checkpoint / "model.safetensors").write_bytes(b"")
     (tmp_path / "metrics.jsonl").write_text("")
     strategy = SimpleNamespace(rank=rank, device=torch.device("cpu"))
-    figures = {"validation_loss": float("nan"), "validation_accuracy": 0.5}
+    figures = {"val_loss": float("nan"), "val_accuracy": 0.5}
     outcome = execute._outcome(prepared, strategy, figures, 1.0)
-    assert outcome["validation_accuracy"] == 0.5 and "validation_loss" not in outcome
-    assert [str(warning.message).split(" is no")[0] for warning in recwarn] == ["validation_loss"] * (rank == 0)
+    assert outcome["val_accuracy"] == 0.5 and "val_loss" not in outcome
+    assert [str(warning.message).split(" is NaN")[0] for warning in recwarn] == ["val_loss"] * (rank == 0)
     assert (tmp_path / "outcome.json").exists() == (rank == 0)

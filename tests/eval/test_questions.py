@@ -16,7 +16,7 @@ from penjing.data.tokenizer.tokenizer import train_tokenizer
 from penjing.eval import questions as module
 from penjing.eval.questions import GradedAnswer, Question, accuracy, ask, is_right, read_questions, table
 
-ROOMY = SimpleNamespace(config=SimpleNamespace(max_tokens=512))
+ROOMY = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=512))
 CALC = {"name": "calc", "parameters": {"type": "object"}}
 
 
@@ -193,8 +193,8 @@ def test_answers_that_were_cut_off_are_known_and_may_be_given_more_room(monkeypa
         assert [one.cut for one in ask(ROOMY, tokenizer, given, max_tokens=room)] == [True, False]
     # A model's own longest sequence cuts too.
     prompt = len(render(tokenizer, given[0].messages, (), ask=True).ids)
-    short = SimpleNamespace(config=SimpleNamespace(max_tokens=prompt + 63))
+    short = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=prompt + 63))
     assert [one.cut for one in ask(short, tokenizer, given)] == [False, True]
-    none = SimpleNamespace(config=SimpleNamespace(max_tokens=prompt))
+    none = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=prompt))
     with pytest.raises(UserError, match=rf"q\.jsonl:2: too long; got {prompt} tokens; wanted under {prompt}"):
         ask(none, tokenizer, [replace(given[0], where="q.jsonl:2")])

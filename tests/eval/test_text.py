@@ -23,7 +23,7 @@ def tokenizer():
 
 @pytest.fixture
 def model(tokenizer):
-    return small_model(noise=0.1, vocab_size=tokenizer.size, num_hidden_layers=1, max_tokens=32768)
+    return small_model(noise=0.1, vocab_size=tokenizer.size, num_hidden_layers=1, max_position_embeddings=32768)
 
 
 def test_uniform_guesses_cost_log2_of_the_vocabulary(model, tokenizer):

@@ -40,7 +40,7 @@ def base(tmp_path_factory, small_run):
 @pytest.fixture(scope="module")
 def words(base, toy, small_run):
     """Settings of a short adapter run on `base`."""
-    common = [word for word in small_run if word.startswith(("batch", "compute", "eval.sequences", "track"))]
+    common = [word for word in small_run if word.startswith(("batch", "compute", "eval.sequences", "log"))]
     return [*common, *CHATS, f"data.train={toy / 'sft.jsonl'}", f"init_from={base}", "lora.dropout=0.1"]
 
 
@@ -135,7 +135,7 @@ def test_merged_it_is_a_plain_model(tmp_path, whole, base, penjing):
 
 
 def test_another_stage_begins_with_the_adapter_merged(tmp_path, whole, words):
-    words = [word for word in words if not word.startswith(("start", "lora"))]
+    words = [word for word in words if not word.startswith(("init_from", "lora"))]
     rate = "optimizer.learning_rate=1e-20"  # too little to move a float32
     train("sft", *words, f"init_from={whole}", "optimizer.weight_decay=0", rate, f"out={tmp_path / 'next'}")
     expected = load_trained(whole, adapters="merged").model.state_dict()
@@ -146,7 +146,7 @@ def test_another_stage_begins_with_the_adapter_merged(tmp_path, whole, words):
 
 
 def test_an_adapter_on_a_run_with_an_adapter(tmp_path, whole, words):
-    words = [word for word in words if not word.startswith("start")]
+    words = [word for word in words if not word.startswith("init_from")]
     train("lora", *words, f"init_from={whole}", f"out={tmp_path / 'next'}")
     lower = load_trained(whole, adapters="merged").model.state_dict()
     got = load_trained(tmp_path / "next").model.state_dict()
@@ -156,7 +156,11 @@ def test_an_adapter_on_a_run_with_an_adapter(tmp_path, whole, words):
 def test_a_changed_or_missing_base_is_refused(tmp_path, base, words, penjing):
     moved = tmp_path / "base"
     shutil.copytree(base, moved)
-    words = [*(word for word in words if not word.startswith("start")), f"init_from={moved}", f"out={tmp_path / 'run'}"]
+    words = [
+        *(word for word in words if not word.startswith("init_from")),
+        f"init_from={moved}",
+        f"out={tmp_path / 'run'}",
+    ]
     train("lora", *words)
     earlier = sorted((moved / "checkpoints").iterdir())
     shutil.rmtree(earlier[-1])  # now an earlier step's weights are the newest
@@ -174,7 +178,9 @@ def test_a_changed_or_missing_base_is_refused(tmp_path, base, words, penjing):
 def test_a_base_named_from_another_folder_is_found(tmp_path, monkeypatch, base, words):
     shutil.copytree(base, tmp_path / "here" / "runs" / "base")
     monkeypatch.chdir(tmp_path / "here")
-    train("lora", *[word for word in words if not word.startswith("start")], "init_from=runs/base", "out=runs/taught")
+    train(
+        "lora", *[word for word in words if not word.startswith("init_from")], "init_from=runs/base", "out=runs/taught"
+    )
     with_adapter = weights_of(tmp_path / "here" / "runs" / "taught")
     monkeypatch.chdir(tmp_path)
     trained = load_trained(tmp_path / "here" / "runs" / "taught")
@@ -195,7 +201,7 @@ def test_what_an_adapter_is_called(tmp_path, monkeypatch, word, name):
 
 
 def test_adapters_need_something_to_sit_on(small_run, tmp_path):
-    with raises_user_error(where="start", wanted="a run, or a Hugging Face directory"):
+    with raises_user_error(where="init_from", wanted="a run, or a Hugging Face directory"):
         train("pretrain", *small_run, "lora.rank=4", f"out={tmp_path / 'run'}")
 
 
@@ -226,7 +232,7 @@ def test_two_ranks_train_the_adapter_that_one_does(tmp_path, words, penjing, los
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_frozen_weights_stay_and_a_run_goes_on_exactly(tmp_path, base, small_run, optimizer):
-    words = [word for word in small_run if not word.startswith(("model", "steps"))]
+    words = [word for word in small_run if not word.startswith(("model", "max_steps"))]
     patterns = "freeze=embed.*,blocks.0.*,*norm.weight" if optimizer == "muon" else "freeze=blocks.0.*"
     words += [f"init_from={base}", patterns, f"optimizer.name={optimizer}", "max_steps=6", "checkpoint.keep_last=9"]
     said = train("pretrain", *words, f"out={tmp_path / 'one'}")

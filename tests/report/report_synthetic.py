@@ -102,7 +102,7 @@ def outcome(tokens: int, seconds: float, resumed: int) -> dict[str, Any]:
         "tokens_per_second": tokens / seconds,
         "mfu": 0.31,
         "peak_memory_bytes": 2.02e9,
-        "final_loss_nats_per_token": 1.93,
+        "final_loss": 1.93,
         "val_loss": 1.97,
         "val_bits_per_byte": 0.91,
         "resumed": resumed,
@@ -229,9 +229,9 @@ def write_folder(folder: Path, bad: str = HOSTILE) -> Path:
 FIGURES: dict[str, dict[str, float]] = {
     "documents": {"loss": 2.0, "val_bits_per_byte": 0.9, "max_expert_load_ratio": 1.4},
     "chats": {"loss": 1.0, "val_loss": 1.1},
-    "distill": {"kl": 0.3, "agreement": 0.7, "validation_agreement": 0.6},
-    "preference": {"preference_loss": 0.5, "reward_margin": 1.0, "validation_reward_accuracy": 0.8},
-    "reward": {"ranking_loss": 0.4, "validation_reward_accuracy": 0.7},
+    "distill": {"kl": 0.3, "agreement": 0.7, "val_agreement": 0.6},
+    "preference": {"preference_loss": 0.5, "reward_margin": 1.0, "val_reward_accuracy": 0.8},
+    "reward": {"ranking_loss": 0.4, "val_reward_accuracy": 0.7},
     "policy": {"reward": 0.6, "reward_std": 0.3, "truncated_fraction": 0.1, "kl": 0.02, "new_figure": 3.0},
 }
 
@@ -242,7 +242,7 @@ def write_run(folder: Path, task: str, *, scale: float = 1.0, done: bool = True,
     data = task if kind == "next_token" else "preferences"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.toml").write_text(
-        f'stage = "x"\nout = "{folder}"\n[data]\nkind = "{data}"\n[objective]\nkind = "{kind}"\n'
+        f'stage = "x"\nout = "{folder}"\n[data]\nformat = "{data}"\n[objective]\nname = "{kind}"\n'
         f"[optimizer]\nlearning_rate = {rate}\n"
     )
     shared = {"learning_rate": 1e-3, "grad_norm": 0.5, "tokens_per_second": 900.0}
@@ -256,6 +256,6 @@ def write_run(folder: Path, task: str, *, scale: float = 1.0, done: bool = True,
         ],
     )
     if done:
-        last = {name: value * scale for name, value in FIGURES[task].items() if name.startswith("validation_")}
+        last = {name: value * scale for name, value in FIGURES[task].items() if name.startswith("val_")}
         put(folder / "outcome.json", outcome(20 * 16384, 21.0, resumed=1) | last)
     return folder

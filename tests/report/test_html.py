@@ -187,7 +187,7 @@ def test_a_chart_without_points_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", FIGURES)
 def test_each_kind_of_run_has_its_charts(tmp_path: Path, task: str) -> None:
     source, reader, words = read(write_run(tmp_path / "run", task))
-    charts = 3 + len({name.removeprefix("validation_") for name in FIGURES[task]})  # 3: rate, norm, speed
+    charts = 3 + len({name.removeprefix("val_") for name in FIGURES[task]})  # 3: rate, norm, speed
     assert source.count('<svg class="chart"') == charts
     labels = [value for name, value in reader.attributes if name == "aria-label" and "lowest" in value]
     assert len(labels) == charts and all(" to " in label and "highest" in label for label in labels)

@@ -126,7 +126,7 @@ def _think(options: GenerationOptions, words: list[str], console: Console) -> Ge
 
 
 def _fit(trained: LoadedModel, said: list[Message], options: GenerationOptions) -> list[Message]:
-    """Drop the oldest exchanges if the conversation leaves no room for an answer."""
+    """Drop the oldest exchanges if the conversation leaves too few tokens for an answer."""
     room = trained.context_tokens - min(options.max_tokens, 64)
     while len(said) > 2 and len(_prompt(trained, said, options)) > room:
         following = next((at for at in range(1, len(said)) if said[at].role == "user"), len(said) - 1)
@@ -164,7 +164,7 @@ def _reply(
             break
         ids = [*ids, *written, tokenizer.message_end, *given.ids]
         if len(ids) >= longest:
-            console.print("(no room left for an answer)", style="dim")
+            console.print("(the context is full)", style="dim")
             break
     return remembered
 

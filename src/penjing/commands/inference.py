@@ -120,7 +120,7 @@ def generate(
         turns="all" if every_turn else "last",
     )
     done = generate_file(run, prompts, out, console, options, device=device, dtype=dtype)
-    say(f"{out}: {done.written:,} conversations; {done.left_out:,} answers dropped (truncated, empty, or no room)")
+    say(f"{out}: {done.written:,} conversations; {done.left_out:,} answers dropped (truncated, empty, or too long)")
     if done.not_asked:
         say(f"  {done.not_asked:,} conversations of the prompts have an empty answer and were not asked")
 

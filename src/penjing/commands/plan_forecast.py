@@ -93,7 +93,7 @@ def family(run: Run) -> list[dict[str, Any]]:
 
 
 def _windows(model: ModelConfig, layers: int) -> dict[str, Any]:
-    """Which of so many layers have the planned model's window: the same share of them all the way up."""
+    """Which of so many layers have the planned model's window: the same fraction at every size."""
     if not model.sliding_window_layers:  # every layer, or none
         return {}
     planned = [layer in model.sliding_window_layers for layer in range(model.num_hidden_layers)]
@@ -164,7 +164,7 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
             "a forecast is for a run that trains from scratch",
             where="init_from",
             got=run.init_from,
-            next_step="Leave start= out.",
+            next_step="Leave init_from= out.",
         )
     if not run.data.train:
         raise UserError("no data", where="data.train", next_step="Give data.train=FILE.")

@@ -1,4 +1,4 @@
-"""Carry out a run: strategy, parts, the summary people know, the loop, and what came of it."""
+"""Carry out a run: strategy, parts, the summary people know, the loop, and its outcome."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
         raise UserError(
             f"out of memory: {' '.join(str(error).split())[:200]}",
             where=run.compute.device,
-            next_step="`penjing plan memory` says what takes the room; `penjing plan search` what would fit.",
+            next_step="`penjing plan memory` shows what uses the memory; `penjing plan search` finds what fits.",
         ) from error
     finally:
         strategy.close()
@@ -226,7 +226,7 @@ def _outcome(prepared: PreparedRun, strategy: Strategy, figures: dict[str, float
             figures = prepared.context.validate()
     for name in [name for name, value in figures.items() if not math.isfinite(value)]:
         if strategy.rank == 0:
-            warnings.warn(f"{name} is no number after the last step: it is left out of {folder.outcome}", stacklevel=2)
+            warnings.warn(f"{name} is NaN or Inf after the last step: left out of {folder.outcome}", stacklevel=2)
         figures = {other: value for other, value in figures.items() if other != name}
     totals = prepared.context.meter.totals()
     spent = sum(value or 0.0 for name, value in totals.items() if name in SPENT)

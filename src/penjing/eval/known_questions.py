@@ -73,14 +73,14 @@ class KnownQuestions:
         thinking = parse_switch(how.thinking) if how else None
         tokenizer = prepared.stage.tokenizer
 
-        def make_room(told: str) -> None:
+        def halve_batch(told: str) -> None:
             empty_cache()
             if self._at_once == 1:
                 raise UserError(f"out of memory: {told}", where="eval.questions", next_step="Leave them out: none.")
             self._at_once //= 2
 
         return retry_on_oom(
-            lambda: asking.ask(prepared.model, tokenizer, questions, thinking=thinking, rows=self._at_once), make_room
+            lambda: asking.ask(prepared.model, tokenizer, questions, thinking=thinking, rows=self._at_once), halve_batch
         )
 
     def _kept(self, prepared: PreparedRun) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def ask(
 
     thinking: as `render` is told. Thoughts are no part of what is judged. max_tokens: of an answer and its thought; 0:
     64, of a story 160, and 192 more with thoughts. rows: prompts that are read and answered together. Raises UserError
-    for a question that leaves no room for an answer.
+    for a question that fills the context.
     """
     room = model.config.max_position_embeddings
     said: dict[int, tuple[str, bool]] = {}

@@ -2,7 +2,7 @@
 
 Changes from dpo: the model gets a head of one number, read where the answer is all said (train/stages/reward.py), and
 there is no reference; it is to judge and not to speak, so it may move far from its start: a rate of 3e-3. More pairs
-help most; more than about five epochs of the same ones are learned by heart (docs/log.md).
+help most; more than about five epochs of the same ones are memorized (docs/log.md).
 """
 
 from __future__ import annotations
