@@ -307,7 +307,7 @@ def test_the_curve_of_losses_stays_by_float32_s(settings):
     whole = learn(settings)
     assert whole[-1] < whole[0] - FALL
     for state in SMALL:
-        less = learn(type(settings)(**{**vars(settings), "state": state}))
+        less = learn(type(settings)(**{**vars(settings), "state_dtype": state}))
         assert max(abs(one - other) for one, other in zip(whole, less, strict=True)) < BOUND
         assert less != whole, "nothing was rounded"
 
