@@ -167,7 +167,7 @@ def test_gradients_of_stock_weights(pair):
     ours.eval()
     gradients = {name: value.grad for name, value in theirs.named_parameters()}
     config = ours.config
-    tied = config.embeddings == "tied"
+    tied = config.tie_word_embeddings
     state, _ = from_hf(
         {name: torch.zeros_like(value) if value is None else value for name, value in gradients.items()}
         | {name: value for name, value in theirs.named_buffers() if name.endswith("correction_bias")}
@@ -214,7 +214,7 @@ def test_the_spelling_of_transformers_4(pair):
     if rope["rope_type"] != "default":
         settings["rope_scaling"] = rope
     assert config_from_hf(settings, "config.json") == replace(
-        ours.config, embeddings=config_from_hf(settings, "config.json").tie_word_embeddings
+        ours.config, tie_word_embeddings=config_from_hf(settings, "config.json").tie_word_embeddings
     )
 
 

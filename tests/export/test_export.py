@@ -50,9 +50,9 @@ def make_model(tokenizer, **options):
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 @pytest.mark.parametrize("tie_word_embeddings", [True, False])
-def test_transformers_writes_the_same_text(tmp_path, tokenizer, architecture, embeddings):
+def test_transformers_writes_the_same_text(tmp_path, tokenizer, architecture, tie_word_embeddings):
     transformers = pytest.importorskip("transformers")
-    model = make_model(tokenizer, architecture=architecture, embeddings=embeddings)
+    model = make_model(tokenizer, architecture=architecture, tie_word_embeddings=tie_word_embeddings)
     verified = export(model, tokenizer, tmp_path / "out", card="# a card\n")
     assert verified.path == tmp_path / "out"
     assert 0 <= verified.largest_difference < 1e-4
@@ -199,12 +199,12 @@ def test_the_model_is_left_as_it_was(tmp_path, tokenizer):
 @pytest.mark.parametrize("max_tokens", [2, 16, 30])
 def test_models_of_short_sequences_can_be_exported(tmp_path, tokenizer, max_tokens):
     pytest.importorskip("transformers")
-    verified = export(make_model(tokenizer, max_tokens=max_tokens), tokenizer, tmp_path / "out", card="")
+    verified = export(make_model(tokenizer, max_position_embeddings=max_tokens), tokenizer, tmp_path / "out", card="")
     assert verified.largest_difference < 1e-4
 
 
 def test_the_card_states_what_is_known_and_no_more(tmp_path, tokenizer):
-    run = Run(stage="pretrain", model=make_model(tokenizer, max_tokens=512).config)
+    run = Run(stage="pretrain", model=make_model(tokenizer, max_position_embeddings=512).config)
     folder = tmp_path / "kite" / "pretrain"
     checkpoint = SimpleNamespace(step=40, folder=folder / "checkpoints" / "step-00000040")
     checkpoint.folder.mkdir(parents=True)

@@ -115,8 +115,8 @@ def test_a_file_read_back_is_the_model(tmp_path, tokenizer, name):
     for field in (
         "hidden_size",
         "num_key_value_heads",
-        "max_tokens",
-        "experts",
+        "max_position_embeddings",
+        "num_experts",
         "moe_intermediate_size",
         "shared_expert_intermediate_size",
     ):

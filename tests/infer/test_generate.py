@@ -25,7 +25,8 @@ def model(request):
     # A tied table this wide says the same token over and over.
     return small_model(
         seed=3, noise=0.1, sharpen=6, architecture=request.param, vocab_size=37, hidden_size=24, num_attention_heads=4,
-        num_key_value_heads=2, intermediate_size=40, max_tokens=32, rope_theta=1e4, tie_word_embeddings=False,
+        num_key_value_heads=2, intermediate_size=40, max_position_embeddings=32, rope_theta=1e4,
+        tie_word_embeddings=False,
     ).eval()  # fmt: skip
 
 
@@ -38,7 +39,7 @@ def by_hand(model, prompt, max_new_tokens, stop=()):
         if following in stop:
             break
         ids.append(following)
-        if len(ids) == model.config.max_tokens:
+        if len(ids) == model.config.max_position_embeddings:
             break
     return ids[len(prompt) :]
 

@@ -57,7 +57,7 @@ def follow(turns: list[Turn]):
 def by_hand(model, prompt, seed, sampling, limit):
     """(ids, log-probabilities, said, ended) without cache, batch or slots."""
     uniform = np.random.Generator(np.random.PCG64(seed)).random(limit, dtype=np.float32)
-    room = min(limit, model.config.max_tokens - len(prompt))
+    room = min(limit, model.config.max_position_embeddings - len(prompt))
     ids, logp, said, turn, number = [], [], [], [], 1
     while True:
         logits_TV = model(torch.tensor([[*prompt, *ids]]))

@@ -340,7 +340,7 @@ def test_a_run_says_it_and_goes_on_only_as_it_was_begun(tmp_path, small_run, los
     assert "float8 is slower than bfloat16 on a CPU" in train("small", "compute.fp8=tensorwise")
     assert "float8" not in train("usual")
     assert losses(tmp_path / "small") != losses(tmp_path / "usual")
-    with pytest.raises(UserError, match=r"compute\.float8 was tensorwise, is off"):
+    with pytest.raises(UserError, match=r"compute\.fp8 was tensorwise, is off"):
         train("small")
 
 

@@ -256,7 +256,7 @@ def test_no_such_adapter(make_model):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rank": -1}, {"rank": 4, "alpha": 0}, {"rank": 4, "dropout": 1.0}, {"alpha": 8}, {"kind": "dora"}]
+    "wrong", [{"rank": -1}, {"rank": 4, "alpha": 0}, {"rank": 4, "dropout": 1.0}, {"alpha": 8}, {"use_dora": True}]
 )
 def test_settings_that_cannot_be(wrong):
     with pytest.raises(UserError, match="lora"):
@@ -461,12 +461,12 @@ def test_side_by_side_what_has_its_own_way_keeps_it(make_model, settings):
     assert lora.AdaptedLinear.packed(x, attention.k_proj, layers[1].plain()) is None
 
 
-@pytest.mark.parametrize(("scaling", "scale"), [("standard", 2.0), ("rank_stabilised", 8.0)])
-def test_the_scale_is_alpha_over_the_rank_or_over_its_root(make_model, scaling, scale):
+@pytest.mark.parametrize(("use_rslora", "scale"), [(False, 2.0), (True, 8.0)])
+def test_the_scale_is_alpha_over_the_rank_or_over_its_root(make_model, use_rslora, scale):
     """arXiv:2106.09685 section 4.1 and arXiv:2312.03732: 32 / 16, and 32 / 4."""
     model = make_model()
     plain_OI = model.blocks[1].mlp.up_proj.weight.detach().clone()
-    add_adapter(model, Lora(rank=16, alpha=32, use_rslora=scaling, target_modules=("mlp.up_proj",)))
+    add_adapter(model, Lora(rank=16, alpha=32, use_rslora=use_rslora, target_modules=("mlp.up_proj",)))
     teach(model, "default")
     layer = model.blocks[1].mlp.up_proj
     x_NI = torch.randn(3, 24, generator=torch.Generator().manual_seed(2))

@@ -19,7 +19,7 @@ from penjing.model.config import ModelConfig
         "num_key_value_heads",
         "head_dim",
         "intermediate_size",
-        "max_tokens",
+        "max_position_embeddings",
         "rope_theta",
         "rms_norm_eps",
     ],

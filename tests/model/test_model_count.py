@@ -62,8 +62,8 @@ def built(config: ModelConfig) -> Transformer:
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(map(str, variant.values())))
 @pytest.mark.parametrize("tie_word_embeddings", [True, False])
-def test_the_closed_form_counts_the_built_model(variant, embeddings):
-    config = ModelConfig(**{**ModelConfig.named("tiny"), **variant, "embeddings": embeddings})
+def test_the_closed_form_counts_the_built_model(variant, tie_word_embeddings):
+    config = ModelConfig(**{**ModelConfig.named("tiny"), **variant, "tie_word_embeddings": tie_word_embeddings})
     model = built(config)
     count = parameters(config)
     assert count.total == sum(parameter.numel() for parameter in model.parameters())
@@ -73,7 +73,7 @@ def test_the_closed_form_counts_the_built_model(variant, embeddings):
     used = routed * config.num_experts_per_tok // max(1, config.num_experts)
     assert count.active == count.total - routed + used
     in_products = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and name != "embed.weight")
-    assert count.matrices == in_products + used + (count.embedding if embeddings == "tied" else 0)
+    assert count.matrices == in_products + used + (count.embedding if tie_word_embeddings else 0)
 
 
 @pytest.mark.parametrize(("name", "total"), PUBLISHED.items())

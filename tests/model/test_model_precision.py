@@ -23,8 +23,8 @@ def gradients(model):
 
 
 @pytest.mark.parametrize("tie_word_embeddings", [True, False])
-def test_bfloat16_keeps_float32_parameters_and_gradients(make_model, embeddings):
-    model = make_model(embeddings=embeddings)
+def test_bfloat16_keeps_float32_parameters_and_gradients(make_model, tie_word_embeddings):
+    model = make_model(tie_word_embeddings=tie_word_embeddings)
     exact = gradients(model)
     exact_logits = model(IDS_BT)
     set_compute_dtype(model, torch.bfloat16)

@@ -16,11 +16,11 @@ TOKENIZER = SimpleNamespace(end_of_text=0, message_end=2)
 # Id 0 is left out: it is the padding id, and transformers gives its embedding no gradient.
 IDS_BT = torch.randint(1, 61, (3, 29), generator=torch.Generator().manual_seed(1))
 SHAPES = [  # query heads, key/value heads, head width: D is 24, so heads x width is under, at and over it
-    (4, 2, 8, "tied"),
-    (4, 4, 6, "untied"),
-    (6, 1, 4, "tied"),
-    (6, 3, 10, "untied"),
-    (1, 1, 8, "tied"),
+    (4, 2, 8, True),
+    (4, 4, 6, False),
+    (6, 1, 4, True),
+    (6, 3, 10, False),
+    (1, 1, 8, True),
 ]
 
 
@@ -43,14 +43,14 @@ def architecture(request):
     return request.param
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "embeddings"), SHAPES)
-def test_logits_with_our_weights_there(make_model, architecture, heads, kv_heads, head_dim, embeddings):
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "tie_word_embeddings"), SHAPES)
+def test_logits_with_our_weights_there(make_model, architecture, heads, kv_heads, head_dim, tie_word_embeddings):
     model = make_model(
         architecture=architecture,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        embeddings=embeddings,
+        tie_word_embeddings=tie_word_embeddings,
     )
     theirs = stock(model.config)
     load(theirs, hf_weights(model))
@@ -59,14 +59,14 @@ def test_logits_with_our_weights_there(make_model, architecture, heads, kv_heads
     assert difference < 1e-5
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "embeddings"), SHAPES)
-def test_logits_with_their_weights_here(make_model, architecture, heads, kv_heads, head_dim, embeddings):
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "tie_word_embeddings"), SHAPES)
+def test_logits_with_their_weights_here(make_model, architecture, heads, kv_heads, head_dim, tie_word_embeddings):
     model = make_model(
         architecture=architecture,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        embeddings=embeddings,
+        tie_word_embeddings=tie_word_embeddings,
     )
     torch.manual_seed(7)
     theirs = stock(model.config)
@@ -81,8 +81,8 @@ def test_logits_with_their_weights_here(make_model, architecture, heads, kv_head
 
 
 @pytest.mark.parametrize("tie_word_embeddings", [True, False])
-def test_gradients_of_the_next_token_loss(make_model, architecture, embeddings):
-    model = make_model(architecture=architecture, embeddings=embeddings)
+def test_gradients_of_the_next_token_loss(make_model, architecture, tie_word_embeddings):
+    model = make_model(architecture=architecture, tie_word_embeddings=tie_word_embeddings)
     theirs = stock(model.config)
     load(theirs, hf_weights(model))
     theirs(IDS_BT, labels=IDS_BT).loss.backward()

@@ -23,12 +23,12 @@ SHAPE = {
 
 
 @pytest.mark.parametrize("tie_word_embeddings", [True, False])
-def test_new_rows_are_the_mean_and_old_ones_stay(embeddings):
-    model = Transformer(ModelConfig(**SHAPE, vocab_size=11, tie_word_embeddings=embeddings))
+def test_new_rows_are_the_mean_and_old_ones_stay(tie_word_embeddings):
+    model = Transformer(ModelConfig(**SHAPE, vocab_size=11, tie_word_embeddings=tie_word_embeddings))
     initialise(model, 1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     grown = resize_embeddings(model.state_dict(), 14)
-    bigger = Transformer(ModelConfig(**SHAPE, vocab_size=14, tie_word_embeddings=embeddings))
+    bigger = Transformer(ModelConfig(**SHAPE, vocab_size=14, tie_word_embeddings=tie_word_embeddings))
     bigger.load_state_dict(grown)
     for name, value in before.items():
         assert torch.equal(grown[name][: len(value)], value)

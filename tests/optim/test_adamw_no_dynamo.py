@@ -52,7 +52,7 @@ import sys
 import torch
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
-for settings in (AdamW(), AdamW(state="bfloat16"), Muon()):
+for settings in (AdamW(), AdamW(state_dtype="bfloat16"), Muon()):
     model = torch.nn.Linear(96, 96)
     for optimizer in settings.build(model):
         model(torch.ones(2, 96)).sum().backward()

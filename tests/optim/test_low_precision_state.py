@@ -136,10 +136,10 @@ def test_our_adamw_is_torch_s_where_nothing_is_rounded(monkeypatch, piece):
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_pieces_and_stacks_change_nothing(monkeypatch, kind):
     model, twin = make_model(), make_model()
-    take_steps(model, SETTINGS[kind](state="int8").build(model), [1, 2, 3])
+    take_steps(model, SETTINGS[kind](state_dtype="int8").build(model), [1, 2, 3])
     monkeypatch.setattr(kept, "PIECE", BLOCK * 5)
     monkeypatch.setitem(orthogonalize.STACK, "cpu", 64 * 64)
-    take_steps(twin, SETTINGS[kind](state="int8").build(twin), [1, 2, 3])
+    take_steps(twin, SETTINGS[kind](state_dtype="int8").build(twin), [1, 2, 3])
     for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -157,7 +157,7 @@ def test_stacks_are_of_one_height(monkeypatch, count, numel, height):
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_each_gradient_is_freed_by_ours_and_left_by_torch_s(kind, state):
     model = make_model()
-    optimizers = SETTINGS[kind](state=state).build(model)
+    optimizers = SETTINGS[kind](state_dtype=state).build(model)
     take_steps(model, optimizers, [1])
     for optimizer in optimizers:
         theirs = isinstance(optimizer, torch.optim.AdamW)
@@ -173,7 +173,7 @@ def test_what_is_kept_and_in_how_many_bytes(kind):
     held = {}
     for state in ("float32", *SMALL):
         model = make_model()
-        optimizers = SETTINGS[kind](state=state).build(model)
+        optimizers = SETTINGS[kind](state_dtype=state).build(model)
         take_steps(model, optimizers, [1])
         assert sum(len(part["params"]) for each in optimizers for part in each.param_groups) == len(
             list(model.parameters())
@@ -200,7 +200,7 @@ def test_what_is_kept_and_in_how_many_bytes(kind):
 def test_a_masked_step_leaves_everything_as_it_was(kind, state, at):
     """What a GPU does, where the host does not look."""
     model = make_model()
-    optimizers = SETTINGS[kind](state=state).build(model)
+    optimizers = SETTINGS[kind](state_dtype=state).build(model)
     assert all(takes_flag(each) for each in optimizers)
     for each in optimizers:
         each.found_inf, each.grad_scale = torch.tensor(0.0), None
@@ -220,7 +220,7 @@ def test_a_masked_step_leaves_everything_as_it_was(kind, state, at):
         assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
     # The flag at 0 is no flag.
     other, plain = make_model(), None
-    plain = SETTINGS[kind](state=state).build(other)
+    plain = SETTINGS[kind](state_dtype=state).build(other)
     take_steps(other, plain, range(1, at))
     assert same(other, weights)
 
@@ -231,7 +231,7 @@ def test_a_masked_step_leaves_everything_as_it_was(kind, state, at):
 @pytest.mark.parametrize("state", SMALL)
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_a_run_goes_on_bit_for_bit_from_its_checkpoint(tmp_path, kind, state):
-    settings = SETTINGS[kind](state=state)
+    settings = SETTINGS[kind](state_dtype=state)
     straight = make_model()
     straight_optimizers = settings.build(straight, 5)
     take_steps(straight, straight_optimizers, [1, 2, 3, 4, 5])
@@ -307,7 +307,7 @@ def test_the_curve_of_losses_stays_by_float32_s(settings):
     whole = learn(settings)
     assert whole[-1] < whole[0] - FALL
     for state in SMALL:
-        less = learn(type(settings)(**{**vars(settings), "state": state}))
+        less = learn(type(settings)(**{**vars(settings), "state_dtype": state}))
         assert max(abs(one - other) for one, other in zip(whole, less, strict=True)) < BOUND
         assert less != whole, "nothing was rounded"
 

@@ -253,7 +253,7 @@ def test_a_restored_state_goes_on_bit_for_bit(kind):
     [
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"learning_rate": float("nan")}, "learning_rate"),
-        ({"epsilon": -1e-8}, "epsilon"),
+        ({"eps": -1e-8}, "eps"),
         ({"weight_decay": -0.1}, "weight_decay"),
         ({"beta1": 1.0}, "beta1"),
         ({"beta2": -0.1}, "beta2"),

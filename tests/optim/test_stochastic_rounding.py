@@ -73,15 +73,15 @@ def learn(steps, model=None, before=None, **more):
 
 def test_it_learns_as_float32_does_and_keeps_half():
     whole, _, _ = learn(30)
-    half, _, states = learn(30, state="bfloat16")
+    half, _, states = learn(30, state_dtype="bfloat16")
     assert half[-1] < half[0] - 1
     assert max(abs(one - other) for one, other in zip(whole, half, strict=True)) < 0.05
     assert {each["momentum"].dtype for each in states[0]["state"].values()} == {torch.bfloat16}
 
 
 def test_it_goes_on_to_the_bit():
-    _, straight, _ = learn(6, state="bfloat16")
-    _, model, states = learn(3, state="bfloat16")
-    learn(3, model, states, state="bfloat16")
+    _, straight, _ = learn(6, state_dtype="bfloat16")
+    _, model, states = learn(3, state_dtype="bfloat16")
+    learn(3, model, states, state_dtype="bfloat16")
     for one, other in zip(straight.parameters(), model.parameters(), strict=True):
         assert torch.equal(one, other)

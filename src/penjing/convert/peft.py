@@ -231,7 +231,7 @@ def _by_pattern(patterns: Mapping[str, Any], layer: str, standard: Any) -> Any:
 
 @torch.no_grad()
 def attach_peft(model: Transformer, name: str, adapter: PeftAdapter) -> None:
-    """Give `model` the adapter under `name`; `use` makes it speak. Raises UserError where it does not fit."""
+    """Give `model` the adapter under `name`; `set_adapter` turns it on. Raises UserError where it does not fit."""
     where = adapter.folder / WEIGHTS
     layers = adaptable(model)
     ours = {_layer_name(layer, model.config.architecture): layer for layer in layers}

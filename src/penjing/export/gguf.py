@@ -149,8 +149,8 @@ def refuse_unsupported(config: ModelConfig) -> None:
             config.head_dim,
             "hidden_size / num_attention_heads",
         ),
-        ("norm_topk_prob", here == "qwen3_moe" and not config.norm_topk_prob, "raw", "renormalised"),
-        ("norm_topk_prob", here == "qwen2_moe" and config.norm_topk_prob, config.norm_topk_prob, "raw"),
+        ("norm_topk_prob", here == "qwen3_moe" and not config.norm_topk_prob, "false", "true"),
+        ("norm_topk_prob", here == "qwen2_moe" and config.norm_topk_prob, "true", "false"),
         ("mlp_only_layers", here != "glm4_moe" and bool(config.mlp_only_layers), config.mlp_only_layers, "none"),
         (
             "rope_scaling",

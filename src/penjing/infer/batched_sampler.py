@@ -56,7 +56,7 @@ class Completion:
     temperature asked for; drawn_logp: under the distribution it was drawn from (0 for greedy text).
 
     Of several turns, ids holds also what was given between them, with log-probabilities 0; said: whether the model said
-    the token, None if it said all; notes: those of `Given`, one for each turn but the last."""
+    the token, None if it said all; notes: those of `InjectedTokens`, one for each turn but the last."""
 
     ids: list[int]
     logp: list[float]
@@ -137,12 +137,12 @@ def sample_batch(
 ) -> list[list[Completion]]:
     """The answers to every request, in the order of its seeds.
 
-    An answer ends with a stop id, after `max_new_tokens`, or when prompt and answer hold the model's `max_tokens`.
-    slots: how many are written at once; 0 = 64 on a CPU, else 256. score_temperature: of `Written.logp`.
-    follow: makes answers of several turns; what it gives counts to `max_new_tokens`, and where it leaves no room for
+    An answer ends with a stop id, after `max_new_tokens`, or when prompt and answer hold `max_position_embeddings`.
+    slots: how many are written at once; 0 = 64 on a CPU, else 256. score_temperature: of `Completion.logp`.
+    follow: makes answers of several turns; what it gives counts to `max_new_tokens`, and where it leaves no space for
     one more token it is not read, and the answer has ended by its length. The token at place t of an answer is drawn
     with number t of its seed's, whichever turn it is in.
-    Raises UserError for an empty prompt, or one that leaves no room.
+    Raises UserError for an empty prompt, or one that leaves no space.
     """
     answers: list[list[Completion | None]] = [[None] * len(request.seeds) for request in requests]
     waiting = [index for index, request in enumerate(requests) if request.seeds]
@@ -331,7 +331,7 @@ class _Slots:
         device = model.embed.weight.device
         room = min(longest_prompt + max_new_tokens, model.config.max_position_embeddings)
         room = -(-room // SPAN_MULTIPLE) * SPAN_MULTIPLE
-        self.room = room
+        self.max_cache_tokens = room
         rows = _rounded(num_slots, device)
         self.cache = _SlotCache(model.config, rows, room, device=device, dtype=model.compute_dtype or torch.float32)
         self.stop_E = torch.tensor(sorted(stop), dtype=torch.long, device=device)
@@ -385,7 +385,7 @@ class _Slots:
         rows = _rounded(active, self.length_S.device)
         self.length_S[active:rows] = 0  # of free ones that are taken along
         self.cache.span = min(
-            self.room, -(-(int(self.host_length[:active].max()) + 1) // SPAN_MULTIPLE) * SPAN_MULTIPLE
+            self.max_cache_tokens, -(-(int(self.host_length[:active].max()) + 1) // SPAN_MULTIPLE) * SPAN_MULTIPLE
         )
         self.cache.length_B = self.length_S[:rows]  # a view: the model counts on in it
         hidden_BTD = self.model.hidden(self.last_S[:rows, None], cache=self.cache)
@@ -473,13 +473,13 @@ class _Slots:
         span = -(-(before + longest) // SPAN_MULTIPLE) * SPAN_MULTIPLE
         dtype = self.cache.key_LBGSK.dtype
         cache = Cache(self.model.config, len(rows), span, device=device, dtype=dtype)
-        shared = min(before, self.room)
+        shared = min(before, self.max_cache_tokens)
         pairs = ((self.cache.key_LBGSK, cache.key_LBGSK), (self.cache.value_LBGSK, cache.value_LBGSK))
         for mine, copied in pairs:
             copied[:, :, :, :shared] = mine[:, :, :, :shared].index_select(1, row_N)
         cache.length_B = self.length_S[row_N]
         hidden_NTD = self.model.hidden(ids_NT, cache=cache)
-        first, last = int(self.host_length[rows].min()), min(span, self.room)
+        first, last = int(self.host_length[rows].min()), min(span, self.max_cache_tokens)
         for mine, copied in pairs:
             mine[:, :, :, first:last].index_copy_(1, row_N, copied[:, :, :, first:last])
         length_N = torch.tensor(lengths, device=device)

@@ -28,10 +28,10 @@ def stream(
 ) -> Iterator[list[tuple[int, int]]]:
     """Yield after every step the (sequence, id) pairs it produced; a stop id ends its sequence and is not yielded.
 
-    A sequence also ends after `max_new_tokens`, and when prompt and answer together hold the model's `max_tokens`;
+    A sequence also ends after `max_new_tokens`, and when prompt and answer together hold `max_position_embeddings`;
     each has its own end, whatever its neighbours do. adapters: the name of each prompt's (None: the base alone), read
-    and written in one batch; without it, what `lora.use` has set.
-    Raises UserError if a prompt is empty, or leaves no room in the model's longest sequence for one more token.
+    and written in one batch; without it, what `lora.set_adapter` has set.
+    Raises UserError if a prompt is empty, or leaves no space in the model's longest sequence for one more token.
     """
     if not prompts or max_new_tokens < 1:
         return

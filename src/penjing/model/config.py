@@ -56,7 +56,7 @@ class ModelConfig(Settings):
     # inner width of the shared experts together, which every token goes through; 0 = none
     shared_expert_intermediate_size: NonNegativeInt = 0
     mlp_only_layers: tuple[int, ...] = ()  # layers, from 0, with an MLP of intermediate_size instead of experts
-    norm_topk_prob: bool = True  # k experts' weights add to 1, or stay as they are
+    norm_topk_prob: bool = True  # whether the k experts' weights are divided by their sum
     routed_scaling_factor: PositiveFloat = 1.0  # glm4_moe: the routed experts' sum is multiplied by this
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class ModelConfig(Settings):
                 "the length before scaling is needed",
                 where="model.rope_original_max_position_embeddings",
                 got=self.rope_original_max_position_embeddings,
-                wanted="the max_tokens that the model was first trained with",
+                wanted="the max_position_embeddings of the model before scaling",
             )
         if self.sliding_window_layers and not self.sliding_window:
             raise UserError("has no effect without model.sliding_window", where="model.sliding_window_layers")
@@ -183,7 +183,7 @@ class ModelConfig(Settings):
                 wanted=1,
             )
         if not self.norm_topk_prob and self.architecture == "mixtral":
-            raise UserError("mixtral always renormalises", where="model.norm_topk_prob", got="raw")
+            raise UserError("mixtral always renormalises", where="model.norm_topk_prob", got="false", wanted="true")
         self._check_layers("mlp_only_layers")
         leading = tuple(range(len(self.mlp_only_layers)))
         if self.architecture == "mixtral" and self.mlp_only_layers:

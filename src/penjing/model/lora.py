@@ -179,7 +179,7 @@ class AdapterMap(NamedTuple):
 
 
 class AdaptedLinear(Linear):
-    """A frozen `Linear` with adapters by name; which of them speak is set by `use`."""
+    """A frozen `Linear` with adapters by name; `set_adapter` sets which of them are used."""
 
     def __init__(self, base: Linear) -> None:
         nn.Module.__init__(self)  # not Linear's: the weights are the given layer's own
@@ -399,7 +399,7 @@ def attach(model: nn.Module, name: str, sizes: Mapping[str, AdapterSize], *, see
     """Give the layers of `sizes` a new adapter called `name`, and freeze all that was there before.
 
     A is drawn from `seed` layer by layer, in the model's order; the global random state is left alone. The adapter
-    is not used until `use` says so. Raises UserError for a name that cannot be one, or that is taken.
+    is not used until `set_adapter` names it. Raises UserError for a name that cannot be one, or that is taken.
     """
     if not _ADAPTER_NAME.fullmatch(name) or hasattr(nn.ModuleDict(), name):
         raise UserError("not a name for an adapter", where=name, wanted="letters, digits, - and _")
@@ -475,7 +475,7 @@ def set_adapter(model: nn.Module, chosen: str | Sequence[str | None] | None) -> 
 
 @contextmanager
 def adapter_scope(model: nn.Module, chosen: str | Sequence[str | None] | None) -> Iterator[None]:
-    """`use` for as long as the context lasts, then what was in use before."""
+    """`set_adapter` for as long as the context lasts, then what was in use before."""
     before = [(layer, layer.active, layer.by_row) for layer in adapted(model).values()]
     set_adapter(model, chosen)
     try:
@@ -490,7 +490,7 @@ def merge(model: nn.Module, name: str) -> None:
     """Work an adapter into the weights, summed in float64 and rounded once to float32; `unmerge` takes it out again.
 
     The model then computes as with the adapter in use, at the base's speed. The weights must be float32: rounded
-    ones (see `keep_base_in`) would lose what the adapter learned.
+    ones (see `cast_frozen_base`) would lose what the adapter learned.
     """
     set_adapter(model, name)
     for layer in adapted(model).values():

@@ -57,7 +57,7 @@ class Router(nn.Module):
         self.sigmoid = config.architecture == "glm4_moe"
         self.register_buffer("correction", torch.zeros(config.num_experts) if self.sigmoid else None)
         self.num_chosen = config.num_experts_per_tok
-        self.renormalised = config.norm_topk_prob
+        self.norm_topk_prob = config.norm_topk_prob
         self.scaling = config.routed_scaling_factor
 
     def forward(self, x_ND: Tensor) -> RouterOutput:
@@ -68,7 +68,7 @@ class Router(nn.Module):
         else:
             expert_Nk = (score_NE.detach() + self.correction).topk(self.num_chosen, dim=-1).indices
             weight_Nk = score_NE.gather(1, expert_Nk)
-        if self.renormalised:
+        if self.norm_topk_prob:
             weight_Nk = weight_Nk / (weight_Nk.sum(dim=-1, keepdim=True) + 1e-20)
         return RouterOutput(expert_Nk, weight_Nk * self.scaling, logit_NE)
 
