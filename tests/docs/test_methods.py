@@ -88,8 +88,8 @@ def test_the_record_has_three_seeds_of_each():
     for method in ("dpo", "dpo_lora", "reward", "grpo", "distill"):
         assert len(found[method]) == 3, method
     for seed in found["dpo"].values():
-        assert seed["validation_reward_margin"]["after"] > 0.3
-        assert seed["validation_reward_accuracy"]["after"] >= 0.8  # of pairs; one half before, by construction
+        assert seed["val_reward_margin"]["after"] > 0.3
+        assert seed["val_reward_accuracy"]["after"] >= 0.8  # of pairs; one half before, by construction
     for seed in [*found["dpo"].values(), *found["dpo_lora"].values()]:
         asked = seed["questions"]
         assert asked["tool"]["before"] == 40

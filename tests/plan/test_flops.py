@@ -97,8 +97,8 @@ FROZEN = {
 
 @pytest.mark.parametrize("tie_word_embeddings", [True, False])
 @pytest.mark.parametrize("what", FROZEN)
-def test_flops_with_frozen_parameters_are_what_a_counter_counts(what, embeddings):
-    config = ModelConfig(**{**SMALL, "embeddings": embeddings})
+def test_flops_with_frozen_parameters_are_what_a_counter_counts(what, tie_word_embeddings):
+    config = ModelConfig(**{**SMALL, "tie_word_embeddings": tie_word_embeddings})
     model = Transformer(config)
     freeze(model, FROZEN[what])
     ids_BT = torch.randint(0, 300, (2, 32))

@@ -183,7 +183,7 @@ def test_a_divergence_from_the_start_costs_its_weights_where_no_adapter_can_be_s
 
 
 def test_ranks() -> None:
-    run = run_of("pretrain", model={"preset": "26m"}, batch={"rows": 16})
+    run = run_of("pretrain", model={"preset": "26m"}, batch={"size": 16})
     numel = sum(p.numel() for p in meta_model(run).parameters())
     alone = predict_memory(run, CARD, micro_size=2)
     ddp = predict_memory(run, CARD, micro_size=2, ranks=8)
@@ -216,7 +216,7 @@ def test_a_cpu_run_is_the_process_with_its_tensors() -> None:
     numel = sum(p.numel() for p in meta_model(run_of("pretrain")).parameters())
     assert plan.waterfall["checkpoint copy"] == pytest.approx(12 * numel, rel=0.01)
     few, many = (
-        predict_memory(run_of("pretrain", batch={"rows": rows, "micro_size": rows}), CPU, process_bytes=0)
+        predict_memory(run_of("pretrain", batch={"size": rows, "micro_size": rows}), CPU, process_bytes=0)
         for rows in (4, 16)
     )
     assert 1.5 < many.waterfall["activations"] / few.waterfall["activations"] < 4.5
@@ -225,7 +225,7 @@ def test_a_cpu_run_is_the_process_with_its_tensors() -> None:
 def test_many_rows_on_a_cpu_are_foreseen_from_few_though_the_optimizer_needs_the_most_of_those() -> None:
     """A wide model with Muon: at four rows its optimizer step is the peak, at twelve its activations are."""
     wide: Layer = {"preset": "tiny", "hidden_size": 256, "intermediate_size": 1024}
-    run = run_of("pretrain", model=wide, batch={"rows": 12, "micro_size": 12})
+    run = run_of("pretrain", model=wide, batch={"size": 12, "micro_size": 12})
     few, traced = (trace_run(run, CPU, TraceShape(micro_size=rows))[0] for rows in (4, 12))
     assert plan_from(few, CPU, outside_bytes=0).peak_phase == "optimizer"
     whole = plan_from(traced, CPU, outside_bytes=0)
