@@ -125,8 +125,8 @@ class Pair:
         steps = max(1, round(share * self.asked.tokens / (ROWS * ROW_TOKENS)))
         settings = {**self.base, "max_steps": steps, "seed": seed, "eval": {"every": steps, "sequences": 256}}
         if rate:
-            settings["optimizer"] = {"kind": "adamw", "learning_rate": rate, "weight_decay": 0.1}
-            settings["schedule"] = {"kind": "cosine", "warmup_ratio": 0.02, "min_lr_ratio": 0.1}
+            settings["optimizer"] = {"name": "adamw", "learning_rate": rate, "weight_decay": 0.1}
+            settings["schedule"] = {"name": "cosine", "warmup_ratio": 0.02, "min_lr_ratio": 0.1}
         return train_once(settings, self.work / str(self.count), plain=bool(rate))
 
     def best_rate(self, seed: int) -> tuple[float, dict[float, float]]:
