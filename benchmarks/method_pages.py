@@ -253,9 +253,7 @@ def of_pairs(record: Record) -> str:
 
 
 def of_likelihood(seeds: Sequence[Record]) -> str:
-    ends = (
-        span((seed["val_logp_accuracy"][end] for seed in seeds), percent) for end in ("before", "after")
-    )
+    ends = (span((seed["val_logp_accuracy"][end] for seed in seeds), percent) for end in ("before", "after"))
     return " -> ".join(ends)
 
 

@@ -129,8 +129,8 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
 
 def test_what_is_trained_is_what_costs() -> None:
     adamw, muon = (
-        predict_memory(run_of("pretrain", optimizer={"kind": "adamw"}), CARD),
-        predict_memory(run_of("pretrain", optimizer={"kind": "muon"}), CARD),
+        predict_memory(run_of("pretrain", optimizer={"name": "adamw"}), CARD),
+        predict_memory(run_of("pretrain", optimizer={"name": "muon"}), CARD),
     )
     numel = sum(p.numel() for p in meta_model(run_of("pretrain")).parameters())
     assert adamw.waterfall["optimizer state"] == pytest.approx(8 * numel, rel=0.02)
@@ -209,7 +209,7 @@ def test_the_largest_pass_that_fits_is_the_largest() -> None:
 
 
 def test_a_cpu_run_is_the_process_with_its_tensors() -> None:
-    run = run_of("pretrain", compute={"dtype": "float32"}, optimizer={"kind": "adamw"})
+    run = run_of("pretrain", compute={"dtype": "float32"}, optimizer={"name": "adamw"})
     plan = predict_memory(run, CPU, process_bytes=300 * MIB)
     assert plan.waterfall["context"] == 300 * MIB
     assert sum(plan.waterfall.values()) == plan.total_bytes
