@@ -59,7 +59,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     set_threads(asked.threads, 1)
     import numpy as np
 
-    from penjing.kernels.cpu.library import unavailable_reason
+    from penjing.kernels.cpu import library
     from penjing.plan import hardware
     from penjing.plan.flops import mean_keys, training_flops_per_token
 
@@ -81,7 +81,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
         "first_step_seconds": first,
         "tokens": case.tokens,
         "summed_loss": float(ready.total),
-        "without_kernels": unavailable_reason(),
+        "without_kernels": library.unavailable_reason(),
     }
 
 

@@ -123,10 +123,10 @@ class Pair:
         """rate: plain's; 0 = ours."""
         self.count += 1
         steps = max(1, round(share * self.asked.tokens / (ROWS * ROW_TOKENS)))
-        settings = {**self.base, "steps": steps, "seed": seed, "eval": {"every": steps, "sequences": 256}}
+        settings = {**self.base, "max_steps": steps, "seed": seed, "eval": {"every": steps, "sequences": 256}}
         if rate:
-            settings["optimizer"] = {"kind": "adamw", "learning_rate": rate, "weight_decay": 0.1}
-            settings["schedule"] = {"kind": "cosine", "warmup_ratio": 0.02, "min_lr_ratio": 0.1}
+            settings["optimizer"] = {"name": "adamw", "learning_rate": rate, "weight_decay": 0.1}
+            settings["schedule"] = {"name": "cosine", "warmup_ratio": 0.02, "min_lr_ratio": 0.1}
         return train_once(settings, self.work / str(self.count), plain=bool(rate))
 
     def best_rate(self, seed: int) -> tuple[float, dict[float, float]]:

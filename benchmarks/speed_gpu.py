@@ -73,9 +73,9 @@ def cases() -> list[Case]:
 def tiny(case: Case) -> Case:
     """The same case as small as can be, to see that it runs."""
     small = {**case.model, **shape(32, 2, 2, 1, 64, 256)}
-    if "experts" in small:
+    if "num_experts" in small:
         small["moe_intermediate_size"] = 32
-    how = "off" if case.compile == "graphs" or "experts" in small else case.compile  # on a CPU experts are eager
+    how = "off" if case.compile == "graphs" or "num_experts" in small else case.compile  # on a CPU experts are eager
     lora = {"rank": 4} if case.lora else None
     return replace(case, model=small, seq_len=64, rows=2, passes=min(2, case.passes), lora=lora, compile=how)
 

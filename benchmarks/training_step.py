@@ -101,7 +101,7 @@ def prepare(case: Case) -> Ready:
     strategy, objective = Single(device), NextToken()
     strategy.scaler = precision.loss_scaler(device)
     strategy.wrap(model)
-    made = (Muon if case.optimizer == "muon" else AdamW)(state=case.state)  # type: ignore[arg-type]
+    made = (Muon if case.optimizer == "muon" else AdamW)(state_dtype=case.state)  # type: ignore[arg-type]
     optimizers: list[Any] = list(made.build(model))
     if config.is_mixture:
         optimizers.append(RouterBalance(model, 0.0, lambda value: value))

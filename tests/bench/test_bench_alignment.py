@@ -90,7 +90,7 @@ def test_a_failed_trial_is_one_line(alignment_spec, tmp_path):
 
 
 def test_the_baseline_gets_pairs_in_the_order_of_our_steps():
-    run = resolve_run("dpo", {"steps": 5, "batch": {"size": 4}})
+    run = resolve_run("dpo", {"max_steps": 5, "batch": {"size": 4}})
     taken = []
 
     class Asking(Exception):
@@ -115,7 +115,7 @@ def talker(toy, small_run, tmp_path_factory):
     from penjing.base.config import parse_overrides
 
     folder = tmp_path_factory.mktemp("talker")
-    words = [word for word in small_run if not word.startswith(("data.", "steps"))]
+    words = [word for word in small_run if not word.startswith(("data.", "max_steps"))]
     more = [f"data.train={toy / 'sft.jsonl'}", "data.seq_len=128", "max_steps=3", f"out={folder / 'sft'}"]
     execute(resolve_run("tiny_sft", parse_overrides([*words, *more, "compute.threads=1"])), Console(quiet=True))
     return folder / "sft"

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from penjing.model import moe
+from penjing.kernels import experts
 from penjing.model.config import ModelConfig
 from penjing.model.freeze import freeze
 from penjing.model.lora import Lora, add_adapter
@@ -53,7 +53,9 @@ def test_flops_of_a_step_are_what_a_counter_counts(options):
 
 
 def test_flops_of_a_mixture_are_those_of_the_experts_a_token_goes_through(monkeypatch):
-    monkeypatch.setattr(moe, "lot_rows", lambda pairs, experts: 1)  # empty rows are not work the model asks for
+    monkeypatch.setattr(
+        experts, "rows_per_tile", lambda pairs, num_experts: 1
+    )  # empty rows are not work the model asks for
     options = {"architecture": "glm4_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
     config = ModelConfig(**{**SMALL, **options, "shared_expert_intermediate_size": 48, "mlp_only_layers": (0,)})
     model = Transformer(config)
@@ -97,8 +99,8 @@ FROZEN = {
 
 @pytest.mark.parametrize("tie_word_embeddings", [True, False])
 @pytest.mark.parametrize("what", FROZEN)
-def test_flops_with_frozen_parameters_are_what_a_counter_counts(what, embeddings):
-    config = ModelConfig(**{**SMALL, "embeddings": embeddings})
+def test_flops_with_frozen_parameters_are_what_a_counter_counts(what, tie_word_embeddings):
+    config = ModelConfig(**{**SMALL, "tie_word_embeddings": tie_word_embeddings})
     model = Transformer(config)
     freeze(model, FROZEN[what])
     ids_BT = torch.randint(0, 300, (2, 32))

@@ -129,8 +129,8 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
 
 def test_what_is_trained_is_what_costs() -> None:
     adamw, muon = (
-        predict_memory(run_of("pretrain", optimizer={"kind": "adamw"}), CARD),
-        predict_memory(run_of("pretrain", optimizer={"kind": "muon"}), CARD),
+        predict_memory(run_of("pretrain", optimizer={"name": "adamw"}), CARD),
+        predict_memory(run_of("pretrain", optimizer={"name": "muon"}), CARD),
     )
     numel = sum(p.numel() for p in meta_model(run_of("pretrain")).parameters())
     assert adamw.waterfall["optimizer state"] == pytest.approx(8 * numel, rel=0.02)
@@ -183,7 +183,7 @@ def test_a_divergence_from_the_start_costs_its_weights_where_no_adapter_can_be_s
 
 
 def test_ranks() -> None:
-    run = run_of("pretrain", model={"preset": "26m"}, batch={"rows": 16})
+    run = run_of("pretrain", model={"preset": "26m"}, batch={"size": 16})
     numel = sum(p.numel() for p in meta_model(run).parameters())
     alone = predict_memory(run, CARD, micro_size=2)
     ddp = predict_memory(run, CARD, micro_size=2, ranks=8)
@@ -209,14 +209,14 @@ def test_the_largest_pass_that_fits_is_the_largest() -> None:
 
 
 def test_a_cpu_run_is_the_process_with_its_tensors() -> None:
-    run = run_of("pretrain", compute={"dtype": "float32"}, optimizer={"kind": "adamw"})
+    run = run_of("pretrain", compute={"dtype": "float32"}, optimizer={"name": "adamw"})
     plan = predict_memory(run, CPU, process_bytes=300 * MIB)
     assert plan.waterfall["context"] == 300 * MIB
     assert sum(plan.waterfall.values()) == plan.total_bytes
     numel = sum(p.numel() for p in meta_model(run_of("pretrain")).parameters())
     assert plan.waterfall["checkpoint copy"] == pytest.approx(12 * numel, rel=0.01)
     few, many = (
-        predict_memory(run_of("pretrain", batch={"rows": rows, "micro_size": rows}), CPU, process_bytes=0)
+        predict_memory(run_of("pretrain", batch={"size": rows, "micro_size": rows}), CPU, process_bytes=0)
         for rows in (4, 16)
     )
     assert 1.5 < many.waterfall["activations"] / few.waterfall["activations"] < 4.5
@@ -225,7 +225,7 @@ def test_a_cpu_run_is_the_process_with_its_tensors() -> None:
 def test_many_rows_on_a_cpu_are_foreseen_from_few_though_the_optimizer_needs_the_most_of_those() -> None:
     """A wide model with Muon: at four rows its optimizer step is the peak, at twelve its activations are."""
     wide: Layer = {"preset": "tiny", "hidden_size": 256, "intermediate_size": 1024}
-    run = run_of("pretrain", model=wide, batch={"rows": 12, "micro_size": 12})
+    run = run_of("pretrain", model=wide, batch={"size": 12, "micro_size": 12})
     few, traced = (trace_run(run, CPU, TraceShape(micro_size=rows))[0] for rows in (4, 12))
     assert plan_from(few, CPU, outside_bytes=0).peak_phase == "optimizer"
     whole = plan_from(traced, CPU, outside_bytes=0)

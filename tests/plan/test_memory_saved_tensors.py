@@ -53,7 +53,9 @@ def test_one_billion_parameters_on_a_24_gb_card(plans: dict[tuple[str, str], Mem
 def test_activations_that_are_made_again_are_not_planned_for() -> None:
     def plan(recompute: str) -> MemoryPlan:
         changes: Layer = {"model": {"preset": "26m"}, "data": {"seq_len": 512}}
-        return predict_memory(run_of("adamw", "float32", **changes, compute={"recompute": recompute}), CARD)
+        return predict_memory(
+            run_of("adamw", "float32", **changes, compute={"activation_checkpointing": recompute}), CARD
+        )
 
     kept, mlp, block = (plan(recompute).waterfall["activations"] for recompute in ("none", "mlp", "block"))
     assert block < 0.5 * kept

@@ -41,13 +41,13 @@ def test_a_checkpoint_in_the_background_costs_its_copy_and_the_last_one_its_writ
     run, shape, _ = planned("pretrain", "model=198m-moe", "checkpoint.every=500")
     saved = checkpoint_bytes(run, shape)
     assert saved == 8 * shape.parameters  # float32 weights and Muon's one state
-    waiting = replace(run, checkpoint=replace(run.checkpoint, how="waiting"))
+    waiting = replace(run, checkpoint=replace(run.checkpoint, async_=False))
     seconds = {each.checkpoint.async_: checkpoint_seconds(each, saved, H100, 0.05, 10_000) for each in (run, waiting)}
-    assert seconds["waiting"] == pytest.approx(20 * (0.02 + saved / 4e9 + saved / 300e6))
-    assert seconds["background"] == pytest.approx(20 * (0.02 + saved / 4e9) + saved / 300e6)
+    assert seconds[False] == pytest.approx(20 * (0.02 + saved / 4e9 + saved / 300e6))
+    assert seconds[True] == pytest.approx(20 * (0.02 + saved / 4e9) + saved / 300e6)
     # Where the next one is due before the disk has finished, training waits for the rest.
     assert checkpoint_seconds(run, saved, H100, 0.001, 10_000) == pytest.approx(
-        seconds["background"] + 19 * (saved / 300e6 - 0.5)
+        seconds[True] + 19 * (saved / 300e6 - 0.5)
     )
 
 
@@ -113,6 +113,6 @@ def test_writing_answers_counts_for_advice_and_validation():
         (slower + plan_advice.generation_seconds(run, halved, H100, 1) - generation) / (step.seconds + generation)
     )
     assert -now.gain(run, halved) < 0.2
-    more = replace(run, eval=replace(run.eval, rows=4 * run.eval.sequences))
+    more = replace(run, eval=replace(run.eval, sequences=4 * run.eval.sequences))
     assert parts["validation"] > 0.1 * generation
     assert parts_of(more, shape, step, work, H100, run.eval.every, 1)[0]["validation"] > parts["validation"]

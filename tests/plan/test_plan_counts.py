@@ -9,7 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
-from penjing.model import block, moe
+from penjing.kernels import experts
+from penjing.model import block
 from penjing.model.config import ModelConfig
 from penjing.model.lora import Lora, add_adapter
 from penjing.model.transformer import Transformer
@@ -45,7 +46,7 @@ TWENTY = {
     "window": {"sliding_window": 8},
     "window in one layer": {"sliding_window": 8, "sliding_window_layers": (1,), "num_key_value_heads": 2},
     "window, untied": {"architecture": "qwen2", "sliding_window": 16, "tie_word_embeddings": False},
-    "num_experts": {"architecture": "qwen3_moe", **EXPERTS},
+    "experts": {"architecture": "qwen3_moe", **EXPERTS},
     "experts, first layer dense": {
         "architecture": "qwen3_moe",
         **EXPERTS,
@@ -80,7 +81,7 @@ def counted(model: Transformer, vocabulary: int) -> float:
 @pytest.fixture
 def no_padding(monkeypatch):
     """Rows that only fill up a lot are not work the model asks for."""
-    monkeypatch.setattr(moe, "lot_rows", lambda pairs, experts: 1)
+    monkeypatch.setattr(experts, "rows_per_tile", lambda pairs, num_experts: 1)
 
 
 def full_square(config: ModelConfig, **how: object) -> float:
