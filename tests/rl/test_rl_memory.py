@@ -85,7 +85,7 @@ def test_one_slot_that_does_not_fit_is_an_error_with_its_remedy(monkeypatch):
 
 
 def test_a_reference_scores_fewer_rows_at_once():
-    frozen, settings = small_model(), policy(kl_coef=0.1, rollout={"answers": 24})  # a prompt's fill several rows
+    frozen, settings = small_model(), policy(kl_coef=0.1, rollout={"num_generations": 24})  # a prompt's fill several rows
     rows, most = [], 9
 
     def reference(batch):
@@ -137,7 +137,7 @@ def test_a_round_is_compressed_for_checkpoints_alone(words, tmp_path, monkeypatc
 
 
 def test_a_place_is_as_good_as_a_state():
-    settings = policy(rollout={"updates": 2})
+    settings = policy(rollout={"steps_per_rollout": 2})
     source = make_source(settings)
     next(source)
     place, state = source.place(), json.loads(json.dumps(source.state()))

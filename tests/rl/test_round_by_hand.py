@@ -46,7 +46,7 @@ def model():
 
 
 def round_of(model, *, values=None, loss="grpo", scorer=None, **rollout):
-    settings = Policy(loss=loss, rollout=Rollout(**{"answers": 4, "max_position_embeddings": 8, **rollout}))
+    settings = Policy(loss=loss, rollout=Rollout(**{"num_generations": 4, "max_new_tokens": 8, **rollout}))
     sampler = RolloutSampler(
         settings=settings,
         model=model,
@@ -168,7 +168,7 @@ def test_held_out_prompts_are_answered_greedily_and_counted_where_they_can_be_ri
     stage.held_out = [replace(PROMPTS[0], kind=kind, truths=truths) for kind, truths in kinds]
     figures = stage.validate()
     assert figures["val_exact_match"] == 0.5
-    assert (figures["validation_exact_match_a"], figures["validation_exact_match_b"]) == (1, 0)
-    assert figures["validation_exact_match_drawn"] == 1
+    assert (figures["val_exact_match_a"], figures["val_exact_match_b"]) == (1, 0)
+    assert figures["val_exact_match_drawn"] == 1
     assert figures["val_reward"] == pytest.approx(0.1)
     assert figures["val_answer_tokens"] == 3

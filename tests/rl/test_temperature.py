@@ -41,7 +41,7 @@ def plain(model, prompt, ids, temperature):
 
 
 def settings(**rollout):
-    shape = {"answers": 3, "max_position_embeddings": 6, "temperature": TEMPERATURE, "updates": 2, **rollout}
+    shape = {"num_generations": 3, "max_new_tokens": 6, "temperature": TEMPERATURE, "steps_per_rollout": 2, **rollout}
     return Policy(kl_coef=0.1, rollout=Rollout(**shape))
 
 
@@ -73,7 +73,7 @@ def sampled(model, how):
 @pytest.mark.parametrize("behaviour", ["sampled", "recomputed"])
 def test_old_log_probabilities(behaviour):
     model = small_model()
-    batch, answers = sampled(model, settings(behaviour=behaviour))
+    batch, answers = sampled(model, settings(old_logprobs=behaviour))
     wanted, cold = (torch.cat([plain(model, *each, heat) for each in answers]) for heat in (TEMPERATURE, 1.0))
     torch.testing.assert_close(batch.values["behaviour"], wanted, rtol=1e-4, atol=1e-4)
     assert (wanted - cold).abs().max() > 0.1

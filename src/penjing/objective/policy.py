@@ -189,9 +189,9 @@ class Policy(ObjectiveSettings):
         for name, reader in self.reward.unused(self.rewards):
             raise UserError(f"has no effect without {reader} in objective.rewards", where=f"objective.reward.{name}")
         moves = not self.strictly_on_policy
-        steps, weight = "objective.rollout.steps_per_rollout or repeats above 1", "objective.kl_coef above 0"
+        steps, weight = "objective.rollout.steps_per_rollout or num_epochs above 1", "objective.kl_coef above 0"
         settings: tuple[tuple[str, object, object, bool, str], ...] = (
-            ("rollout.behaviour", self.rollout.old_logprobs, "sampled", moves, steps),
+            ("rollout.old_logprobs", self.rollout.old_logprobs, "sampled", moves, steps),
             ("clip_low", self.clip_low, 0.0, moves, steps),
             ("clip_high", self.clip_high, 0.0, moves, steps),
             ("kl_estimator", self.kl_estimator, "k3", self.kl_coef > 0, weight),
