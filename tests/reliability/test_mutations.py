@@ -8,7 +8,7 @@ from small_models import make_checkpointer
 
 # (stage, lines that make a resumed run forget one part of its state)
 FORGETS = {
-    "weights": ("pretrain", "import penjing.train.build as m\nm.load_weights = lambda *given: None"),
+    "weights": ("pretrain", "import penjing.train.build_model as m\nm.load_weights = lambda *given: None"),
     "optimizer": ("pretrain", "import penjing.train.checkpointer as m\nm.restore_optimizers = lambda *given: None"),
     "one of the optimizer's moments": (
         "pretrain",
