@@ -111,7 +111,7 @@ def test_a_length_is_what_was_said_before_the_stop(model):
             seen.extend(answers)
             return super().__call__(answers)
 
-    one = round_of(model, scorer=Sees(), max_tokens=20)
+    one = round_of(model, scorer=Sees(), max_new_tokens=20)
     assert 0 < one.cut_off_PA.sum() < 16
     for ids, length, cut_off, answer in zip(
         one.id_PAM.reshape(16, -1), one.length_PA.flat, one.cut_off_PA.flat, seen, strict=True

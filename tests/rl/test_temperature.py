@@ -135,5 +135,5 @@ def test_the_policy_is_trained_at_the_temperature_that_it_samples_at():
 
 
 def test_answers_of_one_prompt_are_drawn_apart():
-    _, answers = sampled(small_model(), settings(max_tokens=12))
+    _, answers = sampled(small_model(), settings(max_new_tokens=12))
     assert len({tuple(ids) for _, ids in answers[:3]}) == 3
