@@ -162,7 +162,7 @@ class Policy(ObjectiveSettings):
             )
         if self.rollout.num_generations < 2 and self.loss != "ppo":
             raise UserError(
-                "answers are compared with each other",
+                "this loss compares the answers to one prompt",
                 where="objective.rollout.num_generations",
                 got=1,
                 wanted="at least 2",
@@ -174,12 +174,12 @@ class Policy(ObjectiveSettings):
         if self.tool != ToolSettings() and not self.rollout.tools:
             raise UserError("has no effect without objective.rollout.tools", where="objective.tool")
         if self.loss != "ppo" and self.value != Value():
-            raise UserError("only ppo learns values", where="objective.value", got=f"objective.loss={self.loss}")
+            raise UserError("only ppo trains a value head", where="objective.value", got=f"objective.loss={self.loss}")
         if self.loss == "ppo" and self.advantage != "auto":
-            raise UserError("ppo has advantages of its own, from values", where="objective.advantage")
+            raise UserError("ppo takes its advantages from the value head", where="objective.advantage")
         if self.loss == "ppo" and self.degenerate_kind != "keep":
             raise UserError(
-                "ppo compares no answers: those of equal reward teach too",
+                "has no effect on ppo, which does not compare answers",
                 where="objective.degenerate",
                 got=self.degenerate,
                 wanted="it left out",
