@@ -91,9 +91,12 @@ def misfits(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
     found = []
     for mutant in mutants:
         path = root / mutant.file
-        times = path.read_text(encoding="utf-8").count(mutant.old) if path.is_file() else 0
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        times = text.count(mutant.old)
         if times != 1:
             found.append(f"{mutant.name}: its old text stands {times} times in {mutant.file}")
+        elif path.suffix == ".py" and not _is_python(mutant.applied(text)):
+            found.append(f"{mutant.name}: {mutant.file} is no Python with it")
         if mutant.old == mutant.new or not mutant.tests:
             found.append(f"{mutant.name}: changes nothing, or names no test")
         for test in mutant.tests:
@@ -102,6 +105,14 @@ def misfits(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
             if f"def {name.partition('[')[0]}(" not in source:
                 found.append(f"{mutant.name}: no such test: {test}")
     return found
+
+
+def _is_python(text: str) -> bool:
+    try:
+        compile(text, "mutant", "exec")
+    except SyntaxError:
+        return False
+    return True
 
 
 class Tree:

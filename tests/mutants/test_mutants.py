@@ -30,9 +30,10 @@ def test_what_no_longer_fits_is_named(tmp_path):
     twice = run.Mutant(name="twice", **{**there, "old": "1"})
     gone = run.Mutant(name="gone", **{**there, "old": "three"})
     untested = run.Mutant(name="untested", **{**there, "old": "one = 1", "tests": ("test_it.py::test_two",)})
+    broken = run.Mutant(name="broken", **{**there, "old": "one = 1", "new": "  one = 1"})
     assert run.misfits([fits], tmp_path) == []
-    found = run.misfits([twice, gone, untested], tmp_path)
-    assert [line.partition(":")[0] for line in found] == ["twice", "gone", "untested"]
+    found = run.misfits([twice, gone, untested, broken], tmp_path)
+    assert [line.partition(":")[0] for line in found] == ["twice", "gone", "untested", "broken"]
 
 
 def test_only_a_failed_test_is_a_mutant_caught():

@@ -456,13 +456,13 @@ def test_the_teacher_gets_no_gradient(student, teacher):
 @pytest.mark.parametrize(
     ("wrong", "where"),
     [
-        ({"mixture": 1.0}, "objective.jsd_beta"),
+        ({"jsd_beta": 1.0}, "objective.jsd_beta"),
         ({"temperature": 0.0}, "objective.temperature"),
         ({"ce_weight": 1.5}, "objective.ce_weight"),
         ({"top_k": 0, "mode": "top_k"}, "objective.top_k"),
         ({"top_k": 8}, "objective.top_k"),
         ({"on_policy_fraction": 0.5}, "objective.on_policy_fraction"),
-        ({"mixture": 0.2, "divergence": "reverse"}, "objective.jsd_beta"),
+        ({"jsd_beta": 0.2, "divergence": "reverse"}, "objective.jsd_beta"),
         ({"mode": "on_policy", "ce_weight": 0.1}, "objective.ce_weight"),
         ({"mode": "on_policy", "sample_temperature": -1.0}, "objective.sample_temperature"),
     ],

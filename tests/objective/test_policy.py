@@ -294,7 +294,7 @@ def test_settings_that_have_an_effect_are_taken():
 
 
 def test_settings_of_sampling_that_make_no_sense_are_refused():
-    for name, value in {"temperature": 0.0, "answers": 0, "top_p": 0.0, "slots": -1}.items():
+    for name, value in {"temperature": 0.0, "num_generations": 0, "top_p": 0.0, "max_concurrent": -1}.items():
         with raises_user_error(where=f"objective.rollout.{name}", got=value):
             Rollout(**{name: value})
     with raises_user_error(where="objective.rollout.num_generations", got=1):

@@ -40,7 +40,7 @@ def trl_loss(settings, logp_AT, mask_AT, batch):
         model=SimpleNamespace(training=True),
         accelerator=FakeAccelerator(),
         current_gradient_accumulation_steps=1,
-        max_completion_length=settings.rollout.max_tokens,
+        max_completion_length=settings.rollout.max_new_tokens,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
         aux_loss_enabled=False,

@@ -341,7 +341,7 @@ from pathlib import Path
 from penjing.base.process_info import peak_resident_bytes
 from penjing.data import formats as records
 kind, path = sys.argv[1:]
-quarantine = records.Quarantine(max_bad_fraction=1.0)
+quarantine = records.BadRecords(max_bad_fraction=1.0)
 found = 0
 for _ in getattr(records, "read_" + kind)([Path(path)], quarantine=quarantine):
     found += 1

@@ -8,7 +8,7 @@ from small_models import make_checkpointer
 
 # (stage, lines that make a resumed run forget one part of its state)
 FORGETS = {
-    "weights": ("pretrain", "import penjing.train.build as m\nm.load_weights = lambda *given: None"),
+    "weights": ("pretrain", "import penjing.train.build_model as m\nm.load_weights = lambda *given: None"),
     "optimizer": ("pretrain", "import penjing.train.checkpointer as m\nm.restore_optimizers = lambda *given: None"),
     "one of the optimizer's moments": (
         "pretrain",
@@ -82,7 +82,7 @@ FORGETS = {
     ),
     "recent losses": (
         "pretrain",
-        "from penjing.train.nonfinite_guard import Guard\nGuard.restore = lambda self, state: None",
+        "from penjing.train.nonfinite_guard import NonFiniteGuard\nNonFiniteGuard.restore = lambda self, state: None",
     ),
 }
 AT = 3  # the step whose checkpoint is gone on from; in the middle of a round of two steps
@@ -126,12 +126,15 @@ def test_a_run_that_forgets_nothing_is_the_same(tmp_path, server, whole, stage):
 @pytest.mark.parametrize("part", FORGETS)
 def test_a_run_that_forgets_is_noticed(tmp_path, server, whole, count, part):
     stage, lines = FORGETS[part]
+    forgot = tmp_path / "forgot"  # there once all lines have run
+    lines += f"\nopen({str(forgot)!r}, 'w').close()"
     assert resumed(server, whole(stage), tmp_path, before=lines) != whole(stage)[3]
+    assert forgot.exists()
     count("parts of the state whose loss is noticed", 1)
 
 
 def test_a_loss_scaler_would_be_noticed(tmp_path):
-    """No strategy here has one on a CPU: what is registered in `Keeper.stateful` comes back, and only that."""
+    """No strategy here has one on a CPU: what is registered in `Checkpointer.stateful` comes back, and only that."""
     import torch
 
     from penjing.checkpoint.load import newest

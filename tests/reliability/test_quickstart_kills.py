@@ -18,7 +18,7 @@ from penjing.checkpoint.manifest import steps
 TRAINED = ("pretrain", "sft")
 KILLS = 3  # of each quickstart
 # The short quickstart with a smaller model, so that a run takes seconds; every stage is there.
-WORDS = [*SHAPE[2:], "eval.sequences=16", "sft.validate.rows=16", "checkpoint.every=2", "sft.save.every=2"]
+WORDS = [*SHAPE[2:], "eval.sequences=16", "sft.eval.sequences=16", "checkpoint.every=2", "sft.checkpoint.every=2"]
 
 
 def begin(out, log):

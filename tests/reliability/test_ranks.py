@@ -19,9 +19,6 @@ import penjing.train.loop as loop
 import penjing.train.watchdog as watchdog
 watchdog.SILENT_SECONDS, watchdog.STUCK_SECONDS = 6.0, 8.0
 watchdog.Watchdog.__init__.__kwdefaults__.update(silent_seconds=6.0, stuck_seconds=8.0)
-from penjing.train import step_probe as probe
-for name, value in {{"PROBE_SECONDS": 0.0, "MOST_SECONDS": 0.0}}.items():
-    if hasattr(probe, name): setattr(probe, name, value)
 real, calls = loop._gradients, [0]
 def spoiled(parts):
     if parts.at_edge.__qualname__.startswith("Watchdog"):

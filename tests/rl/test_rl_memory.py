@@ -85,7 +85,7 @@ def test_one_slot_that_does_not_fit_is_an_error_with_its_remedy(monkeypatch):
 
 
 def test_a_reference_scores_fewer_rows_at_once():
-    frozen, settings = small_model(), policy(kl_coef=0.1, rollout={"answers": 24})  # a prompt's fill several rows
+    frozen, settings = small_model(), policy(kl_coef=0.1, rollout={"num_generations": 24})  # several rows a prompt
     rows, most = [], 9
 
     def reference(batch):
@@ -112,7 +112,7 @@ def test_a_run_goes_on_with_fewer_slots(words, tmp_path, monkeypatch, recipe):
     device = Device(monkeypatch, 7)
     folder = tmp_path / "run"
     said = said_in(lambda: train(recipe, *short, f"out={folder}"))
-    assert [line for line in said if "slots are now 6" in line]
+    assert [line for line in said if "max_concurrent is now 6" in line]
     assert not [line for line in said if "micro-batch" in line]
     assert {number for number in device.asked if number > 7} == {24, 12}
     incidents = [json.loads(line) for line in (folder / "incidents.jsonl").read_text().splitlines()]
@@ -137,7 +137,7 @@ def test_a_round_is_compressed_for_checkpoints_alone(words, tmp_path, monkeypatc
 
 
 def test_a_place_is_as_good_as_a_state():
-    settings = policy(rollout={"updates": 2})
+    settings = policy(rollout={"steps_per_rollout": 2})
     source = make_source(settings)
     next(source)
     place, state = source.place(), json.loads(json.dumps(source.state()))

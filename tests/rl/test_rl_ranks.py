@@ -16,7 +16,7 @@ TOOLS = (
 
 @pytest.mark.parametrize(("recipe", "tools"), [("grpo", ()), ("ppo", ()), ("grpo", TOOLS)])
 def test_two_ranks_equal_one(penjing, small_run, toy, tmp_path, recipe, tools):
-    short = [word for word in small_run if not word.startswith(("data.", "steps"))]
+    short = [word for word in small_run if not word.startswith(("data.", "max_steps"))]
     base = tmp_path / "base"
     penjing("train", "sft", *short, f"data.train={toy / 'sft.jsonl'}", "data.seq_len=256", "max_steps=2", f"out={base}")
     words = [

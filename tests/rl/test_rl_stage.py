@@ -114,11 +114,11 @@ class GivesNumbers:
         return (*written.notes, ToolExchange(said=self.said(last_turn(written))))
 
 
-TURNS = {"max_position_embeddings": 24, "max_turns": 3, "tools": ("calculator",)}
+TURNS = {"max_new_tokens": 24, "max_turns": 3, "tools": ("calculator",)}
 
 
 def policy(**changes):
-    rollout = {"answers": 3, "max_position_embeddings": 6, **changes.pop("rollout", {})}
+    rollout = {"num_generations": 3, "max_new_tokens": 6, **changes.pop("rollout", {})}
     return Policy(rollout=Rollout(**rollout), **changes)
 
 
@@ -210,7 +210,7 @@ def test_rounds_without_a_call_show_their_turns_too():
 def test_a_batch_of_turns_equals_its_answers_one_by_one():
     """Packed with its prompt and siblings, an answer with given tokens scores as it does alone in a plain row."""
     model = small_model()
-    source = make_source(policy(rollout={**TURNS, "updates": 2}), model=model, micro=4)
+    source = make_source(policy(rollout={**TURNS, "steps_per_rollout": 2}), model=model, micro=4)
     batch = next(source)
     packed_logp = log_probs(model, batch, 1.0)
     one, first = source._round, 0
@@ -233,7 +233,7 @@ def test_rewards_see_the_whole_trajectory():
             seen.extend(answers)
             return super().__call__(answers)
 
-    source = make_source(policy(rollout={**TURNS, "updates": 2}), scorer=Sees(), micro=4)
+    source = make_source(policy(rollout={**TURNS, "steps_per_rollout": 2}), scorer=Sees(), micro=4)
     next(source)
     one = source._round
     assert len(seen) == 24
@@ -264,9 +264,9 @@ def test_the_weights_of_now_are_asked():
     "rollout",
     [
         {},
-        {"updates": 2, "repeats": 2},
-        {"behaviour": "recomputed", "temperature": 0.7, "updates": 2},
-        {"updates": 2, "repeats": 2, **TURNS},
+        {"steps_per_rollout": 2, "num_epochs": 2},
+        {"old_logprobs": "recomputed", "temperature": 0.7, "steps_per_rollout": 2},
+        {"steps_per_rollout": 2, "num_epochs": 2, **TURNS},
     ],
 )
 @pytest.mark.parametrize("degenerate", ["keep", "resample"])
@@ -316,9 +316,9 @@ def compiling_as_before():
 
 @pytest.mark.usefixtures("compiling_as_before")
 @pytest.mark.parametrize("degenerate", ["keep", "drop", "resample"])
-@pytest.mark.parametrize("rollout", [{}, {"behaviour": "recomputed"}, TURNS])
+@pytest.mark.parametrize("rollout", [{}, {"old_logprobs": "recomputed"}, TURNS])
 def test_two_ranks_sample_and_learn_what_one_does(degenerate, rollout):
-    settings = policy(degenerate=degenerate, rollout={"updates": 2, **rollout}, kl_coef=0.1, loss="dapo")
+    settings = policy(degenerate=degenerate, rollout={"steps_per_rollout": 2, **rollout}, kl_coef=0.1, loss="dapo")
     frozen, scorer = small_model(), EvenTokens(spoiled=1)
 
     def reference(batch):
@@ -443,8 +443,8 @@ def test_only_answers_that_were_ended_count_as_right():
     stage.held_out = [replace(prompt, kind=kind) for prompt in make_prompts(2) for kind in ("ended", "cut off")]
     figures = stage.validate()
     assert figures["val_exact_match"] == 0.5
-    assert figures["validation_exact_match_drawn"] == 0.5
-    assert (figures["validation_exact_match_ended"], figures["validation_exact_match_cut off"]) == (1, 0)
+    assert figures["val_exact_match_drawn"] == 0.5
+    assert (figures["val_exact_match_ended"], figures["val_exact_match_cut off"]) == (1, 0)
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------
@@ -460,14 +460,14 @@ def train(recipe, *words):
 @pytest.fixture(scope="module")
 def base(tmp_path_factory, small_run, toy):
     folder = tmp_path_factory.mktemp("answers") / "run"
-    words = [word for word in small_run if not word.startswith(("data.", "steps"))]
+    words = [word for word in small_run if not word.startswith(("data.", "max_steps"))]
     train("sft", *words, f"data.train={toy / 'sft.jsonl'}", "data.seq_len=256", "max_steps=3", f"out={folder}")
     return folder
 
 
 @pytest.fixture(scope="module")
 def words(base, toy, small_run):
-    common = [word for word in small_run if word.startswith(("compute", "eval.sequences", "track"))]
+    common = [word for word in small_run if word.startswith(("compute", "eval.sequences", "log"))]
     return [
         *common,
         f"data.train={toy / 'rl.jsonl'}",
@@ -599,7 +599,7 @@ def test_advantages_of_ppo_step_over_what_was_given():
 
 @pytest.mark.parametrize("rollout", [{}, TURNS])
 def test_ppo_sums_over_any_split(rollout):
-    settings = policy(loss="ppo", rollout={"updates": 2, **rollout})
+    settings = policy(loss="ppo", rollout={"steps_per_rollout": 2, **rollout})
     head = ScalarHead(small_model())
     torch.nn.init.normal_(head.scalar, generator=torch.Generator().manual_seed(0))
     objective = PolicyObjective(settings)

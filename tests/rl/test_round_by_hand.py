@@ -46,7 +46,7 @@ def model():
 
 
 def round_of(model, *, values=None, loss="grpo", scorer=None, **rollout):
-    settings = Policy(loss=loss, rollout=Rollout(**{"answers": 4, "max_position_embeddings": 8, **rollout}))
+    settings = Policy(loss=loss, rollout=Rollout(**{"num_generations": 4, "max_new_tokens": 8, **rollout}))
     sampler = RolloutSampler(
         settings=settings,
         model=model,
@@ -111,7 +111,7 @@ def test_a_length_is_what_was_said_before_the_stop(model):
             seen.extend(answers)
             return super().__call__(answers)
 
-    one = round_of(model, scorer=Sees(), max_tokens=20)
+    one = round_of(model, scorer=Sees(), max_new_tokens=20)
     assert 0 < one.cut_off_PA.sum() < 16
     for ids, length, cut_off, answer in zip(
         one.id_PAM.reshape(16, -1), one.length_PA.flat, one.cut_off_PA.flat, seen, strict=True
@@ -168,7 +168,7 @@ def test_held_out_prompts_are_answered_greedily_and_counted_where_they_can_be_ri
     stage.held_out = [replace(PROMPTS[0], kind=kind, truths=truths) for kind, truths in kinds]
     figures = stage.validate()
     assert figures["val_exact_match"] == 0.5
-    assert (figures["validation_exact_match_a"], figures["validation_exact_match_b"]) == (1, 0)
-    assert figures["validation_exact_match_drawn"] == 1
+    assert (figures["val_exact_match_a"], figures["val_exact_match_b"]) == (1, 0)
+    assert figures["val_exact_match_drawn"] == 1
     assert figures["val_reward"] == pytest.approx(0.1)
     assert figures["val_answer_tokens"] == 3

@@ -41,7 +41,7 @@ def plain(model, prompt, ids, temperature):
 
 
 def settings(**rollout):
-    shape = {"answers": 3, "max_position_embeddings": 6, "temperature": TEMPERATURE, "updates": 2, **rollout}
+    shape = {"num_generations": 3, "max_new_tokens": 6, "temperature": TEMPERATURE, "steps_per_rollout": 2, **rollout}
     return Policy(kl_coef=0.1, rollout=Rollout(**shape))
 
 
@@ -73,7 +73,7 @@ def sampled(model, how):
 @pytest.mark.parametrize("behaviour", ["sampled", "recomputed"])
 def test_old_log_probabilities(behaviour):
     model = small_model()
-    batch, answers = sampled(model, settings(behaviour=behaviour))
+    batch, answers = sampled(model, settings(old_logprobs=behaviour))
     wanted, cold = (torch.cat([plain(model, *each, heat) for each in answers]) for heat in (TEMPERATURE, 1.0))
     torch.testing.assert_close(batch.values["behaviour"], wanted, rtol=1e-4, atol=1e-4)
     assert (wanted - cold).abs().max() > 0.1
@@ -135,5 +135,5 @@ def test_the_policy_is_trained_at_the_temperature_that_it_samples_at():
 
 
 def test_answers_of_one_prompt_are_drawn_apart():
-    _, answers = sampled(small_model(), settings(max_tokens=12))
+    _, answers = sampled(small_model(), settings(max_new_tokens=12))
     assert len({tuple(ids) for _, ids in answers[:3]}) == 3

@@ -79,7 +79,7 @@ class Distill(ObjectiveSettings):
             )
         if self.mode == "on_policy" and self.on_policy_fraction == 1 and self.ce_weight:
             raise UserError(
-                "the student's own answers are no data to learn by heart",
+                "must be 0 when on_policy_fraction is 1",
                 where="objective.ce_weight",
                 got=self.ce_weight,
                 wanted="0, or objective.on_policy_fraction under 1",

@@ -162,7 +162,7 @@ class Policy(ObjectiveSettings):
             )
         if self.rollout.num_generations < 2 and self.loss != "ppo":
             raise UserError(
-                "answers are compared with each other",
+                "this loss compares the answers to one prompt",
                 where="objective.rollout.num_generations",
                 got=1,
                 wanted="at least 2",
@@ -174,12 +174,12 @@ class Policy(ObjectiveSettings):
         if self.tool != ToolSettings() and not self.rollout.tools:
             raise UserError("has no effect without objective.rollout.tools", where="objective.tool")
         if self.loss != "ppo" and self.value != Value():
-            raise UserError("only ppo learns values", where="objective.value", got=f"objective.loss={self.loss}")
+            raise UserError("only ppo trains a value head", where="objective.value", got=f"objective.loss={self.loss}")
         if self.loss == "ppo" and self.advantage != "auto":
-            raise UserError("ppo has advantages of its own, from values", where="objective.advantage")
+            raise UserError("ppo takes its advantages from the value head", where="objective.advantage")
         if self.loss == "ppo" and self.degenerate_kind != "keep":
             raise UserError(
-                "ppo compares no answers: those of equal reward teach too",
+                "has no effect on ppo, which does not compare answers",
                 where="objective.degenerate",
                 got=self.degenerate,
                 wanted="it left out",
@@ -189,9 +189,9 @@ class Policy(ObjectiveSettings):
         for name, reader in self.reward.unused(self.rewards):
             raise UserError(f"has no effect without {reader} in objective.rewards", where=f"objective.reward.{name}")
         moves = not self.strictly_on_policy
-        steps, weight = "objective.rollout.steps_per_rollout or repeats above 1", "objective.kl_coef above 0"
+        steps, weight = "objective.rollout.steps_per_rollout or num_epochs above 1", "objective.kl_coef above 0"
         settings: tuple[tuple[str, object, object, bool, str], ...] = (
-            ("rollout.behaviour", self.rollout.old_logprobs, "sampled", moves, steps),
+            ("rollout.old_logprobs", self.rollout.old_logprobs, "sampled", moves, steps),
             ("clip_low", self.clip_low, 0.0, moves, steps),
             ("clip_high", self.clip_high, 0.0, moves, steps),
             ("kl_estimator", self.kl_estimator, "k3", self.kl_coef > 0, weight),

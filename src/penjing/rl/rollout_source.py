@@ -73,10 +73,10 @@ class RolloutSampler:
     scored_rows: int = SCORED_ROWS
 
     def __post_init__(self) -> None:
-        self.slots = self._slots_asked
+        self.slots = self._slots_requested
 
     @property
-    def _slots_asked(self) -> int:
+    def _slots_requested(self) -> int:
         return self.settings.rollout.max_concurrent or default_slots(self.model)
 
     @property
@@ -107,7 +107,7 @@ class RolloutSampler:
 
         answers = retry_on_oom(write, lambda said: self._halve_slots(asked, said))
         if self.slots < slots:
-            warnings.warn(f"out of memory while writing answers: slots are now {self.slots}", stacklevel=2)
+            warnings.warn(f"out of memory while sampling: max_concurrent is now {self.slots}", stacklevel=2)
             self.record({"kind": "out of memory", "slots": self.slots})
         return answers
 
@@ -117,7 +117,7 @@ class RolloutSampler:
         self.slots = min(self.slots, asked) // 2
         if not self.slots:
             raise UserError(
-                f"out of memory while a single answer is written: {said}",
+                f"out of memory while sampling a single answer: {said}",
                 where="objective.rollout.max_new_tokens",
                 got=self.settings.rollout.max_new_tokens,
                 next_step="Take shorter answers or prompts (data.seq_len), or a smaller model.",
@@ -127,7 +127,7 @@ class RolloutSampler:
         empty_cache()
         if self.scored_rows == 1:
             raise UserError(
-                f"out of memory while one row of answers is scored: {said}",
+                f"out of memory while scoring one row of answers: {said}",
                 where="data.seq_len",
                 got=self.seq_len,
                 next_step="Take shorter rows or a smaller model.",
@@ -137,7 +137,7 @@ class RolloutSampler:
     @property
     def has_fewer_slots(self) -> bool:
         """Than the run asked for, as memory did not suffice."""
-        return self.slots < self._slots_asked
+        return self.slots < self._slots_requested
 
     def judged(self, prompt: Prompt, written: Completion) -> RewardInput:
         """What rewards see of an answer."""
@@ -425,4 +425,4 @@ class RolloutSource(Source):
         self._round = RolloutBuffer.from_text(one) if isinstance(one, str) and one else one or None
         self.sampler.slots = min(self.sampler.slots, int(state.get("slots", self.sampler.slots)))
         if self._unit % (self.world * self.micro_units):
-            raise UserError("the checkpoint does not lie at the edge of a step", where="batch.micro_size")
+            raise UserError("the checkpoint was not written at the end of a step", where="batch.micro_size")

@@ -45,7 +45,9 @@ class PolicyStage(Stage[Policy]):
     def prepare_data(self) -> None:
         run, how = self.run, self.settings.rollout
         if run.data.format != "prompts":
-            raise UserError("not what is answered", where="data.format", got=run.data.format, wanted="prompts")
+            raise UserError(
+                "reinforcement learning needs prompts", where="data.format", got=run.data.format, wanted="prompts"
+            )
         if not run.data.train:
             raise UserError("no prompts", where="data.train", next_step="Give data.train=FILE.")
         on_rank_0(self.strategy, self._save_tokenizer)
@@ -53,7 +55,7 @@ class PolicyStage(Stage[Policy]):
         longest = run.data.seq_len - how.max_new_tokens
         if longest < 1:
             raise UserError(
-                "an answer leaves no room for a prompt",
+                "the longest answer leaves no tokens for a prompt",
                 where="data.seq_len",
                 got=run.data.seq_len,
                 wanted=f"more than objective.rollout.max_new_tokens = {how.max_new_tokens}",
@@ -96,7 +98,7 @@ class PolicyStage(Stage[Policy]):
         given = start_tokenizer(self.run)
         if given is None or not given.template:
             raise UserError(
-                "only a model that answers can be taught this way",
+                "the start must be a chat model",
                 where="init_from",
                 got=repr(self.run.init_from),
                 wanted="a run of `penjing train sft`, or another chat model",
@@ -150,7 +152,7 @@ class PolicyStage(Stage[Policy]):
         has_adapters = bool(adapted(model))
         if kind == "adapter_off" and not has_adapters:
             raise UserError(
-                "there are no adapters to switch off", where="objective.reference", wanted="copy, or lora.rank=8"
+                "the model has no adapters to disable", where="objective.reference", wanted="copy, or lora.rank=8"
             )
         if has_adapters and kind != "copy":
 

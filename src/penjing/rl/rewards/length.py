@@ -18,7 +18,7 @@ class Length:
         self.soft = settings.soft_length or self.longest * 3 // 4
         if self.soft >= self.longest:
             raise UserError(
-                "leaves nothing to be punished",
+                "no answer can be that long",
                 where="objective.reward.soft_length",
                 got=self.soft,
                 wanted=f"under objective.rollout.max_new_tokens = {self.longest}",

@@ -43,7 +43,7 @@ class Classifier:
             from transformers import AutoModelForSequenceClassification, AutoTokenizer
         except ImportError:
             raise UserError(
-                "reading a model from outside needs transformers",
+                "loading an external model needs transformers",
                 where="objective.reward.model",
                 next_step='Install it: pip install "penjing[hf]".',
             ) from None
@@ -56,7 +56,7 @@ class Classifier:
             ) from None
         if self.model.config.num_labels != 1:
             raise UserError(
-                "not a reward model: it sorts into classes",
+                "not a reward model: its head is a classifier",
                 where="objective.reward.model",
                 got=f"{self.model.config.num_labels} outputs",
                 wanted="one",
