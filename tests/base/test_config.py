@@ -32,14 +32,14 @@ from penjing.train.config import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Fast:
-    kind: Literal["fast"] = "fast"
+    name: Literal["fast"] = "fast"
     rate: float = 1.0
     wings: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    kind: Literal["slow"] = "slow"
+    name: Literal["slow"] = "slow"
     rate: float = 0.1
     shells: int = 1
 
@@ -99,7 +99,7 @@ def test_home_is_written_out(monkeypatch):
 
 
 def test_defaults_then_recipe_then_file_then_command_line(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text("seed = 3\nshare = 0.3\n[data]\nrow_tokens = 3\n")
+    (tmp_path / "run.toml").write_text("seed = 3\nshare = 0.3\n[data]\nseq_len = 3\n")
     recipe = {"seed": 2, "share": 0.2, "name": "recipe", "data": {"seq_len": 2, "order": "given"}}
     got = resolve(Settings, recipe, read_toml(tmp_path / "run.toml"), parse_overrides(["seed=4"]))
     assert (got.seed, got.share, got.name, got.verbose) == (4, 0.3, "recipe", False)
@@ -121,27 +121,27 @@ def test_layers_are_left_as_they_were() -> None:
 
 def test_a_choice_brings_its_own_settings() -> None:
     assert from_words("animal=slow", "animal.shells=3").animal == Slow(shells=3)
-    assert from_words("animal.kind=slow", "animal.rate=0.5").animal == Slow(rate=0.5)
+    assert from_words("animal.name=slow", "animal.rate=0.5").animal == Slow(rate=0.5)
     assert from_words("animal.wings=4").animal == Fast(wings=4)
 
 
 def test_a_setting_of_another_member_is_refused() -> None:
     assert "animal.shells: unknown setting" in error_of("animal.shells=3")
-    assert "animal.wings: unknown setting" in error_of("animal.wings=3", below={"animal": {"kind": "slow"}})
+    assert "animal.wings: unknown setting" in error_of("animal.wings=3", below={"animal": {"name": "slow"}})
 
 
 def test_another_choice_drops_what_was_said_of_the_old_one() -> None:
-    below = {"animal": {"kind": "fast", "rate": 9.0, "wings": 6}}
+    below = {"animal": {"name": "fast", "rate": 9.0, "wings": 6}}
     assert from_words("animal=slow", below=below).animal == Slow()
 
 
-@pytest.mark.parametrize("kind", [{"kind": "fast"}, {}])
-def test_the_same_choice_again_keeps_what_was_said_of_it(kind: dict[str, str]) -> None:
-    assert from_words("animal=fast", below={"animal": {**kind, "wings": 6}}).animal == Fast(wings=6)
+@pytest.mark.parametrize("choice", [{"name": "fast"}, {}])
+def test_the_same_choice_again_keeps_what_was_said_of_it(choice: dict[str, str]) -> None:
+    assert from_words("animal=fast", below={"animal": {**choice, "wings": 6}}).animal == Fast(wings=6)
 
 
 def test_a_choice_that_is_not_there_lists_those_that_are() -> None:
-    assert error_of("animal=slwo") == "animal.kind: no such choice; got 'slwo'; wanted fast or slow"
+    assert error_of("animal=slwo") == "animal.name: no such choice; got 'slwo'; wanted fast or slow"
 
 
 # ------------------------------------------------------------------------------------------------------------- presets
@@ -288,9 +288,9 @@ def test_what_cannot_be_is_one_clear_line(words: tuple[str, ...]) -> None:
         {"shape": 26},
         {"shape": {"preset": 26}},
         {"shape": {"preset": ["large"]}},
-        {"animal": {"kind": 3}},
-        {"animal": {"kind": ["slow"]}},
-        {"animal": {"kind": {}}},
+        {"animal": {"name": 3}},
+        {"animal": {"name": ["slow"]}},
+        {"animal": {"name": {}}},
     ],
 )
 def test_a_file_of_wrong_types_is_one_clear_line(table: dict[str, Any]) -> None:
@@ -305,7 +305,7 @@ def test_a_file_of_wrong_types_is_one_clear_line(table: dict[str, Any]) -> None:
     [
         ("sede=1", "Did you mean seed?"),
         ("shap=large", "Did you mean shape?"),
-        ("data.row_token=4", "Did you mean data.seq_len?"),
+        ("data.seq_le=4", "Did you mean data.seq_len?"),
         ("animal.wing=4", "Did you mean animal.wings?"),
         ("data.order=drwan", "Did you mean drawn?"),
     ],
@@ -370,7 +370,7 @@ def test_a_run_comes_back_from_its_file(stage: str, train: list[str], name: str,
 
 def test_the_written_file_spells_out_every_setting() -> None:
     written = tomllib.loads(to_toml(Settings(animal=Slow(), shape=Shape(width=9))))
-    assert written["animal"] == {"kind": "slow", "rate": 0.1, "shells": 1}
+    assert written["animal"] == {"name": "slow", "rate": 0.1, "shells": 1}
     assert written["shape"] == {"preset": "small", "width": 9, "depth": 1}
     assert written.keys() == {one.name for one in fields(Settings)}
     assert to_dict(Settings())["data"] == {"files": (), "order": "drawn", "seq_len": 16}

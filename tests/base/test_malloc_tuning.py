@@ -12,8 +12,8 @@ from penjing.base.malloc_tuning import gc_frozen, tune_malloc
 COUNT_FAULTS = """
 import resource, sys
 if sys.argv[1] == "kept":
-    from penjing.base.malloc_tuning import keep_freed_memory
-    assert keep_freed_memory()
+    from penjing.base.malloc_tuning import tune_malloc
+    assert tune_malloc()
 import torch
 def use():
     for _ in range(20):
@@ -40,15 +40,15 @@ def test_blocks_are_not_asked_for_again():
 GIVE_BACK = """
 import resource
 from pathlib import Path
-from penjing.base.malloc_tuning import give_back_freed_memory, keep_freed_memory
+from penjing.base.malloc_tuning import malloc_trim, tune_malloc
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-assert keep_freed_memory()
+assert tune_malloc()
 blocks = [bytearray(b"x" * (1 << 16)) for _ in range(4000)]
 kept = blocks[::2]
 del blocks
 before = resident_bytes()
-give_back_freed_memory()
+malloc_trim()
 print(before - resident_bytes(), sum(map(sum, kept[:3])))
 """
 

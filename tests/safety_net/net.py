@@ -361,7 +361,9 @@ def figures(plan: Any, *, all_of_it: bool = False) -> dict[str, Any]:
 
 
 def new_name(name: Any) -> Any:
-    """Of a metric or a figure of a plan; `validation_` before one is `val_`."""
+    """Of a metric or a figure of a plan, also a dotted one; `validation_` before one is `val_`."""
+    if isinstance(name, str) and "." in name:
+        return ".".join(map(new_name, name.split(".")))
     if isinstance(name, str) and name.startswith("validation_"):
         return f"val_{new_name(name.removeprefix('validation_'))}"
     return METRICS.get(name, name)
@@ -431,7 +433,7 @@ def renamed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Metrics and figures that are not there any more, beside new ones of the same values: rows wanted in METRICS."""
     found = []
     for part in ("metrics", "plan", "card"):
-        before, after = old.get(part, {}), new.get(part, {})
+        before, after = ({new_name(name): value for name, value in each.get(part, {}).items()} for each in (old, new))
         gone, come = (
             {name: each[name] for name in each if name not in other}
             for each, other in ((before, after), (after, before))

@@ -21,7 +21,7 @@ def stable_number(label: str) -> int:
 
 
 class Rng:
-    """A source of rolls named by its labels, for example `Dice(seed, "train", 17)`."""
+    """A source of rolls named by its labels, for example `Rng(seed, "train", 17)`."""
 
     __slots__ = ("random",)
 

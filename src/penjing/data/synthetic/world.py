@@ -18,6 +18,7 @@ from penjing.data.synthetic.lexicon import (
     PEOPLE,
     PLACES,
     PROPERTIES,
+    Amount,
     Being,
     PlaceWord,
     Thing,
@@ -398,18 +399,18 @@ class World:
 
     def _record(self, plot: str, opening: int) -> StoryPlan:
         values = [value for event in self.events for value in event.roles.values()]
-        kinds: dict[str, dict[Any, None]] = {"Being": {}, "Thing": {}, "PlaceWord": {}, "Amount": {}}
+        kinds: dict[type, dict[Any, None]] = {Being: {}, Thing: {}, PlaceWord: {}, Amount: {}}
         for value in values:
-            kinds.setdefault(type(value).__name__, {})[value] = None
+            kinds.setdefault(type(value), {})[value] = None
         return StoryPlan(
             plot,
             opening,
             tuple(self.events),
             tuple(self.facts),
-            tuple(kinds["Being"]),
-            tuple(kinds["Thing"]),
-            tuple(kinds["PlaceWord"]),
-            tuple(dict.fromkeys(item.number for item in kinds["Amount"])),
+            tuple(kinds[Being]),
+            tuple(kinds[Thing]),
+            tuple(kinds[PlaceWord]),
+            tuple(dict.fromkeys(item.number for item in kinds[Amount])),
             tuple(self.colour.values()),
             tuple(self.feelings),
             tuple(self.reasons),
