@@ -42,9 +42,9 @@ PLOTS = (
         "Held-out pairs whose margin grew",
         SHARE,
         (
-            ("whole model, 5e-5", "dpo", "validation_reward_accuracy"),
-            ("LoRA, 1e-4", "dpo_lora", "validation_reward_accuracy"),
-            ("whole model, 3e-4", "dpo_fast", "validation_reward_accuracy"),
+            ("whole model, 5e-5", "dpo", "val_reward_accuracy"),
+            ("LoRA, 1e-4", "dpo_lora", "val_reward_accuracy"),
+            ("whole model, 3e-4", "dpo_fast", "val_reward_accuracy"),
         ),
     ),
     Plot(
@@ -52,8 +52,8 @@ PLOTS = (
         "Implicit rewards on held-out pairs",
         Axis("reward"),
         (
-            ("chosen", "dpo", "validation_chosen_reward"),
-            ("rejected", "dpo", "validation_rejected_reward"),
+            ("chosen", "dpo", "val_chosen_reward"),
+            ("rejected", "dpo", "val_rejected_reward"),
         ),
     ),
     Plot(
@@ -72,7 +72,7 @@ PLOTS = (
         SHARE,
         (
             ("learned from", "reward", "reward_accuracy"),
-            ("held out", "reward", "validation_reward_accuracy"),
+            ("held out", "reward", "val_reward_accuracy"),
         ),
     ),
     Plot(
@@ -122,8 +122,8 @@ PLOTS = (
         "Likeliest token the same as the teacher's, held out",
         SHARE,
         (
-            ("logits", "distill-logits", "validation_agreement"),
-            ("top-k", "distill-top_k", "validation_agreement"),
+            ("logits", "distill-logits", "val_agreement"),
+            ("top-k", "distill-top_k", "val_agreement"),
         ),
     ),
 )
@@ -141,7 +141,7 @@ def draw(plot: Plot, work: Path) -> str:
         for seed in plot.seeds:
             lines = read(work / f"{run}-{seed}")
             points = [(line["step"], line[figure]) for line in lines if figure in line]
-            dots = plot.dots or figure.startswith("validation_")
+            dots = plot.dots or figure.startswith("val_")
             series += [Series(name, points, dots=dots, colour=colour)] if points else []
     return str(standalone(line_chart(series, title=plot.title, x=STEPS, y=plot.y), title=plot.title))
 
@@ -242,8 +242,8 @@ def of_pairs(record: Record) -> str:
                 for seed in seeds
             ]
             cells = [
-                span((seed["validation_reward_accuracy"] for seed in after), percent),
-                span((seed["validation_reward_margin"] for seed in after), number),
+                span((seed["val_reward_accuracy"] for seed in after), percent),
+                span((seed["val_reward_margin"] for seed in after), number),
                 of_likelihood(seeds),
                 span((seed["val_kl_per_answer"] for seed in after), number),
                 *(of_questions(seeds, kind) for kind in ("all", "tool")),
@@ -253,9 +253,7 @@ def of_pairs(record: Record) -> str:
 
 
 def of_likelihood(seeds: Sequence[Record]) -> str:
-    ends = (
-        span((seed["validation_likelihood_accuracy"][end] for seed in seeds), percent) for end in ("before", "after")
-    )
+    ends = (span((seed["val_logp_accuracy"][end] for seed in seeds), percent) for end in ("before", "after"))
     return " -> ".join(ends)
 
 
@@ -271,8 +269,8 @@ def of_rewards(record: Record) -> str:
         record,
         (("the quickstart's 1,000 pairs", "reward"), ("4,000 pairs", "reward_more")),
         (
-            ("held-out pairs in order", "validation_reward_accuracy", percent),
-            ("loss", "validation_ranking_loss", number),
+            ("held-out pairs in order", "val_reward_accuracy", percent),
+            ("loss", "val_ranking_loss", number),
         ),
     )
 
@@ -281,7 +279,7 @@ def of_policies(*runs: tuple[str, str]) -> Callable[[Record], str]:
     def table(record: Record) -> str:
         figures = (
             ("held-out questions right", "val_exact_match", percent),
-            ("of answers drawn as in training", "validation_exact_match_drawn", percent),
+            ("of answers drawn as in training", "val_exact_match_drawn", percent),
         )
         return changes(record, runs, figures)
 
@@ -331,8 +329,15 @@ def read_records(folder: Path = Path()) -> Record:
     """What was found, each method's by its newest record."""
     record: Record = {}
     for file in RECORDS:
-        record |= json.loads((folder / file).read_text(encoding="utf-8"))
+        record |= json.loads((folder / file).read_text(encoding="utf-8"), object_hook=with_new_names)
     return record
+
+
+def with_new_names(table: Record) -> Record:
+    """Metrics of records that were made before 0.2 under the names that they have now."""
+    bare = {"kl_nats_per_answer": "kl_per_answer", "likelihood_accuracy": "logp_accuracy"}
+    pairs = ((name.removeprefix("validation_"), name, value) for name, value in table.items())
+    return {name if short == name else f"val_{bare.get(short, short)}": value for short, name, value in pairs}
 
 
 def filled(page: str, record: Record) -> str:

@@ -264,7 +264,7 @@ METHODS = (
     "ppo_few",
     "distill",
 )
-SHOWN = ("val_exact_match", "validation_reward_accuracy")
+SHOWN = ("val_exact_match", "val_reward_accuracy")
 
 
 def summary(figures: dict[str, Any]) -> str:

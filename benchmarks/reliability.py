@@ -47,7 +47,7 @@ PROMISES = (
     ("Ctrl-C, kill and a closed terminal save and say so; one writer in a folder; another run is refused field by"
      " field", "signals_and_locks"),
     ("A NaN or Inf loss or gradient costs one step; many in a row go back; spikes are written down"
-     " with their samples", "skipped_steps"),
+     " with their samples", "bad_steps"),
     ("Out of memory means smaller passes over the same rows", "memory"),
     ("A full disk and a tracker that hangs change nothing", "disk_and_trackers"),
     ("A rank that dies, hangs or fails ends the run within a minute and is named", "ranks"),

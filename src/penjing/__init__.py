@@ -1,3 +1,3 @@
 """penjing: a whole landscape in a small pot. Make a small language model from nothing, on hardware you own."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shlex
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 from penjing.base import config
-from penjing.cli import app
 from penjing.commands.plan_counts import own_estimate
 from penjing.commands.plan_run import target_of
 from penjing.commands.train import resolve_run
@@ -136,17 +133,6 @@ def test_how_good_the_answers_are():
         assert number(cells[3]) == pytest.approx(100 * best, abs=0.06)
         total["rows"] += len(errors)
     assert f"Against {total['rows']} published steps" in TEXT
-
-
-def test_its_commands_exist():
-    group = get_command(app)
-    for command in re.findall(r"`penjing ([^`]+)`", TEXT):
-        words, place = shlex.split(command.replace("\n", " ")), group
-        for word in words:
-            if word.startswith("-"):
-                assert any(word in option.opts for option in place.params), command
-            elif hasattr(place, "commands"):
-                place = place.commands.get(word) or place.commands["run"]
 
 
 def test_the_ten_runs_are_as_recorded():

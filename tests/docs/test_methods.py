@@ -1,21 +1,14 @@
-"""The pages of docs/methods say what the record says, their commands and settings exist, and their plots are there."""
+"""The pages of docs/methods say what the record says, and their plots are there."""
 
 import importlib.util
 import re
-import shlex
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
-
-from penjing.base import config
-from penjing.cli import app
-from penjing.commands.train import resolve_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / f"docs/methods/{name}.md" for name in ("distillation", "dpo", "grpo", "ppo", "reward")]
-NEEDS_A_RUN = ("init_from=", "objective.teacher=")  # which these tests have not
 
 
 def script():
@@ -49,13 +42,10 @@ def test_tables_are_those_on_record(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_plots_and_links_are_there(page):
+def test_plots_are_there(page):
     linked = re.findall(r"\]\(([^)#]+)\)", text(page))
     plots = [target for target in linked if target.endswith(".svg")]
     assert plots
-    for target in linked:
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
     for target in plots:
         drawing = ElementTree.parse(page.parent / target).getroot()
         assert "prefers-color-scheme: dark" in ElementTree.tostring(drawing, encoding="unicode")
@@ -67,29 +57,13 @@ def test_every_plot_has_a_page():
     assert shown == {f"{plot.name}.svg" for plot in script().PLOTS}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_exist(page):
-    root = get_command(app)
-    lines = [line for block in re.findall(r"```\n(.*?)```", text(page), flags=re.DOTALL) for line in block.splitlines()]
-    assert lines
-    for line in lines:
-        program, verb, *words = shlex.split(line)
-        assert program == "penjing"
-        command = root.commands[verb]
-        known = {option for parameter in command.params for option in parameter.opts}
-        assert {word for word in words if word.startswith("--")} <= known
-        if verb == "train":
-            settings = [word for word in words[1:] if not word.startswith(NEEDS_A_RUN)]
-            resolve_run(words[0], config.parse_overrides(settings))
-
-
 def test_the_record_has_three_seeds_of_each():
     found = record(script())
     for method in ("dpo", "dpo_lora", "reward", "grpo", "distill"):
         assert len(found[method]) == 3, method
     for seed in found["dpo"].values():
-        assert seed["validation_reward_margin"]["after"] > 0.3
-        assert seed["validation_reward_accuracy"]["after"] >= 0.8  # of pairs; one half before, by construction
+        assert seed["val_reward_margin"]["after"] > 0.3
+        assert seed["val_reward_accuracy"]["after"] >= 0.8  # of pairs; one half before, by construction
     for seed in [*found["dpo"].values(), *found["dpo_lora"].values()]:
         asked = seed["questions"]
         assert asked["tool"]["before"] == 40

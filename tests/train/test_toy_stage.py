@@ -122,7 +122,7 @@ def test_its_memory_is_traced(words):
 
 def test_it_is_shown(trained, words, capsys):
     show("pretrain", [*words, "objective.label_smoothing=0.2"])
-    assert 'kind = "smoothed"\nlabel_smoothing = 0.2\n' in capsys.readouterr().out
+    assert 'name = "smoothed"\nlabel_smoothing = 0.2\n' in capsys.readouterr().out
     show(str(trained[0]))
     assert trained[2]["weights_sha256"] in capsys.readouterr().out
 

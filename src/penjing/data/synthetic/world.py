@@ -398,7 +398,7 @@ class World:
 
     def _record(self, plot: str, opening: int) -> StoryPlan:
         values = [value for event in self.events for value in event.roles.values()]
-        kinds: dict[str, dict[Any, None]] = {"Being": {}, "Thing": {}, "Place": {}, "Amount": {}}
+        kinds: dict[str, dict[Any, None]] = {"Being": {}, "Thing": {}, "PlaceWord": {}, "Amount": {}}
         for value in values:
             kinds.setdefault(type(value).__name__, {})[value] = None
         return StoryPlan(
@@ -408,7 +408,7 @@ class World:
             tuple(self.facts),
             tuple(kinds["Being"]),
             tuple(kinds["Thing"]),
-            tuple(kinds["Place"]),
+            tuple(kinds["PlaceWord"]),
             tuple(dict.fromkeys(item.number for item in kinds["Amount"])),
             tuple(self.colour.values()),
             tuple(self.feelings),
