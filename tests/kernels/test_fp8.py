@@ -307,7 +307,7 @@ def test_taken_where_it_can_be():
         ("pretrain", {"compute": {"fp8": "tensorwise", "dtype": "float16"}}, "bfloat16 only"),
         ("grpo", {"compute": {"fp8": "tensorwise"}}, "two passes"),
         ("dpo", {"compute": {"fp8": "tensorwise"}}, "two passes"),
-        ("pretrain", {"compute": {"fp8": "rowwise"}}, "float8"),
+        ("pretrain", {"compute": {"fp8": "rowwise"}}, "fp8"),
     ],
 )
 def test_settings_that_do_not_go_together(recipe, changes, said):
