@@ -140,7 +140,7 @@ def _check(run: Run) -> None:
         names = ("loss", "clip", "advantage_kind", "degenerate_kind", "kl_estimator", "rewards", "reward")
         plain += [(f"objective.{name}", getattr(run.objective, name), getattr(default, name)) for name in names]
         rollout, usual = run.objective.rollout, default.rollout
-        names = ("top_p", "top_k", "updates", "repeats", "thinking", "max_turns", "tools")
+        names = ("top_p", "top_k", "steps_per_rollout", "num_epochs", "thinking", "max_turns", "tools")
         plain += [(f"objective.rollout.{name}", getattr(rollout, name), getattr(usual, name)) for name in names]
     for where, got, wanted in plain:
         if got != wanted:
