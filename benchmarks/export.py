@@ -39,7 +39,7 @@ def build(preset: str, folder: Path) -> tuple[Any, Any]:
     """A model of the preset's shape with random weights, and a tokenizer trained on toy text."""
     from penjing.base import config
     from penjing.data import synthetic as toyworld
-    from penjing.data.tokenizer.tokenizer import train_tokenizer
+    from penjing.data.tokenizer.train import train_tokenizer
     from penjing.model.config import ModelConfig
     from penjing.model.init import initialise
     from penjing.model.transformer import Transformer

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penjing.bench.comparison import BASELINES, FOLDER
-from penjing.data.tokenizer.tokenizer import train_tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 
 # No default of any of them, and not each other's: what is read back can only have come from the spec.
 WANTED = {"learning_rate": 3.7e-4, "weight_decay": 0.13, "max_grad_norm": 0.7}

@@ -15,7 +15,8 @@ from penjing.commands import chat as talking
 from penjing.data.chat.render import render
 from penjing.data.chat.turn_parser import Span, parts
 from penjing.data.formats import Message
-from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, train_tokenizer
+from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS
+from penjing.data.tokenizer.train import train_tokenizer
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+30"}}\n</tool_call>'
 

@@ -89,7 +89,7 @@ def test_rows_longer_than_the_model(mistake):
 
 
 def test_vocabulary_mismatch(mistake, toy, tmp_path):
-    from penjing.data.tokenizer.tokenizer import train_tokenizer
+    from penjing.data.tokenizer.train import train_tokenizer
 
     train_tokenizer(["some words and others " * 50, "其他的字"], 300).save(tmp_path / "tokenizer")
     line = mistake(

@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 from penjing.cli import MOVED, app
-from penjing.data.tokenizer.tokenizer import train_tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 
 # Runs each command line in one process, and prints its exit code and whether torch was imported by then.
 CHILD = """

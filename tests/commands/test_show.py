@@ -12,7 +12,7 @@ from rich.console import Console
 from penjing.base.errors import UserError
 from penjing.commands.check_machine import check_machine
 from penjing.commands.corpus_report import corpus_report, print_tokens
-from penjing.data.tokenizer.tokenizer import train_tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 from penjing.kernels.ops import backends
 
 

@@ -10,9 +10,9 @@ import torch
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
+from penjing.convert.hf_config import hf_config
 from penjing.convert.names import to_hf
 from penjing.convert.peft import attach_peft, read_peft, write_peft
-from penjing.convert.shape import hf_config
 from penjing.model import lora
 from penjing.model.config import ModelConfig
 from penjing.model.lora import Lora, add_adapter, set_adapter

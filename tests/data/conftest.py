@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 
 CODE = 'def add(a, b):\n    return a + b\n\n# {"name": "get_weather", "arguments": {"city": "北京", "days": 3}}\n'
 

@@ -20,7 +20,7 @@ from penjing.data.preference_shards import (
     prepare_groups,
     split_key,
 )
-from penjing.data.tokenizer.tokenizer import train_tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
-from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, SMALLEST_VOCABULARY, Tokenizer, train_tokenizer
+from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, SMALLEST_VOCABULARY, Tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 
 # Unassigned characters are left out: which of them compose is a matter of the Unicode version.
 ANY = st.text(st.characters(exclude_categories=["Cs", "Cn"]))

@@ -12,7 +12,7 @@ from user_errors import raises_user_error
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
-from penjing.data.tokenizer.tokenizer import train_tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 from penjing.eval import questions as module
 from penjing.eval.questions import GradedAnswer, Question, accuracy, ask, is_right, read_questions, table
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_models import small_model
 
-from penjing.data.tokenizer.tokenizer import train_tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
 
 TEXTS = ["The cat sat on the mat. 猫坐在垫子上。", "", "A frog.", "naïve café " * 9]

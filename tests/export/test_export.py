@@ -17,7 +17,8 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.files import DiskError
-from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 from penjing.export import default_paths as where
 from penjing.export import gguf_vocabulary, hf
 from penjing.export.hf import export

@@ -15,7 +15,7 @@ from user_errors import raises_user_error
 from penjing.base.errors import UserError
 from penjing.base.files import DiskError
 from penjing.cli import app
-from penjing.data.tokenizer.tokenizer import train_tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 from penjing.export import gguf, gguf_read, llama_cpp
 from penjing.export.equivalence_check import CHECK_TEXTS, check_rows, difference, row_logits, same_greedy
 from penjing.export.gguf_vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, tokenizer_of, vocabulary_of

@@ -13,7 +13,8 @@ import torch
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
-from penjing.data.tokenizer.tokenizer import VISIBLE_TOKENS, train_tokenizer
+from penjing.data.tokenizer.tokenizer import VISIBLE_TOKENS
+from penjing.data.tokenizer.train import train_tokenizer
 from penjing.export import gguf, gguf_read, llama_cpp
 from penjing.export.equivalence_check import check_rows, difference, float_twin, row_logits
 from penjing.export.gguf_vocabulary import vocabulary_of

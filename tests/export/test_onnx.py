@@ -12,7 +12,8 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.cli import app
-from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 from penjing.export import onnx
 from penjing.model.config import ModelConfig
 from penjing.model.linear import set_compute_dtype

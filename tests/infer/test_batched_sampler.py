@@ -11,8 +11,9 @@ from small_models import small_model
 
 from penjing.base.errors import UserError
 from penjing.infer import batched_sampler as rollout_module
-from penjing.infer.batched_sampler import Request, draw, sample_batch
+from penjing.infer.batched_sampler import sample_batch
 from penjing.infer.generate import generate
+from penjing.infer.requests import Request, draw
 from penjing.infer.sample import Sampling, shape
 from penjing.model.linear import set_compute_dtype
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from small_models import small_model
 
-from penjing.infer.batched_sampler import InjectedTokens, Request, Turn, draw, sample_batch
+from penjing.infer.batched_sampler import sample_batch
+from penjing.infer.requests import InjectedTokens, Request, Turn, draw
 from penjing.infer.sample import Sampling
 
 STOP = {5, 11}

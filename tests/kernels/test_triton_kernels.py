@@ -11,6 +11,7 @@ from penjing.kernels import experts, self_check
 from penjing.kernels.attention_metadata import document_mask, key_ranges
 from penjing.kernels.reference import attention
 from penjing.kernels.triton import ops as gpu
+from penjing.kernels.triton import tiles
 from penjing.model import kernel_selection
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
@@ -119,9 +120,9 @@ def test_nats(vocabulary, dtype):
 
 
 def test_small_cards_get_small_tiles():
-    assert gpu.tiles(64, 100 << 10) is gpu.SMALL
-    assert gpu.tiles(65, 227 << 10) is gpu.TILES[96]
-    assert gpu.tiles(97, 227 << 10) is gpu.TILES[128]
+    assert tiles.tiles(64, 100 << 10) is tiles.SMALL
+    assert tiles.tiles(65, 227 << 10) is tiles.TILES[96]
+    assert tiles.tiles(97, 227 << 10) is tiles.TILES[128]
 
 
 def test_heads_are_held_in_as_few_dimensions_as_can_be():

@@ -10,7 +10,8 @@ from penjing.data.chat.render import render
 from penjing.data.formats import Chat, Document, Message, PreferenceRecord
 from penjing.data.preference_shards import encode
 from penjing.data.tokenize_dataset import prepare_chats, prepare_documents
-from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, Tokenizer, train_tokenizer
+from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, Tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 
 PLAIN = "plain words"
 

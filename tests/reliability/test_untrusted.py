@@ -399,7 +399,7 @@ def test_tokenizers_too_large_or_broken(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def toy_tokenizer(tmp_path_factory):
-    from penjing.data.tokenizer.tokenizer import train_tokenizer
+    from penjing.data.tokenizer.train import train_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer(["some text to learn from"] * 3, 300).save(folder)

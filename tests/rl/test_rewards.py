@@ -327,7 +327,7 @@ def test_several_rewards_are_weighed():
 
 def test_a_model_from_outside_judges(tmp_path):
     transformers = pytest.importorskip("transformers")
-    from penjing.data.tokenizer.tokenizer import train_tokenizer
+    from penjing.data.tokenizer.train import train_tokenizer
 
     train_tokenizer(["a small text to learn from, again and again"] * 3, 300).save(tmp_path)
     shape = transformers.Qwen3Config(

@@ -24,7 +24,7 @@ from penjing.base.errors import UserError
 from penjing.commands.train import execute, resolve_run
 from penjing.data.chat.turn_parser import ParsedTurn, ToolCall
 from penjing.data.formats import Message
-from penjing.infer.batched_sampler import InjectedTokens
+from penjing.infer.requests import InjectedTokens
 from penjing.infer.tool_loop import ToolExchange, last_turn
 from penjing.loader.shared_prompt_batch import Answer, Group
 from penjing.model.value_head import ScalarHead

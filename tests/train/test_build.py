@@ -10,7 +10,7 @@ import torch
 
 from penjing.base import config
 from penjing.base.config import parse_overrides
-from penjing.data.tokenizer.tokenizer import train_tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 from penjing.model.init import initialise
 from penjing.model.lora import add_adapter
 from penjing.model.transformer import Transformer

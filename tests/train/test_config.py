@@ -9,7 +9,8 @@ import torch
 from penjing.base import config
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 from penjing.optim.schedule import WarmupStableDecay

@@ -19,7 +19,7 @@ from penjing.commands.evaluate import evaluate_text
 from penjing.commands.train import execute, resolve_run
 from penjing.convert.hf import hf_config, to_hf
 from penjing.data.chat.chatml_template import CHAT_TEMPLATE
-from penjing.data.tokenizer.tokenizer import train_tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
 from penjing.model.config import ModelConfig

@@ -11,7 +11,8 @@ from penjing.base import config
 from penjing.base.config import parse_overrides
 from penjing.data.token_shards import TokenShards
 from penjing.data.tokenize_dataset import is_held_out
-from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 from penjing.objective.base import Loss
 from penjing.parallel.single import Single
 from penjing.train.config import Run

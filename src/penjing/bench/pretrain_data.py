@@ -23,7 +23,8 @@ from penjing.bench.trial_spec import PretrainSpec
 from penjing.convert.hf import hf_config
 from penjing.data import formats
 from penjing.data.catalog import registry
-from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 from penjing.optim.adamw import AdamW
 from penjing.parallel.base import local_device
 from penjing.plan import hardware

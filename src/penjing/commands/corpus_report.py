@@ -14,11 +14,14 @@ from penjing.base.files import printable
 from penjing.base.markup import escape_markup, print_table
 from penjing.data import dataset_stats as survey
 from penjing.data import formats as records
+from penjing.data import stats_records
 from penjing.data.formats import Kind
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 FILES_NAMED = 5  # of one kind
-AnySurvey = survey.DatasetStats | survey.ChatStats | survey.PreferenceStats | survey.PromptStats
+AnySurvey = (
+    stats_records.DatasetStats | stats_records.ChatStats | stats_records.PreferenceStats | stats_records.PromptStats
+)
 
 
 def corpus_report(files: list[Path], console: Console) -> None:
@@ -52,38 +55,38 @@ def _print_survey(counted: AnySurvey, console: Console) -> None:
 
 def _counts(counted: AnySurvey) -> Iterator[tuple[str, str]]:
     match counted:
-        case survey.DatasetStats():
+        case stats_records.DatasetStats():
             yield "documents", f"{counted.num_documents:,}"
-        case survey.ChatStats():
+        case stats_records.ChatStats():
             yield "conversations", f"{counted.num_chats:,}"
-        case survey.PreferenceStats():
+        case stats_records.PreferenceStats():
             yield "pairs", f"{counted.num_pairs:,}"
             yield "single rated answers", f"{counted.num_judged:,}"
-        case survey.PromptStats():
+        case stats_records.PromptStats():
             yield "prompts", f"{counted.num_prompts:,}"
     yield "broken records", f"{counted.num_broken:,}"
-    if not isinstance(counted, survey.PromptStats):
+    if not isinstance(counted, stats_records.PromptStats):
         for reason, number in counted.left_out.items():
             yield "left out", f"{number:,}: {reason}"
     yield "exact duplicates", f"{counted.num_duplicates:,}"
     match counted:
-        case survey.DatasetStats():
+        case stats_records.DatasetStats():
             yield from _text_counts(counted)
-        case survey.ChatStats():
+        case stats_records.ChatStats():
             yield "messages by role", _listed(counted.roles)
             yield "size of answers", units.megabytes(counted.num_answer_bytes)
             yield "tool calls", f"{counted.num_tool_calls:,}"
             yield "with reasoning", f"{counted.num_with_reasoning:,}"
-        case survey.PreferenceStats() if counted.num_pairs:
+        case stats_records.PreferenceStats() if counted.num_pairs:
             yield "chosen is longer", f"{_percent(counted.chosen_longer_fraction)} of pairs"
-        case survey.PromptStats() if counted.fields:
+        case stats_records.PromptStats() if counted.fields:
             yield "other fields", _listed(counted.fields)
-    if isinstance(counted, survey.ChatStats | survey.PromptStats):
+    if isinstance(counted, stats_records.ChatStats | stats_records.PromptStats):
         yield "with a system message", f"{counted.num_with_system:,}"
         yield "with tools", f"{counted.num_with_tools:,}"
 
 
-def _text_counts(counted: survey.DatasetStats) -> Iterator[tuple[str, str]]:
+def _text_counts(counted: stats_records.DatasetStats) -> Iterator[tuple[str, str]]:
     yield "size", units.megabytes(counted.num_bytes)
     yield "characters", f"{counted.num_characters:,}, {counted.num_distinct_characters:,} distinct"
     scripts = ("Latin", counted.latin_fraction), ("Han", counted.han_fraction), ("digits", counted.digit_fraction)
@@ -99,16 +102,16 @@ def _text_counts(counted: survey.DatasetStats) -> Iterator[tuple[str, str]]:
 
 def _lengths(counted: AnySurvey) -> Iterator[tuple[str, dict[str, int]]]:
     match counted:
-        case survey.DatasetStats():
+        case stats_records.DatasetStats():
             yield "document, bytes", counted.length_bytes
-        case survey.ChatStats():
+        case stats_records.ChatStats():
             yield "conversation, messages", counted.turns_per_chat
             yield "answer, bytes", counted.answer_bytes
-        case survey.PreferenceStats():
+        case stats_records.PreferenceStats():
             yield "prompt, bytes", counted.prompt_bytes
             yield "chosen, bytes", counted.chosen_bytes
             yield "rejected, bytes", counted.rejected_bytes
-        case survey.PromptStats():
+        case stats_records.PromptStats():
             yield "prompt, messages", counted.turns_per_prompt
             yield "prompt, bytes", counted.prompt_bytes
 

@@ -127,7 +127,7 @@ def tokenizer_train(
     """
     from penjing.base.files import make_folder
     from penjing.data.formats import BadRecords, list_files, read_documents
-    from penjing.data.tokenizer.tokenizer import train_tokenizer
+    from penjing.data.tokenizer.train import train_tokenizer
 
     paths, quarantine = list_files(files), BadRecords(max_bad_fraction=1.0)
     make_folder(out)

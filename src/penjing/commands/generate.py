@@ -25,7 +25,8 @@ from penjing.data.chat.render import Switch, parse_switch, render
 from penjing.data.chat.turn_parser import parse
 from penjing.data.formats import Chat, Message, OnSkip
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.infer.batched_sampler import Completion, Request, sample_batch
+from penjing.infer.batched_sampler import sample_batch
+from penjing.infer.requests import Completion, Request
 from penjing.infer.sample import Sampling
 from penjing.model.lora import fingerprint
 from penjing.train.load_model import LoadedModel, load_trained, set_threads, use_device

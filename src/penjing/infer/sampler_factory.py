@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from penjing.infer.batched_sampler import Request, sample_batch
+from penjing.infer.batched_sampler import sample_batch
+from penjing.infer.requests import Request
 from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
 

@@ -9,7 +9,7 @@ from penjing.agent_tools.box import Result, Toolbox
 from penjing.data.chat.render import after_calls
 from penjing.data.chat.turn_parser import ParsedTurn, parse
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.infer.batched_sampler import Completion, InjectedTokens, Turn
+from penjing.infer.requests import Completion, InjectedTokens, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ from penjing.data.chat.turn_parser import ToolCall
 from penjing.data.formats import Chat, read_chats, read_prompts
 from penjing.data.synthetic.tools import CALCULATOR, KINDS, errand
 from penjing.data.tokenize_dataset import prepare_chats
-from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 
 SIZES = {"documents": 5, "conversations": 5, "preferences": 5, "prompts": 5, "questions_per_kind": 1}
 

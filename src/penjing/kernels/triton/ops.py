@@ -15,43 +15,19 @@ import importlib.util
 import os
 from contextlib import nullcontext
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from penjing.kernels import SWITCH
 from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.triton.tiles import Tile, tiles
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 _is_on = os.environ.get(SWITCH) != "off"
 WIDEST = 128  # dimensions of a head that the tiles below are for
 CHUNKS = {16384: 1024, 1 << 62: 4096}  # logits of one position that are held at once, by the size of the vocabulary
-
-
-class Tile(NamedTuple):
-    """How a kernel is tiled: positions of queries and keys, warps, stages of loading ahead."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-class Tiles(NamedTuple):
-    forward: Tile
-    queries: Tile
-    keys: Tile
-
-
-# By the widest head that they are for; the best of those tried on an H200. Cards with less shared memory get SMALL.
-TILES = {
-    64: Tiles(Tile(64, 64, 4, 2), Tile(64, 32, 4, 3), Tile(64, 64, 4, 1)),
-    96: Tiles(Tile(64, 32, 4, 3), Tile(64, 32, 4, 3), Tile(64, 64, 4, 1)),
-    128: Tiles(Tile(64, 64, 4, 3), Tile(64, 32, 4, 2), Tile(32, 64, 4, 3)),
-}
-SMALL = Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2))
-ROOMY = 160 << 10  # bytes of shared memory that a block of an A100, H100 and later may have
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -81,13 +57,6 @@ def document_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, ranges: t
     """out_BTHK = softmax(q k^T / sqrt(K)) v, each query over its own document's past. ranges: `key_ranges`."""
     out_BTHK: Tensor = _attention(q_BTHK, k_BTGK, v_BTGK, *ranges)[0]
     return out_BTHK
-
-
-def tiles(size: int, shared_bytes: int) -> Tiles:
-    """For heads of `size` dimensions on a card whose blocks may have so much shared memory."""
-    if shared_bytes < ROOMY:
-        return SMALL
-    return next(TILES[most] for most in sorted(TILES) if size <= most)
 
 
 @cache

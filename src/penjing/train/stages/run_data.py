@@ -12,7 +12,8 @@ from penjing.base.files import printable, read_json, sha256_file, sha256_text, w
 from penjing.checkpoint.manifest import steps
 from penjing.data import formats as records
 from penjing.data import tokenize_dataset as prepare
-from penjing.data.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 from penjing.parallel.base import Strategy
 from penjing.train.config import Run
 from penjing.train.load_model import start_tokenizer

@@ -1,0 +1,152 @@
+"""A model's shape as a Hugging Face config; `convert/shape.py` reads one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penjing.base.errors import UserError
+from penjing.convert.shape import CLASSES, PARTIAL_ROTARY, ControlIds
+from penjing.model.config import ModelConfig
+
+
+def hf_config(config: ModelConfig, tokenizer: ControlIds) -> dict[str, Any]:
+    """config.json for the stock class of this architecture, in the spelling of transformers 5 and, beside it, of 4.
+
+    Raises UserError if the stock class cannot express the shape.
+    """
+    check_stock(config)
+    # An untied copy of the head: vLLM gives token 0 for ever on a tied glm4_moe (measured, version 0.32).
+    tied = config.tie_word_embeddings and config.architecture != "glm4_moe"
+    return {
+        "architectures": [CLASSES[config.architecture]],
+        "model_type": config.architecture,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.moe_intermediate_size
+        if config.architecture == "mixtral"
+        else config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        **_rotary_fields(config),
+        "rms_norm_eps": config.rms_norm_eps,
+        "tie_word_embeddings": tied,
+        "hidden_act": "silu",
+        **_bias_fields(config),
+        **_window_fields(config),
+        **_mixture_fields(config),
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "bos_token_id": tokenizer.end_of_text,
+        "eos_token_id": tokenizer.message_end,
+        "pad_token_id": tokenizer.end_of_text,
+        "dtype": "float32",
+        "torch_dtype": "float32",
+    }
+
+
+def check_stock(config: ModelConfig) -> None:
+    """Raise UserError if the stock class of this architecture computes no such thing."""
+    name, stock = config.architecture, CLASSES[config.architecture]
+    norms = {"qwen3": True, "qwen3_moe": True, "glm4_moe": config.normalises_heads}.get(name, False)
+    biases = {"qwen2": True, "qwen2_moe": config.has_qkv_bias, "glm4_moe": config.has_qkv_bias}.get(name, False)
+    wrong: tuple[str, object, object] | None = None
+    if config.normalises_heads != norms:
+        wrong = ("qk_norm", config.qk_norm, "head" if norms else "none")
+    elif config.has_qkv_bias != biases:
+        wrong = ("attention_bias", config.attention_bias, "qkv" if biases else "none")
+    elif config.partial_rotary_factor != 1 and name not in PARTIAL_ROTARY:
+        wrong = ("partial_rotary_factor", config.partial_rotary_factor, 1)
+    elif config.sliding_window and name in ("llama", "glm4_moe"):
+        wrong = ("sliding_window", config.sliding_window, 0)
+    elif name in ("qwen3_moe", "mixtral") and len(set(map(config.window, range(config.num_hidden_layers)))) > 1:
+        wrong = ("sliding_window_layers", config.sliding_window_layers, "all layers")
+    if wrong is not None:
+        setting, got, wanted = wrong
+        raise UserError(f"{stock} cannot express this shape", where=f"model.{setting}", got=got, wanted=wanted)
+
+
+def _rotary_fields(config: ModelConfig) -> dict[str, Any]:
+    scaling: dict[str, Any] = {}
+    if config.rope_scaling != "none":
+        scaling = {"rope_type": config.rope_scaling, "factor": config.rope_factor}
+    if config.rope_scaling in ("llama3", "yarn"):
+        scaling["original_max_position_embeddings"] = config.rope_original_max_position_embeddings
+    if config.rope_scaling == "llama3":
+        scaling["low_freq_factor"] = config.rope_low_freq_factor
+        scaling["high_freq_factor"] = config.rope_high_freq_factor
+    if config.rope_scaling == "yarn":
+        scaling["beta_fast"] = config.rope_beta_fast
+        scaling["beta_slow"] = config.rope_beta_slow
+        if config.rope_attention_factor:
+            scaling["attention_factor"] = config.rope_attention_factor
+    partial = {"partial_rotary_factor": config.partial_rotary_factor} if config.architecture in PARTIAL_ROTARY else {}
+    fields: dict[str, Any] = {
+        "rope_theta": config.rope_theta,
+        **partial,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta, **partial, **scaling},
+    }
+    if scaling:  # transformers 5 lets this one win over rope_parameters: it must say all that counts
+        fields["rope_scaling"] = {**scaling, **partial, "rope_theta": config.rope_theta}
+    return fields
+
+
+def _bias_fields(config: ModelConfig) -> dict[str, Any]:
+    if config.architecture == "qwen2_moe":
+        return {"qkv_bias": config.has_qkv_bias}
+    if config.architecture == "glm4_moe":
+        return {"attention_bias": config.has_qkv_bias, "use_qk_norm": config.normalises_heads}
+    if config.architecture == "llama":
+        return {"attention_bias": False, "mlp_bias": False}
+    return {"attention_bias": False} if config.architecture in ("qwen3", "qwen3_moe") else {}
+
+
+def _window_fields(config: ModelConfig) -> dict[str, Any]:
+    windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
+    if config.architecture in ("llama", "glm4_moe"):
+        return {}
+    if config.architecture == "mixtral":
+        return {"sliding_window": windows[0] or None}
+    in_use = any(windows)
+    fields: dict[str, Any] = {
+        "use_sliding_window": in_use,
+        "sliding_window": config.sliding_window if in_use else None,
+    }
+    if config.architecture == "qwen3_moe":
+        return fields
+    kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+    first = windows.index(config.sliding_window) if in_use else config.num_hidden_layers
+    return {**fields, "max_window_layers": first, "layer_types": kinds}
+
+
+def _mixture_fields(config: ModelConfig) -> dict[str, Any]:
+    name = config.architecture
+    if not config.is_mixture:
+        return {}
+    fields: dict[str, Any] = {"num_experts_per_tok": config.num_experts_per_tok, "output_router_logits": False}
+    if name == "mixtral":
+        return {**fields, "num_local_experts": config.num_experts, "router_jitter_noise": 0.0}
+    fields["moe_intermediate_size"] = config.moe_intermediate_size
+    fields["norm_topk_prob"] = config.norm_topk_prob
+    if name == "glm4_moe":
+        return {
+            **fields,
+            "n_routed_experts": config.num_experts,
+            "n_shared_experts": config.shared_expert_intermediate_size // config.moe_intermediate_size,
+            "routed_scaling_factor": config.routed_scaling_factor,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": len(config.mlp_only_layers),
+            "num_nextn_predict_layers": 0,
+        }
+    fields |= {
+        "num_experts": config.num_experts,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list(config.mlp_only_layers),
+    }
+    if name == "qwen2_moe":
+        fields["shared_expert_intermediate_size"] = config.shared_expert_intermediate_size
+    return fields
