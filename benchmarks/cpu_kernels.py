@@ -27,7 +27,7 @@ import training_step
 from training_step import Case, prepare, shape
 
 from penjing.bench.record import facts, write
-from penjing.bench.table import Table, spread, with_range
+from penjing.bench.table import ResultTable, spread, with_range
 from penjing.bench.timer import time_steps
 from penjing.bench.trial_process import in_turn, run_json
 
@@ -111,7 +111,7 @@ def markdown(result: dict[str, Any]) -> str:
             rates = {way: 1e3 * ran[0]["tokens"] / one["median"] for way, one in steps.items()}
             cells += [f"{rates[way] / limit:.0%}" if way in rates else "" for way in named]
         rows.append([name, *cells])
-    return Table(heads, rows).markdown()
+    return ResultTable(heads, rows).markdown()
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import training_step
 
 from penjing.base.files import write_json
 from penjing.bench.record import facts
-from penjing.bench.table import Table
+from penjing.bench.table import ResultTable
 
 WAYS = ("HF f32", "GGUF f16", "GGUF q8_0", "GGUF q4_0", "ONNX f32", "ONNX int8")
 
@@ -75,7 +75,7 @@ def size_of(place: Path) -> int:
 def markdown(result: dict[str, Any]) -> str:
     """The table of docs/export.md."""
     rows = [[it, f"{one['bytes'] / 1e6:.1f}", f"{one['seconds']:.1f}"] for it, one in result["exports"].items()]
-    return Table(["what", "MB", "seconds"], rows).markdown()
+    return ResultTable(["what", "MB", "seconds"], rows).markdown()
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from penjing.base import config
 from penjing.base.files import write_json
 from penjing.base.process_info import peak_resident_bytes
 from penjing.bench.record import facts
-from penjing.bench.table import Table, spread, with_range
+from penjing.bench.table import ResultTable, spread, with_range
 from penjing.bench.timer import time_steps
 from penjing.bench.trial_process import in_turn, run_json
 from penjing.model.config import ModelConfig
@@ -111,7 +111,7 @@ def markdown(result: dict[str, Any]) -> str:
     ):
         full, lora = (result[kind][figure] for kind in KINDS)
         rows.append([label, with_range(full, show), with_range(lora, show), f"{lora['median'] / full['median']:.2f} x"])
-    return Table(["", *KINDS, "ratio"], rows).markdown()
+    return ResultTable(["", *KINDS, "ratio"], rows).markdown()
 
 
 if __name__ == "__main__":

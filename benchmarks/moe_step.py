@@ -18,7 +18,7 @@ from training_step import Case, Ready, prepare, shape
 
 from penjing.base.files import write_json
 from penjing.bench.record import facts
-from penjing.bench.table import Table, spread, with_range
+from penjing.bench.table import ResultTable, spread, with_range
 from penjing.bench.timer import time_steps
 from penjing.bench.trial_process import in_turn
 
@@ -93,7 +93,7 @@ def markdown(result: dict[str, Any]) -> str:
         ]
         for name, one in result["models"].items()
     ]
-    return Table(["", "parameters, M", "active, M", "step, s", "of the dense step"], rows).markdown()
+    return ResultTable(["", "parameters, M", "active, M", "step, s", "of the dense step"], rows).markdown()
 
 
 if __name__ == "__main__":

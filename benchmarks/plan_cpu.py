@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.files import write_json
-from penjing.bench.table import Table
+from penjing.bench.table import ResultTable
 
 ROOT = Path(__file__).parents[1]
 TINY = ["data.seq_len=256", "eval.sequences=64"]
@@ -115,7 +115,7 @@ def table(records: list[dict[str, Any]]) -> str:
     held = [f"{_threads(record)} {record['inside_interval']} of {len(record['runs'])}" for record in records]
     made = [f"{_threads(one)} on {one['date']}, {one['steps_share']:g} of the steps" for one in records]
     return "\n".join([
-        Table(["run", *heads], lines).markdown(),
+        ResultTable(["run", *heads], lines).markdown(),
         f"Time that came inside its interval: {', '.join(held)}. Made with {', '.join(made)}.",
     ])  # fmt: skip
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.files import write_json
-from penjing.bench.table import Table
+from penjing.bench.table import ResultTable
 
 
 def planned(case: dict[str, Any], gpu: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def markdown(result: dict[str, Any]) -> str:
         )
         held = [f"{memory[0] / 2**30:.2f}", f"{memory[1] / 2**30:.2f}", f"{memory[2]:+.1%}"]
         rows.append([name, *held, f"{speed[0]:,.0f}", f"{speed[1]:,.0f}", f"{speed[2]:+.0%}"])
-    return Table(["", "GiB, planned", "held", "", "tokens/s, planned", "measured", ""], rows).markdown()
+    return ResultTable(["", "GiB, planned", "held", "", "tokens/s, planned", "measured", ""], rows).markdown()
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from penjing.base.files import write_json
 from penjing.bench.record import facts
-from penjing.bench.table import Table, spread, with_range
+from penjing.bench.table import ResultTable, spread, with_range
 
 SIZES = {
     "0.5M": {"hidden_size": 96, "num_hidden_layers": 3, "intermediate_size": 256, "head_dim": 96},
@@ -200,7 +200,7 @@ def markdown(whole: dict[str, Any]) -> str:
             words = f"{SHARES[0]:g} or less"
         shown = [with_range(spread(each), "{:.3f}".format) for each in bits]
         rows.append([name, f"{pair['plain_rate']:g}", *shown, words])
-    return Table(headings, rows).markdown()
+    return ResultTable(headings, rows).markdown()
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from training_step import Case, prepare, shape
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.bench.record import facts
-from penjing.bench.table import Table, spread, with_range
+from penjing.bench.table import ResultTable, spread, with_range
 from penjing.bench.timer import time_steps
 from penjing.bench.trial_process import run_json
 
@@ -165,7 +165,7 @@ def markdown(result: dict[str, Any]) -> str:
         of_goal = f"{rate['median'] / goal:.2f}" if goal else ""
         memory = f"{one['peak_memory_bytes'] / 2**30:.1f}"
         rows.append([name, with_range(rate, lambda value: f"{value:,.0f}"), mfu, of_goal, memory])
-    return Table(["", "tokens/s, median (range)", "MFU", "fraction of the goal", "GiB"], rows).markdown()
+    return ResultTable(["", "tokens/s, median (range)", "MFU", "fraction of the goal", "GiB"], rows).markdown()
 
 
 def main() -> None:

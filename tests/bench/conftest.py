@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from penjing.bench import comparison
-from penjing.bench.comparison import Comparison, Options, Prepared
+from penjing.bench.comparison import Options, Prepared, TrialComparison
 from penjing.bench.trial_spec import AlignmentSpec, PretrainSpec
 
 SHARED = {"threads": 1, "steps": 3, "warmup": 1, "learning_rate": 1e-3, "max_grad_norm": 1.0, "betas": (0.9, 0.95)}
@@ -51,7 +51,7 @@ def compare(tmp_path, quiet):
         spec = replace(spec, warmup=options.warmup, steps=options.steps, seconds=options.seconds)
         prepared = Prepared(spec=spec, options=options, about=about or {}, lines=[])
         given = {"benchmark": benchmark, "prepared": prepared, "folder": tmp_path, "console": quiet}
-        return Comparison(**given, run_trial=run_trial, save=save, earlier=earlier).run()
+        return TrialComparison(**given, run_trial=run_trial, save=save, earlier=earlier).run()
 
     return run
 

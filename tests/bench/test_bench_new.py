@@ -8,7 +8,7 @@ import pytest
 from penjing.base.errors import UserError
 from penjing.base.registry import look_up
 from penjing.bench import BENCHMARKS
-from penjing.bench.table import Table, spread, with_range
+from penjing.bench.table import ResultTable, spread, with_range
 from penjing.bench.trial_process import in_turn, run_json
 from penjing.commands.bench import bench
 
@@ -69,7 +69,7 @@ def test_a_process_that_fails_or_hangs_is_one_line():
 
 
 def test_a_table_is_the_same_in_a_terminal_and_on_a_page(quiet):
-    table = Table(["", "a"], [["rate", with_range(spread([3.0, 1.0, 2.0]), "{:.0f}".format)]], "title")
+    table = ResultTable(["", "a"], [["rate", with_range(spread([3.0, 1.0, 2.0]), "{:.0f}".format)]], "title")
     assert table.markdown() == "|  | a |\n| --- | ---: |\n| rate | 2 (1-3) |\n"
     quiet.print(table.terminal())
     assert "2 (1-3)" in quiet.file.getvalue() and "title" in quiet.file.getvalue()

@@ -13,7 +13,7 @@ from penjing.agent_tools.box import Toolbox
 from penjing.base.errors import UserError
 from penjing.commands import chat as talking
 from penjing.data.chat.render import render
-from penjing.data.chat.turn_parser import Span, parts
+from penjing.data.chat.turn_parser import TurnSpan, parts
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS
 from penjing.data.tokenizer.train import train_tokenizer
@@ -143,7 +143,7 @@ def test_a_character_is_shown_whole():
     shown = io.StringIO()
     screen = talking._Screen(Console(file=shown, width=80))
     for text in ("a", "a\ufffd", "a好", "a好\n", "a好\nb\n"):
-        screen.show([Span("words", text)])
+        screen.show([TurnSpan("words", text)])
     assert shown.getvalue() == "a好\nb"
     screen.end()
     assert shown.getvalue() == "a好\nb\n\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from penjing.data.chat.external_templates import Span
+from penjing.data.chat.external_templates import TemplateSpan
 from penjing.data.chat.render import _pieces_to_ids
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
@@ -35,7 +35,11 @@ def test_a_token_is_taught_if_any_of_it_is(tokenizer: Tokenizer, text: str) -> N
     inside = 0
     for begin in range(1, len(text)):
         for end in range(begin + 1, len(text) + 1):
-            pieces = [Span(text[:begin], True, False), Span(text[begin:end], True, True), Span(text[end:], True)]
+            pieces = [
+                TemplateSpan(text[:begin], True, False),
+                TemplateSpan(text[begin:end], True, True),
+                TemplateSpan(text[end:], True),
+            ]
             rendered = _pieces_to_ids(tokenizer, [piece for piece in pieces if piece.text])
             assert rendered.ids == [index for index, _, _ in tokens]
             wanted = [int(first < end and last > begin) for _, first, last in tokens]
@@ -47,6 +51,6 @@ def test_a_token_is_taught_if_any_of_it_is(tokenizer: Tokenizer, text: str) -> N
 def test_the_blank_that_joins_an_answer_is_said_with_it(tokenizer: Tokenizer) -> None:
     """As after `[/INST]` in Llama 2's template: the blank is the template's, the word after it the answer's."""
     (index,) = tokenizer.encode(" the")
-    rendered = _pieces_to_ids(tokenizer, [Span("dog ", True, False), Span("the", True, True)])
+    rendered = _pieces_to_ids(tokenizer, [TemplateSpan("dog ", True, False), TemplateSpan("the", True, True)])
     assert rendered.ids[-1] == index
     assert rendered.weights == [0] * (len(rendered.ids) - 1) + [1]

@@ -13,7 +13,7 @@ from penjing.plan import cost
 from penjing.plan import scaling_law_fit as losslaw
 from penjing.plan import six_nd_formula as textbook
 from penjing.plan.compute_optimal import LAWS, LossLaw
-from penjing.plan.scaling_law_fit import Point
+from penjing.plan.scaling_law_fit import LossPoint
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_cost_and_energy(tmp_path, monkeypatch):
     assert cost.kilowatt_hours(3600, 1, 0, cores=4) == pytest.approx(0.032)
 
 
-def runs_of(law: LossLaw, noise: float) -> list[Point]:
+def runs_of(law: LossLaw, noise: float) -> list[LossPoint]:
     random = np.random.default_rng(3)
     return [
-        Point(int(size), int(amount), law.loss(size, amount) + float(random.normal(0, noise)))
+        LossPoint(int(size), int(amount), law.loss(size, amount) + float(random.normal(0, noise)))
         for size in (3e5, 1e6, 3e6)
         for amount in (2e6, 5e6, 12e6)
     ]

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penjing.plan.memory.allocator import Block, CachingAllocator, OutOfMemory, round_request, segment_bytes
+from penjing.plan.memory.allocator import CachingAllocator, MemoryBlock, OutOfMemory, round_request, segment_bytes
 
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def take(allocator: CachingAllocator, num_bytes: int, stream: int = 0) -> Block:
+def take(allocator: CachingAllocator, num_bytes: int, stream: int = 0) -> MemoryBlock:
     block = allocator.malloc(num_bytes, stream)
     assert block is not None
     return block
@@ -150,7 +150,7 @@ def test_expandable_segments_give_back_their_end() -> None:
 @settings(max_examples=60, deadline=None)
 def test_blocks_never_overlap_and_sums_hold(requests: list[tuple[int, bool]], expandable: bool) -> None:
     allocator = CachingAllocator(expandable_segments=expandable)
-    held: list[Block] = []
+    held: list[MemoryBlock] = []
     for size, frees in requests:
         held.append(take(allocator, size))
         assert held[-1].size >= round_request(size)

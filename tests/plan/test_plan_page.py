@@ -15,7 +15,7 @@ from rich.console import Console
 from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.bench import sweep as sweeping
-from penjing.bench.sweep import Grid, Point
+from penjing.bench.sweep import Grid, SweepPoint
 from penjing.commands import plan as planning
 from penjing.commands import plan_counts, plan_run
 from penjing.commands import plan_history as verify
@@ -414,7 +414,7 @@ def test_what_does_not_fit_is_a_row(monkeypatch, tmp_path):
 def test_a_grid_stands_at_the_runs_own_values():
     run = resolve_run("pretrain", settings())
     assert Grid().points(run, CPU) == [
-        Point(micro_size=4, accumulate=2, seq_len=64, dtype=run.compute.dtype, recompute="none")
+        SweepPoint(micro_size=4, accumulate=2, seq_len=64, dtype=run.compute.dtype, recompute="none")
     ]
     with pytest.raises(UserError):
         sweeping.settings_of(run, replace(Grid().points(run, CPU)[0], dtype="float7"))

@@ -18,7 +18,7 @@ from penjing.optim.muon import Muon
 from penjing.plan.device_model import (
     NVLINK_BYTES_PER_SECOND,
     PCIE_BYTES_PER_SECOND,
-    Attention,
+    AttentionRate,
     Gemm,
     Machine,
     machine_of_card,
@@ -136,7 +136,9 @@ def test_attention_is_as_fast_as_measured_at_its_dtype_and_length():
     def seconds(keys):  # a query's own cost, and each key's
         return 4e-9 * keys + 400e-9
 
-    measured = [Attention(dtype="float32", keys=keys, flops_per_second=keys / seconds(keys)) for keys in (128.5, 512.5)]
+    measured = [
+        AttentionRate(dtype="float32", keys=keys, flops_per_second=keys / seconds(keys)) for keys in (128.5, 512.5)
+    ]
     machine = replace(PLAIN, attentions=tuple(measured))
     for keys in (20.0, 128.5, 300.0, 512.5, 2000.0):
         assert machine.attention_rate("float32", keys) == pytest.approx(keys / seconds(keys))
@@ -149,8 +151,8 @@ def test_attention_is_as_fast_as_measured_at_its_dtype_and_length():
 @pytest.mark.parametrize("quicker", [1.0, 1.1, 100.0])
 def test_attention_has_a_rate_at_any_length_whatever_was_measured(quicker):
     measured = (
-        Attention(dtype="float32", keys=100.0, flops_per_second=1e9),
-        Attention(dtype="float32", keys=110.0, flops_per_second=1e9 * quicker),
+        AttentionRate(dtype="float32", keys=100.0, flops_per_second=1e9),
+        AttentionRate(dtype="float32", keys=110.0, flops_per_second=1e9 * quicker),
     )
     machine = replace(PLAIN, attentions=measured)
     rates = [machine.attention_rate("float32", keys) for keys in (1.0, 105.0, 1e3, 1e6)]

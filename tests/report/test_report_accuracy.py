@@ -6,11 +6,11 @@ import pytest
 
 from penjing.base.interval import wilson
 from penjing.report.accuracy import Score, accuracy_lines, lost_kinds, pool
-from penjing.report.load_run import Row
+from penjing.report.load_run import AccuracyRow
 
 
-def row(stage: str, kind: str, language: str, right: int, asked: int = 10, chance: float | None = 0.25) -> Row:
-    return Row(stage=stage, kind=kind, language=language, asked=asked, right=right, chance=chance)
+def row(stage: str, kind: str, language: str, right: int, asked: int = 10, chance: float | None = 0.25) -> AccuracyRow:
+    return AccuracyRow(stage=stage, kind=kind, language=language, asked=asked, right=right, chance=chance)
 
 
 @pytest.mark.parametrize(

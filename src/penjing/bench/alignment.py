@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penjing.bench.comparison import OURS, Benchmark, Options, Prepared, Request
+from penjing.bench.comparison import OURS, Benchmark, BenchmarkRequest, Options, Prepared
 from penjing.bench.record import rounds
 from penjing.bench.table import MEBIBYTE
 from penjing.bench.trial_spec import AlignmentSpec
@@ -31,7 +31,7 @@ class _Alignment(Benchmark):
         "mean_answer_tokens": ("answer tokens, mean", lambda value: f"{value:.1f}"),
     }
 
-    def prepare(self, work: Path, request: Request) -> Prepared:
+    def prepare(self, work: Path, request: BenchmarkRequest) -> Prepared:
         from penjing.bench.alignment_data import prepare
 
         return prepare(work, request, self.method)

@@ -14,7 +14,7 @@ from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.base.files import write_text
 from penjing.base.seeds import derive
-from penjing.bench.comparison import Prepared, Request
+from penjing.bench.comparison import BenchmarkRequest, Prepared
 from penjing.bench.record import facts
 from penjing.bench.trial_spec import AlignmentSpec
 from penjing.data import formats
@@ -34,7 +34,7 @@ from penjing.train.load_model import load_trained
 MATCH = "penjing.rl.rewards.exact:is_match"
 
 
-def prepare(work: Path, request: Request, method: str) -> Prepared:
+def prepare(work: Path, request: BenchmarkRequest, method: str) -> Prepared:
     """At the recipe's own settings: a constant rate without warm-up, float32 unless asked otherwise, and for DPO a
     reference in every step (objective.reference=precomputed: none).
 

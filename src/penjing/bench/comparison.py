@@ -14,7 +14,7 @@ from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.bench.record import Trial, figures
 from penjing.bench.resume import summed, take_over
-from penjing.bench.table import MEBIBYTE, Show, Table, with_range
+from penjing.bench.table import MEBIBYTE, ResultTable, Show, with_range
 from penjing.bench.trial_process import in_turn, run_trial
 from penjing.bench.trial_spec import PER_TRIAL, TrialSpec
 from penjing.bench.tuning import tune, tuned_spec
@@ -64,7 +64,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class BenchmarkRequest:
     """What a user asks for."""
 
     options: Options
@@ -97,7 +97,7 @@ class Benchmark:
     goals: ClassVar[dict[str, dict[str, float]]] = {}  # by baseline and figure: least speed, most of the others
     labels: ClassVar[dict[str, tuple[str, Show]]] = {}  # rows of the table: figure, its heading, and how it is shown
 
-    def prepare(self, work: Path, request: Request) -> Prepared:
+    def prepare(self, work: Path, request: BenchmarkRequest) -> Prepared:
         raise NotImplementedError
 
     def trial_spec(self, spec: Any, name: str, options: Options) -> Any:
@@ -119,7 +119,7 @@ class Benchmark:
         """What to know before the goals are read."""
         return []
 
-    def table(self, record: Mapping[str, Any], setting: str) -> Table:
+    def table(self, record: Mapping[str, Any], setting: str) -> ResultTable:
         """A row for each figure, a column for each contestant: medians with ranges."""
         medians = record[setting]["medians"]
         rows = []
@@ -134,11 +134,11 @@ class Benchmark:
             rows.insert(1, [f"{self.same_optimizer} is faster by", *times])
         headings = ["", *[self.heading(record, setting, name) for name in medians]]
         title = f"{self.settings[setting]}, median (range over trials)"
-        return Table(headings, [*rows, *self.more_rows(record, setting)], title)
+        return ResultTable(headings, [*rows, *self.more_rows(record, setting)], title)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class TrialComparison:
     """All trials of one benchmark."""
 
     benchmark: Benchmark

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penjing.bench.comparison import OURS, Benchmark, Prepared, Request
+from penjing.bench.comparison import OURS, Benchmark, BenchmarkRequest, Prepared
 from penjing.bench.record import rounds
 from penjing.bench.table import MEBIBYTE
 from penjing.bench.verdict import middle, ratios
@@ -52,7 +52,7 @@ class Pretrain(Benchmark):
         "last_bits_per_byte": ("final bits per byte", lambda value: f"{value:.3f}"),
     }
 
-    def prepare(self, work: Path, request: Request) -> Prepared:
+    def prepare(self, work: Path, request: BenchmarkRequest) -> Prepared:
         from penjing.bench.pretrain_data import prepare
 
         return prepare(work, request)

@@ -16,7 +16,7 @@ from penjing.base import config
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.files import write_text
-from penjing.bench.comparison import Options, Prepared, Request
+from penjing.bench.comparison import BenchmarkRequest, Options, Prepared
 from penjing.bench.held_out import IGNORED
 from penjing.bench.record import facts
 from penjing.bench.trial_spec import PretrainSpec
@@ -79,7 +79,7 @@ FULL_ON_GPU = replace(FULL, seq_len=1024, batch=128)
 QUICK_ON_GPU = replace(FULL, batch=64)
 
 
-def prepare(work: Path, request: Request) -> Prepared:
+def prepare(work: Path, request: BenchmarkRequest) -> Prepared:
     """At a constant rate: the baselines with ADAMW, penjing with its recipe's optimizer and with that one too. The
     user's settings are for penjing alone.
 
@@ -153,7 +153,7 @@ def _standard_library(work: Path) -> Iterator[str]:
                 yield "".join(lines[node.lineno - 1 : node.end_lineno])
 
 
-def _run(work: Path, size: DataSize, options: Options, device: torch.device, request: Request) -> Run:
+def _run(work: Path, size: DataSize, options: Options, device: torch.device, request: BenchmarkRequest) -> Run:
     layer: dict[str, Any] = {
         "model": {"architecture": "qwen3", **size.model},  # the baselines' stock class
         "data": {"train": [str(work / "text.jsonl")], "seq_len": size.seq_len},

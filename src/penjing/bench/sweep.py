@@ -50,7 +50,7 @@ class Grid:
     dtypes: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()  # as compute.activation_checkpointing
 
-    def points(self, run: Run, device: torch.device) -> list[Point]:
+    def points(self, run: Run, device: torch.device) -> list[SweepPoint]:
         own = batch_geometry(run, 1, device)
         axes = (
             self.seq_len or (run.data.seq_len,),
@@ -60,13 +60,13 @@ class Grid:
             self.accumulate or (own.accumulation,),
         )
         return [
-            Point(seq_len=length, dtype=dtype, recompute=again, micro_size=rows, accumulate=passes)
+            SweepPoint(seq_len=length, dtype=dtype, recompute=again, micro_size=rows, accumulate=passes)
             for length, dtype, again, rows, passes in itertools.product(*axes)
         ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class SweepPoint:
     """One configuration."""
 
     micro_size: int
@@ -80,7 +80,7 @@ class Point:
 class Measured:
     """A row of the table. Rates per second; None: not known. ended: done, out of memory, or not possible."""
 
-    point: Point
+    point: SweepPoint
     ended: str
     steps_per_second: float | None = None
     spread: float | None = None
@@ -131,7 +131,7 @@ def sweep(
     return found
 
 
-def settings_of(run: Run, point: Point) -> Run:
+def settings_of(run: Run, point: SweepPoint) -> Run:
     """The run with a point's settings. Raises UserError for settings that there are not."""
     return config.resolve(
         Run,
@@ -146,7 +146,7 @@ def settings_of(run: Run, point: Point) -> Run:
 
 def _at(
     run: Run,
-    point: Point,
+    point: SweepPoint,
     machine: Machine,
     target: Target,
     steps: int,
@@ -212,7 +212,7 @@ def _at(
 
 
 def _timed(
-    run: Run, point: Point, precision: Precision, device: torch.device, steps: int, seconds: float
+    run: Run, point: SweepPoint, precision: Precision, device: torch.device, steps: int, seconds: float
 ) -> tuple[list[float], int, Any]:
     """Seconds of each step, the peak of memory, and what the counters said of one more."""
     empty_cache()
@@ -228,7 +228,7 @@ def _timed(
     return taken, peak, used
 
 
-def _context(run: Run, point: Point, precision: Precision, device: torch.device) -> TrainingContext:
+def _context(run: Run, point: SweepPoint, precision: Precision, device: torch.device) -> TrainingContext:
     strategy = Single(device)
     strategy.scaler = precision.loss_scaler(device)
     stage = make_stage(run, strategy)

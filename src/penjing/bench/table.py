@@ -24,7 +24,7 @@ def with_range(one: Mapping[str, float], show: Show) -> str:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Cells as text. The first column is aligned left, the others right."""
 
     headings: Sequence[str]

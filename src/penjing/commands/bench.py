@@ -14,7 +14,7 @@ from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.registry import look_up
 from penjing.bench import BENCHMARKS
-from penjing.bench.comparison import BASELINES, Comparison, Options, Request, RunTrial
+from penjing.bench.comparison import BASELINES, BenchmarkRequest, Options, RunTrial, TrialComparison
 from penjing.bench.record import write
 from penjing.bench.resume import has_trials, read_earlier, touch
 from penjing.bench.trial_process import run_trial
@@ -47,7 +47,7 @@ def bench(
     def resolve(layer: Layer) -> Run:
         return resolve_run(method, layer, overrides)
 
-    request = Request(
+    request = BenchmarkRequest(
         options=Options(baselines=baselines_of(method, baseline), **options),
         resolve=resolve,
         overrides=overrides,
@@ -61,7 +61,7 @@ def bench(
         prepared = benchmark.prepare(work, request)
         for line in prepared.lines:
             console.print(line, highlight=False)
-        return Comparison(
+        return TrialComparison(
             benchmark=benchmark,
             prepared=prepared,
             folder=work / "trials",

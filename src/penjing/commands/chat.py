@@ -16,7 +16,7 @@ from penjing.agent_tools.box import Toolbox
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.data.chat.render import parse_switch, render
-from penjing.data.chat.turn_parser import Span, parts
+from penjing.data.chat.turn_parser import TurnSpan, parts
 from penjing.data.formats import Message
 from penjing.export.adapter import attach_adapters
 from penjing.infer.generate import stream
@@ -189,7 +189,7 @@ def _write(
         screen.show(
             parts(tokenizer, written, thinking=options.thinking)
             if answers
-            else [Span("words", tokenizer.decode(written))]
+            else [TurnSpan("words", tokenizer.decode(written))]
         )
     screen.end()
     if console.is_terminal:
@@ -203,11 +203,11 @@ class _Screen:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.part = Span("words", "")  # that is being written
+        self.part = TurnSpan("words", "")  # that is being written
         self.number = -1  # of that part
         self.shown = 0  # characters of it
 
-    def show(self, found: Sequence[Span]) -> None:
+    def show(self, found: Sequence[TurnSpan]) -> None:
         """Print what is new since the last call. Line ends and incomplete characters wait for what follows."""
         for number in range(max(0, self.number), len(found)):
             part = found[number]

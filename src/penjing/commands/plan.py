@@ -15,8 +15,8 @@ from penjing.base.files import read_json
 from penjing.commands.plan_advice import advice, alternatives
 from penjing.commands.plan_fit import Fitted, fit, foreign_memory
 from penjing.commands.plan_run import (
-    Amount,
     PlanOptions,
+    TokenBudget,
     amount_of,
     checkpoint_bytes,
     find_machine,
@@ -204,7 +204,7 @@ def _memory(total_bytes: int, room: int, fitted: Fitted | None) -> dict[str, Any
     }
 
 
-def _warnings(run: Run, lengths: UnitLengths, amount: Amount, shape: Shape, longest_row: int) -> list[str]:
+def _warnings(run: Run, lengths: UnitLengths, amount: TokenBudget, shape: Shape, longest_row: int) -> list[str]:
     """What the settings and the amount of data leave uncertain. longest_row: of the settings, before the data."""
     found = []
     if run.compute.fp8 != "off":
@@ -240,7 +240,7 @@ def _flops(run: Run, lengths: UnitLengths, foreign: Shape | None) -> tuple[float
 
 
 def _formulas(
-    shape: Shape, work: Workload, machine: Machine, step: StepTime, amount: Amount, causal: float, full: float
+    shape: Shape, work: Workload, machine: Machine, step: StepTime, amount: TokenBudget, causal: float, full: float
 ) -> list[str]:
     """The formula of each figure, with its numbers."""
     rate, moved = machine.rate(work.dtype), machine.bytes_per_second

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from penjing.base import formatting as units
 from penjing.commands.plan_fit import Fitted, divisors
-from penjing.commands.plan_run import Amount, PlanOptions, accepted, generation_seconds, lengths_of
+from penjing.commands.plan_run import PlanOptions, TokenBudget, accepted, generation_seconds, lengths_of
 from penjing.optim.muon import Muon
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
@@ -24,7 +24,7 @@ CARDS = ("RTX 4090", "A100", "H100")  # that are suggested
 Found = tuple[float, str]  # how much it helps, and what to say
 
 
-def advice(run: Run, shape: Shape, amount: Amount) -> list[str]:
+def advice(run: Run, shape: Shape, amount: TokenBudget) -> list[str]:
     """Tokens, batch and learning rate by published rules."""
     best = tokens.advise(shape.parameters, shape.matrices)
     ratio = amount.tokens / shape.parameters

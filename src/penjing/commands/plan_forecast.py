@@ -23,7 +23,7 @@ from penjing.model.config import ModelConfig
 from penjing.plan import cost
 from penjing.plan.device_model import Machine
 from penjing.plan.flops import parameters, training_flops_per_token
-from penjing.plan.scaling_law_fit import Forecast, Point, forecast
+from penjing.plan.scaling_law_fit import Forecast, LossPoint, forecast
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
 from penjing.plan.step_workload import Workload
@@ -184,7 +184,7 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
             raise UserError(
                 "the loss of a proxy run is NaN or Inf", where=place / each.name, next_step="Lower the learning rate."
             )
-        points.append(Point(each.parameters, int(outcome["tokens"]), float(outcome[LOSS])))
+        points.append(LossPoint(each.parameters, int(outcome["tokens"]), float(outcome[LOSS])))
         console.print(f"  {each.name}: {points[-1].loss:.4f} nats per token", highlight=False)
     return _predict(run, points, place, first, console)
 
@@ -230,7 +230,7 @@ def _train(run: Run, small: ProxyRun, place: Path, first: str, console: Console)
     return execute(config.resolve(Run, config.to_dict(run), settings), silent_console(console))
 
 
-def _predict(run: Run, points: list[Point], place: Path, first: str, console: Console) -> Forecast:
+def _predict(run: Run, points: list[LossPoint], place: Path, first: str, console: Console) -> Forecast:
     count = parameters(run.model)
     per_step = run.batch.size * run.data.seq_len
     shards = read_json(RunDir(Path(first)).plan)
@@ -285,5 +285,5 @@ def _predict(run: Run, points: list[Point], place: Path, first: str, console: Co
     return found
 
 
-def vars_of(point: Point) -> dict[str, float]:
+def vars_of(point: LossPoint) -> dict[str, float]:
     return {"parameters": point.parameters, "tokens": point.tokens, "loss": point.loss}

@@ -157,7 +157,7 @@ def lengths_of(run: Run) -> UnitLengths:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Amount:
+class TokenBudget:
     """How long to train, and why so."""
 
     steps: int
@@ -170,7 +170,7 @@ class Amount:
         return self.tokens / self.unique if self.unique else 1.0
 
 
-def amount_of(run: Run, options: PlanOptions, lengths: UnitLengths, shape: Shape) -> Amount:
+def amount_of(run: Run, options: PlanOptions, lengths: UnitLengths, shape: Shape) -> TokenBudget:
     """Steps and tokens: as the command line says, as the settings say, or compute-optimal."""
     each = lengths.tokens * run.batch.size
     unique = cost.read_count(options.unique, "--unique") if options.unique else 0
@@ -185,7 +185,7 @@ def amount_of(run: Run, options: PlanOptions, lengths: UnitLengths, shape: Shape
         total, reason = round(advice.tokens), "no data given: compute-optimal for this size"
     else:
         total, reason = round(DEFAULT_STEPS * each), f"no data given: {DEFAULT_STEPS} steps assumed"
-    return Amount(steps=max(1, math.ceil(total / each)), tokens=total, unique=unique, reason=reason)
+    return TokenBudget(steps=max(1, math.ceil(total / each)), tokens=total, unique=unique, reason=reason)
 
 
 def workload_of(

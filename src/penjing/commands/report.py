@@ -13,7 +13,7 @@ from penjing.base import config
 from penjing.base.errors import UserError
 
 if TYPE_CHECKING:
-    from penjing.report.load_run import Record, Run
+    from penjing.report.load_run import ReportData, ReportedRun
 
 SIZE_PRESET = "ladder-"  # a preset of the ladder, whose recipe takes the size after a colon
 
@@ -40,7 +40,7 @@ def report(
     print(f"report: {page}")
 
 
-def write_page(folders: Sequence[Path], out: Path | None = None) -> tuple[Record, Path]:
+def write_page(folders: Sequence[Path], out: Path | None = None) -> tuple[ReportData, Path]:
     """Write the page; returns what was read and the page's path. Raises UserError for a folder that is no run."""
     from penjing.report.html import FILE_NAME, write_report
     from penjing.report.load_run import read_record
@@ -51,7 +51,7 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> tuple[Record
     return record, write_report(record, out or beside / FILE_NAME)
 
 
-def recipe_defaults(run: Run) -> dict[str, str]:
+def recipe_defaults(run: ReportedRun) -> dict[str, str]:
     """What the run's recipe says of every setting; empty where the run names no recipe of ours.
 
     The shape of the model that a run begins with is not a setting somebody chose for it: it counts as a default.

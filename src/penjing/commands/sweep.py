@@ -18,7 +18,7 @@ from penjing.base.markup import escape_markup
 from penjing.bench.matmul import matmul
 from penjing.bench.record import facts
 from penjing.bench.sweep import Grid, Measured, sweep
-from penjing.bench.table import Table
+from penjing.bench.table import ResultTable
 from penjing.commands.plan_run import PlanOptions, find_machine
 from penjing.plan import hardware
 from penjing.plan.microbenchmarks import dtypes_of
@@ -121,8 +121,8 @@ def cells(row: Measured) -> list[str]:
     return shown
 
 
-def table(rows: Sequence[Measured], title: str = "") -> Table:
-    return Table([heading for _, heading in COLUMNS], [cells(row) for row in rows], title)
+def table(rows: Sequence[Measured], title: str = "") -> ResultTable:
+    return ResultTable([heading for _, heading in COLUMNS], [cells(row) for row in rows], title)
 
 
 def write(rows: Sequence[Measured], out: Path, facts: dict[str, Any]) -> None:
@@ -189,7 +189,9 @@ def run_matmul(
     if not found["rows"]:
         raise UserError("nothing was measured in the time and memory that there is", where="--sizes, --seconds")
     headings = ["size", "dtype", "TFLOPS (median)", "spread", "fraction of the stated peak"]
-    console.print(Table(headings, [_matmul_cells(one) for one in found["rows"]], found["machine"]["device"]).terminal())
+    console.print(
+        ResultTable(headings, [_matmul_cells(one) for one in found["rows"]], found["machine"]["device"]).terminal()
+    )
     if out is not None:
         write_json(out, found)
     return found

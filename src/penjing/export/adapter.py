@@ -39,7 +39,7 @@ def export_adapter(path: Path, out: Path) -> None:
     save_run_adapter(trained.run, trained.model, state["base"], trained.checkpoint.step, out)
 
 
-def merge_adapter(path: Path, adapters: Sequence[str], out: Path) -> hf.Verified:
+def merge_adapter(path: Path, adapters: Sequence[str], out: Path) -> hf.VerifiedHuggingFace:
     """Merge an adapter into its base and write a Hugging Face directory: a run's own, or one in `peft`'s format.
 
     Raises UserError if there is no adapter, or more than one.

@@ -55,7 +55,7 @@ def export_folder(path: Path) -> Iterator[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class LogitDifference:
     """How far another program's logits are from ours on the same ids."""
 
     largest: float  # of any logit
@@ -98,12 +98,12 @@ def row_logits(model: Transformer, rows: Sequence[Sequence[int]]) -> list[Tensor
     return [model(torch.tensor([list(row)]))[0] for row in rows]
 
 
-def difference(rows: Sequence[Sequence[int]], ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Difference:
+def difference(rows: Sequence[Sequence[int]], ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> LogitDifference:
     """Compare logits_TV of the same rows."""
     ours_NV, theirs_NV = torch.cat(list(ours)).double(), torch.cat(list(theirs)).double()
     if not bool(theirs_NV.isfinite().all()):
         beyond = float("inf")
-        return Difference(beyond, beyond, float(ours_NV.std()), beyond, beyond)
+        return LogitDifference(beyond, beyond, float(ours_NV.std()), beyond, beyond)
     logp_NV, their_logp_NV = ours_NV.log_softmax(-1), theirs_NV.log_softmax(-1)
     divergence = (logp_NV.exp() * (logp_NV - their_logp_NV)).sum(-1).mean()
     nats = []
@@ -116,7 +116,7 @@ def difference(rows: Sequence[Sequence[int]], ours: Sequence[Tensor], theirs: Se
         nats.append(float(torch.cat(scored).mean()) if scored else 0.0)
     change = float(torch.tensor(nats[1] - nats[0], dtype=torch.float64).expm1())
     apart_N = (ours_NV - theirs_NV).abs().amax(-1)
-    return Difference(
+    return LogitDifference(
         largest=float(apart_N.max()),
         typical=float(apart_N.median()),
         spread=float(ours_NV.std()),

@@ -24,7 +24,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export import gguf_read, llama_cpp
 from penjing.export.equivalence_check import (
     CHECK_TEXTS,
-    Difference,
+    LogitDifference,
     check_rows,
     difference,
     float_twin,
@@ -115,13 +115,13 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedGguf:
     """What was written and what the checks found. `engine` is None where llama.cpp was not there to be asked."""
 
     path: Path
     modelfile: Path
-    read_back: Difference
-    engine: Difference | None
+    read_back: LogitDifference
+    engine: LogitDifference | None
     note: str
 
 
@@ -325,7 +325,7 @@ def stored_type(name: str, shape: tuple[int, ...], kind: str) -> str:
 
 def export(
     model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = "f16", about: About = About()
-) -> Verified:
+) -> VerifiedGguf:
     """Write `path`, a GGUF file (replaced only if this command made it), and a Modelfile for Ollama beside it.
 
     kind: one of TYPES. The file is read back, its shape and weights rebuilt from it and run against `model`; then,
@@ -360,7 +360,7 @@ def export(
         if isinstance(error, OSError):
             raise disk_error(error, path) from error
         raise
-    return Verified(path, modelfile, read_back, engine, note)
+    return VerifiedGguf(path, modelfile, read_back, engine, note)
 
 
 def _write(path: Path, model: Transformer, values: dict[str, Any], kind: str) -> list[str]:
@@ -401,7 +401,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def verify(
     model: Transformer, tokenizer: Tokenizer, path: Path, kind: str
-) -> tuple[Difference, Difference | None, str]:
+) -> tuple[LogitDifference, LogitDifference | None, str]:
     """Read `path` back and compare it with `model`: by our own code, and by llama.cpp where it is installed.
 
     Returns both differences (None where there is no llama.cpp) and a line about them. Raises UserError if ids, logits

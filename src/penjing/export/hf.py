@@ -20,14 +20,14 @@ from penjing.infer.generate import generate
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
 
-__all__ = ["CLASSES", "Verified", "export", "hf_config", "hf_name", "hf_weights", "verify"]
+__all__ = ["CLASSES", "VerifiedHuggingFace", "export", "hf_config", "hf_name", "hf_weights", "verify"]
 
 # Logits of a model of this size agree to about 1e-6 in float32; a wrong layout is off by more than 1.
 LARGEST_DIFFERENCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedHuggingFace:
     """What the check found. `largest_difference` is None when `transformers` was not there to compare with."""
 
     path: Path
@@ -51,7 +51,7 @@ def hf_weights(model: Transformer) -> dict[str, Tensor]:
     return to_hf(model.state_dict(), model.config)
 
 
-def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, card: str) -> Verified:
+def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, card: str) -> VerifiedHuggingFace:
     """Write `path` (replaced only if it was an export before) after checking it against our own logits.
 
     Raises UserError if the check fails or `path` holds something else; then nothing is left behind.
@@ -67,7 +67,7 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, card: str) -
         (folder / "README.md").write_text(card, encoding="utf-8")
         difference, note = verify(model, tokenizer, folder)
         write_json(folder / MARK, {"largest_logit_difference": difference, "note": note})
-    return Verified(path, difference, note)
+    return VerifiedHuggingFace(path, difference, note)
 
 
 def verify(model: Transformer, tokenizer: Tokenizer, folder: Path) -> tuple[float | None, str]:

@@ -26,7 +26,7 @@ CANNOT_LOAD = 3  # exit code of the child: llama-cpp-python is installed but doe
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LlamaOutput:
     """What llama.cpp said."""
 
     logits: list[Tensor]  # logits_TV of each row
@@ -47,7 +47,7 @@ def ask(
     prompt: Sequence[int],
     longest: int,
     stop: Collection[int],
-) -> Answer | None:
+) -> LlamaOutput | None:
     """Logits of each row of ids, ids of each text, and up to `longest` greedy ids after `prompt`.
 
     None where llama-cpp-python is not installed or does not load. Raises UserError if llama.cpp refuses the file.
@@ -79,7 +79,7 @@ def ask(
         said = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
         with np.load(folder / "logits.npz") as arrays:
             logits = [torch.from_numpy(arrays[f"arr_{row}"]) for row in range(len(rows))]
-    return Answer(logits, said["ids"], said["greedy"])
+    return LlamaOutput(logits, said["ids"], said["greedy"])
 
 
 def _keep_weights_as_they_are(api: Any) -> None:

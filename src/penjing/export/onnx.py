@@ -19,7 +19,7 @@ from penjing.convert.hf import hf_config
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export.equivalence_check import (
     MARK,
-    Difference,
+    LogitDifference,
     check_rows,
     difference,
     export_folder,
@@ -42,11 +42,11 @@ NAME = "model.onnx"
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedOnnx:
     """What was written and what the check found."""
 
     path: Path
-    found: Difference
+    found: LogitDifference
     note: str
 
 
@@ -64,7 +64,7 @@ class _Logits(nn.Module):
         return logits_BTV
 
 
-def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = "f32") -> Verified:
+def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = "f32") -> VerifiedOnnx:
     """Write the folder `path` (replaced only if it was an export before): model.onnx, tokenizer, config.json.
 
     The graph takes `input_ids` [batch, length] and gives `logits` [batch, length, vocabulary] in float32, for any batch
@@ -95,7 +95,7 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = 
         write_json(folder / "config.json", {**hf_config(model.config, tokenizer), **ids})
         found, note = verify(model, tokenizer, folder, kind)
         write_json(folder / MARK, {"largest_logit_difference": found.largest, "note": note})
-    return Verified(path, found, note)
+    return VerifiedOnnx(path, found, note)
 
 
 def _write(model: Transformer, folder: Path, kind: str) -> None:
@@ -146,7 +146,7 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def verify(model: Transformer, tokenizer: Tokenizer, folder: Path, kind: str) -> tuple[Difference, str]:
+def verify(model: Transformer, tokenizer: Tokenizer, folder: Path, kind: str) -> tuple[LogitDifference, str]:
     """Run `folder` in onnxruntime and compare logits, one by one and in a batch, and greedy text with ours.
 
     Returns the difference and a line about it. Raises UserError if they differ beyond BOUNDS.

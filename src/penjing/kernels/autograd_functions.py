@@ -17,7 +17,7 @@ from penjing.kernels.cpu.chunking import PIECE, pieces, row_pieces
 from penjing.kernels.dispatch import uses_manual_backward
 
 
-class RMSNorm(torch.autograd.Function):
+class RMSNormFunction(torch.autograd.Function):
     """x, and its RMSNorm in `dtype`. The gradient that comes to x is added to the norm's where that is made.
 
     With n = x / rms(x) and g = gain * upstream: dx = (g - n mean(g n)) / rms(x), d gain = sum of upstream * n.
@@ -109,7 +109,7 @@ def rotated(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return out_BTHK
 
 
-class SwiGLU(torch.autograd.Function):
+class SwiGLUFunction(torch.autograd.Function):
     """silu(gate) * up; silu(gate) is not kept for the backward pass."""
 
     @staticmethod
@@ -123,7 +123,7 @@ class SwiGLU(torch.autograd.Function):
         return _swiglu_backward(upstream[0].contiguous(), *ctx.saved_tensors)
 
 
-class SwiGLULinear(torch.autograd.Function):
+class SwiGLULinearFunction(torch.autograd.Function):
     """(silu(gate) * up) W^T, in the dtype of gate and up. What stands in brackets and the weight's cast are not kept
     but made again."""
 

@@ -78,7 +78,7 @@ def rms_norm_with_residual(x: Tensor, gain: Tensor, epsilon: float, dtype: torch
     """x and its norm, for a residual stream: on a CPU both gradients of x are added where they are made."""
     if not uses_manual_backward(x):
         return x, reference.rms_norm(x, gain, epsilon, dtype)
-    return written.RMSNorm.apply(x, gain, epsilon, dtype)  # type: ignore[no-any-return,no-untyped-call]
+    return written.RMSNormFunction.apply(x, gain, epsilon, dtype)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def residual_add(x: Tensor, y: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
         inner: Tensor = gpu.swiglu(gate)
         return inner
     if uses_manual_backward(gate):
-        return written.SwiGLU.apply(gate, up)  # type: ignore[no-any-return,no-untyped-call]
+        return written.SwiGLUFunction.apply(gate, up)  # type: ignore[no-any-return,no-untyped-call]
     return reference.swiglu(gate, up)
 
 
@@ -145,7 +145,7 @@ def swiglu_linear(
 ) -> Tensor:
     """down(silu(gate) * up). gate_and_up: as `swiglu` takes them. weight_DF: where down(x) is x W^T and no more."""
     if weight_DF is not None and len(gate_and_up) == 2 and saves_memory(gate_and_up[0]):
-        return written.SwiGLULinear.apply(*gate_and_up, weight_DF)  # type: ignore[no-any-return,no-untyped-call]
+        return written.SwiGLULinearFunction.apply(*gate_and_up, weight_DF)  # type: ignore[no-any-return,no-untyped-call]
     return down(swiglu(*gate_and_up))
 
 

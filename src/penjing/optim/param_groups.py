@@ -8,7 +8,7 @@ from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class ParamGroups:
     """The trainable parameters of a model by their part: block matrices, tables (embedding and head), gains.
 
     Adapters' A and B are block matrices like any other, and DoRA's magnitudes are gains.
@@ -19,9 +19,9 @@ class Groups:
     gains: list[nn.Parameter]
 
 
-def group(model: nn.Module) -> Groups:
+def group(model: nn.Module) -> ParamGroups:
     """Sort trainable parameters; a shared (tied) one is listed once."""
-    groups = Groups([], [], [])
+    groups = ParamGroups([], [], [])
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue

@@ -61,7 +61,7 @@ class Gemm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class AttentionRate:
     """Fused attention as measured, forward and backward, of queries that see so many keys on average."""
 
     dtype: str
@@ -87,7 +87,7 @@ class Machine:
     peak_flops: dict[str, float] = field(default_factory=dict)  # the sheet's, for MFU; of a CPU what was measured
     context_bytes: int = 0  # held beside tensors: a CUDA context, or the interpreter
     matmuls: tuple[Gemm, ...] = ()  # measured one by one
-    attentions: tuple[Attention, ...] = ()  # the same; of a dtype that has none, attention_share tells
+    attentions: tuple[AttentionRate, ...] = ()  # the same; of a dtype that has none, attention_share tells
 
     def rate(self, dtype: str) -> float:
         """FLOPs per second of large matmuls."""

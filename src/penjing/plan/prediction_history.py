@@ -64,7 +64,7 @@ def compare(plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[Compari
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class HistoryRecord:
     """A line of the ledger. Errors are (predicted - actual) / actual."""
 
     run: str
@@ -81,14 +81,14 @@ class Record:
     refit_error: float | None
 
 
-def entry(run: str, when: str, plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> Record:
+def entry(run: str, when: str, plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> HistoryRecord:
     """What a run adds to the ledger."""
     errors = {term.name.strip(): term for term in compare(plan, outcome)}
     time, peak, refit = (errors.get(name) for name in ("time", "peak memory", "time, re-fit (L3)"))
     actual = time.actual if time else 0.0
     share = float(outcome.get("steps_done", plan["steps"])) / max(1, int(plan["steps"]))
     low, high = (plan.get(f"predicted_seconds_{end}", 0.0) * share for end in ("low", "high"))
-    return Record(
+    return HistoryRecord(
         run=run,
         when=when,
         machine=str(plan.get("machine", "")),
@@ -108,7 +108,7 @@ def ledger_path() -> Path:
     return home() / "ledger.jsonl"
 
 
-def append(one: Record) -> None:
+def append(one: HistoryRecord) -> None:
     """Add a line; the file is never rewritten."""
     path = ledger_path()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def append(one: Record) -> None:
         os.close(handle)
 
 
-def read_history() -> list[Record]:
+def read_history() -> list[HistoryRecord]:
     """All lines, oldest first; those of other versions that lack a field are left out."""
     path = ledger_path()
     if not path.is_file():
@@ -128,25 +128,25 @@ def read_history() -> list[Record]:
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            found.append(Record(**json.loads(line)))
+            found.append(HistoryRecord(**json.loads(line)))
         except (TypeError, json.JSONDecodeError):
             continue
     return found
 
 
-def log_errors(entries: Sequence[Record], machine: str) -> list[float]:
+def log_errors(entries: Sequence[HistoryRecord], machine: str) -> list[float]:
     """log(actual / predicted) of the time of the runs on a machine that ended, oldest first."""
     return [-math.log1p(each.time_error) for each in _ended(entries, machine) if each.time_error is not None]
 
 
-def _ended(entries: Sequence[Record], machine: str) -> list[Record]:
+def _ended(entries: Sequence[HistoryRecord], machine: str) -> list[HistoryRecord]:
     """Those on a machine that ended: a stopped one may have waited for anything."""
     return [
         each for each in entries if each.machine == machine and each.ended == "done" and each.time_error is not None
     ]
 
 
-def recent_bias(entries: Sequence[Record], machine: str) -> str:
+def recent_bias(entries: Sequence[HistoryRecord], machine: str) -> str:
     """What to say where the newest plans on a machine missed; empty where they did not, or are few."""
     mine = _ended(entries, machine)
     newest = mine[-DRIFT_RUNS:]

@@ -12,7 +12,7 @@ from penjing.base.files import read_json, write_json
 from penjing.plan.device_model import (
     LAUNCH_SECONDS,
     PCIE_BYTES_PER_SECOND,
-    Attention,
+    AttentionRate,
     Gemm,
     Machine,
     machine_of_card,
@@ -100,7 +100,7 @@ class Profile:
             peak_flops=best if kind == "cpu" else {},
             context_bytes=self.context_bytes,
             matmuls=matmuls,
-            attentions=tuple(Attention(**one) for one in self.attentions),
+            attentions=tuple(AttentionRate(**one) for one in self.attentions),
         )
 
 

@@ -26,7 +26,7 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LossPoint:
     """One run: parameters, tokens trained on, loss in nats per token on held-out text."""
 
     parameters: int
@@ -45,7 +45,7 @@ class Forecast:
     residual_nats: float  # root mean square over the runs
 
 
-def fit(points: Sequence[Point], exponents: Array = FINE) -> LossLaw:
+def fit(points: Sequence[LossPoint], exponents: Array = FINE) -> LossLaw:
     """The law of least squared error in nats. Raises UserError for too few runs, or runs of one size only."""
     if len(points) < LEAST_RUNS:
         raise UserError("too few runs to fit a law", got=len(points), wanted=f"at least {LEAST_RUNS}")
@@ -82,7 +82,7 @@ def _linear(first_P: Array, second_P: Array, loss_P: Array) -> tuple[float, floa
         kept.pop(worst)
 
 
-def forecast(points: Sequence[Point], parameters: float, tokens: float, *, seed: int = 0) -> Forecast:
+def forecast(points: Sequence[LossPoint], parameters: float, tokens: float, *, seed: int = 0) -> Forecast:
     """The loss of a larger run. The range: residuals drawn anew and the law fitted again, and the residual itself."""
     law = fit(points)
     error_P = np.array([point.loss - law.loss(point.parameters, point.tokens) for point in points])
@@ -93,7 +93,7 @@ def forecast(points: Sequence[Point], parameters: float, tokens: float, *, seed:
     for _ in range(RESAMPLES):
         noise_P = random.normal(0.0, residual, len(points))
         again = [
-            Point(point.parameters, point.tokens, law.loss(point.parameters, point.tokens) + float(noise))
+            LossPoint(point.parameters, point.tokens, law.loss(point.parameters, point.tokens) + float(noise))
             for point, noise in zip(points, noise_P, strict=True)
         ]
         drawn.append(fit(again, COARSE).loss(parameters, tokens) + float(random.normal(0.0, residual)))

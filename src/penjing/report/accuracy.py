@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penjing.base.interval import wilson
-from penjing.report.load_run import Row
+from penjing.report.load_run import AccuracyRow
 
 BEFORE, AFTER = "before", "after"
 
@@ -64,7 +64,7 @@ class AccuracyLine:
         return self.after.fraction < self.before.interval[0]
 
 
-def pool(rows: Iterable[Row]) -> Score | None:
+def pool(rows: Iterable[AccuracyRow]) -> Score | None:
     """All rows together; chance is weighted by the questions asked. None when nothing was asked."""
     asked_rows = [row for row in rows if row.asked > 0]
     asked = sum(row.asked for row in asked_rows)
@@ -75,7 +75,7 @@ def pool(rows: Iterable[Row]) -> Score | None:
     return Score(asked=asked, right=sum(row.right for row in asked_rows), chance=chance)
 
 
-def _line(rows: Sequence[Row], kind: str, language: str) -> AccuracyLine | None:
+def _line(rows: Sequence[AccuracyRow], kind: str, language: str) -> AccuracyLine | None:
     """The line for one kind and language, where empty means all; None when nothing was asked."""
     chosen = [row for row in rows if row.kind == (kind or row.kind) and row.language == (language or row.language)]
     before = pool(row for row in chosen if row.stage == BEFORE)
@@ -83,13 +83,13 @@ def _line(rows: Sequence[Row], kind: str, language: str) -> AccuracyLine | None:
     return AccuracyLine(kind=kind, language=language, before=before, after=after) if before or after else None
 
 
-def lost_kinds(rows: Sequence[Row]) -> list[AccuracyLine]:
+def lost_kinds(rows: Sequence[AccuracyRow]) -> list[AccuracyLine]:
     """The kinds of questions that training lost, all languages together."""
     lines = [_line(rows, kind, "") for kind in dict.fromkeys(row.kind for row in rows if row.kind)]
     return [line for line in lines if line is not None and line.is_lost]
 
 
-def accuracy_lines(rows: Sequence[Row]) -> list[AccuracyLine]:
+def accuracy_lines(rows: Sequence[AccuracyRow]) -> list[AccuracyLine]:
     """Lines per kind and language in order of appearance, then a total per language, then one over all."""
     rows = list({(row.stage, row.kind, row.language): row for row in rows if row.stage in (BEFORE, AFTER)}.values())
     languages = list(dict.fromkeys(sorted(row.language for row in rows)))

@@ -15,7 +15,7 @@ from penjing.base.files import write_text
 from penjing.report import charts, metrics, text_format
 from penjing.report.accuracy import AccuracyLine, Score, accuracy_lines
 from penjing.report.charts import Axis, Series, figure
-from penjing.report.load_run import Fields, Record, Run
+from penjing.report.load_run import Fields, ReportData, ReportedRun
 from penjing.report.metrics import CHARTS, HELD_OUT, SMALL_CHARTS, TOKENS, Chart, plain_charts, task_names
 from penjing.report.quickstart_section import FactTable, Limits, View, facts, quickstart_view
 from penjing.report.text_format import NONE, clip, count, kind_name, percent
@@ -49,7 +49,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class HtmlTable:
     """`texts`: how many of the columns are words, on the left; the others are figures."""
 
     columns: Sequence[str]
@@ -72,7 +72,7 @@ RUN_FACTS: FactTable = (
 # --- a group of runs that learn the same thing -----------------------------------------------------------------------
 
 
-def group_view(runs: Sequence[Run], limits: Limits) -> View:
+def group_view(runs: Sequence[ReportedRun], limits: Limits) -> View:
     """The runs of one task: drawn over each other, and side by side in the tables."""
     title, chinese, _ = task_names(runs[0].task)
     others = plain_charts({name for run in runs for name in run.figures})
@@ -96,7 +96,7 @@ def group_view(runs: Sequence[Run], limits: Limits) -> View:
     }
 
 
-def plan_table(runs: Sequence[Run]) -> Table | None:
+def plan_table(runs: Sequence[ReportedRun]) -> HtmlTable | None:
     """Predicted and actual: a line for each figure of one run, or for each of several runs."""
     by_run = [(run, text_format.plan_rows(run)) for run in runs]
     if len(runs) == 1:
@@ -104,10 +104,10 @@ def plan_table(runs: Sequence[Run]) -> Table | None:
             [Cell(row.name), Cell(row.predicted), Cell(row.actual), Cell(text_format.signed_percent(row.difference))]
             for row in by_run[0][1]
         ]
-        return Table(("", "predicted 预测", "actual 实测", "error 误差"), rows) if rows else None
+        return HtmlTable(("", "predicted 预测", "actual 实测", "error 误差"), rows) if rows else None
     names = list(dict.fromkeys(row.name for _, rows in by_run for row in rows))
     rows = [[Cell(run.name), *_plan_cells(found, names)] for run, found in by_run]
-    return Table(("run", *names), rows) if names else None
+    return HtmlTable(("run", *names), rows) if names else None
 
 
 def _plan_cells(rows: Sequence[text_format.PlanRow], names: Sequence[str]) -> list[Cell]:
@@ -120,7 +120,7 @@ def _plan_cells(rows: Sequence[text_format.PlanRow], names: Sequence[str]) -> li
     return cells
 
 
-def drawn(wanted: Sequence[Chart], runs: Sequence[Run], limits: Limits, *, small: bool = False) -> list[View]:
+def drawn(wanted: Sequence[Chart], runs: Sequence[ReportedRun], limits: Limits, *, small: bool = False) -> list[View]:
     """The charts that have points, with their captions."""
     views = []
     for chart in wanted:
@@ -131,7 +131,7 @@ def drawn(wanted: Sequence[Chart], runs: Sequence[Run], limits: Limits, *, small
     return views
 
 
-def draw(chart: Chart, runs: Sequence[Run], limit: int, size: tuple[int, int]) -> Markup:
+def draw(chart: Chart, runs: Sequence[ReportedRun], limit: int, size: tuple[int, int]) -> Markup:
     """One chart. Of one run each metric has a colour, of several each run; held-out figures are dots and dashes."""
     by_tokens = task_names(runs[0].task)[2] and all(TOKENS in run.figures for run in runs)
     alone, lines = len(runs) == 1, ((chart.metric, chart.label), *chart.beside)
@@ -163,7 +163,7 @@ def _form(chart: Chart, value: float | None) -> str:
     return f"{value * 100:.1f}\u00a0%" if chart.percent else figure(value)
 
 
-def figures_table(runs: Sequence[Run], wanted: Sequence[Chart]) -> Table | None:
+def figures_table(runs: Sequence[ReportedRun], wanted: Sequence[Chart]) -> HtmlTable | None:
     """The figures behind the charts: first, last, lowest and highest of one run; the last of several, best marked."""
     shown = [
         (chart, prefix + name, label)
@@ -180,19 +180,19 @@ def figures_table(runs: Sequence[Run], wanted: Sequence[Chart]) -> Table | None:
             values = list(runs[0].figures[name].values())
             figures = (values[0], values[-1], min(values), max(values))
             rows.append([Cell(label, chart.unit), *(Cell(_form(chart, value)) for value in figures)])
-        return Table(("", "first 首", "last 末", "lowest 最低", "highest 最高"), rows)
+        return HtmlTable(("", "first 首", "last 末", "lowest 最低", "highest 最高"), rows)
     held_out = {name.removeprefix(HELD_OUT) for _, name, _ in shown if name.startswith(HELD_OUT)}
     shown = [each for each in shown if each[1] not in held_out | metrics.NOT_FINAL]
     columns = [_column(runs, chart, name) for chart, name, _ in shown]
     rows = [[Cell(run.name), *(column[place] for column in columns)] for place, run in enumerate(runs)]
-    return Table(("run", *(label for _, _, label in shown)), rows)
+    return HtmlTable(("run", *(label for _, _, label in shown)), rows)
 
 
 def _labels(label: str) -> tuple[tuple[str, str], tuple[str, str]]:
     return (HELD_OUT, f"{label}, held out"), ("", label)
 
 
-def _column(runs: Sequence[Run], chart: Chart, name: str) -> list[Cell]:
+def _column(runs: Sequence[ReportedRun], chart: Chart, name: str) -> list[Cell]:
     """The last value of a metric in each run, the best one marked where there is a best."""
     last = [list(run.figures[name].values())[-1] if run.figures.get(name) else None for run in runs]
     there = [value for value in last if value is not None]
@@ -200,7 +200,7 @@ def _column(runs: Sequence[Run], chart: Chart, name: str) -> list[Cell]:
     return [Cell(_form(chart, value), marked=value == best) for value in last]
 
 
-def settings_table(runs: Sequence[Run], limits: Limits) -> Table | None:
+def settings_table(runs: Sequence[ReportedRun], limits: Limits) -> HtmlTable | None:
     """Settings that are not their recipe's default or, first and marked, that differ between the runs."""
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     differing, changed = [], []
@@ -219,10 +219,10 @@ def settings_table(runs: Sequence[Run], limits: Limits) -> Table | None:
         default = clip(" / ".join(each or "(empty)" for each in defaults), 80) or NONE
         rows.append([Cell(name, marked=name in differing), Cell(default), *map(Cell, cells)])
     heads = [run.name for run in runs] if len(runs) > 1 else ["this run 本次"]
-    return Table(("setting 设置", "recipe 默认", *heads), rows, texts=2 + len(runs)) if rows else None
+    return HtmlTable(("setting 设置", "recipe 默认", *heads), rows, texts=2 + len(runs)) if rows else None
 
 
-def sample_groups(run: Run, limits: Limits, named: bool) -> list[View]:
+def sample_groups(run: ReportedRun, limits: Limits, named: bool) -> list[View]:
     """Per prompt, what the model wrote at a few growing steps."""
     groups = []
     prompts = list(dict.fromkeys(sample.prompt for sample in run.samples))
@@ -236,7 +236,7 @@ def sample_groups(run: Run, limits: Limits, named: bool) -> list[View]:
     return groups
 
 
-def incidents_table(runs: Sequence[Run], limits: Limits) -> Table | None:
+def incidents_table(runs: Sequence[ReportedRun], limits: Limits) -> HtmlTable | None:
     """What went wrong on the way, by kind: how often, when first and last, and what is known of the first."""
     rows = []
     for run in runs:
@@ -252,7 +252,7 @@ def incidents_table(runs: Sequence[Run], limits: Limits) -> Table | None:
             [Cell(run.name), Cell(clip(kind, 60)), Cell(about), Cell(f"{times:,}"), Cell(steps)]
             for kind, times, steps, about in lines[: limits.items]
         ]
-    return Table(("run", "what 事件", "about the first", "times 次数", "steps 步"), rows, texts=3) if rows else None
+    return HtmlTable(("run", "what 事件", "about the first", "times 次数", "steps 步"), rows, texts=3) if rows else None
 
 
 def _steps(incidents: Sequence[Fields]) -> str:
@@ -273,7 +273,7 @@ def _about(incident: Fields) -> str:
 # --- questions -------------------------------------------------------------------------------------------------------
 
 
-def questions_view(runs: Sequence[Run], limits: Limits) -> View | None:
+def questions_view(runs: Sequence[ReportedRun], limits: Limits) -> View | None:
     """Right answers by kind: of one run with bars and intervals, of several side by side; None where nobody asked."""
     by_run = [accuracy_lines(run.questions) for run in runs]
     if not any(by_run):
@@ -295,7 +295,7 @@ def questions_view(runs: Sequence[Run], limits: Limits) -> View | None:
         f"{name}: {text}" for name, run in zip(names, runs, strict=True) if (text := text_format.lost_sentence(run))
     ]
     columns = ("kind 题型", "language 语言", "guessing 随机", *names)
-    return {"table": Table(columns, rows, texts=2), "charts": [], "lost": lost}
+    return {"table": HtmlTable(columns, rows, texts=2), "charts": [], "lost": lost}
 
 
 def _kind_cells(line: AccuracyLine) -> list[Cell]:
@@ -316,7 +316,7 @@ def _score_cell(score: Score | None) -> Cell:
     return Cell(percent(score.fraction), f"{score.right:,} / {score.asked:,} ({low * 100:.0f}–{percent(high)})")
 
 
-def accuracy_table(lines: list[AccuracyLine], limits: Limits) -> Table:
+def accuracy_table(lines: list[AccuracyLine], limits: Limits) -> HtmlTable:
     """A line per kind and language with its interval, and what that says of guessing."""
     chosen = lines if len(lines) <= 8 * limits.items else [*lines[: 8 * limits.items], lines[-1]]
     rows = []
@@ -325,7 +325,9 @@ def accuracy_table(lines: list[AccuracyLine], limits: Limits) -> Table:
         verdict += "; lost" if line.is_lost else ""
         scores = (_score_cell(line.before), _score_cell(line.after))
         rows.append([*_kind_cells(line), Cell(percent(line.chance)), *scores, Cell(verdict)])
-    return Table(("kind 题型", "language 语言", "guessing 随机", "before 训练前", "after 训练后", ""), rows, texts=2)
+    return HtmlTable(
+        ("kind 题型", "language 语言", "guessing 随机", "before 训练前", "after 训练后", ""), rows, texts=2
+    )
 
 
 def accuracy_charts(lines: list[AccuracyLine], limits: Limits) -> list[tuple[str, Markup]]:
@@ -342,7 +344,7 @@ def accuracy_charts(lines: list[AccuracyLine], limits: Limits) -> list[tuple[str
 # --- the page --------------------------------------------------------------------------------------------------------
 
 
-def title_of(record: Record) -> str:
+def title_of(record: ReportData) -> str:
     if record.quickstart:
         return clip(record.quickstart.facts.text("title"), 160) or "A small language model"
     if len(record.runs) > 1:
@@ -350,7 +352,7 @@ def title_of(record: Record) -> str:
     return clip(f"{task_names(record.runs[0].task)[0]}: {record.runs[0].name}", 120)
 
 
-def context(record: Record, limits: Limits) -> Mapping[str, Any]:
+def context(record: ReportData, limits: Limits) -> Mapping[str, Any]:
     """Everything the template shows, already in words."""
     tasks = dict.fromkeys(run.task for run in record.runs)
     groups = [group_view([run for run in record.runs if run.task == task], limits) for task in tasks]
@@ -380,7 +382,7 @@ def context(record: Record, limits: Limits) -> Mapping[str, Any]:
     }
 
 
-def render(record: Record) -> str:
+def render(record: ReportData) -> str:
     """The page as text, showing less of a long run until it is below `LARGEST_PAGE_BYTES`."""
     template = TEMPLATES.get_template("page.html.jinja")
     page = ""
@@ -391,7 +393,7 @@ def render(record: Record) -> str:
     return page
 
 
-def write_report(record: Record, path: Path) -> Path:
+def write_report(record: ReportData, path: Path) -> Path:
     """Write the page on what was read to `path`, and return it. Raises `UserError` where that cannot be written."""
     write_text(path, render(record))
     return path

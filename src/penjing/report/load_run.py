@@ -80,7 +80,7 @@ class Fields:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class AccuracyRow:
     """Right answers to one kind of question in one language; `chance` is what guessing would get, as a fraction."""
 
     stage: str  # before or after training
@@ -102,7 +102,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class ReportedRun:
     """One training run. `figures`: for each metric its values by step."""
 
     folder: str
@@ -114,7 +114,7 @@ class Run:
     outcome: Fields
     figures: Mapping[str, Mapping[int, float]]
     samples: tuple[Sample, ...]
-    questions: tuple[Row, ...]
+    questions: tuple[AccuracyRow, ...]
     incidents: tuple[Fields, ...]
     running: bool
 
@@ -133,11 +133,11 @@ class Quickstart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class ReportData:
     """Everything a report shows. `problems` are sentences about what could not be read."""
 
     folder: str
-    runs: tuple[Run, ...]
+    runs: tuple[ReportedRun, ...]
     quickstart: Quickstart | None  # of a report on one quickstart
     problems: tuple[str, ...]
 
@@ -194,14 +194,16 @@ def read_samples(lines: Iterable[Fields]) -> tuple[Sample, ...]:
     return tuple(sorted(samples.values(), key=lambda sample: sample.step))
 
 
-def read_row(raw: Fields, stage: str) -> Row:
+def read_row(raw: Fields, stage: str) -> AccuracyRow:
     """One count of right answers, with 0 <= right <= asked and a chance that is a fraction."""
     asked = max(round(raw.number("asked") or 0), 0)
     right = min(max(round(raw.number("right") or 0), 0), asked)
     chance = raw.number("chance")
     inside = chance is not None and 0 <= chance <= 1
     kind, language = raw.text("kind"), raw.text("language")
-    return Row(stage=stage, kind=kind, language=language, asked=asked, right=right, chance=chance if inside else None)
+    return AccuracyRow(
+        stage=stage, kind=kind, language=language, asked=asked, right=right, chance=chance if inside else None
+    )
 
 
 def read_settings(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -225,14 +227,14 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def read_run(folder: Path, problems: list[str]) -> Run:
+def read_run(folder: Path, problems: list[str]) -> ReportedRun:
     """One run's folder."""
     settings = flatten(read_settings(folder / "run.toml", problems))
     outcome = read_object(folder / "outcome.json", problems)
     asked = read_object(folder / "questions.json", problems)
     rows = [read_row(row, when) for when in STAGES.values() for row in asked.fields(when).items("rows")]
     task = settings.get("objective.name", "")
-    return Run(
+    return ReportedRun(
         folder=text(folder),
         name=text(folder.resolve().name),
         task=settings.get("data.format", task) if task == "next_token" else task,
@@ -253,7 +255,7 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in RUN_FILES) and not (folder / "MANIFEST.json").exists()
 
 
-def read_quickstart(folder: Path, problems: list[str]) -> tuple[Quickstart, tuple[Run, ...]]:
+def read_quickstart(folder: Path, problems: list[str]) -> tuple[Quickstart, tuple[ReportedRun, ...]]:
     """A quickstart's folder; what it asked both models stands with the last run."""
     found = Quickstart(
         facts=read_object(folder / "quickstart.json", problems),
@@ -269,7 +271,7 @@ def read_quickstart(folder: Path, problems: list[str]) -> tuple[Quickstart, tupl
     return found, tuple(runs)
 
 
-def distinct_names(runs: Sequence[Run]) -> tuple[Run, ...]:
+def distinct_names(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
     """The runs, named by as much of the end of their paths as tells them apart."""
     parts = [Path(run.folder).resolve().parts for run in runs]
     names: list[str] = []
@@ -280,10 +282,10 @@ def distinct_names(runs: Sequence[Run]) -> tuple[Run, ...]:
     return tuple(replace(run, name=text(name)[-NAME_LETTERS:]) for run, name in zip(runs, names, strict=True))
 
 
-def read_record(folders: Sequence[Path]) -> Record:
+def read_record(folders: Sequence[Path]) -> ReportData:
     """Read runs and quickstarts. Raises UserError for a folder that is neither."""
     problems: list[str] = []
-    runs: list[Run] = []
+    runs: list[ReportedRun] = []
     quickstarts = []
     for folder in dict.fromkeys(map(Path, folders)):
         if is_run(folder):
@@ -295,7 +297,7 @@ def read_record(folders: Sequence[Path]) -> Record:
         else:
             what = "no run in this folder" if folder.is_dir() else "no such folder"
             raise UserError(what, where=folder, wanted="a folder made by `penjing train` or `penjing quickstart`")
-    return Record(
+    return ReportData(
         folder=", ".join(text(folder) for folder in folders),
         runs=distinct_names(runs),
         quickstart=quickstarts[0] if quickstarts and len(folders) == 1 else None,

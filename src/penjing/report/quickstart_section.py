@@ -9,7 +9,7 @@ from typing import Any
 from penjing.base import formatting as units
 from penjing.report import charts, text_format
 from penjing.report.charts import figure
-from penjing.report.load_run import Fields, Quickstart, Run, continuation
+from penjing.report.load_run import Fields, Quickstart, ReportedRun, continuation
 from penjing.report.metrics import task_names
 from penjing.report.text_format import NONE, clip, count, duration, kind_name, percent
 
@@ -57,7 +57,7 @@ def facts(fields: Fields, table: FactTable) -> Facts:
     return [(name, shown) for name, shown in rows if shown not in ("", NONE)]
 
 
-def quickstart_view(quickstart: Quickstart, runs: Sequence[Run], limits: Limits) -> View:
+def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun], limits: Limits) -> View:
     told, evaluation, tokenizer = quickstart.facts, quickstart.evaluation, quickstart.facts.fields("tokenizer")
     examples = [example_cells(example, limits) for example in evaluation.items("examples")]
     hashes = [(f"{task_names(run.task)[0]} weights, SHA-256", run.outcome.text("weights_sha256")) for run in runs]

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from penjing.report import text_format
 from penjing.report.accuracy import AccuracyLine, Score, accuracy_lines
-from penjing.report.load_run import Record, Run
+from penjing.report.load_run import ReportData, ReportedRun
 from penjing.report.text_format import NONE, clip, kind_name, percent, signed_percent
 
 LARGEST_TABLE = 40
@@ -40,7 +40,7 @@ def accuracy_table(lines: list[AccuracyLine]) -> Table:
     return table
 
 
-def plan_line(run: Run) -> Text:
+def plan_line(run: ReportedRun) -> Text:
     """One line per run: each figure as predicted, as it came out, and the error."""
     parts = []
     for row in text_format.plan_rows(run):
@@ -50,7 +50,7 @@ def plan_line(run: Run) -> Text:
     return line.append("; ".join(parts) if parts else "neither plan nor outcome was written", style="not bold")
 
 
-def print_summary(record: Record, console: Console) -> None:
+def print_summary(record: ReportData, console: Console) -> None:
     """A short rendering of what was read, for the terminal."""
     for sentence in text_format.headline(record):
         console.print(words(sentence))

@@ -10,7 +10,7 @@ from datetime import datetime
 from penjing.base import formatting as units
 from penjing.report.accuracy import AFTER, BEFORE, Score, accuracy_lines, lost_kinds
 from penjing.report.charts import figure
-from penjing.report.load_run import Fields, Quickstart, Record, Run
+from penjing.report.load_run import Fields, Quickstart, ReportData, ReportedRun
 from penjing.report.metrics import CHARTS, HELD_OUT, TOKENS, task_names
 
 NONE = "—"
@@ -100,7 +100,7 @@ PLAN_FIGURES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
 )
 
 
-def plan_rows(run: Run) -> list[PlanRow]:
+def plan_rows(run: ReportedRun) -> list[PlanRow]:
     """Predicted against actual, for the figures that either side knows."""
     rows = []
     for name, before, after, form in PLAN_FIGURES:
@@ -113,7 +113,7 @@ def plan_rows(run: Run) -> list[PlanRow]:
     return rows
 
 
-def plan_basis(run: Run) -> str:
+def plan_basis(run: ReportedRun) -> str:
     """How far the prediction can be trusted, and whether the time fell inside its range."""
     plan, seconds = run.plan, run.outcome.number("seconds")
     if not plan:
@@ -127,7 +127,7 @@ def plan_basis(run: Run) -> str:
     return f"The prediction {basis}; the time was to lie between {duration(low)} and {duration(high)}{inside}."
 
 
-def time_parts(run: Run) -> str:
+def time_parts(run: ReportedRun) -> str:
     """Where the time of a run went."""
     names = {"training": "training", "validation": "validation", "checkpoint": "checkpoints", "other": "other work"}
     seconds = {name: run.outcome.number(f"{key}_seconds") for key, name in names.items()}
@@ -139,7 +139,7 @@ def time_parts(run: Run) -> str:
 # --- the whole run in sentences --------------------------------------------------------------------------------------
 
 
-def run_state(run: Run) -> str:
+def run_state(run: ReportedRun) -> str:
     """What a run is, and how far it came."""
     what = f"{run.name} ({task_names(run.task)[0].lower()})"
     steps = run.plan.number("steps")
@@ -152,7 +152,7 @@ def run_state(run: Run) -> str:
     return f"{what} is finished: {figures} in {duration(seconds)}."
 
 
-def held_out_changes(run: Run, most: int = 3) -> str:
+def held_out_changes(run: ReportedRun, most: int = 3) -> str:
     """The first figures on held-out data, before the first step and after the last."""
     before, parts = run.outcome.fields("before"), []
     for chart in CHARTS:
@@ -163,7 +163,7 @@ def held_out_changes(run: Run, most: int = 3) -> str:
     return f"On held-out data: {', '.join(parts[:most])}." if parts else ""
 
 
-def lost_sentence(run: Run) -> str:
+def lost_sentence(run: ReportedRun) -> str:
     """What kinds of questions were lost; empty where none were asked before and after."""
     if {row.stage for row in run.questions} != {BEFORE, AFTER}:
         return ""
@@ -178,7 +178,7 @@ def total_seconds(stages: Sequence[Fields]) -> float | None:
     return sum(known) if known else None
 
 
-def _made(record: Record, facts: Fields) -> str:
+def _made(record: ReportData, facts: Fields) -> str:
     """What a quickstart made, from what, how long and on what."""
     if not any(run.outcome for run in record.runs):
         return "No stage has finished training in this folder."
@@ -201,7 +201,7 @@ def interval_words(score: Score) -> str:
     return f"95\u00a0% interval {percent(low)} to {percent(high)}"
 
 
-def _answers(record: Record) -> str:
+def _answers(record: ReportData) -> str:
     """How well the model of a quickstart answers, over all questions."""
     lines = accuracy_lines(record.runs[-1].questions) if record.runs else []
     score = lines[-1].best if lines else None
@@ -217,7 +217,7 @@ def _answers(record: Record) -> str:
     return sentence + "."
 
 
-def _new_in_evaluation(record: Record) -> str:
+def _new_in_evaluation(record: ReportData) -> str:
     """How well it predicts text it has not seen, from the pretraining's outcome."""
     bits = record.runs[0].outcome.number(HELD_OUT + "bits_per_byte") if record.runs else None
     if bits is None:
@@ -225,7 +225,7 @@ def _new_in_evaluation(record: Record) -> str:
     return f"Predicting text it had not seen, it needs {figure(bits)} bits per byte (8 would be no knowledge at all)."
 
 
-def headline(record: Record) -> list[str]:
+def headline(record: ReportData) -> list[str]:
     """The whole report in a few plain sentences; a failed stage is said first."""
     if record.quickstart is None:
         if len(record.runs) > 1:

@@ -140,7 +140,7 @@ class RolloutSampler:
         """Than the run asked for, as memory did not suffice."""
         return self.slots < self._slots_requested
 
-    def judged(self, prompt: Prompt, written: Completion) -> RewardInput:
+    def reward_input(self, prompt: Prompt, written: Completion) -> RewardInput:
         """What rewards see of an answer."""
         stopped = written.ended == "stop"
         last = last_turn(written)
@@ -177,7 +177,9 @@ class RolloutSampler:
                 one.behaviour_PAM[place, number, :length] = each.logp
                 one.said_PAM[place, number, :length] = 1 if each.said is None else each.said
                 one.cut_off_PA[place, number] = each.ended == "length"
-        judged = [self.judged(prompt, each) for prompt, answers in zip(asked, written, strict=True) for each in answers]
+        judged = [
+            self.reward_input(prompt, each) for prompt, answers in zip(asked, written, strict=True) for each in answers
+        ]
         for number, answer in enumerate(judged):
             at = mine[number // how.num_generations], number % how.num_generations
             results = [result for turn in answer.turns for result in turn.results]

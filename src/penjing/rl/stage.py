@@ -200,7 +200,7 @@ class PolicyStage(Stage[Policy]):
         kinds = sorted({prompt.kind for prompt in self.held_out if prompt.truths and prompt.kind})
         mine = self.held_out[strategy.rank :: strategy.world]
         answers = self.sampler.answer(mine, [[0]] * len(mine), Sampling())
-        judged = [self.sampler.judged(prompt, one[0]) for prompt, one in zip(mine, answers, strict=True)]
+        judged = [self.sampler.reward_input(prompt, one[0]) for prompt, one in zip(mine, answers, strict=True)]
         sums: dict[str, float] = defaultdict(float)
         sums["reward"] = float(self.scorer.total(self.scorer(judged)).sum())
         sums["answers"], sums["tokens"] = len(judged), sum(answer.num_tokens for answer in judged)
@@ -216,7 +216,7 @@ class PolicyStage(Stage[Policy]):
         seeds = [[derive(self.run.seed, "validation", place)] for place in range(len(self.held_out))]
         drawn = self.sampler.answer(mine, seeds[strategy.rank :: strategy.world], self.sampler.style)
         for prompt, one in zip(mine, drawn, strict=True):
-            sums["drawn"] += is_right(self.sampler.judged(prompt, one[0]), after)
+            sums["drawn"] += is_right(self.sampler.reward_input(prompt, one[0]), after)
         counters = [f"{what} {kind}" for kind in ["", *kinds] for what in ("asked", "right")]
         names = ["reward", "drawn", "answers", "tokens", *counters]
         dtype = torch.float32 if strategy.device.type == "mps" else torch.float64

@@ -25,7 +25,7 @@ from penjing.train.compile_policy import compile_run, compiled_seconds
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, TrainState
 from penjing.train.precision import Precision
-from penjing.train.resume import Difference, begun_dtype, check_same_run, run_facts, with_known_batch
+from penjing.train.resume import ConfigDifference, begun_dtype, check_same_run, run_facts, with_known_batch
 from penjing.train.run_dir import RunDir
 from penjing.train.small_data import fit_batch
 from penjing.train.stages.base import DatasetSize, Stage, make_stage
@@ -126,7 +126,7 @@ def _resolve(
 
 
 def _restore(
-    instruments: Instruments, checkpoint: Checkpoint, changes: Sequence[Difference], strategy: Strategy
+    instruments: Instruments, checkpoint: Checkpoint, changes: Sequence[ConfigDifference], strategy: Strategy
 ) -> None:
     """Everything but the weights; optimizers of another kind begin afresh."""
     same_kind = not any(each.field in ("optimizer.name", "optimizer.state_dtype") for each in changes)

@@ -36,7 +36,7 @@ _SHOWN = 12  # differences in one error line
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ConfigDifference:
     """A field and its two values; `known` is what the checkpoint has."""
 
     field: str
@@ -47,11 +47,11 @@ class Difference:
         return f"{self.field} was {_shown(self.known)}, is {_shown(self.now)}"
 
 
-def differences(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint) -> list[Difference]:
+def differences(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint) -> list[ConfigDifference]:
     """Every field in which `run` and its facts differ from what the checkpoint was made with, by name."""
     before, now = _settings_of(checkpoint), dict(_flat(json.loads(json.dumps(config.to_dict(run)))))
     found = [
-        Difference(key, before.get(key), now.get(key))
+        ConfigDifference(key, before.get(key), now.get(key))
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key) and not _is_one_of(key, FREE_TO_CHANGE)
     ]
@@ -59,7 +59,7 @@ def differences(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint) -> l
     for name in FACTS:
         known = saved.get(name)  # checkpoints from before it was written down say nothing
         if known is not None and name in facts and known != facts[name]:
-            found.append(Difference(name, known, facts[name]))
+            found.append(ConfigDifference(name, known, facts[name]))
     return found
 
 
@@ -86,7 +86,7 @@ def with_known_batch(run: Run, checkpoint: Checkpoint) -> Run:
 
 def check_same_run(
     run: Run, facts: Mapping[str, str], checkpoint: Checkpoint, allowed: Sequence[str]
-) -> list[Difference]:
+) -> list[ConfigDifference]:
     """The differences that were allowed. Raises UserError with all that were not.
 
     allowed: names of fields, or of groups of them such as `optimizer`.

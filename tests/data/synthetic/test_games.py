@@ -15,7 +15,7 @@ import pytest
 from penjing.data.synthetic import dataset_rows as rows
 from penjing.data.synthetic import held_out
 from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, PEOPLE, PLACES, THINGS
-from penjing.data.synthetic.questions import Question
+from penjing.data.synthetic.questions import SyntheticQuestion
 from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.tasks.games import echo, roll_call
 
@@ -208,7 +208,7 @@ def check_answer(text: str, question: str, answer: str, language: str) -> tuple[
 
 
 @cache
-def roll_calls(language: str) -> list[tuple[str, list[Question]]]:
+def roll_calls(language: str) -> list[tuple[str, list[SyntheticQuestion]]]:
     return [roll_call(Rng(32, "call", index), language, 4 + index % 6) for index in range(700)]
 
 

@@ -11,7 +11,7 @@ import pytest
 from penjing.data import synthetic as toyworld
 from penjing.data.synthetic import dataset_rows as rows
 from penjing.data.synthetic.lexicon import PEOPLE, THINGS
-from penjing.data.synthetic.questions import Question
+from penjing.data.synthetic.questions import SyntheticQuestion
 from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.tasks.drills import drill
 
@@ -23,7 +23,7 @@ LANGUAGES = ("en", "zh")
 
 
 @cache
-def all_questions(language: str, count: int = 500) -> list[Question]:
+def all_questions(language: str, count: int = 500) -> list[SyntheticQuestion]:
     return [
         question
         for index in range(count)

@@ -21,7 +21,7 @@ from penjing.bench.timer import TrialTimer
 from penjing.bench.trial_spec import PretrainSpec, read_spec
 
 
-class Rows(torch.utils.data.Dataset[dict[str, Any]]):
+class PackedDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """Ready rows of ids."""
 
     def __init__(self, rows: list[list[int]]) -> None:
@@ -96,7 +96,7 @@ def main() -> None:
         timer,
         model,
         settings,
-        train_dataset=Rows(make_rows(spec, tokenizer, packed=packed)),
+        train_dataset=PackedDataset(make_rows(spec, tokenizer, packed=packed)),
         data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False),
     )
     trainer.train()

@@ -19,7 +19,7 @@ from penjing import __version__
 from penjing.base.errors import UserError, suggest
 from penjing.base.files import disk_error, read_json, sha256_file, write_json
 from penjing.base.formatting import gibibytes
-from penjing.data.catalog.sources import Fetched, Say, Source, packages
+from penjing.data.catalog.sources import DatasetSource, Fetched, Say, packages
 from penjing.data.catalog.sources.hub import HubFile, HubSource
 from penjing.data.catalog.sources.packages import PackageSource
 from penjing.data.catalog.sources.stdlib import StdlibSource
@@ -41,7 +41,7 @@ class Dataset:
     licence: str
     caveat: str = ""
     description: str
-    source: Source
+    source: DatasetSource
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for SOURCE.json and for lists."""

@@ -35,7 +35,7 @@ _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TemplateSpan:
     """A stretch of a rendered conversation: the template's own text, or words (`said`) that are only ever text."""
 
     text: str
@@ -211,7 +211,7 @@ def cut(
     message_end: str,
     ask: bool,
     thinking: bool | None,
-) -> list[Span]:
+) -> list[TemplateSpan]:
     """A conversation as pieces: whose text each is, and whether the model learns it.
 
     control: finds the tokenizer's control tokens in a text. message_end: the one that closes an answer. Learned is
@@ -336,7 +336,7 @@ def _shared(prompt: str, written: str) -> int:
     return max(common.rfind(border) for border in ">]\n") + 1
 
 
-def _with_spans(pieces: list[tuple[str, int]], spans: list[tuple[int, int]]) -> list[Span]:
+def _with_spans(pieces: list[tuple[str, int]], spans: list[tuple[int, int]]) -> list[TemplateSpan]:
     """The pieces cut again where an answer begins and ends."""
     borders = sorted({border for span in spans for border in span})
     result, place = [], 0
@@ -345,7 +345,7 @@ def _with_spans(pieces: list[tuple[str, int]], spans: list[tuple[int, int]]) -> 
         for start, stop in zip([0, *inner], [*inner, len(text)], strict=True):
             if stop > start:
                 taught = any(begin <= place + start < end for begin, end in spans)
-                result.append(Span(text[start:stop], number >= 0, taught))
+                result.append(TemplateSpan(text[start:stop], number >= 0, taught))
         place += len(text)
     return result
 
@@ -358,7 +358,7 @@ def _by_prefix(
     control: re.Pattern[str] | None,
     message_end: str,
     ask: bool,
-) -> list[Span]:
+) -> list[TemplateSpan]:
     """For templates that change what was said: an answer is what one more message adds to the conversation before it.
 
     Only where nobody said a control token, since here the template's text and the words cannot be told apart.

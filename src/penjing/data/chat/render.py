@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penjing.base.errors import UserError
-from penjing.data.chat.external_templates import Span, cut
+from penjing.data.chat.external_templates import TemplateSpan, cut
 from penjing.data.formats import Message
 from penjing.data.tokenizer import tokenizer as tokens
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -140,7 +140,7 @@ def _write_tool_result(writer: _Writer, content: str, *, first: bool, last: bool
         _close_turn(writer, 0)
 
 
-def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[Span]) -> EncodedChat:
+def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[TemplateSpan]) -> EncodedChat:
     """Ids of a conversation that somebody else's template wrote, exactly as `transformers` numbers the whole string.
 
     Plain text is encoded in stretches as long as they can be, across the borders of pieces; a token is taught if any

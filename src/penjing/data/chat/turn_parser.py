@@ -61,7 +61,7 @@ class ParsedTurn:
 
 
 @dataclass(slots=True)
-class Span:
+class TurnSpan:
     """A stretch of a turn: a thought, words, or what stands in a call. closed: its end was said too."""
 
     kind: Kind
@@ -77,7 +77,7 @@ def parse(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = N
     return _said(parts(tokenizer, ids, thinking=thinking))
 
 
-def parts(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = None) -> list[Span]:
+def parts(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = None) -> list[TurnSpan]:
     """The stretches of a turn in order, also of one that is still being written."""
     if ids and ids[-1] in tokenizer.stop:
         ids = ids[:-1]
@@ -132,34 +132,34 @@ def _split(text: str, marks: Sequence[str]) -> Iterator[Piece]:
         text = text[place + len(mark) :]
 
 
-def _parts(pieces: Iterable[Piece], thinking: bool | None) -> list[Span]:
+def _parts(pieces: Iterable[Piece], thinking: bool | None) -> list[TurnSpan]:
     """A thought can stand at the beginning alone, and in it nothing is called. Marks out of place are words."""
-    found = [Span("thought", "\n") if thinking else Span("words", "")]  # the newline stands in the prompt
+    found = [TurnSpan("thought", "\n") if thinking else TurnSpan("words", "")]  # the newline stands in the prompt
     may_think = thinking is None
     for is_mark, text in pieces:
         now = found[-1]
         if now.kind == "thought":
             if is_mark and text == tokens.END_THINK:
                 now.closed = True
-                found.append(Span("words", ""))
+                found.append(TurnSpan("words", ""))
             elif is_mark and text == tokens.THINK and not now.text.strip():
                 now.text = ""  # asked to think, but the model opens its thought itself (Qwen3)
             else:
                 now.text += text
         elif is_mark and text == tokens.THINK and may_think and not now.text.strip():
-            found[-1] = Span("thought", "")
+            found[-1] = TurnSpan("thought", "")
         elif is_mark and text == tokens.TOOL_CALL:
-            found.append(Span("call", ""))
+            found.append(TurnSpan("call", ""))
         elif is_mark and text == tokens.END_TOOL_CALL and now.kind == "call":
             now.closed = True
-            found.append(Span("words", ""))
+            found.append(TurnSpan("words", ""))
         else:
             now.text += text
         may_think = may_think and not found[-1].text.strip() and len(found) == 1
     return [part for part in found if part.text or part.kind != "words"]
 
 
-def _said(found: Sequence[Span]) -> ParsedTurn:
+def _said(found: Sequence[TurnSpan]) -> ParsedTurn:
     reasoning, words, calls, is_open = "", "", [], False
     for index, part in enumerate(found):
         if part.kind == "thought":
@@ -185,7 +185,7 @@ def _without_newline(text: str, first: int, last: int) -> str:
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
-def _call(part: Span) -> ToolCall:
+def _call(part: TurnSpan) -> ToolCall:
     text = part.text.strip()
     if not part.closed:
         return ToolCall(text=text, problem="the call was not closed")

@@ -17,14 +17,14 @@ from penjing.data.synthetic.dataset_rows import (
 )
 from penjing.data.synthetic.files import write
 from penjing.data.synthetic.holdout_split import held_out
-from penjing.data.synthetic.questions import Question, Story, story
+from penjing.data.synthetic.questions import Story, SyntheticQuestion, story
 from penjing.data.synthetic.tasks.drills import drill, story_request
 from penjing.data.synthetic.tools import tool_conversations, tool_prompts
 
 __all__ = [
     "KINDS",
-    "Question",
     "Story",
+    "SyntheticQuestion",
     "conversations",
     "drill",
     "evaluation",

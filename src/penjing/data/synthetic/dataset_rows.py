@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penjing.data.synthetic.holdout_split import held_out
-from penjing.data.synthetic.questions import STORY_KINDS, Question, Reading
+from penjing.data.synthetic.questions import STORY_KINDS, Reading, SyntheticQuestion
 from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import LANGUAGES, word_answer
 from penjing.data.synthetic.tasks.drills import DRILL_KINDS, drill, story_request
@@ -42,7 +42,7 @@ def _start(name: str, seed: int, index: int) -> tuple[Rng, str, int]:
     return dice, dice.choice(tuple(LANGUAGES)), _OFFSETS[name] + index
 
 
-def plain(question: Question) -> str:
+def plain(question: SyntheticQuestion) -> str:
     """A question and its answer, a line each: the same words begin an answer here and in a chat."""
     return f"{question.question}\n{question.answer}"
 
@@ -107,23 +107,23 @@ _TEXTS = {
 }
 
 
-def _drills(seed: int, number: int, language: str, count: int, dice: Rng) -> list[Question]:
+def _drills(seed: int, number: int, language: str, count: int, dice: Rng) -> list[SyntheticQuestion]:
     kinds = [dice.choice(_PLAIN_DRILLS) for _ in range(count)]
     return [drill(seed, number * 16 + at, language=language, kind=kind) for at, kind in enumerate(kinds)]
 
 
-def prompt_text(question: Question) -> str:
+def prompt_text(question: SyntheticQuestion) -> str:
     """What the user says first: the story, if any, and the question."""
     return f"{question.story}\n{question.question}" if question.story else question.question
 
 
-def _opening(question: Question) -> list[Row]:
+def _opening(question: SyntheticQuestion) -> list[Row]:
     """The messages before the first answer; a tool is announced in a system message."""
     system = [{"role": "system", "content": "", "tools": TOOLS}] if question.tool_call else []
     return [*system, {"role": "user", "content": prompt_text(question)}]
 
 
-def _reply(question: Question) -> Row:
+def _reply(question: SyntheticQuestion) -> Row:
     if question.tool_call:
         return {"role": "assistant", "content": "", "tool_calls": json.dumps([question.tool_call])}
     return {"role": "assistant", "content": question.answer}
@@ -159,7 +159,7 @@ def conversations(
         yield {"conversations": messages}
 
 
-def _short_question(name: str, seed: int, index: int) -> tuple[Rng, Question, Fact | None]:
+def _short_question(name: str, seed: int, index: int) -> tuple[Rng, SyntheticQuestion, Fact | None]:
     """One question with a short answer, three in four about a story; the fact is None for all but those."""
     dice, language, number = _start(name, seed, index)
     if dice.coin(0.25):
@@ -174,7 +174,7 @@ def _short_question(name: str, seed: int, index: int) -> tuple[Rng, Question, Fa
     return dice, reading.ask(fact), fact
 
 
-def _rejected(dice: Rng, question: Question, fact: Fact | None) -> str:
+def _rejected(dice: Rng, question: SyntheticQuestion, fact: Fact | None) -> str:
     """A bad answer: mostly a wrong one, else in the wrong language, repeated, too long or evasive."""
     space = " " if question.language == "en" else ""
     roll = dice.random()
@@ -211,7 +211,7 @@ def prompts(seed: int, count: int, *, start: int = 0) -> Iterator[Row]:
         }
 
 
-def _evaluation_row(question: Question) -> Row:
+def _evaluation_row(question: SyntheticQuestion) -> Row:
     row: Row = {
         "conversations": _opening(question),
         "answer": "" if question.kind == "story" else question.answer,
@@ -227,7 +227,7 @@ def _evaluation_row(question: Question) -> Row:
     return row
 
 
-def _held_out_story_questions(seed: int, index: int, language: str, wanted: set[str]) -> Iterator[Question]:
+def _held_out_story_questions(seed: int, index: int, language: str, wanted: set[str]) -> Iterator[SyntheticQuestion]:
     """At most one question per wanted kind about one story, each about a held-out combination and not guessable."""
     reading = Reading(seed, index, language, "held_out")
     if "absent" in wanted:
@@ -243,9 +243,9 @@ def _held_out_story_questions(seed: int, index: int, language: str, wanted: set[
                 yield question
 
 
-def held_out_questions(seed: int, per_kind: int, language: str) -> dict[str, list[Question]]:
+def held_out_questions(seed: int, per_kind: int, language: str) -> dict[str, list[SyntheticQuestion]]:
     """`per_kind` different held-out questions of every kind (fewer only where that many do not exist)."""
-    found: dict[str, dict[str, Question]] = {kind: {} for kind in KINDS}
+    found: dict[str, dict[str, SyntheticQuestion]] = {kind: {} for kind in KINDS}
     for index in range(60 * per_kind + 600):
         wanted = {kind for kind in STORY_KINDS if len(found[kind]) < per_kind}
         if not wanted:

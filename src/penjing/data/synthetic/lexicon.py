@@ -214,7 +214,7 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Amount:
+class NumberWord:
     """A number of things: "3 apples", “3个苹果”. Digits in both languages, so that an answer can be copied."""
 
     number: int
@@ -231,9 +231,11 @@ def described(thing: Thing, colour: Word | None, looks: Word | None) -> Describe
 
 
 @cache
-def amount(number: int, thing: Thing) -> Amount:
+def amount(number: int, thing: Thing) -> NumberWord:
     """`number` of `thing`, with the right plural and measure word."""
-    return Amount(number, f"{number} {thing.en if number == 1 else thing.plural}", f"{number}{thing.measure}{thing.zh}")
+    return NumberWord(
+        number, f"{number} {thing.en if number == 1 else thing.plural}", f"{number}{thing.measure}{thing.zh}"
+    )
 
 
 @cache

@@ -40,7 +40,7 @@ STORY_KINDS: dict[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class SyntheticQuestion:
     """One question with its only right answer.
 
     `wrong` are plausible wrong answers; `chance` is the accuracy of a blind guess, in (0, 1]; `pairs` are the
@@ -72,7 +72,7 @@ class Story:
     language: str
     text: str
     plot: str
-    questions: tuple[Question, ...]
+    questions: tuple[SyntheticQuestion, ...]
     about: tuple[str, str]
 
 
@@ -150,10 +150,10 @@ def _word_question(fact: Fact, language: str, phrases: tuple[str, ...], dice: Rn
     return dice.choice(phrases).format(**word_roles(fact.roles, language))
 
 
-def ask(tale: StoryPlan, fact: Fact, story: str, language: str, dice: Rng) -> Question:
+def ask(tale: StoryPlan, fact: Fact, story: str, language: str, dice: Rng) -> SyntheticQuestion:
     """The question about `fact`; `story` is the tale as it was told in `language`."""
     answer = word_answer(fact.answer, language, many=fact.ask.endswith("_many"))
-    return Question(
+    return SyntheticQuestion(
         kind=fact.kind,
         language=language,
         story=story,
@@ -183,7 +183,7 @@ def _stranger(tale: StoryPlan, fact: Fact, old: Any, split: str, dice: Rng) -> t
     return None
 
 
-def ask_absent(tale: StoryPlan, story: str, language: str, split: str, dice: Rng) -> Question | None:
+def ask_absent(tale: StoryPlan, story: str, language: str, split: str, dice: Rng) -> SyntheticQuestion | None:
     """A question of the story with one role played by a stranger, or None where the rolls find none."""
     facts = [fact for fact in tale.facts if fact.kind in ("who", "what", "where")]
     fact = dice.choice(facts)
@@ -199,7 +199,7 @@ def ask_absent(tale: StoryPlan, story: str, language: str, split: str, dice: Rng
     many = fact.ask.endswith("_many")
     here = candidates(tale, fact.kind)
     values = [word_answer(value, language, many=many) for value in (*here, *_some_of(fact.kind, dice))]
-    return Question(
+    return SyntheticQuestion(
         kind="absent",
         language=language,
         story=story,
@@ -228,11 +228,11 @@ class Reading:
         self.dice = Rng(seed, split, "telling", index, language)
         self.text = tell(self.tale, language, self.dice)
 
-    def ask(self, fact: Fact) -> Question:
+    def ask(self, fact: Fact) -> SyntheticQuestion:
         """The question about one fact of the tale."""
         return ask(self.tale, fact, self.text, self.language, self.dice)
 
-    def ask_absent(self) -> Question | None:
+    def ask_absent(self) -> SyntheticQuestion | None:
         """A question that the story does not answer, if a few rolls find one."""
         for _ in range(6):
             question = ask_absent(self.tale, self.text, self.language, self.split, self.dice)
@@ -240,12 +240,12 @@ class Reading:
                 return question
         return None
 
-    def draw(self, count: int, absent_fraction: float) -> list[Question]:
+    def draw(self, count: int, absent_fraction: float) -> list[SyntheticQuestion]:
         """`count` different questions, of as many kinds as possible, in random order."""
         by_kind: dict[str, list[Fact]] = {}
         for fact in self.dice.shuffled(self.tale.facts):
             by_kind.setdefault(fact.kind, []).append(fact)
-        chosen: list[Question] = []
+        chosen: list[SyntheticQuestion] = []
         asked: set[str] = set()
         while len(chosen) < count and by_kind:
             for kind in self.dice.shuffled(list(by_kind)):

@@ -18,8 +18,8 @@ from penjing.data.synthetic.lexicon import (
     PEOPLE,
     PLACES,
     PROPERTIES,
-    Amount,
     Being,
+    NumberWord,
     PlaceWord,
     Thing,
     Word,
@@ -399,7 +399,7 @@ class World:
 
     def _record(self, plot: str, opening: int) -> StoryPlan:
         values = [value for event in self.events for value in event.roles.values()]
-        kinds: dict[type, dict[Any, None]] = {Being: {}, Thing: {}, PlaceWord: {}, Amount: {}}
+        kinds: dict[type, dict[Any, None]] = {Being: {}, Thing: {}, PlaceWord: {}, NumberWord: {}}
         for value in values:
             kinds.setdefault(type(value), {})[value] = None
         return StoryPlan(
@@ -410,7 +410,7 @@ class World:
             tuple(kinds[Being]),
             tuple(kinds[Thing]),
             tuple(kinds[PlaceWord]),
-            tuple(dict.fromkeys(item.number for item in kinds[Amount])),
+            tuple(dict.fromkeys(item.number for item in kinds[NumberWord])),
             tuple(self.colour.values()),
             tuple(self.feelings),
             tuple(self.reasons),

@@ -44,7 +44,7 @@ class OutOfMemory(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class MemoryBlock:
     """A stretch of a segment: handed out or free. Neighbours within the segment are linked."""
 
     address: int
@@ -52,8 +52,8 @@ class Block:
     pool: str
     stream: int
     free: bool = False
-    before: Block | None = None
-    after: Block | None = None
+    before: MemoryBlock | None = None
+    after: MemoryBlock | None = None
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class _Growing:
     page: int
     start: int
     end: int
-    last: Block | None = None
+    last: MemoryBlock | None = None
 
 
 class CachingAllocator:
@@ -79,10 +79,10 @@ class CachingAllocator:
         self._next_address = 1 << 40
         # Free blocks by (pool, stream) as sorted (size, address) and the block itself by address: best fit is a bisect.
         self._free: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        self._by_address: dict[int, Block] = {}
+        self._by_address: dict[int, MemoryBlock] = {}
         self._growing: dict[tuple[str, int], _Growing] = {}
 
-    def malloc(self, num_bytes: int, stream: int = 0) -> Block | None:
+    def malloc(self, num_bytes: int, stream: int = 0) -> MemoryBlock | None:
         """Hand out a block; None for zero bytes. Raises OutOfMemory if the device has no room."""
         if num_bytes == 0:
             return None
@@ -96,7 +96,7 @@ class CachingAllocator:
             raise OutOfMemory(size, self.reserved)
         left = block.size - size
         if left >= MIN_BLOCK if (pool == "small" or self.expandable) else left > SMALL_REQUEST:
-            rest = Block(block.address + size, left, pool, stream, before=block, after=block.after)
+            rest = MemoryBlock(block.address + size, left, pool, stream, before=block, after=block.after)
             if rest.after is not None:
                 rest.after.before = rest
             block.after, block.size = rest, size
@@ -109,7 +109,7 @@ class CachingAllocator:
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
 
-    def free(self, block: Block | None) -> None:
+    def free(self, block: MemoryBlock | None) -> None:
         """Take a block back; it joins free neighbours of its segment."""
         if block is None:
             return
@@ -130,7 +130,7 @@ class CachingAllocator:
             block = first
         self._put_back(block)
 
-    def _best_fit(self, pool: str, stream: int, size: int) -> Block | None:
+    def _best_fit(self, pool: str, stream: int, size: int) -> MemoryBlock | None:
         free = self._free.get((pool, stream), [])
         place = bisect_left(free, (size, 0))
         if place == len(free):
@@ -139,18 +139,18 @@ class CachingAllocator:
         self._take_out(block)
         return block
 
-    def _more(self, pool: str, stream: int, size: int) -> Block | None:
+    def _more(self, pool: str, stream: int, size: int) -> MemoryBlock | None:
         """A new segment, or in expandable mode more pages; None if the device has no room."""
         if self.expandable:
             return self._grow(pool, stream, size)
         segment = segment_bytes(size)
         if not self._reserve(segment):
             return None
-        block = Block(self._next_address, segment, pool, stream)
+        block = MemoryBlock(self._next_address, segment, pool, stream)
         self._next_address += segment + ROUND_SEGMENT  # segments are no neighbours
         return block
 
-    def _grow(self, pool: str, stream: int, size: int) -> Block | None:
+    def _grow(self, pool: str, stream: int, size: int) -> MemoryBlock | None:
         page = SMALL_SEGMENT if pool == "small" else LARGE_SEGMENT
         growing = self._growing.get((pool, stream))
         if growing is None:
@@ -162,7 +162,7 @@ class CachingAllocator:
         if not self._reserve(mapped):
             return None
         if last is None:
-            last = Block(growing.end, mapped, pool, stream, before=growing.last)
+            last = MemoryBlock(growing.end, mapped, pool, stream, before=growing.last)
             if growing.last is not None:
                 growing.last.after = last
         else:
@@ -193,7 +193,7 @@ class CachingAllocator:
                     self._take_out(block)
                     self.reserved -= block.size
 
-    def _trim(self, growing: _Growing, last: Block) -> None:
+    def _trim(self, growing: _Growing, last: MemoryBlock) -> None:
         kept = -(-(last.address - growing.start) // growing.page) * growing.page + growing.start - last.address
         if kept >= last.size:
             return
@@ -208,12 +208,12 @@ class CachingAllocator:
         if last.before is not None:
             last.before.after = None
 
-    def _put_back(self, block: Block) -> None:
+    def _put_back(self, block: MemoryBlock) -> None:
         block.free = True
         insort(self._free.setdefault((block.pool, block.stream), []), (block.size, block.address))
         self._by_address[block.address] = block
 
-    def _take_out(self, block: Block) -> None:
+    def _take_out(self, block: MemoryBlock) -> None:
         block.free = False
         free = self._free[block.pool, block.stream]
         del free[bisect_left(free, (block.size, block.address))]

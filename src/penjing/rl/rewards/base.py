@@ -37,7 +37,7 @@ class RewardInput:
     turns: tuple[ToolExchange, ...] = ()
 
     @property
-    def said(self) -> str:
+    def text_written(self) -> str:
         """The answer without the thoughts before it; empty if the thoughts never ended."""
         if self.turns:
             return self.turns[-1].said.content.strip()
@@ -75,8 +75,8 @@ class Reward(Protocol):
 def final_answer(answer: RewardInput, after: str) -> str:
     """What the answer comes to: all that was said, or what follows the last `after`; empty if there is none."""
     if not after:
-        return answer.said
-    before, found, final = answer.said.rpartition(after)
+        return answer.text_written
+    before, found, final = answer.text_written.rpartition(after)
     return final.strip() if found else ""
 
 

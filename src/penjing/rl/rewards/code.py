@@ -65,7 +65,7 @@ class Code:
             return list(pool.map(self._one, answers))
 
     def _one(self, answer: RewardInput) -> float:
-        code = program(answer.said)
+        code = program(answer.text_written)
         tests, cases = tests_and_cases(answer)
         limits = {"cpu_seconds": self.seconds, "memory_mebibytes": self.mebibytes}
         if tests and not run(f"{code}\n\n{tests}\n", **limits).finished:  # type: ignore[arg-type]

@@ -66,7 +66,11 @@ class Judge:
     def _one(self, answer: RewardInput) -> float:
         question = "\n".join(f"{message.role}: {message.content}" for message in answer.messages)
         asked = self.prompt
-        for name, text in (("question", question), ("truth", " | ".join(answer.truths)), ("answer", answer.said)):
+        for name, text in (
+            ("question", question),
+            ("truth", " | ".join(answer.truths)),
+            ("answer", answer.text_written),
+        ):
             asked = asked.replace("{" + name + "}", text)
         failed = ""
         for attempt in range(self.settings.judge_tries):

@@ -32,7 +32,9 @@ class ModelReward:
             self.score = Classifier(settings.model, setting.device).rewards
 
     def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
-        return self.score([(*answer.messages, Message(role="assistant", content=answer.said)) for answer in answers])
+        return self.score(
+            [(*answer.messages, Message(role="assistant", content=answer.text_written)) for answer in answers]
+        )
 
 
 class Classifier:

@@ -27,4 +27,6 @@ class Regex:
         self.pattern = compiled(settings.pattern, "objective.reward.pattern")
 
     def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
-        return [float(not answer.cut_off and self.pattern.fullmatch(answer.said) is not None) for answer in answers]
+        return [
+            float(not answer.cut_off and self.pattern.fullmatch(answer.text_written) is not None) for answer in answers
+        ]

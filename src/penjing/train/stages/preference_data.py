@@ -24,7 +24,7 @@ from penjing.train.stages.run_data import build_if_stale, on_rank_0, run_tokeniz
 CHUNK = 32  # groups of a forward pass without gradients, at most; the same for any number of ranks
 
 
-class Groups(Protocol):
+class PreferenceGroups(Protocol):
     """Prompts with their answers, by number."""
 
     def __len__(self) -> int: ...
@@ -35,11 +35,11 @@ class Groups(Protocol):
 class PreferenceDataStage(Stage[S]):
     """Prompts with judged answers, learned from and held out."""
 
-    train: Groups
-    held_out: Groups
+    train: PreferenceGroups
+    held_out: PreferenceGroups
 
     @abstractmethod
-    def groups(self, tokens: PreferenceShards) -> Groups:
+    def groups(self, tokens: PreferenceShards) -> PreferenceGroups:
         """One half of the data as groups for batches. Raises UserError for groups that the objective cannot take."""
 
     def prepare_data(self) -> None:
@@ -103,7 +103,7 @@ class PreferenceDataStage(Stage[S]):
         """Groups of a forward pass without gradients: no more than of one with them, where its size is set."""
         return min(CHUNK, self.run.batch.micro_size or CHUNK)
 
-    def chunks(self, half: Groups, number: int, size: int) -> Iterator[tuple[range, AnswerBatch]]:
+    def chunks(self, half: PreferenceGroups, number: int, size: int) -> Iterator[tuple[range, AnswerBatch]]:
         """The first `number` groups, this rank's only, `size` at a time whatever the number of ranks."""
         for first in range(self.strategy.rank * size, number, self.strategy.world * size):
             indices = range(first, min(first + size, number))

@@ -24,7 +24,7 @@ class Fetched:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Source(Protocol):
+class DatasetSource(Protocol):
     """A kind of source. `resumes`: what a broken fetch leaves in the folder is worth keeping for the next one."""
 
     @property

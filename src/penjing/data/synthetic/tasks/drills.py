@@ -9,7 +9,7 @@ from typing import Any
 
 from penjing.data.synthetic.holdout_split import held_out
 from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, FEELINGS, PEOPLE, PLACES, THINGS, Thing
-from penjing.data.synthetic.questions import Question, Reading, check_split
+from penjing.data.synthetic.questions import Reading, SyntheticQuestion, check_split
 from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import bare_word, language_table
 from penjing.data.synthetic.world import Pair, pair_of
@@ -51,11 +51,13 @@ class DrillDraft:
         self.dice, self.language, self.split = dice, language, split
         self.table = language_table(language)
 
-    def done(self, kind: str, phrase: str, answer: str, wrong: list[str], chance: float, **more: Any) -> Question:
+    def done(
+        self, kind: str, phrase: str, answer: str, wrong: list[str], chance: float, **more: Any
+    ) -> SyntheticQuestion:
         """The finished question; `more` holds the slots of the phrase and the fields `pairs`, `tool_call`."""
         fields = {name: more.pop(name) for name in ("pairs", "tool_call") if name in more}
         distinct = [text for text in dict.fromkeys(wrong) if text != answer]
-        return Question(
+        return SyntheticQuestion(
             kind=kind,
             language=self.language,
             story="",
@@ -74,7 +76,7 @@ class DrillDraft:
                 return entries
 
 
-def _copy(draft: DrillDraft) -> Question:
+def _copy(draft: DrillDraft) -> SyntheticQuestion:
     entries = draft.words(draft.dice.between(2, 4))
     words = [bare_word(entry, draft.language) for entry in entries]
     space = draft.table.WORD_SPACE
@@ -86,7 +88,7 @@ def _copy(draft: DrillDraft) -> Question:
     )
 
 
-def _reverse(draft: DrillDraft) -> Question:
+def _reverse(draft: DrillDraft) -> SyntheticQuestion:
     entries = draft.words(3)
     words = [bare_word(entry, draft.language) for entry in entries]
     space = draft.table.WORD_SPACE
@@ -96,7 +98,7 @@ def _reverse(draft: DrillDraft) -> Question:
     return draft.done("reverse", "reverse", answer, list(map(space.join, wrong)), 1 / 6, words=text, pairs=pairs)
 
 
-def _compare(draft: DrillDraft) -> Question:
+def _compare(draft: DrillDraft) -> SyntheticQuestion:
     x, y = _number_pair(draft.dice, draft.split, 1, 20 if draft.dice.coin(0.5) else 99)
     phrase, right = draft.dice.choice((("bigger", max), ("smaller", min)))
     answer = right(x, y)
@@ -104,7 +106,7 @@ def _compare(draft: DrillDraft) -> Question:
     return draft.done("compare", phrase, str(answer), wrong, 1 / 2, x=x, y=y, pairs=(("number", str(x), str(y)),))
 
 
-def _count(draft: DrillDraft) -> Question:
+def _count(draft: DrillDraft) -> SyntheticQuestion:
     while True:
         number, thing = draft.dice.between(2, 9), draft.dice.choice(THINGS)
         pair: Pair = ("count", str(number), thing.key)
@@ -115,7 +117,7 @@ def _count(draft: DrillDraft) -> Question:
     return draft.done("count", "count", str(number), wrong, 1 / 8, t=thing, words=words, pairs=(pair,))
 
 
-def _sum(draft: DrillDraft) -> Question:
+def _sum(draft: DrillDraft) -> SyntheticQuestion:
     """The result is drawn first and evenly, so that no favourite result makes guessing pay."""
     dice = draft.dice
     while True:
@@ -165,7 +167,7 @@ def _phrase_form(thing: Thing, with_entry: Any) -> dict[str, str]:
     return {"en": f"{with_entry.en} {thing.en}", "zh": f"{with_entry.zh}的{thing.zh}"}
 
 
-def _translate(draft: DrillDraft) -> Question:
+def _translate(draft: DrillDraft) -> SyntheticQuestion:
     form, near, pairs = _translatable(draft)
     source, target = draft.dice.choice((("en", "zh"), ("zh", "en")))
     wrong = [other[target] for other in near]
@@ -174,7 +176,7 @@ def _translate(draft: DrillDraft) -> Question:
     return draft.done("translate", phrase, form[target], wrong, chance, words=form[source], pairs=tuple(pairs))
 
 
-def _tool(draft: DrillDraft) -> Question:
+def _tool(draft: DrillDraft) -> SyntheticQuestion:
     x, y = _number_pair(draft.dice, draft.split, 10, 99)
     sign = draft.dice.choice("+-")
     if sign == "-" and x < y:
@@ -186,7 +188,7 @@ def _tool(draft: DrillDraft) -> Question:
     return draft.done("tool", "tool", expression, wrong, 1 / 4, x=x, y=y, sign=sign, tool_call=call, pairs=pairs)
 
 
-_MAKERS: dict[str, Callable[[DrillDraft], Question]] = {
+_MAKERS: dict[str, Callable[[DrillDraft], SyntheticQuestion]] = {
     "copy": _copy,
     "reverse": _reverse,
     "compare": _compare,
@@ -197,7 +199,7 @@ _MAKERS: dict[str, Callable[[DrillDraft], Question]] = {
 }
 
 
-def drill(seed: int, index: int, *, language: str, split: str = "train", kind: str | None = None) -> Question:
+def drill(seed: int, index: int, *, language: str, split: str = "train", kind: str | None = None) -> SyntheticQuestion:
     """Drill number `index` of a split: of the given kind, or of any kind but `story`."""
     check_split(split)
     dice = Rng(seed, split, "drill", index, language, kind or "any")
@@ -207,7 +209,7 @@ def drill(seed: int, index: int, *, language: str, split: str = "train", kind: s
     return _MAKERS[chosen](DrillDraft(dice, language, split))
 
 
-def story_request(seed: int, index: int, *, language: str, split: str = "train") -> Question:
+def story_request(seed: int, index: int, *, language: str, split: str = "train") -> SyntheticQuestion:
     """A request for a story about a person and a thing, answered by story number `index`.
 
     `chance` is that of naming both by luck. In the held-out split the pair need not be held out: see
@@ -217,7 +219,7 @@ def story_request(seed: int, index: int, *, language: str, split: str = "train")
     being, thing = reading.about()
     phrase = reading.dice.choice(language_table(language).STORY_REQUESTS)
     words = (being.en, thing.en) if language == "en" else (being.zh, thing.zh)
-    return Question(
+    return SyntheticQuestion(
         kind="story",
         language=language,
         story="",

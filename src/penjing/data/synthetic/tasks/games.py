@@ -22,7 +22,7 @@ from penjing.data.synthetic.lexicon import (
     Word,
     described,
 )
-from penjing.data.synthetic.questions import Question
+from penjing.data.synthetic.questions import SyntheticQuestion
 from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import bare_word, language_table, word_answer
 from penjing.data.synthetic.world import pair_of
@@ -88,7 +88,7 @@ def _call(dice: Rng, count: int) -> list[_Present]:
     return present
 
 
-def roll_call(dice: Rng, language: str, num_questions: int) -> tuple[str, list[Question]]:
+def roll_call(dice: Rng, language: str, num_questions: int) -> tuple[str, list[SyntheticQuestion]]:
     """A line on each of 3 to 5 people, and questions about them."""
     table = language_table(language)
     present = _call(dice, dice.between(3, 5))
@@ -101,11 +101,11 @@ def roll_call(dice: Rng, language: str, num_questions: int) -> tuple[str, list[Q
     return text, [_ask(text, one, kind, present, language, dice) for one, kind in dice.sample(asked, num_questions)]
 
 
-def _ask(text: str, one: _Present, kind: str, present: list[_Present], language: str, dice: Rng) -> Question:
+def _ask(text: str, one: _Present, kind: str, present: list[_Present], language: str, dice: Rng) -> SyntheticQuestion:
     table = language_table(language)
     subject, value = _ASKS[kind]
     answers = {o: word_answer(getattr(o, value), language) for o in present}
-    return Question(
+    return SyntheticQuestion(
         kind=subject,
         language=language,
         story=text,
