@@ -16,7 +16,7 @@ from penjing.model.freeze import freeze
 from penjing.model.lora import Lora, add_adapter
 from penjing.model.transformer import Transformer
 from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
-from penjing.plan.run_estimate import ProbeTimings, RunEstimate, estimate_memory_bytes, estimate_run
+from penjing.plan.run_estimate import ProbeTimings, RunEstimate, RunSize, estimate_memory_bytes, estimate_run
 from penjing.plan.step_time import LinearFit
 from penjing.plan.time_interval import ProbeNoise, time_interval
 from penjing.plan.trainable import trainable_by, trainable_of
@@ -171,11 +171,16 @@ def test_a_bill_by_hand():
         trainable=10,
         flops_per_token=training_flops_per_token(config, 9.0),
         flops_per_token_full_square=training_flops_per_token(config, 16.0),
-        units_per_epoch=50,
-        tokens_per_unit=16.0,
-        units_per_step=4,
-        micro_tokens=64,
-        steps=25,
+        size=RunSize(
+            units_per_epoch=50,
+            tokens_per_unit=16.0,
+            units_per_step=4,
+            micro_tokens=64,
+            steps=25,
+            validations=2,
+            checkpoints=4,
+            samples=8,
+        ),
         timings=ProbeTimings(
             step_seconds=2.0,
             wait_seconds=0.5,
@@ -187,9 +192,6 @@ def test_a_bill_by_hand():
             noise=ProbeNoise(spread=0.4, num_timed=16),
             line=LinearFit(0.5, 0.75),
         ),
-        samples=8,
-        validations=2,
-        checkpoints=4,
         optimizer_bytes_per_parameter=8,
         errors=[0.3],
     )

@@ -85,6 +85,20 @@ class ProbeTimings:
     start_loss: float | None = None  # nats per token of held-out rows under the weights the run begins with
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSize:
+    """How much a run does. Units are what batch.size counts: rows, pairs, prompts."""
+
+    units_per_epoch: int
+    tokens_per_unit: float
+    units_per_step: int
+    micro_tokens: int  # positions of one micro-batch
+    steps: int
+    validations: int
+    checkpoints: int
+    samples: int = 0
+
+
 def estimate_memory(config: ModelConfig, micro_tokens: int, optimizer_bytes_per_parameter: int) -> dict[str, int]:
     """A closed-form estimate of training memory by component, for where no trace was made.
 
@@ -117,49 +131,41 @@ def estimate_run(
     trainable: int,
     flops_per_token: float,
     flops_per_token_full_square: float,
-    units_per_epoch: int,
-    tokens_per_unit: float,
-    units_per_step: int,
-    micro_tokens: int,
-    steps: int,
+    size: RunSize,
     timings: ProbeTimings,
-    validations: int,
-    checkpoints: int,
     optimizer_bytes_per_parameter: int,
-    samples: int = 0,
     machine: str = "",
     errors: Sequence[float] = (),
     versions: Mapping[str, str] | None = None,
 ) -> RunEstimate:
-    """Put an L2 estimate together. Units are what batch.size counts (rows, pairs, prompts). errors: log(actual /
-    predicted) of earlier runs' time on this machine."""
+    """Put an L2 estimate together. errors: log(actual / predicted) of earlier runs' time on this machine."""
     count = parameters(config)
-    tokens_per_step = round(units_per_step * tokens_per_unit)
+    tokens_per_step = round(size.units_per_step * size.tokens_per_unit)
     parts = {
-        "training": steps * timings.step_seconds,
-        "validation": validations * timings.validation_seconds,
-        "checkpoint": max(0, checkpoints - 1) * timings.checkpoint_seconds + timings.last_checkpoint_seconds,
-        "sample": samples * timings.sample_seconds,
+        "training": size.steps * timings.step_seconds,
+        "validation": size.validations * timings.validation_seconds,
+        "checkpoint": max(0, size.checkpoints - 1) * timings.checkpoint_seconds + timings.last_checkpoint_seconds,
+        "sample": size.samples * timings.sample_seconds,
     }
     seconds = sum(parts.values())
     low, high = time_interval(seconds, timings.noise, errors)
     measured = timings.peak_memory_bytes
-    formula = estimate_memory_bytes(config, micro_tokens, optimizer_bytes_per_parameter)
+    formula = estimate_memory_bytes(config, size.micro_tokens, optimizer_bytes_per_parameter)
     line, wait = timings.line, timings.wait_seconds
     return RunEstimate(
         parameters=count.total,
         parameters_without_embedding=count.without_embedding,
         trainable_parameters=trainable,
-        rows_per_epoch=units_per_epoch,
-        tokens_per_epoch=round(units_per_epoch * tokens_per_unit),
-        epochs=steps * units_per_step / units_per_epoch,
-        steps=steps,
-        rows_per_step=units_per_step,
+        rows_per_epoch=size.units_per_epoch,
+        tokens_per_epoch=round(size.units_per_epoch * size.tokens_per_unit),
+        epochs=size.steps * size.units_per_step / size.units_per_epoch,
+        steps=size.steps,
+        rows_per_step=size.units_per_step,
         tokens_per_step=tokens_per_step,
-        tokens=steps * tokens_per_step,
+        tokens=size.steps * tokens_per_step,
         flops_per_token=flops_per_token,
         flops_per_token_full_square=flops_per_token_full_square,
-        flops=flops_per_token * steps * tokens_per_step,
+        flops=flops_per_token * size.steps * tokens_per_step,
         predicted_seconds=seconds,
         predicted_seconds_low=low,
         predicted_seconds_high=high,

@@ -16,7 +16,7 @@ from penjing.parallel.base import Strategy
 from penjing.plan import hardware
 from penjing.plan import prediction_history as history
 from penjing.plan.flops import training_flops_per_token
-from penjing.plan.run_estimate import RunEstimate, estimate_run
+from penjing.plan.run_estimate import RunEstimate, RunSize, estimate_run
 from penjing.plan.trainable import trainable_of
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
@@ -57,15 +57,17 @@ def plan(
         trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         flops_per_token=context.meter.flops_per_token,
         flops_per_token_full_square=_full_square(run, size, model),
-        units_per_epoch=size.units_per_epoch,
-        tokens_per_unit=size.tokens_per_unit,
-        units_per_step=run.batch.size,
-        micro_tokens=round(micro_size * size.tokens_per_unit / (1 - size.padding_fraction)),
-        steps=context.num_steps,
+        size=RunSize(
+            units_per_epoch=size.units_per_epoch,
+            tokens_per_unit=size.tokens_per_unit,
+            units_per_step=run.batch.size,
+            micro_tokens=round(micro_size * size.tokens_per_unit / (1 - size.padding_fraction)),
+            steps=context.num_steps,
+            validations=_times(run.eval.every, context.num_steps),
+            checkpoints=_times(run.checkpoint.every, context.num_steps),
+            samples=_times(run.sample.every, context.num_steps),
+        ),
         timings=timings,
-        validations=_times(run.eval.every, context.num_steps),
-        checkpoints=_times(run.checkpoint.every, context.num_steps),
-        samples=_times(run.sample.every, context.num_steps),
         optimizer_bytes_per_parameter=run.optimizer.state_bytes,
         machine=machine,
         errors=history.log_errors(history.read_history(), machine),
