@@ -19,7 +19,11 @@ from markupsafe import Markup, escape
 from penjing.report.charts import CSS, DARK, LIGHT, Axis, Series, line_chart
 
 # A later one's methods take the place of an earlier one's.
-RECORDS = (Path("results/methods_2-cores_2026-11-21.json"), Path("results/methods_dpo_2-cores_2026-11-24.json"))
+RECORDS = (  # of what stands in several, the last counts
+    Path("results/methods_2-cores_2026-11-21.json"),
+    Path("results/methods_dpo_2-cores_2026-11-24.json"),
+    Path("results/methods_2-cores_2026-11-24.json"),
+)
 SEEDS = ("1", "2", "3")
 STEPS = Axis("optimizer steps")
 
