@@ -245,7 +245,7 @@ def test_rewards_see_the_whole_trajectory():
         assert answer.num_tokens == said - (not answer.cut_off)
         last = answer.turns[-1].said.content.split()
         assert answer.text.split() == last[: len(answer.text.split())]
-        assert answer.said == answer.turns[-1].said.content
+        assert answer.text_written == answer.turns[-1].said.content
     assert max(len(answer.turns) for answer in seen) > 1
 
 
@@ -431,7 +431,7 @@ def test_only_answers_that_were_ended_count_as_right():
         def answer(self, prompts, seeds, sampling):
             return [[None]] * len(prompts)
 
-        def judged(self, prompt, written):
+        def reward_input(self, prompt, written):
             cut_off = prompt.kind == "cut off"
             return RewardInput(
                 messages=prompt.messages, text="1", num_tokens=1, cut_off=cut_off, truths=prompt.truths, where=""

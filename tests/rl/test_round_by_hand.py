@@ -148,7 +148,7 @@ def test_held_out_prompts_are_answered_greedily_and_counted_where_they_can_be_ri
         def answer(self, prompts, seeds, sampling):
             return [[sampling]] * len(prompts)
 
-        def judged(self, prompt, written):
+        def reward_input(self, prompt, written):
             drawn = written is Says.style
             assert drawn or written.temperature == 0
             text = "right" if drawn or prompt.kind == "a" else "wrong"
