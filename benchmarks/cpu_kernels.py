@@ -68,7 +68,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     seconds, rates = [], []
     for number in range(asked.steps):
         seconds += time_steps(lambda _, place=number: ready.step(asked.warmup + place), ready.device, steps=1)
-        rates.append(hardware.cpu_product_rate(ready.dtype) / 1e9)
+        rates.append(hardware.cpu_matmul_rate(ready.dtype) / 1e9)
     flops = training_flops_per_token(ready.config, mean_keys(np.array(ready.lengths), case.seq_len))
     limit = 1e9 * statistics.median(rates) / flops
     return {

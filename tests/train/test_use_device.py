@@ -56,3 +56,10 @@ def test_what_is_not_there_is_one_line(monkeypatch, device, dtype):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError):
         use_device(Moved(), device, dtype)
+
+
+def test_float16_on_a_cpu_is_said_to_be_slow(recwarn):
+    use_device(Moved(), "cpu", "float32")
+    assert not recwarn
+    use_device(Moved(), "cpu", "float16")
+    assert "float32" in str(recwarn.pop(UserWarning).message)

@@ -19,6 +19,7 @@ from penjing.plan.memory.device_target import MEMORY_MARGIN
 from penjing.plan.run_estimate import RunEstimate
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build import PreparedRun
+from penjing.train.precision import SLOW_FLOAT16
 from penjing.train.stages.base import DatasetSize
 
 SHOWN_PARTS = 4
@@ -131,7 +132,7 @@ def print_plan(
     """What is about to be trained, before step 1, in the terms of other trainers."""
     run, bill, size = prepared.run, prepared.bill, prepared.size
     if run.compute.dtype == "float16" and strategy.device.type == "cpu":
-        slow = "float16 matmuls on a CPU are many times slower than float32; use compute.dtype=auto"
+        slow = f"{SLOW_FLOAT16}; use compute.dtype=auto"
         console.print(escape_markup("warning", slow))
     named = run.model.preset or run.model.architecture
     precision = str(hardware.compute_dtype(run.compute.dtype, strategy.device)).removeprefix("torch.")

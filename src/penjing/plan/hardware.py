@@ -69,7 +69,7 @@ def data_sheet_peak(name: str, dtype: str = "bfloat16") -> Peak:
     return Peak(card.peak_flops(dtype), f"{card.name} data sheet")
 
 
-def cpu_product_rate(dtype: torch.dtype) -> float:
+def cpu_matmul_rate(dtype: torch.dtype) -> float:
     """FLOPs per second of a 1024 x 512 x 1024 matmul on the threads in use: the best of six tries, or of one where that
     is slow (float16 takes seconds)."""
     left, right = torch.ones(1024, 512, dtype=dtype), torch.ones(512, 1024, dtype=dtype)
@@ -86,7 +86,7 @@ def cpu_product_rate(dtype: torch.dtype) -> float:
     return 2 * 1024 * 512 * 1024 / best
 
 
-_cpu_rate = cache(cpu_product_rate)  # measured once in a process
+_cpu_rate = cache(cpu_matmul_rate)  # measured once in a process
 
 
 def peak_memory_bytes(device: torch.device) -> int:

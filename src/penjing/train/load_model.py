@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from penjing.plan.hardware import physical_cores
 from penjing.train.build_peft_model import build_adapted
 from penjing.train.config import ComputeSettings, DataSettings, Run
 from penjing.train.external_models import ExternalModel, read_external_model
-from penjing.train.precision import Precision
+from penjing.train.precision import SLOW_FLOAT16, Precision
 from penjing.train.run_dir import RunDir, is_run, is_run_or_checkpoint, stage_folder
 
 OUTSIDE_TOKENS = 2048  # that a model from outside is taken to read together, where its positions allow
@@ -134,6 +135,8 @@ def use_device(model: torch.nn.Module, device: str = "auto", dtype: str = "auto"
         raise UserError("no such dtype", where="--dtype", got=repr(dtype), wanted=", ".join(DTYPES))
     setting = "float32" if dtype == "auto" and place.type == "cpu" else dtype
     precision = Precision.resolve(ComputeSettings(dtype=setting), place)  # type: ignore[arg-type]  # one of DTYPES
+    if place.type == "cpu" and precision.dtype == torch.float16:
+        warnings.warn(f"{SLOW_FLOAT16}; use --dtype float32", stacklevel=2)
     model.to(place)
     precision.apply(model)
     return place, precision.dtype

@@ -18,6 +18,7 @@ from penjing.parallel.grad_scaler import LossScaler
 from penjing.plan.hardware import compute_dtype
 from penjing.train.config import ComputeSettings
 
+SLOW_FLOAT16 = "float16 matmuls on a CPU are many times slower than float32"
 Format = Literal["bfloat16", "float16", "tf32", "float32"]
 TF32_CAPABILITY = (8, 0)  # of the first NVIDIA cards with tf32 units
 
