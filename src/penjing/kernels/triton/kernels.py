@@ -52,7 +52,7 @@ def _put_part(base, value, first, count, stride, total, size: tl.constexpr, wide
 
 @triton.jit
 def _scores(low_MK, high_MR, low_NK, high_NR, rest: tl.constexpr):
-    """[M, N] dot products of rows with rows."""
+    """x y^T, [M, N], of rows in two parts, [., K] and [., R]."""
     score_MN = tl.dot(low_MK, tl.trans(low_NK))
     if rest > 0:
         score_MN = tl.dot(high_MR, tl.trans(high_NR), score_MN)
