@@ -121,7 +121,7 @@ def _layer(block: nn.Module, adapters: tuple[str, ...], window: int) -> LayerWei
     assert isinstance(block, Block)
     attention = block.attention
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    biases = [layer.bias for layer in projections if layer.bias is not None]
+    biases: list[Tensor] = [layer.bias for layer in projections if layer.bias is not None]
     norms = [norm.weight if isinstance(norm, RMSNorm) else None for norm in (attention.q_norm, attention.k_norm)]
     mixture = block.mlp if isinstance(block.mlp, MoELayer) else None
     dense = block.mlp if mixture is None else mixture.shared

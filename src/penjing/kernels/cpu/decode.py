@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, c_float, c_int32, c_long, c_void_p
-from dataclasses import dataclass, field
+from ctypes import POINTER, c_float, c_long, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ def whole(size: int, of: int = PANEL) -> int:
     return -(-size // of) * of
 
 
-# --- what C reads: the structures of decode.c, in its order -------------------------------------------------------------
+# --- what C reads: the structures of decode.c, in its order ----------------------------------------------------------
 
 
 class _Adapter(ctypes.Structure):
@@ -79,7 +79,7 @@ class _Rows(ctypes.Structure):
     )
 
 
-# --- weights ------------------------------------------------------------------------------------------------------------
+# --- weights ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,7 +345,9 @@ class Decoder:
         plain = TYPES[torch.float32]
         gain = None
         if any(part is not None and part.gain_O is not None for part in parts):
-            rows = [functional.pad(gain_O, (0, whole(len(gain_O), 32) - len(gain_O))).view(-1, PANEL) for gain_O in gains_O]
+            rows = [
+                functional.pad(gain_O, (0, whole(len(gain_O), 32) - len(gain_O))).view(-1, PANEL) for gain_O in gains_O
+            ]
             gain = self._padded(torch.stack(rows, dim=1).flatten() if matrix.pairs else torch.cat(gains_O))
         return _Adapter(
             a=self._panels([[a_RI]], plain, pairs=False)[0].panels,

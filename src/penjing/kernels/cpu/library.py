@@ -1,10 +1,10 @@
 """The C kernels for CPUs: built when first needed, by the machine's own C compiler and for its processor.
 
 kernels.c has all ops of a step except matmuls, attention.c document attention, weight_grad.c weight gradients on
-processors with matrix units; decode.c, a library of its own, a whole forward pass that writes text. An eager program makes a pass over memory for each operation: an RMSNorm is five of them,
-its gradient ten. In C each is one, in float32 inside, whatever is read and written. Building takes two seconds, once.
-Without a compiler torch's operations are used, and a run says so. The kernels share torch's threads: they are linked
-with the OpenMP library that torch has loaded.
+processors with matrix units; decode.c, a library of its own, a whole forward pass that writes text. An eager program
+makes a pass over memory for each operation: an RMSNorm is five of them, its gradient ten. In C each is one, in float32
+inside, whatever is read and written. Building takes two seconds, once. Without a compiler torch's operations are used,
+and a run says so. The kernels share torch's threads: they are linked with the OpenMP library that torch has loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
@@ -66,7 +66,7 @@ class _Functions:
 
     SOURCES: tuple[str, ...]  # those that the compiler is given
     HEADERS: tuple[str, ...]
-    SIGNATURES: dict[str, tuple[type, ...]]
+    SIGNATURES: Mapping[str, tuple[type, ...]]
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))

@@ -28,7 +28,11 @@ typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
 #define UNROLL _Pragma("GCC unroll 12")
 
 INLINE Floats widen(const void *halves) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(halves)), 16);
+#else
     return (Floats)(__builtin_convertvector(*(const Halves *)halves, Words) << 16);
+#endif
 }
 
 INLINE Floats from_bytes(const void *bytes) {
