@@ -38,7 +38,7 @@ from penjing.infer.requests import (
     Turn,
     bits,
 )
-from penjing.infer.sample import Rows, draw, top_scores
+from penjing.infer.sample import Rows, draw, scores, top_scores
 from penjing.infer.slots import Slots
 from penjing.kernels.memory_errors import is_out_of_memory
 
@@ -89,6 +89,7 @@ class _Pass(NamedTuple):
     position_N: Ints
     at_R: Ints  # rows whose logits are wanted
     complete_B: np.ndarray  # the next token can be drawn
+    row_of_last_B: Ints  # of each sequence's last row among the logits, where that is wanted
 
 
 class Engine:
@@ -242,7 +243,9 @@ class Engine:
 
     def _admit(self) -> list[_Answer]:
         """Give free slots to waiting answers; returns those whose first token can be drawn at once."""
-        begun = []
+        begun: list[_Answer] = []
+        if not self._clients:
+            return begun
         backlog = self._backlog()
         while (slot := self._slots.oldest(self.capacity)) >= 0:
             job = self._next_job(backlog)
@@ -339,6 +342,7 @@ class Engine:
         if answer not in job.active:
             job.active.append(answer)
         slots.written_S[slot], slots.limit_S[slot] = said, limit
+        slots.is_scored_S[slot] = request.prompt_logprobs and not job.is_read
         slots.set_stop(slot, request.stop)
         if not request.sampling.is_greedy:
             generator = np.random.Generator(np.random.PCG64(answer.seed))
@@ -369,10 +373,10 @@ class Engine:
         position_N = (first_B - end_B + count_B).repeat(count_B) + np.arange(len(slot_N))
         is_wanted_N = np.zeros(len(slot_N), dtype=bool)
         is_wanted_N[end_B[complete_B] - 1] = True
-        for slot, end, count in zip(slot_B.tolist(), end_B.tolist(), count_B.tolist(), strict=True):
-            if count > 1 and self._scores_prompt(slot):
-                is_wanted_N[end - count : end] = True
-        return _Pass(slot_B, count_B, slot_N, position_N, np.flatnonzero(is_wanted_N), complete_B)
+        for place in np.flatnonzero(slots.is_scored_S[slot_B]).tolist():
+            is_wanted_N[end_B[place] - count_B[place] : end_B[place]] = True
+        row_of_last_B = is_wanted_N.cumsum()[end_B - 1] - 1
+        return _Pass(slot_B, count_B, slot_N, position_N, np.flatnonzero(is_wanted_N), complete_B, row_of_last_B)
 
     def _chunks(self, slots: list[int]) -> Iterator[tuple[int, int]]:
         """(slot, tokens) of what is read beside the answers, at most `prefill_chunk` tokens; clients take turns."""
@@ -403,71 +407,51 @@ class Engine:
         id_N = slots.token_ST[planned.slot_N, planned.position_N].astype(np.int64)
         return planned.slot_N, planned.position_N, id_N, planned.at_R, adapter_N
 
-    def _scores_prompt(self, slot: int) -> bool:
-        job = self._at(slot).job
-        return job.request.prompt_logprobs and not job.is_read
-
     def _have_read(self, planned: _Pass, logits_RV: Tensor) -> None:
         """Take down what the pass read, and draw the next token where all is read."""
         slots = self._slots
         slots.length_S[planned.slot_B] += planned.count_B
         is_given_B = (planned.count_B > 1) | (slots.written_S[planned.slot_B] == 0)  # and not drawn
         self.tokens_read += int(planned.count_B[is_given_B].sum())
-        last_B = planned.count_B.cumsum() - 1
-        row_B = np.searchsorted(planned.at_R, last_B[planned.complete_B])
-        slot_B = planned.slot_B[planned.complete_B]
-        going = []
-        for place, slot in enumerate(slot_B.tolist()):
-            job = self._at(slot).job
-            if not job.is_read and slots.length_S[slot] == len(job.prompt):
-                self._prompt_is_read(job, slot, planned, logits_RV, int(row_B[place]))
-                if job.is_over:
-                    continue
-            going.append(place)
-        self._score_partial_prompts(planned, logits_RV)
-        if not going:
-            return
-        if len(going) < len(slot_B):
-            slot_B, row_B = slot_B[going], row_B[going]
-        if len(row_B) < len(logits_RV):
-            logits_RV = logits_RV[torch.from_numpy(row_B).to(logits_RV.device)]
-        self._draw(slot_B, logits_RV)
+        for place in np.flatnonzero(slots.is_scored_S[planned.slot_B]).tolist():
+            self._score_prompt(place, planned, logits_RV)
+        slot_R, row_R = planned.slot_B[planned.complete_B], planned.row_of_last_B[planned.complete_B]
+        for place in np.flatnonzero(slots.written_S[slot_R] == 0).tolist():
+            job = self._at(int(slot_R[place])).job
+            if not job.is_read:
+                self._prompt_is_read(job, logits_RV[row_R[place]])
+        if not (going_R := slots.is_active_S[slot_R]).all():  # requests that wanted no more than that
+            slot_R, row_R = slot_R[going_R], row_R[going_R]
+        if len(row_R) < len(logits_RV):
+            logits_RV = logits_RV[torch.from_numpy(row_R).to(logits_RV.device)]
+        if len(slot_R):
+            self._draw(slot_R, logits_RV)
 
-    def _prompt_is_read(self, job: _Job, slot: int, planned: _Pass, logits_RV: Tensor, row: int) -> None:
+    def _prompt_is_read(self, job: _Job, logits_V: Tensor) -> None:
         job.is_read = True
-        if job.request.prompt_logprobs:
-            self._score_prompt(job, slot, planned, logits_RV)
         if job.request.max_new_tokens < 1:
             self._end_job(job, "length")
             return
         if job.waiting:
-            job.logits_1V = logits_RV[row : row + 1].clone()
+            job.logits_1V = logits_V[None].clone()
             self._enqueue(job, first=True)
 
-    def _score_partial_prompts(self, planned: _Pass, logits_RV: Tensor) -> None:
-        for slot, count, complete in zip(
-            planned.slot_B.tolist(), planned.count_B.tolist(), planned.complete_B.tolist(), strict=True
-        ):
-            if count > 1 and not complete and self._scores_prompt(slot):
-                self._score_prompt(self._at(slot).job, slot, planned, logits_RV)
-
-    def _score_prompt(self, job: _Job, slot: int, planned: _Pass, logits_RV: Tensor) -> None:
+    def _score_prompt(self, place: int, planned: _Pass, logits_RV: Tensor) -> None:
         """Log-probabilities of the prompt's tokens that follow those of this pass."""
+        slot, count = int(planned.slot_B[place]), int(planned.count_B[place])
+        job, end = self._at(slot).job, int(self._slots.length_S[slot])
         if not job.scores:
-            job.scores.append(Token(int(job.prompt[0]), float("nan"), float("nan")))
-        place = int(np.flatnonzero(planned.slot_B == slot)[0])
-        end = int(planned.count_B[: place + 1].sum())
-        count = int(planned.count_B[place])
-        rows = np.searchsorted(planned.at_R, np.arange(end - count, end))
-        first = int(planned.position_N[end - count]) + 1
-        following = job.prompt[first : first + count]
+            job.scores.append(Token(int(job.prompt[0]), float("nan")))
+        if self._slots.length_S[slot] == len(job.prompt):
+            self._slots.is_scored_S[slot] = False
+        following = job.prompt[end - count + 1 : end + 1]
         if not len(following):
             return
-        some_NV = logits_RV[torch.from_numpy(rows[: len(following)]).to(logits_RV.device)]
+        # All rows of the chunk were asked for; after the prompt's last token nothing is known.
+        first = int(planned.row_of_last_B[place]) - count + 1
+        some_NV = logits_RV[first : first + len(following)]
         temperature_N = np.full(len(following), job.request.score_temperature, np.float32)
-        id_N = torch.from_numpy(following.astype(np.int64)).to(logits_RV.device)
-        scored = some_NV if job.request.score_temperature == 1 else some_NV / job.request.score_temperature
-        logp_N = scored.gather(1, id_N[:, None])[:, 0] - scored.logsumexp(dim=-1)
+        logp_N = scores(some_NV, torch.from_numpy(following.astype(np.int64)).to(some_NV.device), temperature_N)
         tops = _tops(some_NV, temperature_N, [job.request.top_logprobs] * len(following))
         for index, logp, top in zip(following.tolist(), logp_N.tolist(), tops, strict=True):
             job.scores.append(Token(index, logp, 0.0, top))
@@ -495,18 +479,16 @@ class Engine:
         has_stopped_R = (slots.stop_SE[slot_R] == id_R[:, None]).any(axis=1)
         is_full_R = slots.written_S[slot_R] >= slots.limit_S[slot_R]
         stopped = []
-        for slot, index, logp, drawn_logp, top, has_stopped, is_full in zip(
-            slot_R.tolist(), id_R.tolist(), told_3R[1].tolist(), told_3R[2].tolist(), tops,
-            has_stopped_R.tolist(), is_full_R.tolist(), strict=True,
+        for answer, has_stopped, is_full, *token in zip(
+            answers, has_stopped_R.tolist(), is_full_R.tolist(),
+            id_R.tolist(), told_3R[1].tolist(), told_3R[2].tolist(), tops, strict=True,
         ):  # fmt: skip
-            answer = self._answers[slot]
-            if answer is None:  # ended by an error of its own code
+            if answer is None or answer.slot < 0:  # ended by an error of its own code
                 continue
-            token = Token(index, logp, drawn_logp, top)
             if has_stopped and answer.job.request.follow is not None:
-                stopped.append((answer, token))
+                stopped.append((answer, Token(*token)))
                 continue
-            self._said(answer, token, "stop" if has_stopped else "length" if is_full else "")
+            self._said(answer, Token(*token), "stop" if has_stopped else "length" if is_full else "")
         if stopped:
             self._follow(stopped)
 
