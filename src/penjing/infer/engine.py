@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.infer.forward import Forward, Ints, ints
-from penjing.infer.penalties import Penalties
+from penjing.infer.jobs import Answer, Job, JobQueue
 from penjing.infer.requests import (
     MOST_TOP_LOGPROBS,
     Ended,
@@ -34,11 +33,10 @@ from penjing.infer.requests import (
     InjectedTokens,
     Request,
     Token,
-    TokenMask,
     Turn,
     bits,
 )
-from penjing.infer.sample import Rows, draw, scores, top_scores
+from penjing.infer.sampler import Sampler, score
 from penjing.infer.slots import Slots
 from penjing.kernels.memory_errors import is_out_of_memory
 
@@ -47,37 +45,6 @@ SHORTEST_PREFIX = 16  # tokens: fewer are read again sooner than found and copie
 
 class TooManyWaiting(UserError):
     """The queue is full: try again later."""
-
-
-@dataclass(slots=True, eq=False)
-class _Answer:
-    """An answer that waits or is under way."""
-
-    job: _Job
-    number: int
-    seed: int
-    ids: list[int] = field(default_factory=list)  # after the prompt, of an answer that has lost its slot
-    turns: list[int] = field(default_factory=list)  # where in the answer each turn begins, but the first
-    grammar: TokenMask | None = None
-    slot: int = -1
-    has_begun: bool = False  # some event has told of it
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """A request that has not been answered in full."""
-
-    ticket: int
-    request: Request
-    prompt: Ints
-    adapter: int
-    waiting: deque[_Answer]
-    active: list[_Answer] = field(default_factory=list)
-    logits_1V: Tensor | None = None  # after the prompt, for answers that have not begun
-    shared: int = 0  # tokens of the prompt that some slot held already
-    is_read: bool = False  # by one answer for all
-    scores: list[Token] = field(default_factory=list)  # of the prompt, where asked for
-    is_over: bool = False
 
 
 class _Pass(NamedTuple):
@@ -107,15 +74,13 @@ class Engine:
         self.max_tokens = forward.max_tokens
         self.tokens_read = self.tokens_shared = self.tokens_written = self.steps = 0
         self._slots = Slots(forward.num_slots, forward.max_tokens)
-        self._answers: list[_Answer | None] = [None] * forward.num_slots
-        self._rows = Rows.empty(forward.num_slots)
-        self._penalties = Penalties(forward.num_slots, forward.vocab_size, forward.device)
+        self._answers: list[Answer | None] = [None] * forward.num_slots
+        self._sampler = Sampler(forward.num_slots, forward.max_tokens, forward.vocab_size, forward.device)
         self._tickets = itertools.count()
-        self._incoming: deque[_Job] = deque()
+        self._incoming: deque[Job] = deque()
         self._cancelled: deque[int] = deque()
-        self._jobs: dict[int, _Job] = {}
-        self._queues: dict[str, deque[_Job]] = {}
-        self._clients: deque[str] = deque()  # whose turn it is
+        self._jobs: dict[int, Job] = {}
+        self._queue = JobQueue()
         self._events: list[Event] = []
 
     # --- requests ----------------------------------------------------------------------------------------------------
@@ -127,8 +92,8 @@ class Engine:
             raise TooManyWaiting("too many requests are waiting", got=self.num_waiting, next_step="Try again later.")
         adapter = self._adapter(request.adapter)
         prompt = np.asarray(request.prompt, dtype=np.int32)
-        job = _Job(next(self._tickets), request, prompt, adapter, deque())
-        job.waiting.extend(_Answer(job, number, seed) for number, seed in enumerate(request.seeds))
+        job = Job(next(self._tickets), request, prompt, adapter)
+        job.waiting.extend(Answer(job, number, seed) for number, seed in enumerate(request.seeds))
         self._incoming.append(job)
         return job.ticket
 
@@ -188,8 +153,8 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests of which no answer has begun."""
-        return len(self._incoming) + sum(map(len, self._queues.values()))
+        """Requests of which an answer waits for a slot."""
+        return len(self._incoming) + self._queue.size
 
     @property
     def num_active(self) -> int:
@@ -224,80 +189,44 @@ class Engine:
             if not job.waiting:
                 self._end_job(job, "length")
                 continue
-            self._enqueue(job)
+            self._queue.add(job)
         while self._cancelled:
-            if job_or_none := self._jobs.get(self._cancelled.popleft()):
-                self._end_job(job_or_none, "cancelled")
-
-    def _enqueue(self, job: _Job, *, first: bool = False) -> None:
-        client = job.request.client
-        if client not in self._queues:
-            self._queues[client] = deque()
-            self._clients.append(client)
-        if first:
-            self._queues[client].appendleft(job)
-        else:
-            self._queues[client].append(job)
+            if cancelled := self._jobs.get(self._cancelled.popleft()):
+                self._end_job(cancelled, "cancelled")
 
     # --- who gets a slot ---------------------------------------------------------------------------------------------
 
-    def _admit(self) -> list[_Answer]:
+    def _admit(self) -> list[Answer]:
         """Give free slots to waiting answers; returns those whose first token can be drawn at once."""
-        begun: list[_Answer] = []
-        if not self._clients:
+        begun: list[Answer] = []
+        if not self._queue.size:
             return begun
         backlog = self._backlog()
         while (slot := self._slots.oldest(self.capacity)) >= 0:
-            job = self._next_job(backlog)
-            if job is None:
+            answer = self._queue.take(lambda job: self._may_begin(job, backlog))
+            if answer is None:
                 break
-            answer = job.waiting.popleft()
-            is_ready = self._begin(answer, slot)
-            if job.is_over:  # its grammar could not be made
-                continue
-            if is_ready:
+            is_ready, client = self._begin(answer, slot), answer.job.client
+            if is_ready and answer.slot >= 0:  # if its grammar could be made
                 begun.append(answer)
-            else:
-                backlog[job.request.client] = backlog.get(job.request.client, 0) + self._slots.pending(answer.slot)
+            elif answer.slot >= 0:
+                backlog[client] = backlog.get(client, 0) + self._slots.pending(answer.slot)
         return begun
 
     def _backlog(self) -> dict[str, int]:
-        """Tokens of prompts that each client has in slots and that are still to be read."""
+        """Tokens of each client's prompts that are in slots and still to be read."""
         found: dict[str, int] = {}
-        for slot in np.flatnonzero(self._slots.is_active_S).tolist():
-            pending = self._slots.pending(slot)
-            if pending > 1:
-                client = self._at(slot).job.request.client
-                found[client] = found.get(client, 0) + pending
+        for slot in np.flatnonzero(self._slots.known_S > self._slots.length_S + 1).tolist():
+            client = self._at(slot).job.client
+            found[client] = found.get(client, 0) + self._slots.pending(slot)
         return found
 
-    def _next_job(self, backlog: dict[str, int]) -> _Job | None:
-        """The job whose client's turn it is and of which an answer can begin; taken from its queue."""
-        for _ in range(len(self._clients)):
-            client = self._clients[0]
-            self._clients.rotate(-1)
-            queue = self._queues[client]
-            while queue and queue[0].is_over:
-                queue.popleft()
-            if not queue:
-                self._clients.remove(client)
-                del self._queues[client]
-                continue
-            job = queue[0]
-            if not self._may_begin(job, backlog):
-                continue
-            # A prompt is read once for all its answers: they wait outside of the queue until then.
-            if len(job.waiting) == 1 or not job.is_read:
-                queue.popleft()
-            return job
-        return None
-
-    def _may_begin(self, job: _Job, backlog: dict[str, int]) -> bool:
+    def _may_begin(self, job: Job, backlog: dict[str, int]) -> bool:
         """Whether it is worth a slot now: not where more prompts are under way than a step reads, nor where a slot is
         just reading what this prompt begins with."""
         if job.is_read:
             return True
-        if backlog.get(job.request.client) and sum(backlog.values()) >= self.prefill_chunk:
+        if backlog.get(job.client) and sum(backlog.values()) >= self.prefill_chunk:
             return False
         if job.request.prompt_logprobs:
             return True
@@ -305,7 +234,7 @@ class Engine:
         length = len(job.prompt)
         return self._sharable(soon.tokens, length) < self._sharable(now.tokens, length) + SHORTEST_PREFIX
 
-    def _begin(self, answer: _Answer, slot: int) -> bool:
+    def _begin(self, answer: Answer, slot: int) -> bool:
         """Put an answer into a slot, with what others have read of its tokens; whether its next token can be drawn."""
         job, slots = answer.job, self._slots
         ids = np.concatenate([job.prompt, np.asarray(answer.ids, np.int32)]) if answer.ids else job.prompt
@@ -333,7 +262,7 @@ class Engine:
             tokens -= tokens % self.prefill_chunk
         return tokens if tokens >= SHORTEST_PREFIX else 0
 
-    def _put(self, answer: _Answer, slot: int) -> None:
+    def _put(self, answer: Answer, slot: int) -> None:
         """The answer's own settings, by slot."""
         job, slots = answer.job, self._slots
         request, said = job.request, len(answer.ids)
@@ -344,11 +273,7 @@ class Engine:
         slots.written_S[slot], slots.limit_S[slot] = said, limit
         slots.is_scored_S[slot] = request.prompt_logprobs and not job.is_read
         slots.set_stop(slot, request.stop)
-        if not request.sampling.is_greedy:
-            generator = np.random.Generator(np.random.PCG64(answer.seed))
-            slots.uniform_ST[slot, :limit] = generator.random(limit, dtype=np.float32)
-        self._rows.put(slot, request.sampling, request.score_temperature)
-        self._penalties.put(slot, request.sampling, job.prompt, answer.ids)
+        self._sampler.put(slot, request, answer.seed, limit, answer.ids)
         if request.grammar is not None and answer.grammar is None:
             answer.grammar = self._own(answer, request.grammar)
 
@@ -382,7 +307,7 @@ class Engine:
         """(slot, tokens) of what is read beside the answers, at most `prefill_chunk` tokens; clients take turns."""
         by_client: dict[str, list[int]] = {}
         for slot in sorted(slots, key=lambda slot: self._at(slot).job.ticket):
-            by_client.setdefault(self._at(slot).job.request.client, []).append(slot)
+            by_client.setdefault(self._at(slot).job.client, []).append(slot)
         clients = sorted(by_client)
         turn = self.steps % len(clients)
         left = self.prefill_chunk
@@ -427,14 +352,14 @@ class Engine:
         if len(slot_R):
             self._draw(slot_R, logits_RV)
 
-    def _prompt_is_read(self, job: _Job, logits_V: Tensor) -> None:
+    def _prompt_is_read(self, job: Job, logits_V: Tensor) -> None:
         job.is_read = True
         if job.request.max_new_tokens < 1:
             self._end_job(job, "length")
             return
         if job.waiting:
             job.logits_1V = logits_V[None].clone()
-            self._enqueue(job, first=True)
+            self._queue.add(job, first=True)
 
     def _score_prompt(self, place: int, planned: _Pass, logits_RV: Tensor) -> None:
         """Log-probabilities of the prompt's tokens that follow those of this pass."""
@@ -449,29 +374,15 @@ class Engine:
             return
         # All rows of the chunk were asked for; after the prompt's last token nothing is known.
         first = int(planned.row_of_last_B[place]) - count + 1
-        some_NV = logits_RV[first : first + len(following)]
-        temperature_N = np.full(len(following), job.request.score_temperature, np.float32)
-        logp_N = scores(some_NV, torch.from_numpy(following.astype(np.int64)).to(some_NV.device), temperature_N)
-        tops = _tops(some_NV, temperature_N, [job.request.top_logprobs] * len(following))
-        for index, logp, top in zip(following.tolist(), logp_N.tolist(), tops, strict=True):
-            job.scores.append(Token(index, logp, 0.0, top))
+        job.scores += score(logits_RV[first : first + len(following)], following, job.request)
 
     # --- what is drawn -----------------------------------------------------------------------------------------------
 
     def _draw(self, slot_R: Ints, logits_RV: Tensor) -> None:
         """One token for each of these slots."""
-        slots, rows = self._slots, self._rows.take(slot_R)
-        masks = self._masks(slot_R)
-        changed = self._penalties.changed(logits_RV, slot_R, masks)
-        at_R = slots.written_S[slot_R]
-        drawn = draw(logits_RV, slots.uniform_ST[slot_R, at_R], rows, changed)
-        self._penalties.said(slot_R, drawn.id_R)
-        answers = [self._answers[slot] for slot in slot_R.tolist()]  # None: its grammar failed just now
-        wanted = [0 if answer is None else answer.job.request.top_logprobs for answer in answers]
-        tops = _tops(logits_RV, rows.score_temperature_R, wanted)
-        # One transfer, and so one wait for the device: ids below 2^24 are whole in float32.
-        told_3R = torch.stack([drawn.id_R.float(), drawn.logp_R, drawn.drawn_logp_R]).cpu().numpy()
-        id_R = told_3R[0].astype(np.int64)
+        slots = self._slots
+        drawn = self._sampler.draw(slot_R, slots.written_S[slot_R], logits_RV, self._masks(slot_R))
+        answers, id_R = [self._answers[slot] for slot in slot_R.tolist()], drawn.id_R
         slots.token_ST[slot_R, slots.known_S[slot_R]] = id_R
         slots.known_S[slot_R] += 1
         slots.written_S[slot_R] += 1
@@ -481,7 +392,7 @@ class Engine:
         stopped = []
         for answer, has_stopped, is_full, *token in zip(
             answers, has_stopped_R.tolist(), is_full_R.tolist(),
-            id_R.tolist(), told_3R[1].tolist(), told_3R[2].tolist(), tops, strict=True,
+            id_R.tolist(), drawn.logp_R.tolist(), drawn.drawn_logp_R.tolist(), drawn.tops, strict=True,
         ):  # fmt: skip
             if answer is None or answer.slot < 0:  # ended by an error of its own code
                 continue
@@ -492,7 +403,7 @@ class Engine:
         if stopped:
             self._follow(stopped)
 
-    def _said(self, answer: _Answer, token: Token, ended: Ended) -> None:
+    def _said(self, answer: Answer, token: Token, ended: Ended) -> None:
         """An answer's new token; its own code may end it."""
         request = answer.job.request
         watch = request.watch
@@ -520,7 +431,7 @@ class Engine:
                     masks[row] = bits(allowed, self.forward.vocab_size)
         return masks
 
-    def _follow(self, stopped: list[tuple[_Answer, Token]]) -> None:
+    def _follow(self, stopped: list[tuple[Answer, Token]]) -> None:
         """Let those go on whose turn something follows; one call for all that ask the same function."""
         while stopped:
             follow = stopped[0][0].job.request.follow
@@ -536,12 +447,12 @@ class Engine:
             for (answer, token), following in zip(mine, given, strict=True):
                 self._go_on(answer, token, following)
 
-    def _turn(self, answer: _Answer) -> Turn:
+    def _turn(self, answer: Answer) -> Turn:
         start = answer.turns[-1] if answer.turns else 0
         ids = self._slots.said(answer.slot, len(answer.job.prompt))
         return Turn(answer.job.ticket, answer.number, len(answer.turns) + 1, ids[start:])
 
-    def _go_on(self, answer: _Answer, token: Token, given: InjectedTokens | None) -> None:
+    def _go_on(self, answer: Answer, token: Token, given: InjectedTokens | None) -> None:
         slots, slot = self._slots, answer.slot
         if given is None or slots.written_S[slot] + len(given.ids) >= slots.limit_S[slot]:
             self._tell(answer, token, "stop" if given is None else "length")
@@ -551,18 +462,18 @@ class Engine:
         answer.turns.append(int(slots.written_S[slot]))
         self._tell(answer, token, "", given)
 
-    def _tell(self, answer: _Answer, token: Token | None, ended: Ended, given: InjectedTokens | None = None) -> None:
+    def _tell(self, answer: Answer, token: Token | None, ended: Ended, given: InjectedTokens | None = None) -> None:
         job = answer.job
         prompt, shared = None, 0
-        if not answer.has_begun:
-            answer.has_begun = True
+        if not answer.is_told:
+            answer.is_told = True
             shared = job.shared if answer.number == 0 else len(job.prompt)
             prompt = tuple(job.scores) if job.scores and answer.number == 0 else None
         self._events.append(Event(job.ticket, answer.number, token, ended, prompt, shared, given))
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
-    def _end(self, answer: _Answer) -> None:
+    def _end(self, answer: Answer) -> None:
         """Free the slot; what it holds stays for prompts that begin alike."""
         self._free(answer)
         job = answer.job
@@ -571,18 +482,18 @@ class Engine:
             job.is_over = True
             self._jobs.pop(job.ticket, None)
 
-    def _free(self, answer: _Answer) -> None:
+    def _free(self, answer: Answer) -> None:
         if answer.slot >= 0:
             self._slots.release(answer.slot, self.steps)
             self._answers[answer.slot], answer.slot = None, -1
 
-    def _end_job(self, job: _Job, ended: Ended, error: Exception | None = None) -> None:
+    def _end_job(self, job: Job, ended: Ended, error: Exception | None = None) -> None:
         """End all answers of a request that have not ended."""
         if job.is_over:
             return
         job.is_over = True
         self._jobs.pop(job.ticket, None)
-        job.logits_1V = None
+        self._queue.remove(job)
         for answer in [*job.active, *job.waiting]:
             prompt = tuple(job.scores) if job.scores and answer.number == 0 else None
             self._events.append(Event(job.ticket, answer.number, None, ended, prompt, error=error))
@@ -612,10 +523,9 @@ class Engine:
             self._free(answer)
             job.active.remove(answer)
             job.waiting.appendleft(answer)
-            if job not in self._queues.get(job.request.client, ()):
-                self._enqueue(job, first=True)
+            self._queue.add(job, first=True)
 
-    def _own(self, answer: _Answer, work: Callable[[], object]) -> object:
+    def _own(self, answer: Answer, work: Callable[[], object]) -> object:
         """A request's own code: an error in it ends the request."""
         try:
             return work()
@@ -628,22 +538,12 @@ class Engine:
             if job.logits_1V is not None and not job.waiting:
                 job.logits_1V = None
 
-    def _at(self, slot: int) -> _Answer:
+    def _at(self, slot: int) -> Answer:
         answer = self._answers[slot]
         assert answer is not None
         return answer
 
 
-def _logits_of(answer: _Answer) -> Tensor:
+def _logits_of(answer: Answer) -> Tensor:
     assert answer.job.logits_1V is not None
     return answer.job.logits_1V
-
-
-def _tops(logits_RV: Tensor, temperature_R: np.ndarray, wanted: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
-    """Each row's likeliest ids with their log-probabilities."""
-    most = max(wanted, default=0)
-    if not most:
-        return [()] * len(wanted)
-    logp_RK, id_RK = top_scores(logits_RV, temperature_R, most)
-    logp, ids = logp_RK.tolist(), id_RK.tolist()
-    return [tuple(zip(ids[row][:count], logp[row][:count], strict=True)) for row, count in enumerate(wanted)]

@@ -33,10 +33,7 @@ class Slots:
         self.last_used_S = np.full(num_slots, -1, dtype=np.int64)  # step in which its answer ended
         self.written_S = np.zeros(num_slots, dtype=np.int64)  # tokens after the prompt
         self.limit_S = np.zeros(num_slots, dtype=np.int64)  # most of them
-        self.is_scored_S = np.zeros(
-            num_slots, dtype=bool
-        )  # the prompt's log-probabilities are wanted and not all there
-        self.uniform_ST = np.zeros((num_slots, max_tokens), dtype=np.float32)  # what they are drawn with
+        self.is_scored_S = np.zeros(num_slots, dtype=bool)  # the prompt is to be scored
         self.stop_SE = np.full((num_slots, 1), NO_TOKEN, dtype=np.int64)
 
     def pending(self, slot: int) -> int:
