@@ -151,7 +151,7 @@ def time_signal(
 
 def main() -> None:
     asked = parse()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would hand on that it ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background job it is ignored, by children too
     import torch
 
     from penjing.data import synthetic as toyworld
