@@ -151,7 +151,7 @@ def time_signal(
 
 def main() -> None:
     asked = parse()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background job it is ignored, by children too
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it, and so do children
     import torch
 
     from penjing.data import synthetic as toyworld
