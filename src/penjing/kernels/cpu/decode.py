@@ -182,7 +182,7 @@ class Decoder:
         self.num_slots, self.max_tokens, self.vocab_size = num_slots, max_tokens, weights.head_VD.shape[0]
         slot = (num_slots, shape.num_key_value_heads, whole(max_tokens, KEYS))
         count, size = len(weights.layers), shape.head_dim
-        self.key_LBGTKP = torch.zeros(count, *slot[:2], slot[2] // PANEL, size, PANEL, dtype=cache_dtype)
+        self.key_LBGTKS = torch.zeros(count, *slot[:2], slot[2] // KEYS, size, KEYS, dtype=cache_dtype)
         self.value_LBGSK = torch.zeros(count, *slot, whole(size), dtype=cache_dtype)
         layers = (_Layer * count)(*(self._layer(each, index) for index, each in enumerate(weights.layers)))
         embedding_VD = weights.embedding_VD.detach().contiguous()
@@ -249,8 +249,8 @@ class Decoder:
 
     def copy_prefix(self, source: int, target: int, tokens: int) -> None:
         """Copy keys and values of the first `tokens` positions from one slot to another."""
-        panels = whole(tokens) // PANEL
-        self.key_LBGTKP[:, target, :, :panels] = self.key_LBGTKP[:, source, :, :panels]
+        tiles = whole(tokens, KEYS) // KEYS
+        self.key_LBGTKS[:, target, :, :tiles] = self.key_LBGTKS[:, source, :, :tiles]
         self.value_LBGSK[:, target, :, :tokens] = self.value_LBGSK[:, source, :, :tokens]
 
     # --- packing
@@ -277,7 +277,7 @@ class Decoder:
             key_gain=self._padded(given.key_gain_K),
             qkv=self._matrix(given.qkv),
             out=self._matrix(given.out),
-            keys=self.key_LBGTKP[index].data_ptr(),
+            keys=self.key_LBGTKS[index].data_ptr(),
             values=self.value_LBGSK[index].data_ptr(),
             window=given.window,
         )
@@ -309,7 +309,7 @@ class Decoder:
     def _panels(self, stack: Sequence[Sequence[Tensor]], kind: int, *, pairs: bool) -> tuple[_Linear, int]:
         """Matrices, each of several parts, in panels one after another."""
         inputs, sizes = stack[0][0].shape[1], [len(part) for part in stack[0]]
-        outputs = 2 * whole(sizes[0], 2 * PANEL) if pairs else whole(sum(sizes))
+        outputs = 2 * whole(sizes[0]) if pairs else whole(sum(sizes))
         step = outputs // PANEL * _panel_bytes(inputs, kind)
         panels = torch.zeros(len(stack) * step, dtype=torch.uint8)
         for number, parts in enumerate(stack):
@@ -321,6 +321,7 @@ class Decoder:
                     *source_OI.shape,
                     TYPES[source_OI.dtype],
                     panels.data_ptr() + number * step,
+                    outputs,
                     *place,
                     kind,
                     torch.get_num_threads(),
@@ -345,9 +346,7 @@ class Decoder:
         plain = TYPES[torch.float32]
         gain = None
         if any(part is not None and part.gain_O is not None for part in parts):
-            rows = [
-                functional.pad(gain_O, (0, whole(len(gain_O), 32) - len(gain_O))).view(-1, PANEL) for gain_O in gains_O
-            ]
+            rows = [functional.pad(gain_O, (0, whole(len(gain_O)) - len(gain_O))).view(-1, PANEL) for gain_O in gains_O]
             gain = self._padded(torch.stack(rows, dim=1).flatten() if matrix.pairs else torch.cat(gains_O))
         return _Adapter(
             a=self._panels([[a_RI]], plain, pairs=False)[0].panels,
