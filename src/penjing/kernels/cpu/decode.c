@@ -7,6 +7,9 @@
 
 #include "panels.h"
 #include <omp.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 enum { KEYS = SIDE * PANEL, QUERY_ROWS = 48 }; /* keys of a step of attention; queries, of all heads on one key head, at most */
 
@@ -477,4 +480,13 @@ void penjing_pack(const void *x, long rows, long inputs, int from_type, char *pa
              else pack_some(source, last - first, inputs, from_type, panels, output, outputs, FLOAT32); } while (0)
         if (from_type == BFLOAT16) PACK(BFLOAT16); else PACK(FLOAT32);
     }
+}
+
+/* Asks for large pages: a pass reads all weights, and few pages are sooner found, and sooner made. */
+void penjing_use_large_pages(void *memory, long count) {
+#ifdef MADV_HUGEPAGE
+    madvise(memory, (size_t)count, MADV_HUGEPAGE); /* where it is refused, pages stay small */
+#else
+    (void)memory, (void)count;
+#endif
 }

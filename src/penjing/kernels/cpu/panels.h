@@ -212,7 +212,8 @@ INLINE void pack_some(const void *x, long rows, long inputs, int from, char *pan
                 for (int j = 0; j < count; j++) ((uint16_t *)to)[j * wide + lane + o] = half[j];
             } else {
                 int8_t whole[GROUP];
-                for (int j = 0; j < GROUP; j++) largest = fmaxf(largest, fabsf(value[j]));
+                _Pragma("omp simd reduction(max : largest)")
+                for (int j = 0; j < GROUP; j++) largest = fabsf(value[j]) > largest ? fabsf(value[j]) : largest;
                 uint32_t scale = (bits(largest / 127.0f) + 0xffff) >> 16; /* rounded up: none is beyond 127 */
                 float inverse = scale ? 1.0f / from_bits(scale << 16) : 0.0f;
                 SIMD for (int j = 0; j < GROUP; j++) whole[j] = (int8_t)rintf(value[j] * inverse);
