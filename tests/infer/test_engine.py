@@ -349,7 +349,7 @@ def test_penalties_biases_and_masks_are_what_they_are_by_hand(model):
 
     prompt = prompts(1, seed=6)[0]
     style = Sampling(
-        repetition_penalty=1.4, presence_penalty=0.7, frequency_penalty=0.3, logit_bias={21: 1.5, 40: -9.0}
+        repetition_penalty=1.4, presence_penalty=0.7, frequency_penalty=0.9, logit_bias={21: 8.0, 40: -9.0}
     )
     with make_engine(model) as engine:
         free, masked = run(
