@@ -109,18 +109,6 @@ class AnswerBatch:
         return replace(self, **{name: move(value) for name, value in vars(self).items()})
 
 
-def run_model(model: Any, batch: AnswerBatch) -> Any:
-    """What the model says of a batch: logp_2N (see `Transformer.forward`), of a mixture with its router's means."""
-    return model(
-        batch.ids_BT,
-        batch.document_BT,
-        branch_BT=batch.branch_BT,
-        position_BT=batch.position_BT,
-        scored_N=batch.scored_N,
-        target_N=batch.target_N,
-    )
-
-
 def best_rows(sizes: Sequence[int], seq_len: int) -> list[list[int]]:
     """Which groups share a row of at most `seq_len`: best fit, largest first. Deterministic."""
     rows: list[list[int]] = []

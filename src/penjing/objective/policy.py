@@ -38,6 +38,7 @@ from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths
 from penjing.objective.rollout import Rollout
 from penjing.objective.router import RouterSettings
+from penjing.objective.run_model import run_model
 from penjing.objective.value import value_loss
 
 PolicyLoss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo"]
@@ -296,19 +297,9 @@ class PolicyObjective:
 
     def __call__(self, model: Callable[..., Any], batch: AnswerBatch) -> Loss:
         has_values = "value" in batch.values
-        more: dict[str, Any] = (
-            {"scalar_N": batch.scored_N} if has_values else {"temperature": self.settings.rollout.temperature}
-        )
-        said = model(
-            batch.ids_BT,
-            batch.document_BT,
-            branch_BT=batch.branch_BT,
-            position_BT=batch.position_BT,
-            scored_N=batch.scored_N,
-            target_N=batch.target_N,
-            **more,
-        )
-        logp_2N, *others = said if isinstance(said, tuple) else (said,)
+        temperature = self.settings.rollout.temperature
+        scored = run_model(model, batch, temperature=temperature, scalar_N=batch.scored_N if has_values else None)
+        logp_2N, *others = scored if isinstance(scored, tuple) else (scored,)
         total, parts = self.of_log_probs(logp_2N[0], logp_2N[1], batch)
         if has_values:
             loss, value_parts = self._of_values(others.pop(0), batch)

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from penjing.base.config import NonNegativeFloat, NonNegativeInt, PositiveInt
 from penjing.base.errors import UserError
-from penjing.loader.shared_prompt_batch import AnswerBatch, run_model
+from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths
 from penjing.objective.router import RouterSettings
+from penjing.objective.run_model import run_model
 
 Kind = Literal["dpo", "cdpo", "robust", "ipo", "hinge", "simpo", "orpo", "kto"]
 WITHOUT_REFERENCE = ("simpo", "orpo")

@@ -30,6 +30,7 @@ from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, Policy
+from penjing.objective.run_model import run_model
 from penjing.objective.value import advantages as token_advantages
 from penjing.objective.value import whitened
 from penjing.parallel.base import Strategy
@@ -309,17 +310,9 @@ def log_probs(model: Any, batch: AnswerBatch, temperature: float) -> Tensor:
     """logp_N of the answers' tokens, without dropout."""
     before = model.training
     model.eval()
-    logp_2N = model(
-        batch.ids_BT,
-        batch.document_BT,
-        branch_BT=batch.branch_BT,
-        position_BT=batch.position_BT,
-        scored_N=batch.scored_N,
-        target_N=batch.target_N,
-        temperature=temperature,
-    )
+    scored = run_model(model, batch, temperature=temperature)
     model.train(before)
-    logp_N: Tensor = (logp_2N[0] if isinstance(logp_2N, tuple) else logp_2N)[0]
+    logp_N: Tensor = (scored[0] if isinstance(scored, tuple) else scored)[0]
     return logp_N
 
 
