@@ -26,12 +26,14 @@ from penjing.commands.plan_forecast import family
 from penjing.commands.plan_print import print_page, verdict_of
 from penjing.commands.plan_run import PlanOptions
 from penjing.commands.train import execute, resolve_run
+from penjing.kernels.triton import ops as gpu
 from penjing.model.config import ModelConfig
 from penjing.plan import profile
 from penjing.plan.device_model import machine_of_card
 from penjing.plan.flops import parameters
 from penjing.plan.gpu_specs import find_card
 from penjing.plan.memory import Target, is_tight, safe_bytes
+from penjing.plan.memory.fake_device_mode import FakeDeviceMode
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
 from penjing.train import build_model, step_timing
@@ -178,6 +180,31 @@ def test_stages_that_sample_pay_for_it():
     longer = resolve_run("grpo", settings("max_steps=10", "objective.rollout.max_new_tokens=48"))
     more = make_report("grpo", longer, PlanOptions(gpu="RTX 4090"))
     assert more.step_parts_seconds["generation"] > 2 * page.step_parts_seconds["generation"]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_card_at_hand_is_planned_with_the_kernels_that_run_there(monkeypatch, installed):
+    properties = SimpleNamespace(total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+    monkeypatch.setattr(plan_run, "find_profile", lambda key: None)
+    monkeypatch.setattr(plan_run, "key_of", lambda device: "")
+    monkeypatch.setattr(gpu, "has_triton", installed)
+    run = resolve_run(
+        "pretrain", settings("compute.dtype=bfloat16", "compute.device=cuda", "model.num_hidden_layers=1")
+    )
+    machine, target, notes = plan_run.find_machine(PlanOptions(), run)
+    assert any("Triton" in note for note in notes) != installed
+    work = plan_run.workload_of(
+        run, shape_of(run.model), plan_run.lengths_of(run), machine, micro_size=4, options=PlanOptions()
+    )
+    assert work.own_kernels == installed
+    with FakeDeviceMode(target):
+        assert gpu.supports(torch.device("cuda"), torch.bfloat16) == installed
+    assert gpu.has_triton == installed
+    with FakeDeviceMode(Target(capability=(9, 0))):
+        assert gpu.supports(torch.device("cuda"), torch.bfloat16), "another machine's card has what it needs"
 
 
 def test_longer_runs_and_faster_cards():

@@ -166,7 +166,7 @@ def _at(
         dtype=name,
         optimizer=here.optimizer.name,
         fused_optimizer=True,
-        own_kernels=machine.kind == "cuda" and name == "bfloat16",  # as commands/plan.py
+        own_kernels=machine.runs_own_kernels(name),
         recompute=here.compute.activation_checkpointing,
     )
     planned = step_time(work, machine).seconds
