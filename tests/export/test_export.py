@@ -238,9 +238,9 @@ def test_the_card_states_what_is_known_and_no_more(tmp_path, tokenizer):
         ("runs/dpo", "dpo", "export", "runs/dpo/export"),
         ("runs/dpo", "dpo", "dpo-f16.gguf", "runs/dpo/dpo-f16.gguf"),
         ("runs/dpo/checkpoints/step-00000002", "dpo", "onnx", "runs/dpo/onnx"),
-        ("Qwen/Qwen3-0.6B", "outside", "export", "Qwen3-0.6B-export"),
-        ("Qwen/Qwen3-0.6B", "outside", "Qwen3-0.6B-f16.gguf", "Qwen3-0.6B-f16.gguf"),
-        ("models/full_sft_512.pth", "outside", "onnx", "full_sft_512-onnx"),
+        ("Qwen/Qwen3-0.6B", "external", "export", "Qwen3-0.6B-export"),
+        ("Qwen/Qwen3-0.6B", "external", "Qwen3-0.6B-f16.gguf", "Qwen3-0.6B-f16.gguf"),
+        ("models/full_sft_512.pth", "external", "onnx", "full_sft_512-onnx"),
     ],
 )
 def test_where_an_export_goes(tmp_path, monkeypatch, given, stage, name, expected):

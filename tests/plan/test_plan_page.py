@@ -122,7 +122,7 @@ def test_the_largest_pass_is_one_that_fits_though_the_optimizer_needs_the_most_o
     page = make_report(
         "pretrain", resolve_run("pretrain", settings("batch.size=64")), PlanOptions(gpu="RTX 3090", tokens="1M")
     )
-    assert 0.9 * page.memory_bytes < total(page.largest_micro_rows) <= safe_bytes(page.memory_bytes)
+    assert 0.9 * page.memory_bytes < total(page.largest_micro_size) <= safe_bytes(page.memory_bytes)
     assert len(traced) == 3
 
 
@@ -479,7 +479,7 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch,
         made = prepare_run(run, Single(CPU))
         made.context.trackers.close()
         optimizers = [optimizer.state_dict() for optimizer in made.context.optimizers]
-        return made.model.state_dict(), optimizers, made.context.source.state(), torch.get_rng_state(), made.bill
+        return made.model.state_dict(), optimizers, made.context.source.state(), torch.get_rng_state(), made.estimate
 
     sizes = []
     timed = step_timing._time_small_passes

@@ -109,7 +109,7 @@ def prepare(work: Path, request: BenchmarkRequest, method: str) -> Prepared:
         about={
             **facts(torch.device("cpu"), dtype, threads=options.threads),
             "parameters": parameters,
-            "start": str(request.start),
+            "init_from": str(request.start),
             "data": request.data.name,
         },
         lines=[

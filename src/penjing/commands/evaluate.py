@@ -37,8 +37,8 @@ def evaluate_questions(
     set_threads(0, 1)
     trained = load_trained(path)
     use_device(trained.model, device, dtype)
-    asked = asking.read_questions(questions)
-    answered = asking.ask(trained.model, trained.tokenizer, asked, thinking=thinking, max_tokens=max_tokens)
+    loaded = asking.read_questions(questions)
+    answered = asking.ask(trained.model, trained.tokenizer, loaded, thinking=thinking, max_tokens=max_tokens)
     rows = asking.table("", answered)
     rows.append(
         {

@@ -84,7 +84,7 @@ class PlanReport:
     tight: bool  # by less than the figure may be off
     waterfall: dict[str, int]
     peak_at: str
-    largest_micro_rows: int
+    largest_micro_size: int
     disk_data_bytes: int
     disk_checkpoint_bytes: int
     cost: str
@@ -190,17 +190,17 @@ def make_report(what: str, run: Run, options: PlanOptions, foreign: Shape | None
     )
 
 
-def _memory(total_bytes: int, room: int, fitted: Fitted | None) -> dict[str, Any]:
+def _memory(total_bytes: int, limit: int, fitted: Fitted | None) -> dict[str, Any]:
     """The page's figures of memory. room: the device's; 0 = not known."""
     plan = fitted.plan if fitted else None
     return {
         "peak_memory_bytes": total_bytes,
-        "memory_bytes": room,
-        "fits": total_bytes <= room if room else None,
-        "tight": is_tight(total_bytes, room),
+        "memory_bytes": limit,
+        "fits": total_bytes <= limit if limit else None,
+        "tight": is_tight(total_bytes, limit),
         "waterfall": dict(plan.waterfall) if plan else {},
         "peak_at": f"{plan.peak_at} at {plan.peak_line}" if plan else "",
-        "largest_micro_rows": fitted.largest if fitted else 0,
+        "largest_micro_size": fitted.largest if fitted else 0,
     }
 
 

@@ -52,11 +52,11 @@ _FLUSH_CHARACTERS = 1 << 20
 
 
 class SkipCounter:
-    """What a reader does not hand out, counted: give it on_skip=aside.skip and quarantine=aside.quarantine."""
+    """What a reader does not hand out, counted: give it on_skip=aside.skip and bad_records=aside.bad_records."""
 
     def __init__(self, max_bad_fraction: float = 1.0) -> None:
         """max_bad_fraction: share of all records that may be broken; more are a UserError at the end of the reading."""
-        self.quarantine = BadRecords(max_bad_fraction)
+        self.bad_records = BadRecords(max_bad_fraction)
         self.left_out: Counter[str] = Counter()
 
     def skip(self, file: str, line: int, reason: str) -> None:
@@ -65,15 +65,15 @@ class SkipCounter:
 
     def warnings(self, what: str) -> Iterator[str]:
         """`what` is the plural of what is surveyed."""
-        num_records, num_broken = self.quarantine.records, self.quarantine.bad
+        num_records, num_broken = self.bad_records.records, self.bad_records.bad
         for reason, num in self.left_out.most_common():
             if num >= 0.01 * num_records:
                 yield f"{_share(num, num_records)} of {what} are left out: {reason}."
         if num_broken:
             many = "" if num_broken <= DEFAULT_MAX_BAD * num_records else ", too many to train on as they are"
-            yield f"{num_broken:,} of {num_records:,} records are broken{many}; the first: {self.quarantine.first[0]}"
-        if self.quarantine.unread:
-            yield f"Not read to the end, for damage that hides what follows: {', '.join(self.quarantine.unread[:5])}."
+            yield f"{num_broken:,} of {num_records:,} records are broken{many}; the first: {self.bad_records.first[0]}"
+        if self.bad_records.unread:
+            yield f"Not read to the end, for damage that hides what follows: {', '.join(self.bad_records.unread[:5])}."
 
 
 def survey(
@@ -102,8 +102,8 @@ def survey_chats(
 def survey_preferences(preferences: Iterable[PreferenceRecord], *, aside: SkipCounter | None = None) -> PreferenceStats:
     """Count pairs and judged answers in one pass. aside: as for documents."""
     counter = _PreferenceCounter(aside or SkipCounter())
-    for judged in preferences:
-        counter.add(judged)
+    for record in preferences:
+        counter.add(record)
     return counter.result()
 
 
@@ -122,14 +122,14 @@ def survey_files(paths: Sequence[Path], kind: Kind) -> DatasetStats | ChatStats 
     aside = SkipCounter()
     match kind:
         case "documents":
-            return survey(read_documents(paths, on_skip=aside.skip, quarantine=aside.quarantine), aside=aside)
+            return survey(read_documents(paths, on_skip=aside.skip, bad_records=aside.bad_records), aside=aside)
         case "chats":
-            return survey_chats(read_chats(paths, on_skip=aside.skip, quarantine=aside.quarantine), aside=aside)
+            return survey_chats(read_chats(paths, on_skip=aside.skip, bad_records=aside.bad_records), aside=aside)
         case "preferences":
-            judged = read_preferences(paths, on_skip=aside.skip, quarantine=aside.quarantine)
-            return survey_preferences(judged, aside=aside)
+            records = read_preferences(paths, on_skip=aside.skip, bad_records=aside.bad_records)
+            return survey_preferences(records, aside=aside)
         case "prompts":
-            return survey_prompts(read_prompts(paths, quarantine=aside.quarantine), aside=aside)
+            return survey_prompts(read_prompts(paths, bad_records=aside.bad_records), aside=aside)
 
 
 def file_kind(path: Path) -> Kind:
@@ -249,7 +249,7 @@ class _DocumentCounter:
         num_duplicates = self.num_documents - len(self.seen)
         return DatasetStats(
             num_documents=self.num_documents,
-            num_broken=self.aside.quarantine.bad,
+            num_broken=self.aside.bad_records.bad,
             left_out=dict(self.aside.left_out.most_common()),
             num_bytes=self.num_bytes,
             num_characters=num_characters,
@@ -339,7 +339,7 @@ class _ChatCounter:
     def result(self) -> ChatStats:
         return ChatStats(
             num_chats=self.turns.num_seen,
-            num_broken=self.aside.quarantine.bad,
+            num_broken=self.aside.bad_records.bad,
             left_out=dict(self.aside.left_out.most_common()),
             num_answers=self.answers.num_seen,
             num_answer_bytes=self.num_answer_bytes,
@@ -375,23 +375,23 @@ class _PreferenceCounter:
         self.num_pairs = self.num_judged = self.num_chosen_longer = 0
         self.seen: set[int] = set()
 
-    def add(self, judged: PreferenceRecord) -> None:
-        sizes = [_num_bytes(chat.messages[-1:]) for chat in judged.chats]
-        for size, wanted in zip(sizes, judged.wanted, strict=True):
+    def add(self, record: PreferenceRecord) -> None:
+        sizes = [_num_bytes(chat.messages[-1:]) for chat in record.chats]
+        for size, wanted in zip(sizes, record.wanted, strict=True):
             (self.chosen if wanted else self.rejected).add(size)
-        self.prompts.add(_num_bytes(judged.chats[0].messages[:-1]))
+        self.prompts.add(_num_bytes(record.chats[0].messages[:-1]))
         if len(sizes) == 2:
             self.num_pairs += 1
             self.num_chosen_longer += sizes[0] > sizes[1]
         else:
             self.num_judged += 1
-        self.seen.add(_digest(repr((judged.wanted, [(chat.messages, chat.tools) for chat in judged.chats]))))
+        self.seen.add(_digest(repr((record.wanted, [(chat.messages, chat.tools) for chat in record.chats]))))
 
     def result(self) -> PreferenceStats:
         return PreferenceStats(
             num_pairs=self.num_pairs,
             num_judged=self.num_judged,
-            num_broken=self.aside.quarantine.bad,
+            num_broken=self.aside.bad_records.bad,
             left_out=dict(self.aside.left_out.most_common()),
             prompt_bytes=self.prompts.quantiles(),
             chosen_bytes=self.chosen.quantiles(),
@@ -433,7 +433,7 @@ class _PromptCounter:
     def result(self) -> PromptStats:
         return PromptStats(
             num_prompts=self.turns.num_seen,
-            num_broken=self.aside.quarantine.bad,
+            num_broken=self.aside.bad_records.bad,
             turns_per_prompt=self.turns.quantiles(),
             prompt_bytes=self.sizes.quantiles(),
             lengths_exact=self.turns.exact,

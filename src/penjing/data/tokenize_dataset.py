@@ -99,13 +99,13 @@ def prepare_chats(
     val_fraction: float,
     about: dict[str, Any],
     thinking: bool | None = None,
-    quarantine: BadRecords | None = None,
+    bad_records: BadRecords | None = None,
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> TokenizedDataset:
     """Render conversations into `folder/train` and `folder/validation`, each short enough for a row of `seq_len`.
 
     A longer one loses whole turns from its end; one whose first exchange is too long is skipped. Both are counted.
-    quarantine: where a conversation goes that the template refuses or that teaches nothing; None: it is an error.
+    bad_records: where a conversation goes that the template refuses or that teaches nothing; None: it is an error.
     thinking: as `render` is told; not None, answers without a thought are written with an empty one.
     Raises UserError if one half stays empty, and for `thinking` where somebody else's template decides.
     """
@@ -116,7 +116,7 @@ def prepare_chats(
             next_step="Leave it out.",
         )
     counts: Counter[str] = Counter()
-    encoded = _encode_chats(chats, tokenizer, seq_len, thinking, counts, quarantine, progress)
+    encoded = _encode_chats(chats, tokenizer, seq_len, thinking, counts, bad_records, progress)
     about = {**about, "seq_len": seq_len}
     train, validation = _write(encoded, "chats", tokenizer, folder, val_fraction, about)
     return TokenizedDataset(train, validation, counts["skipped"], counts["shortened"])
@@ -141,7 +141,7 @@ def _encode_chats(
     seq_len: int,
     thinking: bool | None,
     counts: Counter[str],
-    quarantine: BadRecords | None,
+    bad_records: BadRecords | None,
     progress: Callable[[int], None],
 ) -> Iterator[_Encoded]:
     for chat in chats:
@@ -151,9 +151,9 @@ def _encode_chats(
             if silent and not any(_says_something(message) for message in chat.messages):
                 raise UserError("no token of it is learned from", where=f"{chat.source}:{chat.line}")
         except UserError as error:
-            if quarantine is None:
+            if bad_records is None:
                 raise
-            quarantine.reject(error, chat.source, chat.line)
+            bad_records.reject(error, chat.source, chat.line)
             continue
         progress(sum(len(message.content) for message in chat.messages))
         if fitting is None or silent:  # silent: there are templates that show no tool calls
@@ -161,8 +161,8 @@ def _encode_chats(
             continue
         rendered, messages, shorter = fitting
         counts["shortened"] += shorter
-        said = "".join(message.content for message in messages if message.role == "assistant")
-        yield _Encoded(split_key(chat), rendered.ids, len(said.encode()), rendered.weights)
+        answers = "".join(message.content for message in messages if message.role == "assistant")
+        yield _Encoded(split_key(chat), rendered.ids, len(answers.encode()), rendered.weights)
 
 
 def _says_something(message: Message) -> bool:

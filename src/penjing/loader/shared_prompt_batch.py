@@ -114,7 +114,7 @@ def best_rows(sizes: Sequence[int], seq_len: int) -> list[list[int]]:
     rows: list[list[int]] = []
     left: list[int] = []
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        fitting = [row for row, room in enumerate(left) if room >= sizes[index]]
+        fitting = [row for row, free in enumerate(left) if free >= sizes[index]]
         if fitting:
             row = min(fitting, key=lambda row: (left[row], row))
         else:

@@ -328,9 +328,9 @@ class PolicyObjective:
         advantage_N = batch.values.get(ADVANTAGE)
         if advantage_N is None:
             advantage_N = batch.figures[ADVANTAGE][batch.answer_N]
-        judged_N, reference_N = advantage_N, batch.values.get("reference")
+        own_advantage_N, reference_N = advantage_N, batch.values.get("reference")
         if reference_N is not None and settings.kl_estimator == "k1":
-            advantage_N = judged_N - settings.kl_coef * divergence(logp_N.detach(), reference_N, "k1")
+            advantage_N = own_advantage_N - settings.kl_coef * divergence(logp_N.detach(), reference_N, "k1")
         old_N = logp_N.detach() if settings.strictly_on_policy else behaviour_N
         log_ratio_N = (logp_N - old_N).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
         if settings.loss == "gspo":
@@ -362,7 +362,7 @@ class PolicyObjective:
             "clipped_high_fraction": cut_high_N.float(),
             "entropy": entropy_N,
             "kl_old_new": divergence(behaviour_N, logp_N, "k3"),
-            "advantage_square": judged_N**2,
+            "advantage_square": own_advantage_N**2,
         }
         sums = {name: (units_N * value_N.detach()).sum() for name, value_N in parts.items()}
         units_A = self._units_A(batch)

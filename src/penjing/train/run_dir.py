@@ -51,9 +51,9 @@ class RunDir:
         return self.path / "incidents.jsonl"
 
     @property
-    def quarantine(self) -> Path:
+    def bad_records(self) -> Path:
         """Records that were left out: JSON lines of file, line and reason."""
-        return self.path / "quarantine.jsonl"
+        return self.path / "bad_records.jsonl"
 
     @property
     def checkpoints(self) -> Path:

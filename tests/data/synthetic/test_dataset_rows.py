@@ -20,7 +20,7 @@ from penjing.data.synthetic import dataset_rows as rows
 from penjing.data.synthetic.lexicon import THINGS
 
 # The corpus itself, so that it stays the same on every platform and version of Python. After a deliberate change of
-# the world run test_the_corpus_has_not_changed and put here what it prints. (The rolls of the dice, in
+# the world run test_the_corpus_has_not_changed and put here what it prints. (The rolls of the rng, in
 # test_questions.py, never change.)
 PINNED = {
     "pretrain": "88b35f93b37a61ec",

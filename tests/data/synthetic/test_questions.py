@@ -150,9 +150,9 @@ def test_items_depend_only_on_seed_split_and_index() -> None:
 
 def test_dice_never_change() -> None:
     """Fixed numbers: a change here changes everybody's corpus."""
-    dice = Rng(0, "golden")
-    assert [dice.below(1000) for _ in range(5)] == GOLDEN_ROLLS
-    assert dice.shuffled(range(6)) == GOLDEN_SHUFFLE
+    rng = Rng(0, "golden")
+    assert [rng.below(1000) for _ in range(5)] == GOLDEN_ROLLS
+    assert rng.shuffled(range(6)) == GOLDEN_SHUFFLE
 
 
 def test_unknown_language_split_and_kind_are_named() -> None:

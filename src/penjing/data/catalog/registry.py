@@ -367,10 +367,10 @@ def _set_aside(target: Path, say: Say) -> None:
     if not target.is_dir() or not any(target.iterdir()):
         return
     number = 1
-    while (aside := target.with_name(f"{target.name}.before-{number}")).exists():
+    while (backup := target.with_name(f"{target.name}.before-{number}")).exists():
         number += 1
-    target.rename(aside)
-    say(f"{target} was changed, or of another version: it is {aside.name} now")
+    target.rename(backup)
+    say(f"{target} was changed, or of another version: it is {backup.name} now")
 
 
 def _check_space(entry: Dataset, folder: Path) -> None:

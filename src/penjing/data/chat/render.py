@@ -166,14 +166,14 @@ def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[TemplateSpan]) -> Enco
         found = tokenizer.control_pattern.finditer(piece.text) if tokenizer.control_pattern and not piece.said else ()
         for match in found:
             plain = piece.text[place : match.start()]
-            text, taught = text + plain, taught + [piece.taught] * len(plain)
+            text, taught = text + plain, taught + [piece.is_target] * len(plain)
             left, right = tokenizer.trims(match[0])
             flush(left)
             ids.append(tokenizer.control(match[0]))
-            weights.append(int(piece.taught))
+            weights.append(int(piece.is_target))
             trims, place = right, match.end()
         plain = piece.text[place:]
-        text, taught = text + plain, taught + [piece.taught] * len(plain)
+        text, taught = text + plain, taught + [piece.is_target] * len(plain)
     flush()
     return EncodedChat(ids, weights)
 

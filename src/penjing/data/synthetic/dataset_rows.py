@@ -37,9 +37,9 @@ _ABSENT_FRACTION = 0.15
 
 
 def _start(name: str, seed: int, index: int) -> tuple[Rng, str, int]:
-    """The dice of a row, its language, and the number of the story it tells."""
-    dice = Rng(seed, name, index)
-    return dice, dice.choice(tuple(LANGUAGES)), _OFFSETS[name] + index
+    """The rng of a row, its language, and the number of the story it tells."""
+    rng = Rng(seed, name, index)
+    return rng, rng.choice(tuple(LANGUAGES)), _OFFSETS[name] + index
 
 
 def plain(question: SyntheticQuestion) -> str:
@@ -62,13 +62,13 @@ def pretrain_documents(seed: int, count: int, *, start: int = 0) -> Iterator[str
     Plain stories, stories with up to 9 questions, 5 to 8 drills, roll calls with questions, echoes.
     """
     for index in range(start, start + count):
-        dice, language, number = _start("pretrain", seed, index)
+        rng, language, number = _start("pretrain", seed, index)
         shares = next(shares for until, shares in CURRICULUM if index < until * (start + count) or until == 1.0)
-        yield "\n".join(_TEXTS[_draw(shares, dice)](seed, number, language, dice))
+        yield "\n".join(_TEXTS[_draw(shares, rng)](seed, number, language, rng))
 
 
-def _draw(shares: dict[str, float], dice: Rng) -> str:
-    roll = dice.random()
+def _draw(shares: dict[str, float], rng: Rng) -> str:
+    roll = rng.random()
     for kind, share in shares.items():
         roll -= share
         if roll < 0:
@@ -76,26 +76,26 @@ def _draw(shares: dict[str, float], dice: Rng) -> str:
     return next(iter(shares))
 
 
-def _story_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
+def _story_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
     return [Reading(seed, number, language, "train").text]
 
 
-def _reading_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
+def _reading_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
     reading = Reading(seed, number, language, "train")
-    return [reading.text, *map(plain, reading.draw(dice.between(7, 9), _ABSENT_FRACTION))]
+    return [reading.text, *map(plain, reading.draw(rng.between(7, 9), _ABSENT_FRACTION))]
 
 
-def _drill_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
-    return [plain(question) for question in _drills(seed, number, language, dice.between(5, 8), dice)]
+def _drill_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
+    return [plain(question) for question in _drills(seed, number, language, rng.between(5, 8), rng)]
 
 
-def _roll_call_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
-    text, questions = roll_call(dice, language, dice.between(5, 8))
+def _roll_call_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
+    text, questions = roll_call(rng, language, rng.between(5, 8))
     return [text, *map(plain, questions)]
 
 
-def _echo_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
-    return [echo(dice, language)]
+def _echo_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
+    return [echo(rng, language)]
 
 
 _TEXTS = {
@@ -107,8 +107,8 @@ _TEXTS = {
 }
 
 
-def _drills(seed: int, number: int, language: str, count: int, dice: Rng) -> list[SyntheticQuestion]:
-    kinds = [dice.choice(_PLAIN_DRILLS) for _ in range(count)]
+def _drills(seed: int, number: int, language: str, count: int, rng: Rng) -> list[SyntheticQuestion]:
+    kinds = [rng.choice(_PLAIN_DRILLS) for _ in range(count)]
     return [drill(seed, number * 16 + at, language=language, kind=kind) for at, kind in enumerate(kinds)]
 
 
@@ -141,18 +141,18 @@ def conversations(
 ) -> Iterator[Row]:
     """Conversations: mostly a story with up to 10 questions, then drills, roll calls, story requests and tool calls."""
     for index in range(start, start + count):
-        dice, language, number = _start("sft", seed, index)
-        roll = dice.random()
+        rng, language, number = _start("sft", seed, index)
+        roll = rng.random()
         if roll < request_fraction:
             questions = [story_request(seed, number, language=language)]
         elif roll < request_fraction + tool_fraction:
             questions = [drill(seed, number, language=language, kind="tool")]
         elif roll < request_fraction + tool_fraction + drill_fraction:
-            questions = _drills(seed, number, language, dice.between(4, 8), dice)
+            questions = _drills(seed, number, language, rng.between(4, 8), rng)
         elif roll < request_fraction + tool_fraction + drill_fraction + roll_call_fraction:
-            questions = roll_call(dice, language, dice.between(6, 9))[1]
+            questions = roll_call(rng, language, rng.between(6, 9))[1]
         else:
-            questions = Reading(seed, number, language, "train").draw(dice.between(7, 10), _ABSENT_FRACTION)
+            questions = Reading(seed, number, language, "train").draw(rng.between(7, 10), _ABSENT_FRACTION)
         messages = [*_opening(questions[0]), _reply(questions[0])]
         for question in questions[1:]:
             messages += [{"role": "user", "content": question.question}, _reply(question)]
@@ -161,30 +161,30 @@ def conversations(
 
 def _short_question(name: str, seed: int, index: int) -> tuple[Rng, SyntheticQuestion, Fact | None]:
     """One question with a short answer, three in four about a story; the fact is None for all but those."""
-    dice, language, number = _start(name, seed, index)
-    if dice.coin(0.25):
-        return dice, drill(seed, number, language=language, kind=dice.choice(_PLAIN_DRILLS)), None
+    rng, language, number = _start(name, seed, index)
+    if rng.coin(0.25):
+        return rng, drill(seed, number, language=language, kind=rng.choice(_PLAIN_DRILLS)), None
     reading = Reading(seed, number, language, "train")
-    if dice.coin(_ABSENT_FRACTION):
+    if rng.coin(_ABSENT_FRACTION):
         absent = reading.ask_absent()
         if absent is not None:
-            return dice, absent, None
-    kind = dice.choice(tuple(dict.fromkeys(fact.kind for fact in reading.tale.facts)))
-    fact = dice.choice([fact for fact in reading.tale.facts if fact.kind == kind])
-    return dice, reading.ask(fact), fact
+            return rng, absent, None
+    kind = rng.choice(tuple(dict.fromkeys(fact.kind for fact in reading.plan.facts)))
+    fact = rng.choice([fact for fact in reading.plan.facts if fact.kind == kind])
+    return rng, reading.ask(fact), fact
 
 
-def _rejected(dice: Rng, question: SyntheticQuestion, fact: Fact | None) -> str:
+def _rejected(rng: Rng, question: SyntheticQuestion, fact: Fact | None) -> str:
     """A bad answer: mostly a wrong one, else in the wrong language, repeated, too long or evasive."""
     space = " " if question.language == "en" else ""
-    roll = dice.random()
+    roll = rng.random()
     if roll < 0.6 and question.wrong:
-        return dice.choice(question.wrong)
+        return rng.choice(question.wrong)
     if roll < 0.7 and fact is not None and not isinstance(fact.answer, int):
         other = "zh" if question.language == "en" else "en"
         return word_answer(fact.answer, other, many=fact.ask.endswith("_many"))
     if roll < 0.8:
-        return space.join([question.answer] * dice.between(3, 5))
+        return space.join([question.answer] * rng.between(3, 5))
     if roll < 0.9 and question.story:
         return question.story
     return "I do not know." if question.language == "en" else "我不知道。"
@@ -193,9 +193,9 @@ def _rejected(dice: Rng, question: SyntheticQuestion, fact: Fact | None) -> str:
 def preferences(seed: int, count: int, *, start: int = 0) -> Iterator[Row]:
     """Pairs of a right answer and a bad one to the same prompt."""
     for index in range(start, start + count):
-        dice, question, fact = _short_question("dpo", seed, index)
+        rng, question, fact = _short_question("dpo", seed, index)
         prompt = _opening(question)
-        bad = {"role": "assistant", "content": _rejected(dice, question, fact)}
+        bad = {"role": "assistant", "content": _rejected(rng, question, fact)}
         yield {"chosen": [*prompt, _reply(question)], "rejected": [*prompt, bad]}
 
 
@@ -235,7 +235,7 @@ def _held_out_story_questions(seed: int, index: int, language: str, wanted: set[
         if absent is not None:
             yield absent
     done: set[str] = set()
-    for fact in reading.dice.shuffled(reading.tale.facts):
+    for fact in reading.rng.shuffled(reading.plan.facts):
         if fact.kind in wanted and fact.kind not in done and held_out(*fact.pair):
             question = reading.ask(fact)
             if question.chance <= 0.5:

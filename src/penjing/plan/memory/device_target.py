@@ -11,14 +11,14 @@ GIB = 1 << 30
 MEMORY_MARGIN = 0.025
 
 
-def is_tight(total_bytes: int, room_bytes: int) -> bool:
+def is_tight(total_bytes: int, available_bytes: int) -> bool:
     """Whether it fits by less than the figure may be off."""
-    return safe_bytes(room_bytes) < total_bytes <= room_bytes
+    return safe_bytes(available_bytes) < total_bytes <= available_bytes
 
 
-def safe_bytes(room_bytes: int) -> int:
+def safe_bytes(available_bytes: int) -> int:
     """What a plan may take of it without being tight."""
-    return int((1 - MEMORY_MARGIN) * room_bytes)
+    return int((1 - MEMORY_MARGIN) * available_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,6 @@ class Target:
         return 32 << 20 if self.capability[0] in (9, 10, 12) else 4096 * 1024 * 2 + 16 * 1024 * 8
 
     @property
-    def room_bytes(self) -> int:
+    def available_bytes(self) -> int:
         """What is left for PyTorch's segments; 0 = not known."""
         return max(1, self.memory_bytes - self.context_bytes) if self.memory_bytes else 0

@@ -136,7 +136,7 @@ def _copied_bytes(run: Run, trace: Trace) -> int:
     )
 
 
-def largest_micro_rows(
+def largest_micro_size(
     run: Run,
     target: Target,
     budget_bytes: int | None = None,
@@ -197,7 +197,7 @@ def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple
     device = torch.device(target.kind)
     precision = Precision.resolve(run.compute, device, capability=target.capability)
     precision.require(device, target.capability)
-    run = replace(run, compute=precision.said_by(run.compute))
+    run = replace(run, compute=precision.resolved(run.compute))
     tracer = Tracer(vocabulary=run.model.vocab_size, loss_files=LOSS_FILES, kernel_temporaries=target.kind == "cuda")
     strategy = TraceStrategy(tracer, device, shape.layout, shape.ranks)
     stage = make_stage(run, strategy)
