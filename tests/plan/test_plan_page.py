@@ -21,7 +21,7 @@ from penjing.commands import plan_counts, plan_run
 from penjing.commands import plan_history as verify
 from penjing.commands import plan_subcommands as plan_tools
 from penjing.commands import sweep as tables
-from penjing.commands.plan import make_report, read_foreign
+from penjing.commands.plan import make_report, read_external
 from penjing.commands.plan_forecast import family
 from penjing.commands.plan_print import print_page, verdict_of
 from penjing.commands.plan_run import PlanOptions
@@ -229,8 +229,8 @@ def test_bad_input_is_one_line(asked, where):
 def test_a_hugging_face_config_is_read(tmp_path):
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
-    run, foreign = read_foreign(tmp_path, {})
-    page = make_report("gpt2", run, PlanOptions(gpu="A100"), foreign)
+    run, external = read_external(tmp_path, {})
+    page = make_report("gpt2", run, PlanOptions(gpu="A100"), external)
     assert page.parameters == 124_439_808
     assert page.waterfall == {}  # a formula, and the page says so
     assert "formula" in text_of(lambda console: print_page(page, console))
@@ -245,10 +245,10 @@ def test_a_hugging_face_config_is_read(tmp_path):
         "max_position_embeddings": 1024,
     }
     (tmp_path / "config.json").write_text(json.dumps(llama))
-    run, foreign = read_foreign(tmp_path / "config.json", {})
-    assert foreign is None and run.model.hidden_size == 64
+    run, external = read_external(tmp_path / "config.json", {})
+    assert external is None and run.model.hidden_size == 64
     with pytest.raises(UserError, match=r"data\.seq_len"):
-        read_foreign(tmp_path, {"data": {"seq_len": 99999}})
+        read_external(tmp_path, {"data": {"seq_len": 99999}})
 
 
 def test_a_probed_plan_costs_what_its_one_card_does():
@@ -301,9 +301,9 @@ def test_devices_that_share_the_states_of_a_foreign_model_hold_a_part(tmp_path, 
     """Bytes of a parameter on each of four devices."""
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
-    run, foreign = read_foreign(tmp_path, {})
-    alone = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4), foreign)
-    shared = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4, engine=engine), foreign)
+    run, external = read_external(tmp_path, {})
+    alone = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4), external)
+    shared = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4, engine=engine), external)
     assert alone.peak_memory_bytes - shared.peak_memory_bytes == pytest.approx((16 - held) * 124_439_808, abs=1)
 
 

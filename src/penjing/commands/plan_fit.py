@@ -101,7 +101,7 @@ def divisors(number: int) -> list[int]:
     return [each for each in range(number, 0, -1) if number % each == 0]
 
 
-def foreign_memory(shape: Shape, work: Workload) -> float:
+def external_memory(shape: Shape, work: Workload) -> float:
     """A formula: states of 16 bytes a parameter, of which devices that share them hold a part each, activations by
     width, whole logits, and a context."""
     whole = WHOLE_BYTES.get(work.sharding, 16.0)
