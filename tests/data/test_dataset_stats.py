@@ -72,7 +72,7 @@ def test_quantiles_exact_then_sampled() -> None:
     [
         (
             ["same text, again and again, fifty bytes and more."] * 7 + [f"{i} " * 40 for i in range(93)],
-            "6 % of documents are exact duplicates: they will be learned by heart",
+            "6 % of documents are exact duplicates: a model memorizes them",
         ),
         ([f"{i}" for i in range(100)], "Half of the documents are 2 bytes or less"),
         ([f"{i} " * 40 for i in range(3)], "Only 3 documents: too few to hold some out"),
@@ -115,7 +115,7 @@ def test_chats_hand_counted() -> None:
     assert (found.num_with_system, found.num_with_tools, found.num_with_reasoning, found.num_tool_calls) == (1, 1, 1, 1)
     assert found.num_duplicates == 1
     assert found.warnings == (
-        "20 % of chats are exact duplicates: they will be learned by heart.",
+        "20 % of chats are exact duplicates: a model memorizes them.",
         "20 % of chats end on a turn that is never answered.",
     )
     assert json.loads(json.dumps(found.to_dict()))["num_chats"] == 5
@@ -174,7 +174,7 @@ def test_preferences_hand_counted(tmp_path: Path) -> None:
     ends = {name: (found[f"{name}_bytes"]["min"], found[f"{name}_bytes"]["max"]) for name in ENDS}
     assert ends == ENDS
     assert found["warnings"][:2] == (
-        "25 % of records are exact duplicates: they will be learned by heart.",
+        "25 % of records are exact duplicates: a model memorizes them.",
         "17 % of records are left out: both answers are the same.",
     )
     biased = survey_files([jsonl(tmp_path / "b.jsonl", longer)], "preferences").to_dict()

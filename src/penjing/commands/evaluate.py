@@ -57,7 +57,7 @@ def evaluate_questions(
         cells.append((*counts, f"{share:.0%}", f"{low:.0%}-{high:.0%}", f"{row['chance']:.0%}"))
     print_table(console, ("kind", "language", "right>", "asked>", "accuracy>", "95 %>", "chance>"), cells)
     if cut := sum(one.cut for one in answered):
-        note = f"{cut} of {len(answered)} answers were truncated; give them more room with --max-tokens"
+        note = f"{cut} of {len(answered)} answers were truncated; raise --max-tokens"
         console.print(escape_markup("note", note, indent=""))
 
 

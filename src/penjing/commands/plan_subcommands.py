@@ -116,7 +116,7 @@ def search(
     title = f"{run.stage} on {options.gpus} x {machine.name}, {machine.level}"
     print_table(console, [f"{heading}>" for heading in headings], rows_shown, title=title)
     limit = units.gibibytes(most_bytes) if most_bytes else "no known limit"
-    margin = f", {MEMORY_MARGIN:.1%} of it kept free for the error of these figures" if most_bytes else ""
+    margin = f", {MEMORY_MARGIN:.1%} of it reserved for the error of these figures" if most_bytes else ""
     console.print(f"{len(fit_now)} of {len(found)} traced configurations fit {limit}{margin}", highlight=False)
     if fit_now:
         best = fit_now[0]

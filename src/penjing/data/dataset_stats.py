@@ -281,10 +281,10 @@ class _DocumentCounter:
         elif largest > 0.2 * self.num_bytes:
             yield f"One document is {_share(largest, self.num_bytes)} of all bytes: a split by document is uneven."
         if self.num_bytes < 1_000_000:
-            yield f"Only {self.num_bytes / 1e6:.2f} MB of text: a model will know it by heart after a few passes."
+            yield f"Only {self.num_bytes / 1e6:.2f} MB of text: a model memorizes it in a few epochs."
         if num_duplicates >= 0.01 * self.num_documents:
             share = _share(num_duplicates, self.num_documents)
-            yield f"{share} of documents are exact duplicates: they will be learned by heart."
+            yield f"{share} of documents are exact duplicates: a model memorizes them."
         median = self.lengths.quantiles()["p50"]
         if median < 50:
             yield f"Half of the documents are {median} bytes or less: too short to teach anything beyond a phrase."
@@ -454,7 +454,7 @@ class _PromptCounter:
 
 def _duplicate_warnings(num_duplicates: int, num: int, what: str) -> Iterator[str]:
     if num_duplicates >= 0.01 * num:
-        yield f"{_share(num_duplicates, num)} of {what} are exact duplicates: they will be learned by heart."
+        yield f"{_share(num_duplicates, num)} of {what} are exact duplicates: a model memorizes them."
 
 
 def _share(part: float, whole: float) -> str:

@@ -149,7 +149,7 @@ def _encode_chats(
             fitting = _fit(tokenizer, chat, seq_len + 1, thinking)
             silent = fitting is not None and not any(fitting[0].weights)
             if silent and not any(_says_something(message) for message in chat.messages):
-                raise UserError("no token of it is learned from", where=f"{chat.source}:{chat.line}")
+                raise UserError("all of its tokens have weight 0", where=f"{chat.source}:{chat.line}")
         except UserError as error:
             if bad_records is None:
                 raise

@@ -124,7 +124,7 @@ def plan_basis(run: ReportedRun) -> str:
     if low is None or high is None:
         return f"The prediction {basis}."
     inside = "" if seconds is None else ", and it does" if low <= seconds <= high else ", and it does not"
-    return f"The prediction {basis}; the time was to lie between {duration(low)} and {duration(high)}{inside}."
+    return f"The prediction {basis}; predicted to take between {duration(low)} and {duration(high)}{inside}."
 
 
 def time_parts(run: ReportedRun) -> str:

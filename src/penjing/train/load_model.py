@@ -65,7 +65,7 @@ def whole_checkpoint(path: Path) -> Checkpoint | None:
     if wrong is not None:
         raise UserError(f"this checkpoint is damaged: {wrong}", where=path)
     if not RunDir(path.parent.parent).settings.is_file():
-        raise UserError("this checkpoint does not lie in a run", where=path, wanted="RUN/checkpoints/step-...")
+        raise UserError("this checkpoint is not in the folder of a run", where=path, wanted="RUN/checkpoints/step-...")
     return Checkpoint(path, int(path.name.removeprefix("step-")), ())
 
 

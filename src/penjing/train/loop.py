@@ -209,7 +209,7 @@ def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
         raise UserError(
             "the disk refused the last checkpoint",
             where=f"step {state.step}",
-            next_step="Make room; the same command takes the steps since the last one again.",
+            next_step="Free disk space; the same command repeats the steps since the last one.",
         )
     return figures
 

@@ -80,7 +80,7 @@ def stage_folder(path: Path) -> Path:
         return path.resolve().parent.parent
     what = "no such folder" if not path.exists() else "not the folder of a run"
     if (path / "config.json").is_file():
-        what = "a model from outside, and not a run"
+        what = "an external model, not a run"
     raise UserError(
         what, where=path, wanted="a folder made by `penjing train` or `penjing quickstart`, or a Hugging Face directory"
     )

@@ -122,7 +122,7 @@ class Watchdog:
             self._end(why, about["rank"], stacks=about["bug"])
         for rank, (last_text, since) in self._heard.items():
             if time.monotonic() - since > self.silent_seconds:
-                where = _after(json.loads(last_text)["step"]) if last_text else "before it said anything"
+                where = _after(json.loads(last_text)["step"]) if last_text else "before its first message"
                 self._end(f"rank {rank} is silent since {self.silent_seconds:g} s, {where}", rank)
         others = {rank: json.loads(last_text) for rank, (last_text, _) in self._heard.items() if last_text}
         # While one rank writes or judges, the others may be waiting for it inside their next step.

@@ -378,7 +378,7 @@ def _check_space(entry: Dataset, folder: Path) -> None:
     free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if free < entry.num_download_bytes:
         raise UserError(
-            "the disk has too little room",
+            "not enough disk space",
             where=folder.parent,
             got=f"{gibibytes(free)} free",
             wanted=gibibytes(entry.num_download_bytes),

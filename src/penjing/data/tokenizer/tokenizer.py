@@ -399,7 +399,7 @@ def find_roles(full: tokenizers.Tokenizer, folder: Path, template: str, settings
     text_end = next((token for token in _TEXT_ENDS if token in special), None)
     eos = names.get("eos_token") or text_end
     if eos is None:
-        raise UserError("it cannot be told which token ends a text", where=folder, wanted="eos_token")
+        raise UserError("its end-of-text token cannot be found", where=folder, wanted="eos_token")
     message_end = answer_end(template, names, [eos, *ends], special) if template else None
     message_end = message_end or eos
     end_of_text = (text_end or eos) if eos == message_end else eos

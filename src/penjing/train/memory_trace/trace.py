@@ -193,7 +193,7 @@ def largest_block_bytes(config: ModelConfig) -> tuple[int, int]:
 
 def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple[str, ...]]:
     """The trace of STEPS steps and a validation between them, and what had to be assumed."""
-    notes = [] if shape.scored_fraction < 1 else ["every position is taken to be learned from, the most there can be"]
+    notes = [] if shape.scored_fraction < 1 else ["every position is assumed to be a target, the most there can be"]
     device = torch.device(target.kind)
     precision = Precision.resolve(run.compute, device, capability=target.capability)
     precision.require(device, target.capability)

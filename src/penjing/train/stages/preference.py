@@ -59,7 +59,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             raise UserError(
                 "preferences are learned by a model that already answers",
                 where="init_from",
-                next_step="Give init_from=RUN, the folder of a run that was taught conversations.",
+                next_step="Give init_from=RUN, the folder of a run that was trained on conversations.",
             )
         batch_geometry(self.run, self.strategy.world, self.strategy.device)  # raises where kl_groups does not fit
         super().prepare_data()
