@@ -243,7 +243,7 @@ def _make_data(options: QuickstartOptions, corpus: Corpus, log: StageLog) -> str
     paths = records.list_files([Path(name) for name in found.documents])
     skips = survey.SkipCounter(_pretraining_settings(options).data.max_bad_fraction)
     documents = records.read_documents(paths, on_skip=skips.skip, bad_records=skips.bad_records)
-    facts = survey.survey(documents, aside=skips)
+    facts = survey.survey(documents, skips=skips)
     log.record(
         data={
             "source": corpus.source,

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penjing.base.errors import UserError
-from penjing.base.files import disk_error, sha256_file, sha256_text, sync_folder, write_json
+from penjing.base.files import disk_error, sha256_file, sha256_text, write_json
 from penjing.data.chat.render import render
 from penjing.data.formats import BadRecords, Chat, PreferenceRecord
-from penjing.data.token_shards import read_meta
+from penjing.data.token_shards import check_hashes, publish, read_meta
 from penjing.data.tokenize_dataset import held_out_below, is_held_out
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
@@ -193,9 +193,7 @@ class PreferenceShards:
 
     def verify(self) -> None:
         """Hash every file again; raises UserError naming the first that changed."""
-        for name, facts in self.meta["files"].items():
-            if sha256_file(self.folder / name) != facts["sha256"]:
-                raise UserError("the file is not what was written (checksum differs)", where=self.folder / name)
+        check_hashes(self.folder, self.meta)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -263,13 +261,7 @@ class PreferenceShardWriter:
         write_json(
             self.partial / META, {"format": FORMAT, "dtype": self.dtype.name, **counts, **self.about, "files": files}
         )
-        try:
-            if self.folder.exists():
-                shutil.rmtree(self.folder)
-            self.partial.rename(self.folder)
-            sync_folder(self.folder.parent)
-        except OSError as error:
-            raise disk_error(error, self.folder) from error
+        publish(self.partial, self.folder)
         return PreferenceShards(self.folder)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -82,10 +82,9 @@ def prepare_documents(
     *,
     val_fraction: float,
     about: dict[str, Any],
-    progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> TokenizedDataset:
     """Encode documents into `folder/train` and `folder/validation`. Raises UserError if one half stays empty."""
-    encoded = _encode_documents(documents, tokenizer, progress)
+    encoded = _encode_documents(documents, tokenizer)
     train, validation = _write(encoded, "documents", tokenizer, folder, val_fraction, about)
     return TokenizedDataset(train, validation, 0, 0)
 
@@ -100,7 +99,6 @@ def prepare_chats(
     about: dict[str, Any],
     thinking: bool | None = None,
     bad_records: BadRecords | None = None,
-    progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> TokenizedDataset:
     """Render conversations into `folder/train` and `folder/validation`, each short enough for a row of `seq_len`.
 
@@ -116,23 +114,20 @@ def prepare_chats(
             next_step="Leave it out.",
         )
     counts: Counter[str] = Counter()
-    encoded = _encode_chats(chats, tokenizer, seq_len, thinking, counts, bad_records, progress)
+    encoded = _encode_chats(chats, tokenizer, seq_len, thinking, counts, bad_records)
     about = {**about, "seq_len": seq_len}
     train, validation = _write(encoded, "chats", tokenizer, folder, val_fraction, about)
     return TokenizedDataset(train, validation, counts["skipped"], counts["shortened"])
 
 
-def _encode_documents(
-    documents: Iterable[Document], tokenizer: Tokenizer, progress: Callable[[int], None]
-) -> Iterator[_Encoded]:
+def _encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[_Encoded]:
     stream = iter(documents)
     opening = [] if tokenizer.begin == tokenizer.end_of_text else [tokenizer.begin]
     while batch := list(islice(stream, BATCH)):
         for document, ids in zip(batch, tokenizer.encode_many([document.text for document in batch]), strict=True):
-            num_bytes = len(document.text.encode())
-            progress(num_bytes)
             if ids:
-                yield _Encoded(split_key(document), [*opening, *ids] if opening else ids, num_bytes)
+                ids = [*opening, *ids] if opening else ids
+                yield _Encoded(split_key(document), ids, len(document.text.encode()))
 
 
 def _encode_chats(
@@ -142,7 +137,6 @@ def _encode_chats(
     thinking: bool | None,
     counts: Counter[str],
     bad_records: BadRecords | None,
-    progress: Callable[[int], None],
 ) -> Iterator[_Encoded]:
     for chat in chats:
         try:
@@ -155,7 +149,6 @@ def _encode_chats(
                 raise
             bad_records.reject(error, chat.source, chat.line)
             continue
-        progress(sum(len(message.content) for message in chat.messages))
         if fitting is None or silent:  # silent: there are templates that show no tool calls
             counts["skipped"] += 1
             continue

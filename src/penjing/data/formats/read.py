@@ -108,7 +108,6 @@ def _to_the_end(
 def read_documents(
     paths: Sequence[Path],
     *,
-    document_characters: int = 2000,
     on_skip: OnSkip | None = None,
     bad_records: BadRecords | None = None,
 ) -> Iterator[Document]:
@@ -116,7 +115,7 @@ def read_documents(
 
     Plain text: BOM dropped, CRLF -> LF, trailing spaces and the full-width (or, before Chinese, any) indents of novels
     dropped; documents are parted by lines `<|endoftext|>` where the file has one, else the file is cut after a blank
-    line, or at the latest after some line, into documents of about `document_characters`, so that whole documents can
+    line, or at the latest after some line, into documents of about 2,000 characters, so that whole documents can
     be held out of a novel too. No line is ever cut and none is lost.
     A record whose text is empty is left out and reported to `on_skip(file, line, reason)`. A broken one is set aside
     in `bad_records`; without one it raises `UserError`.
@@ -124,7 +123,7 @@ def read_documents(
 
     def rows(path: Path) -> Iterator[tuple[int, Any]]:
         if format_of(path) in PLAIN_FORMATS:
-            return plain_documents(path, document_characters)
+            return plain_documents(path)
         return rows_of(path, text_only=True)
 
     def make(value: Any, place: SourceLocation) -> Sequence[Document]:

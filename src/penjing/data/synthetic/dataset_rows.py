@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 from penjing.data.synthetic.holdout_split import held_out
@@ -34,6 +35,8 @@ TOOLS = json.dumps(
 # Kinds that a plain text can show; a tool call is a matter of the chat format.
 _PLAIN_DRILLS = tuple(kind for kind in DRILL_KINDS if kind not in ("tool", "story"))
 _ABSENT_FRACTION = 0.15
+# Of the conversations; the rest is questions about stories.
+CONVERSATION_SHARES = {"request": 0.10, "tool": 0.06, "drill": 0.24, "roll_call": 0.12}
 
 
 def _start(name: str, seed: int, index: int) -> tuple[Rng, str, int]:
@@ -56,14 +59,14 @@ CURRICULUM: tuple[tuple[float, dict[str, float]], ...] = (
 )
 
 
-def pretrain_documents(seed: int, count: int, *, start: int = 0) -> Iterator[str]:
-    """Texts `start` to `start + count` of a file of that many: games first, then stories, questions and drills.
+def pretrain_documents(seed: int, count: int) -> Iterator[str]:
+    """The texts of a file of so many: games first, then stories, questions and drills.
 
     Plain stories, stories with up to 9 questions, 5 to 8 drills, roll calls with questions, echoes.
     """
-    for index in range(start, start + count):
+    for index in range(count):
         rng, language, number = _start("pretrain", seed, index)
-        shares = next(shares for until, shares in CURRICULUM if index < until * (start + count) or until == 1.0)
+        shares = next(shares for until, shares in CURRICULUM if index < until * count or until == 1.0)
         yield "\n".join(_TEXTS[_draw(shares, rng)](seed, number, language, rng))
 
 
@@ -129,27 +132,19 @@ def _reply(question: SyntheticQuestion) -> Row:
     return {"role": "assistant", "content": question.answer}
 
 
-def conversations(
-    seed: int,
-    count: int,
-    *,
-    start: int = 0,
-    request_fraction: float = 0.10,
-    tool_fraction: float = 0.06,
-    drill_fraction: float = 0.24,
-    roll_call_fraction: float = 0.12,
-) -> Iterator[Row]:
+def conversations(seed: int, count: int) -> Iterator[Row]:
     """Conversations: mostly a story with up to 10 questions, then drills, roll calls, story requests and tool calls."""
-    for index in range(start, start + count):
+    until = dict(zip(CONVERSATION_SHARES, accumulate(CONVERSATION_SHARES.values()), strict=True))
+    for index in range(count):
         rng, language, number = _start("sft", seed, index)
         roll = rng.random()
-        if roll < request_fraction:
+        if roll < until["request"]:
             questions = [story_request(seed, number, language=language)]
-        elif roll < request_fraction + tool_fraction:
+        elif roll < until["tool"]:
             questions = [drill(seed, number, language=language, kind="tool")]
-        elif roll < request_fraction + tool_fraction + drill_fraction:
+        elif roll < until["drill"]:
             questions = _drills(seed, number, language, rng.between(4, 8), rng)
-        elif roll < request_fraction + tool_fraction + drill_fraction + roll_call_fraction:
+        elif roll < until["roll_call"]:
             questions = roll_call(rng, language, rng.between(6, 9))[1]
         else:
             questions = Reading(seed, number, language, "train").draw(rng.between(7, 10), _ABSENT_FRACTION)
@@ -190,18 +185,18 @@ def _rejected(rng: Rng, question: SyntheticQuestion, fact: Fact | None) -> str:
     return "I do not know." if question.language == "en" else "我不知道。"
 
 
-def preferences(seed: int, count: int, *, start: int = 0) -> Iterator[Row]:
+def preferences(seed: int, count: int) -> Iterator[Row]:
     """Pairs of a right answer and a bad one to the same prompt."""
-    for index in range(start, start + count):
+    for index in range(count):
         rng, question, fact = _short_question("dpo", seed, index)
         prompt = _opening(question)
         bad = {"role": "assistant", "content": _rejected(rng, question, fact)}
         yield {"chosen": [*prompt, _reply(question)], "rejected": [*prompt, bad]}
 
 
-def prompts(seed: int, count: int, *, start: int = 0) -> Iterator[Row]:
+def prompts(seed: int, count: int) -> Iterator[Row]:
     """Prompts for reinforcement learning, with the only right answer in `gt`."""
-    for index in range(start, start + count):
+    for index in range(count):
         _, question, _ = _short_question("rl", seed, index)
         yield {
             "conversations": [*_opening(question), {"role": "assistant", "content": ""}],

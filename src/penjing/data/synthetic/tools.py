@@ -112,9 +112,9 @@ def _opening(one: ToolTask) -> list[dict[str, Any]]:
     return [system, {"role": "user", "content": one.question}]
 
 
-def tool_conversations(seed: int, count: int, *, start: int = 0) -> Iterator[dict[str, Any]]:
+def tool_conversations(seed: int, count: int) -> Iterator[dict[str, Any]]:
     """Whole conversations, calls and results included, in MiniMind's form."""
-    for index in range(start, start + count):
+    for index in range(count):
         one = errand("tools", seed, index)
         thinks = Rng(seed, "thinks", index).coin(THOUGHT_FRACTION)
         thoughts = _THOUGHTS[one.language]
@@ -134,9 +134,9 @@ def tool_conversations(seed: int, count: int, *, start: int = 0) -> Iterator[dic
         yield {"conversations": messages}
 
 
-def tool_prompts(seed: int, count: int, *, start: int = 0) -> Iterator[dict[str, Any]]:
+def tool_prompts(seed: int, count: int) -> Iterator[dict[str, Any]]:
     """Questions alone, with the only right answer in `gt`."""
-    for index in range(start, start + count):
+    for index in range(count):
         one = errand("tools_rl", seed, index)
         yield {
             "conversations": [*_opening(one), {"role": "assistant", "content": ""}],
