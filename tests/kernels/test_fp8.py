@@ -20,6 +20,7 @@ from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import Linear, set_compute_dtype, use_float8
 from penjing.model.lora import Lora, add_adapter, cast_frozen_base
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.plan.memory import Target
 from penjing.train.memory_trace.trace import predict_memory
@@ -130,8 +131,7 @@ def make(shape=SHAPE, *, on=True, fresh=False):
 
 def nats(model, ids_BT):
     target_N = ids_BT.roll(-1, dims=1).flatten()
-    given = {"target_N": target_N, "weight_N": torch.ones(target_N.shape[0])}
-    got = model(ids_BT, **given)
+    got = model(ids_BT, score=CrossEntropy(target_N, torch.ones(target_N.shape[0])))
     return (got[0] if isinstance(got, tuple) else got) / target_N.shape[0]  # a mixture's comes with its routers' doings
 
 

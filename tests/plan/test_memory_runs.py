@@ -25,7 +25,7 @@ from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.dummy_batches import NoMeter
 from penjing.train.memory_trace.trace import (
     TraceShape,
-    largest_micro_rows,
+    largest_micro_size,
     predict_memory,
     shape_of,
     trace_run,
@@ -198,14 +198,14 @@ def test_ranks() -> None:
 
 def test_the_largest_pass_that_fits_is_the_largest() -> None:
     run = run_of("pretrain")
-    rows = largest_micro_rows(run, CARD, 1 << 30)
+    rows = largest_micro_size(run, CARD, 1 << 30)
     tight = Target(name="RTX 3090", capability=(8, 6), memory_bytes=1 << 30)
     assert rows > 1
     assert predict_memory(run, tight, micro_size=rows).fits
     assert not predict_memory(run, tight, micro_size=rows + 1).fits
-    assert largest_micro_rows(run, CARD, 500 * MIB) == 0  # hardly more than the context
+    assert largest_micro_size(run, CARD, 500 * MIB) == 0  # hardly more than the context
     with pytest.raises(UserError, match="not known"):
-        largest_micro_rows(run, Target())
+        largest_micro_size(run, Target())
 
 
 def test_a_cpu_run_is_the_process_with_its_tensors() -> None:

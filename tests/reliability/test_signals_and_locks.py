@@ -64,14 +64,14 @@ def test_signals_at_random_instants(tmp_path, server, stages, whole, count, name
     recipe, words = stages["pretrain"]
     wanted, _ = whole
     words = [*words, "checkpoint.every=1000", "max_steps=30"]
-    dice, ended = random.Random(name), 0
+    rng, ended = random.Random(name), 0
     for trial in range(trials):
         folder = tmp_path / f"{trial}"
         send = SEND.format(
             path=str(folder / "metrics.jsonl"),
-            lines=dice.randint(1, 18),
+            lines=rng.randint(1, 18),
             numbers=[int(getattr(signal, name))],
-            pause=dice.uniform(0, 0.02),
+            pause=rng.uniform(0, 0.02),
         )
         status, _, said = server.run(recipe, [*words, f"out={folder}"], before=send)
         assert status == CODES[name], said

@@ -12,6 +12,7 @@ from penjing.infer.requests import Request
 from penjing.infer.sample import Sampling
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 from penjing.train import compile_policy as compiling
 from penjing.train.compile_policy import compile_model, decide, missing_compiler
@@ -120,7 +121,7 @@ def test_compiled_blocks_compute_the_same_and_are_compiled_once(monkeypatch, tmp
         generator = torch.Generator().manual_seed(step)
         ids_BT = torch.randint(64, (2, 96), generator=generator)
         document_BT = (torch.rand(2, 96, generator=generator) < 0.05).long().cumsum(1)
-        scored = dict(target_N=ids_BT.flatten(), weight_N=torch.ones(192))
+        scored = dict(score=CrossEntropy(ids_BT.flatten(), torch.ones(192)))
         for model in (plain, compiled):
             model.zero_grad()
             model(ids_BT, document_BT, **scored).backward()

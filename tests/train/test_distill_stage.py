@@ -272,7 +272,7 @@ def test_a_conversation_that_the_template_refuses_is_set_aside(
             stage(mine, tmp_path / "x")
         return
     made = stage(mine, tmp_path / "x")
-    listed = [json.loads(line) for line in (tmp_path / "x" / "quarantine.jsonl").read_text().splitlines()]
+    listed = [json.loads(line) for line in (tmp_path / "x" / "bad_records.jsonl").read_text().splitlines()]
     assert [(each["line"], each["kind"]) for each in listed] == [(5, "bad")]
     assert "1 are broken" in made.notes[0]
     assert len(made._prompts) + len(made._held_out) + int(made.notes[1].split()[0]) == 21

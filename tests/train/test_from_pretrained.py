@@ -65,7 +65,7 @@ def make_model(size: int, **options: object) -> Transformer:
 
 
 def write_model(folder: Path, toy: Path, template: str, **options: object) -> Transformer:
-    """A Hugging Face directory with a foreign tokenizer (<s> before texts, </s> after them)."""
+    """A Hugging Face directory with an external tokenizer (<s> before texts, </s> after them)."""
     texts = [json.loads(line)["text"] for line in (toy / "pretrain.jsonl").read_text().splitlines()[:80]]
     trained = train_tokenizer(texts, 340)
     folder.mkdir(parents=True)

@@ -113,7 +113,7 @@ def test_before_the_first_step_nothing_is_preferred_and_after_it_something_is(tu
     assert margin[6] > margin[3] > 0
     assert accuracy[6] > 0.9
     assert curve(folder, "preference_loss")[6] < curve(folder, "preference_loss")[1]
-    assert curve(folder, "chosen_drift_nats_per_token")[6] > 0
+    assert curve(folder, "chosen_kl_to_reference")[6] > 0
     assert "asking the reference about" in said
     assert "the start model, asked once" in said
     kl = curve(folder, "val_kl_per_answer")
