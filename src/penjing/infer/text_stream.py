@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penjing.data.chat.turn_parser import Kind, parts
-from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.data.chat.turn_parser import Kind, TurnParser, TurnSpan, split_marks
+from penjing.data.tokenizer.tokenizer import END_TOOL_CALL, VISIBLE_TOKENS, Tokenizer
 
 _BROKEN = "\ufffd"  # what is shown for bytes that are no character, or not yet
 
@@ -75,11 +75,11 @@ class TextStream:
         if found:
             self._ready, self._held, self.stopped = self._ready + text[: min(found)], "", True
             return
-        held = max(_overlap(text, stop) for stop in self.stop_strings)
+        held = max(overlap(text, stop) for stop in self.stop_strings)
         self._ready, self._held = self._ready + text[: len(text) - held], text[len(text) - held :]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Characters at the end of `text` that `stop` begins with."""
     return next((length for length in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:length])), 0)
 
@@ -96,31 +96,78 @@ class Piece(NamedTuple):
 class TurnStream:
     """Ids in, pieces of thoughts, words and calls out, as `turn_parser.parts` takes a turn apart."""
 
-    def __init__(self, tokenizer: Tokenizer, thinking: bool | None = None) -> None:
-        self.tokenizer, self.thinking = tokenizer, thinking
-        self._ids: list[int] = []
+    def __init__(self, tokenizer: Tokenizer, thinking: bool | None = None, stop_strings: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stop_strings = tokenizer, stop_strings
+        self._marks = {tokenizer.control(mark): mark for mark in VISIBLE_TOKENS if tokenizer.has(mark)}
+        self._spelled = [mark for mark in VISIBLE_TOKENS if not tokenizer.has(mark)]
+        self._parser = TurnParser(thinking)
+        self._text = TextStream(tokenizer, stop_strings)
+        self._held = ""  # text that may become a mark, where marks are spelled
         self._shown: list[int] = []  # characters of each stretch
         self._closed: set[int] = set()
 
+    @property
+    def spans(self) -> list[TurnSpan]:
+        """The whole turn so far."""
+        return self._parser.spans
+
     def add(self, index: int) -> list[Piece]:
         """Take one more id; what is new of the turn."""
-        self._ids.append(index)
-        return self._new(waiting=_BROKEN)
+        self.take(index)
+        return self._new()
+
+    def take(self, index: int) -> None:
+        """Take one more id; `spans` shows what has become of it."""
+        if self._text.stopped or index in self._tokenizer.stop:
+            return
+        if index in self._marks:
+            self._end_of_text()
+            self._parser.add(True, self._marks[index])
+            self._text = TextStream(self._tokenizer, self._stop_strings)
+        else:
+            self._say(self._text.add(index))
+
+    def close_call(self) -> None:
+        """Say the end of the call that is being written, which nobody had to."""
+        self._end_of_text()
+        self._parser.add(True, END_TOOL_CALL)
 
     def finish(self) -> list[Piece]:
-        return self._new(waiting="")
+        """The turn has ended: what waits for something to follow is text too."""
+        self._end_of_text()
+        return self._new(ended=True)
 
-    def _new(self, waiting: str) -> list[Piece]:
-        pieces = []
-        for number, part in enumerate(parts(self.tokenizer, self._ids, thinking=self.thinking)):
+    def _end_of_text(self) -> None:
+        self._say(self._text.finish())
+        if self._held:
+            self._parser.add(False, self._held)
+            self._held = ""
+
+    def _say(self, text: str) -> None:
+        """Add text, cut at the marks that are spelled in it."""
+        if not self._spelled:
+            if text:
+                self._parser.add(False, text)
+            return
+        *pieces, (is_mark, last) = split_marks(self._held + text, self._spelled) or [(False, "")]
+        held = 0 if is_mark else max(overlap(last, mark) for mark in self._spelled)
+        self._held = last[len(last) - held :]
+        for piece in (*pieces, (is_mark, last[: len(last) - held])):
+            if piece[1]:
+                self._parser.add(*piece)
+
+    def _new(self, *, ended: bool = False) -> list[Piece]:
+        pieces, spans = [], self.spans
+        if len(spans) == 1 and not (spans[0].text.strip() or spans[0].closed or ended):
+            return []  # blanks at the beginning are forgotten where a thought follows
+        for number, part in enumerate(spans):
             if number == len(self._shown):
                 self._shown.append(0)
-            text = part.text.removesuffix(waiting) if waiting else part.text
-            new = text[self._shown[number] :]
+            new = part.text[self._shown[number] :]
             closes = part.closed and number not in self._closed
             if new or closes:
                 pieces.append(Piece(part.kind, number, new, part.closed))
-                self._shown[number] = len(text)
+                self._shown[number] = len(part.text)
             if closes:
                 self._closed.add(number)
         return pieces

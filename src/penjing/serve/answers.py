@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,12 +33,13 @@ class Tally:
         self.longest_prompt = max(self.longest_prompt, tokens)
         self.written += [0] * answers
 
-    def saw(self, number: int, event: Event) -> None:
-        """An event of answer `number`."""
-        self.cached_tokens += event.shared if event.answer == 0 else 0
-        if event.token is not None:
-            self.written[number] += 1
-            self.first = self.first or time.perf_counter()
+    def saw(self, number: int, events: Sequence[Event]) -> None:
+        """Events of answer `number`."""
+        tokens = sum(event.token is not None for event in events)
+        self.written[number] += tokens
+        if tokens and not self.first:
+            self.first = time.perf_counter()
+        self.cached_tokens += sum(event.shared for event in events if event.answer == 0)
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -85,9 +88,13 @@ class TokenTexts:
         found["top_logprobs"] = [self._one(index, logp) for index, logp in token.top[:top]]
         return found
 
+    def raw(self, index: int) -> bytes:
+        """What a token adds to a text."""
+        return self._tokenizer.token_bytes(index)
+
     def text(self, index: int) -> str:
         """A token's text; bytes that are part of a character as `bytes:\\xe5\\x8c`, as completions have them."""
-        raw = self._tokenizer.token_bytes(index)
+        raw = self.raw(index)
         try:
             return raw.decode()
         except UnicodeDecodeError:
@@ -96,12 +103,14 @@ class TokenTexts:
     def _one(self, index: int, logp: float) -> dict[str, Any]:
         known = self._entries.get(index)
         if known is None:
-            raw = self._tokenizer.token_bytes(index)
+            raw = self.raw(index)
             known = {"token": raw.decode(errors="replace"), "bytes": list(raw), "id": index}
             self._entries[index] = known
         return {**known, "logprob": number(logp)}
 
 
-def number(logp: float) -> float:
-    """A log-probability as JSON can write it."""
+def number(logp: float) -> float | None:
+    """A log-probability as JSON can write it; None of a first token, before which nothing stands."""
+    if math.isnan(logp):
+        return None
     return round(logp, 7) if logp > LOWEST_LOGPROB else LOWEST_LOGPROB

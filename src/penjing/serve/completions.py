@@ -2,95 +2,69 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
-import secrets
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
-
 from penjing.infer.requests import Event, Token
 from penjing.infer.text_stream import TextStream
-from penjing.serve.answers import Tally, TokenTexts, fault, number
+from penjing.serve.answers import fault, number
 from penjing.serve.errors import ApiError
-from penjing.serve.generation import Service, Target, prepare
+from penjing.serve.generation import Service, Target, Work
 from penjing.serve.schema import CompletionRequest
-from penjing.serve.streams import EventStream, dumps, line, unless_left
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prompt:
     """ids: as they are read. added: how many of them at the beginning nobody sent. text: what `echo` repeats."""
 
     ids: list[int]
     added: int
     text: str
+    scores: tuple[Token, ...] = ()  # told with its first answer
 
 
-def prompts_of(body: CompletionRequest) -> list[str] | list[list[int]]:
-    """One or several prompts, each a text or ids."""
-    if isinstance(body.prompt, str):
-        return [body.prompt]
-    if isinstance(body.prompt[0], int):
-        return [body.prompt]  # type: ignore[list-item]
-    return body.prompt  # type: ignore[return-value]
-
-
-def encode(target: Target, prompt: str | list[int]) -> Prompt:
-    """A text begins a document; ids are read as they are."""
-    tokenizer = target.served.tokenizer
-    if isinstance(prompt, str):
-        return Prompt([tokenizer.begin, *tokenizer.encode(prompt, after_control=True)], 1, prompt)
-    return Prompt(prompt, 0, tokenizer.decode(prompt, hide=False))
-
-
-class Choice:
-    """One answer to one prompt. Its log-probabilities cover the prompt too where that is echoed."""
+class CompletionChoice:
+    """One answer to one prompt. Text and log-probabilities cover the prompt too where that is echoed."""
 
     def __init__(self, index: int, prompt: Prompt, body: CompletionRequest, target: Target) -> None:
-        self.index, self.prompt, self.echo, self.top = index, prompt, bool(body.echo), body.logprobs
+        self.index, self.prompt, self.top = index, prompt, body.logprobs
         tokenizer = target.served.tokenizer
         self.stop, self.texts = tokenizer.stop, target.service.token_texts(target.served)
         self.text = TextStream(tokenizer, body.stop_texts)
         self.finish: str | None = None
-        self._tokens: list[Token] = []
-        self._begun = False
+        self._echo = bool(body.echo)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0
+        self._offset = 0  # characters before the next token
 
-    def take(self, events: Sequence[Event]) -> str:
-        """The text that events add."""
-        text, ids = "", []
+    def take(self, events: Sequence[Event]) -> list[dict[str, Any]]:
+        text, tokens = "", list[Token]()
         for event in events:
-            if not self._begun:
-                self._begun = True
-                text = self.prompt.text if self.echo else ""
-                self._tokens += (event.prompt or ())[self.prompt.added :]
+            if event.prompt is not None:
+                self.prompt.scores = event.prompt[self.prompt.added :]
             if event.token is not None:
-                self._tokens.append(event.token)
+                tokens.append(event.token)
                 if event.token.id not in self.stop:
-                    ids.append(event.token.id)
+                    text += self.text.add(event.token.id)
             if event.ended == "error":
                 raise fault(event)
             if event.ended:
                 self.finish = "length" if event.ended == "length" else "stop"
-        text += "".join(map(self.text.add, ids))
-        return text + self.text.finish() if self.finish else text
+                text += self.text.finish()
+        if self._echo:
+            text, tokens, self._echo = self.prompt.text + text, [*self.prompt.scores, *tokens], False
+        scores = None if self.top is None else self._scores(tokens)
+        if not (text or (tokens and scores) or self.finish):
+            return []
+        return [{"index": self.index, "text": text, "logprobs": scores, "finish_reason": self.finish}]
 
-    def logprobs(self) -> dict[str, Any] | None:
-        """Of the tokens since the last time; None where nobody asked."""
-        if self.top is None:
-            return None
-        tokens, self._tokens = self._tokens, []
-        tops, offsets = [], []
+    def _scores(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        offsets, tops = [], []
         for token in tokens:
             offsets.append(self._offset)
             self._offset += len(self._decoder.decode(self.texts.raw(token.id)))
-            tops.append({self.texts.text(index): number(logp) for index, logp in token.top} if token.top else None)
+            tops.append({self.texts.text(index): number(logp) for index, logp in token.top[: self.top]} or None)
         return {
             "tokens": [self.texts.text(token.id) for token in tokens],
             "token_logprobs": [number(token.logp) for token in tokens],
@@ -99,72 +73,52 @@ class Choice:
         }
 
 
-class Work:
-    """One request: its prompts are answered side by side, and its choices are numbered through."""
-
-    def __init__(self, target: Target, body: CompletionRequest, prompts: Sequence[Prompt]) -> None:
-        self.target, self.body, self.tally = target, body, target.tally()
-        self.id, self.created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
-        n = body.n or 1
-        self.choices = [Choice(index, prompts[index // n], body, target) for index in range(n * len(prompts))]
-        requests = [self._request(prompt) for prompt in prompts]
-        hub, model = target.service.hub, target.served.name
-        self.jobs: list[Job] = []
-        try:
-            for prompt, request in zip(prompts, requests, strict=True):
-                self.jobs.append(hub.submit(model, request))
-                self.tally.add_prompt(len(prompt.ids) - prompt.added, n)
-        except ApiError:
-            self.cancel()
-            raise
-
-    def _request(self, prompt: Prompt) -> Request:
-        body = self.body
-        return self.target.request(
+async def begin(service: Service, body: CompletionRequest, client: str) -> Work:
+    """Hand a request to the engine. Raises ApiError if it is refused."""
+    if body.suffix:
+        raise ApiError(400, "suffix: text in the middle is not written by these models", param="suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise ApiError(400, "best_of: only as large as n", param="best_of")
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens: 0 is for echo alone", param="max_tokens")
+    prompts = _prompts(body)
+    if not all(prompts):
+        raise ApiError(400, "prompt: is empty", param="prompt")
+    target = Target.of(service, body, client, len(prompts))
+    lengths = [len(prompt) for prompt in prompts]
+    encoded = await target.prepare(lambda: [_encode(target, prompt) for prompt in prompts], lengths, "prompt")
+    requests = [
+        target.request(
             body,
             prompt.ids,
             max_tokens=body.max_tokens,
             param="prompt",
             top_logprobs=body.logprobs or 0,
             prompt_logprobs=bool(body.echo) and body.logprobs is not None,
-            watch=stop_watch(self.target.served.tokenizer, body),
         )
+        for prompt in encoded
+    ]
+    numbered = [prompt for prompt in encoded for _ in range(body.n or 1)]
+    choices = [CompletionChoice(index, prompt, body, target) for index, prompt in enumerate(numbered)]
+    return Work(target, body.model, "cmpl", requests, choices)
 
-    def cancel(self) -> None:
-        for job in self.jobs:
-            self.target.service.hub.cancel(job)
 
-    async def events(self, *, whole: bool = False) -> AsyncIterator[tuple[Choice, list[Event]]]:
-        """What is new of each choice. whole: only when all of a prompt's have ended."""
-        n = self.body.n or 1
-        async for number, events in self.target.service.hub.events(self.jobs, whole=whole):
-            for answer in sorted({event.answer for event in events}):
-                mine = [event for event in events if event.answer == answer]
-                choice = self.choices[number * n + answer]
-                for event in mine:
-                    self.tally.saw(choice.index, event)
-                yield choice, mine
+async def whole(work: Work) -> dict[str, Any]:
+    """The answer in one piece."""
+    choices = [chunks[0] for chunks in await work.whole()]
+    return {**work.head("text_completion"), "choices": choices, "usage": work.tally.usage, "penjing": work.tally.timing}
 
-    def choice(self, choice: Choice, text: str) -> dict[str, Any]:
-        return {"index": choice.index, "text": text, "logprobs": choice.logprobs(), "finish_reason": choice.finish}
 
-    def wrap(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        head = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.body.model}
-        return {**head, "choices": choices, **more}
+def _prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
+    """One or several, each a text or ids."""
+    if isinstance(body.prompt, str):
+        return [body.prompt]
+    return [body.prompt] if isinstance(body.prompt[0], int) else body.prompt  # type: ignore[list-item, return-value]
 
-    async def stream(self) -> AsyncIterator[bytes]:
-        async for choice, events in self.events():
-            text = choice.take(events)
-            if text or choice.finish or choice.has_logprobs:
-                yield line(self.wrap([self.choice(choice, text)]))
-        usage = {"usage": self.tally.usage} if self.body.wants_usage else {}
-        yield line(self.wrap([], penjing=self.tally.timing, **usage))
-        self.tally.record(self.target.service.metrics)
 
-    async def whole(self) -> bytes:
-        texts = [""] * len(self.choices)
-        async for choice, events in self.events(whole=True):
-            texts[choice.index] += choice.take(events)
-        self.tally.record(self.target.service.metrics)
-        choices = [self.choice(choice, text) for choice, text in zip(self.choices, texts, strict=True)]
-        return dumps(self.wrap(choices, usage=self.tally.usage, penjing=self.tally.timing))
+def _encode(target: Target, prompt: str | list[int]) -> Prompt:
+    """A text begins a document; ids are read as they are."""
+    tokenizer = target.served.tokenizer
+    if isinstance(prompt, str):
+        return Prompt([tokenizer.begin, *tokenizer.encode(prompt, after_control=True)], 1, prompt)
+    return Prompt(prompt, 0, tokenizer.decode(prompt, hide=False))

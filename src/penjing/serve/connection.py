@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import h11
 import uvicorn
@@ -89,19 +88,12 @@ class Server(uvicorn.Server):
         for server in getattr(self, "servers", ()):
             server.close()
 
-    @property
-    def port(self) -> int:
-        """Where it listens, once it has started."""
-        return int(self.servers[0].sockets[0].getsockname()[1])
 
-
-def make_server(app: ASGIApp, host: str, port: int, **settings: Any) -> Server:
+def make_server(app: ASGIApp) -> Server:
     """The app behind connections with limits. Access is not logged: a path may hold what its sender took for a place
     to put a key."""
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         http=TimedProtocol,
         loop="asyncio",
         ws="none",
@@ -114,6 +106,5 @@ def make_server(app: ASGIApp, host: str, port: int, **settings: Any) -> Server:
         timeout_keep_alive=5,
         timeout_graceful_shutdown=int(DRAIN_SECONDS),
         backlog=2048,
-        **settings,
     )
     return Server(config)

@@ -12,9 +12,9 @@ from penjing.base.errors import UserError
 from penjing.data.tokenizer.tokenizer import THINK, Tokenizer
 from penjing.export.adapter import attach_adapters
 from penjing.infer.engine import Engine
-from penjing.infer.forward import make_forward
+from penjing.infer.forward import Weights
+from penjing.infer.generate import make_engine
 from penjing.infer.grammar import JsonGrammars
-from penjing.model.lora import names
 from penjing.serve.errors import ApiError
 from penjing.train.load_model import LoadedModel, load_trained, use_device
 from penjing.train.run_dir import RunDir, is_run, stage_folder
@@ -30,9 +30,13 @@ class ServedModel:
     name: str
     loaded: LoadedModel
     engine: Engine
-    slots: int
-    context: int  # tokens of a prompt and its answer
     adapters: tuple[str, ...] = ()
+    taught: frozenset[str] = frozenset()  # adapters that learned from conversations
+
+    @property
+    def context(self) -> int:
+        """Tokens of a prompt and its answer together."""
+        return self.engine.max_tokens
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -43,12 +47,18 @@ class ServedModel:
         """Whether it was taught conversations, and does not only continue texts."""
         return self.loaded.answers
 
+    def answers_with(self, adapter: str | None) -> bool:
+        """Whether it, or the adapter that is asked, was taught conversations."""
+        return self.answers or (adapter or "") in self.taught
+
     @property
     def thinking(self) -> bool:
         """Whether `enable_thinking` does something."""
         template = self.tokenizer.template
         own = self.tokenizer.is_ours and self.tokenizer.has(THINK)
-        return self.answers and (own or (not self.tokenizer.is_ours and "enable_thinking" in template))
+        return (self.answers or bool(self.taught)) and (
+            own or (not self.tokenizer.is_ours and "enable_thinking" in template)
+        )
 
     @property
     def parameters(self) -> int:
@@ -56,10 +66,8 @@ class ServedModel:
 
     @property
     def cache_bytes(self) -> int:
-        """Keys and values of all slots, in float32."""
-        config = self.loaded.model.config
-        width = config.num_key_value_heads * config.head_dim
-        return 2 * config.num_hidden_layers * width * self.slots * self.context * 4
+        """Keys and values of all slots."""
+        return self.engine.forward.bytes_per_slot * self.engine.forward.num_slots
 
     @cached_property
     def grammars(self) -> JsonGrammars:
@@ -90,7 +98,7 @@ class Models:
 
 
 def load_models(
-    words: Sequence[str], *, adapters: Sequence[str], device: str, dtype: str, weights: str, slots: int
+    words: Sequence[str], *, adapters: Sequence[str], device: str, dtype: str, weights: Weights, slots: int
 ) -> Models:
     """Load what the command line names: each word RUN, RUN@STEP or NAME=RUN; adapters, DIR or NAME=DIR, of the first.
 
@@ -107,11 +115,10 @@ def load_models(
     for number, (name, path) in enumerate(found.items()):
         loaded = load_trained(path, adapters="merged")
         given = attach_adapters(loaded, adapters) if number == 0 else {}
+        taught = frozenset(each for each, read in given.items() if read.facts.get("learned_from") == "chats")
         use_device(loaded.model, device, dtype)
-        context = min(loaded.context_tokens, loaded.model.config.max_position_embeddings)
-        forward = make_forward(loaded.model, num_slots=slots, max_tokens=context, weights=weights)
-        own = tuple(names(loaded.model)) if given else ()
-        served.append(ServedModel(name, loaded, Engine(forward), slots, context, own))
+        engine = make_engine(loaded.model, slots=slots, max_tokens=loaded.context_tokens, weights=weights)
+        served.append(ServedModel(name, loaded, engine, tuple(given), taught))
     return Models(served)
 
 
@@ -124,7 +131,9 @@ def _named(word: str) -> list[tuple[str, Path]]:
     if step is not None:
         folder = RunDir(stage_folder(path)).checkpoints / f"step-{int(step):08d}"
         if not folder.is_dir():
-            steps = ", ".join(str(int(each.name.removeprefix("step-"))) for each in sorted(folder.parent.glob("step-*")))
+            steps = ", ".join(
+                str(int(each.name.removeprefix("step-"))) for each in sorted(folder.parent.glob("step-*"))
+            )
             raise UserError("the run has no such checkpoint", where=word, got=step, wanted=steps or "none is there")
         return [(f"{name}@{int(step)}", folder)]
     stages = [stage for stage in STAGES if is_run(path / stage)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -56,9 +56,9 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, source: AsyncIterator[bytes]) -> None:
+    def __init__(self, source: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
         self.status_code, self.background = 200, None
-        self.source = source
+        self.source, self.on_end = source, on_end  # which is called whatever comes of it
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,6 +70,7 @@ class EventStream(Response):
             leaving.cancel()
             sending.cancel()
             results = await asyncio.gather(sending, leaving, return_exceptions=True)
+            self.on_end()
         if isinstance(results[0], TimeoutError):
             raise ConnectionError("the client takes nothing")  # uvicorn closes the connection
 
