@@ -35,10 +35,7 @@ class Tally:
 
     def saw(self, number: int, events: Sequence[Event]) -> None:
         """Events of answer `number`."""
-        tokens = sum(event.token is not None for event in events)
-        self.written[number] += tokens
-        if tokens and not self.first:
-            self.first = time.perf_counter()
+        self.written[number] += sum(event.token is not None for event in events)
         self.cached_tokens += sum(event.shared for event in events if event.answer == 0)
 
     @property

@@ -23,6 +23,7 @@ from penjing.serve.errors import ApiError, from_validation, handle_errors
 from penjing.serve.generation import Service, Work
 from penjing.serve.guard import LOOPBACK, Guard
 from penjing.serve.hub import Hub
+from penjing.serve.metrics import Metrics
 from penjing.serve.models import Models
 from penjing.serve.schema import ChatRequest, CompletionRequest, ToolCallRequest
 from penjing.serve.streams import EventStream, dumps, unless_left
@@ -41,10 +42,12 @@ def make_app(
 ) -> FastAPI:
     """The server's app. The engines' thread runs while the app does (`lifespan`)."""
 
+    metrics = Metrics()
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         hub = Hub({name: model.engine for name, model in models.served.items()})
-        app.state.service = Service(models, hub, max_tokens)
+        app.state.service = Service(models, hub, max_tokens, metrics)
         try:
             yield
         finally:
@@ -57,7 +60,13 @@ def make_app(
     _add_status(app)
     open_paths = _add_page(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    app.add_middleware(Guard, key=key, loopback_only=loopback_only, open_paths=("/health", *open_paths))
+    app.add_middleware(
+        Guard,
+        key=key,
+        loopback_only=loopback_only,
+        open_paths=("/health", *open_paths),
+        answered=metrics.answered,
+    )
     return app
 
 

@@ -36,7 +36,7 @@ class Service:
     models: Models
     hub: Hub
     max_tokens: int
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: Metrics
     texts: dict[str, TokenTexts] = field(default_factory=dict)
 
     def token_texts(self, served: ServedModel) -> TokenTexts:
@@ -184,6 +184,7 @@ class Work:
 
     async def _events(self) -> AsyncIterator[tuple[int, list[Event]]]:
         async for numbered in self.service.hub.events(self.job):
+            self.tally.first = self.job.first
             numbered.sort(key=lambda pair: pair[0])
             for number, pairs in groupby(numbered, key=lambda pair: pair[0]):
                 events = [event for _, event in pairs]

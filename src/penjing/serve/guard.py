@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,10 +20,19 @@ class Guard:
     key: asked for everywhere but on `open_paths`; empty: no key. loopback_only: whether the server listens for this
     machine alone; then a Host header of another name comes from a page that made its name point here (DNS rebinding).
     A POST must say that it is JSON: a form of another site cannot, and its script may not without our leave (CORS).
+    answered: told of each answer's status.
     """
 
-    def __init__(self, app: ASGIApp, *, key: str, loopback_only: bool, open_paths: Collection[str]) -> None:
-        self.app, self.key = app, key.encode()
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        key: str,
+        loopback_only: bool,
+        open_paths: Collection[str],
+        answered: Callable[[Scope, int], None],
+    ) -> None:
+        self.app, self.key, self.answered = app, key.encode(), answered
         self.loopback_only, self.open_paths = loopback_only, frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -31,6 +40,12 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.answered(scope, message["status"])
+            await send(message)
+
         try:
             self._check_host(headers)
             self._check_key(scope["path"], headers)
@@ -38,11 +53,11 @@ class Guard:
                 body = await read_json_body(headers, receive)
                 receive = _replay(body, receive)
         except ApiError as error:
-            await error.response(scope, receive, send)
+            await error.response(scope, receive, counted)
         except ConnectionError:
             return  # nobody is there to answer
         else:
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, counted)
 
     def _check_host(self, headers: Headers) -> None:
         if not self.loopback_only:

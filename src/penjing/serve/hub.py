@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 
@@ -27,6 +28,7 @@ class Job:
         self.events: Numbered = []  # that nobody has taken yet
         self.wake = asyncio.Event()
         self.whole = False  # wake only when all has ended
+        self.first = 0.0  # when the first token came (`time.perf_counter`)
 
 
 class Hub:
@@ -116,6 +118,7 @@ class Hub:
             if job is None:
                 continue  # cancelled
             job.events.append((first + event.answer, event))
+            job.first = job.first or time.perf_counter()
             if event.ended:
                 self._count(job, -1)
             if not (job.whole and job.open):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from starlette.types import Scope
+
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # seconds
 
 
@@ -34,6 +36,10 @@ class Metrics:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # by path and status
         self.first_token, self.whole = Histogram(), Histogram()
+
+    def answered(self, scope: Scope, status: int) -> None:
+        """Count an answer, by the route's path: what else people ask for is one thing."""
+        self.requests[getattr(scope.get("route"), "path", "other"), status] += 1
 
     def text(self, engines: Mapping[str, Mapping[str, float]]) -> str:
         """engines: by model, the engine's numbers by name; those that end in `_total` only grow."""
