@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
-from penjing.data.tokenizer.tokenizer import TOOL_CALL, Tokenizer
+from penjing.data.tokenizer.tokenizer import END_TOOL_CALL, TOOL_CALL, Tokenizer
 from penjing.infer.grammar import ANY_OBJECT, JsonMask, call_schema
 from penjing.infer.requests import Event
 from penjing.infer.text_stream import TurnStream
 from penjing.serve.answers import fault
-from penjing.serve.deltas import Delta, TurnDeltas, joined
-from penjing.serve.errors import ApiError
+from penjing.serve.deltas import Delta, TurnDeltas, merged, message_of
+from penjing.serve.errors import ApiError, from_user_error
 from penjing.serve.generation import Service, Target, Work
 from penjing.serve.schema import ChatMessage, ChatRequest, NamedTool
 
@@ -25,12 +25,13 @@ ROLES = {"developer": "system"}  # as OpenAI calls it since 2024
 
 @dataclass(frozen=True)
 class Turn:
-    """The turn that is to be written. lead: its first tokens, which are given. called: it is the inside of a call."""
+    """The turn that is to be written. lead: its first tokens, which are given. close: where it is the inside of a call,
+    the tokens that end it."""
 
     prompt: list[int]
     lead: list[int]
+    close: list[int]
     thinking: bool | None
-    called: bool
     grammar: Callable[[], JsonMask] | None
 
 
@@ -45,9 +46,9 @@ class ChatChoice:
         self.stream = TurnStream(tokenizer, turn.thinking, body.stop_texts)
         self.deltas = TurnDeltas()
         for token in turn.lead:
-            self.stream.take(token)
-        if not turn.called:
-            self.deltas.update(self.stream.spans, ended=False)  # the client has it
+            self.stream.watch(token)
+        if not turn.close:
+            self.deltas.add(self.stream.take())  # the client has it
 
     finish: str | None
 
@@ -55,7 +56,7 @@ class ChatChoice:
         scores: list[dict[str, Any]] = []
         for event in events:
             if event.token is not None and event.token.id not in self.stop:
-                self.stream.take(event.token.id)
+                self.stream.watch(event.token.id)
                 if self.top is not None:
                     scores.append(self.texts.entry(event.token, self.top))
             if event.ended == "error":
@@ -73,11 +74,11 @@ class ChatChoice:
         return chunks
 
     def _deltas(self) -> list[Delta]:
-        if self.finish:
-            if self.finish == "stop" and self.turn.called:
-                self.stream.close_call()
-            self.stream.finish()
-        found = self.deltas.update(self.stream.spans, ended=self.finish is not None)
+        if self.finish == "stop":
+            for token in self.turn.close:
+                self.stream.watch(token)
+        pieces = self.stream.finish() if self.finish else self.stream.take()
+        found = merged(self.deltas.add(pieces, ended=self.finish is not None))
         if self.finish == "stop" and self.deltas.calls:
             self.finish = "tool_calls"
         return found
@@ -97,6 +98,8 @@ async def begin(service: Service, body: ChatRequest, client: str) -> Work:
         raise ApiError(
             400, "model: was only pretrained and continues texts: use /v1/completions", param="model", code="no_chat"
         )
+    if any(index >= target.served.loaded.model.config.vocab_size for index in body.continue_ids or ()):
+        raise ApiError(400, "continue_ids: no such token", param="continue_ids")
     messages = [_message(message, number) for number, message in enumerate(body.messages)]
     characters = sum(len(message.content) + len(message.reasoning_content) for message in messages)
     turn = await target.prepare(lambda: _turn(target, body, messages), [characters], "messages")
@@ -117,7 +120,7 @@ async def whole(work: Work) -> dict[str, Any]:
     choices = []
     for index, chunks in enumerate(await work.whole()):
         scores = [entry for chunk in chunks if chunk["logprobs"] for entry in chunk["logprobs"]["content"]]
-        message = joined([chunk["delta"] for chunk in chunks])
+        message = message_of([chunk["delta"] for chunk in chunks])
         logprobs = {"content": scores, "refusal": None} if scores else None
         finish = work.choices[index].finish
         choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish})
@@ -172,18 +175,30 @@ def _turn(target: Target, body: ChatRequest, messages: Sequence[Message]) -> Tur
     tokenizer = target.served.tokenizer
     offered = [] if body.tool_choice == "none" else [tool.function for tool in body.tools or ()]
     functions = [function.model_dump(exclude_none=True) for function in offered]
-    lead, grammar = list(body.continue_ids or ()), None
-    thinking = body.enable_thinking
-    called = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
-    if called:
-        lead = _open_call(tokenizer)
-        grammar = target.served.grammars.of_schema(call_schema(_allowed(body, functions)))
+    lead, close, grammar = list(body.continue_ids or ()), list[int](), None
+    if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
+        lead, close = _mark(tokenizer, TOOL_CALL, after="\n"), _mark(tokenizer, END_TOOL_CALL)
+        grammar = _grammar(target, call_schema(_allowed(body, functions)), "tools")
     elif body.response_format is not None and body.response_format.type != "text":
         named = body.response_format.json_schema
         schema = named.json_schema if named is not None and body.response_format.type == "json_schema" else None
-        grammar = target.served.grammars.of_schema(ANY_OBJECT if schema is None else schema)
-    prompt = render(tokenizer, messages, functions, ask=True, thinking=thinking).ids
-    return Turn(prompt, lead, thinking, called, grammar)
+        grammar = _grammar(target, ANY_OBJECT if schema is None else schema, "response_format")
+    prompt = render(tokenizer, messages, functions, ask=True, thinking=body.enable_thinking).ids
+    return Turn(prompt, lead, close, body.enable_thinking, grammar)
+
+
+def _grammar(target: Target, schema: Mapping[str, Any], param: str) -> Callable[[], JsonMask]:
+    try:
+        return target.served.grammars.of_schema(schema)
+    except UserError as error:
+        raise from_user_error(error, param) from None
+
+
+def _mark(tokenizer: Tokenizer, mark: str, after: str = "") -> list[int]:
+    """The ids of a mark around a call, as `render` writes it."""
+    if tokenizer.has(mark):
+        return [tokenizer.control(mark), *tokenizer.encode(after)]
+    return tokenizer.encode(mark + after)
 
 
 def _allowed(body: ChatRequest, functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -192,12 +207,5 @@ def _allowed(body: ChatRequest, functions: list[dict[str, Any]]) -> list[dict[st
     name = body.tool_choice.function.name
     found = [function for function in functions if function["name"] == name]
     if not found:
-        raise UserError("no such tool", where="tool_choice", got=name)
+        raise ApiError(400, "tool_choice: no such tool is offered", param="tool_choice")
     return found
-
-
-def _open_call(tokenizer: Tokenizer) -> list[int]:
-    """The ids that a call begins with, as `render` writes it."""
-    if tokenizer.has(TOOL_CALL):
-        return [tokenizer.control(TOOL_CALL), *tokenizer.encode("\n")]
-    return tokenizer.encode(f"{TOOL_CALL}\n")

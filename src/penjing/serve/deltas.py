@@ -1,8 +1,4 @@
-"""A turn that is being written, as what is new of it: reasoning, content and tool calls, as OpenAI's streams have them.
-
-What all deltas say together is what `data/chat/turn_parser.parse` says of the whole turn: newlines that only stand
-between its parts are left out. A call that cannot be run stays words.
-"""
+"""A turn that is being written, as OpenAI's streams have it: reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -13,62 +9,45 @@ from typing import Any
 
 from penjing.data.chat.turn_parser import TurnSpan, read_call
 from penjing.data.tokenizer.tokenizer import END_TOOL_CALL, TOOL_CALL
+from penjing.infer.text_stream import Piece
 
 Delta = dict[str, Any]
 
 
 class TurnDeltas:
-    """Of one answer. `update` is told all stretches so far and returns what is new.
-
-    skip: characters of the turn that the client has already (`continue_ids`), found by a first `update`.
-    """
+    """Pieces of one turn in (`TurnStream`), deltas out. A call waits for its end; what cannot be run stays words."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self._number = 0  # of the stretch that is being written
-        self._shown = 0  # characters of it that are out
-        self._content = False  # whether content is out, in an earlier stretch
-        self._content_here = False
+        self._call = ""  # the text of the call that is being written
+        self._number = -1  # of its stretch
+        self._has_content = False
 
-    def update(self, spans: Sequence[TurnSpan], *, ended: bool) -> list[Delta]:
-        """What is new. Newlines at the end of a stretch wait for what follows them, and a call for its end."""
+    def add(self, pieces: Sequence[Piece], *, ended: bool = False) -> list[Delta]:
+        """What is new. ended: nothing follows."""
         found: list[Delta] = []
-        while self._number < len(spans):
-            is_last = self._number == len(spans) - 1
-            found += self._new_of(spans, whole=ended or not is_last)
-            if is_last and not ended:
-                break
-            self._number, self._shown, self._content = self._number + 1, 0, self._content or self._content_here
-        return found
+        for piece in pieces:
+            if self._number >= 0 and piece.number != self._number:
+                found += self._end_call(closed=False)
+            if piece.kind != "call":
+                found += self._text("reasoning_content" if piece.kind == "thought" else "content", piece.text)
+                continue
+            self._number, self._call = piece.number, self._call + piece.text
+            if piece.closed:
+                found += self._end_call(closed=True)
+        return found + (self._end_call(closed=False) if ended and self._number >= 0 else [])
 
-    def _new_of(self, spans: Sequence[TurnSpan], *, whole: bool) -> list[Delta]:
-        span = spans[self._number]
-        if span.kind == "call":
-            return self._call(span) if whole else []
-        is_thought = span.kind == "thought"
-        text = span.text.strip() if is_thought else self._words(spans, whole)
-        new, self._shown = text[self._shown :], max(self._shown, len(text))
-        self._content_here = self._content_here or (bool(new) and not is_thought)
-        return [{"reasoning_content" if is_thought else "content": new}] if new else []
+    def _text(self, name: str, text: str) -> list[Delta]:
+        """Text, joined to what is just before it."""
+        self._has_content = self._has_content or (name == "content" and bool(text))
+        return [{name: text}] if text else []
 
-    def _words(self, spans: Sequence[TurnSpan], whole: bool) -> str:
-        """What is shown of a stretch of words, as `turn_parser.parse` joins them."""
-        text, after_call = spans[self._number].text, self._number > 0 and spans[self._number - 1].kind == "call"
-        before_call = self._number + 1 < len(spans) and spans[self._number + 1].kind == "call"
-        if not text.strip() and (after_call or not whole):
-            return ""
-        if after_call:
-            text = text.removeprefix("\n")
-        if before_call or not whole:
-            text = text.removesuffix("\n")
-        return ("\n" if after_call else "") + text if self._content else text.lstrip("\n")
-
-    def _call(self, span: TurnSpan) -> list[Delta]:
-        call = read_call(span)
+    def _end_call(self, *, closed: bool) -> list[Delta]:
+        text, self._call, self._number = self._call, "", -1
+        call = read_call(TurnSpan("call", text, closed))
         if call.problem:
-            text = f"{TOOL_CALL}{span.text}{END_TOOL_CALL if span.closed else ''}"
-            begun, self._content_here = self._content, True
-            return [{"content": ("\n" if begun else "") + text}]
+            before = "\n" if self._has_content else ""
+            return self._text("content", f"{before}{TOOL_CALL}{text}{END_TOOL_CALL if closed else ''}")
         index, self.calls = self.calls, self.calls + 1
         named = {"name": call.name, "arguments": ""}
         begin = {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": named}
@@ -76,8 +55,20 @@ class TurnDeltas:
         return [{"tool_calls": [begin]}, {"tool_calls": [{"index": index, "function": arguments}]}]
 
 
-def joined(deltas: Sequence[Delta]) -> dict[str, Any]:
-    """The message that deltas make together."""
+def merged(deltas: Sequence[Delta]) -> list[Delta]:
+    """The same with neighbours of one kind of text in one."""
+    found: list[Delta] = []
+    for delta in deltas:
+        (name,) = delta
+        if found and name in found[-1] and name != "tool_calls":
+            found[-1] = {name: found[-1][name] + delta[name]}
+        else:
+            found.append(delta)
+    return found
+
+
+def message_of(deltas: Sequence[Delta]) -> dict[str, Any]:
+    """The message that all deltas make together."""
     message: dict[str, Any] = {"role": "assistant", "content": None}
     calls: list[dict[str, Any]] = []
     for delta in deltas:
@@ -86,8 +77,7 @@ def joined(deltas: Sequence[Delta]) -> dict[str, Any]:
                 message[name] = (message.get(name) or "") + delta[name]
         for part in delta.get("tool_calls", ()):
             if "id" in part:
-                calls.append({**part, "function": dict(part["function"])})
-                del calls[-1]["index"]
+                calls.append({name: part[name] for name in ("id", "type")} | {"function": dict(part["function"])})
             else:
                 calls[-1]["function"]["arguments"] += part["function"]["arguments"]
     if calls:

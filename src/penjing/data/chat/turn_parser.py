@@ -97,7 +97,7 @@ def without_thought(tokenizer: Tokenizer, ids: Sequence[int], thinking: bool | N
 
 def parse_text(text: str, *, thinking: bool | None = None) -> ParsedTurn:
     """The same of text whose marks are trusted to be the model's own."""
-    return _said(_parts(split_marks(text, tokens.VISIBLE_TOKENS), thinking))
+    return _said(_parts(_split(text, tokens.VISIBLE_TOKENS), thinking))
 
 
 # --- marks and what stands between them ------------------------------------------------------------------------------
@@ -111,47 +111,33 @@ def _pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[Piece]:
     plain: list[int] = []
     for index in ids:
         if index in marks:
-            yield from split_marks(tokenizer.decode(plain), spelled)
+            yield from _split(tokenizer.decode(plain), spelled)
             yield True, marks[index]
             plain = []
         else:
             plain.append(index)
-    yield from split_marks(tokenizer.decode(plain), spelled)
+    yield from _split(tokenizer.decode(plain), spelled)
 
 
-def split_marks(text: str, marks: Sequence[str]) -> list[Piece]:
-    """Text cut at the marks that are spelled in it."""
-    pieces: list[Piece] = []
+def _split(text: str, marks: Sequence[str]) -> Iterator[Piece]:
     while text:
         found = [(text.index(mark), mark) for mark in marks if mark in text]
         if not found:
-            return [*pieces, (False, text)]
+            yield False, text
+            return
         place, mark = min(found)
         if place:
-            pieces.append((False, text[:place]))
-        pieces.append((True, mark))
+            yield False, text[:place]
+        yield True, mark
         text = text[place + len(mark) :]
-    return pieces
 
 
-class TurnParser:
-    """The stretches of a turn that is still being written; marks and texts are added as they come.
-
-    A thought can stand at the beginning alone, and in it nothing is called. Marks out of place are words.
-    """
-
-    def __init__(self, thinking: bool | None) -> None:
-        # the newline behind <think> stands in the prompt
-        self._found = [TurnSpan("thought", "\n") if thinking else TurnSpan("words", "")]
-        self._may_think = thinking is None
-
-    @property
-    def spans(self) -> list[TurnSpan]:
-        """The stretches so far, without empty words; more is only ever added to the last."""
-        return [span for span in self._found if span.text or span.kind != "words"]
-
-    def add(self, is_mark: bool, text: str) -> None:
-        found, now = self._found, self._found[-1]
+def _parts(pieces: Iterable[Piece], thinking: bool | None) -> list[TurnSpan]:
+    """A thought can stand at the beginning alone, and in it nothing is called. Marks out of place are words."""
+    found = [TurnSpan("thought", "\n") if thinking else TurnSpan("words", "")]  # the newline stands in the prompt
+    may_think = thinking is None
+    for is_mark, text in pieces:
+        now = found[-1]
         if now.kind == "thought":
             if is_mark and text == tokens.END_THINK:
                 now.closed = True
@@ -160,7 +146,7 @@ class TurnParser:
                 now.text = ""  # asked to think, but the model opens its thought itself (Qwen3)
             else:
                 now.text += text
-        elif is_mark and text == tokens.THINK and self._may_think and not now.text.strip():
+        elif is_mark and text == tokens.THINK and may_think and not now.text.strip():
             found[-1] = TurnSpan("thought", "")
         elif is_mark and text == tokens.TOOL_CALL:
             found.append(TurnSpan("call", ""))
@@ -169,14 +155,8 @@ class TurnParser:
             found.append(TurnSpan("words", ""))
         else:
             now.text += text
-        self._may_think = self._may_think and not found[-1].text.strip() and len(found) == 1
-
-
-def _parts(pieces: Iterable[Piece], thinking: bool | None) -> list[TurnSpan]:
-    parser = TurnParser(thinking)
-    for piece in pieces:
-        parser.add(*piece)
-    return parser.spans
+        may_think = may_think and not found[-1].text.strip() and len(found) == 1
+    return [part for part in found if part.text or part.kind != "words"]
 
 
 def _said(found: Sequence[TurnSpan]) -> ParsedTurn:
