@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,15 +12,15 @@ import torch
 from rich.console import Console
 
 from penjing.base.errors import UserError
-from penjing.commands.chat_commands import COMMANDS, Answer, command_of, help_text
-from penjing.commands.chat_input import Reader, make_reader
+from penjing.commands.chat_commands import COMMANDS, Answer, command_of
+from penjing.commands.chat_input import Reader, is_interactive, make_reader
 from penjing.commands.chat_screen import Screen
 from penjing.export.adapter import attach_adapters
 from penjing.infer.conversation import Conversation, GenerationOptions
-from penjing.infer.engine import Engine
-from penjing.infer.forward import bytes_per_slot, make_forward
+from penjing.infer.forward import bytes_per_slot
+from penjing.infer.generate import make_engine
 from penjing.model.transformer import Transformer
-from penjing.train.load_model import load_trained, set_threads, use_device
+from penjing.train.load_model import LoadedModel, load_trained, set_threads, use_device
 
 LARGEST_CACHE_BYTES = 1 << 30  # of keys and values
 
@@ -53,21 +52,26 @@ def chat(
             prompt.encode()
         except UnicodeEncodeError:
             raise UserError("is not UTF-8", where="--prompt") from None
-    with Engine(make_forward(trained.model, num_slots=1, max_tokens=_room(trained.model))) as engine:
+    with make_engine(trained.model, slots=1, max_tokens=_room(trained.model)) as engine:
         talk = Conversation(engine, trained.tokenizer, options, answers=answers, context_tokens=trained.context_tokens)
         if prompt is not None:
             Screen(console).show(talk.ask(prompt))
             return
-        is_terminal = console.is_terminal and sys.stdin.isatty()
-        what = "answers" if answers else "was only pretrained: it continues what you write"
-        console.print(
-            f"{trained.run.out}, step {trained.checkpoint.step}, {what}. {help_text(is_terminal)}", highlight=False
-        )
-        if engine.forward.adapters:
-            console.print(f"adapters: {', '.join(engine.forward.adapters)}", highlight=False)
-        if options.toolbox:
-            console.print(f"tools: {', '.join(options.toolbox.tools)}", highlight=False)
-        converse(talk, make_reader(console, COMMANDS), console, ends_with_empty_line=not is_terminal)
+        _welcome(trained, talk, console)
+        reader = make_reader(console, COMMANDS)
+        converse(talk, reader, console, ends_with_empty_line=not is_interactive(console))
+
+
+def _welcome(trained: LoadedModel, talk: Conversation, console: Console) -> None:
+    what = "answers" if talk.answers else "was only pretrained: it continues what you write"
+    end = "Ctrl-D" if is_interactive(console) else "an empty line or Ctrl-D"
+    lines = [f"{trained.run.out}, step {trained.checkpoint.step}, {what}. /help lists commands, {end} ends."]
+    if adapters := talk.engine.forward.adapters:
+        lines.append(f"adapters: {', '.join(adapters)}; /adapter NAME switches")
+    if tools := talk.options.toolbox.tools:
+        lines.append(f"tools: {', '.join(tools)}")
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
 
 
 def _room(model: Transformer) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penjing.base.config import convert
-from penjing.base.errors import UserError, suggest
+from penjing.base.errors import UserError, nearest
 from penjing.base.files import disk_error
 from penjing.data.chat.render import parse_switch
 from penjing.infer.conversation import Conversation, Part
@@ -37,8 +37,10 @@ def command_of(line: str) -> tuple[ChatCommand | None, str]:
     if not found:
         return None, line
     if found[1] not in COMMANDS:
-        hint = suggest(found[1], [*COMMANDS])
-        raise UserError("no such command", where=found[1], next_step=hint or "/help lists them.")
+        begun = [name for name in COMMANDS if name.startswith(found[1])]
+        best = begun[0] if begun else nearest(found[1], [*COMMANDS])
+        hint = f"Did you mean {best}?" if best else "/help lists them."
+        raise UserError("no such command", where=found[1], next_step=hint)
     return COMMANDS[found[1]], line[found.end() :].strip()
 
 
@@ -107,7 +109,7 @@ def _new(talk: Conversation, text: str) -> str:
 
 def _help(talk: Conversation, text: str) -> str:
     shown = [(f"{name} {command.argument}".strip(), command.what) for name, command in COMMANDS.items()]
-    return "\n".join(f"{name:<19} {what}" for name, what in shown)
+    return "\n".join(f"{name:<21} {what}" for name, what in shown)
 
 
 def _needs_chats(talk: Conversation) -> None:

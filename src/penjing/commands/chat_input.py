@@ -26,9 +26,14 @@ class Reader(Protocol):
         """The next line, which may hold line breaks. Raises EOFError where there is none."""
 
 
+def is_interactive(console: Console) -> bool:
+    """Whether a person types and reads."""
+    return console.is_terminal and sys.stdin.isatty()
+
+
 def make_reader(console: Console, commands: Mapping[str, ChatCommand]) -> Reader:
     """An editor where a person types, if prompt_toolkit is installed; says once if it is not."""
-    if not (console.is_terminal and sys.stdin.isatty()):
+    if not is_interactive(console):
         return PlainReader(console)
     try:
         return EditorReader(commands)

@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from penjing.base import formatting as units
 from penjing.data.chat.turn_parser import TurnSpan
 from penjing.infer.conversation import Part, TurnEnd, Written
 
@@ -77,12 +76,12 @@ class Screen:
 
 
 def _summary(turn: TurnEnd) -> str:
-    """Such as `42 tokens, 89/s, first after 120 ms; read 30 of 512 tokens; stopped`."""
-    rate = f", {units.count(turn.tokens_per_second)}/s" if turn.tokens_per_second else ""
-    read = f"read {turn.prompt_tokens - turn.shared:,} of {turn.prompt_tokens:,}" if turn.shared else ""
-    read = read or f"read {turn.prompt_tokens:,}"
-    ended = {"cancelled": "; stopped", "length": "; cut at its longest"}.get(turn.ended, "")
-    return f"{turn.tokens:,} tokens{rate}, first after {1000 * turn.first_token_seconds:,.0f} ms; {read}{ended}"
+    """Such as `42 tokens, 89/s, first after 120 ms, prompt 512 (30 new); stopped`."""
+    rate = f", {turn.tokens_per_second:,.0f}/s" if turn.tokens_per_second else ""
+    new = f" ({turn.prompt_tokens - turn.shared:,} new)" if turn.shared else ""
+    prompt = f"first after {1000 * turn.first_token_seconds:,.0f} ms, prompt {turn.prompt_tokens:,}{new}"
+    ended = {"cancelled": "; stopped", "length": "; cut at the longest"}.get(turn.ended, "")
+    return f"{turn.tokens:,} tokens{rate}, {prompt}{ended}"
 
 
 def _call_line(text: str) -> str:
