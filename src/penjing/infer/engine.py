@@ -411,8 +411,8 @@ class Engine:
         """Take down what the pass read, and draw the next token where all is read."""
         slots = self._slots
         slots.length_S[planned.slot_B] += planned.count_B
-        long_B = planned.count_B > 1
-        self.tokens_read += int(planned.count_B[long_B].sum())
+        is_given_B = (planned.count_B > 1) | (slots.written_S[planned.slot_B] == 0)  # and not drawn
+        self.tokens_read += int(planned.count_B[is_given_B].sum())
         last_B = planned.count_B.cumsum() - 1
         row_B = np.searchsorted(planned.at_R, last_B[planned.complete_B])
         slot_B = planned.slot_B[planned.complete_B]
@@ -478,9 +478,9 @@ class Engine:
         """One token for each of these slots."""
         slots, rows = self._slots, self._rows.take(slot_R)
         masks = self._masks(slot_R)
-        changed_RV = self._penalties.changed(logits_RV, slot_R, masks)
+        changed = self._penalties.changed(logits_RV, slot_R, masks)
         at_R = slots.written_S[slot_R]
-        drawn = draw(logits_RV, slots.uniform_ST[slot_R, at_R], rows, changed_RV)
+        drawn = draw(logits_RV, slots.uniform_ST[slot_R, at_R], rows, changed)
         self._penalties.said(slot_R, drawn.id_R)
         answers = [self._answers[slot] for slot in slot_R.tolist()]  # None: its grammar failed just now
         wanted = [0 if answer is None else answer.job.request.top_logprobs for answer in answers]

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 
@@ -55,8 +56,14 @@ class Forward(Protocol):
 
 def make_forward(model: Transformer, *, num_slots: int, max_tokens: int, weights: Weights = "auto") -> Forward:
     """The fastest way to run this model on its device."""
+    from penjing.infer import cpu_forward
     from penjing.infer.torch_forward import TorchForward
 
+    why = cpu_forward.supports(model)
+    if not why:
+        return cpu_forward.CpuForward(model, num_slots=num_slots, max_tokens=max_tokens, weights=weights)
+    if weights != "auto":
+        raise UserError(f"only the C kernels for CPUs have them: {why}", where="compute.weights", got=weights)
     return TorchForward(model, num_slots=num_slots, max_tokens=max_tokens)
 
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penjing.infer.sample import Sampling
+from penjing.infer.sample import ChangedLogits, Sampling
 
 
 class Penalties:
@@ -51,7 +51,7 @@ class Penalties:
 
     def changed(
         self, logits_RV: Tensor, slot_R: NDArray[np.int64], masks: Mapping[int, NDArray[np.bool_]]
-    ) -> Tensor | None:
+    ) -> ChangedLogits | None:
         """The logits with all of it; None where no row has any. masks: by row, which ids may come."""
         slots = slot_R.tolist()
         penalised = [row for row, slot in enumerate(slots) if slot in self._sampling] if self._sampling else []
@@ -67,7 +67,9 @@ class Penalties:
             changed_RV[row, ids] += values
         for row, may_V in masks.items():
             changed_RV[row].masked_fill_(~torch.from_numpy(may_V).to(self._device), -torch.inf)
-        return changed_RV
+        is_changed_R = np.zeros(len(slots), dtype=bool)
+        is_changed_R[[*penalised, *biased, *masks]] = True
+        return ChangedLogits(changed_RV, is_changed_R)
 
     def _penalised(self, logits_NV: Tensor, slots: list[int]) -> Tensor:
         assert self._count_SV is not None and self._prompt_SV is not None

@@ -72,6 +72,13 @@ class Rows(NamedTuple):
         return type(self)(*(array[row_N] for array in self))
 
 
+class ChangedLogits(NamedTuple):
+    """What is drawn from instead of a model's own logits, and which rows differ from those."""
+
+    logits_RV: Tensor
+    is_changed_R: NDArray[np.bool_]
+
+
 class SampledTokens(NamedTuple):
     """One token of each row. logp: at the scores' temperature, under the whole softmax of the logits as they were."""
 
@@ -81,15 +88,15 @@ class SampledTokens(NamedTuple):
 
 
 def draw(
-    logits_RV: Tensor, uniform_R: NDArray[np.float32], rows: Rows, changed_RV: Tensor | None = None
+    logits_RV: Tensor, uniform_R: NDArray[np.float32], rows: Rows, changed: ChangedLogits | None = None
 ) -> SampledTokens:
     """The token at `uniform_R` (0 to 1, float32 with 24 bits) of the cumulated probabilities, in the order of ids.
 
-    changed_RV: what is drawn from instead, with penalties, biases and masks in it.
+    changed: what is drawn from instead, with penalties, biases and masks in it. No row's result depends on the others.
     """
     if len(logits_RV) == 1 and logits_RV.shape[1] >= _SPLIT:
-        return _draw_twice(logits_RV, uniform_R, rows, changed_RV)
-    source_RV = logits_RV if changed_RV is None else changed_RV
+        return _draw_twice(logits_RV, uniform_R, rows, changed)
+    source_RV = logits_RV if changed is None else changed.logits_RV
     greedy_R = rows.temperature_R < GREEDY_BELOW
     if greedy_R.all():
         id_R = source_RV.argmax(dim=-1)
@@ -112,7 +119,9 @@ def draw(
     # Where all of the softmax was drawn from, at the temperature of the scores, that is the score.
     whole_R = (rows.top_p_R == 1) & (rows.top_k_R == 0) & (rows.min_p_R == 0) & ~greedy_R
     whole_R &= rows.temperature_R == rows.score_temperature_R
-    if changed_RV is not None or not whole_R.any():
+    if changed is not None:
+        whole_R &= ~changed.is_changed_R
+    if not whole_R.any():
         return SampledTokens(id_R, _scores(logits_RV, id_R, rows), drawn_logp_R)
     if whole_R.all():
         return SampledTokens(id_R, drawn_logp_R, drawn_logp_R)
@@ -126,10 +135,11 @@ _SPLIT = 32768
 
 
 def _draw_twice(
-    logits_1V: Tensor, uniform_1: NDArray[np.float32], rows: Rows, changed_1V: Tensor | None
+    logits_1V: Tensor, uniform_1: NDArray[np.float32], rows: Rows, changed: ChangedLogits | None
 ) -> SampledTokens:
-    changed_2V = None if changed_1V is None else changed_1V.expand(2, -1)
-    two = draw(logits_1V.expand(2, -1), uniform_1.repeat(2), rows.take(np.array([0, 0])), changed_2V)
+    if changed is not None:
+        changed = ChangedLogits(changed.logits_RV.expand(2, -1), changed.is_changed_R.repeat(2))
+    two = draw(logits_1V.expand(2, -1), uniform_1.repeat(2), rows.take(np.array([0, 0])), changed)
     return SampledTokens(*(values[:1] for values in two))
 
 
@@ -157,9 +167,7 @@ def shape(logits_RV: Tensor, rows: Rows) -> Tensor:
 
     All three leave out what is less likely than some token: a row's threshold is the highest of theirs.
     """
-    logits_RV = _divided(
-        logits_RV.float(), np.where(rows.temperature_R < GREEDY_BELOW, np.float32(1), rows.temperature_R)
-    )
+    logits_RV = _divided(logits_RV, np.where(rows.temperature_R < GREEDY_BELOW, np.float32(1), rows.temperature_R))
     is_cut_R = (rows.top_k_R > 0) | (rows.top_p_R < 1) | (rows.min_p_R > 0)
     if not is_cut_R.any():
         return logits_RV
