@@ -23,8 +23,7 @@ class Decoding(Benchmark):
     labels = {"units_per_second": ("{unit}/s", lambda value: f"{value:.0f}")}
 
     def prepare(self, work, request):
-        spec = TrialSpec(setting="greedy", run="", out="", threads=1, batch=1, steps=request.options.steps, warmup=1,
-                         learning_rate=0.0, max_grad_norm=0.0, betas=(0.0, 0.0))
+        spec = TrialSpec(setting="greedy", out="", threads=1, steps=request.options.steps, warmup=1)
         return Prepared(spec=spec, options=request.options, about={"model": "toy"}, lines=["decoding: a toy"])
 """
 TRIAL = """

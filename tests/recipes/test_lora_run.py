@@ -13,10 +13,11 @@ from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.commands.chat import GenerationOptions, chat
+from penjing.commands.chat import chat
 from penjing.commands.train import execute, resolve_run
 from penjing.export.adapter import _name_and_folder, attach_adapters, export_adapter, merge_adapter
 from penjing.export.hf import export
+from penjing.infer.conversation import GenerationOptions
 from penjing.model import lora
 from penjing.train.load_model import load_trained
 

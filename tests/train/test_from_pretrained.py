@@ -14,7 +14,7 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.checkpoint.save import write_tensors
-from penjing.commands.chat import GenerationOptions, chat
+from penjing.commands.chat import chat
 from penjing.commands.evaluate import evaluate_text
 from penjing.commands.train import execute, resolve_run
 from penjing.convert.hf import hf_config, to_hf
@@ -22,6 +22,7 @@ from penjing.data.chat.chatml_template import CHAT_TEMPLATE
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
+from penjing.infer.conversation import GenerationOptions
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.train.average import average_models

@@ -33,6 +33,13 @@ BASELINES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "dpo": TRL,
     "grpo": TRL,
+    "decode": {
+        "transformers-bf16": ("hf_generate bfloat16", "transformers"),
+        "transformers-float32": ("hf_generate float32", "transformers"),
+        "transformers-compiled": ("hf_generate bfloat16 compiled", "transformers"),
+        "llama.cpp-f16": ("llama_cpp f16", "llama_cpp gguf"),
+        "llama.cpp-q8_0": ("llama_cpp q8_0", "llama_cpp gguf"),
+    },
 }
 FOLDER = "penjing.bench.baselines"
 RunTrial = Callable[[str, Any, Path], dict[str, Any]]
@@ -92,6 +99,7 @@ class Benchmark:
     unit: ClassVar[str]  # what a rate counts
     settings: ClassVar[dict[str, str]] = {"step": "one step"}  # with the titles of their tables
     ours: ClassVar[dict[str, str]] = {}  # penjing's contestants: module of the trial with words for it
+    needs: ClassVar[dict[str, str]] = {}  # of them: packages without which one is left out
     same_optimizer: ClassVar[str] = OURS  # of them, the one with the baselines' optimizer
     tuned: ClassVar[bool] = False  # whether pilots find each baseline's fastest way
     goals: ClassVar[dict[str, dict[str, float]]] = {}  # by baseline and figure: least speed, most of the others
@@ -198,17 +206,19 @@ class TrialComparison:
 
     def contestants(self) -> tuple[dict[str, str], dict[str, str]]:
         """Module and its words by name; and why others are left out, which is printed."""
-        known, left_out = BASELINES.get(self.benchmark.method, {}), {}
-        found = dict(self.benchmark.ours)
+        known, found, left_out = BASELINES.get(self.benchmark.method, {}), {}, {}
+        each = [(name, module, self.benchmark.needs.get(name, "")) for name, module in self.benchmark.ours.items()]
         for name in self.prepared.options.baselines:
             module, needs = known[name]
+            each.append((name, f"{FOLDER}.{module}", needs))
+        for name, module, needs in each:
             missing = [package for package in needs.split() if importlib.util.find_spec(package) is None]
-            if importlib.util.find_spec(FOLDER) is None:
+            if module.startswith(FOLDER) and importlib.util.find_spec(FOLDER) is None:
                 left_out[name] = "needs a source checkout: baselines are not installed with penjing"
             elif missing:
                 left_out[name] = f"needs {' and '.join(missing)}, which is not installed"
             else:
-                found[name] = f"{FOLDER}.{module}"
+                found[name] = module
                 continue
             self.say(f"{name} {left_out[name]}: left out")
         return found, left_out

@@ -54,6 +54,7 @@ CHAT_PROMPTS = (
     "What is 3 + 4?",
     "用英文说：红色的苹果",
 )
+ADDRESS = "http://127.0.0.1:8000"  # of `penjing serve`
 OPENING_CHARACTERS = 20
 HELD_OUT_OF_REAL_TEXT = 0.05  # a share: real corpora here are small
 EXAMPLES_SHOWN = 24
@@ -137,10 +138,11 @@ def _work_through(options: QuickstartOptions, corpus: Corpus, log: StageLog, con
     log.stage("evaluate", lambda: _evaluate(out, corpus, pretraining))
     last = out / ("pretrain" if finetuning is None else "sft")
     log.stage("export", lambda: _export(out, last, log))
-    log.record(next=f"penjing chat {out}")
+    log.record(next=f"penjing serve {out}")
     record, page = write_page([out])
-    print_summary(record, console)
     console.print(Text(f"report: {page}"))
+    print_summary(record, console)
+    console.print(Text(f"      then open {ADDRESS} in a browser; or talk here: penjing chat {out}"))
 
 
 # --- start -----------------------------------------------------------------------------------------------------------
