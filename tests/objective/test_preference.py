@@ -9,7 +9,6 @@ import torch
 from small_models import small_model
 from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.model.score import LogProbs
 from penjing.model.value_head import ScalarHead, answer_places
@@ -282,5 +281,5 @@ def test_settings_without_effect_are_refused(settings, name, facts):
 
 
 def test_a_negative_weight_is_refused():
-    with pytest.raises(UserError, match=r"objective.center_rewards_coefficient: out of range"):
+    with raises_user_error(where="objective.center_rewards_coefficient", got=-1, wanted=">= 0"):
         RewardModel(center_rewards_coefficient=-1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from user_errors import raises_user_error
 
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
@@ -192,7 +193,7 @@ def test_ranks() -> None:
     assert ddp.peak_allocated_bytes - alone.peak_allocated_bytes <= 4.1 * numel  # the buckets, at most
     assert shared.waterfall["optimizer state"] == pytest.approx(alone.waterfall["optimizer state"] / 8, rel=0.05)
     assert shared.total_bytes < ddp.total_bytes
-    with pytest.raises(UserError, match="do not divide"):
+    with raises_user_error(where="batch.size", got=16, wanted="a multiple of 3 devices"):
         predict_memory(run, CARD, ranks=3)
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
+from user_errors import raises_user_error
 
 from penjing.base import config
 from penjing.base.errors import UserError
@@ -144,10 +145,10 @@ def test_fewer_rows_are_proposed_where_they_divide_a_devices_share():
 @pytest.mark.parametrize(("words", "gpus"), [((), 3), (("batch.micro_size=3",), 1), (("batch.micro_size=8",), 2)])
 def test_what_training_would_refuse_is_not_planned(words, gpus):
     run, asked = resolve_run("pretrain", settings(*words)), PlanOptions(gpu="RTX 3090", gpus=gpus)
-    with pytest.raises(UserError, match="do not divide evenly"):
+    with raises_user_error(where="batch.size", got=8):
         make_report("pretrain", run, asked)
     if not words:  # a search looks for rows of a pass itself
-        with pytest.raises(UserError, match="do not divide evenly"):
+        with raises_user_error(where="batch.size", got=8, wanted="a multiple of 3 devices"):
             plan_tools.search(run, asked, "", (), Console(quiet=True))
 
 
@@ -222,7 +223,7 @@ def test_longer_runs_and_faster_cards():
 def test_bad_input_is_one_line(asked, where):
     with pytest.raises(UserError, match=where):
         make_report("pretrain", resolve_run("pretrain", settings()), PlanOptions(**{"gpu": "RTX 3090", **asked}))
-    with pytest.raises(UserError, match="--gpus"):
+    with raises_user_error(where="--gpus", got=0, wanted="1 or more"):
         PlanOptions(gpus=0)
 
 
@@ -247,7 +248,7 @@ def test_a_hugging_face_config_is_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(llama))
     run, external = read_external(tmp_path / "config.json", {})
     assert external is None and run.model.hidden_size == 64
-    with pytest.raises(UserError, match=r"data\.seq_len"):
+    with raises_user_error(where="data.seq_len", got=99999, wanted="at most model.max_position_embeddings = 1024"):
         read_external(tmp_path, {"data": {"seq_len": 99999}})
 
 
@@ -266,7 +267,7 @@ def test_what_a_sweep_cannot_time_is_refused():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it may have such matmuls")
 def test_matmuls_that_a_cpu_does_not_have_are_refused():
-    with pytest.raises(UserError, match="tf32"):
+    with raises_user_error(where="--dtypes", got="tf32"):
         tables.run_matmul((64,), ("tf32",), 1.0, None, Console(quiet=True))
 
 
@@ -356,13 +357,13 @@ def test_memory_search_tokens_and_estimate_say_what_they_should():
     assert found[0] >= 3 and "traced configurations fit 8.00 GiB" in shown
     assert all(how in shown for how in ("none", "mlp", "block"))
     assert plan_tools.search(run, asked, "1MB", (), Console(quiet=True)) == 0
-    with pytest.raises(UserError, match="--fit"):
+    with raises_user_error(where="--fit", got="'3h'", wanted="such as 24GB or 8GiB"):
         plan_tools.search(run, asked, "3h", (), Console(quiet=True))
     shown = text_of(lambda console: plan_counts.print_tokens("64M", "1.2B", "2", "RTX 3060", 1, console))
     assert "1.66B tokens" in shown and "2 h 00 min on 1 x RTX 3060" in shown
     shown = text_of(lambda console: plan_counts.print_estimate("26M", "10B", 75.0, "", console))
     assert "(347 min)" in shown and "ours:" in shown
-    with pytest.raises(UserError, match="--tflops"):
+    with raises_user_error(where="--tflops", next_step="--tflops"):
         plan_counts.print_estimate("26M", "10B", 0.0, "", Console(quiet=True))
 
 
@@ -456,7 +457,7 @@ def test_matmul_is_a_table(tmp_path, monkeypatch):
     assert all(row["spread"] >= 0 for row in found["rows"])
     if not torch.cuda.is_available():  # whose data sheet is known
         assert all(row["share_of_peak"] is None for row in found["rows"])
-    with pytest.raises(UserError, match="--dtypes"):
+    with raises_user_error(where="--dtypes", got="float7", wanted="bfloat16, float16, tf32, float32"):
         tables.run_matmul((16,), ("float7",), 5.0, None, Console(quiet=True))
 
 

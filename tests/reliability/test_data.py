@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nasty_files import NASTY_FILES, expected, written
 from reliability_harness import by_chance
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.data import formats as records
@@ -239,7 +240,7 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path, name):
 
 def test_a_pipe_put_in_a_file_s_place_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.jsonl")
-    with pytest.raises(UserError, match="a pipe, not a file"), files.open_data(tmp_path / "a.jsonl"):
+    with raises_user_error(where="a.jsonl", wanted="an ordinary file"), files.open_data(tmp_path / "a.jsonl"):
         pass
 
 

@@ -369,8 +369,8 @@ def new_name(name: Any) -> Any:
     """Of a metric or a figure of a plan, also a dotted one; `validation_` before one is `val_`."""
     if isinstance(name, str) and "." in name:
         return ".".join(map(new_name, name.split(".")))
-    if isinstance(name, str) and name.startswith("validation_"):
-        return f"val_{new_name(name.removeprefix('validation_'))}"
+    if isinstance(name, str) and name.startswith(("validation_", "val_")):
+        return f"val_{new_name(name.partition('_')[2])}"
     return METRICS.get(name, name)
 
 

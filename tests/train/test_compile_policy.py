@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from user_errors import raises_user_error
 
 from penjing.base import config
 from penjing.base.errors import UserError
@@ -82,13 +83,13 @@ def test_without_a_compiler_it_is_off_and_said(monkeypatch):
     decision = choice("auto", CPU, 1e9)
     assert decision.how == "off"
     assert "no C++ compiler" in decision.why
-    with pytest.raises(UserError, match="cannot compile"):
+    with raises_user_error(where="compute.compile", got="no C++ compiler (no-such-compiler)"):
         choice("blocks", CPU, 1e9)
 
 
 def test_graphs_need_cuda(monkeypatch):
     monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
-    with pytest.raises(UserError, match="CUDA graphs"):
+    with raises_user_error(where="compute.compile", got="cpu", wanted="blocks or whole"):
         choice("graphs", CPU, 1e9)
 
 

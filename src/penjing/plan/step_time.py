@@ -24,6 +24,7 @@ class StepTime:
     launch: float = 0.0
     optimizer: float = 0.0
     communication: float = 0.0
+    data_wait: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -39,8 +40,8 @@ class StepTime:
         return asdict(self)
 
 
-def step_time(work: Workload, machine: Machine) -> StepTime:
-    """The step by its terms, each at the machine's rate."""
+def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: float = 0.0) -> StepTime:
+    """The step by its terms, each at the machine's rate. loader_tokens_per_second: of the data alone; 0 = no wait."""
     dtype, moved = work.dtype, machine.bytes_per_second
     matmuls = sum(
         count * machine.matmul_seconds(rows, inner, outputs, dtype) for rows, inner, outputs, count in work.matmuls()
@@ -64,6 +65,8 @@ def step_time(work: Workload, machine: Machine) -> StepTime:
         exposed = max(0.1 * exchange, exchange - HIDDEN_SHARE * busy)
     # A CPU calls its operations itself; a device's host calls them while it works.
     waits = host if machine.kind == "cpu" else max(0.0, host - busy)
+    seconds = passes * (busy + waits)
+    fed = passes * work.tokens / loader_tokens_per_second if loader_tokens_per_second else 0.0
     return StepTime(
         matmuls=passes * matmuls,
         attention=passes * attention,
@@ -72,6 +75,7 @@ def step_time(work: Workload, machine: Machine) -> StepTime:
         launch=passes * waits,
         optimizer=optimizer,
         communication=exposed if work.ranks > 1 else 0.0,
+        data_wait=max(0.0, fed - seconds - optimizer),
     )
 
 
