@@ -35,7 +35,6 @@ BASELINES: dict[str, dict[str, tuple[str, str]]] = {
     "grpo": TRL,
     "decode": {
         "transformers-bf16": ("hf_generate bfloat16", "transformers"),
-        "transformers-float32": ("hf_generate float32", "transformers"),
         "transformers-compiled": ("hf_generate bfloat16 compiled", "transformers"),
         "llama.cpp-f16": ("llama_cpp f16", "llama_cpp gguf"),
         "llama.cpp-q8_0": ("llama_cpp q8_0", "llama_cpp gguf"),
@@ -112,6 +111,9 @@ class Benchmark:
         """The spec for one contestant."""
         return spec
 
+    def takes_part(self, setting: str, name: str) -> bool:
+        return True
+
     def heading(self, record: Mapping[str, Any], setting: str, name: str) -> str:
         return name
 
@@ -170,14 +172,17 @@ class TrialComparison:
             "left_out": left_out,
             "goals": benchmark.goals,
         }
-        done: dict[str, dict[str, list[Trial]]] = {it: {name: [] for name in contestants} for it in benchmark.settings}
+        done: dict[str, dict[str, list[Trial]]] = {
+            setting: {name: [] for name in contestants if benchmark.takes_part(setting, name)}
+            for setting in benchmark.settings
+        }
         if self.earlier is not None:
             take_over(done, record, self.earlier, tuple(benchmark.ours))
         wanted = [
             (number, setting, name)
             for number in range(options.trials)
             for setting in benchmark.settings
-            for name in in_turn(list(contestants), number)
+            for name in in_turn(list(done[setting]), number)
             if number >= len(done[setting][name])
         ]
         if self.earlier is not None:
@@ -186,7 +191,7 @@ class TrialComparison:
         self.save({**summed(record, done), "finished": False})  # a path that cannot be written to is found out now
         known = (self.earlier or {}).get("tuned", {})
         record["tuned"] = {
-            name: known[name] for name in contestants if name in known and any(each[name] for each in done.values())
+            name: known[name] for name in contestants if name in known and any(each.get(name) for each in done.values())
         }
         for name in contestants:
             if name not in record["tuned"] and any(name == each for _, _, each in wanted):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -35,7 +37,18 @@ class PenjingServer(Decoder):
         )
         assert found, "the server did not start"
         self.port, self.model = int(found[1]), folder.name
+        self._wait()
         self.options = ["POST /v1/completions, streamed", dtype, "client in Python on the same cores"]
+
+    def _wait(self) -> None:
+        """Until it takes connections, which it does a moment after it has told its address."""
+        while self.process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+        raise AssertionError("the server ended")
 
     def write(self, prompts: Sequence[Sequence[int]], new_tokens: int, on_tokens: OnTokens) -> None:
         asyncio.run(self._streams(prompts, new_tokens, on_tokens))

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -37,26 +37,15 @@ from penjing.infer.requests import (
     bits,
 )
 from penjing.infer.sampler import Sampler, score
+from penjing.infer.scheduler import Pass, Scheduler
 from penjing.infer.slots import Slots
 from penjing.kernels.memory_errors import is_out_of_memory
 
-SHORTEST_PREFIX = 16  # tokens: fewer are read again sooner than found and copied
+Result = TypeVar("Result")
 
 
 class TooManyWaiting(UserError):
     """The queue is full: try again later."""
-
-
-class _Pass(NamedTuple):
-    """What one pass reads: rows in the order of slots, and which slots' tokens are all known to the model after it."""
-
-    slot_B: Ints
-    count_B: Ints  # rows of each
-    slot_N: Ints
-    position_N: Ints
-    at_R: Ints  # rows whose logits are wanted
-    complete_B: np.ndarray  # the next token can be drawn
-    row_of_last_B: Ints  # of each sequence's last row among the logits, where that is wanted
 
 
 class Engine:
@@ -69,7 +58,7 @@ class Engine:
     def __init__(
         self, forward: Forward, *, prefill_chunk: int = 256, max_waiting: int = 1_000_000, recover: bool = True
     ) -> None:
-        self.forward, self.prefill_chunk, self.max_waiting, self.recover = forward, prefill_chunk, max_waiting, recover
+        self.forward, self.max_waiting, self.recover = forward, max_waiting, recover
         self.capacity = forward.num_slots  # slots in use: fewer after a pass ran out of memory
         self.max_tokens = forward.max_tokens
         self.tokens_read = self.tokens_shared = self.tokens_written = self.steps = 0
@@ -81,6 +70,9 @@ class Engine:
         self._cancelled: deque[int] = deque()
         self._jobs: dict[int, Job] = {}
         self._queue = JobQueue()
+        self._scheduler = Scheduler(
+            self._slots, self._answers, self._queue, exact=forward.exact, prefill_chunk=prefill_chunk
+        )
         self._events: list[Event] = []
 
     # --- requests ----------------------------------------------------------------------------------------------------
@@ -170,7 +162,7 @@ class Engine:
         if begun := self._admit():
             self._draw(ints([answer.slot for answer in begun]), torch.cat([_logits_of(answer) for answer in begun]))
             self._forget_logits()
-        if planned := self._plan():
+        if planned := self._scheduler.plan():
             try:
                 logits_RV = self.forward(*self._arrays(planned))
             except Exception as error:
@@ -198,41 +190,11 @@ class Engine:
 
     def _admit(self) -> list[Answer]:
         """Give free slots to waiting answers; returns those whose first token can be drawn at once."""
-        begun: list[Answer] = []
-        if not self._queue.size:
-            return begun
-        backlog = self._backlog()
-        while (slot := self._slots.oldest(self.capacity)) >= 0:
-            answer = self._queue.take(lambda job: self._may_begin(job, backlog))
-            if answer is None:
-                break
-            is_ready, client = self._begin(answer, slot), answer.job.client
-            if is_ready and answer.slot >= 0:  # if its grammar could be made
+        begun = []
+        while (slot := self._slots.oldest(self.capacity)) >= 0 and (answer := self._scheduler.next_answer()):
+            if self._begin(answer, slot):
                 begun.append(answer)
-            elif answer.slot >= 0:
-                backlog[client] = backlog.get(client, 0) + self._slots.pending(answer.slot)
         return begun
-
-    def _backlog(self) -> dict[str, int]:
-        """Tokens of each client's prompts that are in slots and still to be read."""
-        found: dict[str, int] = {}
-        for slot in np.flatnonzero(self._slots.known_S > self._slots.length_S + 1).tolist():
-            client = self._at(slot).job.client
-            found[client] = found.get(client, 0) + self._slots.pending(slot)
-        return found
-
-    def _may_begin(self, job: Job, backlog: dict[str, int]) -> bool:
-        """Whether it is worth a slot now: not where more prompts are under way than a step reads, nor where a slot is
-        just reading what this prompt begins with."""
-        if job.is_read:
-            return True
-        if backlog.get(job.client) and sum(backlog.values()) >= self.prefill_chunk:
-            return False
-        if job.request.prompt_logprobs:
-            return True
-        now, soon = self._slots.prefix(job.prompt, job.adapter)
-        length = len(job.prompt)
-        return self._sharable(soon.tokens, length) < self._sharable(now.tokens, length) + SHORTEST_PREFIX
 
     def _begin(self, answer: Answer, slot: int) -> bool:
         """Put an answer into a slot, with what others have read of its tokens; whether its next token can be drawn."""
@@ -240,7 +202,7 @@ class Engine:
         ids = np.concatenate([job.prompt, np.asarray(answer.ids, np.int32)]) if answer.ids else job.prompt
         now, _ = slots.prefix(ids, job.adapter)
         is_ready = job.logits_1V is not None and not answer.ids and now.tokens == len(ids)
-        shared = now.tokens if is_ready else self._sharable(now.tokens, len(ids))
+        shared = now.tokens if is_ready else self._scheduler.sharable(now.tokens, len(ids))
         if job.request.prompt_logprobs and not job.is_read:
             shared = 0
         if shared and slots.may_go_on_in(now.slot, shared):
@@ -252,15 +214,7 @@ class Engine:
         if not answer.ids:
             job.shared = shared if not job.is_read else len(job.prompt)
         self.tokens_shared += shared
-        return is_ready
-
-    def _sharable(self, tokens: int, length: int) -> int:
-        """Of so many tokens that a slot has in common with a sequence, how many are taken over: the last one is read,
-        for what comes after it. Where values depend on how a prompt was cut into chunks, whole chunks only."""
-        tokens = min(tokens, length - 1)
-        if not self.forward.exact:
-            tokens -= tokens % self.prefill_chunk
-        return tokens if tokens >= SHORTEST_PREFIX else 0
+        return is_ready and answer.slot >= 0  # where its grammar could be made
 
     def _put(self, answer: Answer, slot: int) -> None:
         """The answer's own settings, by slot."""
@@ -277,62 +231,13 @@ class Engine:
         if request.grammar is not None and answer.grammar is None:
             answer.grammar = self._own(answer, request.grammar)
 
-    # --- what a pass reads -------------------------------------------------------------------------------------------
-
-    def _plan(self) -> _Pass | None:
-        """The last token of every answer that is being written, and a chunk of the others' tokens."""
-        slots = self._slots
-        active_A = np.flatnonzero(slots.is_active_S)
-        if not len(active_A):
-            return None
-        pending_A = slots.known_S[active_A] - slots.length_S[active_A]
-        slot_B, count_B = active_A[pending_A == 1], pending_A[pending_A == 1]
-        if len(slot_B) < len(active_A):
-            chunks = list(self._chunks(active_A[pending_A > 1].tolist()))
-            slot_B = np.concatenate([slot_B, ints([slot for slot, _ in chunks])])
-            count_B = np.concatenate([count_B, ints([count for _, count in chunks])])
-        first_B = slots.length_S[slot_B]
-        complete_B = first_B + count_B == slots.known_S[slot_B]
-        end_B = count_B.cumsum()
-        slot_N = slot_B.repeat(count_B)
-        position_N = (first_B - end_B + count_B).repeat(count_B) + np.arange(len(slot_N))
-        is_wanted_N = np.zeros(len(slot_N), dtype=bool)
-        is_wanted_N[end_B[complete_B] - 1] = True
-        for place in np.flatnonzero(slots.is_scored_S[slot_B]).tolist():
-            is_wanted_N[end_B[place] - count_B[place] : end_B[place]] = True
-        row_of_last_B = is_wanted_N.cumsum()[end_B - 1] - 1
-        return _Pass(slot_B, count_B, slot_N, position_N, np.flatnonzero(is_wanted_N), complete_B, row_of_last_B)
-
-    def _chunks(self, slots: list[int]) -> Iterator[tuple[int, int]]:
-        """(slot, tokens) of what is read beside the answers, at most `prefill_chunk` tokens; clients take turns."""
-        by_client: dict[str, list[int]] = {}
-        for slot in sorted(slots, key=lambda slot: self._at(slot).job.ticket):
-            by_client.setdefault(self._at(slot).job.client, []).append(slot)
-        clients = sorted(by_client)
-        turn = self.steps % len(clients)
-        left = self.prefill_chunk
-        for number, client in enumerate(clients[turn:] + clients[:turn]):
-            share = -(-left // (len(clients) - number))
-            for slot in by_client[client]:
-                if share <= 0:
-                    break
-                count = self._slots.pending(slot)
-                if self.forward.exact:
-                    count = min(count, share)
-                else:  # a chunk ends where it always does, whoever else reads
-                    count = min(count, self.prefill_chunk - int(self._slots.length_S[slot]) % self.prefill_chunk)
-                share, left = share - count, left - count
-                yield slot, count
-            if left <= 0:
-                return
-
-    def _arrays(self, planned: _Pass) -> tuple[Ints, Ints, Ints, Ints, Ints | None]:
+    def _arrays(self, planned: Pass) -> tuple[Ints, Ints, Ints, Ints, Ints | None]:
         slots = self._slots
         adapter_N = slots.adapter_S[planned.slot_N] if self.forward.adapters else None
         id_N = slots.token_ST[planned.slot_N, planned.position_N].astype(np.int64)
         return planned.slot_N, planned.position_N, id_N, planned.at_R, adapter_N
 
-    def _have_read(self, planned: _Pass, logits_RV: Tensor) -> None:
+    def _have_read(self, planned: Pass, logits_RV: Tensor) -> None:
         """Take down what the pass read, and draw the next token where all is read."""
         slots = self._slots
         slots.length_S[planned.slot_B] += planned.count_B
@@ -361,7 +266,7 @@ class Engine:
             job.logits_1V = logits_V[None].clone()
             self._queue.add(job, first=True)
 
-    def _score_prompt(self, place: int, planned: _Pass, logits_RV: Tensor) -> None:
+    def _score_prompt(self, place: int, planned: Pass, logits_RV: Tensor) -> None:
         """Log-probabilities of the prompt's tokens that follow those of this pass."""
         slot, count = int(planned.slot_B[place]), int(planned.count_B[place])
         job, end = self._at(slot).job, int(self._slots.length_S[slot])
@@ -520,13 +425,14 @@ class Engine:
         for answer in reversed(active[self.capacity :]):
             job = answer.job
             answer.ids = self._slots.said(answer.slot, len(job.prompt))
+            job.scores = job.scores if job.is_read else []
             self._free(answer)
             job.active.remove(answer)
             job.waiting.appendleft(answer)
             self._queue.add(job, first=True)
 
-    def _own(self, answer: Answer, work: Callable[[], object]) -> object:
-        """A request's own code: an error in it ends the request."""
+    def _own(self, answer: Answer, work: Callable[[], Result]) -> Result | None:
+        """What a request's own code returns: an error in it ends the request."""
         try:
             return work()
         except Exception as error:  # whatever it is, nobody else is to suffer

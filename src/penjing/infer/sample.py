@@ -60,13 +60,12 @@ class Rows(NamedTuple):
 
     @classmethod
     def empty(cls, rows: int) -> Self:
-        kinds = (np.float32, np.int64, np.float32, np.float32, np.float32)
-        return cls(*(np.zeros(rows, kind) for kind in kinds))
+        one = np.zeros(rows, dtype=np.float32)
+        return cls(one, np.zeros(rows, dtype=np.int64), one.copy(), one.copy(), one.copy())
 
     def put(self, row: int, sampling: Sampling, score_temperature: float) -> None:
-        given = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, score_temperature)
-        for array, value in zip(self, given, strict=True):
-            array[row] = value
+        self.temperature_R[row], self.score_temperature_R[row] = sampling.temperature, score_temperature
+        self.top_k_R[row], self.top_p_R[row], self.min_p_R[row] = sampling.top_k, sampling.top_p, sampling.min_p
 
     def take(self, row_N: NDArray[Any]) -> Self:
         return type(self)(*(array[row_N] for array in self))

@@ -9,7 +9,7 @@ from typing import Any
 
 from penjing.infer.requests import Event, Token
 from penjing.infer.text_stream import TextStream
-from penjing.serve.answers import fault, number
+from penjing.serve.answers import finish_of, number
 from penjing.serve.errors import ApiError
 from penjing.serve.generation import Service, Target, Work
 from penjing.serve.schema import CompletionRequest
@@ -39,19 +39,13 @@ class CompletionChoice:
         self._offset = 0  # characters before the next token
 
     def take(self, events: Sequence[Event]) -> list[dict[str, Any]]:
-        text, tokens = "", list[Token]()
+        tokens = [event.token for event in events if event.token is not None]
+        self.text.extend([token.id for token in tokens if token.id not in self.stop])
         for event in events:
             if event.prompt is not None:
                 self.prompt.scores = event.prompt[self.prompt.added :]
-            if event.token is not None:
-                tokens.append(event.token)
-                if event.token.id not in self.stop:
-                    text += self.text.add(event.token.id)
-            if event.ended == "error":
-                raise fault(event)
-            if event.ended:
-                self.finish = "length" if event.ended == "length" else "stop"
-                text += self.text.finish()
+        self.finish = finish_of(events[-1])
+        text = self.text.finish() if self.finish else self.text.take()
         if self._echo:
             text, tokens, self._echo = self.prompt.text + text, [*self.prompt.scores, *tokens], False
         scores = None if self.top is None else self._scores(tokens)
