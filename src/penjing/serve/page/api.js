@@ -101,7 +101,7 @@ export async function* stream(path, body, { signal, onBusy } = {}) {
   const response = await request(path, { body: asked, signal, onBusy });
   try {
     for await (const chunk of events(response)) {
-      if (chunk.error) throw new ApiError(chunk.error.code || 500, chunk.error.message);
+      if (chunk.error) throw new ApiError(500, chunk.error.message);
       yield chunk;
     }
   } catch (error) {

@@ -91,7 +91,7 @@ class Chat {
     this.conversation = conversation;
     this.fitKind();
     this.draw();
-    $("#scroll").scrollTop = $("#scroll").scrollHeight;
+    this.toEnd();
   }
 
   remove(conversation) {
@@ -311,8 +311,11 @@ class Chat {
     this.announce(answer, answer.steps.map((step) => step.content).join("\n"), answer.state !== "running");
   }
 
+  /** Scroll to the end; of two answers side by side, no further than their question stays in sight. */
   toEnd() {
-    $("#scroll").scrollTop = $("#scroll").scrollHeight;
+    const scroll = $("#scroll");
+    const question = this.lanes.length > 1 && [...scroll.querySelectorAll(".question")].at(-1);
+    scroll.scrollTop = Math.min(scroll.scrollHeight, question ? question.offsetTop - scroll.offsetTop - 12 : Infinity);
   }
 }
 

@@ -67,11 +67,15 @@ function drawn(group) {
     "aria-haspopup": "dialog",
     "aria-label": t("tokenLabel", { text: visible(text), chance: percent(Math.exp(group.logp)) }),
   });
+  // A blank before a word is not coloured, so that words stand apart; one that is all of a token is.
+  const blank = mark || !text.trim() ? "" : text.match(/^ */)[0];
+  const paint = el("span", { class: "paint" });
   // A line break shows, and breaks the line.
-  text.split(/(\n)/).forEach((part) => {
-    if (part === "\n") group.node.append(el("i", { "aria-hidden": "true", text: "↵" }));
-    if (part) group.node.append(part);
+  text.slice(blank.length).split(/(\n)/).forEach((part) => {
+    if (part === "\n") paint.append(el("i", { "aria-hidden": "true", text: "↵" }));
+    if (part) paint.append(part);
   });
+  group.node.append(blank, paint);
   return group;
 }
 
@@ -137,7 +141,8 @@ const popover = {
 
   /** Below the token, or above it where there is no room; always within the window. */
   place() {
-    const token = this.group.node.getClientRects()[0] ?? this.group.node.getBoundingClientRect();
+    const token = $(".paint", this.group.node).getClientRects()[0];
+    if (!token) return;
     const own = this.node.getBoundingClientRect();
     const below = token.bottom + 6 + own.height <= window.innerHeight - 8;
     const left = Math.min(Math.max(8, token.left - 12), window.innerWidth - own.width - 8);

@@ -64,7 +64,8 @@ function refresh() {
   const sendable = running || $("#text").value.trim() !== "";
   const send = label("send", running ? "stop" : "send", t(running ? "stop" : "send"), { shown: false });
   send.disabled = !sendable || !models.length;
-  label("continue", running ? "stop" : "send", t(running ? "stop" : "continueText")).disabled = !models.length;
+  label("continue", running ? "stop" : "send", t(running ? "stop" : "continueText")).disabled =
+    !running && (!models.length || chat.isEmpty);
   $("#rewrite").hidden = running || !chat.canRewrite;
   $("#edit-text").hidden = running || !lookOn || !chat.canRewrite;
   const chip = $("#system-chip");

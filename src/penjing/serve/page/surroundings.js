@@ -17,6 +17,7 @@ export function showModels(models, lanes) {
     if (name !== undefined) select.value = name;
   }
   $(".versus").hidden = lanes.length < 2;
+  document.body.classList.toggle("has-two", lanes.length > 1);
 }
 
 /** A model in one line: its size, how long it was trained, how much it reads. */
@@ -41,7 +42,7 @@ export function showWelcome(container, chat, { send, begin }) {
   });
   return fill(
     container,
-    el("img", { src: "page/tree.svg", alt: "", width: "84", height: "84", class: "tree" }),
+    chat.isDocument ? null : el("img", { src: "page/tree.svg", alt: "", width: "84", height: "84", class: "tree" }),
     el("h2", { text: chat.isDocument ? model.id : t("emptyTitle") }),
     el("p", { class: "facts" }, chat.lanes.length > 1 ? chat.lanes.join(" ⇄ ") : `${chat.isDocument ? "" : `${model.id} · `}${factsOf(model)}`),
     chat.isDocument ? el("p", { class: "facts", text: t("emptyContinues") }) : null,
