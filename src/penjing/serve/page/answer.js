@@ -87,6 +87,7 @@ function lastKind(tokens, inThought) {
   return tokens.reduce((kind, token) => afterMark(token, kind), inThought ? "reasoning" : "content");
 }
 
+const THINK = ["<think>", "</think>"];
 const MARKS = { "<think>": "reasoning", "</think>": "content", "<tool_call>": "call", "</tool_call>": "content" };
 
 const afterMark = (token, kind) => (token.bytes === null ? (MARKS[token.text] ?? kind) : token.kind);
@@ -96,7 +97,7 @@ function takeChoice(answer, step, { delta = {}, logprobs, finish_reason: finish 
   const told = delta.reasoning_content ? "reasoning" : delta.content && kind !== "call" ? "content" : kind;
   for (const entry of logprobs?.content ?? []) {
     const token = fromApi(entry, told);
-    if (token.bytes === null) token.kind = "mark";
+    if (token.bytes === null) token.kind = THINK.includes(token.text) ? "reasoning" : "mark";
     step.tokens.push(token);
     kind = afterMark(token, kind);
   }
@@ -136,7 +137,7 @@ export function branch(answer, stepPlace, tokenPlace, chosen) {
   const old = answer.steps[stepPlace];
   const kept = structuredClone(old.tokens.slice(0, tokenPlace));
   const instead = old.tokens[tokenPlace];
-  const kind = chosen.bytes === null ? "mark" : instead.kind === "mark" ? lastKind(kept, false) : instead.kind;
+  const kind = chosen.bytes === null ? "mark" : instead.bytes === null ? lastKind(kept, false) : instead.kind;
   const tokens = [...kept, { ...chosen, kind, top: instead.top }];
   const step = { ...newStep(), tokens, reasoning: textOf(tokens, "reasoning"), content: textOf(tokens, "content") };
   return [...steps, step];

@@ -41,14 +41,14 @@ function stepView(look, onChoose) {
   const node = el("div", { class: "step" }, fold, words, calls);
   const inThought = look && tokenView(thought, ["reasoning"], onChoose);
   const inWords = look && tokenView(words, ["content", "call", "mark"], onChoose);
-  const missing = el("p", { class: "note", hidden: true, text: look ? t("noTokens") : "" });
+  const missing = el("p", { class: "missing", hidden: true, text: look ? t("noTokens") : "" });
   node.append(missing);
   let shown = {};
   return {
     node,
     update(step, running) {
       const tokens = look && step.tokens.length > 0;
-      fold.hidden = !step.reasoning;
+      fold.hidden = !step.reasoning && !(tokens && step.tokens.some((token) => token.kind === "reasoning"));
       summary.textContent = thoughtTitle(step, running);
       if (tokens) {
         inThought.update(step.tokens);

@@ -35,9 +35,8 @@ function pause(secondsLong, signal) {
   });
 }
 
-async function once(path, { body, signal }) {
+async function once(path, { body, signal, key }) {
   const headers = {};
-  const key = sessionStorage.getItem(KEY);
   if (key) headers.Authorization = `Bearer ${key}`;
   if (body) headers["Content-Type"] = "application/json";
   let response;
@@ -59,10 +58,12 @@ async function once(path, { body, signal }) {
  */
 async function request(path, { body, signal, onBusy } = {}) {
   for (let tries = 1; ; ) {
+    const key = sessionStorage.getItem(KEY);
     try {
-      return await once(path, { body, signal });
+      return await once(path, { body, signal, key });
     } catch (error) {
-      if (error.status === 401 && (await askForKey())) continue;
+      // Somebody may have given another key since this was sent.
+      if (error.status === 401 && (key !== sessionStorage.getItem(KEY) || (await askForKey()))) continue;
       const busy = error.status === 429 || error.status === 503;
       if (!busy || tries >= MOST_TRIES) throw error;
       const wait = Math.min(error.retryAfter || 2 ** (tries - 1), 30);

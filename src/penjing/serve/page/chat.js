@@ -2,12 +2,11 @@
 
 import { branch, continueText, drawSeed, writeAnswer, writeContinuation } from "./answer.js";
 import { addNode, newAnswer, newConversation, path, showSibling } from "./conversation.js";
-import { branched, edited, showDocument, textOfPieces } from "./document.js";
-import { $ } from "./dom.js";
+import { branched, edited, textOfPieces } from "./document.js";
 import { toolsOn } from "./settings.js";
 import { titleOf } from "./sidebar.js";
 import * as store from "./store.js";
-import { announcer, showThread } from "./thread.js";
+import { View } from "./view.js";
 
 class Chat {
   models = [];
@@ -16,8 +15,7 @@ class Chat {
   conversation = newConversation();
   controller = null; // of what is being written
   onChange = () => {};
-  views = new Map();
-  drawing = false;
+  view = new View(this);
 
   get running() {
     return this.controller !== null;
@@ -47,11 +45,6 @@ class Chat {
     const first = known(store.settings.model) ? store.settings.model : (models.find((model) => model.answers) ?? models[0])?.id;
     this.lanes = [first, store.settings.other].filter((name) => name && known(name));
     this.fitKind();
-    this.draw();
-  }
-
-  begunWith() {
-    this.announce = announcer($("#announcer"));
     this.draw();
   }
 
@@ -91,7 +84,7 @@ class Chat {
     this.conversation = conversation;
     this.fitKind();
     this.draw();
-    this.toEnd();
+    this.view.toEnd();
   }
 
   remove(conversation) {
@@ -103,6 +96,19 @@ class Chat {
   removeAll() {
     store.removeAll();
     this.startNew();
+  }
+
+  /** Show another version of a question or an answer. */
+  show(node, place) {
+    showSibling(this.conversation, node, place);
+    store.saveSoon();
+    this.draw();
+  }
+
+  /** Draw the conversation anew, and what stands around it. */
+  draw() {
+    this.view.draw();
+    this.onChange();
   }
 
   keep() {
@@ -160,7 +166,7 @@ class Chat {
     const controller = new AbortController();
     this.controller = controller;
     this.draw();
-    this.toEnd();
+    this.view.toEnd();
     const waiting = answers.filter((answer) => answer.state === "running");
     await Promise.all(waiting.map((answer) => this.write(answer, node, answers.indexOf(answer), controller)));
     if (this.controller === controller) this.controller = null;
@@ -187,7 +193,7 @@ class Chat {
     Object.defineProperty(answer, "clock", { value: clock, configurable: true });
     const busy = (wait) => {
       answer.busy = wait;
-      this.soon();
+      this.view.soon();
     };
     return {
       signal,
@@ -196,7 +202,7 @@ class Chat {
         delete answer.busy;
         clock.first ||= performance.now();
         clock.tokens += 1;
-        this.soon();
+        this.view.soon();
       },
     };
   }
@@ -246,7 +252,7 @@ class Chat {
     this.controller = controller;
     this.keep();
     this.draw();
-    this.toEnd();
+    this.view.toEnd();
     const goOn = piece.tokens.map((token) => token.id);
     try {
       await continueText(run, prompt, goOn, store.settings, this.hooks(run, controller.signal), (text, tokens, finish) => {
@@ -263,59 +269,6 @@ class Chat {
     if (this.controller === controller) this.controller = null;
     store.saveSoon();
     if (this.conversation === conversation) this.draw();
-  }
-
-  // --- showing -------------------------------------------------------------------------------------------------------
-
-  /** Draw the conversation anew. */
-  draw() {
-    const { conversation } = this;
-    const { look } = store.settings;
-    const thread = $("#thread");
-    if (this.isDocument) {
-      const actions = { change: (text) => this.changeText(text), choose: (...where) => this.choosePiece(...where) };
-      const sheet = showDocument(thread, conversation, { look, running: this.running, actions });
-      this.views = new Map([[conversation.run, { update: () => sheet.update(this.running) }]]);
-    } else {
-      const actions = {
-        edit: (node, text) => this.edit(node, text),
-        retry: (node, lane) => this.retry(node, lane),
-        choose: (...where) => this.chooseToken(...where),
-        show: (node, place) => {
-          showSibling(conversation, node, place);
-          store.saveSoon();
-          this.draw();
-        },
-      };
-      this.views = showThread(thread, conversation, { look, actions });
-    }
-    this.onChange();
-  }
-
-  /** Show what came, once a frame. */
-  soon() {
-    if (this.drawing) return;
-    this.drawing = true;
-    requestAnimationFrame(() => {
-      this.drawing = false;
-      const scroll = $("#scroll");
-      const atEnd = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 60;
-      for (const view of this.views.values()) view.update();
-      for (const answer of this.views.keys()) if (answer?.steps) this.say(answer);
-      if (atEnd) this.toEnd();
-    });
-  }
-
-  say(answer) {
-    if (!answer.clock) return;
-    this.announce(answer, answer.steps.map((step) => step.content).join("\n"), answer.state !== "running");
-  }
-
-  /** Scroll to the end; of two answers side by side, no further than their question stays in sight. */
-  toEnd() {
-    const scroll = $("#scroll");
-    const question = this.lanes.length > 1 && [...scroll.querySelectorAll(".question")].at(-1);
-    scroll.scrollTop = Math.min(scroll.scrollHeight, question ? question.offsetTop - scroll.offsetTop - 12 : Infinity);
   }
 }
 

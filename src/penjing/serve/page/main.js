@@ -181,5 +181,5 @@ store.loadConversations();
 words();
 wire();
 chat.onChange = refresh;
-chat.begunWith();
+chat.draw();
 connect();

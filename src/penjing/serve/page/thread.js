@@ -57,7 +57,7 @@ function editor(node, actions, cancel) {
       cancel();
     }
   });
-  requestAnimationFrame(() => {
+  queueMicrotask(() => {
     grow(area);
     area.focus();
     area.setSelectionRange(area.value.length, area.value.length);

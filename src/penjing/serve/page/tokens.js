@@ -8,8 +8,9 @@ export function fromApi(entry, kind) {
   return { ...alternative(entry), kind, top: (entry.top_logprobs || []).map(alternative) };
 }
 
+/** A token that adds nothing to the text is a control token too. */
 function alternative({ id, token, bytes, logprob }) {
-  return { id, text: token, bytes: bytes ?? null, logp: logprob };
+  return { id, text: token || `#${id}`, bytes: bytes?.length ? bytes : null, logp: logprob };
 }
 
 const round = (value) => Math.round(Math.max(value, -99) * 1000) / 1000;
