@@ -13,7 +13,10 @@ import penjing
 
 PAGE = Path(penjing.__file__).parent / "serve" / "page"
 KINDS = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; object-src 'none'"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 MODELS = {
     "chat": {"answers": True, "thinking": True, "context": 64, "step": 30, "adapters": [], "parameters": 1_067_136},
     "base": {"answers": False, "thinking": False, "context": 64, "step": 10, "adapters": [], "parameters": 1_067_136},
@@ -63,8 +66,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        name = self.path.removeprefix("/page/") if self.path != "/" else "index.html"
-        if (PAGE / name).is_file():
+        name = self.path.removeprefix("/") or "index.html"
+        if "/" not in name and (PAGE / name).is_file():
             kind = KINDS[Path(name).suffix]
             return self.reply(200, (PAGE / name).read_bytes(), {"Content-Type": kind, "Content-Security-Policy": POLICY})
         if self.refused():
@@ -143,7 +146,8 @@ class Handler(BaseHTTPRequestHandler):
             entry["top_logprobs"] = [self.entry(*pair) for pair in ranked]
             kind, delta = deltas.add(piece, kind)
             said = {"delta": delta} if chat else {"text": delta.get("content", "")}
-            self.chunk({"choices": [{"index": 0, **said, "logprobs": {"content": [entry]}, "finish_reason": None}]})
+            scores = {"end": entry} if piece == END else {"content": [entry]}
+            self.chunk({"choices": [{"index": 0, **said, "logprobs": scores, "finish_reason": None}]})
             if len(tokens) > 1000:
                 time.sleep(0.01)
         self.chunk({"choices": [{"index": 0, "delta": {}, "text": "", "finish_reason": "tool_calls" if deltas.calls else "stop"}]})

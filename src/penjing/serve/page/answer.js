@@ -94,9 +94,10 @@ const afterMark = (token, kind) => (token.bytes === null ? (MARKS[token.text] ??
 
 /** Take one chunk in; returns what a following token without text of its own is a part of. */
 function takeChoice(answer, step, { delta = {}, logprobs, finish_reason: finish }, kind) {
-  const told = delta.reasoning_content ? "reasoning" : delta.content && kind !== "call" ? "content" : kind;
-  for (const entry of logprobs?.content ?? []) {
-    const token = fromApi(entry, told);
+  // A vocabulary without control tokens has no marks: there the delta says what its tokens are a part of.
+  if (kind !== "call") kind = delta.reasoning_content ? "reasoning" : delta.content ? "content" : kind;
+  for (const entry of entriesOf(logprobs)) {
+    const token = fromApi(entry, kind);
     if (token.bytes === null) token.kind = THINK.includes(token.text) ? "reasoning" : "mark";
     step.tokens.push(token);
     kind = afterMark(token, kind);
@@ -109,6 +110,11 @@ function takeChoice(answer, step, { delta = {}, logprobs, finish_reason: finish 
   for (const part of delta.tool_calls ?? []) takeCall(step, part);
   if (finish) answer.finish = finish;
   return kind;
+}
+
+/** The tokens of a chunk; `end` is the one that ended the answer. */
+function entriesOf(logprobs) {
+  return [...(logprobs?.content ?? []), ...(logprobs?.end ? [logprobs.end] : [])];
 }
 
 /** A call arrives whole or in pieces. */
@@ -171,7 +177,7 @@ export async function continueText(answer, prompt, goOn, settings, hooks, take) 
     takeUsage(answer, chunk);
     const choice = chunk.choices?.[0];
     if (choice) {
-      const tokens = (choice.logprobs?.content ?? []).map((entry) => fromApi(entry, entry.bytes ? "content" : "mark"));
+      const tokens = entriesOf(choice.logprobs).map((entry) => fromApi(entry, entry.bytes ? "content" : "mark"));
       take(choice.text ?? "", tokens, choice.finish_reason);
     }
     hooks.onUpdate();

@@ -42,7 +42,7 @@ export function showWelcome(container, chat, { send, begin }) {
   });
   return fill(
     container,
-    chat.isDocument ? null : el("img", { src: "page/tree.svg", alt: "", width: "84", height: "84", class: "tree" }),
+    chat.isDocument ? null : el("img", { src: "tree.svg", alt: "", width: "84", height: "84", class: "tree" }),
     el("h2", { text: chat.isDocument ? model.id : t("emptyTitle") }),
     el("p", { class: "facts" }, chat.lanes.length > 1 ? chat.lanes.join(" ⇄ ") : `${chat.isDocument ? "" : `${model.id} · `}${factsOf(model)}`),
     chat.isDocument ? el("p", { class: "facts", text: t("emptyContinues") }) : null,
