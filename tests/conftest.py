@@ -167,7 +167,12 @@ def without_cpu_kernels(monkeypatch) -> Callable[[], None]:
     """Switches kernels of our own on the CPU off for the rest of a test."""
     from penjing.kernels.cpu import library
 
-    return lambda: monkeypatch.setattr(library, "kernels", lambda: None)
+    def switch_off() -> None:
+        monkeypatch.setattr(library, "kernels", lambda: None)
+        monkeypatch.setattr(library, "decode_kernels", lambda: None)
+        monkeypatch.setattr(library, "unavailable_decode_reason", lambda: "they were switched off")
+
+    return switch_off
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import torch
 
 from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.infer.batched_sampler import sample_batch
-from penjing.infer.generate import generate
+from penjing.infer.generate import generate, sample_batch
 from penjing.infer.requests import Request
 from penjing.infer.sample import Sampling
 from penjing.model.config import ModelConfig

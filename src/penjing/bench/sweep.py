@@ -19,6 +19,7 @@ from penjing.base import config
 from penjing.bench.full_rows import FullRows, full_rows
 from penjing.bench.gpu_counters import busy, estimated
 from penjing.bench.timer import time_steps
+from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.parallel.single import Single
 from penjing.plan import hardware
 from penjing.plan.device_model import Machine
@@ -32,7 +33,7 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build_model import build_run
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
-from penjing.train.oom_recovery import empty_cache, is_out_of_memory
+from penjing.train.oom_recovery import empty_cache
 from penjing.train.precision import Precision
 from penjing.train.stages.base import make_stage
 from penjing.train.throughput import Meter

@@ -25,7 +25,7 @@ from penjing.data.chat.render import Switch, parse_switch, render
 from penjing.data.chat.turn_parser import parse
 from penjing.data.formats import Chat, Message, OnSkip
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.infer.batched_sampler import sample_batch
+from penjing.infer.generate import sample_batch
 from penjing.infer.requests import Completion, Request
 from penjing.infer.sample import Sampling
 from penjing.model.lora import fingerprint

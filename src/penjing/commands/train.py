@@ -34,6 +34,7 @@ from penjing.eval.known_questions import KnownQuestions
 from penjing.export.adapter import save_run_adapter
 from penjing.infer.generate import generate
 from penjing.infer.sample import Sampling
+from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import Strategy, launched_world, make_strategy
 from penjing.plan import hardware
@@ -51,7 +52,6 @@ from penjing.train.config import Run
 from penjing.train.from_pretrained import begin_from, with_vocabulary
 from penjing.train.load_model import set_threads
 from penjing.train.loop import train
-from penjing.train.oom_recovery import is_out_of_memory
 from penjing.train.run_dir import RunDir
 from penjing.train.run_history import SPENT, append_history
 from penjing.train.watchdog import watched

@@ -7,6 +7,7 @@
 | experts | expert by expert in C (CPU), grouped with Triton, grouped (CUDA) | reference.experts |
 | fused_linear_cross_entropy, log_probs | C, Triton, torch in blocks | torch's cross_entropy |
 | nesterov_update, decayed_update | C, torch | reference.py |
+| decode (a whole pass that writes text) | C (CPU: cpu/decode.py), torch | model/transformer.py |
 
 `backends(device, dtype)` says which of them this machine uses. Ops take tensors and numbers, never modules.
 """
@@ -281,6 +282,8 @@ def _on_cpu(dtype: torch.dtype, head_dim: int, rows: int) -> list[Backend]:
     found.append(Backend("rope", *(("C", "fused with attention") if not missing else ("torch, in chunks", missing))))
     units = not missing and cpu.supports_weight_grad_in(dtype)
     found.append(Backend("linear", "torch", "oneDNN or MKL"))
+    decodes = library.unavailable_decode_reason() or missing
+    found.append(Backend("decode", *(("torch", decodes) if decodes else ("C", "one call a pass"))))
     why = "matrix units (AMX)" if units else "the C kernel is for bfloat16 on processors with AMX"
     found.append(Backend("weight gradients", "C" if units else "torch", why))
     return [*found, Backend("experts", "expert by expert", "one core each; SwiGLU as above")]

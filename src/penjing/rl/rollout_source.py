@@ -21,7 +21,8 @@ from torch import Tensor
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.infer.batched_sampler import default_slots, sample_batch
+from penjing.infer.forward import default_slots
+from penjing.infer.generate import sample_batch
 from penjing.infer.requests import Completion, Request
 from penjing.infer.sample import Sampling
 from penjing.infer.tool_loop import ToolLoop, last_turn

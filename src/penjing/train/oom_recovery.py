@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from penjing.base.errors import UserError
+from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.loader.batch_source import Source, WrappedSource
 from penjing.parallel.base import Strategy
 from penjing.train.batch_geometry import batch_geometry, smaller_micro_size
@@ -51,13 +52,6 @@ class ResizableBatchSource(WrappedSource):
         self.source = self._make(smaller)
         self.source.restore(at)
         return True
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory did not suffice, on any device."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
 
 
 def retry_on_oom(work: Callable[[], Result], make_room: Callable[[str], None]) -> Result:

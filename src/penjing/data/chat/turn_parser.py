@@ -165,7 +165,7 @@ def _said(found: Sequence[TurnSpan]) -> ParsedTurn:
         if part.kind == "thought":
             reasoning, is_open = _without_newline(part.text, 1, 1), not part.closed
         elif part.kind == "call":
-            calls.append(_call(part))
+            calls.append(read_call(part))
         else:
             before_call = index + 1 < len(found) and found[index + 1].kind == "call"
             after_call = index > 0 and found[index - 1].kind == "call"
@@ -185,7 +185,8 @@ def _without_newline(text: str, first: int, last: int) -> str:
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
-def _call(part: TurnSpan) -> ToolCall:
+def read_call(part: TurnSpan) -> ToolCall:
+    """A call from what stood between its marks."""
     text = part.text.strip()
     if not part.closed:
         return ToolCall(text=text, problem="the call was not closed")

@@ -107,6 +107,11 @@ class Tokenizer:
         return max(self._full.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
+    def definition(self) -> str:
+        """The text of its tokenizer.json."""
+        return self._json
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 over the tokenizer and its chat template: shards and checkpoints record it."""
         roles = "" if self.roles == _OURS else json.dumps(asdict(self.roles))
@@ -185,6 +190,26 @@ class Tokenizer:
     def token(self, index: int) -> str:
         """One id as readable text, broken bytes shown as replacement characters."""
         return self.decode([index], hide=False)
+
+    def token_bytes(self, index: int) -> bytes:
+        """What one id adds to a text, byte by byte: it may end inside a character. Of an unknown id, nothing."""
+        return self._token_bytes[index] if 0 <= index < len(self._token_bytes) else b""
+
+    @cached_property
+    def _token_bytes(self) -> list[bytes]:
+        is_byte_level = '"ByteLevel"' in json.dumps(json.loads(self._json).get("decoder"))
+        added = self._full.get_added_tokens_decoder()
+        found = [b""] * self.size
+        for text, index in self._full.get_vocab(with_added_tokens=True).items():
+            if index in added:
+                found[index] = text.encode()
+            elif is_byte_level and all(character in _BYTE_OF for character in text):
+                found[index] = bytes(_BYTE_OF[character] for character in text)
+            elif _BYTE_TOKEN.fullmatch(text):
+                found[index] = bytes([int(text[3:5], 16)])
+            else:
+                found[index] = text.replace("\u2581", " ").encode()
+        return found
 
     def with_chatml(self, *, visible: bool = True) -> Tokenizer:
         """This tokenizer with our own chat template, and the control tokens for it that it lacks.
@@ -280,6 +305,17 @@ NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 _BORDERS = ("bos_token", "eos_token")
 # What closes a document, where tokenizer_config.json calls the end of a turn `eos_token`.
 _TEXT_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # of vocabularies that are not byte-level
+# The characters under which byte-level vocabularies write bytes: printable ones as they are, the others from U+0100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTE_OF = {
+    chr(character): byte
+    for byte, character in zip(
+        _PRINTABLE + [byte for byte in range(256) if byte not in _PRINTABLE],
+        _PRINTABLE + list(range(0x100, 0x100 + 256 - len(_PRINTABLE))),
+        strict=True,
+    )
+}
 _MARKUP = re.compile(r"[<\[|\uff5c]")
 
 

@@ -1,10 +1,10 @@
 """The C kernels for CPUs: built when first needed, by the machine's own C compiler and for its processor.
 
 kernels.c has all ops of a step except matmuls, attention.c document attention, weight_grad.c weight gradients on
-processors with matrix units. An eager program makes a pass over memory for each operation: an RMSNorm is five of them,
-its gradient ten. In C each is one, in float32 inside, whatever is read and written. Building takes two seconds, once.
-Without a compiler torch's operations are used, and a run says so. The kernels share torch's threads: they are linked
-with the OpenMP library that torch has loaded.
+processors with matrix units; decode.c, a library of its own, a whole forward pass that writes text. An eager program
+makes a pass over memory for each operation: an RMSNorm is five of them, its gradient ten. In C each is one, in float32
+inside, whatever is read and written. Building takes two seconds, once. Without a compiler torch's operations are used,
+and a run says so. The kernels share torch's threads: they are linked with the OpenMP library that torch has loaded.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from ctypes import c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,6 @@ from pathlib import Path
 from penjing.kernels import SWITCH
 
 _is_off = f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else ""
-SOURCES = tuple(Path(__file__).with_name(it) for it in ("kernels.c", "attention.c", "weight_grad.c", "types.h"))
 FLAGS = (
     *("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-ffp-contract=fast"),
@@ -52,36 +52,75 @@ _SIGNATURES = {
     "cross_entropy": (c_void_p,) * 4 + (c_long,) * 2 + (c_int,) * 3,
 }
 OUT_OF_RANGE = 2  # what a kernel returns; 1: no memory
+_DECODE_SIGNATURES = {
+    "decode_bytes": (c_void_p, c_long, c_int),
+    "decode": (c_void_p,) * 3 + (c_int,),
+    "pack": (c_void_p,) + (c_long,) * 2 + (c_int, c_void_p) + (c_long,) * 3 + (c_int,) * 2,
+}
 _FAILING = {"attention", "attention_backward", "weight_grad", "cross_entropy", "log_probs", "log_softmax_backward"}
-_ANSWERING = _FAILING | {"use_tiles", "attention_types"}
+_RETURNS = {**dict.fromkeys((*_FAILING, "use_tiles", "attention_types", "decode"), c_int), "decode_bytes": c_long}
 
 
-class _Kernels:
-    """The functions of the built library."""
+class _Functions:
+    """The functions of a built library."""
+
+    SOURCES: tuple[str, ...]  # those that the compiler is given
+    HEADERS: tuple[str, ...]
+    SIGNATURES: Mapping[str, tuple[type, ...]]
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        for name, types in _SIGNATURES.items():
+        for name, types in self.SIGNATURES.items():
             function = getattr(library, f"penjing_{name}")
-            function.argtypes, function.restype = types, c_int if name in _ANSWERING else None
+            function.argtypes, function.restype = types, _RETURNS.get(name)
             setattr(self, name, function)
-        self.has_tiles = bool(self.use_tiles(True))
-        self.types = self.attention_types()  # those without matrix units are fewer
 
     def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:  # for type checkers
         raise AttributeError(name)
 
 
+class _Kernels(_Functions):
+    """Those of a training step."""
+
+    SOURCES, HEADERS = ("kernels.c", "attention.c", "weight_grad.c"), ("types.h",)
+    SIGNATURES = _SIGNATURES
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.has_tiles = bool(self.use_tiles(True))
+        self.types = self.attention_types()  # those without matrix units are fewer
+
+
+class _DecodeKernels(_Functions):
+    """Those of a forward pass that writes text."""
+
+    SOURCES, HEADERS = ("decode.c",), ("panels.h", "types.h")
+    SIGNATURES = _DECODE_SIGNATURES
+
+
 @cache
 def kernels() -> _Kernels | None:
     """The built library; None where there is none (see `unavailable_reason`)."""
-    found = _is_off or _build()
+    found = _is_off or _build(_Kernels)
     return found if isinstance(found, _Kernels) else None
+
+
+@cache
+def decode_kernels() -> _DecodeKernels | None:
+    """The library of `decode.py`; None where there is none (see `unavailable_decode_reason`)."""
+    found = _is_off or _build(_DecodeKernels)
+    return found if isinstance(found, _DecodeKernels) else None
 
 
 def unavailable_reason() -> str:
     """Why this CPU has no kernels; empty where it has them."""
-    found = _is_off or _build()
+    found = _is_off or _build(_Kernels)
+    return found if isinstance(found, str) else ""
+
+
+def unavailable_decode_reason() -> str:
+    """The same of `decode_kernels`."""
+    found = _is_off or _build(_DecodeKernels)
     return found if isinstance(found, str) else ""
 
 
@@ -90,10 +129,11 @@ def switch_off() -> None:
     global _is_off
     _is_off = "they were switched off"
     kernels.cache_clear()
+    decode_kernels.cache_clear()
 
 
 @cache
-def _build() -> _Kernels | str:
+def _build(library: type[_Functions]) -> _Functions | str:
     """The kernels, or why there are none."""
     if sys.platform != "linux":
         return f"they are built on Linux only, not on {sys.platform}"
@@ -105,7 +145,7 @@ def _build() -> _Kernels | str:
     try:
         for compiler in dict.fromkeys(compilers):
             try:
-                return _loaded(compiler, openmp, folder)
+                return _loaded(library, compiler, openmp, folder)
             except (OSError, subprocess.SubprocessError, AttributeError) as error:
                 reason = f"{compiler} could not build them: {_last_line(error)}"
     finally:
@@ -114,16 +154,18 @@ def _build() -> _Kernels | str:
     return reason
 
 
-def _loaded(compiler: str, openmp: str, folder: Path) -> _Kernels:
+def _loaded(library: type[_Functions], compiler: str, openmp: str, folder: Path) -> _Functions:
     """Load from the folder, after building there if needed. Raises OSError, SubprocessError and AttributeError."""
-    path = folder / f"cpu_kernels-{_key(compiler, openmp)}.so"
+    here = Path(__file__).parent
+    sources, headers = ([here / name for name in names] for names in (library.SOURCES, library.HEADERS))
+    path = folder / f"cpu_{Path(library.SOURCES[0]).stem}-{_key([*sources, *headers], compiler, openmp)}.so"
     if path.exists():
         try:
-            return _Kernels(path)
+            return library(path)
         except OSError:
             pass  # truncated by a crash: build it again
-    _compile(compiler, openmp, path)
-    return _Kernels(path)
+    _compile(sources, compiler, openmp, path)
+    return library(path)
 
 
 def _openmp() -> str | None:
@@ -150,7 +192,7 @@ def _folder() -> tuple[Path, bool]:
     return Path(tempfile.mkdtemp(prefix="penjing-")), False
 
 
-def _key(compiler: str, openmp: str) -> str:
+def _key(files: Sequence[Path], compiler: str, openmp: str) -> str:
     """Identifies a build by source, flags, compiler, processor and OpenMP library: machines may share a home."""
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=BUILD_SECONDS).stdout
     try:
@@ -159,11 +201,11 @@ def _key(compiler: str, openmp: str) -> str:
         lines = []
     processor = [line for line in lines if line.split(":")[0].strip() in ("flags", "Features", "model name")][:2]
     about = repr((FLAGS, WIDEST, openmp, platform.machine(), processor)).encode()
-    known = [*(source.read_bytes() for source in SOURCES), about, version]
+    known = [*(source.read_bytes() for source in files), about, version]
     return hashlib.sha256(b"\0".join(known)).hexdigest()[:20]
 
 
-def _compile(compiler: str, openmp: str, path: Path) -> None:
+def _compile(sources: Sequence[Path], compiler: str, openmp: str, path: Path) -> None:
     """Build to `path`; other processes may do so at the same time. Raises OSError and SubprocessError."""
     handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".so")
     os.close(handle)
@@ -171,7 +213,7 @@ def _compile(compiler: str, openmp: str, path: Path) -> None:
     try:
         for more in dict.fromkeys((widest, ())):
             done = subprocess.run(
-                [compiler, *FLAGS, *more, "-o", draft, *map(str, SOURCES[:-1]), openmp, "-lm"],
+                [compiler, *FLAGS, *more, "-o", draft, *map(str, sources), openmp, "-lm"],
                 capture_output=True,
                 text=True,
                 timeout=BUILD_SECONDS,
