@@ -448,3 +448,62 @@ def test_an_input_method_keeps_its_enter(opened, server):
     expect(page.locator(".question")).to_have_count(0)
     page.locator("#text").press("Shift+Enter")
     assert page.locator("#text").input_value() == "ni hao\n"
+
+
+# --- the real server, with a small random model ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def real(browser, serving):
+    """Opens the page of the real app."""
+    context = browser.new_context(locale="en-US")
+    troubles = []
+
+    def open_page(**settings):
+        kept = json.dumps(json.dumps({"seed": 3, "max_tokens": 24, "temperature": 1, "top_p": 1, **settings}))
+        context.add_init_script(f"localStorage.setItem('penjing.settings', {kept})")
+        page = context.new_page()
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("console", lambda said: troubles.append(said.text) if said.type in ("error", "warning") else None)
+        page.goto(serving.url)
+        expect(page.locator("#welcome")).to_be_visible()
+        return page
+
+    yield open_page
+    context.close()
+    assert not troubles
+
+
+def test_the_real_server_and_the_page_understand_each_other(real, serving):
+    page = real(model="chat", look=True)
+    expect(page.locator("#welcome")).to_contain_text("step 7")
+    send(page, "so it is")
+    first = page.locator(".token").all_inner_texts()
+    assert len(first) > 3
+    page.locator(".token").nth(2).click()
+    other = page.locator(".alternatives button:not(:disabled)").first
+    chosen = other.locator(".piece").inner_text()
+    other.click()
+    expect(page.locator(".versions")).to_contain_text("2 / 2")
+    ended(page)
+    second = page.locator(".token").all_inner_texts()
+    assert second[:2] == first[:2] and second[2:] != first[2:] and chosen
+    page.locator("#compare").click()
+    send(page, "and so")
+    expect(page.locator(".answers:last-child .token").first).to_be_visible()
+    assert page.locator(".note.bad").count() == 0
+    serving.idle()
+
+
+def test_the_real_server_continues_a_text(real, serving):
+    page = real(model="base", look=True)
+    page.locator("#sheet").fill("so it was")
+    page.keyboard.press("Control+Enter")
+    ended(page)
+    expect(page.locator(".typed")).to_have_text("so it was")
+    before = page.locator(".token").all_inner_texts()
+    page.locator(".token").nth(1).click()
+    page.locator(".alternatives button:not(:disabled)").first.click()
+    ended(page)
+    after = page.locator(".token").all_inner_texts()
+    assert after[0] == before[0] and after[1:] != before[1:]

@@ -21,7 +21,8 @@ export function drawSeed(settings) {
 const THINKING = { auto: null, on: true, off: false };
 
 /**
- * Write an answer until it ends. context: {conversation, node, lane, settings, tools}; hooks: {signal, onUpdate, onBusy}.
+ * Write an answer until it ends. context: {conversation, node, lane, settings, tools}; hooks: {signal, onUpdate(tokens),
+ * onBusy(seconds)}.
  * answer.steps may begin with finished steps; a last step with tokens is one to go on from. Never throws: what went
  * wrong is in answer.state and answer.error, and the text so far stays.
  */
@@ -77,8 +78,9 @@ async function writeStep(answer, goOn, { conversation, node, lane, settings, too
   for await (const chunk of api.stream("v1/chat/completions", request, hooks)) {
     takeUsage(answer, chunk);
     const choice = chunk.choices?.[0];
+    const before = step.tokens.length;
     if (choice) kind = takeChoice(answer, step, choice, kind);
-    hooks.onUpdate();
+    hooks.onUpdate(step.tokens.length - before);
   }
 }
 
@@ -176,10 +178,8 @@ export async function continueText(answer, prompt, goOn, settings, hooks, take) 
   for await (const chunk of api.stream("v1/completions", request, hooks)) {
     takeUsage(answer, chunk);
     const choice = chunk.choices?.[0];
-    if (choice) {
-      const tokens = entriesOf(choice.logprobs).map((entry) => fromApi(entry, entry.bytes ? "content" : "mark"));
-      take(choice.text ?? "", tokens, choice.finish_reason);
-    }
-    hooks.onUpdate();
+    const tokens = entriesOf(choice?.logprobs).map((entry) => fromApi(entry, entry.bytes ? "content" : "mark"));
+    if (choice) take(choice.text ?? "", tokens, choice.finish_reason);
+    hooks.onUpdate(tokens.length);
   }
 }

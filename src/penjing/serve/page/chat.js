@@ -198,10 +198,10 @@ class Chat {
     return {
       signal,
       onBusy: busy,
-      onUpdate: () => {
+      onUpdate: (tokens = 0) => {
         delete answer.busy;
-        clock.first ||= performance.now();
-        clock.tokens += 1;
+        if (tokens) clock.first ||= performance.now();
+        clock.tokens += tokens;
         this.view.soon();
       },
     };

@@ -45,7 +45,7 @@ export function branched(pieces, piecePlace, tokenPlace, other) {
 export function showDocument(container, conversation, { look, running, actions }) {
   const figures = el("div", { class: "figures" });
   const note = el("p", { class: "note", role: "status" });
-  const sheet = look && conversation.pieces.some((piece) => piece.tokens?.length)
+  const sheet = look && conversation.pieces.some((piece) => piece.tokens)
     ? sheetOfTokens(conversation, actions)
     : sheetOfText(conversation, actions);
   container.replaceChildren(el("div", { class: "document" }, sheet.node, note, figures));

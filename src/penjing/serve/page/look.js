@@ -130,6 +130,7 @@ const popover = {
       parts(group, part, (chosen) => this.open(group, onChoose, chosen)),
       details(group, part),
       rows(group, part, (alternative) => {
+        group.node.focus({ preventScroll: true });
         this.close();
         onChoose(group.first + part, alternative);
       }),

@@ -4,6 +4,8 @@ export const STRINGS = {
   en: {
     skip: "To the text field",
     history: "Conversations",
+    conversation: "Conversation",
+    message: "Message",
     newChat: "New chat",
     noHistory: "What you write stays in this browser, and is listed here.",
     untitled: "Empty chat",
@@ -128,7 +130,9 @@ export const STRINGS = {
   },
   zh: {
     skip: "跳到输入框",
-    history: "对话",
+    history: "对话列表",
+    conversation: "当前对话",
+    message: "消息",
     newChat: "新对话",
     noHistory: "对话只保存在这个浏览器里，会列在这里。",
     untitled: "空对话",

@@ -90,7 +90,7 @@ function answers(conversation, node, look, actions, views) {
       ),
     );
   });
-  return el("article", { class: `answers lanes-${lanes.length}` }, lanes);
+  return el("article", { class: `answers lanes-${lanes.length}`, tabindex: "-1" }, lanes);
 }
 
 const remark = (answer) => (answer.continued ? el("span", { class: "remark", text: t("continues") }) : null);

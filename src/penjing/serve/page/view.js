@@ -20,10 +20,12 @@ export class View {
     const { conversation } = chat;
     const { look } = settings;
     const thread = $("#thread");
+    const hadFocus = thread.contains(document.activeElement);
     if (chat.isDocument) {
       const actions = { change: (text) => chat.changeText(text), choose: (...where) => chat.choosePiece(...where) };
       const sheet = showDocument(thread, conversation, { look, running: chat.running, actions });
       this.views = new Map([[conversation.run, { update: () => sheet.update(chat.running) }]]);
+      if (hadFocus) $("#sheet, .token", thread)?.focus({ preventScroll: true });
       return;
     }
     const actions = {
@@ -33,6 +35,8 @@ export class View {
       show: (node, place) => chat.show(node, place),
     };
     this.views = showThread(thread, conversation, { look, actions });
+    // What had the focus is gone: whoever uses the keyboard goes on at the newest answer.
+    if (hadFocus) [...thread.querySelectorAll("article")].at(-1)?.focus({ preventScroll: true });
   }
 
   /** Show what came, once a frame. */
