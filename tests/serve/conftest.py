@@ -1,7 +1,6 @@
 """Small random models behind the real app on a real port."""
 
 import contextlib
-import json
 import socket
 import threading
 import time
@@ -110,10 +109,3 @@ def serving(start, make_served):
 @pytest.fixture
 def client(serving):
     return serving.openai
-
-
-def events(text):
-    """The chunks of a stream, which must end with [DONE]."""
-    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
