@@ -32,11 +32,15 @@ UNSURE = """(names) => {
 
 
 @contextmanager
-def opened(browser: Browser, url: str, settings: dict[str, Any], width: int, height: int, **more: Any) -> Iterator[Page]:
+def opened(
+    browser: Browser, url: str, settings: dict[str, Any], width: int, height: int, **more: Any
+) -> Iterator[Page]:
     """A page with settings of its own."""
     context = browser.new_context(viewport={"width": width, "height": height}, device_scale_factor=1.5, **more)
     kept = json.dumps(json.dumps({"seed": 7, "look": True, **settings}))
-    context.add_init_script(f"localStorage.getItem('penjing.settings') || localStorage.setItem('penjing.settings', {kept})")
+    context.add_init_script(
+        f"localStorage.getItem('penjing.settings') || localStorage.setItem('penjing.settings', {kept})"
+    )
     page = context.new_page()
     page.goto(url)
     page.locator("#welcome").wait_for()

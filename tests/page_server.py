@@ -18,8 +18,8 @@ POLICY = (
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 MODELS = {
-    "chat": {"answers": True, "thinking": True, "context": 64, "step": 30, "adapters": [], "parameters": 1_067_136},
-    "base": {"answers": False, "thinking": False, "context": 64, "step": 10, "adapters": [], "parameters": 1_067_136},
+    "chat": {"answers": True, "thinking": True, "context": 640, "step": 30, "adapters": [], "parameters": 1_067_136},
+    "base": {"answers": False, "thinking": False, "context": 640, "step": 10, "adapters": [], "parameters": 1_067_136},
 }
 TOOL = {"type": "function", "function": {"name": "calculator", "description": "Work out.", "parameters": {}}}
 END = "<|im_end|>"
@@ -69,7 +69,9 @@ class Handler(BaseHTTPRequestHandler):
         name = self.path.removeprefix("/") or "index.html"
         if "/" not in name and (PAGE / name).is_file():
             kind = KINDS[Path(name).suffix]
-            return self.reply(200, (PAGE / name).read_bytes(), {"Content-Type": kind, "Content-Security-Policy": POLICY})
+            return self.reply(
+                200, (PAGE / name).read_bytes(), {"Content-Type": kind, "Content-Security-Policy": POLICY}
+            )
         if self.refused():
             return None
         if self.path == "/v1/models":
@@ -88,6 +90,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.server.busy:
             self.server.busy -= 1
             self.reply(429, {"error": {"message": "busy"}}, {"Retry-After": "1"})
+        elif len(body.get("messages", ())) > 5:
+            self.reply(400, {"error": {"message": "messages: too long", "code": "context_length_exceeded"}})
         elif "wrong" in json.dumps(body.get("messages")):
             self.reply(400, {"error": {"message": "messages: 99 tokens, too long"}})
         else:
@@ -139,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
         for number, piece in enumerate(tokens):
             logp = -0.05 if number % 3 else -2.5
             entry = self.entry(piece, logp)
-            others = [b" cat", b" dog", b"\xe7\xa3\xa8", b"\n", b" a", b" b"]
+            others = [b" cat", END, b"\xe7\xa3\xa8", b"\n", b" a", b" b"]
             ranked = [(piece, -0.05), *((other, -3.0 - place) for place, other in enumerate(others))]
             if not number % 3:
                 ranked = [(b" cat", -0.3), (piece, -2.5), *ranked[2:]]
@@ -150,8 +154,14 @@ class Handler(BaseHTTPRequestHandler):
             self.chunk({"choices": [{"index": 0, **said, "logprobs": scores, "finish_reason": None}]})
             if len(tokens) > 1000:
                 time.sleep(0.01)
-        self.chunk({"choices": [{"index": 0, "delta": {}, "text": "", "finish_reason": "tool_calls" if deltas.calls else "stop"}]})
-        used = {"time_to_first_token_s": 0.021, "tokens_per_second": 1234.5, "context_used": 32, "context": 64}
+        self.chunk(
+            {
+                "choices": [
+                    {"index": 0, "delta": {}, "text": "", "finish_reason": "tool_calls" if deltas.calls else "stop"}
+                ]
+            }
+        )
+        used = {"time_to_first_token_s": 0.021, "tokens_per_second": 1234.5, "context_used": 32, "context": 640}
         self.chunk({"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": len(tokens)}, "penjing": used})
         self.chunk("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
@@ -169,7 +179,9 @@ class Deltas:
                 said = json.loads(self.call)
                 function = {"name": said["name"], "arguments": json.dumps(said["arguments"])}
                 self.calls += 1
-                return "content", {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": function}]}
+                return "content", {
+                    "tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": function}]
+                }
             return {"<think>": "reasoning", "</think>": "content", "<tool_call>": "call"}.get(piece, kind), {}
         if kind == "call":
             self.call += piece

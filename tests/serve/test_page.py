@@ -11,7 +11,14 @@ from penjing.data.formats import read_chats
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the chat page's tests need playwright")
 expect = sync_api.expect
-CHROMIUM = next((path for path in map(Path, ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")) if path.exists()), None)
+CHROMIUM = next(
+    (
+        path
+        for path in map(Path, ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"))
+        if path.exists()
+    ),
+    None,
+)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the chat page's tests need chromium")
 
 
@@ -41,7 +48,9 @@ def opened(browser, server):
         made.set_default_timeout(10_000)
         contexts.append(made)
         kept = json.dumps(json.dumps({"seed": 1, **(settings or {})}))
-        made.add_init_script(f"localStorage.getItem('penjing.settings') || localStorage.setItem('penjing.settings', {kept})")
+        made.add_init_script(
+            f"localStorage.getItem('penjing.settings') || localStorage.setItem('penjing.settings', {kept})"
+        )
         page = made.new_page()
         page.on("pageerror", lambda error: troubles.append(str(error)))
         page.on("console", lambda said: troubles.append(said.text) if said.type in ("error", "warning") else None)
@@ -81,7 +90,7 @@ def test_several_turns_stream_into_the_page_and_are_kept(opened, server):
     wanted = {"temperature": 0.25, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.1, "seed": 1, "stream": True}
     assert first.items() >= wanted.items()
     figures = page.locator(".figures").last.inner_text()
-    assert "1,235" in figures and "21 ms" in figures and "32 of 64" in figures
+    assert "1,235" in figures and "21 ms" in figures and "32 of 640" in figures
     page.wait_for_timeout(400)  # saved soon after
     page.reload()
     page.get_by_role("button", name="hello").first.click()
@@ -113,7 +122,9 @@ def test_an_edited_question_and_a_repeated_answer_stand_beside_the_first(opened,
     page.keyboard.press("Enter")
     expect(page.locator(".words")).to_have_text("You said two")
     ended(page)
-    assert [body["messages"] for body in server.asked()] == [[{"role": "user", "content": text}] for text in ("one", "one", "two")]
+    assert [body["messages"] for body in server.asked()] == [
+        [{"role": "user", "content": text}] for text in ("one", "one", "two")
+    ]
     page.locator(".question").get_by_role("button", name="Show the version before").click()
     expect(page.locator(".words")).to_have_text("You said one")
 
@@ -169,6 +180,15 @@ def test_looking_inside_shows_what_else_a_token_might_have_been(opened, server):
     assert page.locator(".token").all_inner_texts() == [" cat", " went", " on", "end"]
     page.locator("#look").click()
     expect(page.locator(".words")).to_have_text("cat went on")
+
+
+def test_an_answer_can_be_ended_at_a_token(opened, server):
+    page = opened({"look": True})
+    send(page, "hello")
+    page.locator(".token").nth(1).click()
+    page.get_by_role("button", name="Go on with end").click()
+    expect(page.locator(".versions")).to_contain_text("2 / 2")
+    assert page.locator(".token").all_inner_texts() == ["You", "end"] and len(server.asked()) == 1
 
 
 def test_a_character_of_several_tokens_is_one_place(opened, server):
@@ -251,9 +271,16 @@ def test_what_a_model_writes_runs_nothing(opened, server):
     page.locator("#look").click()
     page.locator("#look").click()
     assert page.evaluate("window.hit") is None
-    assert page.locator("#thread").locator("script, img, iframe, object, [onerror], [onclick], [onload], [onmouseover]").count() == 0
+    assert (
+        page.locator("#thread")
+        .locator("script, img, iframe, object, [onerror], [onclick], [onload], [onmouseover]")
+        .count()
+        == 0
+    )
     links = page.locator("#thread a")
-    assert all(re.match("https://example.org/", link.get_attribute("href")) for link in links.all()) and links.count() >= 1
+    assert (
+        all(re.match("https://example.org/", link.get_attribute("href")) for link in links.all()) and links.count() >= 1
+    )
     assert all("noopener" in link.get_attribute("rel") for link in links.all())
     assert "<script>window.hit = 1</script>" in page.locator(".words").first.inner_text()
     assert page.locator(".code code").inner_text() == "<script>window.hit = 1</script>"
@@ -261,7 +288,10 @@ def test_what_a_model_writes_runs_nothing(opened, server):
 
 def test_no_file_of_the_page_parses_text_as_html():
     for file in PAGE.glob("*.js"):
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|setAttribute\(\"style", file.read_text()), file
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|setAttribute\(\"style",
+            file.read_text(),
+        ), file
         assert len(file.read_text().splitlines()) < 300, file
     html = (PAGE / "index.html").read_text()
     assert not re.search(r"<script>|<style|style=|\son\w+=|https?://", html)
@@ -287,7 +317,10 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(opened, server):
     page.locator("#key").fill("sesame")
     page.keyboard.press("Enter")
     expect(page.locator("#welcome")).to_be_visible()
-    assert page.evaluate("[sessionStorage['penjing.key'], JSON.stringify(localStorage).includes('sesame')]") == ["sesame", False]
+    assert page.evaluate("[sessionStorage['penjing.key'], JSON.stringify(localStorage).includes('sesame')]") == [
+        "sesame",
+        False,
+    ]
     send(page, "hello")
     assert all("401" in trouble for trouble in opened.troubles)
     opened.troubles.clear()
@@ -315,6 +348,20 @@ def test_errors_are_said_and_the_text_stays(opened, server):
     expect(page.locator(".note.bad")).to_have_text(re.compile("The server is gone"))
     expect(page.locator(".words").first).to_have_text("You said hello")
     opened.troubles.clear()
+
+
+def test_what_no_longer_fits_is_left_out_and_said(opened, server):
+    page = opened({"system": "Be kind."})
+    for text in ("one", "two", "three"):
+        send(page, text)
+    expect(page.locator(".note").last).to_contain_text("no longer fit")
+    assert [message["content"] for message in server.asked()[-1]["messages"]] == [
+        "Be kind.",
+        "two",
+        "You said two",
+        "three",
+    ]
+    opened.troubles.clear()  # the refusal is in the console
 
 
 def test_a_server_that_is_gone_is_said_and_asked_again(opened, server):
@@ -408,7 +455,9 @@ def test_text_can_be_read_and_controls_have_names(opened, server, scheme):
     assert page.evaluate(CONTRAST) == []
     assert page.evaluate(NAMELESS) == []
     # Every step of the scale, whatever this answer happened to hold.
-    page.evaluate("document.querySelectorAll('.token').forEach((node, place) => (node.className = `token s${place % 6}`))")
+    page.evaluate(
+        "document.querySelectorAll('.token').forEach((node, place) => (node.className = `token s${place % 6}`))"
+    )
     assert page.evaluate(CONTRAST) == []
 
 
@@ -433,7 +482,9 @@ def test_a_phone_has_no_sideways_scroll(opened, server):
 
 def test_a_screen_reader_hears_sentences(opened, server):
     page = opened()
-    page.evaluate("new MutationObserver((all) => all.forEach((one) => one.addedNodes.forEach((node) => (window.heard ??= []).push(node.textContent)))).observe(document.querySelector('#announcer'), { childList: true })")
+    page.evaluate(
+        "new MutationObserver((all) => all.forEach((one) => one.addedNodes.forEach((node) => (window.heard ??= []).push(node.textContent)))).observe(document.querySelector('#announcer'), { childList: true })"
+    )
     send(page, "two lines")
     expect(page.locator("#announcer")).to_contain_text("three")
     heard = page.evaluate("window.heard")

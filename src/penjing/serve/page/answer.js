@@ -1,7 +1,7 @@
 // One answer: asks the server, takes its chunks apart, runs the tools it calls, and asks again.
 
 import * as api from "./api.js";
-import { messagesBefore, messagesOf, newStep } from "./conversation.js";
+import { answerOf, messagesBefore, messagesOf, newStep, path } from "./conversation.js";
 import { fromApi, textOf } from "./tokens.js";
 
 const MOST_STEPS = 8; // turns of the model in one answer, as `penjing chat` has it
@@ -75,12 +75,51 @@ async function writeStep(answer, goOn, { conversation, node, lane, settings, too
   if (goOn.length) request.continue_ids = goOn;
   step.began = performance.now();
   let kind = lastKind(step.tokens, thinking === true && model.thinking);
-  for await (const chunk of api.stream("v1/chat/completions", request, hooks)) {
-    takeUsage(answer, chunk);
+  fit(request, answer, perCharacterBefore(conversation, node, lane), model.context);
+  for await (const chunk of fittingStream(request, answer, hooks)) {
+    takeUsage(answer, chunk, request.messages);
     const choice = chunk.choices?.[0];
     const before = step.tokens.length;
     if (choice) kind = takeChoice(answer, step, choice, kind);
     hooks.onUpdate(step.tokens.length - before);
+  }
+}
+
+const ROOM = 64; // tokens that an answer should find
+
+const characters = (messages) => messages.reduce((sum, message) => sum + JSON.stringify(message).length, 0);
+
+/** Tokens a character of what was read for the last answer of a lane; 0 before the first. */
+function perCharacterBefore(conversation, node, lane) {
+  const shown = path(conversation);
+  const last = shown.slice(0, shown.indexOf(node)).findLast((other) => other.answers);
+  return (last && answerOf(last, lane).stats?.perCharacter) || 0;
+}
+
+/** Leave out the oldest exchanges where they would leave too little of the context, as `penjing chat` does. */
+function fit(request, answer, perCharacter, context) {
+  const room = Math.min(ROOM, request.max_tokens, context / 4);
+  while (context && characters(request.messages) * perCharacter > context - room && forget(request, answer));
+}
+
+/** Leave out the oldest exchange; false if only the last question is left. */
+function forget(request, answer) {
+  const asked = request.messages.flatMap((message, place) => (message.role === "user" ? [place] : []));
+  if (asked.length < 2) return false;
+  request.messages.splice(asked[0], asked[1] - asked[0]);
+  answer.forgotten = true;
+  return true;
+}
+
+/** A stream of an answer; where the server says that the conversation is too long, its oldest exchange is left out. */
+async function* fittingStream(request, answer, hooks) {
+  for (;;) {
+    try {
+      yield* api.stream("v1/chat/completions", request, hooks);
+      return;
+    } catch (error) {
+      if (error.code !== "context_length_exceeded" || !forget(request, answer)) throw error;
+    }
   }
 }
 
@@ -127,7 +166,7 @@ function takeCall(step, { index = 0, id, function: called = {} }) {
 }
 
 /** The figures of the last chunk. */
-export function takeUsage(answer, { usage, penjing }) {
+export function takeUsage(answer, { usage, penjing }, messages = []) {
   if (!usage && !penjing) return;
   answer.stats = {
     speed: penjing?.tokens_per_second ?? null,
@@ -135,8 +174,14 @@ export function takeUsage(answer, { usage, penjing }) {
     used: penjing?.context_used ?? (usage ? usage.prompt_tokens + usage.completion_tokens : null),
     context: penjing?.context ?? null,
     written: usage?.completion_tokens ?? null,
+    perCharacter: usage && messages.length ? usage.prompt_tokens / characters(messages) : null,
     shared: usage?.prompt_tokens_details?.cached_tokens ?? 0,
   };
+}
+
+/** Whether a token ends the answer: a control token that opens or closes no part of it. */
+export function isEnd(token) {
+  return token.bytes === null && !(token.text in MARKS);
 }
 
 /** The steps of a new answer: as this one up to a token of a step, then another token instead of it. */

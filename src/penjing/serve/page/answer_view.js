@@ -107,7 +107,8 @@ export function problemOf(answer) {
     const { used, context } = answer.stats ?? {};
     return used && context && used >= context ? t("contextReached") : t("lengthReached");
   }
-  return isEmpty(answer) ? t("nothing") : "";
+  if (isEmpty(answer)) return t("nothing");
+  return answer.forgotten ? t("forgotten") : "";
 }
 
 function showNote(note, answer) {

@@ -7,10 +7,9 @@ const MOST_TRIES = 6; // of a request that the server is too busy for
 
 /** What the server said. status 0: it did not answer. */
 export class ApiError extends Error {
-  constructor(status, message, retryAfter = 0) {
+  constructor(status, message, { retryAfter = 0, code = "" } = {}) {
     super(message);
-    this.status = status;
-    this.retryAfter = retryAfter;
+    Object.assign(this, { status, retryAfter, code });
   }
 }
 
@@ -49,7 +48,8 @@ async function once(path, { body, signal, key }) {
   if (response.ok) return response;
   const said = await response.json().catch(() => ({}));
   const message = said.error?.message || response.statusText || String(response.status);
-  throw new ApiError(response.status, message, Number(response.headers.get("Retry-After")) || 0);
+  const retryAfter = Number(response.headers.get("Retry-After")) || 0;
+  throw new ApiError(response.status, message, { retryAfter, code: said.error?.code });
 }
 
 /**

@@ -1,6 +1,6 @@
 // The conversation that is open: what is asked, answered, stopped, repeated and branched.
 
-import { branch, continueText, drawSeed, writeAnswer, writeContinuation } from "./answer.js";
+import { branch, continueText, drawSeed, isEnd, writeAnswer, writeContinuation } from "./answer.js";
 import { addNode, newAnswer, newConversation, path, showSibling } from "./conversation.js";
 import { branched, edited, textOfPieces } from "./document.js";
 import { toolsOn } from "./settings.js";
@@ -151,6 +151,7 @@ class Chat {
     const old = node.answers[lane];
     const again = this.blank(old.model, branch(old, step, token, other));
     again.system = old.system;
+    if (isEnd(other)) Object.assign(again, { state: "done", finish: "stop" });
     return this.instead(node, lane, again);
   }
 
@@ -235,7 +236,11 @@ class Chat {
   }
 
   choosePiece(place, token, other) {
-    return this.continueFrom(branched(this.conversation.pieces, place, token, other));
+    const pieces = branched(this.conversation.pieces, place, token, other);
+    if (!isEnd(other)) return this.continueFrom(pieces);
+    this.stop();
+    Object.assign(this.conversation, { pieces, run: undefined });
+    return this.draw();
   }
 
   /** Write on behind the last piece, whose tokens are what it goes on from. */

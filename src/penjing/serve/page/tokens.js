@@ -72,9 +72,10 @@ export function decode(bytes) {
   return new TextDecoder().decode(new Uint8Array(bytes));
 }
 
-/** The text of tokens of one kind. */
+/** The text of tokens of one kind, without a character at its end that is not finished yet. */
 export function textOf(tokens, kind) {
-  return decode(tokens.filter((token) => token.kind === kind && token.bytes).flatMap((token) => token.bytes));
+  const bytes = tokens.filter((token) => token.kind === kind && token.bytes).flatMap((token) => token.bytes);
+  return decode(bytes.slice(0, bytes.length - unfinished(bytes)));
 }
 
 /** What an alternative would read as, behind the bytes of the same character that stand before it. */
