@@ -26,12 +26,17 @@ END = "<|im_end|>"
 CONTROL = ("<think>", "</think>", "<tool_call>", "</tool_call>", END)
 ATTACK = (
     '<script>window.hit = 1</script> <img src=x onerror="window.hit = 1"> <svg onload="window.hit = 1"></svg>\n\n'
-    "[click](javascript:window.hit=1) [data](data:text/html,<script>window.hit=1</script>) ![p](javascript:window.hit=1)\n\n"
-    '<a href="javascript:window.hit=1">a</a> [good](https://example.org/) [quote](https://example.org/"onmouseover=window.hit=1)\n\n'
+    "[click](javascript:window.hit=1) [data](data:text/html,<script>window.hit=1</script>) "
+    "![p](javascript:window.hit=1)\n\n"
+    '<a href="javascript:window.hit=1">a</a> [good](https://example.org/) '
+    '[quote](https://example.org/"onmouseover=window.hit=1)\n\n'
     "| <b onclick=window.hit=1>h</b> | b |\n|---|---|\n| <iframe src=javascript:window.hit=1></iframe> | `<i>` |\n\n"
     "```html\n<script>window.hit = 1</script>\n```\n"
 )
-MARKDOWN = "# Big\n\nSome **bold**, *soft*, `code` and [a link](https://example.org).\n\n- one\n- two\n  1. deep\n\n> said\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n```python\nprint(1 < 2)\n```\n"
+MARKDOWN = (
+    "# Big\n\nSome **bold**, *soft*, `code` and [a link](https://example.org).\n\n- one\n- two\n  1. deep\n\n> said\n\n"
+    "| a | b |\n|---|--:|\n| 1 | 2 |\n\n```python\nprint(1 < 2)\n```\n"
+)
 
 
 def pieces_of(text: str) -> list[bytes]:
@@ -162,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
             }
         )
         used = {"time_to_first_token_s": 0.021, "tokens_per_second": 1234.5, "context_used": 32, "context": 640}
-        self.chunk({"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": len(tokens)}, "penjing": used})
+        self.chunk({"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": 24}, "penjing": used})
         self.chunk("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
 

@@ -301,10 +301,9 @@ def test_markdown_is_shown(opened, server):
     page = opened()
     send(page, "markdown")
     words = page.locator(".words")
-    for selector, text in {
-        "h3": "Big", "strong": "bold", "em": "soft", "p > code": "code", "ul > li ol > li": "deep", "blockquote": "said",
-        "td.to-right": "2", "pre code": "print(1 < 2)", "a": "a link",
-    }.items():  # fmt: skip
+    wanted = {"h3": "Big", "strong": "bold", "em": "soft", "p > code": "code", "ul > li ol > li": "deep", "a": "a link"}
+    wanted |= {"blockquote": "said", "td.to-right": "2", "pre code": "print(1 < 2)"}
+    for selector, text in wanted.items():
         expect(words.locator(selector)).to_have_text(text)
 
 
@@ -354,13 +353,9 @@ def test_what_no_longer_fits_is_left_out_and_said(opened, server):
     page = opened({"system": "Be kind."})
     for text in ("one", "two", "three"):
         send(page, text)
+    asked = [message["content"] for message in server.asked()[-1]["messages"]]
     expect(page.locator(".note").last).to_contain_text("no longer fit")
-    assert [message["content"] for message in server.asked()[-1]["messages"]] == [
-        "Be kind.",
-        "two",
-        "You said two",
-        "three",
-    ]
+    assert asked == ["Be kind.", "two", "You said two", "three"]
     opened.troubles.clear()  # the refusal is in the console
 
 
@@ -419,7 +414,8 @@ def test_both_languages_are_whole_and_the_browsers_is_chosen(opened, server):
 
 
 NAMELESS = """() => [...document.querySelectorAll('button, input, select, textarea, a')].filter((node) =>
-  node.offsetParent && !(node.getAttribute('aria-label') || node.labels?.length || node.textContent.trim())).map((node) => node.outerHTML)"""
+  node.offsetParent && !(node.getAttribute('aria-label') || node.labels?.length || node.textContent.trim()))
+  .map((node) => node.outerHTML)"""
 CONTRAST = """() => {
   const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -480,11 +476,14 @@ def test_a_phone_has_no_sideways_scroll(opened, server):
     assert page.evaluate(wide) == 390
 
 
+HEARD = """new MutationObserver((all) => {
+  for (const one of all) for (const node of one.addedNodes) (window.heard ??= []).push(node.textContent);
+}).observe(document.querySelector('#announcer'), { childList: true })"""
+
+
 def test_a_screen_reader_hears_sentences(opened, server):
     page = opened()
-    page.evaluate(
-        "new MutationObserver((all) => all.forEach((one) => one.addedNodes.forEach((node) => (window.heard ??= []).push(node.textContent)))).observe(document.querySelector('#announcer'), { childList: true })"
-    )
+    page.evaluate(HEARD)
     send(page, "two lines")
     expect(page.locator("#announcer")).to_contain_text("three")
     heard = page.evaluate("window.heard")

@@ -32,6 +32,8 @@ export function answerView(answer, { look, onChoose }) {
   return { node, update };
 }
 
+const LEAST_TIMED = 8; // tokens: the speed of fewer says nothing
+
 function stepView(look, onChoose) {
   const summary = el("span");
   const thought = el("div", { class: "thought-text" });
@@ -122,7 +124,7 @@ function showNote(note, answer) {
 export function showFigures(container, answer) {
   const { speed, first, used, context, written } = answer.stats ?? live(answer);
   const parts = [];
-  if (speed) parts.push(el("span", { class: "figure", text: t("speed", { value: count(speed) }) }));
+  if (speed && written >= LEAST_TIMED) parts.push(el("span", { class: "figure", text: t("speed", { value: count(speed) }) }));
   if (first) parts.push(el("span", { class: "figure", text: t("first", { time: seconds(first) }) }));
   if (written) parts.push(el("span", { class: "figure", text: t("written", { count: count(written) }) }));
   if (used && context) parts.push(contextBar(used, context));
