@@ -132,7 +132,7 @@ def test_another_sequences_nan_stays_its_own():
     decoder = make_decoder(torch.float32)
     ids = np.random.default_rng(3).integers(0, VOCABULARY, 40)
     alone = read(decoder, ids, slot=1)
-    decoder.key_LBGTKP.fill_(float("nan"))
+    decoder.key_LBGTKS.fill_(float("nan"))
     decoder.value_LBGSK.fill_(float("nan"))
     assert torch.equal(read(decoder, ids, slot=0, chunk=9), alone)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from penjing.base.seeds import derive
 from penjing.infer.engine import Engine
 from penjing.infer.forward import Weights, default_slots, default_tokens, make_forward
-from penjing.infer.requests import Completion, Event, Follow, Request
+from penjing.infer.requests import Completion, Ended, Event, Follow, Request
 from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
 
@@ -85,7 +85,7 @@ class _Gathered:
         self.drawn_logp: list[float] = []
         self.said: list[bool] = []
         self.notes: list[object] = []
-        self.ended = ""
+        self.ended: Ended = ""
 
     def add(self, event: Event) -> None:
         if event.error is not None:

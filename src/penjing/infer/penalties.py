@@ -22,7 +22,7 @@ class Penalties:
         self._prompt_SV: Tensor | None = None
         self._bias: dict[int, tuple[Tensor, Tensor]] = {}  # ids, and what is added to their logits
 
-    def put(self, slot: int, sampling: Sampling, prompt: NDArray[np.int32], said: Sequence[int]) -> None:
+    def put(self, slot: int, sampling: Sampling, prompt: Sequence[int], said: Sequence[int]) -> None:
         """A new answer in this slot. said: its tokens so far."""
         self._sampling.pop(slot, None)
         self._bias.pop(slot, None)
@@ -38,7 +38,7 @@ class Penalties:
         count_V = torch.bincount(torch.tensor(list(said), dtype=torch.long), minlength=vocab_size)
         self._count_SV[slot] = count_V.to(self._device, torch.int32)
         self._prompt_SV[slot] = False
-        self._prompt_SV[slot, torch.from_numpy(prompt.astype(np.int64)).to(self._device)] = True
+        self._prompt_SV[slot, torch.tensor(list(prompt), device=self._device)] = True
 
     def said(self, slot_R: NDArray[np.int64], id_R: Tensor) -> None:
         """These slots' answers hold one more token each."""

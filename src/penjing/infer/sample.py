@@ -60,13 +60,12 @@ class Rows(NamedTuple):
 
     @classmethod
     def empty(cls, rows: int) -> Self:
-        kinds = (np.float32, np.int64, np.float32, np.float32, np.float32)
-        return cls(*(np.zeros(rows, kind) for kind in kinds))
+        one = np.zeros(rows, dtype=np.float32)
+        return cls(one, np.zeros(rows, dtype=np.int64), one.copy(), one.copy(), one.copy())
 
     def put(self, row: int, sampling: Sampling, score_temperature: float) -> None:
-        given = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, score_temperature)
-        for array, value in zip(self, given, strict=True):
-            array[row] = value
+        self.temperature_R[row], self.score_temperature_R[row] = sampling.temperature, score_temperature
+        self.top_k_R[row], self.top_p_R[row], self.min_p_R[row] = sampling.top_k, sampling.top_p, sampling.min_p
 
     def take(self, row_N: NDArray[Any]) -> Self:
         return type(self)(*(array[row_N] for array in self))
@@ -99,8 +98,10 @@ def draw(
     source_RV = logits_RV if changed is None else changed.logits_RV
     greedy_R = rows.temperature_R < GREEDY_BELOW
     if greedy_R.all():
-        id_R = source_RV.argmax(dim=-1)
-        return SampledTokens(id_R, _scores(logits_RV, id_R, rows), torch.zeros(len(id_R), device=id_R.device))
+        id_R = _likeliest(source_RV)
+        return SampledTokens(
+            id_R, scores(logits_RV, id_R, rows.score_temperature_R), torch.zeros(len(id_R), device=id_R.device)
+        )
     shaped_RV = shape(source_RV, rows)
     top_R1, likeliest_R1 = shaped_RV.max(dim=-1, keepdim=True)
     # Left-out tokens add nothing, so the first sum above the target is never theirs; and u x total < total. Where parts
@@ -114,7 +115,7 @@ def draw(
     id_R, drawn_logp_R = id_R1[:, 0], (shaped_RV.gather(1, id_R1) - top_R1 - total_R1.log())[:, 0]
     if greedy_R.any():
         is_greedy_R = torch.from_numpy(greedy_R).to(id_R.device)
-        id_R = torch.where(is_greedy_R, source_RV.argmax(dim=-1), id_R)
+        id_R = torch.where(is_greedy_R, _likeliest(source_RV), id_R)
         drawn_logp_R = drawn_logp_R.masked_fill(is_greedy_R, 0.0)
     # Where all of the softmax was drawn from, at the temperature of the scores, that is the score.
     whole_R = (rows.top_p_R == 1) & (rows.top_k_R == 0) & (rows.min_p_R == 0) & ~greedy_R
@@ -122,11 +123,13 @@ def draw(
     if changed is not None:
         whole_R &= ~changed.is_changed_R
     if not whole_R.any():
-        return SampledTokens(id_R, _scores(logits_RV, id_R, rows), drawn_logp_R)
+        return SampledTokens(id_R, scores(logits_RV, id_R, rows.score_temperature_R), drawn_logp_R)
     if whole_R.all():
         return SampledTokens(id_R, drawn_logp_R, drawn_logp_R)
     is_whole_R = torch.from_numpy(whole_R).to(id_R.device)
-    return SampledTokens(id_R, torch.where(is_whole_R, drawn_logp_R, _scores(logits_RV, id_R, rows)), drawn_logp_R)
+    return SampledTokens(
+        id_R, torch.where(is_whole_R, drawn_logp_R, scores(logits_RV, id_R, rows.score_temperature_R)), drawn_logp_R
+    )
 
 
 # From so many values on torch parts the sums of a single row among its threads, and rounds them in another way than
@@ -143,8 +146,9 @@ def _draw_twice(
     return SampledTokens(*(values[:1] for values in two))
 
 
-def _scores(logits_RV: Tensor, id_R: Tensor, rows: Rows) -> Tensor:
-    scaled_RV = _divided(logits_RV, rows.score_temperature_R)
+def scores(logits_RV: Tensor, id_R: Tensor, temperature_R: NDArray[np.float32]) -> Tensor:
+    """logp_R of these tokens under the whole softmax at a temperature."""
+    scaled_RV = _divided(logits_RV, temperature_R)
     return scaled_RV.gather(1, id_R[:, None])[:, 0] - scaled_RV.logsumexp(dim=-1)
 
 
@@ -173,7 +177,7 @@ def shape(logits_RV: Tensor, rows: Rows) -> Tensor:
         return logits_RV
     vocab_size = logits_RV.shape[1]
     most = min(vocab_size, max(SORTED, int(rows.top_k_R.max()) + 1))
-    value_RK = logits_RV.topk(most, dim=-1).values  # sorted
+    value_RK = _highest(logits_RV, most)
     least_R1 = _threshold(value_RK, logits_RV, rows)
     if most < vocab_size and (rows.top_p_R < 1).any():
         # Rows whose likeliest tokens hold too little are sorted as a whole, and no others: each has its own result.
@@ -181,9 +185,26 @@ def shape(logits_RV: Tensor, rows: Rows) -> Tensor:
         if short_R.any():
             short = torch.from_numpy(np.flatnonzero(short_R)).to(logits_RV.device)
             some_NV = logits_RV[short]
-            all_NV = some_NV.sort(dim=-1, descending=True).values
-            least_R1[short] = _threshold(all_NV, some_NV, rows.take(np.flatnonzero(short_R)))
+            least_R1[short] = _threshold(_highest(some_NV, vocab_size), some_NV, rows.take(np.flatnonzero(short_R)))
     return logits_RV.masked_fill(logits_RV < least_R1, -torch.inf)
+
+
+def _highest(logits_RV: Tensor, most: int) -> Tensor:
+    """value_RK, the highest first. On a CPU numpy sorts, with wide registers: of 64 rows of 6,400 the first 256 take
+    0.3 ms, and 3.3 by torch."""
+    if logits_RV.device.type != "cpu":
+        return logits_RV.topk(most, dim=-1).values
+    last = logits_RV.shape[1] - most
+    values = logits_RV.numpy()
+    found = np.sort(np.partition(values, last, axis=-1)[:, last:] if last else values, axis=-1)
+    return torch.from_numpy(np.ascontiguousarray(found[:, ::-1]))
+
+
+def _likeliest(logits_RV: Tensor) -> Tensor:
+    """id_R, the first of several. On a CPU by numpy: 12 times as fast."""
+    if logits_RV.device.type != "cpu":
+        return logits_RV.argmax(dim=-1)
+    return torch.from_numpy(logits_RV.numpy().argmax(axis=-1))
 
 
 def _threshold(value_RK: Tensor, logits_RV: Tensor, rows: Rows) -> Tensor:

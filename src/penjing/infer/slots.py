@@ -33,7 +33,7 @@ class Slots:
         self.last_used_S = np.full(num_slots, -1, dtype=np.int64)  # step in which its answer ended
         self.written_S = np.zeros(num_slots, dtype=np.int64)  # tokens after the prompt
         self.limit_S = np.zeros(num_slots, dtype=np.int64)  # most of them
-        self.uniform_ST = np.zeros((num_slots, max_tokens), dtype=np.float32)  # what they are drawn with
+        self.is_scored_S = np.zeros(num_slots, dtype=bool)  # the prompt is to be scored
         self.stop_SE = np.full((num_slots, 1), NO_TOKEN, dtype=np.int64)
 
     def pending(self, slot: int) -> int:
@@ -68,7 +68,8 @@ class Slots:
         self.adapter_S[slot], self.is_active_S[slot] = adapter, True
 
     def release(self, slot: int, step: int) -> None:
-        self.is_active_S[slot], self.last_used_S[slot] = False, step
+        self.is_active_S[slot] = self.is_scored_S[slot] = False
+        self.last_used_S[slot] = step
         self.known_S[slot] = self.length_S[slot]
 
     def append(self, slot: int, ids: Sequence[int]) -> None:

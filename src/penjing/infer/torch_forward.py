@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import numpy as np
 import torch
@@ -96,7 +96,7 @@ class TorchForward:
             hidden_BTD = self.model.hidden(torch.from_numpy(id_BT).to(self.device), cache=cache)
         return hidden_BTD[:sequences]
 
-    def _speaking(self, adapter_B: Ints, real: int) -> ExitStack | nullcontext[None] | object:
+    def _speaking(self, adapter_B: Ints, real: int) -> AbstractContextManager[None]:
         mine = set(adapter_B[:real].tolist())
         if mine == {self.active} or not self.adapters:
             return nullcontext()

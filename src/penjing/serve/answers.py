@@ -66,10 +66,14 @@ class Tally:
         metrics.whole.observe(time.perf_counter() - self.began)
 
 
-def fault(event: Event) -> ApiError:
-    """An answer that ended with an error. Of the request's own making it says what; of ours, nothing."""
-    log.error("an answer failed", exc_info=event.error)
-    return ApiError(500, "the server failed on this request", code="internal_error")
+def finish_of(event: Event) -> str | None:
+    """Why an answer has ended, None if it has not. Raises ApiError where it failed: of ours it says nothing more."""
+    if event.ended == "error":
+        log.error("an answer failed", exc_info=event.error)
+        raise ApiError(500, "the server failed on this request", code="internal_error")
+    if not event.ended:
+        return None
+    return "length" if event.ended == "length" else "stop"
 
 
 class TokenTexts:

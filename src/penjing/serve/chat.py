@@ -14,7 +14,7 @@ from penjing.data.tokenizer.tokenizer import END_TOOL_CALL, TOOL_CALL, Tokenizer
 from penjing.infer.grammar import ANY_OBJECT, JsonMask, call_schema
 from penjing.infer.requests import Event
 from penjing.infer.text_stream import TurnStream
-from penjing.serve.answers import fault
+from penjing.serve.answers import finish_of
 from penjing.serve.deltas import Delta, TurnDeltas, merged, message_of
 from penjing.serve.errors import ApiError, from_user_error
 from penjing.serve.generation import Service, Target, Work
@@ -45,41 +45,34 @@ class ChatChoice:
         self.top = (body.top_logprobs or 0) if body.logprobs else None
         self.stream = TurnStream(tokenizer, turn.thinking, body.stop_texts)
         self.deltas = TurnDeltas()
-        for token in turn.lead:
-            self.stream.watch(token)
+        self.stream.extend(turn.lead)
         if not turn.close:
             self.deltas.add(self.stream.take())  # the client has it
 
     finish: str | None
 
     def take(self, events: Sequence[Event]) -> list[dict[str, Any]]:
-        scores: list[dict[str, Any]] = []
-        last: dict[str, Any] = {}
+        tokens = [event.token for event in events if event.token is not None and event.token.id not in self.stop]
+        self.stream.extend([token.id for token in tokens])
+        scores = [] if self.top is None else [self.texts.entry(token, self.top) for token in tokens]
+        self.finish = finish_of(events[-1])
+        end = {}  # for the chat page: the token that ended the answer, which is no part of its text
         for event in events:
-            entry = self.texts.entry(event.token, self.top) if event.token and self.top is not None else None
-            if event.token is not None and event.token.id in self.stop:
-                last = {"end": entry} if entry else {}  # for the chat page: `content` is of what the text is made of
-            elif event.token is not None:
-                self.stream.watch(event.token.id)
-                scores += [entry] if entry else []
-            if event.ended == "error":
-                raise fault(event)
-            if event.ended:
-                self.finish = "length" if event.ended == "length" else "stop"
+            if self.top is not None and event.token is not None and event.token.id in self.stop:
+                end = {"end": self.texts.entry(event.token, self.top)}
         found = self._deltas()
         if not found and (scores or self.finish):
             found.append({})
         chunks = [{"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in found]
-        if scores or last:
-            chunks[0]["logprobs"] = {"content": scores, "refusal": None, **last}
+        if scores or end:
+            chunks[0]["logprobs"] = {"content": scores, "refusal": None, **end}
         if self.finish:
             chunks[-1]["finish_reason"] = self.finish
         return chunks
 
     def _deltas(self) -> list[Delta]:
         if self.finish == "stop":
-            for token in self.turn.close:
-                self.stream.watch(token)
+            self.stream.extend(self.turn.close)
         pieces = self.stream.finish() if self.finish else self.stream.take()
         found = merged(self.deltas.add(pieces, ended=self.finish is not None))
         if self.finish == "stop" and self.deltas.calls:

@@ -9,7 +9,7 @@ from typing import Any
 
 from penjing.infer.requests import Event, Token
 from penjing.infer.text_stream import TextStream
-from penjing.serve.answers import fault, number
+from penjing.serve.answers import finish_of, number
 from penjing.serve.errors import ApiError
 from penjing.serve.generation import Service, Target, Work
 from penjing.serve.schema import CompletionRequest
@@ -36,25 +36,19 @@ class CompletionChoice:
         self.finish: str | None = None
         self._echo = bool(body.echo)
         self._entries = bool(body.stream)  # for the chat page: tokens as chats have them, with their ids
-        for token in body.continue_ids or ():
-            self.text.add(token)
+        self.text.extend(body.continue_ids or ())
+        self.text.take()  # the client has it
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # characters before the next token
 
     def take(self, events: Sequence[Event]) -> list[dict[str, Any]]:
-        text, tokens = "", list[Token]()
+        tokens = [event.token for event in events if event.token is not None]
+        self.text.extend([token.id for token in tokens if token.id not in self.stop])
         for event in events:
             if event.prompt is not None:
                 self.prompt.scores = event.prompt[self.prompt.added :]
-            if event.token is not None:
-                tokens.append(event.token)
-                if event.token.id not in self.stop:
-                    text += self.text.add(event.token.id)
-            if event.ended == "error":
-                raise fault(event)
-            if event.ended:
-                self.finish = "length" if event.ended == "length" else "stop"
-                text += self.text.finish()
+        self.finish = finish_of(events[-1])
+        text = self.text.finish() if self.finish else self.text.take()
         if self._echo:
             text, tokens, self._echo = self.prompt.text + text, [*self.prompt.scores, *tokens], False
         scores = None if self.top is None else self._scores(tokens)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from penjing.base.errors import UserError
@@ -12,7 +13,7 @@ from penjing.infer.engine import Engine
 from penjing.infer.engine_thread import EngineThread
 from penjing.infer.requests import Event, Request
 from penjing.serve.errors import ApiError, from_user_error
-from penjing.serve.limits import FLUSH_SECONDS, MAX_WAITING, REQUEST_SECONDS, RETRY_SECONDS
+from penjing.serve.limits import CHUNKS_PER_SECOND, LONGEST_PAUSE, LOOK_SECONDS, MAX_WAITING, REQUEST_SECONDS, RETRY_SECONDS
 
 Numbered = list[tuple[int, Event]]
 """Events with the number of the answer they are of, counted through all prompts of a job."""
@@ -40,6 +41,8 @@ class Hub:
         self._jobs: dict[tuple[str, int], tuple[Job, int]] = {}
         self._open: Counter[str] = Counter()
         self._open_of_client: Counter[tuple[str, str]] = Counter()
+        self._delivered: deque[tuple[str, list[Event]]] = deque()
+        self._is_awake = False
         self.thread = EngineThread(engines, self._deliver)
 
     def check(self, model: str, client: str, answers: int) -> None:
@@ -72,7 +75,8 @@ class Hub:
         self._count(job, -job.open)
 
     async def events(self, job: Job) -> AsyncIterator[Numbered]:
-        """What the engine says, as it comes: the first at once, later ones FLUSH_SECONDS together.
+        """What the engine says, as it comes: the first at once, and then so often that all streams together write
+        CHUNKS_PER_SECOND at the most.
 
         Leaving early cancels the job. Raises ApiError when REQUEST_SECONDS are over.
         """
@@ -87,7 +91,7 @@ class Hub:
                 yield found
                 if ended:
                     return
-                await asyncio.sleep(FLUSH_SECONDS)
+                await asyncio.sleep(min(LONGEST_PAUSE, len(self._jobs) / CHUNKS_PER_SECOND))
         except TimeoutError:
             raise ApiError(503, f"no answer within {REQUEST_SECONDS:g} seconds", code="timeout") from None
         finally:
@@ -106,11 +110,23 @@ class Hub:
         self.thread.close()
 
     def _deliver(self, model: str, events: list[Event]) -> None:
-        """Called in the engines' thread, once a step."""
-        try:
-            self._loop.call_soon_threadsafe(self._take, model, events)
-        except RuntimeError:  # the loop has ended, and nobody waits any more
-            return
+        """Called in the engines' thread, once a step: it must cost that thread next to nothing."""
+        self._delivered.append((model, events))
+        if not self._is_awake:
+            self._is_awake = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        """Hand out what was delivered, and look again soon; where nothing came since, wait to be called."""
+        if not self._delivered:
+            self._is_awake = False
+            if not self._delivered:  # nor just now
+                return
+            self._is_awake = True
+        while self._delivered:
+            self._take(*self._delivered.popleft())
+        self._loop.call_later(LOOK_SECONDS, self._wake)
 
     def _take(self, model: str, events: list[Event]) -> None:
         for event in events:

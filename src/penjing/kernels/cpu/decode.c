@@ -7,8 +7,11 @@
 
 #include "panels.h"
 #include <omp.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
-enum { KEYS = 64, QUERY_ROWS = 48 }; /* keys of a step of attention; queries, of all heads on one key head, at most */
+enum { KEYS = SIDE * PANEL, QUERY_ROWS = 48 }; /* keys of a step of attention; queries, of all heads on one key head, at most */
 
 typedef struct { const char *a, *b; const float *gain; long rank; } Adapter; /* rank 0: says nothing here */
 typedef struct { const char *panels; const Adapter *adapters; long inputs, outputs, type; } Linear;
@@ -19,7 +22,7 @@ typedef struct {
     Linear router, expert_gate_up, expert_down;          /* no outputs: a dense layer; else those of the first expert */
     long gate_up_step, down_step;                        /* bytes from one expert to the next */
     const float *correction, *shared_gate;               /* may be NULL */
-    char *keys, *values;                                 /* [slots, G, S / 16, K, 16] and [slots, G, S, K'] */
+    char *keys, *values;                                 /* [slots, G, S / 64, K, 64] and [slots, G, S, K'] */
     long window, num_experts;                            /* keys that a query sees; 0: all */
 } Layer;
 typedef struct {
@@ -37,7 +40,7 @@ typedef struct {
     float *logits; /* [num_wanted, head.outputs] */
 } Rows;
 
-/* What a pass works on, shared by its threads; widths are whole panels, and there are MOST_ROWS more rows. */
+/* What a pass works on, shared by its threads; widths are whole panels. */
 typedef struct {
     const Decoder *model;
     const Rows *rows;
@@ -56,22 +59,19 @@ INLINE void wait_for_all(const Thread *t) { if (t->count > 1) { _Pragma("omp bar
 /* This thread's share of items, in runs. */
 INLINE long from(const Thread *t, long items) { return items * t->number / t->count; }
 INLINE long to(const Thread *t, long items) { return items * (t->number + 1) / t->count; }
-INLINE Panels weights(const Linear *l) { return panels_of(l->panels, l->inputs, (int)l->type); }
+INLINE Panels weights(const Linear *l) { return panels_of(l->panels, l->inputs, l->outputs, (int)l->type); }
 
 /* --- Linear layers ------------------------------------------------------------------------------------------------ */
 
 /* This thread's share of x w: columns, and rows too where there are more threads than columns. */
-static void multiply_share(const Thread *t, const float *x, long step, long rows, Panels w, long outputs, const Sink *to) {
-    long units = outputs / PANEL, grain = rows <= 6 || to->mode == SWIGLU ? 4 : 2;
-    units = (units + grain - 1) / grain;
-    long across = smaller(t->count, units), down = t->count / across;
-    if (rows < 2 * MOST_ROWS) down = 1;
+static void multiply_share(const Thread *t, const float *x, long step, long rows, Panels w, const Sink *to) {
+    long sides = (w.panels + SIDE - 1) / SIDE, blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    long across = smaller(t->count, sides), down = smaller(t->count / across, blocks);
     long column = t->number % across, line = t->number / across;
     if (line >= down) return;
-    long first = units * column / across * grain, last = smaller(units * (column + 1) / across * grain, outputs / PANEL);
-    long blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    long first = sides * column / across * SIDE, last = smaller(sides * (column + 1) / across * SIDE, w.panels);
     long top = blocks * line / down * MOST_ROWS, bottom = smaller(blocks * (line + 1) / down * MOST_ROWS, rows);
-    if (first < last && top < bottom) multiply(x, step, top, bottom - top, &w, first, last - first, to);
+    multiply(x, step, top, bottom - top, &w, first, last, to);
 }
 
 /* What the rows' adapters add, into s->extra; 0 where none has anything to say. Two waits, or none. */
@@ -90,9 +90,10 @@ static int adapt(const Thread *t, const Linear *l, const float *x, long step) {
             long wide = s->model->largest_rank;
             Sink low = {s->low + r * wide, wide, STORE, 0, 0, 0, 0, 0};
             Sink out = {s->extra + r * l->outputs, l->outputs, STORE, 0, 0, 0, 0, 0};
-            Panels down = panels_of(a->a, l->inputs, FLOAT32), up = panels_of(a->b, a->rank, FLOAT32);
-            if (second) multiply_share(t, low.out, wide, end - r, up, l->outputs, &out);
-            else multiply_share(t, x + r * step, step, end - r, down, whole(a->rank, PANEL), &low);
+            Panels down = panels_of(a->a, l->inputs, whole(a->rank, PANEL), FLOAT32);
+            Panels up = panels_of(a->b, a->rank, l->outputs, FLOAT32);
+            if (second) multiply_share(t, low.out, wide, end - r, up, &out);
+            else multiply_share(t, x + r * step, step, end - r, down, &low);
         }
         wait_for_all(t);
     }
@@ -110,7 +111,7 @@ static void linear(const Thread *t, const Linear *l, const float *x, long step, 
         sink.gain = s->extra_gain;
         sink.has_extra = s->has_extra;
     }
-    multiply_share(t, x, step, rows, weights(l), l->outputs, &sink);
+    multiply_share(t, x, step, rows, weights(l), &sink);
 }
 
 /* --- Rows --------------------------------------------------------------------------------------------------------- */
@@ -156,7 +157,7 @@ static void embed(const Thread *t) {
     long wide = whole(m->width, PANEL);
     for (long r = from(t, s->rows->rows); r < to(t, s->rows->rows); r++) {
         const void *row = row_of(m->embedding, s->rows->id[r] * m->width, (int)m->embedding_type);
-        for (long i = 0; i < wide; i++) s->x[r * wide + i] = value_at(row, i, m->width, (int)m->embedding_type);
+        for (long i = 0; i < wide; i++) s->x[r * wide + i] = i < m->width ? get(row, i, (int)m->embedding_type) : 0.0f;
     }
 }
 
@@ -197,8 +198,8 @@ static void prepare_head(const State *s, const Layer *l, long row, long head) {
         return;
     }
     char *keys = keys_of(m, l, slot, head - m->query_heads);
-    long start = position / PANEL * PANEL * size + position % PANEL;
-    for (long i = 0; i < size; i++) put(keys, start + i * PANEL, x[i], (int)m->cache_type);
+    long start = position / KEYS * KEYS * size + position % KEYS;
+    for (long i = 0; i < size; i++) put(keys, start + i * KEYS, x[i], (int)m->cache_type);
 }
 
 /* One query's scores of KEYS keys, of which it sees first..last, into weights; what was summed before counts `scale`. */
@@ -220,7 +221,7 @@ INLINE void weigh(float *score, long first, long last, float *largest, float *su
 INLINE long most_queries(const Decoder *m) { return larger(QUERY_ROWS, m->query_heads / m->key_heads); }
 /* Values of a thread's scratch. */
 INLINE long scratch_size(const Decoder *m) {
-    return whole((most_queries(m) + MOST_ROWS) * (2 * whole(m->head_dim, PANEL) + KEYS + 4), PANEL);
+    return whole(most_queries(m) * (2 * whole(m->head_dim, PANEL) + KEYS + 4), PANEL);
 }
 
 /* Some rows of one sequence, the query heads of one key head: softmax(q k^T) v in one pass over the keys. Their order
@@ -231,8 +232,8 @@ static void attend(const Thread *t, const Layer *l, long row, long count, long h
     const int32_t *position = s->rows->position + row;
     long shared = m->query_heads / m->key_heads, size = m->head_dim, wide = whole(size, PANEL), queries = count * shared;
     int type = (int)m->cache_type;
-    float *query = s->scratch + t->number * scratch_size(m), *score = query + (most_queries(m) + MOST_ROWS) * wide;
-    float *sum = score + (most_queries(m) + MOST_ROWS) * KEYS, *out = sum + 3 * most_queries(m);
+    float *query = s->scratch + t->number * scratch_size(m), *score = query + most_queries(m) * wide;
+    float *sum = score + most_queries(m) * KEYS, *out = sum + 3 * most_queries(m);
     float *largest = sum + queries, *scale = largest + queries;
     for (long q = 0; q < queries; q++) {
         memcpy(query + q * wide, s->qkv + (row + q / shared) * l->qkv.outputs + (head * shared + q % shared) * size,
@@ -246,14 +247,14 @@ static void attend(const Thread *t, const Layer *l, long row, long count, long h
     Sink scores = {score, KEYS, STORE, 0, 0, 0, 0, 0}, outs = {out, wide, RESCALE, scale, 0, 0, 0, 0};
     for (; start < end; start += KEYS) {
         long here = smaller(KEYS, end - start);
-        Panels k = {keys + bytes(start * size, type), size, bytes(PANEL * size, type), bytes(PANEL, type), type};
-        Panels v = {values + bytes(start * wide, type), here, bytes(PANEL, type), bytes(wide, type), type};
-        multiply(query, wide, 0, queries, &k, 0, (here + PANEL - 1) / PANEL, &scores);
+        Panels k = {keys + bytes(start * size, type), size, SIDE, 0, bytes(KEYS, type), type};
+        Panels v = {values + bytes(start * wide, type), here, wide / PANEL, bytes(KEYS, type), bytes(wide, type), type};
+        multiply(query, wide, 0, queries, &k, 0, SIDE, &scores);
         for (long q = 0; q < queries; q++) {
             long last = position[q / shared], first = l->window ? last + 1 - l->window : 0;
             weigh(score + q * KEYS, first - start, last - start, largest + q, sum + q, scale + q);
         }
-        multiply(score, KEYS, 0, queries, &v, 0, wide / PANEL, &outs);
+        multiply(score, KEYS, 0, queries, &v, 0, v.panels, &outs);
     }
     long step = whole(m->query_heads * size, PANEL);
     for (long q = 0; q < queries; q++) {
@@ -327,9 +328,9 @@ static void through_experts(const Thread *t, const Layer *l, const Linear *first
                             long step, float *out, long out_step, int mode) {
     for (long e = 0; e < l->num_experts; e++) {
         long start = e ? t->s->end[e - 1] : 0, count = t->s->end[e] - start;
-        Panels w = panels_of(first->panels + e * expert_bytes, first->inputs, (int)first->type);
+        Panels w = panels_of(first->panels + e * expert_bytes, first->inputs, first->outputs, (int)first->type);
         Sink sink = {out + start * out_step, out_step, mode, 0, 0, 0, 0, 0};
-        if (count) multiply_share(t, x + start * step, step, count, w, first->outputs, &sink);
+        if (count) multiply_share(t, x + start * step, step, count, w, &sink);
     }
 }
 
@@ -394,7 +395,7 @@ static void run(const Thread *t) {
     wait_for_all(t);
     if (!rows->num_wanted) return;
     Sink sink = {rows->logits, m->head.outputs, STORE, 0, 0, 0, 0, 0};
-    multiply_share(t, s->normal, wide, rows->num_wanted, weights(&m->head), m->head.outputs, &sink);
+    multiply_share(t, s->normal, wide, rows->num_wanted, weights(&m->head), &sink);
 }
 
 /* Lays out a pass's memory from `at` on (NULL: to learn how much it takes); returns its end. */
@@ -407,29 +408,29 @@ static char *lay_out(State *s, const Decoder *m, long rows, long threads, char *
         experts = larger(experts, l->router.outputs);
         expert_inner = larger(expert_inner, l->expert_gate_up.outputs / 2);
     }
-    long more = rows + MOST_ROWS, pairs = experts ? rows * m->num_chosen + MOST_ROWS : 0;
+    long pairs = experts ? rows * m->num_chosen : 0;
     if (!m->largest_rank) extra = 0;
 #define LAY(name, count) \
     do { s->name = (void *)at; at += whole((long)sizeof *s->name * (count), 64); } while (0)
-    LAY(x, more * wide);
-    LAY(normal, more * wide);
-    LAY(qkv, more * qkv);
-    LAY(attended, more * whole(m->query_heads * m->head_dim, PANEL));
-    LAY(inner, more * inner);
-    LAY(extra, more * extra);
-    LAY(low, more * m->largest_rank);
+    LAY(x, rows * wide);
+    LAY(normal, rows * wide);
+    LAY(qkv, rows * qkv);
+    LAY(attended, rows * whole(m->query_heads * m->head_dim, PANEL));
+    LAY(inner, rows * inner);
+    LAY(extra, rows * extra);
+    LAY(low, rows * m->largest_rank);
     LAY(scratch, threads * scratch_size(m));
-    LAY(score, more * experts);
+    LAY(score, rows * experts);
     LAY(weight, pairs);
-    LAY(shared, experts ? more * wide : 0);
+    LAY(shared, experts ? rows * wide : 0);
     LAY(expert_in, pairs * wide);
     LAY(expert_inner, pairs * expert_inner);
     LAY(expert_out, pairs * wide);
     LAY(expert, pairs);
     LAY(place, pairs);
     LAY(end, experts + 1);
-    LAY(has_extra, more);
-    LAY(extra_gain, more);
+    LAY(has_extra, rows);
+    LAY(extra_gain, rows);
 #undef LAY
     return at;
 }
@@ -440,7 +441,7 @@ long penjing_decode_bytes(const Decoder *m, long rows, int threads) {
     return lay_out(&s, m, rows, threads, 0) - (char *)0;
 }
 
-/* One pass. memory: of `penjing_decode_bytes`, zeros at first, aligned to 64 bytes. Returns 2 for a slot, position, id
+/* One pass. memory: of `penjing_decode_bytes`, aligned to 64 bytes. Returns 2 for a slot, position, id
    or wanted row that is out of range. */
 int penjing_decode(const Decoder *m, const Rows *rows, void *memory, int threads) {
     State s = {.model = m, .rows = rows};
@@ -464,12 +465,28 @@ int penjing_decode(const Decoder *m, const Rows *rows, void *memory, int threads
     return 0;
 }
 
-/* A matrix [O, I] into panels (see pack_rows). */
-void penjing_pack(const void *x, long outputs, long inputs, int from_type, char *panels, long start, long stride,
-                  long offset, int type, int threads) {
+/* A matrix [O, I] into panels of `outputs` outputs: panel p of its own, of which the first begins with `start` zeros,
+   becomes panel p * stride + offset. */
+void penjing_pack(const void *x, long rows, long inputs, int from_type, char *panels, long outputs, long start,
+                  long stride, long offset, int type, int threads) {
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
-    for (long block = start / PANEL; block <= (start + outputs - 1) / PANEL; block++) {
-        long first = larger(block * PANEL - start, 0), last = smaller((block + 1) * PANEL - start, outputs);
-        pack_rows(x, first, last, inputs, from_type, panels, start, stride, offset, type);
+    for (long p = start / PANEL; p <= (start + rows - 1) / PANEL; p++) {
+        long first = larger(p * PANEL, start), last = smaller((p + 1) * PANEL, start + rows);
+        const void *source = row_of(x, (first - start) * inputs, from_type);
+        long output = (p * stride + offset) * PANEL + first % PANEL;
+#define PACK(from_type) \
+        do { if (type == INT8) pack_some(source, last - first, inputs, from_type, panels, output, outputs, INT8); \
+             else if (type == BFLOAT16) pack_some(source, last - first, inputs, from_type, panels, output, outputs, BFLOAT16); \
+             else pack_some(source, last - first, inputs, from_type, panels, output, outputs, FLOAT32); } while (0)
+        if (from_type == BFLOAT16) PACK(BFLOAT16); else PACK(FLOAT32);
     }
+}
+
+/* Asks for large pages: a pass reads all weights, and few pages are sooner found, and sooner made. */
+void penjing_use_large_pages(void *memory, long count) {
+#ifdef MADV_HUGEPAGE
+    madvise(memory, (size_t)count, MADV_HUGEPAGE); /* where it is refused, pages stay small */
+#else
+    (void)memory, (void)count;
+#endif
 }

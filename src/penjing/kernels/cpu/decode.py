@@ -21,7 +21,7 @@ from penjing.kernels.cpu import library
 from penjing.kernels.cpu.ops import OUT_OF_RANGE, TYPES
 
 PANEL, GROUP, KEYS = 16, 32, 64  # as in panels.h and decode.c
-ALIGNMENT = 64
+LINE, LARGE_PAGE, BLOCK = 64, 2 << 20, 64 << 20  # bytes
 INT8 = 2  # panels.h's number for it; TYPES has the others
 
 
@@ -179,11 +179,12 @@ class Decoder:
         self._library = found
         self._type = INT8 if precision == torch.int8 else TYPES[precision]
         self._kept: list[Any] = []  # what C points to
+        self._place = self._end = 0  # what is free of the last block for weights
         self.num_slots, self.max_tokens, self.vocab_size = num_slots, max_tokens, weights.head_VD.shape[0]
         slot = (num_slots, shape.num_key_value_heads, whole(max_tokens, KEYS))
         count, size = len(weights.layers), shape.head_dim
-        self.key_LBGTKP = torch.zeros(count, *slot[:2], slot[2] // PANEL, size, PANEL, dtype=cache_dtype)
-        self.value_LBGSK = torch.zeros(count, *slot, whole(size), dtype=cache_dtype)
+        self.key_LBGTKS = torch.empty(count, *slot[:2], slot[2] // KEYS, size, KEYS, dtype=cache_dtype)
+        self.value_LBGSK = torch.empty(count, *slot, whole(size), dtype=cache_dtype)
         layers = (_Layer * count)(*(self._layer(each, index) for index, each in enumerate(weights.layers)))
         embedding_VD = weights.embedding_VD.detach().contiguous()
         self._decoder = _Decoder(
@@ -216,7 +217,7 @@ class Decoder:
         self._address = ctypes.addressof(self._decoder)
         self._rows = _Rows()
         self._rows_address = ctypes.addressof(self._rows)
-        self._memory = torch.zeros(0, dtype=torch.uint8)
+        self._memory = torch.empty(0, dtype=torch.uint8)
 
     def __call__(
         self,
@@ -242,15 +243,15 @@ class Decoder:
         threads = torch.get_num_threads()
         needed = self._library.decode_bytes(self._address, len(slot_N), threads)
         if self._memory.numel() < needed:
-            self._memory = torch.zeros(needed, dtype=torch.uint8)
+            self._memory = torch.empty(needed, dtype=torch.uint8)
         if self._library.decode(self._address, self._rows_address, self._memory.data_ptr(), threads) == OUT_OF_RANGE:
             raise IndexError("a slot, position, id, adapter or wanted row is out of range")
         return logits_RV if outputs == self.vocab_size else logits_RV[:, : self.vocab_size]
 
     def copy_prefix(self, source: int, target: int, tokens: int) -> None:
         """Copy keys and values of the first `tokens` positions from one slot to another."""
-        panels = whole(tokens) // PANEL
-        self.key_LBGTKP[:, target, :, :panels] = self.key_LBGTKP[:, source, :, :panels]
+        tiles = whole(tokens, KEYS) // KEYS
+        self.key_LBGTKS[:, target, :, :tiles] = self.key_LBGTKS[:, source, :, :tiles]
         self.value_LBGSK[:, target, :, :tokens] = self.value_LBGSK[:, source, :, :tokens]
 
     # --- packing
@@ -258,6 +259,16 @@ class Decoder:
     def _keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+    def _allocate(self, size: int) -> int:
+        """The address of memory for weights, in large pages where the system has them."""
+        if self._place + size > self._end:
+            block = torch.empty(max(size, BLOCK) + LARGE_PAGE, dtype=torch.uint8)
+            self._place = whole(self._keep(block), LARGE_PAGE)
+            self._end = block.data_ptr() + block.numel()
+            self._library.use_large_pages(self._place, self._end - self._place)
+        place, self._place = self._place, self._place + whole(size, LINE)
+        return place
 
     def _padded(self, x: Tensor | None) -> int | None:
         """A vector in float32 with zeros up to a whole panel."""
@@ -277,7 +288,7 @@ class Decoder:
             key_gain=self._padded(given.key_gain_K),
             qkv=self._matrix(given.qkv),
             out=self._matrix(given.out),
-            keys=self.key_LBGTKP[index].data_ptr(),
+            keys=self.key_LBGTKS[index].data_ptr(),
             values=self.value_LBGSK[index].data_ptr(),
             window=given.window,
         )
@@ -309,9 +320,11 @@ class Decoder:
     def _panels(self, stack: Sequence[Sequence[Tensor]], kind: int, *, pairs: bool) -> tuple[_Linear, int]:
         """Matrices, each of several parts, in panels one after another."""
         inputs, sizes = stack[0][0].shape[1], [len(part) for part in stack[0]]
-        outputs = 2 * whole(sizes[0], 2 * PANEL) if pairs else whole(sum(sizes))
+        outputs = 2 * whole(sizes[0]) if pairs else whole(sum(sizes))
         step = outputs // PANEL * _panel_bytes(inputs, kind)
-        panels = torch.zeros(len(stack) * step, dtype=torch.uint8)
+        panels = self._allocate(len(stack) * step)
+        if outputs > sum(sizes):
+            ctypes.memset(panels, 0, len(stack) * step)
         for number, parts in enumerate(stack):
             for index, part_OI in enumerate(parts):
                 source_OI = part_OI.detach().contiguous()
@@ -320,12 +333,13 @@ class Decoder:
                     source_OI.data_ptr(),
                     *source_OI.shape,
                     TYPES[source_OI.dtype],
-                    panels.data_ptr() + number * step,
+                    panels + number * step,
+                    outputs,
                     *place,
                     kind,
                     torch.get_num_threads(),
                 )
-        return _Linear(panels=self._keep(panels), inputs=inputs, outputs=outputs, type=kind), step
+        return _Linear(panels=panels, inputs=inputs, outputs=outputs, type=kind), step
 
     def _adapter(self, matrix: Matrix, parts: Sequence[LowRank | None]) -> _Adapter:
         """The parts' low-rank matrices as one: all A one below another, B with zeros where another part's rank is."""
@@ -345,9 +359,7 @@ class Decoder:
         plain = TYPES[torch.float32]
         gain = None
         if any(part is not None and part.gain_O is not None for part in parts):
-            rows = [
-                functional.pad(gain_O, (0, whole(len(gain_O), 32) - len(gain_O))).view(-1, PANEL) for gain_O in gains_O
-            ]
+            rows = [functional.pad(gain_O, (0, whole(len(gain_O)) - len(gain_O))).view(-1, PANEL) for gain_O in gains_O]
             gain = self._padded(torch.stack(rows, dim=1).flatten() if matrix.pairs else torch.cat(gains_O))
         return _Adapter(
             a=self._panels([[a_RI]], plain, pairs=False)[0].panels,

@@ -53,9 +53,10 @@ _SIGNATURES = {
 }
 OUT_OF_RANGE = 2  # what a kernel returns; 1: no memory
 _DECODE_SIGNATURES = {
+    "use_large_pages": (c_void_p, c_long),
     "decode_bytes": (c_void_p, c_long, c_int),
     "decode": (c_void_p,) * 3 + (c_int,),
-    "pack": (c_void_p,) + (c_long,) * 2 + (c_int, c_void_p) + (c_long,) * 3 + (c_int,) * 2,
+    "pack": (c_void_p,) + (c_long,) * 2 + (c_int, c_void_p) + (c_long,) * 4 + (c_int,) * 2,
 }
 _FAILING = {"attention", "attention_backward", "weight_grad", "cross_entropy", "log_probs", "log_softmax_backward"}
 _RETURNS = {**dict.fromkeys((*_FAILING, "use_tiles", "attention_types", "decode"), c_int), "decode_bytes": c_long}

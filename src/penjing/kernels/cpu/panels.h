@@ -1,23 +1,24 @@
 /* Matrices in panels, and rows of numbers times them: what decode.c is made of.
 
-   A matrix [O, I] lies as [O / 16][I][16]: one load brings what an input counts for in 16 outputs. Numbers are float32,
-   bfloat16, or int8 with a bfloat16 scale per output and 32 inputs, which lie before them. Every output is ONE chain of
-   multiply-adds over the inputs, first to last, in float32: its bits do not depend on how many rows, panels or threads
-   there are. */
+   A matrix [O, I] lies in panels of 16 outputs, four of them side by side: [O / 64][I][64], the last narrower where O is
+   no multiple of 64. One load brings what an input counts for in 16 outputs, and a thread reads memory in one stream.
+   Numbers are float32, bfloat16, or int8 with a bfloat16 scale per output and 32 inputs, which lie before these. Every
+   output is ONE chain of multiply-adds over the inputs, first to last, in float32: its bits do not depend on how many
+   rows, panels or threads there are. */
 
 #include "types.h"
 
 enum { INT8 = 2 };
-enum { PANEL = 16, GROUP = 32, INT8_GROUP = 2 * PANEL + GROUP * PANEL }; /* bytes of a group: scales, then values */
-enum { MOST_ROWS = 12, MOST_PANELS = 4 };                                /* of one block of outputs */
+enum { PANEL = 16, SIDE = 4, GROUP = 32 }; /* outputs of a panel; panels side by side; inputs of one int8 scale */
+enum { MOST_ROWS = 6, AHEAD = 4096 };      /* rows of one block of sums; bytes that are asked for beforehand */
 
 #if defined(__AVX512F__)
-enum { WIDTH = 16, BLOCK_ROWS = 12, BLOCK_PANELS = 4 }; /* values of a vector; what its registers hold at once */
+enum { WIDTH = 16, BLOCK_PANELS = 4 }; /* values of a vector; panels that its registers hold sums of */
 #include <immintrin.h>
 #elif defined(__AVX__)
-enum { WIDTH = 8, BLOCK_ROWS = 4, BLOCK_PANELS = 1 };
+enum { WIDTH = 8, BLOCK_PANELS = 1 };
 #else
-enum { WIDTH = 4, BLOCK_ROWS = 6, BLOCK_PANELS = 1 };
+enum { WIDTH = 4, BLOCK_PANELS = 1 };
 #endif
 enum { VECTORS = PANEL / WIDTH };
 typedef float Floats __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
@@ -25,7 +26,7 @@ typedef uint32_t Words __attribute__((vector_size(WIDTH * 4)));
 typedef uint16_t Halves __attribute__((vector_size(WIDTH * 2), aligned(2), may_alias));
 typedef int8_t Bytes __attribute__((vector_size(WIDTH), aligned(1), may_alias));
 typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
-#define UNROLL _Pragma("GCC unroll 12")
+#define UNROLL _Pragma("GCC unroll 8")
 
 INLINE Floats widen(const void *halves) {
 #if defined(__AVX512F__)
@@ -43,52 +44,57 @@ INLINE Floats from_bytes(const void *bytes) {
 #endif
 }
 
-/* Bytes from one panel of a matrix of so many inputs to the next. */
-INLINE long panel_bytes(long inputs, int type) {
-    if (type == INT8) return (inputs + GROUP - 1) / GROUP * INT8_GROUP;
-    return bytes(inputs * PANEL, type);
+/* Bytes of `panels` panels of a matrix of so many inputs. */
+INLINE long panel_bytes(long inputs, long panels, int type) {
+    if (type == INT8) return (inputs + GROUP - 1) / GROUP * (GROUP + 2) * PANEL * panels;
+    return bytes(inputs * PANEL * panels, type);
 }
 
-/* Where a matrix's panels lie: bytes from one panel, and from one input, to the next. Keys and values of attention are
-   such matrices too. */
-typedef struct { const char *data; long inputs, panel_step, input_step; int type; } Panels;
+/* Where a matrix's panels lie; keys and values of attention are such matrices too. step: bytes from one input to the
+   next; 0: the panels side by side are all there is. */
+typedef struct { const char *data; long inputs, panels, side_bytes, step; int type; } Panels;
 
-INLINE Panels panels_of(const void *data, long inputs, int type) {
-    return (Panels){data, inputs, panel_bytes(inputs, type), bytes(PANEL, type), type};
+INLINE Panels panels_of(const void *data, long inputs, long outputs, int type) {
+    return (Panels){data, inputs, outputs / PANEL, panel_bytes(inputs, SIDE, type), 0, type};
 }
 
-/* tile[rows][panels * 16] = x[rows][inputs] times the first panels, with constants for type, rows and panels. */
-INLINE void multiply_some(const float *x, long step, const Panels *w, const char *data, float *tile, long tile_step,
-                          int type, int rows, int panels) {
-    Floats sum[MOST_ROWS][MOST_PANELS][VECTORS];
+INLINE long value_bytes(int type) { return type == FLOAT32 ? 4 : type == BFLOAT16 ? 2 : 1; }
+
+/* tile[rows][tile_step] = x[rows][inputs] times some panels, with constants for type, rows and panels. step: bytes from
+   one input to the next. */
+INLINE void multiply_some(const float *x, long x_step, const char *data, long inputs, long step, const char *scales,
+                          long ahead, float *tile, long tile_step, int type, int rows, int panels) {
+    Floats sum[MOST_ROWS][SIDE][VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < panels; p++)
             UNROLL for (int v = 0; v < VECTORS; v++) sum[r][p][v] = (Floats){0};
-    long inputs = w->inputs, panel_step = w->panel_step, input_step = w->input_step;
     for (long first = 0; first < inputs; first += type == INT8 ? GROUP : inputs) {
         long last = type == INT8 && first + GROUP < inputs ? first + GROUP : inputs;
-        Floats scale[MOST_PANELS][VECTORS];
+        Floats scale[SIDE][VECTORS];
         if (type == INT8) {
             UNROLL for (int p = 0; p < panels; p++)
-                UNROLL for (int v = 0; v < VECTORS; v++) scale[p][v] = widen(data + p * panel_step + v * WIDTH * 2);
-            data += 2 * PANEL;
+                UNROLL for (int v = 0; v < VECTORS; v++) scale[p][v] = widen(scales + (p * PANEL + v * WIDTH) * 2);
+            scales += (GROUP + 2) * step;
         }
         for (long i = first; i < last; i++) {
-            Floats weight[MOST_PANELS][VECTORS];
+            Floats weight[SIDE][VECTORS];
+            UNROLL for (int line = 0; line < panels * PANEL * value_bytes(type); line += 64)
+                __builtin_prefetch(data + ahead + line);
             UNROLL for (int p = 0; p < panels; p++)
                 UNROLL for (int v = 0; v < VECTORS; v++) {
-                    const char *at = data + p * panel_step + v * WIDTH * (type == FLOAT32 ? 4 : type == INT8 ? 1 : 2);
+                    const char *at = data + (p * PANEL + v * WIDTH) * value_bytes(type);
                     if (type == FLOAT32) weight[p][v] = *(const Floats *)at;
                     else if (type == BFLOAT16) weight[p][v] = widen(at);
                     else weight[p][v] = from_bytes(at) * scale[p][v];
                 }
-            data += type == INT8 ? PANEL : input_step;
+            data += step;
             UNROLL for (int r = 0; r < rows; r++) {
-                float value = x[r * step + i];
+                float value = x[r * x_step + i];
                 UNROLL for (int p = 0; p < panels; p++)
                     UNROLL for (int v = 0; v < VECTORS; v++) sum[r][p][v] += value * weight[p][v];
             }
         }
+        if (type == INT8) data += 2 * step;
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < panels; p++)
@@ -96,38 +102,32 @@ INLINE void multiply_some(const float *x, long step, const Panels *w, const char
                 *(Floats *)(tile + r * tile_step + p * PANEL + v * WIDTH) = sum[r][p][v];
 }
 
-/* The same, in as many parts as the registers need. */
-INLINE void multiply_block(const float *x, long step, const Panels *w, const char *data, float *tile, int type,
-                           int rows, int panels) {
-    enum { COUNT = BLOCK_ROWS };
-    int some_rows = rows < COUNT ? rows : rows % COUNT ? rows % COUNT : COUNT;
-    int some_panels = panels < BLOCK_PANELS ? panels : BLOCK_PANELS;
-    for (int r = 0; r < rows; r += some_rows)
-        for (int p = 0; p < panels; p += some_panels)
-            multiply_some(x + r * step, step, w, data + p * w->panel_step, tile + r * panels * PANEL + p * PANEL,
-                          panels * PANEL, type, some_rows, some_panels);
+/* The same, in as many parts as the registers need. panel: which of those side by side is the first. */
+INLINE void multiply_block(const float *x, long x_step, const char *data, long inputs, long step, int panel, long ahead,
+                           float *tile,
+                           int type, int rows, int panels) {
+    int some = panels < BLOCK_PANELS ? panels : BLOCK_PANELS;
+    const char *values = type == INT8 ? data + 2 * step : data;
+    for (int p = 0; p < panels; p += some)
+        multiply_some(x, x_step, values + (panel + p) * PANEL * value_bytes(type), inputs, step,
+                      data + (panel + p) * PANEL * 2, ahead, tile + p * PANEL, panels * PANEL, type, rows, some);
 }
 
-typedef void Block(const float *x, long step, const Panels *w, const char *data, float *tile);
-#define BLOCK(type, rows, panels) \
-    static void block_##type##_##rows##_##panels(const float *x, long step, const Panels *w, const char *data, \
-                                                 float *tile) { \
-        multiply_block(x, step, w, data, tile, type, rows, panels); \
-    }
-#define BLOCKS(type) \
-    BLOCK(type, 1, 1) BLOCK(type, 2, 1) BLOCK(type, 4, 1) BLOCK(type, 6, 1) BLOCK(type, 8, 1) BLOCK(type, 12, 1) \
-    BLOCK(type, 1, 2) BLOCK(type, 2, 2) BLOCK(type, 4, 2) BLOCK(type, 6, 2) BLOCK(type, 8, 2) BLOCK(type, 12, 2) \
-    BLOCK(type, 1, 4) BLOCK(type, 2, 4) BLOCK(type, 4, 4) BLOCK(type, 6, 4)
-BLOCKS(FLOAT32) BLOCKS(BFLOAT16) BLOCKS(INT8)
+typedef void Block(const float *x, long x_step, const char *data, long inputs, long step, int panel, long ahead,
+                           float *tile);
 #define NAME(type, rows, panels) block_##type##_##rows##_##panels
-#define NAMES(type, panels) \
-    {NAME(type, 1, panels), NAME(type, 2, panels), NAME(type, 4, panels), NAME(type, 6, panels), \
-     NAME(type, 8, panels), NAME(type, 12, panels)}
-#define FEW_NAMES(type, panels) \
-    {NAME(type, 1, panels), NAME(type, 2, panels), NAME(type, 4, panels), NAME(type, 6, panels), 0, 0}
-#define TABLE(type) {NAMES(type, 1), NAMES(type, 2), FEW_NAMES(type, 4)}
-static Block *const block_of[3][3][6] = {TABLE(FLOAT32), TABLE(BFLOAT16), TABLE(INT8)}; /* type, panels, rows */
-static const uint8_t place_of_rows[MOST_ROWS + 1] = {0, 0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5, 5};
+#define BLOCK(type, rows, panels) \
+    static void NAME(type, rows, panels)(const float *x, long x_step, const char *data, long inputs, long step, int panel, \
+                                         long ahead, float *tile) { \
+        multiply_block(x, x_step, data, inputs, step, panel, ahead, tile, type, rows, panels); \
+    }
+#define EACH(f, type, panels) \
+    f(type, 1, panels) f(type, 2, panels) f(type, 3, panels) f(type, 4, panels) f(type, 5, panels) f(type, 6, panels)
+#define LISTED(type, rows, panels) NAME(type, rows, panels),
+#define BLOCKS(type) EACH(BLOCK, type, 1) EACH(BLOCK, type, 2) EACH(BLOCK, type, 4)
+#define TABLE(type) {{EACH(LISTED, type, 1)}, {EACH(LISTED, type, 2)}, {EACH(LISTED, type, 4)}}
+BLOCKS(FLOAT32) BLOCKS(BFLOAT16) BLOCKS(INT8)
+static Block *const block_of[3][3][MOST_ROWS] = {TABLE(FLOAT32), TABLE(BFLOAT16), TABLE(INT8)}; /* by type, panels, rows */
 
 /* What becomes of outputs: stored, added to what is there, of pairs of panels (gate, up) silu(gate) * up stored, or
    added to what is there times a scale of its row. */
@@ -144,7 +144,7 @@ typedef struct {
 } Sink;
 
 INLINE void finish_row(const float *tile, long row, long column, long count, const Sink *to) {
-    float changed[MOST_PANELS * PANEL];
+    float changed[SIDE * PANEL];
     if (to->extra && to->has_extra[row]) {
         const float *extra = to->extra + row * to->extra_step + column, *gain = to->gain[row];
         SIMD for (long i = 0; i < count; i++) changed[i] = tile[i] + extra[i];
@@ -159,53 +159,67 @@ INLINE void finish_row(const float *tile, long row, long column, long count, con
         SIMD for (int i = 0; i < PANEL; i++) out[i] = tile[i] / (1.0f + exponential(-tile[i])) * tile[PANEL + i];
 }
 
-/* Rows `row`.. of x times panels `panel`.. of w. x has at least 11 rows behind those, in which anything may stand. For
-   SWIGLU the number of panels is a multiple of 4. */
-static void multiply(const float *x, long step, long row, long rows, const Panels *w, long panel, long panels,
+/* Rows `row`.. of x times the panels first..last of w; `first` is a multiple of SIDE. */
+static void multiply(const float *x, long x_step, long row, long rows, const Panels *w, long first, long last,
                      const Sink *to) {
     enum { TILE_BYTES = 1 << 19 };
-    float tile[MOST_ROWS * 2 * PANEL] __attribute__((aligned(64)));
-    long most = rows <= 6 ? 4 : 2, high = TILE_BYTES / 4 / (w->inputs + 1) / MOST_ROWS * MOST_ROWS;
+    float tile[MOST_ROWS * SIDE * PANEL] __attribute__((aligned(64)));
+    long high = TILE_BYTES / 4 / (w->inputs + 1) / MOST_ROWS * MOST_ROWS, end = row + rows, below;
     if (high < MOST_ROWS) high = MOST_ROWS;
-    for (long end = row + rows, last; row < end; row = last) {
-        last = end - row > high ? row + high : end;
-        for (long p = panel, some; p < panel + panels; p += some) {
-            some = panel + panels - p >= most ? most : panel + panels - p >= 2 ? 2 : 1;
-            const char *data = w->data + p * w->panel_step;
-            for (long r = row, count; r < last; r += count) { /* blocks of like height */
-                long left = last - r, blocks = (left + MOST_ROWS - 1) / MOST_ROWS;
+    for (; row < end; row = below) {
+        below = end - row > high ? row + high : end;
+        for (long side = first; side < last; side += SIDE) {
+            const char *data = w->data + side / SIDE * w->side_bytes;
+            long wide = w->panels - side < SIDE ? w->panels - side : SIDE;
+            long step = w->step ? w->step : wide * PANEL * value_bytes(w->type);
+            for (long r = row, count; r < below; r += count) { /* blocks of like height */
+                long left = below - r, blocks = (left + MOST_ROWS - 1) / MOST_ROWS;
                 count = (left + blocks - 1) / blocks;
-                block_of[w->type][some / 2][place_of_rows[count]](x + r * step, step, w, data, tile);
-                for (long i = 0; i < count; i++)
-                    finish_row(tile + i * some * PANEL, r + i, p * PANEL, some * PANEL, to);
+                long ahead = r > row ? w->side_bytes : AHEAD; /* what comes after these rows, when those lie near */
+                for (long p = 0, some; p < wide; p += some) { /* 3 are 2 and 1 */
+                    some = wide - p == 3 ? 2 : wide - p;
+                    block_of[w->type][some / 2][count - 1](x + r * x_step, x_step, data, w->inputs, step, (int)p, ahead,
+                                                                    tile);
+                    for (long i = 0; i < count; i++)
+                        finish_row(tile + i * some * PANEL, r + i, (side + p) * PANEL, some * PANEL, to);
+                }
             }
         }
     }
 }
 
-/* Value i of a row, or 0. */
-INLINE float value_at(const void *x, long i, long inputs, int type) { return i < inputs ? get(x, i, type) : 0.0f; }
+/* GROUP values of a row from value i on, zeros beyond its end. */
+INLINE void load_group(const void *row, long i, long inputs, float *value, int from) {
+    if (i + GROUP <= inputs) SIMD for (int j = 0; j < GROUP; j++) value[j] = get(row, i + j, from);
+    else for (int j = 0; j < GROUP; j++) value[j] = i + j < inputs ? get(row, i + j, from) : 0.0f;
+}
 
-/* Rows first..last of a matrix [O, I] into panels: row o is output `start + o`, and panel p of these lies at
-   place p * stride + offset. */
-static void pack_rows(const void *x, long first, long last, long inputs, int from, char *panels, long start,
-                      long stride, long offset, int type) {
-    for (long o = first; o < last; o++) {
-        const void *row = row_of(x, o * inputs, from);
-        char *to = panels + ((start + o) / PANEL * stride + offset) * panel_bytes(inputs, type);
-        long lane = (start + o) % PANEL;
-        if (type != INT8) {
-            for (long i = 0; i < inputs; i++) put(to, i * PANEL + lane, get(row, i, from), type);
-            continue;
-        }
-        for (long i = 0; i < inputs; i += GROUP, to += INT8_GROUP) {
-            float largest = 0.0f;
-            for (long j = i; j < i + GROUP; j++) largest = fmaxf(largest, fabsf(value_at(row, j, inputs, from)));
-            uint32_t scale = (bits(largest / 127.0f) + 0xffff) >> 16; /* rounded up: none is beyond 127 */
-            float inverse = scale ? 1.0f / from_bits(scale << 16) : 0.0f;
-            ((uint16_t *)to)[lane] = (uint16_t)scale;
-            for (long j = 0; j < GROUP; j++)
-                ((int8_t *)to)[(2 + j) * PANEL + lane] = (int8_t)lrintf(value_at(row, i + j, inputs, from) * inverse);
+/* Rows of a matrix [O, I], at most 16 of them, into the lanes from `output` on of panels of `outputs` outputs. */
+INLINE void pack_some(const void *x, long rows, long inputs, int from, char *panels, long output, long outputs, int type) {
+    long side = output / (SIDE * PANEL) * SIDE * PANEL, lane = output - side;
+    long wide = outputs - side < SIDE * PANEL ? outputs - side : SIDE * PANEL;
+    char *to = panels + side / PANEL * panel_bytes(inputs, 1, type);
+    for (long i = 0; i < inputs; i += GROUP, to += (type == INT8 ? GROUP + 2 : bytes(GROUP, type)) * wide) {
+        int count = inputs - i < GROUP ? (int)(inputs - i) : GROUP;
+        for (long o = 0; o < rows; o++) {
+            float value[GROUP], largest = 0.0f;
+            load_group(row_of(x, o * inputs, from), i, inputs, value, from);
+            if (type == FLOAT32) {
+                for (int j = 0; j < count; j++) ((float *)to)[j * wide + lane + o] = value[j];
+            } else if (type == BFLOAT16) {
+                uint16_t half[GROUP];
+                SIMD for (int j = 0; j < GROUP; j++) put(half, j, value[j], BFLOAT16);
+                for (int j = 0; j < count; j++) ((uint16_t *)to)[j * wide + lane + o] = half[j];
+            } else {
+                int8_t whole[GROUP];
+                _Pragma("omp simd reduction(max : largest)")
+                for (int j = 0; j < GROUP; j++) largest = fabsf(value[j]) > largest ? fabsf(value[j]) : largest;
+                uint32_t scale = (bits(largest / 127.0f) + 0xffff) >> 16; /* rounded up: none is beyond 127 */
+                float inverse = scale ? 1.0f / from_bits(scale << 16) : 0.0f;
+                SIMD for (int j = 0; j < GROUP; j++) whole[j] = (int8_t)rintf(value[j] * inverse);
+                ((uint16_t *)to)[lane + o] = (uint16_t)scale;
+                for (int j = 0; j < GROUP; j++) ((int8_t *)to)[(2 + j) * wide + lane + o] = whole[j];
+            }
         }
     }
 }
