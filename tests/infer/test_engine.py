@@ -311,6 +311,16 @@ def test_log_probabilities_of_prompt_answer_and_alternatives(model, temperature)
             np.testing.assert_allclose([value for _, value in token.top], best.values.numpy(), atol=3e-5)
 
 
+def test_log_probabilities_after_a_penalty_are_the_models_own(model):
+    style = Sampling(temperature=1.0, presence_penalty=2.0, logit_bias={20: 4.0})
+    with make_engine(model) as engine:
+        found = run(engine, [ask([20, 21], sampling=style, stop=()), ask([20, 22], stop=())])
+    for events, prompt in zip(found.values(), ([20, 21], [20, 22]), strict=True):
+        ids, logp, _ = said(events)
+        expected_TV = logits_of(model, [*prompt, *ids])[1:-1].log_softmax(-1)
+        np.testing.assert_allclose(logp, expected_TV[range(len(ids)), ids].numpy(), atol=3e-5)
+
+
 def test_a_prompt_may_be_scored_and_nothing_written(model):
     prompt = [20] * 160  # as long as the model reads at all
     with make_engine(model) as engine:

@@ -74,12 +74,11 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        handled = (signal.SIGTERM, signal.SIGINT)
-        try:
-            for number in handled:
+        handled: list[signal.Signals] = []
+        with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: whoever started us stops us
+            for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.stop)
-        except (ValueError, RuntimeError):  # not the main thread: whoever started us stops us
-            handled = ()
+                handled.append(number)
         yield
         for number in handled:
             loop.remove_signal_handler(number)

@@ -13,7 +13,14 @@ from penjing.infer.engine import Engine
 from penjing.infer.engine_thread import EngineThread
 from penjing.infer.requests import Event, Request
 from penjing.serve.errors import ApiError, from_user_error
-from penjing.serve.limits import CHUNKS_PER_SECOND, LONGEST_PAUSE, LOOK_SECONDS, MAX_WAITING, REQUEST_SECONDS, RETRY_SECONDS
+from penjing.serve.limits import (
+    CHUNKS_PER_SECOND,
+    LONGEST_PAUSE,
+    LOOK_SECONDS,
+    MAX_WAITING,
+    REQUEST_SECONDS,
+    RETRY_SECONDS,
+)
 
 Numbered = list[tuple[int, Event]]
 """Events with the number of the answer they are of, counted through all prompts of a job."""
