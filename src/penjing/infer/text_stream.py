@@ -25,8 +25,12 @@ class TextStream:
 
     def watch(self, index: int) -> bool:
         """Take one more id; whether a stop string is complete (see `Request.watch`). The text waits for `take`."""
+        return self.extend((index,))
+
+    def extend(self, ids: Sequence[int]) -> bool:
+        """`watch` for several ids, decoded at once."""
         if not self.stopped:
-            self._hold_back(self._decode(index))
+            self._hold_back(self._decode(ids))
         return self.stopped
 
     def take(self) -> str:
@@ -46,9 +50,9 @@ class TextStream:
             self._ready, self._held = self._ready + self._held, ""
         return self.take()
 
-    def _decode(self, index: int) -> str:
+    def _decode(self, ids: Sequence[int]) -> str:
         """The text that is new, if it ends with a whole character."""
-        self._ids.append(index)
+        self._ids += ids
         new = self._rest()
         if not new or new.endswith(_BROKEN):  # which may be the first bytes of a character
             return ""
@@ -97,7 +101,7 @@ class TurnStream:
     def __init__(self, tokenizer: Tokenizer, thinking: bool | None = None, stop_strings: Sequence[str] = ()) -> None:
         self._marks = {tokenizer.control(mark): mark for mark in tokens.VISIBLE_TOKENS if tokenizer.has(mark)}
         self._spelled = [mark for mark in tokens.VISIBLE_TOKENS if not tokenizer.has(mark)]  # read from the text
-        self._tokenizer, self._stop_strings = tokenizer, stop_strings
+        self._tokenizer, self._stop_strings, self._stop = tokenizer, stop_strings, tokenizer.stop
         self._plain = TextStream(tokenizer, stop_strings)  # since the last mark
         self._unsplit = ""  # text that may become a spelled mark
         self._turn = _Turn(thinking)
@@ -105,16 +109,31 @@ class TurnStream:
 
     def watch(self, index: int) -> bool:
         """Take one more id; whether a stop string is complete. What is new waits for `take`."""
-        if self.stopped or index in self._tokenizer.stop:
-            return self.stopped
-        if index in self._marks:
+        return self.extend((index,))
+
+    def extend(self, ids: Sequence[int]) -> bool:
+        """`watch` for several ids: what stands between two marks is decoded at once."""
+        plain: list[int] = []
+        for index in ids:
+            if index in self._marks:
+                self._say(plain)
+                self._mark(index)
+                plain = []
+            elif index not in self._stop:
+                plain.append(index)
+        self._say(plain)
+        return self.stopped
+
+    def _say(self, ids: Sequence[int]) -> None:
+        if ids and not self.stopped:
+            self.stopped = self._plain.extend(ids)
+            self._text(self._plain.take(), is_last=self.stopped)
+
+    def _mark(self, index: int) -> None:
+        if not self.stopped:
             self._text(self._plain.finish(), is_last=True)
             self._plain = TextStream(self._tokenizer, self._stop_strings)
             self._turn.mark(self._marks[index])
-            return False
-        self.stopped = self._plain.watch(index)
-        self._text(self._plain.take(), is_last=self.stopped)
-        return self.stopped
 
     def take(self) -> list[Piece]:
         """What is new of the turn since the last call."""
