@@ -187,20 +187,24 @@ def test_a_fault_of_ones_own_code_ends_ones_own_request_only(model):
     def broken(*_):
         raise ValueError("mine")
 
-    class BrokenGrammar:
+    class Grammar:
         finished = False
+        allowed = accept = staticmethod(lambda *_: None)
 
-        def allowed(self):
-            raise ValueError("mine")
-
-        def accept(self, index): ...
+    def grammar(**changes):
+        return lambda: type("Broken", (Grammar,), changes)()
 
     good = [ask(prompt, seeds=(1, 2)) for prompt in prompts(4)]
     bad = [
         ask([20, 21], watch=broken, seeds=(1, 2, 3)),
         ask([20, 22], grammar=broken),
-        ask([20, 23], grammar=BrokenGrammar),
+        ask([20, 23], grammar=grammar(allowed=broken)),
+        ask([20, 23], grammar=grammar(allowed=lambda _: bytes(6))),
+        ask([20, 23], grammar=grammar(accept=broken)),
+        ask([20, 23], grammar=grammar(finished=property(broken))),
         ask([20, 24], follow=broken, stop=range(VOCAB)),
+        ask([20, 24], follow=lambda _: [], stop=range(VOCAB)),
+        ask([20, 24], follow=lambda _: [InjectedTokens([VOCAB], None)], stop=range(VOCAB)),
     ]
     with make_engine(model, slots=3) as engine:
         found = run(engine, [*good, *bad])
@@ -209,7 +213,7 @@ def test_a_fault_of_ones_own_code_ends_ones_own_request_only(model):
         if ticket < len(good):
             assert said(events) == alone(model, good[ticket])[number]
         else:
-            assert events[-1].ended == "error" and str(events[-1].error) == "mine"
+            assert events[-1].ended == "error" and isinstance(events[-1].error, ValueError)
             assert all(event.token is None for event in events)
 
 
