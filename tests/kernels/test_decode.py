@@ -1,5 +1,8 @@
 """The forward pass in C: the same bits for a row whatever else is in the pass, and int8 as it is defined."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -129,6 +132,20 @@ def test_many_rows_and_more_threads_than_cores(two_threads):
     assert torch.equal(read(decoder, ids, slot=2), alone)
 
 
+@pytest.mark.parametrize("experts", [False, True])
+def test_passes_of_other_shapes_one_after_another(experts, two_threads):
+    # A thread that is late for one pass must take nothing of the next, which may have other steps.
+    decoder = make_decoder(torch.float32, experts=experts)
+    ids = np.random.default_rng(8).integers(0, VOCABULARY, 60)
+    alone = read(decoder, ids)
+    for number in range(300):
+        torch.set_num_threads(1 + number % 4)
+        count = 1 + number % 59
+        wanted = np.arange(0 if number % 7 else count, count)
+        got = decoder(np.full(count, 1), np.arange(count), ids[:count], wanted)
+        assert torch.equal(got, alone[wanted]), (number, count)
+
+
 def test_another_sequences_nan_stays_its_own():
     decoder = make_decoder(torch.float32)
     ids = np.random.default_rng(3).integers(0, VOCABULARY, 40)
@@ -156,3 +173,23 @@ def test_numbers_out_of_range():
             with pytest.raises(IndexError):
                 decoder(given["slot"], given["position"], given["id"], given["wanted"], given["adapter"])
     assert decoder(*(np.zeros(0, np.int32),) * 4).shape == (0, VOCABULARY)
+
+
+def test_a_forked_process_has_threads_of_its_own(two_threads):
+    decoder = make_decoder(torch.float32)
+    ids = np.random.default_rng(6).integers(0, VOCABULARY, 50)
+    alone = read(decoder, ids)
+    child = os.fork()
+    if not child:
+        os._exit(0 if torch.equal(read(decoder, ids, slot=1), alone) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(read(decoder, ids, slot=2), alone)
+
+
+def test_decoders_side_by_side(two_threads):
+    ids = np.random.default_rng(7).integers(0, VOCABULARY, 60)
+    decoders = [make_decoder(torch.bfloat16) for _ in range(3)]
+    alone = read(decoders[0], ids)
+    with ThreadPoolExecutor(3) as pool:
+        several = pool.map(lambda decoder: [read(decoder, ids, slot, chunk=5) for slot in range(4)], decoders)
+        assert all(torch.equal(each, alone) for found in several for each in found)

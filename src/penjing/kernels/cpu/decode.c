@@ -107,7 +107,7 @@ typedef struct { long high, down, across; } Grid;
 static Grid grid_of(const Member *t, long rows, const Panels *w) {
     long sides = (w->panels + SIDE - 1) / SIDE, pieces = (long)t->count * PIECES;
     Grid g = {rows_near(w->inputs), 0, 0};
-    g.down = (rows + g.high - 1) / g.high;
+    g.down = larger((rows + g.high - 1) / g.high, 1);
     g.across = smaller(sides, (pieces + g.down - 1) / g.down);
     if (t->count > 1 && g.across * g.down < pieces) { /* more threads than columns */
         g.down = larger(g.down, smaller(pieces / g.across, rows / (4 * MOST_ROWS)));
