@@ -151,6 +151,7 @@ def time_signal(
 
 def main() -> None:
     asked = parse()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it, and so do children
     import torch
 
     from penjing.data import synthetic as toyworld

@@ -12,7 +12,7 @@ from rich.console import Console
 from penjing import __version__
 from penjing.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from penjing.base.process_info import first_of_launch
-from penjing.commands import benchmarks, datasets, exporting, inference, inspection, pipeline, planning, report
+from penjing.commands import benchmarks, datasets, exporting, inference, inspection, pipeline, planning, report, serving
 
 # In the order of `penjing --help`. These modules import torch only when a verb runs.
 VERBS: dict[str, typer.Typer | Callable[..., None]] = {
@@ -20,6 +20,7 @@ VERBS: dict[str, typer.Typer | Callable[..., None]] = {
     "plan": planning.app,
     "train": pipeline.train,
     "chat": inference.chat,
+    "serve": serving.serve,
     "eval": inference.evaluate,
     "generate": inference.generate,
     "export": exporting.export_app,

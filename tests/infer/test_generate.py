@@ -9,7 +9,7 @@ import torch
 from small_models import small_model
 
 from penjing.base.errors import UserError
-from penjing.infer import generate as engine
+from penjing.infer import torch_forward as engine
 from penjing.infer.generate import generate, stream
 from penjing.infer.sample import Sampling
 from penjing.model.cast_cache import cache_casted_weights

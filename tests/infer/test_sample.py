@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from user_errors import raises_user_error
 
-from penjing.infer.sample import Sampling, pick
+from penjing.infer.sample import Rows, Sampling, draw
 
 CHANCE = torch.tensor([0.05, 0.4, 0.02, 0.3, 0.15, 0.08])
 LOGITS_BV = CHANCE.log()[None] + 3.0
 DRAWS = 20_000
 
 
+def pick(logits_BV, sampling, seed=0):
+    """The id of each row."""
+    rows = len(logits_BV)
+    uniform_B = np.random.default_rng(seed).random(rows, dtype=np.float32)
+    return draw(logits_BV, uniform_B, Rows.of([sampling] * rows)).id_R
+
+
 def shares(sampling, seed=0):
     """How often each id is drawn."""
-    id_B = pick(LOGITS_BV.expand(DRAWS, -1), sampling, torch.Generator().manual_seed(seed))
+    id_B = pick(LOGITS_BV.expand(DRAWS, -1), sampling, seed)
     return torch.bincount(id_B, minlength=6) / DRAWS
 
 
@@ -56,21 +64,19 @@ def test_temperature_divides_the_logits(temperature):
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-30, 1e-9])
 def test_no_temperature_is_greedy(temperature):
-    assert pick(LOGITS_BV * 1e6, Sampling(temperature=temperature, top_p=0.5), torch.Generator()).tolist() == [1]
+    assert pick(LOGITS_BV * 1e6, Sampling(temperature=temperature, top_p=0.5)).tolist() == [1]
 
 
 def test_rows_have_their_own_sets():
     logits_BV = torch.tensor([[9.0, 0, 0, 0], [0, 0, 9.0, 0]])
     for seed in range(20):
-        drawn = pick(logits_BV, Sampling(temperature=1.0, top_p=0.9), torch.Generator().manual_seed(seed))
+        drawn = pick(logits_BV, Sampling(temperature=1.0, top_p=0.9), seed)
         assert drawn.tolist() == [0, 2]
 
 
 def test_a_seed_repeats_and_another_differs():
     sampling = Sampling(temperature=1.0)
-    draws = [
-        pick(LOGITS_BV.expand(50, -1), sampling, torch.Generator().manual_seed(seed)).tolist() for seed in (1, 1, 2)
-    ]
+    draws = [pick(LOGITS_BV.expand(50, -1), sampling, seed).tolist() for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
 
 

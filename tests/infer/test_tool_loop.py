@@ -7,9 +7,9 @@ import pytest
 import torch
 from small_models import small_model
 
-from penjing.infer.batched_sampler import sample_batch
-from penjing.infer.requests import InjectedTokens, Request, Turn, draw
-from penjing.infer.sample import Sampling
+from penjing.infer.generate import sample_batch
+from penjing.infer.requests import InjectedTokens, Request, Turn
+from penjing.infer.sample import Rows, Sampling, draw
 
 STOP = {5, 11}
 CALL = 7  # a turn in which this was said is followed by something
@@ -63,10 +63,10 @@ def by_hand(model, prompt, seed, sampling, limit):
     while True:
         logits_TV = model(torch.tensor([[*prompt, *ids]]))
         logits_1V = (logits_TV[0] if isinstance(logits_TV, tuple) else logits_TV)[0, -1:]
-        drawn = draw(logits_1V, torch.tensor([uniform[len(ids)]]), sampling)
-        ids.append(int(drawn.id_B))
+        drawn = draw(logits_1V, uniform[len(ids) : len(ids) + 1], Rows.of([sampling]))
+        ids.append(int(drawn.id_R))
         turn.append(ids[-1])
-        logp.append(float(drawn.logp_B))
+        logp.append(float(drawn.logp_R))
         said.append(True)
         if ids[-1] in STOP:
             given = after(turn, number)

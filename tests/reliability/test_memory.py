@@ -9,10 +9,11 @@ from reliability_batches import make_batch
 from test_bad_steps import make, same
 
 from penjing.base.errors import UserError
+from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.loader.batch_source import Source
 from penjing.objective.next_token import NextToken
 from penjing.train.loop import TrainState, train
-from penjing.train.oom_recovery import ResizableBatchSource, is_out_of_memory, retry_on_oom
+from penjing.train.oom_recovery import ResizableBatchSource, retry_on_oom
 
 
 class Rows(Source):

@@ -13,7 +13,7 @@ from small_models import small_model
 from test_rl_stage import TURNS, base, make_source, policy, same, train, words
 from user_errors import raises_user_error
 
-from penjing.infer import batched_sampler as rollout
+from penjing.infer.engine import Engine
 from penjing.rl import rollout_source as source_file
 from penjing.rl.rollout_buffer import RolloutBuffer
 from penjing.rl.rollout_source import log_probs
@@ -26,15 +26,15 @@ class Device:
 
     def __init__(self, monkeypatch, most):
         self.most, self.asked = most, []
-        step = rollout._Slots.step
+        step = Engine.step
 
-        def limited(table, answers):
-            self.asked.append(table.num_slots)
-            if table.num_slots > self.most:
+        def limited(engine):
+            self.asked.append(engine.capacity)
+            if engine.capacity > self.most:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-            return step(table, answers)
+            return step(engine)
 
-        monkeypatch.setattr(rollout._Slots, "step", limited)
+        monkeypatch.setattr(Engine, "step", limited)
 
 
 def said_in(work):

@@ -19,6 +19,7 @@ from penjing.base import config
 from penjing.bench.full_rows import FullRows, full_rows
 from penjing.bench.gpu_counters import busy, estimated
 from penjing.bench.timer import time_steps
+from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.parallel.single import Single
 from penjing.plan import hardware
 from penjing.plan.device_model import Machine
@@ -32,7 +33,7 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build_model import build_run
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
-from penjing.train.oom_recovery import empty_cache, is_out_of_memory
+from penjing.train.oom_recovery import empty_cache
 from penjing.train.precision import Precision
 from penjing.train.stages.base import make_stage
 from penjing.train.throughput import Meter
@@ -166,12 +167,12 @@ def _at(
         dtype=name,
         optimizer=here.optimizer.name,
         fused_optimizer=True,
-        own_kernels=machine.kind == "cuda" and name == "bfloat16",  # as commands/plan.py
+        own_kernels=machine.runs_own_kernels(name),
         recompute=here.compute.activation_checkpointing,
     )
     planned = step_time(work, machine).seconds
     memory = predict_bytes(here)
-    foreseen: dict[str, Any] = {
+    predicted: dict[str, Any] = {
         "predicted_steps_per_second": 1 / planned,
         "predicted_level": machine.level,
         "predicted_memory_bytes": memory,
@@ -185,7 +186,7 @@ def _at(
         taken = []
     if not taken:
         empty_cache()  # the error held what filled the memory
-        return Measured(point=point, ended="out of memory", **foreseen)
+        return Measured(point=point, ended="out of memory", **predicted)
     median = quantile(taken, 0.5)
     tokens = point.micro_size * point.accumulate * point.seq_len
     causal = training_flops_per_token(here.model, (point.seq_len + 1) / 2)
@@ -207,7 +208,7 @@ def _at(
         tensor=used.tensor,
         fp32=used.fp32,
         counters=used.source,
-        **foreseen,
+        **predicted,
     )
 
 

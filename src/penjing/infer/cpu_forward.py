@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from penjing.base.errors import UserError
+from penjing.infer.forward import bytes_per_slot
 from penjing.kernels.cpu import library
 from penjing.kernels.cpu.decode import (
     Decoder,
@@ -63,7 +64,7 @@ class CpuForward:
         config = model.config
         self.num_slots, self.max_tokens, self.vocab_size = num_slots, max_tokens, config.vocab_size
         self.adapters = lora.names(model)
-        self._active = _active(model, self.adapters)
+        self.active = _active(model, self.adapters)
         self._decoder = Decoder(
             Shape(
                 num_attention_heads=config.num_attention_heads,
@@ -81,7 +82,13 @@ class CpuForward:
             num_slots=num_slots,
             max_tokens=max_tokens,
         )
+        self.device = torch.device("cpu")
+        self.bytes_per_slot = bytes_per_slot(config, max_tokens, _precision(model))
         self.copy_prefix = self._decoder.copy_prefix
+
+    def close(self) -> None:
+        """Gives the packed weights and the cache back."""
+        del self._decoder, self.copy_prefix
 
     def __call__(
         self,
@@ -91,8 +98,8 @@ class CpuForward:
         logits_at_R: np.ndarray,
         adapter_N: np.ndarray | None = None,
     ) -> Tensor:
-        if adapter_N is None and self._active >= 0:
-            adapter_N = np.full(len(slot_N), self._active, dtype=np.int32)
+        if adapter_N is None and self.active >= 0:
+            adapter_N = np.full(len(slot_N), self.active, dtype=np.int32)
         return self._decoder(slot_N, position_N, id_N, logits_at_R, adapter_N)
 
 

@@ -1,21 +1,117 @@
-"""Generation: all prompts are read at once, then one token per sequence and step; finished sequences leave."""
+"""Text without further ado: an engine for as long as these prompts take."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
-import torch
-
-from penjing.base.errors import UserError
-from penjing.infer.sample import Sampling, pick
-from penjing.model.cache import Cache
-from penjing.model.cast_cache import cache_casted_weights
-from penjing.model.lora import adapter_scope
+from penjing.base.seeds import derive
+from penjing.infer.engine import Engine
+from penjing.infer.forward import Weights, default_slots, default_tokens, make_forward
+from penjing.infer.requests import Completion, Ended, Event, Follow, Request
+from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
 
+# Tokens of prompts read in one step: a CPU has enough to do with few.
+PREFILL_CHUNK = {"cpu": 256}
+PREFILL_CHUNK_ELSEWHERE = 4096
 
-@torch.no_grad()
+
+def make_engine(
+    model: Transformer, *, slots: int = 0, max_tokens: int = 0, weights: Weights = "auto", recover: bool = True
+) -> Engine:
+    """An engine for the model as it is now, on its device. Close it when it is done.
+
+    slots: answers written at once; 0 = as `default_slots`. max_tokens: of prompt and answer together; 0 = as
+    `default_tokens`. weights: see `make_forward`. recover: see `Engine`.
+    """
+    max_tokens = min(max_tokens or default_tokens(model), model.config.max_position_embeddings)
+    forward = make_forward(
+        model, num_slots=slots or default_slots(model, max_tokens), max_tokens=max_tokens, weights=weights
+    )
+    chunk = PREFILL_CHUNK.get(forward.device.type, PREFILL_CHUNK_ELSEWHERE)
+    return Engine(forward, prefill_chunk=chunk, recover=recover)
+
+
+def sample_batch(
+    model: Transformer,
+    requests: Sequence[Request],
+    *,
+    max_new_tokens: int,
+    stop: Collection[int],
+    sampling: Sampling,
+    slots: int = 0,
+    score_temperature: float = 1.0,
+    follow: Follow | None = None,
+) -> list[list[Completion]]:
+    """The answers to every request, in the order of its seeds.
+
+    An answer ends with a stop id, after `max_new_tokens`, or when prompt and answer hold `max_position_embeddings`.
+    slots: how many are written at once; 0 = 64 on a CPU, else 256. score_temperature: of `Completion.logp`.
+    follow: makes answers of several turns; what it gives counts to `max_new_tokens`, and where it leaves no space for
+    one more token it is not read, and the answer has ended by its length. The token at place t of an answer is drawn
+    with number t of its seed's, whichever turn it is in.
+    Raises UserError for an empty prompt, or one that leaves no space, and what `follow` raises.
+    """
+    asked = sum(len(request.seeds) for request in requests)
+    if not asked or max_new_tokens < 1:
+        empty = Completion(ids=[], logp=[], drawn_logp=[], ended="length")
+        return [[empty] * len(request.seeds) for request in requests]
+    longest = max(len(request.prompt) for request in requests if request.seeds)
+    room = min(longest + max_new_tokens, model.config.max_position_embeddings)
+    slots = min(slots or default_slots(model, room), asked)
+    with make_engine(model, slots=slots, max_tokens=room, recover=False) as engine:
+        tickets = {
+            engine.submit(
+                replace(
+                    request, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling,
+                    score_temperature=score_temperature, follow=follow,
+                )
+            ): [_Gathered() for _ in request.seeds]
+            for request in requests
+        }  # fmt: skip
+        while not engine.idle:
+            for event in engine.step():
+                tickets[event.ticket][event.answer].add(event)
+    return [[one.completion() for one in gathered] for gathered in tickets.values()]
+
+
+class _Gathered:
+    """An answer's events."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.logp: list[float] = []
+        self.drawn_logp: list[float] = []
+        self.said: list[bool] = []
+        self.notes: list[object] = []
+        self.ended: Ended = ""
+
+    def add(self, event: Event) -> None:
+        if event.error is not None:
+            raise event.error
+        if event.token is not None:
+            self.ids.append(event.token.id)
+            self.logp.append(event.token.logp)
+            self.drawn_logp.append(event.token.drawn_logp)
+        if event.given is not None:
+            given = len(event.given.ids)
+            self.said += [True] * (len(self.ids) - len(self.said)) + [False] * given
+            self.ids += event.given.ids
+            self.logp += [0.0] * given
+            self.drawn_logp += [0.0] * given
+            self.notes.append(event.given.note)
+        self.ended = event.ended
+
+    def completion(self) -> Completion:
+        assert self.ended == "stop" or self.ended == "length", self.ended
+        said = [*self.said, *[True] * (len(self.ids) - len(self.said))] if self.said else None
+        return Completion(
+            ids=self.ids, logp=self.logp, drawn_logp=self.drawn_logp, ended=self.ended, said=said,
+            notes=tuple(self.notes),
+        )  # fmt: skip
+
+
 def stream(
     model: Transformer,
     prompts: Sequence[Sequence[int]],
@@ -25,58 +121,40 @@ def stream(
     sampling: Sampling,
     seed: int = 0,
     adapters: Sequence[str | None] | None = None,
+    rows: int = 0,
 ) -> Iterator[list[tuple[int, int]]]:
-    """Yield after every step the (sequence, id) pairs it produced; a stop id ends its sequence and is not yielded.
+    """Yield after every step the (prompt, id) pairs it produced; a stop id ends its text and is not yielded.
 
-    A sequence also ends after `max_new_tokens`, and when prompt and answer together hold `max_position_embeddings`;
-    each has its own end, whatever its neighbours do. adapters: the name of each prompt's (None: the base alone), read
-    and written in one batch; without it, what `lora.set_adapter` has set.
+    A text also ends after `max_new_tokens`, and when it and its prompt hold `max_position_embeddings`. Each prompt
+    draws from numbers of its own, made from `seed` and its place. adapters: the name of each prompt's (None: the base
+    alone); without it, what `lora.set_adapter` has set. rows: texts written at once.
     Raises UserError if a prompt is empty, or leaves no space in the model's longest sequence for one more token.
     """
     if not prompts or max_new_tokens < 1:
         return
-    device = model.embed.weight.device
-    longest = max(map(len, prompts))
-    if min(map(len, prompts)) == 0:
-        raise UserError("nothing to go on from", where="prompt", wanted="at least one token")
-    if longest >= model.config.max_position_embeddings:
-        raise UserError(
-            "too long", where="prompt", got=f"{longest} tokens", wanted=f"under {model.config.max_position_embeddings}"
-        )
-    room = min(longest + max_new_tokens, model.config.max_position_embeddings)
-    cache = Cache(model.config, len(prompts), room, device=device, dtype=model.compute_dtype or torch.float32)
-    generator = torch.Generator(device=device).manual_seed(seed)
-    ids_BT = torch.zeros(len(prompts), longest, dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        ids_BT[row, : len(prompt)] = torch.tensor(prompt)
-    with _speaking(model, adapters, range(len(prompts))):
-        hidden_BTD = model.hidden(ids_BT.to(device), cache=cache)
-    cache.length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    last_BD = hidden_BTD[torch.arange(len(prompts), device=device), cache.length_B - 1]
-    active = list(range(len(prompts)))  # which sequence each row of the cache is
-    for written in range(1, max_new_tokens + 1):
-        next_B = pick(model.logits(last_BD), sampling, generator)
-        drawn = next_B.tolist()
-        said = [row for row, index in enumerate(drawn) if index not in stop]
-        if said:
-            yield [(active[row], drawn[row]) for row in said]
-        going = [row for row in said if len(prompts[active[row]]) + written < model.config.max_position_embeddings]
-        if not going or written == max_new_tokens:
-            return
-        if len(going) < len(active):
-            going_N = torch.tensor(going, device=device)
-            cache.keep(going_N)
-            next_B = next_B[going_N]
-            active = [active[row] for row in going]
-        with _speaking(model, adapters, active):
-            last_BD = model.hidden(next_B[:, None], cache=cache)[:, -1]
-
-
-def _speaking(
-    model: Transformer, adapters: Sequence[str | None] | None, rows: Iterable[int]
-) -> AbstractContextManager[None]:
-    """The rows' own adapters for one forward pass: between two passes the model may be asked by others."""
-    return nullcontext() if adapters is None else adapter_scope(model, [adapters[row] for row in rows])
+    room = min(max(map(len, prompts)) + max_new_tokens, model.config.max_position_embeddings)
+    slots = min(rows or default_slots(model, room), len(prompts))
+    with make_engine(model, slots=slots, max_tokens=room) as engine:
+        for place, prompt in enumerate(prompts):
+            engine.submit(
+                Request(
+                    prompt=prompt,
+                    seeds=(derive(seed, "generate", place),),
+                    max_new_tokens=max_new_tokens,
+                    stop=stop,
+                    sampling=sampling,
+                    adapter=None if adapters is None else adapters[place] or "",
+                )
+            )
+        while not engine.idle:
+            said = []
+            for event in engine.step():
+                if event.error is not None:
+                    raise event.error
+                if event.token is not None and event.ended != "stop":
+                    said.append((event.ticket, event.token.id))
+            if said:
+                yield said
 
 
 def generate(
@@ -87,27 +165,15 @@ def generate(
     stop: Collection[int],
     sampling: Sampling = Sampling(),
     seed: int = 0,
-    rows: int = 64,
+    rows: int = 0,
     adapters: Sequence[str | None] | None = None,
 ) -> list[list[int]]:
-    """The continuation of each prompt, without the stop id; it ends and fails, and uses adapters, as `stream` does.
-
-    Prompts of like length are read together, `rows` at a time. Drawn (not greedy) text depends on that grouping.
-    """
+    """The continuation of each prompt, without the stop id; all is as `stream` has it."""
     written: list[list[int]] = [[] for _ in prompts]
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    with cache_casted_weights(model):
-        for first in range(0, len(order), rows):
-            part = order[first : first + rows]
-            for pairs in stream(
-                model,
-                [prompts[index] for index in part],
-                max_new_tokens=max_new_tokens,
-                stop=stop,
-                sampling=sampling,
-                seed=seed + first,
-                adapters=None if adapters is None else [adapters[index] for index in part],
-            ):
-                for row, index in pairs:
-                    written[part[row]].append(index)
+    for pairs in stream(
+        model, prompts, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling, seed=seed, adapters=adapters,
+        rows=rows,
+    ):  # fmt: skip
+        for place, index in pairs:
+            written[place].append(index)
     return written

@@ -1,23 +1,103 @@
-"""What is asked of the batched sampler, and what it answers."""
+"""What is asked of the engine, and what it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from penjing.infer.sample import Sampling, shape
+from penjing.infer.sample import Sampling
+
+MOST_TOP_LOGPROBS = 20
+
+
+class TokenMask(Protocol):
+    """Which tokens may come next, as a grammar says; one for each answer."""
+
+    finished: bool  # the text is whole: the answer ends
+
+    def allowed(self) -> NDArray[Any] | bytes | None:
+        """A bit for each id, lowest first; None: all may come."""
+
+    def accept(self, index: int) -> None:
+        """This token came."""
+
+
+class Turn(NamedTuple):
+    """A turn that the model ended: of which request and answer, the how manyth of it from 1, its ids with the stop."""
+
+    request: int  # its ticket
+    answer: int
+    number: int
+    ids: list[int]
+
+
+class InjectedTokens(NamedTuple):
+    """What is read before the next turn. note: kept with the answer."""
+
+    ids: Sequence[int]
+    note: Any
+
+
+Follow = Callable[[Sequence[Turn]], Sequence[InjectedTokens | None]]
+"""What follows each of some turns; None where the answer has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A prompt, and one seed for each answer that is wanted."""
+    """A prompt, how many answers are wanted, and how they are drawn.
+
+    The token at place t of an answer is drawn with number t of its seed's, whoever else is answered at the same time.
+    An answer ends with an id of `stop`, where `watch` says so, where its grammar has finished, after `max_new_tokens`,
+    and where prompt and answer fill the engine's longest sequence.
+    """
 
     prompt: Sequence[int]
-    seeds: Sequence[int]
+    seeds: Sequence[int] = (0,)  # one for each answer
+    max_new_tokens: int = 256
+    stop: Collection[int] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    adapter: str | None = None  # its name; None: what `lora.set_adapter` had set; "": the base alone
+    score_temperature: float = 1.0  # of the log-probabilities that are reported
+    top_logprobs: int = 0  # likeliest ids reported with each token
+    prompt_logprobs: bool = False  # the prompt's tokens are reported too
+    watch: Callable[[int, int], bool] | None = None  # (answer, new id) -> the answer ends here
+    grammar: Callable[[], TokenMask] | None = None
+    follow: Follow | None = None  # makes answers of several turns; what it gives counts to max_new_tokens
+    client: str = ""  # clients take turns
+
+
+class Token(NamedTuple):
+    """A token and its log-probabilities.
+
+    logp, top: of the model's own softmax at `score_temperature`, before penalties and masks; drawn_logp: of what it was
+    drawn from (0 for greedy text). Of a prompt's first token logp is NaN: nothing stands before it.
+    """
+
+    id: int
+    logp: float
+    drawn_logp: float = 0.0
+    top: tuple[tuple[int, float], ...] = ()
+
+
+Ended = Literal["", "stop", "length", "cancelled", "error"]
+
+
+class Event(NamedTuple):
+    """Something happened to an answer: a token, tokens that were given between two turns, or its end."""
+
+    ticket: int
+    answer: int
+    token: Token | None = None
+    ended: Ended = ""
+    prompt: tuple[Token, ...] | None = None  # where asked for, once, with the first event of answer 0
+    shared: int = 0  # with an answer's first event: tokens of the prompt that were not read again
+    given: InjectedTokens | None = None  # read after this token, before the next turn
+    error: Exception | None = None  # why it ended with "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,50 +116,8 @@ class Completion:
     notes: tuple[Any, ...] = ()
 
 
-class Turn(NamedTuple):
-    """A turn that the model ended: of which request and answer, the how manyth of it from 1, its ids with the stop."""
-
-    request: int
-    answer: int
-    number: int
-    ids: list[int]
-
-
-class InjectedTokens(NamedTuple):
-    """What is read before the next turn. note: kept with the answer."""
-
-    ids: Sequence[int]
-    note: Any
-
-
-class SampledTokens(NamedTuple):
-    """One token of each row."""
-
-    id_B: Tensor
-    logp_B: Tensor
-    drawn_logp_B: Tensor
-
-
-def draw(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling, score_temperature: float = 1.0) -> SampledTokens:
-    """The token at `uniform_B` (0 to 1, float32 with 24 bits) of the cumulated probabilities, in the order of ids."""
-    if sampling.is_greedy:
-        id_B = logits_BV.argmax(dim=-1)
-        drawn_logp_B = torch.zeros_like(uniform_B)
-    else:
-        shaped_BV = shape(logits_BV, sampling)
-        top_B1, likeliest_B1 = shaped_BV.max(dim=-1, keepdim=True)
-        # Left-out tokens add nothing, so the first sum above the target is never theirs; and u x total < total.
-        # Where parts of the sum are taken side by side, as on CUDA, it may go down by a rounding error, and neither is
-        # certain: the likeliest token stands in.
-        sums_BV = (shaped_BV - top_B1).exp_().cumsum(dim=-1)
-        total_B1 = sums_BV[:, -1:]
-        id_B1 = torch.searchsorted(sums_BV, uniform_B[:, None] * total_B1, right=True).clamp_(max=sums_BV.shape[1] - 1)
-        id_B1 = torch.where(shaped_BV.gather(1, id_B1) > -torch.inf, id_B1, likeliest_B1)
-        id_B = id_B1[:, 0]
-        drawn_logp_B = (shaped_BV.gather(1, id_B1) - top_B1 - total_B1.log())[:, 0]
-        whole = sampling.top_p == 1 and sampling.top_k == 0
-        if whole and sampling.temperature == score_temperature:
-            return SampledTokens(id_B, drawn_logp_B, drawn_logp_B)
-    scaled_BV = logits_BV if score_temperature == 1 else logits_BV / score_temperature
-    logp_B = scaled_BV.gather(1, id_B[:, None])[:, 0] - scaled_BV.logsumexp(dim=-1)
-    return SampledTokens(id_B, logp_B, drawn_logp_B)
+def bits(mask: NDArray[Any] | bytes, size: int) -> NDArray[np.bool_]:
+    """A `TokenMask`'s bits as `size` booleans; ids beyond the mask are not allowed."""
+    octets = np.frombuffer(mask, np.uint8) if isinstance(mask, bytes) else np.ascontiguousarray(mask).view(np.uint8)
+    given = np.unpackbits(octets.reshape(-1)[: math.ceil(size / 8)], bitorder="little")[:size]
+    return np.pad(given, (0, size - len(given))).astype(bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from penjing.infer.batched_sampler import sample_batch
+from penjing.infer.generate import sample_batch
 from penjing.infer.requests import Request
 from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer

@@ -21,7 +21,7 @@ class ToolExchange:
 
 
 class ToolLoop:
-    """What follows turns that call tools (a `Follow` of infer/batched_sampler.py): results, and the next turn's
+    """What follows turns that call tools (a `Follow` of infer/requests.py): results, and the next turn's
     opening.
 
     max_turns: of the model in one answer; calls in the last one stay unanswered. thinking: as `render` was told.

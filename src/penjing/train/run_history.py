@@ -8,10 +8,10 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
+from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.plan import hardware
 from penjing.plan import prediction_history as history
 from penjing.train.build import PreparedRun
-from penjing.train.oom_recovery import is_out_of_memory
 from penjing.train.signals import Stopped
 
 SPENT = ("training_seconds", "validation_seconds", "checkpoint_seconds", "sample_seconds")

@@ -74,7 +74,7 @@ def parse(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = N
 
     thinking: how the prompt opened the turn, as `render` was told: True, inside a thought; False, behind an empty one.
     """
-    return _said(parts(tokenizer, ids, thinking=thinking))
+    return _parsed_turn(parts(tokenizer, ids, thinking=thinking))
 
 
 def parts(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = None) -> list[TurnSpan]:
@@ -97,7 +97,7 @@ def without_thought(tokenizer: Tokenizer, ids: Sequence[int], thinking: bool | N
 
 def parse_text(text: str, *, thinking: bool | None = None) -> ParsedTurn:
     """The same of text whose marks are trusted to be the model's own."""
-    return _said(_parts(_split(text, tokens.VISIBLE_TOKENS), thinking))
+    return _parsed_turn(_parts(_split(text, tokens.VISIBLE_TOKENS), thinking))
 
 
 # --- marks and what stands between them ------------------------------------------------------------------------------
@@ -159,13 +159,13 @@ def _parts(pieces: Iterable[Piece], thinking: bool | None) -> list[TurnSpan]:
     return [part for part in found if part.text or part.kind != "words"]
 
 
-def _said(found: Sequence[TurnSpan]) -> ParsedTurn:
+def _parsed_turn(found: Sequence[TurnSpan]) -> ParsedTurn:
     reasoning, words, calls, is_open = "", "", [], False
     for index, part in enumerate(found):
         if part.kind == "thought":
             reasoning, is_open = _without_newline(part.text, 1, 1), not part.closed
         elif part.kind == "call":
-            calls.append(_call(part))
+            calls.append(read_call(part))
         else:
             before_call = index + 1 < len(found) and found[index + 1].kind == "call"
             after_call = index > 0 and found[index - 1].kind == "call"
@@ -185,7 +185,8 @@ def _without_newline(text: str, first: int, last: int) -> str:
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
-def _call(part: TurnSpan) -> ToolCall:
+def read_call(part: TurnSpan) -> ToolCall:
+    """A call from what stood between its marks."""
     text = part.text.strip()
     if not part.closed:
         return ToolCall(text=text, problem="the call was not closed")

@@ -40,7 +40,7 @@ QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-ROLES = "penjing_roles.json"  # beside a foreign tokenizer: what its tokens do, once that has been found out
+ROLES = "penjing_roles.json"  # beside an external tokenizer: what its tokens do, once that has been found out
 SMALLEST_VOCABULARY = 256 + len(CONTROL_TOKENS)
 LONGEST_TOKEN_BYTES = 16
 MOST_CHARACTERS = 40_000  # different ones in the text a tokenizer is trained on
@@ -105,6 +105,11 @@ class Tokenizer:
     def size(self) -> int:
         """Number of ids: one more than the largest."""
         return max(self._full.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def definition(self) -> str:
+        """The text of its tokenizer.json."""
+        return self._json
 
     @property
     def fingerprint(self) -> str:
@@ -186,6 +191,26 @@ class Tokenizer:
         """One id as readable text, broken bytes shown as replacement characters."""
         return self.decode([index], hide=False)
 
+    def token_bytes(self, index: int) -> bytes:
+        """What one id adds to a text, byte by byte: it may end inside a character. Of an unknown id, nothing."""
+        return self._token_bytes[index] if 0 <= index < len(self._token_bytes) else b""
+
+    @cached_property
+    def _token_bytes(self) -> list[bytes]:
+        is_byte_level = '"ByteLevel"' in json.dumps(json.loads(self._json).get("decoder"))
+        added = self._full.get_added_tokens_decoder()
+        found = [b""] * self.size
+        for text, index in self._full.get_vocab(with_added_tokens=True).items():
+            if index in added:
+                found[index] = text.encode()
+            elif is_byte_level and all(character in _BYTE_OF for character in text):
+                found[index] = bytes(_BYTE_OF[character] for character in text)
+            elif _BYTE_TOKEN.fullmatch(text):
+                found[index] = bytes([int(text[3:5], 16)])
+            else:
+                found[index] = text.replace("\u2581", " ").encode()
+        return found
+
     def with_chatml(self, *, visible: bool = True) -> Tokenizer:
         """This tokenizer with our own chat template, and the control tokens for it that it lacks.
 
@@ -255,14 +280,14 @@ class Tokenizer:
             ours = all(full.token_to_id(token) is not None for token in CONTROL_TOKENS)
             if ours and (template or CHAT_TEMPLATE) == CHAT_TEMPLATE and not (folder / ROLES).is_file():
                 return cls(full, CHAT_TEMPLATE)
-            return cls._foreign(full, folder, template, settings)
+            return cls._external(full, folder, template, settings)
         except UserError:
             raise
         except Exception as error:  # the library raises bare Exception for every kind of damage
             raise UserError(f"not a readable tokenizer: {error}", where=path) from None
 
     @classmethod
-    def _foreign(cls, full: tokenizers.Tokenizer, folder: Path, template: str, settings: dict[str, Any]) -> Tokenizer:
+    def _external(cls, full: tokenizers.Tokenizer, folder: Path, template: str, settings: dict[str, Any]) -> Tokenizer:
         """A tokenizer that somebody else made."""
         _add_listed(full, settings, folder)
         known = read_json(folder / ROLES) if (folder / ROLES).is_file() else None
@@ -280,6 +305,17 @@ NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 _BORDERS = ("bos_token", "eos_token")
 # What closes a document, where tokenizer_config.json calls the end of a turn `eos_token`.
 _TEXT_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # of vocabularies that are not byte-level
+# The characters under which byte-level vocabularies write bytes: printable ones as they are, the others from U+0100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTE_OF = {
+    chr(character): byte
+    for byte, character in zip(
+        _PRINTABLE + [byte for byte in range(256) if byte not in _PRINTABLE],
+        _PRINTABLE + list(range(0x100, 0x100 + 256 - len(_PRINTABLE))),
+        strict=True,
+    )
+}
 _MARKUP = re.compile(r"[<\[|\uff5c]")
 
 
@@ -399,7 +435,7 @@ def find_roles(full: tokenizers.Tokenizer, folder: Path, template: str, settings
     text_end = next((token for token in _TEXT_ENDS if token in special), None)
     eos = names.get("eos_token") or text_end
     if eos is None:
-        raise UserError("it cannot be told which token ends a text", where=folder, wanted="eos_token")
+        raise UserError("its end-of-text token cannot be found", where=folder, wanted="eos_token")
     message_end = answer_end(template, names, [eos, *ends], special) if template else None
     message_end = message_end or eos
     end_of_text = (text_end or eos) if eos == message_end else eos

@@ -22,6 +22,7 @@ from ctypes import c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
 
+from penjing.base.cache_dir import cache_dir
 from penjing.kernels import SWITCH
 
 _is_off = f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else ""
@@ -190,7 +191,7 @@ def _openmp() -> str | None:
 def _folder() -> tuple[Path, bool]:
     """The cache folder for built kernels and True; a temporary folder and False where the cache cannot be written."""
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penjing"
+        folder = cache_dir()
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return folder, True

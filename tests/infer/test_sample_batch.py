@@ -10,11 +10,11 @@ import torch
 from small_models import small_model
 
 from penjing.base.errors import UserError
-from penjing.infer import batched_sampler as rollout_module
-from penjing.infer.batched_sampler import sample_batch
-from penjing.infer.generate import generate
-from penjing.infer.requests import Request, draw
-from penjing.infer.sample import Sampling, shape
+from penjing.infer import generate as generate_module
+from penjing.infer import sample
+from penjing.infer.generate import sample_batch
+from penjing.infer.requests import Request
+from penjing.infer.sample import Rows, Sampling, draw, shape
 from penjing.model.linear import set_compute_dtype
 
 GREEDY, DRAWN = Sampling(), Sampling(temperature=1.0)
@@ -58,16 +58,28 @@ def ids(answers):
     return [[each.ids for each in given] for given in answers]
 
 
+@torch.no_grad()
+def by_hand(model, prompt, limit):
+    """Greedy text without a cache, batch or engine, and its log-probabilities."""
+    said, logp = [], []
+    while len(said) < limit and not (said and said[-1] in STOP):
+        logits = model(torch.tensor([[*prompt, *said]]))
+        logits_V = (logits[0] if isinstance(logits, tuple) else logits)[0, -1]
+        said.append(int(logits_V.argmax()))
+        logp.append(float(logits_V.log_softmax(-1)[said[-1]]))
+    return said, logp
+
+
 @pytest.mark.parametrize("slots", [1, 3, 64])
-def test_greedy_equals_generate(model, slots):
+def test_greedy_text_is_what_reading_everything_again_gives(model, slots):
     requests = make_requests(answers=2)
-    expected = generate(model, [request.prompt for request in requests], max_new_tokens=12, stop=STOP)
-    for given, one in zip(write(model, requests, GREEDY, slots=slots), expected, strict=True):
+    for request, given in zip(requests, write(model, requests, GREEDY, slots=slots), strict=True):
+        expected, logp = by_hand(model, request.prompt, 12)
         for each in given:
-            assert [token for token in each.ids if token not in STOP] == one
+            assert each.ids == expected
             assert each.ended == ("stop" if each.ids[-1] in STOP else "length")
-            assert len(each.ids) == 12 or each.ended == "stop"
             assert each.drawn_logp == [0.0] * len(each.ids)
+            np.testing.assert_allclose(each.logp, logp, atol=1e-5)
 
 
 def test_who_else_is_in_the_batch_has_no_part_in_an_answer(model):
@@ -111,7 +123,7 @@ def test_nor_in_its_log_probabilities_to_the_last_bit(monkeypatch, window, dtype
 def test_prompts_read_in_several_passes_are_the_same(model, monkeypatch):
     requests = make_requests(num_prompts=20)
     expected = ids(write(model, requests))
-    monkeypatch.setattr(rollout_module, "PREFILL_TOKENS", {"cpu": 30})
+    monkeypatch.setattr(generate_module, "PREFILL_CHUNK", {"cpu": 7})
     assert ids(write(model, requests, slots=7)) == expected
 
 
@@ -141,20 +153,20 @@ def test_log_probabilities_are_those_of_the_whole_text(model, sampling, score_te
             said_TV = logits_TV[len(request.prompt) - 1 : -1]
             token_T1 = torch.tensor(each.ids)[:, None]
             whole = (said_TV / score_temperature).log_softmax(-1).gather(1, token_T1)[:, 0]
-            drawn = shape(said_TV, sampling).log_softmax(-1).gather(1, token_T1)[:, 0]
-            torch.testing.assert_close(torch.tensor(each.logp), whole, rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(torch.tensor(each.drawn_logp), drawn, rtol=1e-4, atol=1e-4)
+            drawn = shape(said_TV, Rows.of([sampling] * len(said_TV))).log_softmax(-1).gather(1, token_T1)[:, 0]
+            torch.testing.assert_close(torch.tensor(each.logp), whole, rtol=0, atol=3e-5)
+            torch.testing.assert_close(torch.tensor(each.drawn_logp), drawn, rtol=0, atol=3e-5)
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():
     generator = torch.Generator().manual_seed(0)
     logits_V = torch.randn(12, generator=generator)
     sampling = Sampling(temperature=0.8, top_p=0.9)
-    chances = shape(logits_V[None], sampling).softmax(-1)[0]
+    chances = shape(logits_V[None], Rows.of([sampling])).softmax(-1)[0]
     assert (chances == 0).any()
     many = 200_000
-    uniform_B = torch.rand(many, generator=generator)
-    counts = torch.bincount(draw(logits_V.expand(many, 12), uniform_B, sampling).id_B, minlength=12)
+    uniform_B = torch.rand(many, generator=generator).numpy()
+    counts = torch.bincount(draw(logits_V.expand(many, 12), uniform_B, Rows.of([sampling] * many)).id_R, minlength=12)
     assert (counts[chances == 0] == 0).all()
     for count, chance in zip((counts / many).tolist(), chances.tolist(), strict=True):
         assert abs(count - chance) < 5 * math.sqrt(chance * (1 - chance) / many) + 1e-9
@@ -162,19 +174,19 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
 
 def test_the_ends_of_the_unit_interval_draw_real_tokens():
     logits_BV = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0, -math.inf]]).repeat(2, 1)
-    uniform_B = torch.tensor([0.0, 1 - 2.0**-24])
-    assert draw(logits_BV, uniform_B, DRAWN).id_B.tolist() == [1, 3]
+    uniform_B = np.array([0.0, 1 - 2.0**-24], np.float32)
+    assert draw(logits_BV, uniform_B, Rows.of([DRAWN] * 2)).id_R.tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("found", [0, 4, 5], ids=["left out before", "left out behind", "none"])
 def test_a_sum_that_is_off_by_a_rounding_error_draws_a_real_token(monkeypatch, found):
     # As a sum on CUDA may be, whose parts are taken side by side.
     wrong_B1 = torch.full((1, 1), found)
-    monkeypatch.setattr(rollout_module.torch, "searchsorted", lambda *_, **__: wrong_B1.clone())
+    monkeypatch.setattr(sample.torch, "searchsorted", lambda *_, **__: wrong_B1.clone())
     logits_BV = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0, -math.inf]])
-    drawn = draw(logits_BV, torch.tensor([0.5]), DRAWN)
-    assert drawn.id_B.tolist() == [3]
-    torch.testing.assert_close(drawn.logp_B, logits_BV.log_softmax(-1)[:, 3])
+    drawn = draw(logits_BV, np.array([0.5], np.float32), Rows.of([DRAWN]))
+    assert drawn.id_R.tolist() == [3]
+    torch.testing.assert_close(drawn.logp_R, logits_BV.log_softmax(-1)[:, 3])
 
 
 def test_prompt_and_answer_together_hold_at_most_max_tokens():
@@ -221,9 +233,10 @@ def test_bfloat16_products_write_too():
 def test_what_was_left_out_counts_for_the_whole_softmax():
     """Logits log(1, 2, 5): of the likeliest two alone 5/7 is drawn, of all it is 5/8."""
     logits_BV = torch.tensor([[1.0, 2.0, 5.0]]).log()
-    said = draw(logits_BV, torch.tensor([0.9]), Sampling(temperature=1.0, top_k=2))
-    assert said.id_B.item() == 2
-    assert said.logp_B.item() == pytest.approx(math.log(5 / 8))
-    assert said.drawn_logp_B.item() == pytest.approx(math.log(5 / 7))
-    hot = draw(logits_BV, torch.tensor([0.9]), Sampling(temperature=0.5), score_temperature=0.5)
-    assert hot.logp_B.item() == hot.drawn_logp_B.item() == pytest.approx(math.log(25 / 30))
+    uniform_B = np.array([0.9], np.float32)
+    said = draw(logits_BV, uniform_B, Rows.of([Sampling(temperature=1.0, top_k=2)]))
+    assert said.id_R.item() == 2
+    assert said.logp_R.item() == pytest.approx(math.log(5 / 8))
+    assert said.drawn_logp_R.item() == pytest.approx(math.log(5 / 7))
+    hot = draw(logits_BV, uniform_B, Rows.of([Sampling(temperature=0.5)], 0.5))
+    assert hot.logp_R.item() == hot.drawn_logp_R.item() == pytest.approx(math.log(25 / 30))

@@ -1,0 +1,162 @@
+"""Start a server: load the models, say where they are, and answer until told to stop."""
+
+from __future__ import annotations
+
+import ipaddress
+import resource
+import socket
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from penjing.base import formatting as units
+from penjing.base.errors import UserError
+from penjing.infer.forward import Weights
+
+if TYPE_CHECKING:
+    from penjing.serve.models import Models
+
+OPEN_FILES = 65_536  # wanted: a connection is one
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """As `penjing serve --help` says. key: empty for none."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    key: str = ""
+    adapters: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    table: str = ""
+    slots: int = 16
+    max_tokens: int = 1024
+    weights: Weights = "auto"
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+def start(words: Sequence[str], options: ServeOptions, console: Console) -> None:
+    """Serve until SIGTERM or SIGINT. Raises UserError for models, addresses and keys that cannot be used."""
+    try:
+        import fastapi  # noqa: F401
+        import llguidance  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"{error.name} is missing", next_step='Install it: pip install "penjing[serve]"') from None
+    from penjing.agent_tools.base import ToolSettings
+    from penjing.agent_tools.box import Toolbox
+    from penjing.commands.serve_models import load_models
+    from penjing.serve.app import make_app
+    from penjing.serve.connection import make_server
+    from penjing.train.load_model import set_threads
+
+    loopback_only = is_loopback(options.host)
+    _check_key(options.key, options.host, loopback_only)
+    toolbox = Toolbox(options.tools, ToolSettings(today=date.today().isoformat(), table=options.table))
+    with closing(_listen(options.host, options.port)) as listener:
+        set_threads(0, 1)
+        models = load_models(
+            words,
+            adapters=options.adapters,
+            device=options.device,
+            dtype=options.dtype,
+            weights=options.weights,
+            slots=options.slots,
+        )
+        app = make_app(models, toolbox, key=options.key, loopback_only=loopback_only, max_tokens=options.max_tokens)
+        _allow_open_files()
+        address = f"http://{_shown(options.host)}:{listener.getsockname()[1]}"
+        console.print(_table(models), highlight=False)
+        for line in _greeting(address, models, bool(options.key)):
+            console.print(line, highlight=False, soft_wrap=True)
+        make_server(app).run(sockets=[listener])
+    console.print("stopped", highlight=False)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_key(key: str, host: str, loopback_only: bool) -> None:
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise UserError("cannot be sent in a header", where="the API key", wanted="letters, digits and signs, no space")
+    if not key and not loopback_only:
+        raise UserError(
+            "others could reach the server: it needs a key",
+            where="--host",
+            got=host,
+            next_step="Set PENJING_API_KEY to a long secret; clients send it as their OpenAI key.",
+        )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket with the address, so that a port in use is told before anything is loaded."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise UserError(
+            f"cannot listen there: {error.strerror}", where=f"{host}:{port}", next_step="Another --port may be free."
+        ) from None
+    return listener
+
+
+def _allow_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _table(models: Models) -> Table:
+    """What is served, by name."""
+    table = Table("model", "parameters", "context", "it", "slots", "cache", box=None, pad_edge=False)
+    for name in models.names:
+        model, adapter = models.find(name)
+        does = "answers" if model.answers_with(adapter) else "continues texts"
+        facts = (units.count(model.parameters), f"{model.context:,}", does)
+        is_own = name == model.name
+        table.add_row(
+            name,
+            *facts,
+            str(model.engine.capacity) if is_own else "",
+            units.megabytes(model.cache_bytes) if is_own else "",
+        )
+    return table
+
+
+def _greeting(address: str, models: Models, has_key: bool) -> list[str]:
+    """Where it is, and a line to try."""
+    name = models.names[0]
+    key = ' -H "Authorization: Bearer $PENJING_API_KEY"' if has_key else ""
+    if models.find(name)[0].answers:
+        path, asked = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
+    else:
+        path, asked = "completions", '"prompt": "Once upon a time", "max_tokens": 50'
+    return [
+        f"chat page: {address}/    OpenAI's API: {address}/v1    Ctrl-C stops",
+        f'curl {address}/v1/{path}{key} -H "Content-Type: application/json" -d \'{{"model": "{name}", {asked}}}\'',
+    ]
+
+
+def _shown(host: str) -> str:
+    host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
+    return f"[{host}]" if ":" in host else host

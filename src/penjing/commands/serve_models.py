@@ -1,0 +1,63 @@
+"""The models that `penjing serve` was told to serve: their names, and where they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from penjing.base.errors import UserError
+from penjing.export.adapter import attach_adapters
+from penjing.infer.forward import Weights
+from penjing.infer.generate import make_engine
+from penjing.serve.models import Models, ServedModel
+from penjing.train.load_model import load_trained, use_device
+from penjing.train.run_dir import RunDir, is_run, stage_folder
+
+_WORD = re.compile(r"(?:(?P<name>[^=@/]+)=)?(?P<path>[^@]+)(?:@(?P<step>[0-9]+))?")
+STAGES = ("sft", "pretrain")  # of a quickstart's folder; the first is what its name means
+
+
+def load_models(
+    words: Sequence[str], *, adapters: Sequence[str], device: str, dtype: str, weights: Weights, slots: int
+) -> Models:
+    """Load what the command line names: each word RUN, RUN@STEP or NAME=RUN; adapters, DIR or NAME=DIR, of the first.
+
+    A quickstart's folder is served with both of its stages. Raises UserError for what is not there, and for two models
+    of one name.
+    """
+    found: dict[str, Path] = {}
+    for word in words:
+        for name, path in _named(word):
+            if name in found:
+                raise UserError("two models of one name", where=word, got=name, next_step="Give them as NAME=RUN.")
+            found[name] = path
+    served = []
+    for number, (name, path) in enumerate(found.items()):
+        loaded = load_trained(path, adapters="merged")
+        given = attach_adapters(loaded, adapters) if number == 0 else {}
+        taught = frozenset(each for each, read in given.items() if read.facts.get("learned_from") == "chats")
+        use_device(loaded.model, device, dtype)
+        engine = make_engine(loaded.model, slots=slots, max_tokens=loaded.context_tokens, weights=weights)
+        served.append(ServedModel(name, loaded, engine, tuple(given), taught))
+    return Models(served)
+
+
+def _named(word: str) -> list[tuple[str, Path]]:
+    """The names and paths that one word of the command line stands for."""
+    whole = None if Path(word).exists() else _WORD.fullmatch(word)
+    called, text, step = (whole["name"], whole["path"], whole["step"]) if whole else (None, word, None)
+    path = Path(text)
+    name = called or (path.resolve().name if path.exists() else text)
+    if step is not None:
+        folder = RunDir(stage_folder(path)).checkpoints / f"step-{int(step):08d}"
+        if not folder.is_dir():
+            steps = ", ".join(
+                str(int(each.name.removeprefix("step-"))) for each in sorted(folder.parent.glob("step-*"))
+            )
+            raise UserError("the run has no such checkpoint", where=word, got=step, wanted=steps or "none is there")
+        return [(f"{name}@{int(step)}", folder)]
+    stages = [stage for stage in STAGES if is_run(path / stage)]
+    if RunDir(path).settings.is_file() or not stages:
+        return [(name, path)]
+    return [(name if number == 0 else f"{name}/{stage}", path / stage) for number, stage in enumerate(stages)]

@@ -1,0 +1,89 @@
+"""penjing serve: the verb. Imports no torch; commands/serve.py does the work."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal
+
+import typer
+
+from penjing.base.errors import UserError
+from penjing.commands.arguments import DeviceName, DtypeName, console
+
+KEY = "PENJING_API_KEY"
+
+
+def serve(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Runs, checkpoints (RUN@STEP), Hugging Face directories or hub names; NAME=RUN names one.",
+        ),
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; one that others can reach needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        str, typer.Option(help=f"Clients must send it. Better set {KEY}: arguments are seen by all who list processes.")
+    ] = "",
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]DIR", help="A LoRA adapter of the first RUN, served as RUN:NAME; may be given again."
+        ),
+    ] = None,
+    tools: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...", help="Tools that the chat page offers: calculator, dates, units, count, lookup, python."
+        ),
+    ] = "",
+    table: Annotated[str, typer.Option(help="JSON file that the tool lookup reads.")] = "",
+    slots: Annotated[
+        int, typer.Option(help="Answers written at once by each model; others wait.", min=1, max=1024)
+    ] = 16,
+    max_tokens: Annotated[int, typer.Option(help="Most new tokens of an answer.", min=1)] = 1024,
+    weights: Annotated[
+        Literal["auto", "int8"],
+        typer.Option(help="int8: quantise the weights while loading; faster, a little less exact."),
+    ] = "auto",
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+) -> None:
+    """Serve models: OpenAI's API at /v1, and a chat page at /. Listens for this machine only, unless told otherwise.
+
+    [bold]Examples[/]
+
+    penjing serve runs/quickstart
+
+    penjing serve runs/pretrain@1200 runs/sft runs/dpo --tools calculator,dates
+
+    penjing serve runs/sft --adapter mine=runs/lora
+
+    PENJING_API_KEY=... penjing serve runs/sft --host 0.0.0.0
+
+    [bold]Ask it[/]
+
+    curl http://127.0.0.1:8000/v1/chat/completions -H "Content-Type: application/json" \\\\
+    -d '{"model": "quickstart", "messages": [{"role": "user", "content": "Hello"}]}'
+    """
+    from penjing.commands.serve import ServeOptions, start
+
+    if api_key and KEY in os.environ and api_key != os.environ[KEY]:
+        raise UserError("is not what --api-key says", where=KEY)
+    options = ServeOptions(
+        host=host,
+        port=port,
+        key=api_key or os.environ.get(KEY, ""),
+        adapters=tuple(adapter or ()),
+        tools=tuple(name for name in tools.split(",") if name),
+        table=table,
+        slots=slots,
+        max_tokens=max_tokens,
+        weights=weights,
+        device=device,
+        dtype=dtype,
+    )
+    start(runs, options, console)

@@ -1,0 +1,112 @@
+"""Connections that do not wait for ever, and a server that ends well. uvicorn has neither by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from penjing.serve.limits import DRAIN_SECONDS, MAX_CONNECTIONS, READ_SECONDS
+
+
+class TimedProtocol(H11Protocol):
+    """Closes a connection on which a request takes longer than READ_SECONDS to arrive: its headers, then its body.
+
+    Between requests uvicorn's own timer runs; it is stopped by the first byte, and there ours begins.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+    _owed = ""  # what the timer waits for
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # asyncio does so itself only for sockets that were made with a protocol number: 40 ms for each answer without
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch(between=True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop()
+
+    def _watch(self, between: bool = False) -> None:
+        state = self.conn.their_state
+        if state is h11.SEND_BODY:
+            owed = "body"
+        elif state is h11.IDLE and not (between and not self.conn.trailing_data[0]):
+            owed = "headers"
+        else:
+            owed = ""
+        if owed == self._owed:
+            return
+        self._stop()
+        self._owed = owed
+        if owed:
+            self._timer = self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    def _stop(self) -> None:
+        self._owed = ""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Server(uvicorn.Server):
+    """Ends with code 0: on SIGTERM or SIGINT it accepts nothing more at once, and what runs has DRAIN_SECONDS.
+
+    A second signal ends what runs.
+    """
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        handled: list[signal.Signals] = []
+        with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: whoever started us stops us
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.stop)
+                handled.append(number)
+        yield
+        for number in handled:
+            loop.remove_signal_handler(number)
+
+    def stop(self) -> None:
+        """Accept nothing more, and end when all is answered."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        for server in getattr(self, "servers", ()):
+            server.close()
+
+
+def make_server(app: ASGIApp) -> Server:
+    """The app behind connections with limits. Access is not logged: a path may hold what its sender took for a place
+    to put a key."""
+    config = uvicorn.Config(
+        app,
+        http=TimedProtocol,
+        loop="asyncio",
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=int(DRAIN_SECONDS),
+        backlog=2048,
+    )
+    return Server(config)

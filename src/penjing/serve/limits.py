@@ -1,0 +1,22 @@
+"""What one client may ask for, in one place."""
+
+from __future__ import annotations
+
+MAX_BODY_BYTES = 4 << 20
+MAX_ANSWERS = 128  # of one request: prompts x n
+MAX_N = 16
+MAX_STOP, MAX_STOP_CHARACTERS = 16, 256
+MAX_LOGIT_BIAS = 1024
+MAX_TOOLS = 128
+MAX_SCHEMA_CHARACTERS = 65_536
+MAX_WAITING = 256  # answers that wait for a slot, of all clients; one client may hold half of them
+RETRY_SECONDS = 1  # told to a client that is turned away
+READ_SECONDS = 10.0  # for a request to arrive: its headers, and then its body
+SEND_SECONDS = 30.0  # for a client to take what was sent to it
+REQUEST_SECONDS = 600.0  # for a whole answer, waiting included
+DRAIN_SECONDS = 30.0  # that SIGTERM leaves to what runs
+MAX_CONNECTIONS = 4096
+# Tokens of a stream that come soon after one another go out in one chunk: a chunk costs some 0.1 ms, however many.
+CHUNKS_PER_SECOND = 400  # of all streams together
+LOOK_SECONDS = 0.005  # between two looks at what the engines have written, while they write
+LONGEST_PAUSE = 0.05  # seconds: 20 chunks a second look smooth

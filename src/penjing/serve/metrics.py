@@ -1,0 +1,59 @@
+"""Counts and times in the text form that Prometheus reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from starlette.types import Scope
+
+BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # seconds
+
+
+class Histogram:
+    """How many times took at most so many seconds."""
+
+    def __init__(self) -> None:
+        self.counts, self.sum = [0] * (len(BUCKETS) + 1), 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[sum(seconds > edge for edge in BUCKETS)] += 1
+        self.sum += seconds
+
+    def lines(self, name: str) -> Iterable[str]:
+        yield f"# TYPE {name} histogram"
+        total = 0
+        for edge, count in zip((*map(str, BUCKETS), "+Inf"), self.counts, strict=True):
+            total += count
+            yield f'{name}_bucket{{le="{edge}"}} {total}'
+        yield f"{name}_sum {self.sum:.6f}"
+        yield f"{name}_count {total}"
+
+
+class Metrics:
+    """Of one server. Those of its engines are asked for when somebody reads them."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()  # by path and status
+        self.first_token, self.whole = Histogram(), Histogram()
+
+    def answered(self, scope: Scope, status: int) -> None:
+        """Count an answer, by the route's path: what else people ask for is one thing."""
+        self.requests[getattr(scope.get("route"), "path", "other"), status] += 1
+
+    def text(self, engines: Mapping[str, Mapping[str, float]]) -> str:
+        """engines: by model, the engine's numbers by name; those that end in `_total` only grow."""
+        lines = ["# TYPE penjing_requests_total counter"]
+        for (path, status), count in sorted(self.requests.items()):
+            lines.append(f'penjing_requests_total{{path="{path}",status="{status}"}} {count}')
+        lines += self.first_token.lines("penjing_time_to_first_token_seconds")
+        lines += self.whole.lines("penjing_answer_seconds")
+        for name in sorted({name for numbers in engines.values() for name in numbers}):
+            lines.append(f"# TYPE penjing_{name} {'counter' if name.endswith('_total') else 'gauge'}")
+            for model, numbers in engines.items():
+                lines.append(f'penjing_{name}{{model="{_escaped(model)}"}} {numbers[name]:g}')
+        return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

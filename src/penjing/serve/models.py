@@ -1,0 +1,87 @@
+"""Which models are served, and by what names. All are loaded at the start; no request can name another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from penjing.data.tokenizer.tokenizer import THINK, Tokenizer
+from penjing.infer.engine import Engine
+from penjing.infer.grammar import JsonGrammars
+from penjing.serve.errors import ApiError
+from penjing.train.load_model import LoadedModel
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One model with its engine; `adapters` are served as `name:adapter`."""
+
+    name: str
+    loaded: LoadedModel
+    engine: Engine
+    adapters: tuple[str, ...] = ()
+    taught: frozenset[str] = frozenset()  # adapters that learned from conversations
+
+    @property
+    def context(self) -> int:
+        """Tokens of a prompt and its answer together."""
+        return self.engine.max_tokens
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.loaded.tokenizer
+
+    @property
+    def answers(self) -> bool:
+        """Whether it was taught conversations, and does not only continue texts."""
+        return self.loaded.answers
+
+    def answers_with(self, adapter: str | None) -> bool:
+        """Whether it, or the adapter that is asked, was taught conversations."""
+        return self.answers or (adapter or "") in self.taught
+
+    @property
+    def thinking(self) -> bool:
+        """Whether `enable_thinking` does something."""
+        template = self.tokenizer.template
+        own = self.tokenizer.is_ours and self.tokenizer.has(THINK)
+        return (self.answers or bool(self.taught)) and (
+            own or (not self.tokenizer.is_ours and "enable_thinking" in template)
+        )
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.loaded.model.parameters())
+
+    @property
+    def cache_bytes(self) -> int:
+        """Keys and values of all slots."""
+        return self.engine.forward.bytes_per_slot * self.engine.forward.num_slots
+
+    @cached_property
+    def grammars(self) -> JsonGrammars:
+        return JsonGrammars(self.tokenizer, self.loaded.model.config.vocab_size)
+
+
+class Models:
+    """The served models by every name that a request may use."""
+
+    def __init__(self, served: Sequence[ServedModel]) -> None:
+        self.served = {model.name: model for model in served}
+        self._by_name: dict[str, tuple[ServedModel, str | None]] = {}
+        for model in served:
+            self._by_name[model.name] = (model, "" if model.adapters else None)
+            for adapter in model.adapters:
+                self._by_name[f"{model.name}:{adapter}"] = (model, adapter)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._by_name)
+
+    def find(self, name: str) -> tuple[ServedModel, str | None]:
+        """A model, and the adapter that its name asks for. Raises ApiError for a name that is not served."""
+        if name not in self._by_name:
+            listed = ", ".join(self.names)[:300]
+            raise ApiError(404, f"no such model; there are: {listed}", param="model", code="model_not_found")
+        return self._by_name[name]

@@ -1,0 +1,161 @@
+"""What may be asked, field by field. Unknown fields are ignored; a wrong one is named in the error.
+
+Numbers are numbers and not texts, and none is infinite. null is as if the field were not there. Names and meanings are
+OpenAI's; `top_k`, `min_p`, `repetition_penalty`, `enable_thinking` and `continue_ids` are beyond them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from penjing.serve import limits
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+StopText = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARACTERS)]
+
+
+def _small(value: dict[str, Any]) -> dict[str, Any]:
+    if len(json.dumps(value)) > limits.MAX_SCHEMA_CHARACTERS:
+        raise ValueError(f"has more than {limits.MAX_SCHEMA_CHARACTERS:,} characters")
+    return value
+
+
+JsonSchema = Annotated[dict[str, Any], AfterValidator(_small)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class StreamOptions(_Body):
+    include_usage: bool | None = None
+
+
+class SamplingFields(_Body):
+    """How text is drawn; the same for both endpoints."""
+
+    model: Name
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=limits.MAX_LOGIT_BIAS),
+        ]
+        | None
+    ) = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=limits.MAX_STOP)] | None = None
+    n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    continue_ids: list[Id] | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream is to end with what was read and written."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class CompletionRequest(SamplingFields):
+    """POST /v1/completions."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=limits.MAX_ANSWERS)]
+        | Annotated[list[Id], Field(min_length=1)]
+        | Annotated[list[Annotated[list[Id], Field(min_length=1)]], Field(min_length=1, max_length=limits.MAX_ANSWERS)]
+    )
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    suffix: str | None = None
+    best_of: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
+
+
+class TextPart(_Body):
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(_Body):
+    name: Name
+    arguments: str | dict[str, Any] = "{}"
+
+
+class PastCall(_Body):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(_Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[PastCall], Field(max_length=limits.MAX_TOOLS)] | None = None
+
+
+class OfferedFunction(_Body):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
+    description: str | None = None
+    parameters: JsonSchema | None = None
+
+
+class OfferedTool(_Body):
+    type: Literal["function"]
+    function: OfferedFunction
+
+
+class NamedFunction(_Body):
+    name: Name
+
+
+class NamedTool(_Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class NamedSchema(_Body):
+    name: Name
+    json_schema: JsonSchema | None = Field(default=None, alias="schema")
+
+
+class ResponseFormat(_Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class ChatRequest(SamplingFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[OfferedTool], Field(max_length=limits.MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    response_format: ResponseFormat | None = None
+    enable_thinking: bool | None = None
+
+
+class ToolCallRequest(_Body):
+    """POST /api/tools/call."""
+
+    name: Name
+    arguments: dict[str, Any] = {}

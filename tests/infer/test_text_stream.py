@@ -1,0 +1,118 @@
+"""Text while it is written: every piece together is what decoding all ids at once gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penjing.data.chat.turn_parser import parse
+from penjing.data.tokenizer.tokenizer import VISIBLE_TOKENS
+from penjing.infer.text_stream import TextStream, TurnStream
+
+SAID = "the cat, 小猫 🎈 naïve龘靐\n\n  café"
+
+
+@pytest.fixture(params=["byte_level", "metaspace"])
+def tokenizer(request):
+    return request.getfixturevalue(request.param)
+
+
+def pieces(tokenizer, ids, stop_strings=()):
+    stream = TextStream(tokenizer, stop_strings)
+    return [*(stream.add(index) for index in ids), stream.finish()], stream
+
+
+def test_text_comes_in_whole_characters_and_as_soon_as_it_is_sure(tokenizer):
+    ids = tokenizer.encode(SAID)
+    found, _ = pieces(tokenizer, ids)
+    assert "".join(found) == SAID
+    assert len([piece for piece in found if piece]) > 10
+    assert not found[-1], "it waited for nothing"
+
+
+def test_any_ids_at_all_are_what_decoding_gives(tokenizer):
+    generator = np.random.default_rng(0)
+    # Where bytes stand beside words, one broken byte breaks all that it follows, also those that were shown.
+    may = [index for index in range(tokenizer.size) if not tokenizer.token(index).startswith("<0x")]
+    if not tokenizer.has("<think>"):
+        may = [index for index in may if "\ufffd" not in tokenizer.token(index)]
+    broken = 0
+    for length in [1, 2, 3, 7, 40] * 20:
+        ids = generator.choice(may, length).tolist()
+        text = tokenizer.decode(ids)
+        broken += "\ufffd" in text
+        assert "".join(pieces(tokenizer, ids)[0]) == text
+    assert broken > 10 or not tokenizer.has("<think>")
+
+
+@pytest.mark.parametrize(
+    ("stops", "kept"),
+    [
+        (["cat"], "the "),
+        (["sat", "at, 小"], "the c"),
+        ([" 🎈 n"], "the cat, 小猫"),
+        (["\n\n"], "the cat, 小猫 🎈 naïve龘靐"),
+        (["é"], "the cat, 小猫 🎈 naïve龘靐\n\n  caf"),
+        (["catt", "zzz", ""], SAID),
+        (["the cat, 小猫 🎈 naïve龘靐\n\n  café!"], SAID),
+    ],
+)
+def test_a_stop_string_ends_the_text_wherever_tokens_part(tokenizer, stops, kept):
+    for ids in (tokenizer.encode(SAID), [index for letter in SAID for index in tokenizer.encode(letter)]):
+        if tokenizer.decode(ids) != SAID:  # letters alone begin words of their own there
+            continue
+        found, stream = pieces(tokenizer, ids, stops)
+        assert "".join(found) == kept
+        assert stream.stopped == (kept != SAID)
+
+
+def test_watching_tells_the_moment(byte_level):
+    stream, ids = TextStream(byte_level, ["cat"]), byte_level.encode("the cat sat")
+    told = [stream.watch(index) for index in ids]
+    before = byte_level.decode(ids[: told.index(True)])
+    assert "cat" not in before and "cat" in byte_level.decode(ids[: told.index(True) + 1])
+    assert stream.take() == "the " and stream.take() == "" and stream.finish() == ""
+
+
+def test_a_turn_in_pieces_is_the_turn_that_is_parsed(tokenizer):
+    """Of random marks, blanks and words."""
+    generator = np.random.default_rng(1)
+    words = [*VISIBLE_TOKENS, "\n", "\n", " ", " the cat", "小猫", '{"name": "add"}', "🎈", "<", "</tool"]
+    thoughts = calls = 0
+    for number in range(400):
+        chosen = [words[index] for index in generator.integers(0, len(words), generator.integers(1, 12))]
+        ids = [index for word in chosen for index in _ids(tokenizer, word)]
+        thinking = (None, True, False)[number % 3]
+        stream = TurnStream(tokenizer, thinking)
+        found = [*(piece for index in ids for piece in stream.add(index)), *stream.finish()]
+        said = parse(tokenizer, ids, thinking=thinking)
+        assert "".join(piece.text for piece in found if piece.kind == "thought") == said.message.reasoning_content
+        assert "".join(piece.text for piece in found if piece.kind == "words") == said.content
+        by_number = {}
+        for piece in found:
+            if piece.kind == "call":
+                by_number[piece.number] = by_number.get(piece.number, "") + piece.text
+        texts = [text.strip() for text in by_number.values()]
+        assert [text for text in texts if text] == [call.text for call in said.calls if call.text]
+        thoughts, calls = thoughts + bool(said.message.reasoning_content), calls + len(said.calls)
+    assert thoughts > 30 and calls > 30
+
+
+def _ids(tokenizer, word):
+    return [tokenizer.control(word)] if tokenizer.has(word) else tokenizer.encode(word)
+
+
+def test_a_stop_string_ends_a_turn_among_its_words(byte_level):
+    ids = [*byte_level.encode("the cat"), byte_level.control("<tool_call>"), *byte_level.encode("the cat sat")]
+    stream = TurnStream(byte_level, stop_strings=["t sa"])
+    told = [stream.watch(index) for index in ids]
+    assert told.count(True) >= 1 and stream.stopped
+    assert [(piece.kind, piece.text) for piece in _joined(stream)] == [("words", "the cat"), ("call", "the ca")]
+
+
+def _joined(stream):
+    joined = {}
+    for piece in [*stream.take(), *stream.finish()]:
+        before = joined.get(piece.number)
+        joined[piece.number] = piece if before is None else piece._replace(text=before.text + piece.text)
+    return list(joined.values())
