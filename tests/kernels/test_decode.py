@@ -88,10 +88,7 @@ def read(decoder, ids, slot=0, *, chunk=TOKENS, adapter=None):
 @pytest.fixture
 def two_threads(monkeypatch):
     monkeypatch.setattr(decode, "MIN_WORK", 1)  # however small
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -108,9 +105,9 @@ def test_a_rows_bits_are_its_own(precision, changes, two_threads):
     alone = read(decoder, ids_BT[0], adapter=whose[0])
     for chunk in (1, 7, 64):
         assert torch.equal(read(decoder, ids_BT[0], slot=3, chunk=chunk, adapter=whose[0]), alone)
-    torch.set_num_threads(1)
+    decoder.threads = 1
     assert torch.equal(read(decoder, ids_BT[0], slot=5, adapter=whose[0]), alone)
-    torch.set_num_threads(2)
+    decoder.threads = 2
     # 17 sequences in one pass, of other lengths, then each its next token beside the others
     lengths = rng.integers(90, 149, 17)
     lengths[0] = 149
@@ -128,7 +125,7 @@ def test_many_rows_and_more_threads_than_cores(two_threads):
     decoder = make_decoder(torch.bfloat16)
     ids = np.random.default_rng(2).integers(0, VOCABULARY, TOKENS)
     alone = read(decoder, ids, chunk=1)
-    torch.set_num_threads(7)
+    decoder.threads = 7
     assert torch.equal(read(decoder, ids, slot=2), alone)
 
 
@@ -139,7 +136,7 @@ def test_passes_of_other_shapes_one_after_another(experts, two_threads):
     ids = np.random.default_rng(8).integers(0, VOCABULARY, 60)
     alone = read(decoder, ids)
     for number in range(300):
-        torch.set_num_threads(1 + number % 4)
+        decoder.threads = 1 + number % 4
         count = 1 + number % 59
         wanted = np.arange(0 if number % 7 else count, count)
         got = decoder(np.full(count, 1), np.arange(count), ids[:count], wanted)
