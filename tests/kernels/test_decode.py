@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as functional
 
 from penjing.kernels.cpu import decode, library
 from penjing.kernels.cpu.decode import Decoder, DecoderWeights, Experts, LayerWeights, LowRank, Matrix, Shape
@@ -141,6 +142,44 @@ def test_passes_of_other_shapes_one_after_another(experts, two_threads):
         wanted = np.arange(0 if number % 7 else count, count)
         got = decoder(np.full(count, 1), np.arange(count), ids[:count], wanted)
         assert torch.equal(got, alone[wanted]), (number, count)
+
+
+def test_attention_in_several_steps():
+    # One layer of one head whose scores are read off: keys of 150 positions in steps of 64, against torch's softmax.
+    size, count = 16, 150
+    generator = torch.Generator().manual_seed(2)
+    embedding_VD = torch.randn(count, size, generator=generator)
+    weights = [2 * torch.randn(size, size, generator=generator) for _ in range(3)]
+    zeros = Matrix(weights_OI=[torch.zeros(size, size)])
+    layer = LayerWeights(
+        attention_gain_D=torch.ones(size),
+        mlp_gain_D=torch.ones(size),
+        qkv=Matrix(weights_OI=weights),
+        out=Matrix(weights_OI=[torch.eye(size)]),
+        gate_up=Matrix(weights_OI=[torch.zeros(size, size)] * 2, pairs=True),
+        down=zeros,
+    )
+    decoder = Decoder(
+        Shape(num_attention_heads=1, num_key_value_heads=1, head_dim=size, epsilon=1e-6),
+        DecoderWeights(
+            embedding_VD=embedding_VD,
+            head_VD=torch.eye(count, size),
+            gain_D=torch.ones(size),
+            layers=[layer],
+            cosine_SN=torch.ones(count, 1),
+            sine_SN=torch.zeros(count, 1),
+        ),
+        precision=torch.float32,
+        cache_dtype=torch.float32,
+        num_slots=1,
+        max_tokens=count,
+    )
+    got = read(decoder, np.arange(count))[:, :size]
+    normal = functional.rms_norm(embedding_VD, (size,), eps=1e-6)
+    query, key, value = (normal @ weight.T for weight in weights)
+    mask = torch.ones(count, count, dtype=torch.bool).tril()
+    hidden = embedding_VD + (query @ key.T / size**0.5).masked_fill(~mask, -torch.inf).softmax(1) @ value
+    torch.testing.assert_close(got, functional.rms_norm(hidden, (size,), eps=1e-6), rtol=1e-4, atol=1e-5)
 
 
 def test_another_sequences_nan_stays_its_own():
