@@ -149,7 +149,7 @@ def test_attention_in_several_steps():
     size, count = 16, 150
     generator = torch.Generator().manual_seed(2)
     embedding_VD = torch.randn(count, size, generator=generator)
-    weights = [2 * torch.randn(size, size, generator=generator) for _ in range(3)]
+    weights = [0.5 * torch.randn(size, size, generator=generator) for _ in range(3)]
     zeros = Matrix(weights_OI=[torch.zeros(size, size)])
     layer = LayerWeights(
         attention_gain_D=torch.ones(size),
