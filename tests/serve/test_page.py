@@ -346,6 +346,11 @@ def test_errors_are_said_and_the_text_stays(opened, server):
     page.locator(".answers").last.get_by_role("button", name="Try again").click()
     expect(page.locator(".note.bad")).to_have_text(re.compile("The server is gone"))
     expect(page.locator(".words").first).to_have_text("You said hello")
+    page.unroute("**/v1/chat/completions")
+    page.locator("#text").fill("it breaks off")
+    page.keyboard.press("Enter")
+    expect(page.locator(".note.bad").last).to_have_text(re.compile("the connection broke"))
+    expect(page.locator(".words").last).to_have_text("You said it breaks")
     opened.troubles.clear()
 
 
