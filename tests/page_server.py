@@ -161,6 +161,7 @@ class Handler(BaseHTTPRequestHandler):
             if len(tokens) > 1000:
                 time.sleep(0.01)
             if piece == b" breaks" and not given:  # as where the server is killed
+                time.sleep(0.3)  # what a browser has not read when a connection breaks, it drops
                 return self.connection.shutdown(socket.SHUT_RDWR)
         self.chunk(
             {
