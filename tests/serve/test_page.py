@@ -398,6 +398,20 @@ def test_conversations_are_exported_as_training_data_and_cleared(opened, server,
     assert page.evaluate("localStorage['penjing.conversations']") is None
 
 
+def test_two_tabs_do_not_lose_each_others_conversations(opened, server):
+    page = opened()
+    other = page.context.new_page()
+    other.goto(server.url)
+    send(page, "one")
+    expect(other.locator(".conversation")).to_have_count(1)
+    send(other, "two")
+    expect(page.locator(".conversation")).to_have_count(2)
+    send(page, "three")
+    expect(other.locator(".conversation")).to_have_count(2)
+    other.reload()
+    expect(other.locator(".conversation")).to_have_count(2)
+
+
 def test_both_languages_are_whole_and_the_browsers_is_chosen(opened, server):
     source = (PAGE / "strings.js").read_text()
     english, chinese = re.split(r"^  zh: \{$", source.split("export const EXAMPLES")[0], flags=re.M)
