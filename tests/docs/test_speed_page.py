@@ -22,7 +22,8 @@ PAGE = ROOT / "docs" / "speed.md"
 PLACE = "<!-- table {} -->\n"
 END = "<!-- end -->"
 HARDEST = ("packed", "avx512", "avx2")  # own path beside the hardest peer alone, ten minutes, on three processors
-TABLES = ("path", "step", *HARDEST, "litgpt path", "litgpt step", "recipe", "gpu", "gpu step", "cpu kernels")
+DECODE = ("decode 26m", "decode 1m")
+TABLES = ("path", "step", *HARDEST, "litgpt path", "litgpt step", "recipe", "gpu", "gpu step", "cpu kernels", *DECODE)
 
 
 def newest(name):
@@ -42,12 +43,13 @@ def module_at(path):
 
 # By table: the record and its setting, or the script that renders the record.
 COMPARED = {
-    "path": ("pretrain", "path"),
-    "step": ("pretrain", "step"),
-    "gpu step": ("gpu", "step"),
-    "litgpt path": ("litgpt", "path"),
-    "litgpt step": ("litgpt", "step"),
-    **{name: (name, "path") for name in HARDEST},
+    "path": ("bench_train_pretrain", "path"),
+    "step": ("bench_train_pretrain", "step"),
+    "gpu step": ("bench_train_gpu", "step"),
+    "litgpt path": ("bench_train_litgpt", "path"),
+    "litgpt step": ("bench_train_litgpt", "step"),
+    **{name: (f"bench_train_{name}", "path") for name in HARDEST},
+    **{name: tuple(name.split()) for name in DECODE},
 }
 SCRIPTS = {"recipe": "recipe", "gpu": "speed_gpu", "cpu kernels": "cpu_kernels"}
 
@@ -58,7 +60,7 @@ def rendered(kind):
         result = newest(SCRIPTS[kind])
         return module_at(ROOT / "benchmarks" / f"{SCRIPTS[kind]}.py").markdown(result) if result else ""
     name, setting = COMPARED[kind]
-    result = newest(f"bench_train_{name}")
+    result = newest(name)
     return benchmark_of(result).table(result, setting).markdown() if result else ""
 
 
@@ -66,7 +68,10 @@ def benchmark_of(record):
     return look_up(BENCHMARKS, record["method"], what="method")()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("bench_train_*.json")), ids=lambda path: path.stem)
+COMPARISONS = [path for name in ("bench_train", "decode") for path in sorted((ROOT / "results").glob(f"{name}_*.json"))]
+
+
+@pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
 def test_every_record_of_a_comparison_is_shown_and_judged(path):
     record = json.loads(path.read_text(encoding="utf-8"))
     benchmark = benchmark_of(record)

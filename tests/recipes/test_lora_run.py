@@ -13,10 +13,11 @@ from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.commands.chat import GenerationOptions, chat
+from penjing.commands.chat import chat
 from penjing.commands.train import execute, resolve_run
 from penjing.export.adapter import _name_and_folder, attach_adapters, export_adapter, merge_adapter
 from penjing.export.hf import export
+from penjing.infer.conversation import GenerationOptions
 from penjing.model import lora
 from penjing.train.load_model import load_trained
 
@@ -74,7 +75,7 @@ def test_a_checkpoint_holds_the_adapter_only_and_names_its_base(whole, base):
     assert saved
     assert all(".adapters.default." in name for name in saved)
     facts = json.loads((newest(whole) / "state.json").read_text())["base"]
-    assert facts["start"] == str(base.resolve())
+    assert facts["init_from"] == str(base.resolve())
     assert facts["sha256"] == lora.fingerprint(load_trained(base).model)
 
 

@@ -33,6 +33,12 @@ BASELINES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "dpo": TRL,
     "grpo": TRL,
+    "decode": {
+        "transformers-bf16": ("hf_generate bfloat16", "transformers"),
+        "transformers-compiled": ("hf_generate bfloat16 compiled", "transformers"),
+        "llama.cpp-f16": ("llama_cpp f16", "llama_cpp gguf"),
+        "llama.cpp-q8_0": ("llama_cpp q8_0", "llama_cpp gguf"),
+    },
 }
 FOLDER = "penjing.bench.baselines"
 RunTrial = Callable[[str, Any, Path], dict[str, Any]]
@@ -92,6 +98,7 @@ class Benchmark:
     unit: ClassVar[str]  # what a rate counts
     settings: ClassVar[dict[str, str]] = {"step": "one step"}  # with the titles of their tables
     ours: ClassVar[dict[str, str]] = {}  # penjing's contestants: module of the trial with words for it
+    needs: ClassVar[dict[str, str]] = {}  # of them: packages without which one is left out
     same_optimizer: ClassVar[str] = OURS  # of them, the one with the baselines' optimizer
     tuned: ClassVar[bool] = False  # whether pilots find each baseline's fastest way
     goals: ClassVar[dict[str, dict[str, float]]] = {}  # by baseline and figure: least speed, most of the others
@@ -103,6 +110,9 @@ class Benchmark:
     def trial_spec(self, spec: Any, name: str, options: Options) -> Any:
         """The spec for one contestant."""
         return spec
+
+    def takes_part(self, setting: str, name: str) -> bool:
+        return True
 
     def heading(self, record: Mapping[str, Any], setting: str, name: str) -> str:
         return name
@@ -162,14 +172,17 @@ class TrialComparison:
             "left_out": left_out,
             "goals": benchmark.goals,
         }
-        done: dict[str, dict[str, list[Trial]]] = {it: {name: [] for name in contestants} for it in benchmark.settings}
+        done: dict[str, dict[str, list[Trial]]] = {
+            setting: {name: [] for name in contestants if benchmark.takes_part(setting, name)}
+            for setting in benchmark.settings
+        }
         if self.earlier is not None:
             take_over(done, record, self.earlier, tuple(benchmark.ours))
         wanted = [
             (number, setting, name)
             for number in range(options.trials)
             for setting in benchmark.settings
-            for name in in_turn(list(contestants), number)
+            for name in in_turn(list(done[setting]), number)
             if number >= len(done[setting][name])
         ]
         if self.earlier is not None:
@@ -178,7 +191,7 @@ class TrialComparison:
         self.save({**summed(record, done), "finished": False})  # a path that cannot be written to is found out now
         known = (self.earlier or {}).get("tuned", {})
         record["tuned"] = {
-            name: known[name] for name in contestants if name in known and any(each[name] for each in done.values())
+            name: known[name] for name in contestants if name in known and any(each.get(name) for each in done.values())
         }
         for name in contestants:
             if name not in record["tuned"] and any(name == each for _, _, each in wanted):
@@ -198,17 +211,19 @@ class TrialComparison:
 
     def contestants(self) -> tuple[dict[str, str], dict[str, str]]:
         """Module and its words by name; and why others are left out, which is printed."""
-        known, left_out = BASELINES.get(self.benchmark.method, {}), {}
-        found = dict(self.benchmark.ours)
+        known, found, left_out = BASELINES.get(self.benchmark.method, {}), {}, {}
+        each = [(name, module, self.benchmark.needs.get(name, "")) for name, module in self.benchmark.ours.items()]
         for name in self.prepared.options.baselines:
             module, needs = known[name]
+            each.append((name, f"{FOLDER}.{module}", needs))
+        for name, module, needs in each:
             missing = [package for package in needs.split() if importlib.util.find_spec(package) is None]
-            if importlib.util.find_spec(FOLDER) is None:
+            if module.startswith(FOLDER) and importlib.util.find_spec(FOLDER) is None:
                 left_out[name] = "needs a source checkout: baselines are not installed with penjing"
             elif missing:
                 left_out[name] = f"needs {' and '.join(missing)}, which is not installed"
             else:
-                found[name] = f"{FOLDER}.{module}"
+                found[name] = module
                 continue
             self.say(f"{name} {left_out[name]}: left out")
         return found, left_out

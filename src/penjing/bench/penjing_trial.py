@@ -20,7 +20,7 @@ from penjing.base import config
 from penjing.bench.full_rows import FullRows, full_rows
 from penjing.bench.held_out import IGNORED, bits_per_byte, packed_rows
 from penjing.bench.timer import TrialTimer
-from penjing.bench.trial_spec import AlignmentSpec, PretrainSpec, TrialSpec, read_spec
+from penjing.bench.trial_spec import AlignmentSpec, PretrainSpec, TrainingSpec, read_spec
 from penjing.loader.batch import Batch
 from penjing.loader.batch_source import DeviceSource
 from penjing.model.linear import Linear
@@ -94,7 +94,7 @@ def pretrain(spec: PretrainSpec, *, adamw: bool) -> dict[str, Any]:
     return timer.result(options=[*options, *prepared.notes], settings=settings)
 
 
-def _run_of(spec: TrialSpec) -> Run:
+def _run_of(spec: TrainingSpec) -> Run:
     set_threads(spec.threads, 1)
     return replace(config.resolve(Run, config.read_toml(Path(spec.run))), out=spec.out)
 

@@ -17,7 +17,7 @@ from penjing.base.files import write_json
 from penjing.bench.table import spread
 from penjing.plan import hardware
 
-PACKAGES = ("penjing", "torch", "transformers", "trl", "accelerate", "litgpt")
+PACKAGES = ("penjing", "torch", "transformers", "trl", "accelerate", "litgpt", "llama-cpp-python")
 Trial = Mapping[str, Any]  # what a trial printed
 
 

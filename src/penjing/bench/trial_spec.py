@@ -11,21 +11,15 @@ from typing import Any, TypeVar
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSpec:
-    """What all trials of a comparison share. Units are what a batch counts: rows, pairs, prompts."""
+    """What all trials of a comparison share."""
 
     # A setting of the benchmark. `path`: its own way from data to a trained model, for `seconds` after the first step.
     # `pilot`: as path, without evaluations, and at least `steps` steps. All others: `steps` steps.
     setting: str
-    run: str  # run.toml of penjing's own run
     out: str  # folder of this trial
     threads: int
-    batch: int  # units of one optimizer step
     steps: int
     warmup: int  # steps that no rate counts
-    learning_rate: float
-    max_grad_norm: float
-    betas: tuple[float, float]
-    weight_decay: float = 0.0
     seed: int = 1
     dtype: str = "float32"  # of matmuls, never `auto`: the parent decides once
     device: str = "cpu"
@@ -34,7 +28,33 @@ class TrialSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainSpec(TrialSpec):
+class TrainingSpec(TrialSpec):
+    """Of trials that train. Units are what a batch counts: rows, pairs, prompts."""
+
+    run: str  # run.toml of penjing's own run
+    batch: int  # units of one optimizer step
+    learning_rate: float
+    max_grad_norm: float
+    betas: tuple[float, float]
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeSpec(TrialSpec):
+    """Of trials that write greedily. `seconds`: of one measurement's decoding, at most."""
+
+    models: (
+        str  # folder with, for each setting, a Hugging Face directory of that name, NAME-f16.gguf and NAME-q8_0.gguf
+    )
+    ids: tuple[int, int]  # prompts are drawn from these ids, the second not included
+    first_token: tuple[int, ...]  # lengths of single prompts
+    prompt_tokens: int  # of each sequence of a batch
+    new_tokens: int
+    batches: tuple[int, ...]  # sequences written at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainSpec(TrainingSpec):
     text: str  # JSONL of documents to learn from
     tokenizer: str  # folder, in the format of transformers
     shape: dict[str, Any]  # a transformers configuration of Qwen3
@@ -46,7 +66,7 @@ class PretrainSpec(TrialSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlignmentSpec(TrialSpec):
+class AlignmentSpec(TrainingSpec):
     method: str  # dpo or grpo
     model: str  # Hugging Face directory that everyone begins with
     data: str  # JSONL in the order of penjing's steps, for baselines
@@ -63,7 +83,7 @@ class AlignmentSpec(TrialSpec):
 # Fields with places of files, or with what differs between the contestants of one comparison.
 PER_TRIAL = (
     *("setting", "run", "out", "compiled", "rate_factor", "checkpointing", "match"),
-    *("text", "tokenizer", "held_out", "rows", "model", "data"),
+    *("text", "tokenizer", "held_out", "rows", "model", "data", "models"),
 )
 
 AnySpec = TypeVar("AnySpec", bound=TrialSpec)
@@ -72,4 +92,4 @@ AnySpec = TypeVar("AnySpec", bound=TrialSpec)
 def read_spec(kind: type[AnySpec]) -> AnySpec:
     """The spec whose file was named on a trial's command line."""
     values = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    return kind(**{**values, "betas": tuple(values["betas"])})
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})

@@ -44,7 +44,8 @@ def verdict(benchmark: Benchmark, record: Mapping[str, Any]) -> list[str]:
     for name, each in medians.items():
         lines.append(f"{name}: {', '.join(each['options'])}")
         for setting in others:
-            if (options := record[setting]["medians"][name]["options"]) != each["options"]:
+            options = record[setting]["medians"].get(name, each)["options"]
+            if options != each["options"]:
                 lines.append(f"{name}, {benchmark.settings[setting]}: {', '.join(options)}")
     return lines
 

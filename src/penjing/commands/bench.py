@@ -1,4 +1,5 @@
-"""What `penjing bench train` does: the options of a method, its benchmark, and the record after each trial."""
+"""What `penjing bench train` and `penjing bench decode` do: the options of a method, its benchmark, and the record
+after each trial."""
 
 from __future__ import annotations
 

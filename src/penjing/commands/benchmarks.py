@@ -12,6 +12,12 @@ from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.commands.arguments import Settings, console, resolved, say
 
+Baseline = Annotated[str, typer.Option(help="Another program; several with commas; all, or none.")]
+Trials = Annotated[int, typer.Option(help="Processes of each program; 0 = 3, with --quick 1.", min=0)]
+Threads = Annotated[int, typer.Option(help="CPU threads; 0 = physical cores.", min=0)]
+Out = Annotated[Path | None, typer.Option(help="JSON file, written after each trial.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the trials in --out, or add to them.")]
+
 app = typer.Typer(no_args_is_help=True, help="Benchmark speed and memory on this machine, beside other programs.")
 
 
@@ -26,20 +32,20 @@ def bench_train(
         typer.Option(help="Documents to pretrain on (none: Python's library); pairs for dpo; prompts for grpo."),
     ] = None,
     method: Annotated[str, typer.Option(help="pretrain, dpo or grpo; default: pretrain, with RUN dpo.")] = "",
-    baseline: Annotated[str, typer.Option(help="Another trainer; several with commas; all, or none.")] = "all",
+    baseline: Baseline = "all",
     quick: Annotated[bool, typer.Option("--quick", help="pretrain: a small model, one trial each, minutes.")] = False,
-    trials: Annotated[int, typer.Option(help="Processes of each trainer; 0 = 3, with --quick 1.", min=0)] = 0,
+    trials: Trials = 0,
     seconds: Annotated[float, typer.Option(help="pretrain: of training; 0 = 600, with --quick 30.", min=0)] = 0,
     steps: Annotated[int, typer.Option(help="Optimizer steps of a trial; the first two are not counted.")] = 12,
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 = physical cores.", min=0)] = 0,
+    threads: Threads = 0,
     baseline_checkpointing: Annotated[
         bool, typer.Option(help="dpo, grpo: TRL recomputes activations to save memory, its default.")
     ] = True,
     search_rates: Annotated[
         bool, typer.Option("--search-rates", help="pretrain: first search every trainer's learning rate, in one way.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="JSON file, written after each trial.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the trials in --out, or add to them.")] = False,
+    out: Out = None,
+    resume: Resume = False,
     settings: Settings = None,
 ) -> None:
     """Train the same model on the same data with penjing and with other trainers, and compare speed and memory.
@@ -58,6 +64,61 @@ def bench_train(
 
     penjing bench train runs/quickstart --method grpo --data runs/quickstart/data/rl.jsonl --threads 1
     """
+    if method == "decode":
+        raise UserError("has a command of its own", where="--method", got=method, wanted="penjing bench decode")
+    _compare(
+        out,
+        resume,
+        method=method,
+        run=run,
+        data=data,
+        baseline=baseline,
+        quick=quick,
+        settings=tuple(settings or ()),
+        trials=trials or (1 if quick else 3),
+        seconds=seconds or (30.0 if quick else 600.0),
+        steps=steps,
+        threads=threads,
+        checkpointing=baseline_checkpointing,
+        search=search_rates,
+    )
+
+
+@app.command("decode")
+def bench_decode(
+    baseline: Baseline = "all",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer tokens, one trial each.")] = False,
+    trials: Trials = 0,
+    threads: Threads = 0,
+    out: Out = None,
+    resume: Resume = False,
+) -> None:
+    """Generate with the same model in penjing and in other engines: time to first token, tokens/s by batch, memory.
+
+    Two models with random weights, of 26M and 1M parameters, on the CPU; penjing also through its own server.
+
+    [bold]Examples[/]
+
+    penjing bench decode --quick
+
+    penjing bench decode --baseline llama.cpp-f16,llama.cpp-q8_0 --out results/decode.json
+    """
+    _compare(
+        out,
+        resume,
+        method="decode",
+        run=None,
+        data=None,
+        baseline=baseline,
+        quick=quick,
+        settings=(),
+        trials=trials or (1 if quick else 3),
+        threads=threads,
+    )
+
+
+def _compare(out: Path | None, resume: bool, **words: Any) -> None:
+    """Run a comparison and write its record after each trial. words: see `commands.bench.bench`."""
     from penjing.bench.record import write
     from penjing.commands import bench
 
@@ -70,23 +131,7 @@ def bench_train(
         has_trials = out is not None and bench.keep(record, out, command)
 
     try:
-        record = bench.bench(
-            console,
-            method=method,
-            run=run,
-            data=data,
-            baseline=baseline,
-            quick=quick,
-            settings=tuple(settings or ()),
-            save=save,
-            earlier=out if resume else None,
-            trials=trials or (1 if quick else 3),
-            seconds=seconds or (30.0 if quick else 600.0),
-            steps=steps,
-            threads=threads,
-            checkpointing=baseline_checkpointing,
-            search=search_rates,
-        )
+        record = bench.bench(console, save=save, earlier=out if resume else None, **words)
     except KeyboardInterrupt:
         if has_trials:
             say(f"{out}: the finished trials; `--resume` continues")

@@ -23,7 +23,7 @@ from penjing.base.seeds import derive
 from penjing.data import formats as records
 from penjing.data.chat.render import Switch, parse_switch, render
 from penjing.data.chat.turn_parser import parse
-from penjing.data.formats import Chat, Message, OnSkip
+from penjing.data.formats import Chat, Message, OnSkip, chat_record
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.generate import sample_batch
 from penjing.infer.requests import Completion, Request
@@ -103,7 +103,9 @@ def generate_file(
         "model": str(path),
         "model_sha256": model_sha256,
         "prompts": [str(each) for each in prompts],
-        "prompts_sha256": sha256_text(json.dumps([_record(chat) for chat in chats], ensure_ascii=False)),
+        "prompts_sha256": sha256_text(
+            json.dumps([chat_record(chat.messages, chat.tools) for chat in chats], ensure_ascii=False)
+        ),
         "settings": asdict(options),
         "dtype": str(chosen).removeprefix("torch."),
     }
@@ -221,7 +223,7 @@ def _lines(trained: LoadedModel, chats: Sequence[Chat], part: Iterable[int], opt
     for talk in talks:
         if talk.answered:
             chat = chats[talk.index]
-            yield json.dumps(_record(replace(chat, messages=tuple(talk.messages))), ensure_ascii=False)
+            yield json.dumps(chat_record(talk.messages, chat.tools), ensure_ascii=False)
 
 
 def _next_answers(
@@ -297,18 +299,3 @@ def _message(written: Completion, tokenizer: Tokenizer, options: AnswerOptions) 
     content, thoughts = (text.strip().replace("\0", "\ufffd") for text in (message.content, message.reasoning_content))
     message = replace(message, content=content, reasoning_content=thoughts)
     return message if message.content or message.tool_calls else None
-
-
-def _record(chat: Chat) -> dict[str, Any]:
-    """A conversation in the form that `read_chats` reads."""
-    record: dict[str, Any] = {"messages": [_turn(message) for message in chat.messages]}
-    return record | ({"tools": [dict(tool) for tool in chat.tools]} if chat.tools else {})
-
-
-def _turn(message: Message) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning_content:
-        turn["reasoning_content"] = message.reasoning_content
-    if message.tool_calls:
-        turn["tool_calls"] = [dict(call) for call in message.tool_calls]
-    return turn

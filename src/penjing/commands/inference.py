@@ -59,8 +59,8 @@ def chat(
     """
     from penjing.agent_tools.base import ToolSettings
     from penjing.agent_tools.box import Toolbox
-    from penjing.commands.chat import GenerationOptions
     from penjing.commands.chat import chat as start_chat
+    from penjing.infer.conversation import GenerationOptions
     from penjing.infer.sample import Sampling
 
     options = GenerationOptions(

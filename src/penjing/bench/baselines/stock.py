@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from penjing.bench.held_out import IGNORED
 from penjing.bench.held_out import bits_per_byte as held_out_bits
 from penjing.bench.timer import TrialTimer
-from penjing.bench.trial_spec import PretrainSpec, TrialSpec
+from penjing.bench.trial_spec import PretrainSpec, TrainingSpec, TrialSpec
 
 GPU_WORKERS = 8  # processes that load for a GPU; on a CPU they would take its cores
 
@@ -40,7 +40,7 @@ def loading(spec: TrialSpec) -> dict[str, Any]:
     return {"num_workers": GPU_WORKERS if on_gpu else 0, "persistent_workers": on_gpu, "pin_memory": on_gpu}
 
 
-def training_arguments(spec: TrialSpec) -> dict[str, Any]:
+def training_arguments(spec: TrainingSpec) -> dict[str, Any]:
     """Of transformers.TrainingArguments: the spec's step, and nothing beside it."""
     return {
         "output_dir": spec.out,

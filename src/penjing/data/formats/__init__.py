@@ -47,6 +47,7 @@ from penjing.data.formats.schema import (
     OnSkip,
     PreferenceRecord,
 )
+from penjing.data.formats.write import chat_record
 
 __all__ = [
     "ANSWER_FIELDS",
@@ -65,6 +66,7 @@ __all__ = [
     "Message",
     "OnSkip",
     "PreferenceRecord",
+    "chat_record",
     "guess_encoding",
     "list_files",
     "read_chats",

@@ -22,11 +22,12 @@ from ctypes import c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
 
+from penjing.base.cache_dir import cache_dir
 from penjing.kernels import SWITCH
 
 _is_off = f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else ""
 FLAGS = (
-    *("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
+    *("-O3", "-march=native", "-fopenmp", "-pthread", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-ffp-contract=fast"),
 )
 WIDEST = ("-mprefer-vector-width=512",)  # on x86; compilers use half of it by default
@@ -54,12 +55,18 @@ _SIGNATURES = {
 OUT_OF_RANGE = 2  # what a kernel returns; 1: no memory
 _DECODE_SIGNATURES = {
     "use_large_pages": (c_void_p, c_long),
+    "decode_open": (c_void_p,),
+    "decode_close": (c_void_p,),
     "decode_bytes": (c_void_p, c_long, c_int),
     "decode": (c_void_p,) * 3 + (c_int,),
     "pack": (c_void_p,) + (c_long,) * 2 + (c_int, c_void_p) + (c_long,) * 4 + (c_int,) * 2,
 }
 _FAILING = {"attention", "attention_backward", "weight_grad", "cross_entropy", "log_probs", "log_softmax_backward"}
-_RETURNS = {**dict.fromkeys((*_FAILING, "use_tiles", "attention_types", "decode"), c_int), "decode_bytes": c_long}
+_RETURNS = {
+    **dict.fromkeys((*_FAILING, "use_tiles", "attention_types", "decode"), c_int),
+    "decode_bytes": c_long,
+    "decode_open": c_void_p,
+}
 
 
 class _Functions:
@@ -95,7 +102,7 @@ class _Kernels(_Functions):
 class _DecodeKernels(_Functions):
     """Those of a forward pass that writes text."""
 
-    SOURCES, HEADERS = ("decode.c",), ("panels.h", "types.h")
+    SOURCES, HEADERS = ("decode.c",), ("panels.h", "team.h", "types.h")
     SIGNATURES = _DECODE_SIGNATURES
 
 
@@ -184,7 +191,7 @@ def _openmp() -> str | None:
 def _folder() -> tuple[Path, bool]:
     """The cache folder for built kernels and True; a temporary folder and False where the cache cannot be written."""
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penjing"
+        folder = cache_dir()
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return folder, True

@@ -1,0 +1,220 @@
+"""Decoding beside other engines: time to the first token, tokens a second by batch size, memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from penjing import __version__
+from penjing.base import config
+from penjing.bench.comparison import Benchmark, BenchmarkRequest, Prepared
+from penjing.bench.record import facts, rounds
+from penjing.bench.table import MEBIBYTE, ResultTable, with_range
+from penjing.bench.trial_spec import DecodeSpec
+from penjing.bench.verdict import middle, ratios
+from penjing.data.tokenizer.train import train_tokenizer
+from penjing.export import gguf, hf
+from penjing.model.config import ModelConfig
+from penjing.model.init import initialise
+from penjing.model.transformer import Transformer
+from penjing.plan import hardware
+from penjing.plan.flops import parameters
+
+PRESETS = {"26m": "26m", "1m": "tiny"}  # by setting
+FROM_IDS = (400, 2000)  # prompts are drawn from: plain tokens in both vocabularies
+TRIAL = "penjing.bench.penjing_decode"
+BF16, INT8, FLOAT32, SERVER = "penjing-bf16", "penjing-int8", "penjing-float32", "penjing-serve"
+COMPILED = "transformers-compiled"
+# Whom the verdict compares: the same precision.
+PAIRS = (
+    (BF16, "llama.cpp-f16"),
+    (INT8, "llama.cpp-q8_0"),
+    (BF16, "transformers-bf16"),
+    (BF16, COMPILED),
+    (SERVER, BF16),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is measured; see DecodeSpec."""
+
+    first_token: tuple[int, ...] = (16, 512, 2048)
+    prompt_tokens: int = 128
+    new_tokens: int = 256
+    batches: tuple[int, ...] = (1, 4, 16, 64)
+    seconds: float = 1.5
+
+
+FULL = Sizes()
+QUICK = Sizes(first_token=(16, 512), new_tokens=64, batches=(1, 16), seconds=1.0)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A row of the table."""
+
+    label: str
+    show: Callable[[float], str]
+    less_is_better: bool = False
+
+
+class Decode(Benchmark):
+    """Two settings: a model of 26M parameters, and one of 1M as the quickstart's. The weights are random: they decide
+    what is written, not how fast."""
+
+    method = "decode"
+    unit = "tokens"
+    settings: ClassVar = {"26m": "26M parameters", "1m": "1M parameters"}
+    ours: ClassVar = {
+        BF16: f"{TRIAL} bfloat16",
+        INT8: f"{TRIAL} int8",
+        FLOAT32: f"{TRIAL} float32",
+        SERVER: f"{TRIAL}_server bfloat16",
+    }
+    needs: ClassVar = {SERVER: "fastapi uvicorn"}
+    same_optimizer = BF16
+    goals: ClassVar = {"llama.cpp-f16": {"units_per_second": 1.0}, "llama.cpp-q8_0": {"units_per_second": 1.0}}
+
+    def takes_part(self, setting: str, name: str) -> bool:
+        """Compiling the small model would take longer than all else that is done with it."""
+        return setting == "26m" or name != COMPILED
+
+    def prepare(self, work: Path, request: BenchmarkRequest) -> Prepared:
+        sizes = QUICK if request.quick else FULL
+        options = replace(
+            request.options,
+            threads=request.options.threads or hardware.physical_cores(),
+            steps=2,
+            warmup=1,
+            seconds=sizes.seconds,
+        )
+        torch.set_num_threads(options.threads)
+        shapes = {setting: _shape(preset, sizes) for setting, preset in PRESETS.items()}
+        for setting, shape in shapes.items():
+            _write_model(work / "models" / setting, shape, with_gguf=any("llama" in it for it in options.baselines))
+        spec = DecodeSpec(
+            setting="",
+            out="",
+            threads=options.threads,
+            steps=options.steps,
+            warmup=options.warmup,
+            seconds=sizes.seconds,
+            models=str(work / "models"),
+            ids=FROM_IDS,
+            first_token=sizes.first_token,
+            prompt_tokens=sizes.prompt_tokens,
+            new_tokens=sizes.new_tokens,
+            batches=sizes.batches,
+        )
+        about = {
+            **facts(torch.device("cpu"), torch.float32, threads=options.threads),
+            "parameters": {setting: parameters(shape).total for setting, shape in shapes.items()},
+            "weights": "random",
+        }
+        threads = f"{options.threads} thread{'s' if options.threads > 1 else ''}"
+        batches = ", ".join(map(str, sizes.batches))
+        return Prepared(
+            spec=spec,
+            options=options,
+            about=about,
+            lines=[
+                f"decode: models of {' and '.join(self.settings.values())} with random weights, {threads}; prompts of "
+                f"{sizes.prompt_tokens} tokens, {sizes.new_tokens} new ones or {sizes.seconds:g} s of them, greedy, "
+                f"batches of {batches}"
+            ],
+        )
+
+    def table(self, record: Mapping[str, Any], setting: str) -> ResultTable:
+        """A row for each figure, a column for each contestant; a dash for what a contestant does not take part in."""
+        medians = record[setting]["medians"]
+        rows = [
+            [it.label, *[with_range(one[name], it.show) if name in one else "-" for one in medians.values()]]
+            for name, it in rows_of(record).items()
+        ]
+        title = f"{self.settings[setting]}, median (range over trials)"
+        return ResultTable(["", *medians], rows, title)
+
+    def goal_ratios(self, record: Mapping[str, Any], baseline: str, figure: str) -> tuple[str, list[float | None]]:
+        mine = next(mine for mine, other in PAIRS if other == baseline)
+        return mine, ratios(record, next(iter(self.settings)), mine, baseline, figure)
+
+    def notes(self, record: Mapping[str, Any]) -> list[str]:
+        """Who is ahead in what, at the same precision."""
+        lines = ["the weights are random; a goal is for 26M, batch 1"]
+        for setting in self.settings:
+            there = rounds(record, setting)
+            lines += [
+                f"{self.settings[setting]}, {mine} beside {other}: {_standing(record, setting, mine, other)}"
+                for mine, other in PAIRS
+                if mine in there and other in there
+            ]
+        return lines
+
+
+def rows_of(record: Mapping[str, Any]) -> dict[str, Figure]:
+    """What the table shows, by the names that `record.figures` gives."""
+    spec = record["spec"]
+
+    def milliseconds(seconds: float) -> str:
+        return f"{1000 * seconds:,.0f}" if seconds >= 0.1 else f"{1000 * seconds:.1f}"
+
+    def rate(value: float) -> str:
+        return f"{value:,.0f}"
+
+    found = {
+        f"last_first_token_{length}": Figure(f"first token after {length:,}, ms", milliseconds, less_is_better=True)
+        for length in spec["first_token"]
+    }
+    found |= {
+        f"last_read_{batch}": Figure(
+            f"{batch} prompts of {spec['prompt_tokens']} read, ms", milliseconds, less_is_better=True
+        )
+        for batch in spec["batches"]
+        if batch == 16
+    }
+    found |= {f"last_rate_{batch}": Figure(f"tokens/s, batch {batch}", rate) for batch in spec["batches"]}
+    found["peak_bytes"] = Figure("peak memory, MiB", lambda value: f"{value / MEBIBYTE:,.0f}", less_is_better=True)
+    return found
+
+
+def _standing(record: Mapping[str, Any], setting: str, mine: str, other: str) -> str:
+    """What one contestant is ahead and behind in, and by how much."""
+    ahead, behind = [], []
+    medians = record[setting]["medians"]
+    for name, figure in rows_of(record).items():
+        if name in medians[mine] and name in medians[other]:
+            times = middle(ratios(record, setting, mine, other, name)) or 0.0
+            times = 1 / times if figure.less_is_better else times
+            (ahead if times >= 1 else behind).append(f"{figure.label.removesuffix(', ms')} {times:.2f} x")
+    return "; ".join(f"{word} in {', '.join(each)}" for word, each in (("ahead", ahead), ("behind", behind)) if each)
+
+
+def _shape(preset: str, sizes: Sizes) -> ModelConfig:
+    """The preset, with room for the longest prompt."""
+    shape: ModelConfig = config.resolve(ModelConfig, {"preset": preset})
+    longest = max(*sizes.first_token, sizes.prompt_tokens) + sizes.new_tokens
+    return replace(shape, max_position_embeddings=max(shape.max_position_embeddings, longest))
+
+
+def _texts() -> list[str]:
+    """Enough for a vocabulary: the longest files of Python's standard library."""
+    files = sorted(Path(os.__file__).parent.glob("*.py"), key=lambda file: -file.stat().st_size)
+    return [file.read_text(encoding="utf-8") for file in files[:12]]
+
+
+def _write_model(path: Path, shape: ModelConfig, *, with_gguf: bool) -> None:
+    """A Hugging Face directory `path`, and beside it GGUF files of the same weights."""
+    model = Transformer(shape)
+    initialise(model, seed=1)
+    tokenizer = train_tokenizer(_texts(), shape.vocab_size)
+    with torch.no_grad():  # a token that ends a text is never the likeliest: everyone writes on
+        model.embed.weight[sorted(tokenizer.stop)] = 0.0
+    hf.export(model, tokenizer, path, card=f"Random weights, penjing {__version__}.\n")
+    for kind in ("f16", "q8_0") if with_gguf else ():
+        gguf.export(model, tokenizer, path.with_name(f"{path.name}-{kind}.gguf"), kind=kind)

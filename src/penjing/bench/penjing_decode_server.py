@@ -1,0 +1,114 @@
+"""A trial of penjing's server: `python -m penjing.bench.penjing_decode_server SPEC.json bfloat16`.
+
+A client in this process, on the same cores, reads streams of POST /v1/completions. A piece of a stream may hold several
+tokens: how many there were, the server says at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from penjing.base.process_info import peak_resident_bytes
+from penjing.bench.decode_measure import Decoder, OnTokens, finish
+from penjing.bench.trial_spec import DecodeSpec, read_spec
+
+STREAMS = (1, 16)
+
+
+class PenjingServer(Decoder):
+    batches = STREAMS
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        words = ["serve", str(folder), "--port", "0", "--dtype", dtype, "--slots", str(max(STREAMS))]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penjing", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self.process.stdout is not None
+        found = next(
+            (at for line in self.process.stdout if (at := re.search(r"http://127\.0\.0\.1:(\d+)", line))), None
+        )
+        assert found, "the server did not start"
+        self.port, self.model = int(found[1]), folder.name
+        self._wait()
+        self.options = ["POST /v1/completions, streamed", dtype, "client in Python on the same cores"]
+
+    def _wait(self) -> None:
+        """Until it takes connections, which it does a moment after it has told its address."""
+        while self.process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+        raise AssertionError("the server ended")
+
+    def write(self, prompts: Sequence[Sequence[int]], new_tokens: int, on_tokens: OnTokens) -> None:
+        asyncio.run(self._streams(prompts, new_tokens, on_tokens))
+
+    async def _streams(self, prompts: Sequence[Sequence[int]], new_tokens: int, on_tokens: OnTokens) -> None:
+        """Pieces count as tokens until every stream has one; the rest counts when all have ended."""
+        left, waiting = [new_tokens] * len(prompts), set(range(len(prompts)))
+
+        async def stream(number: int) -> None:
+            async for line in self._lines(prompts[number], new_tokens):
+                if b'"usage":{' in line:
+                    left[number] += json.loads(line)["usage"]["completion_tokens"] - new_tokens
+                elif waiting:
+                    waiting.discard(number)
+                    left[number] -= 1
+                    on_tokens([number])
+
+        await asyncio.gather(*map(stream, range(len(prompts))))
+        on_tokens([number for number, tokens in enumerate(left) for _ in range(tokens)])
+
+    async def _lines(self, prompt: Sequence[int], new_tokens: int) -> AsyncIterator[bytes]:
+        """What the server sends, without `data: `."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        body = json.dumps(
+            {
+                "model": self.model,
+                "prompt": list(prompt),
+                "max_tokens": new_tokens,
+                "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        ).encode()
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+            + f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        try:
+            async for line in reader:
+                if line.startswith(b"data: {"):
+                    yield line[6:]
+        finally:
+            writer.close()
+
+    def peak_bytes(self) -> int:
+        """Of the server alone."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]  # Linux has it
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+def main() -> None:
+    imported = peak_resident_bytes()
+    spec = read_spec(DecodeSpec)
+    finish(spec, PenjingServer(Path(spec.models) / spec.setting, sys.argv[2]), imported)
+
+
+if __name__ == "__main__":
+    main()
