@@ -4,6 +4,7 @@ The files of the page come from the package, with the headers that `penjing serv
 """
 
 import json
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -159,6 +160,9 @@ class Handler(BaseHTTPRequestHandler):
             self.chunk({"choices": [{"index": 0, **said, "logprobs": scores, "finish_reason": None}]})
             if len(tokens) > 1000:
                 time.sleep(0.01)
+            if piece == b" breaks" and not given:  # as where the server is killed
+                time.sleep(0.3)  # what a browser has not read when a connection breaks, it drops
+                return self.connection.shutdown(socket.SHUT_RDWR)
         self.chunk(
             {
                 "choices": [

@@ -45,7 +45,8 @@ class ChatChoice:
         self.top = (body.top_logprobs or 0) if body.logprobs else None
         self.stream = TurnStream(tokenizer, turn.thinking, body.stop_texts)
         self.deltas = TurnDeltas()
-        self.stream.extend(turn.lead)
+        for index in turn.lead:  # one by one: at once, half a character at the end would hold back all of it
+            self.stream.watch(index)
         if not turn.close:
             self.deltas.add(self.stream.take())  # the client has it
 

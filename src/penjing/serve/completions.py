@@ -36,7 +36,8 @@ class CompletionChoice:
         self.finish: str | None = None
         self._echo = bool(body.echo)
         self._entries = bool(body.stream)  # for the chat page: tokens as chats have them, with their ids
-        self.text.extend(body.continue_ids or ())
+        for index in body.continue_ids or ():  # one by one: half a character at the end would hold back all of it
+            self.text.watch(index)
         self.text.take()  # the client has it
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # characters before the next token
