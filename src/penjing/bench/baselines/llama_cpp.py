@@ -38,7 +38,11 @@ class LlamaCpp(Decoder):
         self.threads = threads
         self.context: Any = None
         self.batch: Any = None
-        self.options = [Path(path).name, f"{threads} threads", "keys and values in f16", "flash attention: auto"]
+        self.options = [
+            f"weights in {Path(path).stem.rpartition('-')[2]}",
+            "keys and values in f16",
+            "flash attention: auto",
+        ]
 
     def open(self, sequences: int, tokens: int) -> None:
         self.close()
