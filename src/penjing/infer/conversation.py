@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from penjing.agent_tools.box import Result, Toolbox
 from penjing.base.errors import UserError
@@ -177,8 +177,7 @@ class Conversation:
         began = time.perf_counter()
         ticket = engine.submit(request)
         first = last = 0.0
-        shared = 0
-        ended: Ended = ""
+        shared, ended = 0, cast(Ended, "")
         try:
             while not ended:
                 if self._is_stopped:

@@ -21,7 +21,7 @@ from penjing.bench.trial_spec import DecodeSpec, read_spec
 MICRO_BATCH = 512  # tokens of one pass, its default
 
 
-@api.llama_log_callback
+@api.llama_log_callback  # type: ignore[misc]  # untyped
 def _silent(level: int, text: bytes, data: Any) -> None:
     pass
 
