@@ -105,7 +105,8 @@ class TokenTexts:
         known = self._entries.get(index)
         if known is None:
             raw = self.raw(index)
-            known = {"token": raw.decode(errors="replace"), "bytes": list(raw), "id": index}
+            written = None if index in self._tokenizer.added_ids else list(raw)  # a control token is no text
+            known = {"token": raw.decode(errors="replace"), "bytes": written, "id": index}
             self._entries[index] = known
         return {**known, "logprob": number(logp)}
 

@@ -56,12 +56,16 @@ class ChatChoice:
         self.stream.extend([token.id for token in tokens])
         scores = [] if self.top is None else [self.texts.entry(token, self.top) for token in tokens]
         self.finish = finish_of(events[-1])
+        end = {}  # for the chat page: the token that ended the answer, which is no part of its text
+        for event in events:
+            if self.top is not None and event.token is not None and event.token.id in self.stop:
+                end = {"end": self.texts.entry(event.token, self.top)}
         found = self._deltas()
         if not found and (scores or self.finish):
             found.append({})
         chunks = [{"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in found]
-        if scores:
-            chunks[0]["logprobs"] = {"content": scores, "refusal": None}
+        if scores or end:
+            chunks[0]["logprobs"] = {"content": scores, "refusal": None, **end}
         if self.finish:
             chunks[-1]["finish_reason"] = self.finish
         return chunks
@@ -90,8 +94,6 @@ async def begin(service: Service, body: ChatRequest, client: str) -> Work:
         raise ApiError(
             400, "model: was only pretrained and continues texts: use /v1/completions", param="model", code="no_chat"
         )
-    if any(index >= target.served.loaded.model.config.vocab_size for index in body.continue_ids or ()):
-        raise ApiError(400, "continue_ids: no such token", param="continue_ids")
     messages = [_message(message, number) for number, message in enumerate(body.messages)]
     characters = sum(len(message.content) + len(message.reasoning_content) for message in messages)
     turn = await target.prepare(lambda: _turn(target, body, messages), [characters], "messages")
@@ -167,7 +169,7 @@ def _turn(target: Target, body: ChatRequest, messages: Sequence[Message]) -> Tur
     tokenizer = target.served.tokenizer
     offered = [] if body.tool_choice == "none" else [tool.function for tool in body.tools or ()]
     functions = [function.model_dump(exclude_none=True) for function in offered]
-    lead, close, grammar = list(body.continue_ids or ()), list[int](), None
+    lead, close, grammar = target.lead(body), list[int](), None
     if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
         lead, close = _mark(tokenizer, TOOL_CALL, after="\n"), _mark(tokenizer, END_TOOL_CALL)
         grammar = _grammar(target, call_schema(_allowed(body, functions)), "tools")

@@ -35,6 +35,9 @@ class CompletionChoice:
         self.text = TextStream(tokenizer, body.stop_texts)
         self.finish: str | None = None
         self._echo = bool(body.echo)
+        self._entries = bool(body.stream)  # for the chat page: tokens as chats have them, with their ids
+        self.text.extend(body.continue_ids or ())
+        self.text.take()  # the client has it
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # characters before the next token
 
@@ -59,7 +62,9 @@ class CompletionChoice:
             offsets.append(self._offset)
             self._offset += len(self._decoder.decode(self.texts.raw(token.id)))
             tops.append({self.texts.text(index): number(logp) for index, logp in token.top[: self.top]} or None)
+        entries = {"content": [self.texts.entry(token, self.top or 0) for token in tokens]} if self._entries else {}
         return {
+            **entries,
             "tokens": [self.texts.text(token.id) for token in tokens],
             "token_logprobs": [number(token.logp) for token in tokens],
             "top_logprobs": tops if self.top else None,
@@ -78,13 +83,16 @@ async def begin(service: Service, body: CompletionRequest, client: str) -> Work:
     prompts = _prompts(body)
     if not all(prompts):
         raise ApiError(400, "prompt: is empty", param="prompt")
+    if body.continue_ids and (body.echo or len(prompts) > 1):
+        raise ApiError(400, "continue_ids: only with one prompt, and not with echo", param="continue_ids")
     target = Target.of(service, body, client, len(prompts))
+    lead = target.lead(body)
     lengths = [len(prompt) for prompt in prompts]
     encoded = await target.prepare(lambda: [_encode(target, prompt) for prompt in prompts], lengths, "prompt")
     requests = [
         target.request(
             body,
-            prompt.ids,
+            [*prompt.ids, *lead],
             max_tokens=body.max_tokens,
             param="prompt",
             top_logprobs=body.logprobs or 0,

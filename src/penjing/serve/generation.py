@@ -88,6 +88,12 @@ class Target:
         """Whether it was taught conversations: the model, or the adapter that is asked."""
         return self.served.answers_with(self.adapter)
 
+    def lead(self, body: SamplingFields) -> list[int]:
+        """The first tokens of an answer, which the client has already. Raises ApiError for what is no token."""
+        if any(index >= self.served.loaded.model.config.vocab_size for index in body.continue_ids or ()):
+            raise ApiError(400, "continue_ids: no such token", param="continue_ids")
+        return list(body.continue_ids or ())
+
     async def prepare(self, work: Callable[[], Result], lengths: Sequence[int], param: str) -> Result:
         """Encode prompts of so many characters each, without holding up others. A refusal names the field."""
         if max(lengths) > CHARACTERS_PER_TOKEN * self.served.context:

@@ -58,6 +58,7 @@ class SamplingFields(_Body):
     n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    continue_ids: list[Id] | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
 
     @property
@@ -151,7 +152,6 @@ class ChatRequest(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     response_format: ResponseFormat | None = None
     enable_thinking: bool | None = None
-    continue_ids: list[Id] | None = None
 
 
 class ToolCallRequest(_Body):

@@ -1,0 +1,111 @@
+// Requests to the server this page came from. The key, where the server wants one, lives as long as the tab.
+
+import { events } from "./sse.js";
+
+const KEY = "penjing.key";
+const MOST_TRIES = 6; // of a request that the server is too busy for
+
+/** What the server said. status 0: it did not answer. */
+export class ApiError extends Error {
+  constructor(status, message, { retryAfter = 0, code = "" } = {}) {
+    super(message);
+    Object.assign(this, { status, retryAfter, code });
+  }
+}
+
+let askForKey = async () => false;
+
+/** ask: called when the server refuses the key; says whether the person gave another one. */
+export function onUnauthorised(ask) {
+  askForKey = ask;
+}
+
+export function setKey(key) {
+  sessionStorage.setItem(KEY, key.trim());
+}
+
+function pause(secondsLong, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, secondsLong * 1000);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    });
+  });
+}
+
+async function once(path, { body, signal, key }) {
+  const headers = {};
+  if (key) headers.Authorization = `Bearer ${key}`;
+  if (body) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, { method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body) });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, error.message);
+  }
+  if (response.ok) return response;
+  const said = await response.json().catch(() => ({}));
+  const message = said.error?.message || response.statusText || String(response.status);
+  const retryAfter = Number(response.headers.get("Retry-After")) || 0;
+  throw new ApiError(response.status, message, { retryAfter, code: said.error?.code });
+}
+
+/**
+ * A response that is good. A refused key is asked for again; a busy server (429, 503) is asked again after the time it
+ * names, and onBusy(seconds) is told each time. Throws ApiError, or the signal's AbortError.
+ */
+async function request(path, { body, signal, onBusy } = {}) {
+  for (let tries = 1; ; ) {
+    const key = sessionStorage.getItem(KEY);
+    try {
+      return await once(path, { body, signal, key });
+    } catch (error) {
+      // Somebody may have given another key since this was sent.
+      if (error.status === 401 && (key !== sessionStorage.getItem(KEY) || (await askForKey()))) continue;
+      const busy = error.status === 429 || error.status === 503;
+      if (!busy || tries >= MOST_TRIES) throw error;
+      const wait = Math.min(error.retryAfter || 2 ** (tries - 1), 30);
+      onBusy?.(wait);
+      await pause(wait, signal);
+      tries += 1;
+    }
+  }
+}
+
+/** The models, each {id, answers, thinking, context, step, parameters}; an adapter is one more, named MODEL:ADAPTER. */
+export async function models() {
+  const { data } = await (await request("v1/models")).json();
+  return data.map(({ id, penjing = {} }) => ({ id, answers: true, context: 0, ...penjing }));
+}
+
+/** The tools that the server was started with, as OpenAI writes them. */
+export async function tools() {
+  try {
+    return (await (await request("api/tools")).json()).tools || [];
+  } catch (error) {
+    if (error.status === 404) return [];
+    throw error;
+  }
+}
+
+/** The text a tool answered with. */
+export async function callTool(name, args, signal) {
+  const response = await request("api/tools/call", { body: { name, arguments: args }, signal });
+  return (await response.json()).text;
+}
+
+/** The chunks of an answer. path: v1/chat/completions or v1/completions. A broken stream is an ApiError of status 0. */
+export async function* stream(path, body, { signal, onBusy } = {}) {
+  const asked = { ...body, stream: true, stream_options: { include_usage: true } };
+  const response = await request(path, { body: asked, signal, onBusy });
+  try {
+    for await (const chunk of events(response)) {
+      if (chunk.error) throw new ApiError(500, chunk.error.message);
+      yield chunk;
+    }
+  } catch (error) {
+    throw error instanceof TypeError ? new ApiError(0, error.message) : error;
+  }
+}

@@ -1,0 +1,280 @@
+// The conversation that is open: what is asked, answered, stopped, repeated and branched.
+
+import { branch, continueText, drawSeed, isEnd, writeAnswer, writeContinuation } from "./answer.js";
+import { addNode, newAnswer, newConversation, path, showSibling } from "./conversation.js";
+import { branched, edited, textOfPieces } from "./document.js";
+import { toolsOn } from "./settings.js";
+import { titleOf } from "./sidebar.js";
+import * as store from "./store.js";
+import { View } from "./view.js";
+
+class Chat {
+  models = [];
+  tools = [];
+  lanes = []; // the names of the one or two models that are asked
+  conversation = newConversation();
+  controller = null; // of what is being written
+  onChange = () => {};
+  view = new View(this);
+
+  get running() {
+    return this.controller !== null;
+  }
+
+  get isDocument() {
+    return this.conversation.pieces !== undefined;
+  }
+
+  get isEmpty() {
+    return !this.conversation.children.length && !(this.conversation.pieces?.length > 0);
+  }
+
+  get canRewrite() {
+    return Boolean(this.conversation.pieces?.at(-1)?.tokens);
+  }
+
+  modelOf(lane) {
+    return this.models.find((model) => model.id === this.lanes[lane]) ?? { id: this.lanes[lane] ?? "", answers: true };
+  }
+
+  /** Which models there are, and what they may call. */
+  connected(models, tools) {
+    this.models = models;
+    this.tools = tools;
+    const known = (name) => models.some((model) => model.id === name);
+    const first = known(store.settings.model) ? store.settings.model : (models.find((model) => model.answers) ?? models[0])?.id;
+    this.lanes = [first, store.settings.other].filter((name) => name && known(name));
+    this.fitKind();
+    this.draw();
+  }
+
+  /** An empty conversation is of the kind that its model can: one that only continues gets a sheet. */
+  fitKind() {
+    if (!this.isEmpty) return;
+    const continues = this.lanes.length === 1 && !this.modelOf(0).answers;
+    if (continues) this.conversation.pieces ??= [];
+    else delete this.conversation.pieces;
+  }
+
+  choose(lane, name) {
+    this.lanes[lane] = name;
+    this.keepLanes();
+  }
+
+  compare(on) {
+    const other = this.models.find((model) => model.id !== this.lanes[0]);
+    this.lanes = on && other ? [this.lanes[0], other.id] : [this.lanes[0]];
+    this.keepLanes();
+  }
+
+  keepLanes() {
+    store.change({ model: this.lanes[0], other: this.lanes[1] ?? "" });
+    this.fitKind();
+    this.draw();
+  }
+
+  // --- which conversation --------------------------------------------------------------------------------------------
+
+  startNew() {
+    this.open(newConversation());
+  }
+
+  open(conversation) {
+    this.stop();
+    this.conversation = conversation;
+    this.fitKind();
+    this.draw();
+    this.view.toEnd();
+  }
+
+  remove(conversation) {
+    store.remove(conversation);
+    if (conversation === this.conversation) this.startNew();
+    else this.onChange();
+  }
+
+  removeAll() {
+    store.removeAll();
+    this.startNew();
+  }
+
+  /** Show another version of a question or an answer. */
+  show(node, place) {
+    showSibling(this.conversation, node, place);
+    store.saveSoon();
+    this.draw();
+  }
+
+  /** Draw the conversation anew, and what stands around it. */
+  draw() {
+    this.view.draw();
+    this.onChange();
+  }
+
+  keep() {
+    if (!store.conversations.includes(this.conversation)) store.add(this.conversation);
+    else store.touch(this.conversation);
+  }
+
+  // --- asking --------------------------------------------------------------------------------------------------------
+
+  send(text) {
+    const last = path(this.conversation).at(-1);
+    return this.ask(last?.id ?? null, text);
+  }
+
+  edit(node, text) {
+    return this.ask(node.parent, text);
+  }
+
+  ask(parent, text) {
+    this.stop();
+    this.conversation.title ||= titleOf(text);
+    const question = addNode(this.conversation, parent, { text });
+    return this.answer(question.id, this.lanes.map((name) => this.blank(name)));
+  }
+
+  blank(name, steps = []) {
+    const answer = newAnswer(name, store.settings, steps);
+    answer.continued = this.models.find((model) => model.id === name)?.answers === false;
+    return answer;
+  }
+
+  /** Answer again, beside what was answered before; of two answers the other one stays. */
+  retry(node, lane) {
+    const again = this.blank(this.lanes.length === node.answers.length ? this.lanes[lane] : node.answers[lane].model);
+    return this.instead(node, lane, again);
+  }
+
+  /** Go on from another token than the one that was drawn. */
+  chooseToken(node, lane, step, token, other) {
+    const old = node.answers[lane];
+    const again = this.blank(old.model, branch(old, step, token, other));
+    again.system = old.system;
+    if (isEnd(other)) Object.assign(again, { state: "done", finish: "stop" });
+    return this.instead(node, lane, again);
+  }
+
+  instead(node, lane, answer) {
+    this.stop();
+    return this.answer(node.parent, node.answers.map((other, place) => (place === lane ? answer : other)));
+  }
+
+  /** Put answers under a question, and write those that are not written yet. */
+  async answer(question, answers) {
+    const node = addNode(this.conversation, question, { answers });
+    this.keep();
+    const controller = new AbortController();
+    this.controller = controller;
+    this.draw();
+    this.view.toEnd();
+    const waiting = answers.filter((answer) => answer.state === "running");
+    await Promise.all(waiting.map((answer) => this.write(answer, node, answers.indexOf(answer), controller)));
+    if (this.controller === controller) this.controller = null;
+    store.saveSoon();
+    this.onChange();
+  }
+
+  write(answer, node, lane, { signal }) {
+    const { conversation, models, tools } = this;
+    const settings = { ...store.settings };
+    answer.seed = drawSeed(settings);
+    const hooks = this.hooks(answer, signal);
+    if (answer.continued) {
+      const prompt = conversation.nodes[node.parent].text;
+      return writeContinuation(answer, prompt, settings, hooks);
+    }
+    const model = models.find((one) => one.id === answer.model) ?? {};
+    return writeAnswer(answer, { conversation, node, lane, settings, model, tools: toolsOn(tools) }, hooks);
+  }
+
+  /** clock: the figures that are shown before the server gives its own. It is not kept. */
+  hooks(answer, signal) {
+    const clock = { begun: performance.now(), first: 0, tokens: 0 };
+    Object.defineProperty(answer, "clock", { value: clock, configurable: true });
+    const busy = (wait) => {
+      answer.busy = wait;
+      this.view.soon();
+    };
+    return {
+      signal,
+      onBusy: busy,
+      onUpdate: (tokens = 0) => {
+        delete answer.busy;
+        if (tokens) clock.first ||= performance.now();
+        clock.tokens += tokens;
+        this.view.soon();
+      },
+    };
+  }
+
+  stop() {
+    this.controller?.abort(new DOMException("stopped", "AbortError"));
+    this.controller = null;
+  }
+
+  // --- a text that is continued --------------------------------------------------------------------------------------
+
+  begin(text) {
+    this.conversation.pieces = [{ text }];
+    return this.goOn();
+  }
+
+  changeText(text) {
+    this.conversation.pieces = edited(this.conversation.pieces, text);
+    this.conversation.title = titleOf(text.slice(0, 200));
+    if (text) this.keep();
+    this.onChange();
+  }
+
+  goOn() {
+    return this.continueFrom([...this.conversation.pieces, { text: "", tokens: [] }]);
+  }
+
+  rewrite() {
+    return this.continueFrom([...this.conversation.pieces.slice(0, -1), { text: "", tokens: [] }]);
+  }
+
+  choosePiece(place, token, other) {
+    const pieces = branched(this.conversation.pieces, place, token, other);
+    if (!isEnd(other)) return this.continueFrom(pieces);
+    this.stop();
+    Object.assign(this.conversation, { pieces, run: undefined });
+    return this.draw();
+  }
+
+  /** Write on behind the last piece, whose tokens are what it goes on from. */
+  async continueFrom(pieces) {
+    this.stop();
+    const { conversation } = this;
+    const piece = pieces.at(-1);
+    const prompt = textOfPieces(pieces.slice(0, -1));
+    conversation.pieces = pieces;
+    conversation.title ||= titleOf(textOfPieces(pieces).slice(0, 200));
+    const run = { model: this.lanes[0], state: "running", seed: drawSeed(store.settings), finish: "", error: "", stats: null };
+    conversation.run = run;
+    const controller = new AbortController();
+    this.controller = controller;
+    this.keep();
+    this.draw();
+    this.view.toEnd();
+    const goOn = piece.tokens.map((token) => token.id);
+    try {
+      await continueText(run, prompt, goOn, store.settings, this.hooks(run, controller.signal), (text, tokens, finish) => {
+        piece.text += text;
+        piece.tokens.push(...tokens);
+        if (finish) run.finish = finish;
+      });
+      run.state = "done";
+    } catch (error) {
+      run.state = error.name === "AbortError" ? "stopped" : "failed";
+      run.error = error.message;
+      run.status = error.status ?? -1;
+    }
+    if (this.controller === controller) this.controller = null;
+    store.saveSoon();
+    if (this.conversation === conversation) this.draw();
+  }
+}
+
+export const chat = new Chat();

@@ -1,0 +1,52 @@
+// Questions that need an answer before anything else.
+
+import { $, el } from "./dom.js";
+import { t } from "./i18n.js";
+
+/** Show a dialog; resolves to what `fields` gives when its first button is used, else to null. */
+function ask({ title, text, yes, danger = false, fields = [], value = () => true }) {
+  const dialog = $("#dialog");
+  const form = el(
+    "form",
+    { method: "dialog" },
+    el("h2", { id: "dialog-title", text: title }),
+    text.map((line) => el("p", { text: line })),
+    fields,
+    el(
+      "div",
+      { class: "dialog-row" },
+      el("button", { type: "submit", value: "", class: "plain", formnovalidate: true, text: t("cancel") }),
+      el("button", { type: "submit", value: "yes", class: danger ? "primary danger" : "primary", text: yes }),
+    ),
+  );
+  dialog.replaceChildren(form);
+  dialog.returnValue = "";
+  dialog.showModal();
+  const first = fields.length ? $("input", form) : $("button[value=yes]", form);
+  first.focus();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes" ? value() : null), { once: true });
+  });
+}
+
+export const confirmClear = () => ask({ title: t("clearAll"), text: [t("clearSure")], yes: t("delete"), danger: true });
+
+/** The key of the server, or null. again: the one before was refused. */
+export function askKey(again) {
+  const input = el("input", { type: "password", id: "key", required: true, autocomplete: "current-password" });
+  const field = el("div", { class: "field" }, el("label", { for: "key", text: t("key") }), input);
+  const enter = (event) => {
+    // The first button of a form is the one that Enter presses; here that is the second.
+    if (event.key !== "Enter" || event.isComposing) return;
+    event.preventDefault();
+    $("#dialog button[value=yes]").click();
+  };
+  input.addEventListener("keydown", enter);
+  return ask({
+    title: t("keyTitle"),
+    text: again ? [t("keyWrong"), t("keyText")] : [t("keyText")],
+    yes: t("useKey"),
+    fields: [field],
+    value: () => input.value,
+  });
+}

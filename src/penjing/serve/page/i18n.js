@@ -1,0 +1,60 @@
+// The page in two languages. Every sentence stands in strings.js, in both.
+
+import { STRINGS } from "./strings.js";
+
+let language = "en";
+
+export const LANGUAGES = Object.keys(STRINGS);
+
+/** The language of the browser, where we speak it. */
+export function preferred() {
+  return (navigator.language || "").toLowerCase().startsWith("zh") ? "zh" : "en";
+}
+
+export function current() {
+  return language;
+}
+
+/** A sentence. {name} in it is replaced by values.name. */
+export function t(key, values = {}) {
+  const sentence = STRINGS[language][key] ?? STRINGS.en[key] ?? key;
+  return sentence.replace(/\{(\w+)\}/g, (_, name) => String(values[name] ?? ""));
+}
+
+/** Change the language, and what stands in the document: data-i18n is a text, data-i18n-NAME an attribute NAME. */
+export function setLanguage(next) {
+  language = LANGUAGES.includes(next) ? next : "en";
+  document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";
+  for (const node of document.querySelectorAll("[data-i18n]")) node.textContent = t(node.dataset.i18n);
+  for (const name of ["aria-label", "placeholder", "title"]) {
+    for (const node of document.querySelectorAll(`[data-i18n-${name}]`)) {
+      node.setAttribute(name, t(node.getAttribute(`data-i18n-${name}`)));
+    }
+  }
+}
+
+const integer = (value) => Math.round(value).toLocaleString(language === "zh" ? "zh-CN" : "en-US");
+
+/** 12345 -> 12,345 */
+export const count = integer;
+
+/** Parameters in the field's short form: 1.07M. */
+export function short(value) {
+  for (const [size, letter] of [[1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
+    if (value >= size) return `${(value / size).toPrecision(3)}${letter}`;
+  }
+  return String(value);
+}
+
+/** Seconds as people say them: 38 ms, 1.2 s. */
+export function seconds(value) {
+  return value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(value < 10 ? 1 : 0)} s`;
+}
+
+/** A probability as people say it: 41 %, 3.2 %, <0.1 %. */
+export function percent(probability) {
+  const value = probability * 100;
+  if (value < 0.1) return "<0.1 %";
+  if (value > 99.9 && value < 100) return ">99.9 %";
+  return `${value < 10 || value > 99 ? Number(value.toFixed(1)) : Math.round(value)} %`;
+}

@@ -1,0 +1,188 @@
+// The page put together: what the buttons and keys do.
+
+import * as api from "./api.js";
+import { chat } from "./chat.js";
+import { toJsonl } from "./conversation.js";
+import { askKey, confirmClear } from "./dialogs.js";
+import { $, el, grow, icon } from "./dom.js";
+import { current, preferred, setLanguage, t } from "./i18n.js";
+import { closePopover, legend } from "./look.js";
+import { setSettings, showSettings } from "./settings.js";
+import { download, setMenu, showConversations } from "./sidebar.js";
+import * as store from "./store.js";
+import { showBanner, showModels, showWelcome } from "./surroundings.js";
+
+const isDark = () =>
+  (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+
+function label(id, name, text, { shown = true } = {}) {
+  const node = $(`#${id}`);
+  node.replaceChildren(icon(name), ...(shown ? [el("span", { text })] : []));
+  if (!shown) node.setAttribute("aria-label", text);
+  node.title = text;
+  return node;
+}
+
+/** Everything that is written in a language. */
+function words() {
+  setLanguage(store.settings.language || preferred());
+  label("new-chat", "plus", t("newChat"));
+  label("export", "download", t("export")).title = t("exportTitle");
+  label("clear", "trash", t("clearAll"), { shown: false });
+  $("#language").replaceChildren(el("span", { lang: current() === "zh" ? "en" : "zh-Hans", text: t("languageShort") }));
+  $("#language").setAttribute("aria-label", t("language"));
+  label("theme", isDark() ? "sun" : "moon", t("theme"), { shown: false });
+  label("menu", "menu", t("openMenu"), { shown: false });
+  label("compare", "columns", t("compare")).title = t("compareTitle");
+  label("look", "eye", t("look")).title = t("lookTitle");
+  label("open-settings", "sliders", t("settings"), { shown: false });
+  label("close-settings", "close", t("closeSettings"), { shown: false });
+  label("rewrite", "retry", t("rewrite"));
+  label("edit-text", "edit", t("editText"));
+  $("#close-menu-place").replaceChildren(
+    el("button", { type: "button", id: "close-menu", class: "quiet", "aria-label": t("closeMenu"), on: { click: () => setMenu(false) } }, icon("close")),
+  );
+  $("#legend").replaceChildren(...legend());
+}
+
+/** Everything around the conversation, as it is now. */
+function refresh() {
+  const { conversation, models, running } = chat;
+  const document_ = chat.isDocument;
+  showConversations(store.conversations, conversation, { open: (other) => (setMenu(false), chat.open(other)), remove: (other) => chat.remove(other) });
+  showModels(models, chat.lanes);
+  const lookOn = store.settings.look;
+  $("#look").setAttribute("aria-checked", String(lookOn));
+  $("#legend").hidden = !lookOn;
+  $("#compare").setAttribute("aria-pressed", String(chat.lanes.length > 1));
+  $("#compare").hidden = models.length < 2 || document_ && conversation.pieces.length > 0;
+  showWelcome($("#welcome"), chat, {
+    send: (text) => (chat.send(text), focusText()),
+    begin: (text) => chat.begin(text),
+  });
+  $("#composer .box").hidden = document_;
+  $(".document-row").hidden = !document_;
+  $("#hint").textContent = t(document_ ? "hintDocument" : "hint");
+  $("#text").placeholder = chat.lanes.length > 1 ? t("writeToTwo") : t("writeTo", { model: chat.lanes[0] ?? "" });
+  const sendable = running || $("#text").value.trim() !== "";
+  const send = label("send", running ? "stop" : "send", t(running ? "stop" : "send"), { shown: false });
+  send.disabled = !sendable || !models.length;
+  label("continue", running ? "stop" : "send", t(running ? "stop" : "continueText")).disabled =
+    !running && (!models.length || chat.isEmpty);
+  $("#rewrite").hidden = running || !chat.canRewrite;
+  $("#edit-text").hidden = running || !lookOn || !chat.canRewrite;
+  const chip = $("#system-chip");
+  chip.hidden = !store.settings.system.trim() || document_;
+  chip.textContent = t("systemChip");
+  document.body.classList.toggle("is-document", document_);
+  document.title = conversation.title ? `${conversation.title} · penjing` : "penjing 盆景";
+}
+
+function settingsPanel() {
+  showSettings({ tools: chat.tools, thinking: chat.models.some((model) => model.thinking), onChange: refresh });
+}
+
+function wire() {
+  const on = (id, event, listener) => $(`#${id}`).addEventListener(event, listener);
+  on("new-chat", "click", () => (setMenu(false), chat.startNew(), focusText()));
+  on("export", "click", () => download("penjing-chats.jsonl", toJsonl(store.conversations, chat.tools)));
+  on("clear", "click", async () => (await confirmClear()) && chat.removeAll());
+  on("language", "click", () => {
+    store.change({ language: current() === "zh" ? "en" : "zh" });
+    words();
+    settingsPanel();
+    chat.draw();
+  });
+  on("theme", "click", () => {
+    store.change({ theme: isDark() ? "light" : "dark" });
+    document.documentElement.dataset.theme = store.settings.theme;
+    words();
+    refresh();
+  });
+  on("menu", "click", () => setMenu(!document.body.classList.contains("menu-open")));
+  on("shade", "click", () => (setMenu(false), setSettings(false)));
+  on("look", "click", () => {
+    store.change({ look: !store.settings.look });
+    closePopover();
+    chat.draw();
+  });
+  on("open-settings", "click", () => setSettings($("#settings").hidden));
+  on("close-settings", "click", () => (setSettings(false), $("#open-settings").focus()));
+  on("system-chip", "click", () => (setSettings(true), $("#system").focus()));
+  on("compare", "click", () => chat.compare(chat.lanes.length < 2));
+  on("model", "change", (event) => chat.choose(0, event.target.value));
+  on("other", "change", (event) => chat.choose(1, event.target.value));
+  on("continue", "click", () => (chat.running ? chat.stop() : chat.goOn()));
+  on("rewrite", "click", () => chat.rewrite());
+  on("edit-text", "click", () => (store.change({ look: false }), chat.draw(), $("#sheet").focus()));
+  on("composer", "submit", (event) => {
+    event.preventDefault();
+    submit();
+  });
+  on("text", "input", (event) => (grow(event.target), refresh()));
+  on("text", "keydown", (event) => {
+    // While an input method composes (Chinese), Enter belongs to it.
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
+    event.preventDefault();
+    if (!chat.running) submit();
+  });
+  document.addEventListener("keydown", keys);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", words);
+}
+
+function submit() {
+  if (chat.running) return chat.stop();
+  const area = $("#text");
+  const text = area.value;
+  if (!text.trim() || !chat.models.length) return undefined;
+  area.value = "";
+  grow(area);
+  return chat.send(text);
+}
+
+function keys(event) {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && chat.isDocument && !chat.running) {
+    event.preventDefault();
+    chat.goOn();
+  }
+  if (event.key !== "Escape" || $("#dialog").open || closePopover()) return;
+  if (chat.running) chat.stop();
+  else if (document.body.classList.contains("menu-open")) setMenu(false);
+  else if (!$("#settings").hidden) (setSettings(false), $("#open-settings").focus());
+}
+
+const focusText = () => matchMedia("(hover: hover)").matches && ($("#sheet") ?? $("#text")).focus();
+
+/** Ask for the models until the server gives them. */
+async function connect() {
+  showBanner(null);
+  try {
+    const [models, tools] = await Promise.all([api.models(), api.tools()]);
+    chat.connected(models, tools);
+    settingsPanel();
+    focusText();
+  } catch (error) {
+    showBanner({ error, again: connect });
+    refresh();
+  }
+}
+
+let refused = false;
+let asking = null;
+api.onUnauthorised(() => {
+  asking ??= askKey(refused).then((key) => {
+    asking = null;
+    refused = true;
+    if (key) api.setKey(key);
+    return Boolean(key);
+  });
+  return asking;
+});
+
+store.loadSettings();
+store.loadConversations();
+words();
+wire();
+chat.onChange = refresh;
+chat.draw();
+connect();

@@ -1,0 +1,64 @@
+// What stands around a conversation: the choice of models, the page before the first word, and bad news.
+
+import { $, el, fill, icon } from "./dom.js";
+import { count, current, LANGUAGES, short, t } from "./i18n.js";
+import { BEGINNINGS, EXAMPLES } from "./strings.js";
+
+/** Both choices of models. lanes: the names that are chosen. */
+export function showModels(models, lanes) {
+  for (const [id, name] of [["model", lanes[0]], ["other", lanes[1]]]) {
+    const select = $(`#${id}`);
+    const names = models.map((model) => model.id);
+    if (select.dataset.names !== names.join("\n")) {
+      select.dataset.names = names.join("\n");
+      select.replaceChildren(...names.map((value) => el("option", { value, text: value })));
+    }
+    select.hidden = name === undefined;
+    if (name !== undefined) select.value = name;
+  }
+  $(".versus").hidden = lanes.length < 2;
+  document.body.classList.toggle("has-two", lanes.length > 1);
+}
+
+/** A model in one line: its size, how long it was trained, how much it reads. */
+export function factsOf({ parameters, step, context }) {
+  if (!context) return "";
+  if (!parameters) return t("factsShort", { context: count(context) });
+  return t("facts", { parameters: short(parameters), step: count(step ?? 0), context: count(context) });
+}
+
+/** The page before the first word. */
+export function showWelcome(container, chat, { send, begin }) {
+  container.hidden = !chat.isEmpty || !chat.models.length;
+  if (container.hidden) return container.replaceChildren();
+  const model = chat.modelOf(0);
+  const languages = [current(), ...LANGUAGES.filter((other) => other !== current())];
+  const cards = languages.map((language) => {
+    const offered = chat.isDocument ? BEGINNINGS[language].map((text) => ["", text]) : EXAMPLES[language];
+    return el("div", { class: "examples", lang: language === "zh" ? "zh-Hans" : "en" }, offered.map(([kind, text]) =>
+      el("button", { type: "button", class: "example", on: { click: () => (chat.isDocument ? begin : send)(text) } },
+        kind ? el("span", { class: "kind", text: t(kind), lang: current() === "zh" ? "zh-Hans" : "en" }) : null,
+        el("span", { class: "example-text", text }))));
+  });
+  return fill(
+    container,
+    chat.isDocument ? null : el("img", { src: "tree.svg", alt: "", width: "84", height: "84", class: "tree" }),
+    el("h2", { text: chat.isDocument ? model.id : t("emptyTitle") }),
+    el("p", { class: "facts" }, chat.lanes.length > 1 ? chat.lanes.join(" ⇄ ") : `${chat.isDocument ? "" : `${model.id} · `}${factsOf(model)}`),
+    chat.isDocument ? el("p", { class: "facts", text: t("emptyContinues") }) : null,
+    el("div", { class: "example-columns" }, cards),
+  );
+}
+
+/** Bad news over the conversation; null takes it away. */
+export function showBanner(news) {
+  const banner = $("#banner");
+  banner.hidden = !news;
+  if (!news) return banner.replaceChildren();
+  const gone = news.error.status === 0;
+  return banner.replaceChildren(
+    el("div", {}, el("strong", { text: gone ? t("goneTitle") : t("failed", { error: news.error.message }) }),
+      gone ? el("p", { text: t("goneText") }) : null),
+    el("button", { type: "button", class: "plain", on: { click: news.again } }, icon("retry"), el("span", { text: t("tryAgain") })),
+  );
+}

@@ -1,0 +1,69 @@
+// The open conversation on the screen: drawn anew where its shape changes, added to once a frame where it is written.
+
+import { showDocument } from "./document.js";
+import { $ } from "./dom.js";
+import { settings } from "./store.js";
+import { announcer, showThread } from "./thread.js";
+
+const NEAR = 60; // pixels from the end: whoever reads there follows what is written
+
+export class View {
+  constructor(chat) {
+    this.chat = chat;
+    this.views = new Map(); // what is written -> {update}
+    this.waiting = false;
+    this.announce = announcer($("#announcer"));
+  }
+
+  draw() {
+    const { chat } = this;
+    const { conversation } = chat;
+    const { look } = settings;
+    const thread = $("#thread");
+    const hadFocus = thread.contains(document.activeElement);
+    if (chat.isDocument) {
+      const actions = { change: (text) => chat.changeText(text), choose: (...where) => chat.choosePiece(...where) };
+      const sheet = showDocument(thread, conversation, { look, running: chat.running, actions });
+      this.views = new Map([[conversation.run, { update: () => sheet.update(chat.running) }]]);
+      if (hadFocus) $("#sheet, .token", thread)?.focus({ preventScroll: true });
+      return;
+    }
+    const actions = {
+      edit: (node, text) => chat.edit(node, text),
+      retry: (node, lane) => chat.retry(node, lane),
+      choose: (...where) => chat.chooseToken(...where),
+      show: (node, place) => chat.show(node, place),
+    };
+    this.views = showThread(thread, conversation, { look, actions });
+    // What had the focus is gone: whoever uses the keyboard goes on at the newest answer.
+    if (hadFocus) [...thread.querySelectorAll("article")].at(-1)?.focus({ preventScroll: true });
+  }
+
+  /** Show what came, once a frame. */
+  soon() {
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => {
+      this.waiting = false;
+      const scroll = $("#scroll");
+      const atEnd = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < NEAR;
+      for (const [answer, view] of this.views) {
+        view.update();
+        if (answer?.clock) this.say(answer);
+      }
+      if (atEnd) this.toEnd();
+    });
+  }
+
+  say(answer) {
+    const text = answer.steps?.map((step) => step.content).join("\n") ?? this.chat.conversation.pieces?.at(-1)?.text;
+    this.announce(answer, text ?? "", answer.state !== "running");
+  }
+
+  /** Scroll to the end; of two answers side by side, no further than their question stays in sight. */
+  toEnd() {
+    const scroll = $("#scroll");
+    const question = this.chat.lanes.length > 1 && [...scroll.querySelectorAll(".question")].at(-1);
+    scroll.scrollTop = Math.min(scroll.scrollHeight, question ? question.offsetTop - scroll.offsetTop - 12 : Infinity);
+  }
+}
