@@ -358,6 +358,7 @@ def test_penalties_biases_and_masks_are_what_they_are_by_hand(model):
     for events, is_masked in ((free, False), (masked, True)):
         ids, logp, ended = said(events)
         assert (len(ids), ended) == ((5, "stop") if is_masked else (10, "length"))
+        assert 1 < ids.count(21) < len(ids)
         for place, index in enumerate(ids):
             own_V = logits_of(model, prompt + ids[:place])[-1]
             assert logp[place] == pytest.approx(float(own_V.log_softmax(-1)[index]), abs=1e-5)
@@ -365,10 +366,10 @@ def test_penalties_biases_and_masks_are_what_they_are_by_hand(model):
             for token in set(prompt + ids[:place]):
                 changed_V[token] = changed_V[token] / 1.4 if changed_V[token] > 0 else changed_V[token] * 1.4
             for token in ids[:place]:
-                changed_V[token] -= 0.3
+                changed_V[token] -= 0.9
             for token in set(ids[:place]):
                 changed_V[token] -= 0.7
-            changed_V[21] += 1.5
+            changed_V[21] += 8.0
             changed_V[40] -= 9.0
             if is_masked:
                 changed_V[0::2] = -math.inf
