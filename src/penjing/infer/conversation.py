@@ -185,16 +185,17 @@ class Conversation:
                 for event in engine.step():
                     if event.error is not None:
                         raise event.error
-                    ended, shared = event.ended, shared or event.shared
+                    ended = event.ended
+                    shared = shared or event.shared
                     if event.token is not None and event.token.id not in tokenizer.stop:
                         written.append(event.token.id)
                         last = time.perf_counter() - began
                         first = first or last
                         yield Written(self._spans(written))
-        finally:
-            if not ended:
-                engine.cancel(ticket)
-                engine.step()
+        except BaseException:  # nobody waits for it any more
+            engine.cancel(ticket)
+            engine.step()
+            raise
         yield TurnEnd(
             tokens=len(written),
             prompt_tokens=len(ids),
