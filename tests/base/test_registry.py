@@ -23,11 +23,10 @@ def test_a_wrong_name_is_answered_with_the_nearest() -> None:
 
 
 def test_our_own_tables_name_things_that_exist() -> None:
-    from penjing.optim import OPTIMIZERS, SCHEDULES
     from penjing.parallel import STRATEGIES
     from penjing.recipes import RECIPES
     from penjing.track import TRACKERS
 
-    for table in (OPTIMIZERS, SCHEDULES, STRATEGIES, RECIPES, TRACKERS):
+    for table in (STRATEGIES, RECIPES, TRACKERS):
         for name in table:
             assert callable(look_up(table, name, what="entry"))

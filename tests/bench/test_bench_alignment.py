@@ -4,6 +4,7 @@ import importlib.util
 import json
 
 import pytest
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
@@ -85,7 +86,9 @@ def test_checkpointing_is_the_baselines_alone(alignment_spec, compare, installed
 
 
 def test_a_failed_trial_is_one_line(alignment_spec, tmp_path):
-    with pytest.raises(UserError, match="penjing_trial"):
+    with raises_user_error(
+        where="penjing.bench.penjing_trial alignment", got="penjing.base.errors.UserError: r: no such file"
+    ):
         run_trial("penjing.bench.penjing_trial alignment", alignment_spec, tmp_path / "one")
 
 

@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.registry import look_up
@@ -61,7 +62,7 @@ def test_a_process_that_fails_or_hangs_is_one_line():
     found = run_json([*python, "import os; print('x'); print('{\"a\":' + os.environ['N'] + '}')"], where="it",
                      environment={"N": "3"})  # fmt: skip
     assert found["a"] == 3 and found["process_seconds"] > 0
-    with pytest.raises(UserError, match="no disk"):
+    with raises_user_error(where="it", got="OSError: no disk"):
         run_json([*python, "raise OSError('no disk')"], where="it")
     with pytest.raises(UserError, match="0 s"):
         run_json([*python, "import time; time.sleep(60)"], where="it", timeout=0.1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from user_errors import raises_user_error
 
 from penjing.base import config
 from penjing.base.errors import UserError
@@ -42,18 +43,18 @@ def start(quiet, data, *settings, method="pretrain", run=None, **more):
 
 @pytest.mark.parametrize("method", ["", "pretrain"])
 def test_a_setting_alone_is_no_model(toy, quiet, method):
-    with pytest.raises(UserError, match="rowz"):
+    with raises_user_error(where="batch.rowz"):
         start(quiet, toy / "pretrain.jsonl", method=method, run=Path("batch.rowz=3"))
 
 
 def test_a_model_that_the_baselines_do_not_have_is_refused(toy, quiet):
-    with pytest.raises(UserError, match="llama"):
+    with raises_user_error(where="model", got="llama", wanted="qwen3"):
         start(quiet, toy / "pretrain.jsonl", "model.architecture=llama")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one here")
 def test_a_gpu_that_is_not_there_is_an_error(toy, quiet):
-    with pytest.raises(UserError, match="CUDA"):
+    with raises_user_error(where="device", got="cuda"):
         start(quiet, toy / "pretrain.jsonl", "compute.device=cuda")
 
 
@@ -72,7 +73,7 @@ def test_a_method_or_baseline_that_is_not_there_is_refused(quiet, method, baseli
 def test_pretraining_takes_no_model_and_the_others_need_one(tmp_path, quiet):
     with pytest.raises(UserError, match="RUN"):
         start(quiet, None, run=tmp_path)
-    with pytest.raises(UserError, match="--data"):
+    with raises_user_error(where="--method dpo", wanted="RUN and --data FILE"):
         start(quiet, None, method="dpo")
 
 
@@ -210,7 +211,7 @@ def test_baselines_are_added_to_a_comparison_and_none_is_lost(spec, compare, mon
     assert more["machine"]["limit_tokens_per_second"] == 400 and more["left_out"] == {}
     assert done == [f"{FOLDER}.hf_trainer"] * 2
     assert set(more["path"]["medians"]) == {"penjing", "penjing-adamw", "trainer"}
-    with pytest.raises(UserError, match="trials of trainer; wanted --baseline minimind-style,trainer"):
+    with raises_user_error(where="--resume", wanted="--baseline minimind-style,trainer"):
         compare(PRETRAIN, spec, pretend, slower, earlier=json.loads(json.dumps(more)), baselines=("minimind-style",))
 
 
@@ -235,7 +236,7 @@ def test_what_cannot_be_continued_is_one_line(tmp_path, quiet):
     file = tmp_path / "bench.json"
     for text in ("{", "[]", '{"method": "dpo"}'):
         file.write_text(text)
-        with pytest.raises(UserError, match=r"bench\.json"):
+        with raises_user_error(where="bench.json", wanted="what `penjing bench train --out` wrote"):
             start(quiet, None, earlier=file)
         assert file.read_text() == text
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
@@ -105,7 +106,7 @@ def test_words_that_cannot_be_leave_no_folder_behind(data, settings, words):
 def test_without_a_text_it_says_what_there_is():
     jsonl("chats.jsonl", ANSWERED)
     jsonl("dpo.jsonl", PAIR)
-    with pytest.raises(UserError, match=r"no text .*; got chats\.jsonl \(chats\), dpo\.jsonl \(preferences\)"):
+    with raises_user_error(where="chats.jsonl,dpo.jsonl", got="chats.jsonl (chats), dpo.jsonl (preferences)"):
         quickstart(QuickstartOptions(data="chats.jsonl,dpo.jsonl", out=OUT), Console(quiet=True))
 
 

@@ -5,11 +5,10 @@ import json
 import re
 from importlib.metadata import PackageNotFoundError
 
-import pytest
 import torch
 from rich.console import Console
+from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.commands.check_machine import check_machine
 from penjing.commands.corpus_report import corpus_report, print_tokens
 from penjing.data.tokenizer.train import train_tokenizer
@@ -86,7 +85,7 @@ def test_what_is_broken_is_counted_and_quoted_as_it_stands(tmp_path):
 
 def test_a_file_of_another_kind_is_named(tmp_path):
     (tmp_path / "package.json").write_text('{"name": "x"}')
-    with pytest.raises(UserError, match=r"package\.json:1: not a known kind of record"):
+    with raises_user_error(where="package.json:1", got="the fields name"):
         report(tmp_path)
 
 
@@ -109,5 +108,5 @@ def test_a_folder_of_wandb_s_runs_is_not_its_library(tmp_path, monkeypatch):
 
 def test_half_a_character_is_no_text_to_cut(tmp_path):
     train_tokenizer(["so it is, and so it was"] * 9, 300).save(tmp_path)
-    with pytest.raises(UserError, match="not valid UTF-8"):
+    with raises_user_error(where="the text", got="a\\udce4"):
         print_tokens(tmp_path, "a\udce4", Console(file=io.StringIO()))

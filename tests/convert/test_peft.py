@@ -16,6 +16,7 @@ from penjing.convert.peft import attach_peft, read_peft, write_peft
 from penjing.model import lora
 from penjing.model.config import ModelConfig
 from penjing.model.lora import Lora, add_adapter, set_adapter
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 
 peft = pytest.importorskip("peft")
@@ -161,7 +162,7 @@ def test_twenty_steps_lose_what_pefts_do(pair, tmp_path, name):
     for step in range(20):
         ids_BT = batches[step % 2]
         target_N = ids_BT[:, 1:].flatten()
-        ours = model(ids_BT[:, :-1], target_N=target_N, weight_N=torch.ones(len(target_N))) / len(target_N)
+        ours = model(ids_BT[:, :-1], score=CrossEntropy(target_N, torch.ones(len(target_N)))) / len(target_N)
         logits = theirs(ids_BT[:, :-1]).logits
         wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target_N)
         losses.append((ours.item(), wanted.item()))

@@ -238,7 +238,7 @@ def test_what_was_downloaded_already_needs_no_further_room(tmp_path: Path, monke
 
 def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     enroll(monkeypatch, package("0" * 64), num_download_bytes=10**18)
-    assert "too little room" in failure(tmp_path) and list((tmp_path / "data").iterdir()) == []
+    assert "not enough disk space" in failure(tmp_path) and list((tmp_path / "data").iterdir()) == []
 
 
 def test_interrupted_conversion_leaves_nothing(

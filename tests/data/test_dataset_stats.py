@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ def documents(*texts: str) -> list[Document]:
 
 
 def test_hand_counted() -> None:
-    found = survey(documents("ab 12", "中文。\n字", "ab 12"), tokens=len)
-    assert (found.num_documents, found.num_characters, found.num_tokens) == (3, 15, 15)
+    found = survey(documents("ab 12", "中文。\n字", "ab 12"))
+    assert (found.num_documents, found.num_characters) == (3, 15)
     assert found.num_bytes == 5 + 13 + 5
     visible = 12  # abab 1212 中文字 。
     assert found.latin_fraction == pytest.approx(4 / visible)
@@ -34,13 +35,12 @@ def test_hand_counted() -> None:
     assert found.num_distinct_characters == 10
     assert found.common_characters[:2] == (("1", 2), ("2", 2))
     assert [(line.num_characters, line.line) for line in found.longest_lines] == [(5, 3), (5, 1), (3, 2)]
-    assert json.loads(json.dumps(found.to_dict()))["num_bytes"] == 23
+    assert json.loads(json.dumps(asdict(found)))["num_bytes"] == 23
 
 
-def test_no_text_and_no_tokens() -> None:
+def test_no_text() -> None:
     found = survey([])
     assert found.warnings == ("There is no text at all.",)
-    assert found.num_tokens is None
     assert found.length_bytes["p50"] == 0 and found.han_fraction == found.other_fraction == 0
 
 
@@ -72,7 +72,7 @@ def test_quantiles_exact_then_sampled() -> None:
     [
         (
             ["same text, again and again, fifty bytes and more."] * 7 + [f"{i} " * 40 for i in range(93)],
-            "6 % of documents are exact duplicates: they will be learned by heart",
+            "6 % of documents are exact duplicates: a model memorizes them",
         ),
         ([f"{i}" for i in range(100)], "Half of the documents are 2 bytes or less"),
         ([f"{i} " * 40 for i in range(3)], "Only 3 documents: too few to hold some out"),
@@ -108,17 +108,17 @@ def test_chats_hand_counted() -> None:
         chat(("user", "a"), ("assistant", "hello"), ("user", "a")),
         Chat(messages=(Message(role="user", content="a"), call), tools=(), source="a", line=1),
     ]
-    found = survey_chats(chats, tokens=len)
-    assert (found.num_chats, found.num_answers, found.num_answer_bytes, found.num_tokens) == (5, 7, 17, 13)
+    found = survey_chats(chats)
+    assert (found.num_chats, found.num_answers, found.num_answer_bytes) == (5, 7, 17)
     assert found.roles == {"user": 8, "assistant": 7, "system": 1}
     assert found.turns_per_chat["p50"] == 3 and found.turns_per_chat["max"] == 4
     assert (found.num_with_system, found.num_with_tools, found.num_with_reasoning, found.num_tool_calls) == (1, 1, 1, 1)
     assert found.num_duplicates == 1
     assert found.warnings == (
-        "20 % of chats are exact duplicates: they will be learned by heart.",
+        "20 % of chats are exact duplicates: a model memorizes them.",
         "20 % of chats end on a turn that is never answered.",
     )
-    assert json.loads(json.dumps(found.to_dict()))["num_chats"] == 5
+    assert json.loads(json.dumps(asdict(found)))["num_chats"] == 5
     assert survey_chats([]).warnings == ("There is no chat at all.",)
     assert "one question and one answer" in survey_chats([chat(("user", "a"), ("assistant", "b"))]).warnings[0]
 
@@ -137,7 +137,7 @@ def turns(*contents: str, first: str = "user") -> dict[str, object]:
 def test_what_the_reader_sets_aside_is_counted(tmp_path: Path) -> None:
     texts: list[object] = [{"text": f"{i} " * 40} for i in range(96)]
     path = jsonl(tmp_path / "a.jsonl", *texts, {"text": ""}, {"text": " \n"}, '{"text": "cut\n', {"text": 3})
-    found = survey_files([path], "documents").to_dict()
+    found = asdict(survey_files([path], "documents"))
     assert (found["num_documents"], found["num_broken"], found["left_out"]) == (96, 2, {"the text is empty": 2})
     assert "2 % of documents are left out: the text is empty." in found["warnings"]
     broken = f"2 of 100 records are broken, too many to train on as they are; the first: {path}:99: broken JSON"
@@ -148,7 +148,7 @@ def test_what_the_reader_sets_aside_is_counted(tmp_path: Path) -> None:
         in survey_files([path], "documents").warnings
     )
     path = jsonl(tmp_path / "b.jsonl", turns("a", "b"), turns("a", ""), turns("hello", "a", "b", first="assistant"))
-    found = survey_files([path], "chats").to_dict()
+    found = asdict(survey_files([path], "chats"))
     assert (found["num_chats"], found["num_broken"], found["left_out"]) == (1, 1, {"an answer is empty": 1})
     assert "33 % of chats are left out: an answer is empty." in found["warnings"]
 
@@ -167,24 +167,24 @@ def test_preferences_hand_counted(tmp_path: Path) -> None:
         {"prompt": "a", "completion": "字字", "label": True},
         {"prompt": "a"},
     )
-    found = survey_files([path], "preferences").to_dict()
+    found = asdict(survey_files([path], "preferences"))
     assert (found["num_pairs"], found["num_judged"], found["num_broken"], found["num_duplicates"]) == (3, 1, 1, 1)
     assert found["left_out"] == {"both answers are the same": 1}
     assert found["chosen_longer_fraction"] == pytest.approx(2 / 3)
     ends = {name: (found[f"{name}_bytes"]["min"], found[f"{name}_bytes"]["max"]) for name in ENDS}
     assert ends == ENDS
     assert found["warnings"][:2] == (
-        "25 % of records are exact duplicates: they will be learned by heart.",
+        "25 % of records are exact duplicates: a model memorizes them.",
         "17 % of records are left out: both answers are the same.",
     )
-    biased = survey_files([jsonl(tmp_path / "b.jsonl", longer)], "preferences").to_dict()
+    biased = asdict(survey_files([jsonl(tmp_path / "b.jsonl", longer)], "preferences"))
     assert "The chosen answer is the longer one in 100 % of pairs: a model may learn to be long." in biased["warnings"]
 
 
 def test_prompts_hand_counted(tmp_path: Path) -> None:
     asked, again = turns("2+2") | {"answer": "4"}, turns("a", "b", "ccc", "") | {"gt": ["x"]}
     path = jsonl(tmp_path / "a.jsonl", asked, asked, again, '{"cut\n')
-    found = survey_files([path], "prompts").to_dict()
+    found = asdict(survey_files([path], "prompts"))
     assert (found["num_prompts"], found["num_broken"], found["num_duplicates"]) == (3, 1, 1)
     assert found["fields"] == {"answer": 2, "gt": 1}
     assert (found["turns_per_prompt"]["max"], found["prompt_bytes"]["min"], found["prompt_bytes"]["max"]) == (3, 3, 5)

@@ -90,9 +90,9 @@ def test_text_without_separators_is_cut_between_lines_and_nothing_is_lost(tmp_pa
 
 def test_lines_without_blanks_are_cut_too_and_a_long_line_stays_whole(tmp_path: Path) -> None:
     path = write(tmp_path / "names.txt", "emma\n" * 1000 + "x" * 9000 + "\nend\n")
-    found = texts(path, document_characters=500)
+    found = texts(path)
     assert "\n".join(found).split("\n") == ["emma"] * 1000 + ["x" * 9000, "end"]
-    assert max(len(text) for text in found if "x" not in text) <= 755
+    assert max(len(text) for text in found if "x" not in text) <= 3005
 
 
 def test_novel_is_normalised(tmp_path: Path) -> None:
@@ -170,9 +170,9 @@ def test_a_bad_byte_inside_a_quoted_field_costs_its_row(tmp_path: Path, name: st
     raw = b'id,text\n1,"one\ncaf\xe9\n2,not a row"\n3,caf\xe9\n4,b\n'
     tabs = raw.replace(b"2,not", b"2 not").replace(b",", b"\t")  # a line with all fields would be a row of its own
     path = write(tmp_path / name, tabs if name == "a.tsv" else raw)
-    quarantine = BadRecords(max_bad_fraction=0.9)
-    assert [document.text for document in read_documents([path], quarantine=quarantine)] == ["b"]
-    assert (quarantine.good, quarantine.bad) == (1, 2)
+    bad_records = BadRecords(max_bad_fraction=0.9)
+    assert [document.text for document in read_documents([path], bad_records=bad_records)] == ["b"]
+    assert (bad_records.good, bad_records.bad) == (1, 2)
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -284,27 +284,27 @@ def test_a_file_that_breaks_off_stops_the_reading_unless_all_may_be_broken(tmp_p
     good = jsonl(tmp_path / "good.jsonl", *[{"text": "a"}] * 5000)
     path = write(tmp_path / name, "no archive") if name == "b.jsonl.gz" else damaged(tmp_path / name)
     for max_bad_fraction in (0.01, 0.99):
-        quarantine = BadRecords(max_bad_fraction, tmp_path / "quarantine.jsonl")
+        bad_records = BadRecords(max_bad_fraction, tmp_path / "bad_records.jsonl")
         with pytest.raises(UserError) as caught:
-            list(read_documents([good, path], quarantine=quarantine))
+            list(read_documents([good, path], bad_records=bad_records))
         line = caught.value.line()
         assert line.startswith(str(path)) and "nothing after it in the file can be read" in line
         assert "data.max_bad_fraction=1." in line
-        assert "what follows in the file is not read" in (tmp_path / "quarantine.jsonl").read_text()
-    quarantine = BadRecords(max_bad_fraction=1.0)
-    num_read = sum(1 for _ in read_documents([good, path], quarantine=quarantine))
-    assert (quarantine.good, quarantine.bad) == (num_read, 1)
+        assert "what follows in the file is not read" in (tmp_path / "bad_records.jsonl").read_text()
+    bad_records = BadRecords(max_bad_fraction=1.0)
+    num_read = sum(1 for _ in read_documents([good, path], bad_records=bad_records))
+    assert (bad_records.good, bad_records.bad) == (num_read, 1)
     assert num_read - 5000 == {"a.json": 3, "a.csv": 3}.get(name, num_read - 5000) < 400
-    (place,) = quarantine.unread
+    (place,) = bad_records.unread
     assert place.startswith(f"{path}:")
-    assert quarantine.note().endswith(f"; not read to the end: {place}")
+    assert bad_records.note().endswith(f"; not read to the end: {place}")
 
 
 def test_plain_text_among_conversations_is_one_broken_record(tmp_path: Path) -> None:
     good = jsonl(tmp_path / "good.jsonl", *[turns(("user", "a"), ("assistant", "b"))] * 200)
-    quarantine = BadRecords()
-    assert len(list(read_chats([good, write(tmp_path / "a.txt", "hi")], quarantine=quarantine))) == 200
-    assert quarantine.bad == 1 and not quarantine.unread and "not read" not in quarantine.note()
+    bad_records = BadRecords()
+    assert len(list(read_chats([good, write(tmp_path / "a.txt", "hi")], bad_records=bad_records))) == 200
+    assert bad_records.bad == 1 and not bad_records.unread and "not read" not in bad_records.note()
 
 
 # --------------------------------------------------------------------------------------------------------------- errors
@@ -401,7 +401,7 @@ def test_the_encoding_of_a_file_is_guessed_once(
     raw = (line * 50).encode(encoding)
     path = write(tmp_path / name, gzip.compress(raw) if name.endswith(".gz") else raw)
     with raises_user_error(got="100.00%") as caught:
-        list(read_documents([path], quarantine=BadRecords()))
+        list(read_documents([path], bad_records=BadRecords()))
     assert len(heads) == 1
     commands = {
         "a.jsonl": "iconv -f GB18030 -t UTF-8 a.jsonl > utf8-a.jsonl",
@@ -764,9 +764,9 @@ def test_preference_files_are_known(tmp_path: Path) -> None:
 )
 def test_every_preference_file_reads(name: str, num_read: int) -> None:
     (path,) = real("pref", f"{name}.*")
-    quarantine = BadRecords(max_bad_fraction=0)
-    assert len(list(read_preferences([path], quarantine=quarantine))) == num_read
-    assert quarantine.bad == 0
+    bad_records = BadRecords(max_bad_fraction=0)
+    assert len(list(read_preferences([path], bad_records=bad_records))) == num_read
+    assert bad_records.bad == 0
 
 
 @needs_data
@@ -791,7 +791,7 @@ def test_a_conversation_with_pictures_or_sound_is_set_aside(tmp_path: Path, name
     bad = {"messages": [turns[0] | {name: ["a.png"]}, turns[1]]} if inside else plain | {name: ["a.png"]}
     none = plain | {name: []}  # a column of a table, empty in this row
     path = jsonl(tmp_path / "a.jsonl", plain, bad, none, plain)
-    quarantine = BadRecords(0.9, tmp_path / "bad.jsonl")
-    assert [chat.line for chat in read_chats([path], quarantine=quarantine)] == [1, 3, 4]
-    assert quarantine.bad == 1
+    bad_records = BadRecords(0.9, tmp_path / "bad.jsonl")
+    assert [chat.line for chat in read_chats([path], bad_records=bad_records)] == [1, 3, 4]
+    assert bad_records.bad == 1
     assert f"field {name} is not text" in (tmp_path / "bad.jsonl").read_text()

@@ -16,7 +16,7 @@ def _split(*patterns):
 
 
 @pytest.fixture(scope="session")
-def foreign_tokenizer():
+def external_tokenizer():
     """Make a byte-level BPE tokenizer with the split that a family of models has."""
     llama3 = QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

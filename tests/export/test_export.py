@@ -157,14 +157,14 @@ def test_without_transformers_the_note_says_so(tmp_path, tokenizer, monkeypatch)
 def test_a_foreign_folder_is_not_touched_and_an_export_is_replaced(tmp_path, tokenizer, monkeypatch):
     without_transformers(monkeypatch)
     model = make_model(tokenizer)
-    foreign = tmp_path / "photos"
-    foreign.mkdir()
-    (foreign / "cat.jpg").write_bytes(b"cat")
+    external = tmp_path / "photos"
+    external.mkdir()
+    (external / "cat.jpg").write_bytes(b"cat")
     (tmp_path / "file").write_text("text")
-    for path in (foreign, tmp_path / "file"):
+    for path in (external, tmp_path / "file"):
         with raises_user_error(next_step="another folder"):
             export(model, tokenizer, path, card="")
-    assert (foreign / "cat.jpg").read_bytes() == b"cat"
+    assert (external / "cat.jpg").read_bytes() == b"cat"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "photos"]
     export(model, tokenizer, tmp_path / "new" / "out", card="one")
     (tmp_path / "new" / "out" / "old.txt").write_text("left from before")
@@ -238,9 +238,9 @@ def test_the_card_states_what_is_known_and_no_more(tmp_path, tokenizer):
         ("runs/dpo", "dpo", "export", "runs/dpo/export"),
         ("runs/dpo", "dpo", "dpo-f16.gguf", "runs/dpo/dpo-f16.gguf"),
         ("runs/dpo/checkpoints/step-00000002", "dpo", "onnx", "runs/dpo/onnx"),
-        ("Qwen/Qwen3-0.6B", "outside", "export", "Qwen3-0.6B-export"),
-        ("Qwen/Qwen3-0.6B", "outside", "Qwen3-0.6B-f16.gguf", "Qwen3-0.6B-f16.gguf"),
-        ("models/full_sft_512.pth", "outside", "onnx", "full_sft_512-onnx"),
+        ("Qwen/Qwen3-0.6B", "external", "export", "Qwen3-0.6B-export"),
+        ("Qwen/Qwen3-0.6B", "external", "Qwen3-0.6B-f16.gguf", "Qwen3-0.6B-f16.gguf"),
+        ("models/full_sft_512.pth", "external", "onnx", "full_sft_512-onnx"),
     ],
 )
 def test_where_an_export_goes(tmp_path, monkeypatch, given, stage, name, expected):
@@ -273,10 +273,10 @@ def test_names_from_another_file_are_exported(tmp_path, tokenizer):
     (tmp_path / "theirs" / "special_tokens_map.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
     template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
     (tmp_path / "theirs" / "chat_template.jinja").write_text(template)
-    foreign = Tokenizer.load(tmp_path / "theirs")
-    foreign.save(tmp_path / "ours")
+    external = Tokenizer.load(tmp_path / "theirs")
+    external.save(tmp_path / "ours")
     stock = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert (stock.bos_token, stock.eos_token) == ("<s>", "</s>")
     assert stock.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "<s>a</s>"
-    assert Tokenizer.load(tmp_path / "ours").roles == foreign.roles
-    assert gguf_vocabulary.vocabulary_of(foreign, foreign.size).begin == foreign.control("<s>")
+    assert Tokenizer.load(tmp_path / "ours").roles == external.roles
+    assert gguf_vocabulary.vocabulary_of(external, external.size).begin == external.control("<s>")

@@ -309,8 +309,8 @@ def test_without_the_package_one_line_says_what_to_install(tmp_path, tokenizer, 
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama-bpe", "smaug-bpe", "gpt-2", "smollm"])
-def test_the_split_of_an_imported_tokenizer_is_recognised(foreign_tokenizer, name):
-    tokenizer = foreign_tokenizer(name)
+def test_the_split_of_an_imported_tokenizer_is_recognised(external_tokenizer, name):
+    tokenizer = external_tokenizer(name)
     vocabulary = vocabulary_of(tokenizer, tokenizer.size)
     assert vocabulary.split == name
     again = tokenizer_of(vocabulary)
@@ -326,9 +326,9 @@ def test_the_split_of_an_imported_tokenizer_is_recognised(foreign_tokenizer, nam
         ("gpt-2", normalizers.Lowercase(), "Lowercase"),
     ],
 )
-def test_a_tokenizer_that_llama_cpp_cannot_have_is_refused(foreign_tokenizer, name, normaliser, got):
+def test_a_tokenizer_that_llama_cpp_cannot_have_is_refused(external_tokenizer, name, normaliser, got):
     with raises_user_error(where="tokenizer", got=got):
-        vocabulary_of(foreign_tokenizer(name, normaliser), 401)
+        vocabulary_of(external_tokenizer(name, normaliser), 401)
 
 
 def test_the_modelfile_names_file_template_and_ends(tmp_path, tokenizer):

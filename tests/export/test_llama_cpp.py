@@ -228,8 +228,8 @@ def test_llama_cpp_cuts_text_as_we_do(tokenizer, vocabulary_file):
 
 
 @pytest.mark.parametrize("name", ["llama-bpe", "smaug-bpe", "gpt-2", "smollm"])
-def test_llama_cpp_cuts_text_as_imported_tokenizers_do(tmp_path, foreign_tokenizer, name):
-    tokenizer, path = foreign_tokenizer(name), tmp_path / "foreign.gguf"
+def test_llama_cpp_cuts_text_as_imported_tokenizers_do(tmp_path, external_tokenizer, name):
+    tokenizer, path = external_tokenizer(name), tmp_path / "external.gguf"
     gguf.export(make_model(tokenizer, num_hidden_layers=1), tokenizer, path)
     vocabulary = engine.Llama(str(path), vocab_only=True, n_threads=1, verbose=False)
     for text in strings(seed=12, count=300):

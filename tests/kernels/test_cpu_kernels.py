@@ -20,6 +20,7 @@ from penjing.kernels.ops import apply_rope, swiglu
 from penjing.kernels.tiled_attention import tiled_attention
 from penjing.model.linear import set_compute_dtype
 from penjing.model.norm import RMSNorm
+from penjing.model.score import CrossEntropy
 
 pytestmark = pytest.mark.skipif(
     bool(library.unavailable_reason()), reason=f"no kernels of our own here: {library.unavailable_reason()}"
@@ -377,7 +378,7 @@ def test_a_model_learns_the_same(make_model, dtype, architecture, without):
 
     def run():
         model.zero_grad()
-        loss = model(ids_BT, document_BT, target_N=target_N, weight_N=weight_N)
+        loss = model(ids_BT, document_BT, score=CrossEntropy(target_N, weight_N))
         loss.backward()
         return loss.detach(), {name: each.grad.clone() for name, each in model.named_parameters()}
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from penjing.kernels.cpu import library
+from penjing.kernels.cpu import decode, library
 from penjing.kernels.cpu.decode import Decoder, DecoderWeights, Experts, LayerWeights, LowRank, Matrix, Shape
 
 pytestmark = pytest.mark.skipif(
@@ -83,7 +83,8 @@ def read(decoder, ids, slot=0, *, chunk=TOKENS, adapter=None):
 
 
 @pytest.fixture
-def two_threads():
+def two_threads(monkeypatch):
+    monkeypatch.setattr(decode, "MIN_WORK", 1)  # however small
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

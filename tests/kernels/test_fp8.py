@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 from torch._dynamo.utils import counters
+from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
@@ -20,6 +21,7 @@ from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import Linear, set_compute_dtype, use_float8
 from penjing.model.lora import Lora, add_adapter, cast_frozen_base
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.plan.memory import Target
 from penjing.train.memory_trace.trace import predict_memory
@@ -130,8 +132,7 @@ def make(shape=SHAPE, *, on=True, fresh=False):
 
 def nats(model, ids_BT):
     target_N = ids_BT.roll(-1, dims=1).flatten()
-    given = {"target_N": target_N, "weight_N": torch.ones(target_N.shape[0])}
-    got = model(ids_BT, **given)
+    got = model(ids_BT, score=CrossEntropy(target_N, torch.ones(target_N.shape[0])))
     return (got[0] if isinstance(got, tuple) else got) / target_N.shape[0]  # a mixture's comes with its routers' doings
 
 
@@ -277,7 +278,7 @@ def test_memory_is_traced_without_a_device():
     plan = predict_memory(run, card)
     assert sum(plan.waterfall.values()) == plan.total_bytes
     assert plan.waterfall != usual.waterfall
-    with pytest.raises(UserError, match=r"capability 8\.9"):
+    with raises_user_error(where="compute.fp8", got="8.6"):
         predict_memory(run, Target(name="RTX 3090", capability=(8, 6), memory_bytes=24 << 30))
 
 

@@ -22,6 +22,7 @@ from penjing.model.init import initialise
 from penjing.model.linear import Linear, set_compute_dtype, shared_input_linears
 from penjing.model.mlp import MLP
 from penjing.model.norm import RMSNorm
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 
 SLAB = 64 * SMALLEST
@@ -269,7 +270,7 @@ def test_nothing_is_read_before_it_is_written(dtype, experts, monkeypatch):
 
     def step():
         model.zero_grad(set_to_none=True)
-        scored = model(ids_BT, document_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(900))
+        scored = model(ids_BT, document_BT, score=CrossEntropy(ids_BT.flatten(), torch.ones(900)))
         loss = scored[0] if experts else scored
         loss.backward()
         return [loss.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]

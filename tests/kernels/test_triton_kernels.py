@@ -17,6 +17,7 @@ from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
 from penjing.model.lora import DEFAULT, Lora, adapted, add_adapter
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer, recompute_activations
 
 if importlib.util.find_spec("triton") is None:
@@ -264,7 +265,7 @@ class Way:
         ids_BT = torch.randint(300, (1, 50), generator=generator).to(DEVICE)
         document_BT = rows(1, 49, 20)
         found = model(
-            ids_BT[:, :-1], document_BT, target_N=ids_BT[:, 1:].flatten(), weight_N=torch.ones(49, device=DEVICE)
+            ids_BT[:, :-1], document_BT, score=CrossEntropy(ids_BT[:, 1:].flatten(), torch.ones(49, device=DEVICE))
         )
         loss = (found[0] if isinstance(found, tuple) else found) / 49
         (loss * 1024).backward()

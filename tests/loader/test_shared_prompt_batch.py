@@ -8,7 +8,8 @@ import torch
 from small_models import small_model
 from user_errors import raises_user_error
 
-from penjing.loader.shared_prompt_batch import Answer, Group, best_rows, pack, run_model
+from penjing.loader.shared_prompt_batch import Answer, Group, best_rows, pack
+from penjing.objective.run_model import run_model
 
 SHAPE = {
     "vocab_size": 40,

@@ -12,6 +12,7 @@ from penjing.model import lora
 from penjing.model.freeze import freeze
 from penjing.model.linear import packed_linear, set_compute_dtype
 from penjing.model.lora import Lora, add_adapter, attach, merge, remove_adapters, set_adapter, unmerge
+from penjing.model.score import CrossEntropy
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 
@@ -28,7 +29,7 @@ MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
 def nats(model):
-    return model(IDS_BT[:, :-1], target_N=TARGET_N, weight_N=torch.ones(len(TARGET_N)))
+    return model(IDS_BT[:, :-1], score=CrossEntropy(TARGET_N, torch.ones(len(TARGET_N))))
 
 
 @torch.no_grad()
@@ -90,7 +91,7 @@ def plain(model, settings, ids_BT):
 
 
 def _targets():
-    return {"target_N": TARGET_N, "weight_N": torch.ones(len(TARGET_N))}
+    return {"score": CrossEntropy(TARGET_N, torch.ones(len(TARGET_N)))}
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "qwen2"])

@@ -14,6 +14,7 @@ from penjing.loader.to_device import cu_seqlens
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 from penjing.train.compile_policy import compile_model, missing_compiler
 
@@ -136,8 +137,8 @@ def check(way, reference, device):
     ids_BT, document_BT, target_BT = rows(way)
     if way.fused_head and not way.padding and not way.packing:
         total = sum(
-            model(ids[None, :-1].to(device), target_N=ids[1:].to(device), weight_N=torch.ones(len(ids) - 1).to(device))
-            for ids in documents()
+            model(ids[None, :-1], score=CrossEntropy(ids[1:], torch.ones(len(ids) - 1, device=device)))
+            for ids in (ids.to(device) for ids in documents())
         )
     else:
         scored_N = (target_BT >= 0).flatten().nonzero()[:, 0]
@@ -146,7 +147,7 @@ def check(way, reference, device):
         more = {} if device == CPU else {"edge_S": cu_seqlens(document_BT).to(device)}
         weight_N = torch.ones(len(target_N)).to(device)
         ids_BT, document_BT, target_N = (x.to(device) for x in (ids_BT, document_BT, target_N))
-        total = model(ids_BT, document_BT, scored_N=scored, target_N=target_N, weight_N=weight_N, **more)
+        total = model(ids_BT, document_BT, scored_N=scored, score=CrossEntropy(target_N, weight_N), **more)
     loss = total / sum(LENGTHS)
     scale = 1024.0 if way.dtype == torch.float16 else 1.0
     (loss * scale).backward()

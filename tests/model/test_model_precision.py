@@ -10,6 +10,7 @@ import torch
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
 from penjing.model.norm import RMSNorm
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 
 IDS_BT = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(4))
@@ -18,7 +19,7 @@ IDS_BT = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(4
 def gradients(model):
     model.zero_grad(set_to_none=True)
     target_N = IDS_BT.roll(-1, 1).flatten()
-    model(IDS_BT, target_N=target_N, weight_N=torch.ones(len(target_N))).backward()
+    model(IDS_BT, score=CrossEntropy(target_N, torch.ones(len(target_N)))).backward()
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as functional
 
 from penjing.export.hf import hf_config, hf_name, hf_weights
+from penjing.model.score import CrossEntropy
 
 transformers = pytest.importorskip("transformers")
 
@@ -88,7 +89,7 @@ def test_gradients_of_the_next_token_loss(make_model, architecture, tie_word_emb
     theirs(IDS_BT, labels=IDS_BT).loss.backward()
     target_N = IDS_BT[:, 1:].flatten()
     place_BT = torch.arange(IDS_BT.numel()).view_as(IDS_BT)[:, :-1]
-    total = model(IDS_BT, scored_N=place_BT.flatten(), target_N=target_N, weight_N=torch.ones(len(target_N)))
+    total = model(IDS_BT, scored_N=place_BT.flatten(), score=CrossEntropy(target_N, torch.ones(len(target_N))))
     (total / len(target_N)).backward()
     their_parameters = dict(theirs.named_parameters())
     for name, parameter in model.named_parameters():
@@ -104,6 +105,6 @@ def test_names_cover_all_of_theirs(make_model, architecture):
 def test_the_plain_loss_is_cross_entropy_of_the_logits(make_model):
     model = make_model()
     target_BT = IDS_BT.roll(-1, 1)
-    total = model(IDS_BT, target_N=target_BT.flatten(), weight_N=torch.ones(target_BT.numel()))
+    total = model(IDS_BT, score=CrossEntropy(target_BT.flatten(), torch.ones(target_BT.numel())))
     expected = functional.cross_entropy(model(IDS_BT).flatten(0, 1), target_BT.flatten(), reduction="sum")
     torch.testing.assert_close(total, expected, rtol=1e-5, atol=0)

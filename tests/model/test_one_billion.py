@@ -4,6 +4,7 @@ import torch
 
 from penjing.model.config import ModelConfig
 from penjing.model.linear import set_compute_dtype
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.optim.muon import Muon
 
@@ -39,7 +40,7 @@ def test_the_whole_training_state_fits():
     owned = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         target_N, weight_N = ids_BT.flatten(), torch.ones(rows * num_tokens, device="meta")
-        model(ids_BT, target_N=target_N, weight_N=weight_N)
+        model(ids_BT, score=CrossEntropy(target_N, weight_N))
     activations = sum(size for key, size in kept.items() if key not in owned)
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)

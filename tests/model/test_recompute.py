@@ -5,6 +5,7 @@ import torch
 
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer, recompute_activations
 
 SHAPE = ModelConfig(
@@ -30,7 +31,7 @@ def gradients_and_kept_bytes(what):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        total = model(ids_BT, torch.zeros_like(ids_BT), target_N=ids_BT.flatten(), weight_N=torch.ones(128))
+        total = model(ids_BT, torch.zeros_like(ids_BT), score=CrossEntropy(ids_BT.flatten(), torch.ones(128)))
     total.backward()
     return [parameter.grad for parameter in model.parameters()], sum(kept)
 

@@ -14,6 +14,7 @@ from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.objective.policy import Policy, PolicyObjective, RewardSettings, Rollout, divergence
 from penjing.objective.router import RouterSettings
+from penjing.objective.run_model import run_model
 from penjing.objective.value import advantages, value_loss, whitened
 
 LOSSES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo"]
@@ -188,15 +189,9 @@ def test_figures_are_means_over_units():
 
 def test_temperature_divides_the_logits():
     model, batch = make_model(), make_batch()
-    call = {
-        "branch_BT": batch.branch_BT,
-        "position_BT": batch.position_BT,
-        "scored_N": batch.scored_N,
-        "target_N": batch.target_N,
-    }
     logits_BTV = model(batch.ids_BT, batch.document_BT, branch_BT=batch.branch_BT, position_BT=batch.position_BT)
     expected = (logits_BTV.flatten(0, 1)[batch.scored_N] / 0.7).log_softmax(-1)
-    logp_2N = model(batch.ids_BT, batch.document_BT, temperature=0.7, **call)
+    logp_2N = run_model(model, batch, temperature=0.7)
     torch.testing.assert_close(logp_2N[0], expected.gather(1, batch.target_N[:, None])[:, 0], rtol=1e-5, atol=1e-5)
 
 

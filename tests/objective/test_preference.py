@@ -9,8 +9,8 @@ import torch
 from small_models import small_model
 from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
+from penjing.model.score import LogProbs
 from penjing.model.value_head import ScalarHead, answer_places
 from penjing.objective.preference import (
     MISMATCHED,
@@ -248,7 +248,7 @@ def test_log_probabilities_and_values_come_from_one_pass(model):
     head.scalar.data.normal_(generator=torch.Generator().manual_seed(2))
     batch = pack(groups("pairs"), 64)
     shown = {"branch_BT": batch.branch_BT, "position_BT": batch.position_BT}
-    asked = {"scored_N": batch.scored_N, "target_N": batch.target_N}
+    asked = {"scored_N": batch.scored_N, "score": LogProbs(batch.target_N)}
     places = answer_places(batch.scored_N, batch.answer_N, batch.num_answers)
     logp_2N, value_N = head(batch.ids_BT, batch.document_BT, scalar_N=places, **asked, **shown)
     torch.testing.assert_close(logp_2N, model(batch.ids_BT, batch.document_BT, **asked, **shown))
@@ -281,5 +281,5 @@ def test_settings_without_effect_are_refused(settings, name, facts):
 
 
 def test_a_negative_weight_is_refused():
-    with pytest.raises(UserError, match=r"objective.center_rewards_coefficient: out of range"):
+    with raises_user_error(where="objective.center_rewards_coefficient", got=-1, wanted=">= 0"):
         RewardModel(center_rewards_coefficient=-1)

@@ -12,6 +12,7 @@ from penjing.checkpoint.save import save
 from penjing.kernels import orthogonalize
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 from penjing.optim import low_precision_state as kept
 from penjing.optim.adamw import AdamW
@@ -288,7 +289,7 @@ def learn(settings, steps=60):
         at = torch.randint(len(data) - 65, (8,), generator=generator)
         rows = torch.stack([data[first : first + 65] for first in at.tolist()])
         weight_N = torch.ones(8 * 64)
-        loss = model(rows[:, :-1].contiguous(), target_N=rows[:, 1:].flatten(), weight_N=weight_N) / (8 * 64)
+        loss = model(rows[:, :-1].contiguous(), score=CrossEntropy(rows[:, 1:].flatten(), weight_N)) / (8 * 64)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:

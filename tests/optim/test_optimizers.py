@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from small_models import small_model
 from user_errors import raises_user_error
 
-from penjing.base.registry import look_up
 from penjing.kernels.cpu import library
 from penjing.kernels.orthogonalize import ABOVE_NORM, ROUNDS, orthogonalize
-from penjing.optim import OPTIMIZERS
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 from penjing.optim.param_groups import group
+from penjing.train.config import Run
+
+OPTIMIZERS = get_args(get_type_hints(Run)["optimizer"])
 
 
 def make_model(tie_word_embeddings=True):
@@ -40,7 +42,7 @@ def take_steps(model, optimizers, seeds):
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_every_parameter_is_in_one_group_and_only_matrices_decay(kind, tie_word_embeddings):
     model = make_model(tie_word_embeddings)
-    settings = look_up(OPTIMIZERS, kind, what="optimizer")(weight_decay=0.25)
+    settings = kind(weight_decay=0.25)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     listed = []
     for optimizer in settings.build(model):
@@ -231,7 +233,7 @@ def test_muon_leaves_parameters_without_gradient_alone():
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_restored_state_goes_on_bit_for_bit(kind):
-    settings = look_up(OPTIMIZERS, kind, what="optimizer")()
+    settings = kind()
     model = make_model()
     optimizers = settings.build(model)
     take_steps(model, optimizers, [1, 2])

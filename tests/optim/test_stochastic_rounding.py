@@ -7,6 +7,7 @@ import torch
 
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 from penjing.optim.muon import Muon
 from penjing.optim.stochastic_rounding import stochastic_round
@@ -62,7 +63,7 @@ def learn(steps, model=None, before=None, **more):
     ids_BT = torch.randint(64, (4, 32), generator=torch.Generator().manual_seed(1))
     losses = []
     for _ in range(steps):
-        total = model(ids_BT, target_N=ids_BT.roll(-1, 1).flatten(), weight_N=torch.ones(128)) / 128
+        total = model(ids_BT, score=CrossEntropy(ids_BT.roll(-1, 1).flatten(), torch.ones(128))) / 128
         total.backward()
         for optimizer in optimizers:
             optimizer.step()

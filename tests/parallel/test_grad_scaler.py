@@ -11,6 +11,7 @@ import torch
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 from penjing.optim.adamw import AdamW
 from penjing.parallel.grad_scaler import LossScaler
@@ -40,8 +41,9 @@ def steps(dtype, num_steps, first=2.0**16):
     optimizers = AdamW(learning_rate=3e-3).build(model)
     ids_BT = torch.randint(64, (4, 64), generator=torch.Generator().manual_seed(1))
     losses = []
+    score = CrossEntropy(ids_BT.roll(-1, 1).flatten(), torch.ones(256))
     for _ in range(num_steps):
-        total = model(ids_BT, torch.zeros_like(ids_BT), target_N=ids_BT.roll(-1, 1).flatten(), weight_N=torch.ones(256))
+        total = model(ids_BT, torch.zeros_like(ids_BT), score=score)
         strategy.backward(total / 256)
         guarded_step(optimizers, strategy.clip(1.0), torch.tensor(1.0))
         losses.append(float(total.detach()) / 256)
@@ -65,7 +67,7 @@ def test_an_overflow_is_left_out_and_halves_the_scale():
     before = copy.deepcopy(model.state_dict())
     strategy.scaler.restore({"scale": 2.0**20, "good_steps": 5.0})
     ids_BT = torch.zeros(1, 8, dtype=torch.long)
-    total = model(ids_BT, target_N=ids_BT[0], weight_N=torch.ones(8))
+    total = model(ids_BT, score=CrossEntropy(ids_BT[0], torch.ones(8)))
     strategy.backward(total * 1e4)  # beyond float16
     bad = guarded_step(optimizers, strategy.clip(1.0), torch.tensor(1.0))
     assert bool(bad)

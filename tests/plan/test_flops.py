@@ -14,6 +14,7 @@ from penjing.kernels import experts
 from penjing.model.config import ModelConfig
 from penjing.model.freeze import freeze
 from penjing.model.lora import Lora, add_adapter
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
 from penjing.plan.run_estimate import ProbeTimings, RunEstimate, RunSize, estimate_memory_bytes, estimate_run
@@ -44,7 +45,7 @@ def test_flops_of_a_step_are_what_a_counter_counts(options):
     # The plain attention kernel is made of matmuls the counter knows. It works on all T x T pairs, masked or not:
     # each query is counted with T keys. Everything else must agree to the last operation.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(ids_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(ids_BT.numel())).backward()
+        model(ids_BT, score=CrossEntropy(ids_BT.flatten(), torch.ones(ids_BT.numel()))).backward()
     expected = training_flops_per_token(config, num_keys=num_tokens) * rows * num_tokens
     assert counter.get_total_flops() == expected
     counts = counter.get_flop_counts()["Global"]
@@ -61,7 +62,7 @@ def test_flops_of_a_mixture_are_those_of_the_experts_a_token_goes_through(monkey
     model = Transformer(config)
     ids_BT = torch.randint(0, 300, (2, 32))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(ids_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(ids_BT.numel()))[0].backward()
+        model(ids_BT, score=CrossEntropy(ids_BT.flatten(), torch.ones(ids_BT.numel())))[0].backward()
     assert counter.get_total_flops() == training_flops_per_token(config, num_keys=32) * 64
 
 
@@ -72,7 +73,7 @@ def test_flops_of_adapters_leave_out_the_frozen_matrices():
     add_adapter(model, Lora(rank=4), seed=0)
     ids_BT = torch.randint(0, 300, (2, 32))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(ids_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(64)).backward()
+        model(ids_BT, score=CrossEntropy(ids_BT.flatten(), torch.ones(64))).backward()
     stated = training_flops_per_token(config, num_keys=32, trainable=trainable_of(model, config)) * 64
     # The counter does not know matmuls that are added in place: B in the forward pass, A's in the gradient of x.
     outputs, inputs = 2 * (64 + 32 + 32 + 64 + 96 + 96 + 64), 2 * (4 * 64 + 2 * 64 + 96) - 3 * 64
@@ -105,7 +106,7 @@ def test_flops_with_frozen_parameters_are_what_a_counter_counts(what, tie_word_e
     freeze(model, FROZEN[what])
     ids_BT = torch.randint(0, 300, (2, 32))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(ids_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(64)).backward()
+        model(ids_BT, score=CrossEntropy(ids_BT.flatten(), torch.ones(64))).backward()
     stated = training_flops_per_token(config, num_keys=32, trainable=trainable_of(model, config)) * 64
     assert stated == counter.get_total_flops()
     assert trainable_by(config, Lora(), FROZEN[what]) == (trainable_of(model, config) if FROZEN[what] else None)
@@ -158,7 +159,7 @@ def test_the_estimate_covers_what_the_backward_pass_keeps():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        total = model(ids_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(256))
+        total = model(ids_BT, score=CrossEntropy(ids_BT.flatten(), torch.ones(256)))
     assert total.requires_grad
     estimate = estimate_memory_bytes(config, 256, 8) - estimate_memory_bytes(config, 0, 8)
     assert 0.7 < estimate / sum(kept.values()) < 1.5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
 import pytest
 import torch
@@ -74,6 +76,29 @@ def test_the_helpers_work_on_a_cpu():
     assert peak.source == "measured matmul"
     assert hardware.peak(torch.device("meta"), torch.float32).flops_per_second is None
     assert 1 <= hardware.physical_cores() <= os.cpu_count()
+
+
+def test_waiting_for_a_core_is_no_part_of_a_matmuls_time(monkeypatch):
+    """On a busy machine a thread waits; MFU was 142 % there while the wall clock was read."""
+    monkeypatch.setattr(torch, "matmul", lambda left, right: time.sleep(0.002))
+    flops_while_asleep = 2 * 1024 * 512 * 1024 / 0.002
+    assert hardware.cpu_matmul_rate(torch.float32) > 3 * flops_while_asleep
+
+
+def test_every_thread_in_use_counts(monkeypatch):
+    monkeypatch.setattr(hardware, "_one_thread_rate", lambda dtype: float(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert hardware.cpu_matmul_rate(torch.float32) == 3.0, "one thread each"
+        assert torch.get_num_threads() == 3
+        later = []
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert later == [3], "threads to come have as many"
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_peak_memory_is_in_bytes_and_grows():

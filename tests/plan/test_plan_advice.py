@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
-from penjing.base.errors import UserError
 from penjing.commands import plan_advice
 from penjing.commands.plan_run import (
     PlanOptions,
@@ -59,7 +59,7 @@ def test_adapters_save_themselves_and_their_state():
 
 
 def test_training_and_plan_refuse_the_same():
-    with pytest.raises(UserError, match=r"compute\.compile"):
+    with raises_user_error(where="compute.compile", got="answers make batches of another shape in every step"):
         planned("grpo", "compute.compile=blocks")
     run, _, _ = planned("grpo")
     assert accepted(run, H100, 1)
@@ -89,7 +89,7 @@ def test_a_cpu_without_a_compiler_is_not_planned_or_advised_to_compile(monkeypat
     lines = plan_advice.alternatives(run, PlanOptions(), cpu, None, work, 1e5)
     assert any("compute.compile=auto" in line for line in lines) is has_compiler
     if not has_compiler:
-        with pytest.raises(UserError, match=r"no C\+\+ compiler"):
+        with raises_user_error(where="compute.compile", got="no C++ compiler (g++)"):
             compiled("blocks")
 
 

@@ -13,6 +13,7 @@ from penjing.kernels import experts
 from penjing.model import block
 from penjing.model.config import ModelConfig
 from penjing.model.lora import Lora, add_adapter
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 from penjing.plan.flops import components, mean_keys, parameters, training_flops_per_token, windowed_keys
 from penjing.plan.shape import shape_of
@@ -73,7 +74,7 @@ def counted(model: Transformer, vocabulary: int) -> float:
     """FLOPs of one forward and backward pass. The plain attention kernel works on all T x T pairs."""
     ids_BT = torch.randint(0, vocabulary, (ROWS, TOKENS))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        found = model(ids_BT, target_N=ids_BT.flatten(), weight_N=torch.ones(ids_BT.numel()))
+        found = model(ids_BT, score=CrossEntropy(ids_BT.flatten(), torch.ones(ids_BT.numel())))
         (found[0] if isinstance(found, tuple) else found).backward()
     return counter.get_total_flops()
 

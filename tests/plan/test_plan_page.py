@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
+from user_errors import raises_user_error
 
 from penjing.base import config
 from penjing.base.errors import UserError
@@ -21,17 +22,19 @@ from penjing.commands import plan_counts, plan_run
 from penjing.commands import plan_history as verify
 from penjing.commands import plan_subcommands as plan_tools
 from penjing.commands import sweep as tables
-from penjing.commands.plan import make_report, read_foreign
+from penjing.commands.plan import make_report, read_external
 from penjing.commands.plan_forecast import family
 from penjing.commands.plan_print import print_page, verdict_of
 from penjing.commands.plan_run import PlanOptions
 from penjing.commands.train import execute, resolve_run
+from penjing.kernels.triton import ops as gpu
 from penjing.model.config import ModelConfig
 from penjing.plan import profile
 from penjing.plan.device_model import machine_of_card
 from penjing.plan.flops import parameters
 from penjing.plan.gpu_specs import find_card
 from penjing.plan.memory import Target, is_tight, safe_bytes
+from penjing.plan.memory.fake_device_mode import FakeDeviceMode
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
 from penjing.train import build_model, step_timing
@@ -120,7 +123,7 @@ def test_the_largest_pass_is_one_that_fits_though_the_optimizer_needs_the_most_o
     page = make_report(
         "pretrain", resolve_run("pretrain", settings("batch.size=64")), PlanOptions(gpu="RTX 3090", tokens="1M")
     )
-    assert 0.9 * page.memory_bytes < total(page.largest_micro_rows) <= safe_bytes(page.memory_bytes)
+    assert 0.9 * page.memory_bytes < total(page.largest_micro_size) <= safe_bytes(page.memory_bytes)
     assert len(traced) == 3
 
 
@@ -142,10 +145,10 @@ def test_fewer_rows_are_proposed_where_they_divide_a_devices_share():
 @pytest.mark.parametrize(("words", "gpus"), [((), 3), (("batch.micro_size=3",), 1), (("batch.micro_size=8",), 2)])
 def test_what_training_would_refuse_is_not_planned(words, gpus):
     run, asked = resolve_run("pretrain", settings(*words)), PlanOptions(gpu="RTX 3090", gpus=gpus)
-    with pytest.raises(UserError, match="do not divide evenly"):
+    with raises_user_error(where="batch.size", got=8):
         make_report("pretrain", run, asked)
     if not words:  # a search looks for rows of a pass itself
-        with pytest.raises(UserError, match="do not divide evenly"):
+        with raises_user_error(where="batch.size", got=8, wanted="a multiple of 3 devices"):
             plan_tools.search(run, asked, "", (), Console(quiet=True))
 
 
@@ -180,6 +183,31 @@ def test_stages_that_sample_pay_for_it():
     assert more.step_parts_seconds["generation"] > 2 * page.step_parts_seconds["generation"]
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_card_at_hand_is_planned_with_the_kernels_that_run_there(monkeypatch, installed):
+    properties = SimpleNamespace(total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+    monkeypatch.setattr(plan_run, "find_profile", lambda key: None)
+    monkeypatch.setattr(plan_run, "key_of", lambda device: "")
+    monkeypatch.setattr(gpu, "has_triton", installed)
+    run = resolve_run(
+        "pretrain", settings("compute.dtype=bfloat16", "compute.device=cuda", "model.num_hidden_layers=1")
+    )
+    machine, target, notes = plan_run.find_machine(PlanOptions(), run)
+    assert any("Triton" in note for note in notes) != installed
+    work = plan_run.workload_of(
+        run, shape_of(run.model), plan_run.lengths_of(run), machine, micro_size=4, options=PlanOptions()
+    )
+    assert work.own_kernels == installed
+    with FakeDeviceMode(target):
+        assert gpu.supports(torch.device("cuda"), torch.bfloat16) == installed
+    assert gpu.has_triton == installed
+    with FakeDeviceMode(Target(capability=(9, 0))):
+        assert gpu.supports(torch.device("cuda"), torch.bfloat16), "another machine's card has what it needs"
+
+
 def test_longer_runs_and_faster_cards():
     run = resolve_run("pretrain", settings())
     pages = {name: make_report("pretrain", run, PlanOptions(gpu=name, tokens="10B")) for name in ("RTX 3090", "H100")}
@@ -195,15 +223,15 @@ def test_longer_runs_and_faster_cards():
 def test_bad_input_is_one_line(asked, where):
     with pytest.raises(UserError, match=where):
         make_report("pretrain", resolve_run("pretrain", settings()), PlanOptions(**{"gpu": "RTX 3090", **asked}))
-    with pytest.raises(UserError, match="--gpus"):
+    with raises_user_error(where="--gpus", got=0, wanted="1 or more"):
         PlanOptions(gpus=0)
 
 
 def test_a_hugging_face_config_is_read(tmp_path):
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
-    run, foreign = read_foreign(tmp_path, {})
-    page = make_report("gpt2", run, PlanOptions(gpu="A100"), foreign)
+    run, external = read_external(tmp_path, {})
+    page = make_report("gpt2", run, PlanOptions(gpu="A100"), external)
     assert page.parameters == 124_439_808
     assert page.waterfall == {}  # a formula, and the page says so
     assert "formula" in text_of(lambda console: print_page(page, console))
@@ -218,10 +246,10 @@ def test_a_hugging_face_config_is_read(tmp_path):
         "max_position_embeddings": 1024,
     }
     (tmp_path / "config.json").write_text(json.dumps(llama))
-    run, foreign = read_foreign(tmp_path / "config.json", {})
-    assert foreign is None and run.model.hidden_size == 64
-    with pytest.raises(UserError, match=r"data\.seq_len"):
-        read_foreign(tmp_path, {"data": {"seq_len": 99999}})
+    run, external = read_external(tmp_path / "config.json", {})
+    assert external is None and run.model.hidden_size == 64
+    with raises_user_error(where="data.seq_len", got=99999, wanted="at most model.max_position_embeddings = 1024"):
+        read_external(tmp_path, {"data": {"seq_len": 99999}})
 
 
 def test_a_probed_plan_costs_what_its_one_card_does():
@@ -239,7 +267,7 @@ def test_what_a_sweep_cannot_time_is_refused():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it may have such matmuls")
 def test_matmuls_that_a_cpu_does_not_have_are_refused():
-    with pytest.raises(UserError, match="tf32"):
+    with raises_user_error(where="--dtypes", got="tf32"):
         tables.run_matmul((64,), ("tf32",), 1.0, None, Console(quiet=True))
 
 
@@ -274,9 +302,9 @@ def test_devices_that_share_the_states_of_a_foreign_model_hold_a_part(tmp_path, 
     """Bytes of a parameter on each of four devices."""
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
-    run, foreign = read_foreign(tmp_path, {})
-    alone = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4), foreign)
-    shared = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4, engine=engine), foreign)
+    run, external = read_external(tmp_path, {})
+    alone = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4), external)
+    shared = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4, engine=engine), external)
     assert alone.peak_memory_bytes - shared.peak_memory_bytes == pytest.approx((16 - held) * 124_439_808, abs=1)
 
 
@@ -329,13 +357,13 @@ def test_memory_search_tokens_and_estimate_say_what_they_should():
     assert found[0] >= 3 and "traced configurations fit 8.00 GiB" in shown
     assert all(how in shown for how in ("none", "mlp", "block"))
     assert plan_tools.search(run, asked, "1MB", (), Console(quiet=True)) == 0
-    with pytest.raises(UserError, match="--fit"):
+    with raises_user_error(where="--fit", got="'3h'", wanted="such as 24GB or 8GiB"):
         plan_tools.search(run, asked, "3h", (), Console(quiet=True))
     shown = text_of(lambda console: plan_counts.print_tokens("64M", "1.2B", "2", "RTX 3060", 1, console))
     assert "1.66B tokens" in shown and "2 h 00 min on 1 x RTX 3060" in shown
     shown = text_of(lambda console: plan_counts.print_estimate("26M", "10B", 75.0, "", console))
     assert "(347 min)" in shown and "ours:" in shown
-    with pytest.raises(UserError, match="--tflops"):
+    with raises_user_error(where="--tflops", next_step="--tflops"):
         plan_counts.print_estimate("26M", "10B", 0.0, "", Console(quiet=True))
 
 
@@ -429,7 +457,7 @@ def test_matmul_is_a_table(tmp_path, monkeypatch):
     assert all(row["spread"] >= 0 for row in found["rows"])
     if not torch.cuda.is_available():  # whose data sheet is known
         assert all(row["share_of_peak"] is None for row in found["rows"])
-    with pytest.raises(UserError, match="--dtypes"):
+    with raises_user_error(where="--dtypes", got="float7", wanted="bfloat16, float16, tf32, float32"):
         tables.run_matmul((16,), ("float7",), 5.0, None, Console(quiet=True))
 
 
@@ -452,7 +480,7 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch,
         made = prepare_run(run, Single(CPU))
         made.context.trackers.close()
         optimizers = [optimizer.state_dict() for optimizer in made.context.optimizers]
-        return made.model.state_dict(), optimizers, made.context.source.state(), torch.get_rng_state(), made.bill
+        return made.model.state_dict(), optimizers, made.context.source.state(), torch.get_rng_state(), made.estimate
 
     sizes = []
     timed = step_timing._time_small_passes

@@ -75,7 +75,7 @@ def test_a_checkpoint_holds_the_adapter_only_and_names_its_base(whole, base):
     assert saved
     assert all(".adapters.default." in name for name in saved)
     facts = json.loads((newest(whole) / "state.json").read_text())["base"]
-    assert facts["start"] == str(base.resolve())
+    assert facts["init_from"] == str(base.resolve())
     assert facts["sha256"] == lora.fingerprint(load_trained(base).model)
 
 

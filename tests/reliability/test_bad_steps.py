@@ -289,13 +289,13 @@ def test_going_back_is_bounded_and_ends_with_the_reason():
 
 def test_a_spike_is_seen_at_its_step_and_a_clean_run_has_none(count):
     """A falling, noisy curve of 20,000 steps: at most two false alarms; and every tenfold loss is seen at once."""
-    dice = random.Random(0)
+    rng = random.Random(0)
     incidents = []
     guard = NonFiniteGuard(incidents.append)
     zero, one = torch.tensor(0.0), torch.tensor(1.0)
     caught = 0
     for step in range(20_000):
-        loss = 2 + 6 * math.exp(-step / 800) + dice.gauss(0, 0.15)
+        loss = 2 + 6 * math.exp(-step / 800) + rng.gauss(0, 0.15)
         spiked = step % 2000 == 1999
         before = len(incidents)
         guard.observe(step, zero, torch.tensor(10 * loss if spiked else loss), one, lambda step=step: {"rows": [step]})

@@ -30,12 +30,12 @@ def damages(path, other, name, flips):
     other: the same file of another step.
     """
     whole = path.read_bytes()
-    dice = random.Random(name)
+    rng = random.Random(name)
 
     def put(content):
         return lambda: path.write_bytes(content)
 
-    for place in dice.sample(range(8 * len(whole)), min(flips, 8 * len(whole))):
+    for place in rng.sample(range(8 * len(whole)), min(flips, 8 * len(whole))):
         broken = bytearray(whole)
         broken[place // 8] ^= 1 << place % 8
         yield f"bit {place}", put(bytes(broken))

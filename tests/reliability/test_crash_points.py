@@ -322,8 +322,8 @@ def test_power_cuts_that_forget_what_was_not_synced(template, tmp_path, monkeypa
     assert total > 25
     cases = 0
     for length in range(total + 1):
-        dice = random.Random(length)
-        for names, data in cuts(dice, draws):
+        rng = random.Random(length)
+        for names, data in cuts(rng, draws):
             disk = journal.after_cut(before, length, names, data)
             place = tmp_path / f"{cases}"
             for path, content in sorted(disk.items()):
@@ -340,14 +340,14 @@ def test_power_cuts_that_forget_what_was_not_synced(template, tmp_path, monkeypa
     count("power cuts replayed", cases)
 
 
-def cuts(dice, draws):
+def cuts(rng, draws):
     """Which names and how many bytes survive, of those that were not synced; so many times two are drawn by chance."""
     yield (lambda index: False), (lambda path, size: 0)
     yield (lambda index: True), (lambda path, size: 0)
     yield (lambda index: True), (lambda path, size: size)
     for _ in range(draws):
-        yield (lambda index: dice.random() < 0.5), (lambda path, size: dice.randint(0, size))
-        yield (lambda index: dice.random() < 0.8), (lambda path, size: dice.choice([0, size]))
+        yield (lambda index: rng.random() < 0.5), (lambda path, size: rng.randint(0, size))
+        yield (lambda index: rng.random() < 0.8), (lambda path, size: rng.choice([0, size]))
 
 
 def slow_rmtree(path, ignore_errors=False):

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nasty_files import NASTY_FILES, expected, written
 from reliability_harness import by_chance
+from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.data import formats as records
@@ -124,10 +125,10 @@ def nasty(kind):
 
 
 def read(kind, paths, **limits):
-    """(records, quarantine)."""
-    quarantine = BadRecords(max_bad_fraction=1.0, **limits)
-    found = list(READERS[kind](paths, quarantine=quarantine))
-    return found, quarantine
+    """(records, bad_records)."""
+    bad_records = BadRecords(max_bad_fraction=1.0, **limits)
+    found = list(READERS[kind](paths, bad_records=bad_records))
+    return found, bad_records
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -139,10 +140,10 @@ def test_nasty_lines_are_set_aside_one_by_one(tmp_path, kind, count):
         path = tmp_path / "data.jsonl"
         # A zero byte or a line end inside would make several lines of it.
         path.write_bytes(good + b"\n" + raw.replace(b"\n", b"") + b"\n" + good + b"\n")
-        found, quarantine = read(kind, [path], path=tmp_path / "quarantine.jsonl")
+        found, bad_records = read(kind, [path], path=tmp_path / "bad_records.jsonl")
         assert len(found) == 2, name
-        assert (quarantine.good, quarantine.bad + quarantine.left_out, quarantine.records) == (2, 1, 3), name
-        (listed,) = map(json.loads, (tmp_path / "quarantine.jsonl").read_text().splitlines())
+        assert (bad_records.good, bad_records.bad + bad_records.left_out, bad_records.records) == (2, 1, 3), name
+        (listed,) = map(json.loads, (tmp_path / "bad_records.jsonl").read_text().splitlines())
         assert listed["file"] == str(path)
         assert listed["line"] == 2, name
         assert 0 < len(listed["reason"]) <= 500
@@ -154,9 +155,9 @@ def test_all_of_them_in_one_file(tmp_path, kind):
     good, bad = line(GOOD[kind]), nasty(kind)
     path = tmp_path / "data.jsonl"
     path.write_bytes(b"".join(raw.replace(b"\n", b"") + b"\n" + good + b"\n" for raw in bad.values()))
-    found, quarantine = read(kind, [path])
-    assert len(found) == quarantine.good == len(bad)
-    assert quarantine.records == 2 * len(bad)
+    found, bad_records = read(kind, [path])
+    assert len(found) == bad_records.good == len(bad)
+    assert bad_records.records == 2 * len(bad)
 
 
 # --- whole files -----------------------------------------------------------------------------------------------------
@@ -171,12 +172,12 @@ def test_nasty_files_are_accounted_for_exactly(tmp_path, name, count):
         before = folder / "good.jsonl"
         before.write_bytes((line(GOOD[kind]) + b"\n") * 3)
         path = written(name, folder, line(GOOD[kind]))
-        found, quarantine = read(kind, [before, path], path=tmp_path / "quarantine.jsonl")
+        found, bad_records = read(kind, [before, path], path=tmp_path / "bad_records.jsonl")
         good, bad, left_out = expected(name, kind)
-        assert (quarantine.good, quarantine.bad, quarantine.left_out) == (3 + good, bad, left_out), kind
+        assert (bad_records.good, bad_records.bad, bad_records.left_out) == (3 + good, bad, left_out), kind
         assert len(found) == 3 + good, kind
         if bad + left_out:
-            listed = [json.loads(each) for each in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
+            listed = [json.loads(each) for each in (tmp_path / "bad_records.jsonl").read_text().splitlines()]
             assert [each["kind"] for each in listed].count("bad") == bad
             assert len(listed) == bad + left_out
             assert {each["file"] for each in listed} == {str(path)}
@@ -202,21 +203,21 @@ def test_all_nasty_files_in_little_memory(tmp_path, kind):
 def test_a_folder_with_a_file_s_name_is_no_file(tmp_path, kind):
     (tmp_path / "folder.jsonl").mkdir()
     (tmp_path / "good.jsonl").write_bytes((line(GOOD[kind]) + b"\n") * 3)
-    found, quarantine = read(kind, [tmp_path])
-    assert (len(found), quarantine.records) == (3, 3)
+    found, bad_records = read(kind, [tmp_path])
+    assert (len(found), bad_records.records) == (3, 3)
 
 
 def test_a_cut_archive_gives_what_came_before_and_says_that_the_rest_is_lost(tmp_path):
     path = tmp_path / "a.jsonl.gz"
-    dice = random.Random(0)
-    rows = [{"text": f"{index} " + "".join(dice.choices("abcdefgh ", k=60))} for index in range(3000)]
+    rng = random.Random(0)
+    rows = [{"text": f"{index} " + "".join(rng.choices("abcdefgh ", k=60))} for index in range(3000)]
     packed = gzip.compress(b"".join(line(row) + b"\n" for row in rows))
     path.write_bytes(packed[: len(packed) // 2])
-    found, quarantine = read("documents", [path], path=tmp_path / "quarantine.jsonl")
+    found, bad_records = read("documents", [path], path=tmp_path / "bad_records.jsonl")
     assert [document.text for document in found] == [row["text"] for row in rows[: len(found)]]
     assert 1000 < len(found) < 2000
-    assert quarantine.bad == 1
-    assert "what follows in the file is not read" in (tmp_path / "quarantine.jsonl").read_text()
+    assert bad_records.bad == 1
+    assert "what follows in the file is not read" in (tmp_path / "bad_records.jsonl").read_text()
 
 
 @pytest.mark.parametrize("name", ["pipe.jsonl", "device.jsonl", "socket.jsonl", "loop.jsonl", "gone.jsonl"])
@@ -239,7 +240,7 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path, name):
 
 def test_a_pipe_put_in_a_file_s_place_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.jsonl")
-    with pytest.raises(UserError, match="a pipe, not a file"), files.open_data(tmp_path / "a.jsonl"):
+    with raises_user_error(where="a.jsonl", wanted="an ordinary file"), files.open_data(tmp_path / "a.jsonl"):
         pass
 
 
@@ -252,14 +253,14 @@ def test_more_than_one_in_a_hundred_is_an_error_by_default(tmp_path, bad, stops)
     path.write_bytes(line(GOOD["documents"]) * 0 + b"".join(
         (b"{broken" if index < bad else line({"text": f"{index}"})) + b"\n" for index in range(100)
     ))  # fmt: skip
-    quarantine = BadRecords()
-    reading = READERS["documents"]([path], quarantine=quarantine)
+    bad_records = BadRecords()
+    reading = READERS["documents"]([path], bad_records=bad_records)
     if stops:
         with pytest.raises(UserError, match=rf"{bad} of 100 records are broken.*data\.jsonl:1.*data.max_bad_fraction="):
             list(reading)
     else:
         assert len(list(reading)) == 100 - bad
-        assert quarantine.bad == bad
+        assert bad_records.bad == bad
 
 
 def test_a_run_lists_what_it_left_out(tmp_path, toy, server, stages):
@@ -272,7 +273,7 @@ def test_a_run_lists_what_it_left_out(tmp_path, toy, server, stages):
     status, _, said = server.run(recipe, [*words, f"data.train={data}", f"out={out}"])
     assert status == 0, said
     assert "1 broken" in said
-    (listed,) = map(json.loads, (out / "quarantine.jsonl").read_text().splitlines())
+    (listed,) = map(json.loads, (out / "bad_records.jsonl").read_text().splitlines())
     assert (listed["file"], listed["line"], listed["kind"]) == (str(data), 201, "bad")
     data.write_bytes(b"".join([*raw[:50], *[b"{broken\n"] * 5]))
     status, _, said = server.run(recipe, [*words, f"data.train={data}", f"out={tmp_path / 'other'}"])
@@ -310,21 +311,21 @@ def test_generated_files(tmp_path_factory, suffix, count, examples):
         path = folder / f"data{suffix}"
         path.write_bytes(raw)
         for kind, reader in READERS.items():
-            quarantine = BadRecords(max_bad_fraction=1.0)
+            bad_records = BadRecords(max_bad_fraction=1.0)
             try:
-                found = list(reader([path], quarantine=quarantine))
+                found = list(reader([path], bad_records=bad_records))
             except UserError as error:
                 assert "\n" not in error.line()
-                assert quarantine.good == 0 or suffix == ".txt", "with one good record it is no error"
+                assert bad_records.good == 0 or suffix == ".txt", "with one good record it is no error"
                 found = []
             else:
-                assert quarantine.good >= 1
-            assert len(found) <= 2 * quarantine.good
-            if suffix == ".jsonl" and quarantine.good and not raw.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+                assert bad_records.good >= 1
+            assert len(found) <= 2 * bad_records.good
+            if suffix == ".jsonl" and bad_records.good and not raw.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
                 lines = raw.removeprefix(b"\xef\xbb\xbf").split(b"\n")
                 filled = sum(bool(each.strip(b" \t\r\n\x0b\x0c\x1c\x1d\x1e\x1f\x85")) for each in lines)
                 if lines[0].strip() != b"{":
-                    assert quarantine.records <= max(1, filled) + 1, kind
+                    assert bad_records.records <= max(1, filled) + 1, kind
         seen[0] += 1
 
     check()
@@ -341,12 +342,12 @@ from pathlib import Path
 from penjing.base.process_info import peak_resident_bytes
 from penjing.data import formats as records
 kind, path = sys.argv[1:]
-quarantine = records.BadRecords(max_bad_fraction=1.0)
+bad_records = records.BadRecords(max_bad_fraction=1.0)
 found = 0
-for _ in getattr(records, "read_" + kind)([Path(path)], quarantine=quarantine):
+for _ in getattr(records, "read_" + kind)([Path(path)], bad_records=bad_records):
     found += 1
 peak = peak_resident_bytes()
-print(json.dumps([found, quarantine.good, quarantine.bad, quarantine.left_out, peak]))
+print(json.dumps([found, bad_records.good, bad_records.bad, bad_records.left_out, peak]))
 """
 
 
@@ -403,21 +404,21 @@ def test_an_array_with_a_value_of_200_megabytes_and_a_bomb(tmp_path):
 def test_a_file_that_changes_while_it_is_read(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_bytes(b"".join(line({"text": f"{index}"}) + b"\n" for index in range(100_000)))
-    quarantine = BadRecords(max_bad_fraction=1.0)
-    reading = records.read_documents([path], quarantine=quarantine)
+    bad_records = BadRecords(max_bad_fraction=1.0)
+    reading = records.read_documents([path], bad_records=bad_records)
     first = [next(reading) for _ in range(10)]
     os.truncate(path, 500_000)
     rest = list(reading)
-    assert len(first) + len(rest) == quarantine.good
-    assert quarantine.bad <= 1
+    assert len(first) + len(rest) == bad_records.good
+    assert bad_records.bad <= 1
 
 
 def test_many_small_files(tmp_path):
     for index in range(2000):
         (tmp_path / f"{index:05}.jsonl").write_bytes(b"{broken" if index % 100 == 0 else line({"text": str(index)}))
     before = len(os.listdir("/proc/self/fd"))
-    found, quarantine = read("documents", [tmp_path])
-    assert (len(found), quarantine.bad) == (1980, 20)
+    found, bad_records = read("documents", [tmp_path])
+    assert (len(found), bad_records.bad) == (1980, 20)
     assert len(os.listdir("/proc/self/fd")) == before
     assert resource.getrusage(resource.RUSAGE_SELF).ru_nswap == 0
 
@@ -426,8 +427,8 @@ def test_real_files_have_no_roles_out_of_order():
     folder = Path(__file__).parents[2] / "../shared/data/sft"
     if not folder.is_dir():
         pytest.skip("the real files of ../shared/data are not here")
-    quarantine = BadRecords()
+    bad_records = BadRecords()
     found = sum(1 for _ in records.read_chats(sorted(path for path in folder.iterdir() if path.is_file()),
-                                              quarantine=quarantine))  # fmt: skip
+                                              bad_records=bad_records))  # fmt: skip
     assert found > 30_000
-    assert quarantine.bad == 0
+    assert bad_records.bad == 0

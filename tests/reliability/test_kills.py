@@ -33,17 +33,17 @@ def test_killed_runs_end_in_the_same_bits(tmp_path, server, stages, whole, count
     """Up to three kills in each run: half at a random instant, half at a random call that writes, syncs or renames."""
     wanted, seconds = whole(stage)
     recipe, words = stages[stage]
-    dice = random.Random(stage)
+    rng = random.Random(stage)
     killed = 0
     for trial in range(trials):
         folder, kills = tmp_path / f"run{trial}", 0
         while not kills:
             shutil.rmtree(folder, ignore_errors=True)  # of a run that was over before it was to be killed
-            for _ in range(dice.randint(1, 3)):
+            for _ in range(rng.randint(1, 3)):
                 how = (
-                    {"kill_after": dice.uniform(0.05, 1.0) * seconds}
+                    {"kill_after": rng.uniform(0.05, 1.0) * seconds}
                     if trial % 2
-                    else {"kill_at_call": dice.randint(1, 160)}
+                    else {"kill_at_call": rng.randint(1, 160)}
                 )
                 status, _, said = server.run(recipe, [*words, f"out={folder}"], **how)
                 assert status in (0, -9), said

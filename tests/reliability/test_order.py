@@ -25,13 +25,13 @@ CPU = torch.device("cpu")
 def rows(tmp_path_factory):
     """The three packers, over documents whose tokens are all different."""
     folder = tmp_path_factory.mktemp("shards")
-    dice = random.Random(0)
+    rng = random.Random(0)
     made = {}
     for kind in ("documents", "chats"):
         writer = TokenShardWriter(folder / kind, kind=kind, vocab_size=60_000, about={"tokenizer": "none"})
         token = 1
         for _ in range(90):
-            ids = list(range(token, token + dice.randint(3, 14)))
+            ids = list(range(token, token + rng.randint(3, 14)))
             token += len(ids)
             writer.add(ids, len(ids), [0, *[1] * (len(ids) - 1)] if kind == "chats" else None)
         made[kind] = writer.close()
@@ -96,15 +96,15 @@ def test_one_order_for_chains_of_resumes(rows, packer, count, chains):
     """Runs that are stopped at random steps and go on with another number of ranks, workers and rows in a pass."""
     made = sources(rows[packer], 1, 0, 1)
     whole = list(steps(made, 1, 1, STEPS))
-    dice = random.Random(packer)
+    rng = random.Random(packer)
     for _ in range(chains):
         state, taken = {"next_row": 0}, []
         while len(taken) < STEPS:
-            world, workers, micro = dice.choice(COMBINATIONS)
+            world, workers, micro = rng.choice(COMBINATIONS)
             made = sources(rows[packer], world, workers, micro)
             for each in made:
                 each.restore(state)
-            taken += steps(made, world, micro, min(dice.randint(1, 4), STEPS - len(taken)))
+            taken += steps(made, world, micro, min(rng.randint(1, 4), STEPS - len(taken)))
             (state,) = {tuple(each.state().items()) for each in made}
             state = dict(state)
             close(made)

@@ -87,13 +87,13 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize("trials", [10])
 def test_killed_at_random_instants(tmp_path, whole, count, trials):
     wanted, first, seconds = whole
-    dice, killed, log = random.Random(7), 0, tmp_path / "log"
+    rng, killed, log = random.Random(7), 0, tmp_path / "log"
     for trial in range(trials):
         out = tmp_path / f"out{trial}"
         for _ in range(KILLS):
             with open(log, "w", encoding="utf-8") as stream:
                 process = begin(out, stream)
-                time.sleep(first + dice.uniform(0, 0.5) * (seconds - first))
+                time.sleep(first + rng.uniform(0, 0.5) * (seconds - first))
                 status = kill(process)
             assert status in (0, -signal.SIGKILL), log.read_text(encoding="utf-8")
             killed += status != 0

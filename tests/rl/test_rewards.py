@@ -229,7 +229,7 @@ def test_code_runs_tests():
     with raises_user_error(where="prompts.jsonl:3", wanted='"tests": PYTHON, or "cases": [...]'):
         score("code", answer("x = 1"))
     for cases in ({"stdout": "8"}, [{"stdin": "4"}], ["8"]):
-        with pytest.raises(UserError, match=r"prompts.jsonl:3: these cases test nothing"):
+        with raises_user_error(where="prompts.jsonl:3", wanted='"cases": [{"stdin": TEXT, "stdout": TEXT}, ...]'):
             score("code", answer("x = 1", record={"cases": cases}))
 
 

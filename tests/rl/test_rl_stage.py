@@ -176,7 +176,7 @@ def test_what_the_model_was_given_is_read_and_not_learned():
     assert one.calls_PA.any()
     figures = one.figures(range(2), ["even"], 1, turns=True)
     assert figures["answer_turns"] == one.turns_PA.mean()
-    assert figures["answer_tokens"] == one.said_PAM.sum() / 6
+    assert figures["answer_tokens"] == one.sampled_PAM.sum() / 6
     for loss in ("grpo", "dr_grpo", "dapo", "gspo", "cispo"):
         settings = policy(rollout=TURNS, loss=loss, kl_coef=0.3)
         objective = PolicyObjective(settings)
@@ -238,7 +238,7 @@ def test_rewards_see_the_whole_trajectory():
     one = source._round
     assert len(seen) == 24
     for answer, turns, said, calls in zip(
-        seen, one.turns_PA.flat, one.said_PAM.sum(-1).flat, one.calls_PA.flat, strict=True
+        seen, one.turns_PA.flat, one.sampled_PAM.sum(-1).flat, one.calls_PA.flat, strict=True
     ):
         assert len(answer.turns) == turns
         assert sum(len(turn.said.calls) for turn in answer.turns) == calls
@@ -581,7 +581,7 @@ def test_advantages_of_ppo_step_over_what_was_given():
         source.prompts, [0, 1, 2, 3], [[4 * place + each for each in (1, 2, 3)] for place in range(4)]
     )
     assert (one.turns_PA > 1).any()
-    said = one.said_PAM.astype(bool)
+    said = one.sampled_PAM.astype(bool)
     assert not one.gain_PAM[~said].any()
     assert not one.return_PAM[~said].any()
     place, answer = np.argwhere(one.turns_PA > 1)[0]
@@ -655,17 +655,17 @@ def test_a_prompt_that_turns_out_broken_is_set_aside_with_the_others(base, tmp_p
 
     render = prompts.render
     monkeypatch.setattr(prompts, "render", refuses)
-    path, listed = tmp_path / "prompts.jsonl", tmp_path / "quarantine.jsonl"
+    path, listed = tmp_path / "prompts.jsonl", tmp_path / "bad_records.jsonl"
     asked = [("a", {"x": 1}), ("b", "1"), *((name, "1") for name in "cdefgh")]
     rows = [{"conversations": [{"role": "user", "content": name}], "gt": truth} for name, truth in asked]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenizer, quarantine = Tokenizer.load(base / "tokenizer"), BadRecords(0.5, listed)
-    made = read([path], tokenizer, longest=200, held_out_fraction=0.3, quarantine=quarantine)
+    tokenizer, bad_records = Tokenizer.load(base / "tokenizer"), BadRecords(0.5, listed)
+    made = read([path], tokenizer, longest=200, held_out_fraction=0.3, bad_records=bad_records)
     assert len(made.train) + len(made.held_out) == 6
-    assert (quarantine.good, quarantine.bad) == (6, 2)
+    assert (bad_records.good, bad_records.bad) == (6, 2)
     assert [json.loads(line)["line"] for line in listed.read_text().splitlines()] == [1, 2]
     with raises_user_error(got="25.00%"):
-        read([path], tokenizer, longest=200, held_out_fraction=0.3, quarantine=BadRecords(0.1))
+        read([path], tokenizer, longest=200, held_out_fraction=0.3, bad_records=BadRecords(0.1))
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_ppo_s_advantages_are_whitened_over_the_tokens_of_the_round(model):
     head = ScalarHead(model)
     torch.nn.init.normal_(head.scalar, generator=torch.Generator().manual_seed(0))
     one = round_of(model, values=head, loss="ppo")
-    said = one.said_PAM.astype(bool)
+    said = one.sampled_PAM.astype(bool)
     gains = one.gain_PAM[said]
     assert abs(gains.mean()) < 1e-5
     assert gains.var() == pytest.approx(1, rel=1e-3)

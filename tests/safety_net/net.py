@@ -157,6 +157,11 @@ METRICS = {
     "divergence_nats_per_token": "divergence",
     "kl_nats": "kl",
     "entropy_nats": "entropy",
+    "chosen_drift_nats_per_token": "chosen_kl_to_reference",
+    "answer_drift_nats_per_token": "answer_kl_to_reference",
+    "chosen_nats_per_token": "chosen_nll",
+    "kto_z_nats": "kto_z",
+    "largest_micro_rows": "largest_micro_size",
     "micro_rows": "micro_size",
     "products": "matmuls",
     "row_tokens": "seq_len",
@@ -364,8 +369,8 @@ def new_name(name: Any) -> Any:
     """Of a metric or a figure of a plan, also a dotted one; `validation_` before one is `val_`."""
     if isinstance(name, str) and "." in name:
         return ".".join(map(new_name, name.split(".")))
-    if isinstance(name, str) and name.startswith("validation_"):
-        return f"val_{new_name(name.removeprefix('validation_'))}"
+    if isinstance(name, str) and name.startswith(("validation_", "val_")):
+        return f"val_{new_name(name.partition('_')[2])}"
     return METRICS.get(name, name)
 
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from user_errors import raises_user_error
 
 from penjing.base import config
 from penjing.base.errors import UserError
@@ -12,6 +13,7 @@ from penjing.infer.requests import Request
 from penjing.infer.sample import Sampling
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 from penjing.train import compile_policy as compiling
 from penjing.train.compile_policy import compile_model, decide, missing_compiler
@@ -81,13 +83,13 @@ def test_without_a_compiler_it_is_off_and_said(monkeypatch):
     decision = choice("auto", CPU, 1e9)
     assert decision.how == "off"
     assert "no C++ compiler" in decision.why
-    with pytest.raises(UserError, match="cannot compile"):
+    with raises_user_error(where="compute.compile", got="no C++ compiler (no-such-compiler)"):
         choice("blocks", CPU, 1e9)
 
 
 def test_graphs_need_cuda(monkeypatch):
     monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
-    with pytest.raises(UserError, match="CUDA graphs"):
+    with raises_user_error(where="compute.compile", got="cpu", wanted="blocks or whole"):
         choice("graphs", CPU, 1e9)
 
 
@@ -120,7 +122,7 @@ def test_compiled_blocks_compute_the_same_and_are_compiled_once(monkeypatch, tmp
         generator = torch.Generator().manual_seed(step)
         ids_BT = torch.randint(64, (2, 96), generator=generator)
         document_BT = (torch.rand(2, 96, generator=generator) < 0.05).long().cumsum(1)
-        scored = dict(target_N=ids_BT.flatten(), weight_N=torch.ones(192))
+        scored = dict(score=CrossEntropy(ids_BT.flatten(), torch.ones(192)))
         for model in (plain, compiled):
             model.zero_grad()
             model(ids_BT, document_BT, **scored).backward()

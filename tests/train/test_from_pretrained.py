@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
@@ -66,7 +67,7 @@ def make_model(size: int, **options: object) -> Transformer:
 
 
 def write_model(folder: Path, toy: Path, template: str, **options: object) -> Transformer:
-    """A Hugging Face directory with a foreign tokenizer (<s> before texts, </s> after them)."""
+    """A Hugging Face directory with an external tokenizer (<s> before texts, </s> after them)."""
     texts = [json.loads(line)["text"] for line in (toy / "pretrain.jsonl").read_text().splitlines()[:80]]
     trained = train_tokenizer(texts, 340)
     folder.mkdir(parents=True)
@@ -257,9 +258,9 @@ def test_the_average_of_a_runs_checkpoints_and_of_models(stock, toy, tmp_path):
 
 def test_what_cannot_be_averaged(stock, base_model, tmp_path):
     folder, other = stock[1], base_model[1]
-    with pytest.raises(UserError, match="nothing to average"):
+    with raises_user_error(got="1 model", wanted="at least two, or --last N"):
         average_models([folder], tmp_path / "mean")
-    with pytest.raises(UserError, match="got architecture llama; wanted qwen3"):
+    with raises_user_error(got="architecture llama", wanted="qwen3"):
         average_models([folder, other], tmp_path / "mean")
     with pytest.raises(UserError, match="--last takes the folder of a run"):
         average_models([folder], tmp_path / "mean", last=2)

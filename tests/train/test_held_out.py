@@ -84,8 +84,8 @@ def test_bits_per_byte_count_the_token_that_ends_a_text(tmp_path):
     stage = tokens.NextTokenStage(run, ENGINE)
     stage.prepare_data()
 
-    def uniform(ids_BT, document_BT, *, scored_N, target_N, weight_N):
-        return math.log(512) * weight_N.sum()
+    def uniform(ids_BT, document_BT, *, score, scored_N):
+        return math.log(512) * score.weight_N.sum()
 
     stage.setup(uniform)
     figures = stage.validate()

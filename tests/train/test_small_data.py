@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from user_errors import raises_user_error
 
 from penjing.base import config
 from penjing.base.config import parse_overrides
-from penjing.base.errors import UserError
 from penjing.commands.plan import PlanOptions, make_report
 from penjing.commands.train import execute, plan_only, resolve_run
 from penjing.train import build_context
@@ -62,7 +62,7 @@ def test_what_is_asked_for_stays(recipe, words):
 
 def test_a_number_of_steps_is_read_as_any_number():
     assert resolve_run("sft", parse_overrides(["max_steps=1e3"])).max_steps == 1000
-    with pytest.raises(UserError, match="steps"):
+    with raises_user_error(where="max_steps", got="'many'", wanted="a whole number"):
         resolve_run("sft", parse_overrides(["max_steps=many"]))
 
 

@@ -114,7 +114,7 @@ class _Program:
         finally:
             os.close(report)
             os.close(secret)
-        self._said = b""
+        self._reply = b""
 
     def __enter__(self) -> _Program:
         return self
@@ -127,7 +127,7 @@ class _Program:
 
     @property
     def finished(self) -> bool:
-        return self._said == self._word and self._process.returncode == 0
+        return self._reply == self._word and self._process.returncode == 0
 
     def wait(self, seconds: float) -> str:
         """Wait for its end; why it has to be stopped, or was, if it did not come by itself."""
@@ -142,7 +142,7 @@ class _Program:
             os.write(self._secret, self._word)
         while True:
             step = min(time.monotonic() + _LOOK_SECONDS, ends)
-            self._said = self._said or self._hear(step)
+            self._reply = self._reply or self._hear(step)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code_of_exit = self._process.wait(max(0.0, step - time.monotonic()))
                 return "time" if code_of_exit in (-signal.SIGXCPU, -signal.SIGKILL) else ""

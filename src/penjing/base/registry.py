@@ -1,4 +1,4 @@
-"""Tables: plain dicts of strings, `{"muon": "penjing.optim.muon:Muon"}`. Lazy, greppable, no decorators."""
+"""Tables: plain dicts of strings, `{"wandb": "penjing.track.wandb:Wandb"}`. Lazy, greppable, no decorators."""
 
 from __future__ import annotations
 

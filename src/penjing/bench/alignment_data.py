@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from penjing.base import config
+from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.files import write_text
 from penjing.base.seeds import derive
@@ -32,6 +34,22 @@ from penjing.train.config import Run
 from penjing.train.load_model import load_trained
 
 MATCH = "penjing.rl.rewards.exact:is_match"
+Fixed = list[tuple[str, object, object]]
+"""Settings that only one side knows: name, value, and the value that both have."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """What differs between the methods; each function takes the objective's settings.
+
+    layer: settings of penjing's run. fields: of the trial's spec. fixed: what only one side knows. write: writes the
+    data for both sides; gives the run that reads them.
+    """
+
+    layer: Layer
+    fields: Callable[[Any], dict[str, Any]]
+    fixed: Callable[[Any], Fixed]
+    write: Callable[[Run, Any, Path], Run]
 
 
 def prepare(work: Path, request: BenchmarkRequest, method: str) -> Prepared:
@@ -55,16 +73,11 @@ def prepare(work: Path, request: BenchmarkRequest, method: str) -> Prepared:
         "compute": {"device": "cpu", "dtype": "float32", "threads": options.threads},
         "log": {"every": 1},
     }
-    if method == "dpo":
-        layer["objective"] = {"reference": "copy"}
-    run = request.resolve(layer)
-    _check(run)
+    how = METHODS[method]
+    run = request.resolve({**layer, **how.layer})
+    _check(run, how.fixed(run.objective))
     micro = batch_geometry(run, 1, torch.device("cpu")).micro_size
-    run = replace(run, batch=replace(run.batch, micro_size=micro))
-    if method == "dpo":
-        run = _write_pairs(run, work)
-    else:
-        _write_prompts(run, work)
+    run = how.write(replace(run, batch=replace(run.batch, micro_size=micro)), run.objective, work)
     write_text(work / "run.toml", config.to_toml(run))
     optimizer = run.optimizer
     assert isinstance(optimizer, AdamW), "checked"
@@ -85,7 +98,7 @@ def prepare(work: Path, request: BenchmarkRequest, method: str) -> Prepared:
         betas=(optimizer.beta1, optimizer.beta2),
         seed=run.seed,
         dtype=run.compute.dtype,
-        **_objective_fields(run),
+        **how.fields(run.objective),
     )
     parameters = sum(parameter.numel() for parameter in trained.model.parameters())
     dtype = torch.bfloat16 if spec.dtype == "bfloat16" else torch.float32
@@ -96,7 +109,7 @@ def prepare(work: Path, request: BenchmarkRequest, method: str) -> Prepared:
         about={
             **facts(torch.device("cpu"), dtype, threads=options.threads),
             "parameters": parameters,
-            "start": str(request.start),
+            "init_from": str(request.start),
             "data": request.data.name,
         },
         lines=[
@@ -106,23 +119,9 @@ def prepare(work: Path, request: BenchmarkRequest, method: str) -> Prepared:
     )
 
 
-def _objective_fields(run: Run) -> dict[str, Any]:
-    if isinstance(run.objective, Preference):
-        return {"beta": run.objective.strength, "reference": run.objective.reference}
-    assert isinstance(run.objective, Policy)
-    rollout = run.objective.rollout
-    return {
-        "beta": run.objective.kl_coef,
-        "num_generations": rollout.num_generations,
-        "max_tokens": rollout.max_new_tokens,
-        "temperature": rollout.temperature,
-        "match": MATCH,
-    }
-
-
-def _check(run: Run) -> None:
+def _check(run: Run, fixed: Fixed) -> None:
     """Raise UserError for what a baseline is not told."""
-    plain: list[tuple[str, object, object]] = [
+    plain: Fixed = [
         ("optimizer.name", run.optimizer.name, "adamw"),
         ("optimizer.weight_decay", run.optimizer.weight_decay, 0.0),
         ("schedule.name", run.schedule.name, "constant"),
@@ -130,24 +129,24 @@ def _check(run: Run) -> None:
         ("freeze", run.freeze, ()),
         ("compute.device", run.compute.device, "cpu"),
     ]
-    if isinstance(run.objective, Preference):
-        fixed = {"loss": "dpo", "per_token": False, "nll_weight": 0.0}
-        plain += [(f"objective.{name}", getattr(run.objective, name), value) for name, value in fixed.items()]
-        if run.objective.reference not in ("copy", "precomputed"):
-            plain.append(("objective.reference", run.objective.reference, "copy"))
-    elif isinstance(run.objective, Policy):
-        default = Policy()
-        names = ("loss", "clip", "advantage_kind", "degenerate_kind", "kl_estimator", "rewards", "reward")
-        plain += [(f"objective.{name}", getattr(run.objective, name), getattr(default, name)) for name in names]
-        rollout, usual = run.objective.rollout, default.rollout
-        names = ("top_p", "top_k", "steps_per_rollout", "num_epochs", "thinking", "max_turns", "tools")
-        plain += [(f"objective.rollout.{name}", getattr(rollout, name), getattr(usual, name)) for name in names]
-    for where, got, wanted in plain:
+    for where, got, wanted in plain + fixed:
         if got != wanted:
             raise UserError("the baseline does not get this setting", where=where, got=got, wanted=wanted)
 
 
-def _write_pairs(run: Run, work: Path) -> Run:
+def _dpo_fields(settings: Preference) -> dict[str, Any]:
+    return {"beta": settings.strength, "reference": settings.reference}
+
+
+def _dpo_fixed(settings: Preference) -> Fixed:
+    fixed = {"loss": "dpo", "per_token": False, "nll_weight": 0.0}
+    found: Fixed = [(f"objective.{name}", getattr(settings, name), value) for name, value in fixed.items()]
+    if settings.reference not in ("copy", "precomputed"):
+        found.append(("objective.reference", settings.reference, "copy"))
+    return found
+
+
+def _write_pairs(run: Run, settings: Preference, work: Path) -> Run:
     """Token ids of all pairs, made once: a folder for penjing; for the baseline a file in the order of the steps."""
     tokenizer = Tokenizer.load(work / "model")
     prepare_groups(
@@ -182,13 +181,32 @@ def pair_order(run: Run, num_groups: int) -> list[int]:
     return order[:wanted]
 
 
-def _write_prompts(run: Run, work: Path) -> None:
+def _grpo_fields(settings: Policy) -> dict[str, Any]:
+    rollout = settings.rollout
+    return {
+        "beta": settings.kl_coef,
+        "num_generations": rollout.num_generations,
+        "max_tokens": rollout.max_new_tokens,
+        "temperature": rollout.temperature,
+        "match": MATCH,
+    }
+
+
+def _grpo_fixed(settings: Policy) -> Fixed:
+    default, rollout, usual = Policy(), settings.rollout, Policy().rollout
+    names = ("loss", "clip", "advantage_kind", "degenerate_kind", "kl_estimator", "rewards", "reward")
+    of_rollout = ("top_p", "top_k", "steps_per_rollout", "num_epochs", "thinking", "max_turns", "tools")
+    return [(f"objective.{name}", getattr(settings, name), getattr(default, name)) for name in names] + [
+        (f"objective.rollout.{name}", getattr(rollout, name), getattr(usual, name)) for name in of_rollout
+    ]
+
+
+def _write_prompts(run: Run, settings: Policy, work: Path) -> Run:
     """The prompts of the run's steps in their order, for the baseline."""
-    assert isinstance(run.objective, Policy)
     given = read(
         [Path(name) for name in run.data.train],
         Tokenizer.load(work / "model"),
-        longest=run.data.seq_len - run.objective.rollout.max_new_tokens,
+        longest=run.data.seq_len - settings.rollout.max_new_tokens,
         held_out_fraction=run.data.val_fraction,
     )
     order = EpochPermutation(len(given.train), derive(run.seed, run.stage, "order"))
@@ -198,3 +216,10 @@ def _write_prompts(run: Run, work: Path) -> None:
         turns = [{"role": message.role, "content": message.content} for message in prompt.messages]
         lines.append(json.dumps({"prompt": turns, "gt": list(prompt.truths)}, ensure_ascii=False))
     write_text(work / "data.jsonl", "\n".join(lines) + "\n")
+    return run
+
+
+METHODS = {
+    "dpo": Method({"objective": {"reference": "copy"}}, _dpo_fields, _dpo_fixed, _write_pairs),
+    "grpo": Method({}, _grpo_fields, _grpo_fixed, _write_prompts),
+}

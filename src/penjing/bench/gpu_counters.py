@@ -43,13 +43,13 @@ def busy(work: Callable[[], object], device: torch.device) -> Busy | None:
     work()
     torch.cuda.synchronize(device)
     nvml.nvmlGpmSampleGet(handle, after)
-    asked = nvml.c_nvmlGpmMetricsGet_t()
-    asked.version, asked.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 3
-    asked.sample1, asked.sample2 = before, after
+    request = nvml.c_nvmlGpmMetricsGet_t()
+    request.version, request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 3
+    request.sample1, request.sample2 = before, after
     for place, number in enumerate((DRAM, TENSOR, FP32)):
-        asked.metrics[place].metricId = number
-    nvml.nvmlGpmMetricsGet(asked)
-    dram, tensor, fp32 = (asked.metrics[place].value / 100 for place in range(3))
+        request.metrics[place].metricId = number
+    nvml.nvmlGpmMetricsGet(request)
+    dram, tensor, fp32 = (request.metrics[place].value / 100 for place in range(3))
     nvml.nvmlGpmSampleFree(before)
     nvml.nvmlGpmSampleFree(after)
     return Busy(dram=dram, tensor=tensor, fp32=fp32, source="counters")

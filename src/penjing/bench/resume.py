@@ -49,8 +49,8 @@ def take_over(trials: Trials, record: Mapping[str, Any], earlier: Mapping[str, A
     Baselines may be added; one that has trials is not dropped, since the file would lose them.
     """
     for where, before, now in _differences(json.loads(json.dumps(record)), earlier):
-        said = f"the trials in the file are of another comparison: {where}"
-        raise UserError(said, where="--resume", got=now, wanted=before, next_step="Name another --out.")
+        message = f"the trials in the file are of another comparison: {where}"
+        raise UserError(message, where="--resume", got=now, wanted=before, next_step="Name another --out.")
     for name in MEASURED:
         if name in record.get("machine", {}):
             record["machine"][name] = max(record["machine"][name], earlier["machine"].get(name, 0.0))

@@ -167,12 +167,12 @@ def _at(
         dtype=name,
         optimizer=here.optimizer.name,
         fused_optimizer=True,
-        own_kernels=machine.kind == "cuda" and name == "bfloat16",  # as commands/plan.py
+        own_kernels=machine.runs_own_kernels(name),
         recompute=here.compute.activation_checkpointing,
     )
     planned = step_time(work, machine).seconds
     memory = predict_bytes(here)
-    foreseen: dict[str, Any] = {
+    predicted: dict[str, Any] = {
         "predicted_steps_per_second": 1 / planned,
         "predicted_level": machine.level,
         "predicted_memory_bytes": memory,
@@ -186,7 +186,7 @@ def _at(
         taken = []
     if not taken:
         empty_cache()  # the error held what filled the memory
-        return Measured(point=point, ended="out of memory", **foreseen)
+        return Measured(point=point, ended="out of memory", **predicted)
     median = quantile(taken, 0.5)
     tokens = point.micro_size * point.accumulate * point.seq_len
     causal = training_flops_per_token(here.model, (point.seq_len + 1) / 2)
@@ -208,7 +208,7 @@ def _at(
         tensor=used.tensor,
         fp32=used.fp32,
         counters=used.source,
-        **foreseen,
+        **predicted,
     )
 
 

@@ -50,7 +50,7 @@ def tune(
         way = fastest_way(run_pilot, options.dtypes, may_compile=options.may_compile, seconds=options.seconds)
         tuned["way"] = way
         for one in way["tried"]:
-            say(f"pilot {name}, {_told(one, way)}")
+            say(f"pilot {name}, {_describe(one, way)}")
     if options.search:
         path = tuned_spec(replace(spec, setting="path", seconds=seconds, evaluations=1), tuned)
 
@@ -63,7 +63,7 @@ def tune(
     return tuned
 
 
-def _told(one: Mapping[str, Any], way: Mapping[str, Any]) -> str:
+def _describe(one: Mapping[str, Any], way: Mapping[str, Any]) -> str:
     how = f"{one['dtype']}, {'compiled' if one['compiled'] else 'eager'}"
     if "failed" in one:
         return f"{how}: {one['failed']}"

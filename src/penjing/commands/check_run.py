@@ -122,9 +122,9 @@ def _files(folder: RunDir, findings: Findings) -> None:
     if folder.incidents.is_file():
         kinds = Counter(str(line.get("kind")) for line in read_lines(folder.incidents))
         findings.notes += [f"incidents.jsonl: {count} x {kind}" for kind, count in sorted(kinds.items())]
-    if folder.quarantine.is_file():
-        count = sum(1 for _ in open(folder.quarantine, "rb"))
-        findings.notes.append(f"quarantine.jsonl: {count} records left out")
+    if folder.bad_records.is_file():
+        count = sum(1 for _ in open(folder.bad_records, "rb"))
+        findings.notes.append(f"bad_records.jsonl: {count} records left out")
 
 
 def _table(path: Path, findings: Findings) -> dict[str, object]:

@@ -129,13 +129,13 @@ def tokenizer_train(
     from penjing.data.formats import BadRecords, list_files, read_documents
     from penjing.data.tokenizer.train import train_tokenizer
 
-    paths, quarantine = list_files(files), BadRecords(max_bad_fraction=1.0)
+    paths, bad_records = list_files(files), BadRecords(max_bad_fraction=1.0)
     make_folder(out)
-    texts = (document.text for document in read_documents(paths, quarantine=quarantine))
+    texts = (document.text for document in read_documents(paths, bad_records=bad_records))
     tokenizer = train_tokenizer(texts, vocabulary, max_han_per_token=max_han_per_token)
     tokenizer.save(out)
-    if quarantine.bad:
-        say(f"{quarantine.note()}; `penjing data report` names the first")
+    if bad_records.bad:
+        say(f"{bad_records.note()}; `penjing data report` names the first")
     say(f"{out}: {tokenizer.size:,} ids")
 
 

@@ -37,8 +37,8 @@ def evaluate_questions(
     set_threads(0, 1)
     trained = load_trained(path)
     use_device(trained.model, device, dtype)
-    asked = asking.read_questions(questions)
-    answered = asking.ask(trained.model, trained.tokenizer, asked, thinking=thinking, max_tokens=max_tokens)
+    loaded = asking.read_questions(questions)
+    answered = asking.ask(trained.model, trained.tokenizer, loaded, thinking=thinking, max_tokens=max_tokens)
     rows = asking.table("", answered)
     rows.append(
         {
@@ -57,7 +57,7 @@ def evaluate_questions(
         cells.append((*counts, f"{share:.0%}", f"{low:.0%}-{high:.0%}", f"{row['chance']:.0%}"))
     print_table(console, ("kind", "language", "right>", "asked>", "accuracy>", "95 %>", "chance>"), cells)
     if cut := sum(one.cut for one in answered):
-        note = f"{cut} of {len(answered)} answers were truncated; give them more room with --max-tokens"
+        note = f"{cut} of {len(answered)} answers were truncated; raise --max-tokens"
         console.print(escape_markup("note", note, indent=""))
 
 

@@ -13,7 +13,7 @@ from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
 from penjing.commands.plan_advice import advice, alternatives
-from penjing.commands.plan_fit import Fitted, fit, foreign_memory
+from penjing.commands.plan_fit import Fitted, external_memory, fit
 from penjing.commands.plan_run import (
     PlanOptions,
     TokenBudget,
@@ -84,7 +84,7 @@ class PlanReport:
     tight: bool  # by less than the figure may be off
     waterfall: dict[str, int]
     peak_at: str
-    largest_micro_rows: int
+    largest_micro_size: int
     disk_data_bytes: int
     disk_checkpoint_bytes: int
     cost: str
@@ -112,8 +112,8 @@ def _fitted_to_data(run: Run, options: PlanOptions) -> Run:
     return replace(run, batch=fit_batch(replace(run, epochs=epochs), units_per_epoch, options.gpus).batch)
 
 
-def make_report(what: str, run: Run, options: PlanOptions, foreign: Shape | None = None) -> PlanReport:
-    """The whole page from settings alone. foreign: the shape of a model that we do not train; its memory is a formula.
+def make_report(what: str, run: Run, options: PlanOptions, external: Shape | None = None) -> PlanReport:
+    """The whole page from settings alone. external: the shape of a model that we do not train; its memory is a formula.
 
     Raises UserError for bad input.
     """
@@ -121,24 +121,24 @@ def make_report(what: str, run: Run, options: PlanOptions, foreign: Shape | None
     machine, target, warnings = find_machine(options, run)
     if budget.memory_bytes:
         target = replace(target, memory_bytes=min(budget.memory_bytes, target.memory_bytes or budget.memory_bytes))
-    shape = foreign or shape_of(run.model)
+    shape = external or shape_of(run.model)
     longest_row = run.data.seq_len
     run = _fitted_to_data(run, options)
     lengths = lengths_of(run)
     amount = amount_of(run, options, lengths, shape)
     wanted = pass_rows(run, machine.kind, options.gpus)
-    fitted = None if foreign is not None else fit(run, target, options, wanted)
+    fitted = None if external is not None else fit(run, target, options, wanted)
     micro = fitted.micro_size if fitted else wanted
     work = workload_of(run, shape, lengths, machine, micro_size=micro, options=options, steps=amount.steps)
     step = step_time(work, machine)
     parts, generation = parts_of(run, shape, step, work, machine, amount.steps, options.gpus)
     seconds = sum(parts.values())
     low, high = interval(seconds, MARGINS[machine.level])
-    causal, full = _flops(run, lengths, foreign)
+    causal, full = _flops(run, lengths, external)
     per_step = round(run.batch.size * lengths.tokens)
     busy = parts["training"] / amount.steps
     peak = machine.peak_flops.get(work.dtype, 0.0) * options.gpus
-    total_bytes = fitted.plan.total_bytes if fitted else round(foreign_memory(shape, work))
+    total_bytes = fitted.plan.total_bytes if fitted else round(external_memory(shape, work))
     price = cost.price_of(machine.name, options.price)
     spent = cost.cost(price, seconds, options.gpus) if price else None
     if fitted:
@@ -151,8 +151,8 @@ def make_report(what: str, run: Run, options: PlanOptions, foreign: Shape | None
         level=machine.level,
         source=machine.source,
         parameters=shape.parameters,
-        active_parameters=shape.parameters if foreign else parameters(run.model).active,
-        components={} if foreign else components(run.model),
+        active_parameters=shape.parameters if external else parameters(run.model).active,
+        components={} if external else components(run.model),
         flops_per_token=causal,
         flops_per_token_full_square=full,
         tokens=amount.tokens,
@@ -190,17 +190,17 @@ def make_report(what: str, run: Run, options: PlanOptions, foreign: Shape | None
     )
 
 
-def _memory(total_bytes: int, room: int, fitted: Fitted | None) -> dict[str, Any]:
+def _memory(total_bytes: int, limit: int, fitted: Fitted | None) -> dict[str, Any]:
     """The page's figures of memory. room: the device's; 0 = not known."""
     plan = fitted.plan if fitted else None
     return {
         "peak_memory_bytes": total_bytes,
-        "memory_bytes": room,
-        "fits": total_bytes <= room if room else None,
-        "tight": is_tight(total_bytes, room),
+        "memory_bytes": limit,
+        "fits": total_bytes <= limit if limit else None,
+        "tight": is_tight(total_bytes, limit),
         "waterfall": dict(plan.waterfall) if plan else {},
         "peak_at": f"{plan.peak_at} at {plan.peak_line}" if plan else "",
-        "largest_micro_rows": fitted.largest if fitted else 0,
+        "largest_micro_size": fitted.largest if fitted else 0,
     }
 
 
@@ -225,13 +225,13 @@ def _warnings(run: Run, lengths: UnitLengths, amount: TokenBudget, shape: Shape,
     return found
 
 
-def _flops(run: Run, lengths: UnitLengths, foreign: Shape | None) -> tuple[float, float]:
+def _flops(run: Run, lengths: UnitLengths, external: Shape | None) -> tuple[float, float]:
     """Per token, causal and full square."""
     square = run.data.seq_len
-    if foreign is not None:
-        per_key, windows = 12.0 * foreign.query_size, foreign.windows or (0,) * foreign.layers
+    if external is not None:
+        per_key, windows = 12.0 * external.query_size, external.windows or (0,) * external.layers
         keys = sum(windowed_keys(lengths.keys, each) for each in windows)
-        return 6.0 * foreign.matrices + per_key * keys, 6.0 * foreign.matrices + per_key * foreign.layers * square
+        return 6.0 * external.matrices + per_key * keys, 6.0 * external.matrices + per_key * external.layers * square
     how: dict[str, Any] = {"trainable": trainable_part(run), "extra_forwards": lengths.extra_forwards}
     return (
         training_flops_per_token(run.model, lengths.keys, **how),
@@ -294,7 +294,7 @@ def _over(budget: cost.Budget, seconds: float, spent: cost.Money | None, memory:
     return lines
 
 
-def read_foreign(path: Path, settings: Mapping[str, Any]) -> tuple[Run, Shape | None]:
+def read_external(path: Path, settings: Mapping[str, Any]) -> tuple[Run, Shape | None]:
     """A Hugging Face `config.json` or its folder, as a pretraining run of that shape.
 
     The shape of an architecture that penjing cannot train is returned beside it; the run then has default settings.
@@ -307,11 +307,11 @@ def read_foreign(path: Path, settings: Mapping[str, Any]) -> tuple[Run, Shape | 
     try:
         shape = config.to_dict(config_from_hf(given, file))
     except UserError:
-        foreign = shape_from_hf(given, file)
-        return config.resolve(Run, base, {**settings, "model": {"max_position_embeddings": 1 << 20}}), foreign
+        external = shape_from_hf(given, file)
+        return config.resolve(Run, base, {**settings, "model": {"max_position_embeddings": 1 << 20}}), external
     return config.resolve(Run, {**base, "model": shape}, settings), None
 
 
-def is_foreign(what: str) -> bool:
+def is_external(what: str) -> bool:
     path = Path(what)
     return what.endswith(".json") or (path / "config.json").is_file()

@@ -48,11 +48,11 @@ def fit(run: Run, target: Target, options: PlanOptions, wanted: int) -> Fitted:
     less = next((each for each in divisors(share) if each < wanted), 0)
     bytes_per_row = (plan.total_bytes - at(less).total_bytes) / (wanted - less) if less else 0.0
     notes = [note for note in plan.notes if "every position" not in note]
-    room = safe_bytes(target.memory_bytes)
-    if room and plan.total_bytes > room and not run.batch.micro_size:
-        line = wanted - (plan.total_bytes - room) / max(1.0, bytes_per_row)
+    limit = safe_bytes(target.memory_bytes)
+    if limit and plan.total_bytes > limit and not run.batch.micro_size:
+        line = wanted - (plan.total_bytes - limit) / max(1.0, bytes_per_row)
         rows = next((each for each in divisors(wanted) if each <= line), 1)
-        while at(rows).total_bytes > room and rows > 1:
+        while at(rows).total_bytes > limit and rows > 1:
             rows = next(each for each in divisors(wanted) if each < rows)
         if at(rows).total_bytes > target.memory_bytes:
             rows = wanted
@@ -67,15 +67,15 @@ def fit(run: Run, target: Target, options: PlanOptions, wanted: int) -> Fitted:
     return Fitted(
         plan=at(rows),
         micro_size=rows,
-        largest=_largest(known, at, bytes_per_row, room, most) if room and less else 0,
+        largest=_largest(known, at, bytes_per_row, limit, most) if limit and less else 0,
         bytes_per_row=bytes_per_row,
         notes=notes,
-        fits=lambda each: at(each).total_bytes <= room,
+        fits=lambda each: at(each).total_bytes <= limit,
     )
 
 
 def _largest(
-    known: Mapping[int, MemoryPlan], at: Callable[[int], MemoryPlan], bytes_per_row: float, room: int, most: int
+    known: Mapping[int, MemoryPlan], at: Callable[[int], MemoryPlan], bytes_per_row: float, limit: int, most: int
 ) -> int:
     """About how many rows fit in one pass, at most `most`; 0 if none of those that were traced do.
 
@@ -83,16 +83,16 @@ def _largest(
     two traced numbers it is at most on the line through them; beyond them it may be far above. So where that line
     leaves the room is traced too.
     """
-    good = max((rows for rows, plan in known.items() if plan.total_bytes <= room), default=0)
+    good = max((rows for rows, plan in known.items() if plan.total_bytes <= limit), default=0)
     if not good:
         return 0
     if good == max(known):
-        further = (room - known[good].total_bytes) / max(1.0, bytes_per_row)
+        further = (limit - known[good].total_bytes) / max(1.0, bytes_per_row)
         beyond = min(good + math.floor(further), max(good, most))
-        if at(beyond).total_bytes <= room:
+        if at(beyond).total_bytes <= limit:
             return beyond
     bad = min(rows for rows in known if rows > good)
-    share = (room - known[good].total_bytes) / (known[bad].total_bytes - known[good].total_bytes)
+    share = (limit - known[good].total_bytes) / (known[bad].total_bytes - known[good].total_bytes)
     return good + math.floor((bad - good) * share)
 
 
@@ -101,7 +101,7 @@ def divisors(number: int) -> list[int]:
     return [each for each in range(number, 0, -1) if number % each == 0]
 
 
-def foreign_memory(shape: Shape, work: Workload) -> float:
+def external_memory(shape: Shape, work: Workload) -> float:
     """A formula: states of 16 bytes a parameter, of which devices that share them hold a part each, activations by
     width, whole logits, and a context."""
     whole = WHOLE_BYTES.get(work.sharding, 16.0)

@@ -81,15 +81,15 @@ def family(run: Run) -> list[dict[str, Any]]:
         if shape not in found:
             found.append(shape)
     sized = [(_count(run, shape).without_embedding, shape) for shape in found]
-    kept = [shape for count, shape in sized if count >= SMALLEST]
-    if len(kept) < 2:
+    large = [shape for count, shape in sized if count >= SMALLEST]
+    if len(large) < 2:
         raise UserError(
             "the model is too small for a forecast",
             where="model",
             got=f"{parameters(run.model).without_embedding:,} parameters without embedding",
             wanted=f"at least {round(SMALLEST / SHARES[1]):,}",
         )
-    return kept
+    return large
 
 
 def _windows(model: ModelConfig, layers: int) -> dict[str, Any]:
@@ -197,11 +197,11 @@ def _ladder(run: Run, budget_seconds: float, file: Path) -> list[ProxyRun]:
     }
     settings["batch"].pop("min_steps")  # proxy runs have a number of steps
     settings["data"].pop("min_seq_len")
-    asked = json.loads(json.dumps({"budget_seconds": budget_seconds, "settings": settings}))
-    if not file.is_file() or read_json(file).get("asked") != asked:
+    request = json.loads(json.dumps({"budget_seconds": budget_seconds, "settings": settings}))
+    if not file.is_file() or read_json(file).get("asked") != request:
         machine, _, _ = find_machine(PlanOptions(), run)
         runs = [asdict(each) for each in proxy_runs(run, budget_seconds, machine)]
-        write_json(file, {"asked": asked, "runs": runs})
+        write_json(file, {"asked": request, "runs": runs})
     return [ProxyRun(**each) for each in read_json(file)["runs"]]
 
 
@@ -270,7 +270,7 @@ def _predict(run: Run, points: list[LossPoint], place: Path, first: str, console
             "law": {"limit": law.limit, "a": law.a, "b": law.b, "alpha": law.alpha, "beta": law.beta},
             "parameters": count.total,
             "tokens": tokens,
-            "predicted_loss_nats_per_token": found.loss,
+            "predicted_loss": found.loss,
             "predicted_loss_low": found.low,
             "predicted_loss_high": found.high,
             "tokenizer": str(RunDir(Path(first)).tokenizer),

@@ -104,18 +104,20 @@ def verdict_of(fits: bool | None, tight: bool) -> Text:
 
 
 def _memory(page: PlanReport) -> list[tuple[str, str | Text]]:
-    room = f" of {units.gibibytes(page.memory_bytes)}" if page.memory_bytes else ""
+    of_memory = f" of {units.gibibytes(page.memory_bytes)}" if page.memory_bytes else ""
     verdict = verdict_of(page.fits, page.tight)
     spare = page.memory_bytes - page.peak_memory_bytes
     left = f", {units.gibibytes(spare)} to spare" if page.fits and page.memory_bytes else ""
     how = "traced" if page.waterfall else "formula, +-30 %"
     parts = sorted(page.waterfall.items(), key=lambda pair: -pair[1])[:6]
-    peak = Text.assemble(f"{units.gibibytes(page.peak_memory_bytes)}{room}: ", verdict, f"{left} ({how}; a device)")
+    peak = Text.assemble(
+        f"{units.gibibytes(page.peak_memory_bytes)}{of_memory}: ", verdict, f"{left} ({how}; a device)"
+    )
     lines: list[tuple[str, str | Text]] = [("peak memory", peak)]
     if parts:
         lines.append(("consists of", ", ".join(f"{name} {units.gibibytes(size)}" for name, size in parts)))
-    if page.largest_micro_rows:
-        lines.append(("largest micro-batch", f"about {page.largest_micro_rows} rows (batch.micro_size)"))
+    if page.largest_micro_size:
+        lines.append(("largest micro-batch", f"about {page.largest_micro_size} rows (batch.micro_size)"))
     data, saved = units.gibibytes(page.disk_data_bytes), units.gibibytes(page.disk_checkpoint_bytes)
     lines.append(("disk", f"{data} of tokens, {saved} a checkpoint"))
     return lines
@@ -130,31 +132,31 @@ def print_plan(
     prepared: PreparedRun, strategy: Strategy, console: Console, further: Sequence[tuple[str, str]] = ()
 ) -> None:
     """What is about to be trained, before step 1, in the terms of other trainers."""
-    run, bill, size = prepared.run, prepared.bill, prepared.size
+    run, estimate, size = prepared.run, prepared.estimate, prepared.size
     if run.compute.dtype == "float16" and strategy.device.type == "cpu":
         slow = f"{SLOW_FLOAT16}; use compute.dtype=auto"
         console.print(escape_markup("warning", slow))
     named = run.model.preset or run.model.architecture
     precision = str(hardware.compute_dtype(run.compute.dtype, strategy.device)).removeprefix("torch.")
     rows = [
-        ("model", f"{named}, {bill.parameters:,} parameters, {bill.trainable_parameters:,} trainable"),
-        ("examples", f"{bill.rows_per_epoch:,} {_unit(size)}, {size.padding_fraction:.1%} padding"),
-        ("epochs", f"{bill.epochs:.2f}"),
+        ("model", f"{named}, {estimate.parameters:,} parameters, {estimate.trainable_parameters:,} trainable"),
+        ("examples", f"{estimate.rows_per_epoch:,} {_unit(size)}, {size.padding_fraction:.1%} padding"),
+        ("epochs", f"{estimate.epochs:.2f}"),
         ("batch per device", f"{batch_geometry(run, strategy.world, strategy.device).micro_size} {size.unit}"),
-        ("total batch", f"{run.batch.size} {size.unit} = {bill.tokens_per_step:,} tokens"),
+        ("total batch", f"{run.batch.size} {size.unit} = {estimate.tokens_per_step:,} tokens"),
         ("accumulation", f"{prepared.context.accumulate} on each of {strategy.world} {strategy.device.type}"),
-        ("optimizer steps", f"{bill.steps:,}"),
-        ("tokens", f"{units.count(bill.tokens)} of {units.count(bill.tokens_per_epoch)} per epoch"),
+        ("optimizer steps", f"{estimate.steps:,}"),
+        ("tokens", f"{units.count(estimate.tokens)} of {units.count(estimate.tokens_per_epoch)} per epoch"),
         (
             "compute",
-            f"{bill.flops:.2e} FLOPs (causal), {bill.flops_per_token_full_square * bill.tokens:.2e} full square, in "
-            + precision,
+            f"{estimate.flops:.2e} FLOPs (causal), "
+            f"{estimate.flops_per_token_full_square * estimate.tokens:.2e} full square, in {precision}",
         ),
         ("learning", f"{run.optimizer.name} at {run.optimizer.learning_rate:g}, {run.schedule.name}"),
-        ("memory", f"{units.gibibytes(bill.predicted_peak_memory_bytes)} ({bill.memory_source})"),
-        ("time", _time_line(bill)),
-        ("step", _step_line(bill)),
-        *_money_lines(bill, strategy),
+        ("memory", f"{units.gibibytes(estimate.predicted_peak_memory_bytes)} ({estimate.memory_source})"),
+        ("time", _time_line(estimate)),
+        ("step", _step_line(estimate)),
+        *_money_lines(estimate, strategy),
     ]
     rows += [*prepared.stage.describe(), *further]
     print_table(console, (), [(f"  {name}", value) for name, value in rows], title=f"{run.stage} -> {run.out}")
@@ -162,51 +164,51 @@ def print_plan(
         console.print(Text(f"  {note}"))
     for note in prepared.notes:
         console.print(escape_markup("note", note))
-    for warning in bill.warnings:
+    for warning in estimate.warnings:
         console.print(escape_markup("warning", warning))
     if run.sample.every and not run.sample.prompts:
         console.print(escape_markup("note", f"sample.every={run.sample.every} writes nothing without sample.prompts"))
     if prepared.resumed_from is not None:
-        console.print(f"  continues after step {prepared.resumed_from} of {bill.steps}")
+        console.print(f"  continues after step {prepared.resumed_from} of {estimate.steps}")
 
 
 def _unit(size: DatasetSize) -> str:
     return f"rows of {size.seq_len} tokens" if size.unit == "rows" else size.unit
 
 
-def _time_line(bill: RunEstimate) -> str:
+def _time_line(estimate: RunEstimate) -> str:
     """The time with its interval and level, and the speed."""
-    low, high = units.duration(bill.predicted_seconds_low), units.duration(bill.predicted_seconds_high)
-    level = f"{bill.level}, {LEVELS[bill.level]}" if bill.level in LEVELS else bill.level
-    speed = units.count(float(f"{bill.tokens_per_second:.3g}"))
-    return f"{units.duration(bill.predicted_seconds)} ({low} to {high}; {level}) at {speed} tokens/s"
+    low, high = units.duration(estimate.predicted_seconds_low), units.duration(estimate.predicted_seconds_high)
+    level = f"{estimate.level}, {LEVELS[estimate.level]}" if estimate.level in LEVELS else estimate.level
+    speed = units.count(float(f"{estimate.tokens_per_second:.3g}"))
+    return f"{units.duration(estimate.predicted_seconds)} ({low} to {high}; {level}) at {speed} tokens/s"
 
 
-def _step_line(bill: RunEstimate) -> str:
+def _step_line(estimate: RunEstimate) -> str:
     """The time of a step by part, and the run's time outside steps."""
-    step = sum(bill.step_parts_seconds.values())
+    step = sum(estimate.step_parts_seconds.values())
     shares = ", ".join(
         f"{name.replace('_', ' ')} {seconds / step:.0%}"
-        for name, seconds in bill.step_parts_seconds.items()
+        for name, seconds in estimate.step_parts_seconds.items()
         if step and seconds / step >= 0.005
     )
     rest = ", ".join(
         f"{name} {units.duration(seconds)}"
-        for name, seconds in bill.parts_seconds.items()
+        for name, seconds in estimate.parts_seconds.items()
         if name != "training" and seconds >= 0.05
     )
-    return f"{bill.step_seconds * 1e3:.4g} ms: {shares}" + (f"; outside steps: {rest}" if rest else "")
+    return f"{estimate.step_seconds * 1e3:.4g} ms: {shares}" + (f"; outside steps: {rest}" if rest else "")
 
 
-def _money_lines(bill: RunEstimate, strategy: Strategy) -> list[tuple[str, str]]:
+def _money_lines(estimate: RunEstimate, strategy: Strategy) -> list[tuple[str, str]]:
     """Cost, where a price is known, and energy."""
     devices = strategy.world
     card = card_called(torch.cuda.get_device_name(strategy.device)) if strategy.device.type == "cuda" else None
     known = cost.price_of(card.name) if card else None
     watts = card.watts if card else 0.0
-    energy = cost.kilowatt_hours(bill.predicted_seconds, devices, watts, hardware.physical_cores())
+    energy = cost.kilowatt_hours(estimate.predicted_seconds, devices, watts, hardware.physical_cores())
     lines = [("energy", f"{energy:.2g} kWh (estimate)")]
     if known is not None:
-        amount = cost.cost(known, bill.predicted_seconds, devices)
+        amount = cost.cost(known, estimate.predicted_seconds, devices)
         lines.insert(0, ("cost", f"{amount} at {known.hour} an hour, {known.source}"))
     return lines

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from penjing.base.errors import UserError
+from penjing.kernels.triton import ops as gpu
 from penjing.objective.base import UnitLengths
 from penjing.objective.rollout import Rollout
 from penjing.parallel import STRATEGIES
@@ -119,9 +120,11 @@ def find_machine(options: PlanOptions, run: Run) -> tuple[Machine, Target, list[
             [f"the profile is stale ({', '.join(found[1])}): run `penjing plan profile`"] if found and found[1] else []
         )
         machine = with_specs(found[0].machine(), known) if found else machine_of_card(known)  # type: ignore[arg-type]
-        machine = replace(machine, memory_bytes=total)
+        lacking = gpu.missing()
+        machine = replace(machine, memory_bytes=total, own_kernels=not lacking)
+        notes += [f"planned without Triton kernels: {lacking}"] if lacking else []
         target = target_of(known, machine) if known else Target(kind="cuda", name=name, memory_bytes=total)
-        return machine, replace(target, memory_bytes=total), notes
+        return machine, replace(target, memory_bytes=total, own_kernels=not lacking), notes
     return _this_cpu(run)
 
 
@@ -210,7 +213,7 @@ def workload_of(
         dtype=dtype,
         optimizer=run.optimizer.name,
         fused_optimizer=True,
-        own_kernels=machine.kind == "cuda" and dtype == "bfloat16",  # cards that have it have the kernels
+        own_kernels=machine.runs_own_kernels(dtype),
         recompute=run.compute.activation_checkpointing,
         ranks=options.gpus,
         sharding=SHARDINGS[engine],  # type: ignore[arg-type]  # from the table
@@ -232,9 +235,10 @@ def _compiled(run: Run, machine: Machine, eager_seconds: float) -> bool:
 
 
 def _obstacle(run: Run, machine: Machine, dtype: str) -> str:
-    """Why training would not compile. A planned CPU is the one at hand, so that what it lacks is known."""
+    """Why training would not compile. What the machine at hand lacks is known: every planned CPU is its."""
     lacking = obstacle(run, machine.kind, bfloat16=dtype == "bfloat16")
-    return lacking or (missing_compiler(torch.device("cpu")) if machine.kind == "cpu" else "")
+    here = machine.kind == "cpu" or not machine.own_kernels
+    return lacking or (missing_compiler(torch.device(machine.kind)) if here else "")
 
 
 def _dtype(run: Run, machine: Machine) -> str:

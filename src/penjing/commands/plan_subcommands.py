@@ -33,11 +33,11 @@ def print_memory(run: Run, options: PlanOptions, console: Console, *, waterfall:
     _, target, _ = find_machine(options, run)
     engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "single")
     plan = predict_memory(run, target, ranks=options.gpus, engine=engine)
-    room = f" of {units.gibibytes(target.memory_bytes)}" if target.memory_bytes else ""
+    of_memory = f" of {units.gibibytes(target.memory_bytes)}" if target.memory_bytes else ""
     fits = None if not target.memory_bytes else plan.total_bytes <= target.memory_bytes
     verdict = verdict_of(fits, is_tight(plan.total_bytes, target.memory_bytes))
     kind = "allocated and reserved by torch" if target.kind == "cuda" else "of tensors"
-    console.print(Text(f"{units.gibibytes(plan.total_bytes)}{room} on {target.name}: ") + verdict)
+    console.print(Text(f"{units.gibibytes(plan.total_bytes)}{of_memory} on {target.name}: ") + verdict)
     console.print(
         f"  {kind}: {units.gibibytes(plan.peak_allocated_bytes)}, {units.gibibytes(plan.peak_reserved_bytes)}; "
         f"peak: {plan.peak_at} at {plan.peak_line}, {plan.peak_phase}",
@@ -67,7 +67,7 @@ def search(
     if fit and not budget.memory_bytes:
         raise UserError("not a size of memory", where="--fit", got=repr(fit), wanted="such as 24GB or 8GiB")
     machine, target, notes = find_machine(options, run)
-    room = budget.memory_bytes or target.memory_bytes
+    most_bytes = budget.memory_bytes or target.memory_bytes
     pass_rows(replace(run, batch=replace(run.batch, micro_size=0)), machine.kind, options.gpus)
     engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "single")
     ways = [
@@ -84,7 +84,11 @@ def search(
         found.append(_candidate(variant, machine, options, engine, rows, plan.total_bytes))
     if unsupported := not_run(engine):
         notes.append(unsupported)
-    fit_now = fitting(found, safe_bytes(room)) if room else sorted(found, key=lambda each: -each.tokens_per_second)
+    fit_now = (
+        fitting(found, safe_bytes(most_bytes))
+        if most_bytes
+        else sorted(found, key=lambda each: -each.tokens_per_second)
+    )
     shown = found if every else pareto(fit_now)
     rows_shown = [
         (
@@ -111,8 +115,8 @@ def search(
     )
     title = f"{run.stage} on {options.gpus} x {machine.name}, {machine.level}"
     print_table(console, [f"{heading}>" for heading in headings], rows_shown, title=title)
-    limit = units.gibibytes(room) if room else "no known limit"
-    margin = f", {MEMORY_MARGIN:.1%} of it kept free for the error of these figures" if room else ""
+    limit = units.gibibytes(most_bytes) if most_bytes else "no known limit"
+    margin = f", {MEMORY_MARGIN:.1%} of it reserved for the error of these figures" if most_bytes else ""
     console.print(f"{len(fit_now)} of {len(found)} traced configurations fit {limit}{margin}", highlight=False)
     if fit_now:
         best = fit_now[0]

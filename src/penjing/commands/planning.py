@@ -66,7 +66,7 @@ def plan_run(
 
     penjing plan downloads/SmolLM2-135M/config.json --gpu A100 --gpus 2 --unique 1.2B
     """
-    from penjing.commands.plan import is_foreign, make_report, read_foreign
+    from penjing.commands.plan import is_external, make_report, read_external
     from penjing.commands.plan_print import print_page
     from penjing.commands.plan_run import PlanOptions
 
@@ -74,8 +74,10 @@ def plan_run(
         gpu=gpu, gpus=gpus, engine=_engine(engine), budget=budget, tokens=tokens, unique=unique, price=price
     )
     overrides = config.parse_overrides(settings or [])
-    run, foreign = read_foreign(Path(recipe), overrides) if is_foreign(recipe) else (resolved(recipe, settings), None)
-    if run.data.train and not gpu and foreign is None:
+    run, external = (
+        read_external(Path(recipe), overrides) if is_external(recipe) else (resolved(recipe, settings), None)
+    )
+    if run.data.train and not gpu and external is None:
         unused = {"--tokens": tokens, "--unique": unique, "--gpus": gpus > 1, "--engine": engine, "--explain": explain}
         if names := [name for name, given in unused.items() if given]:
             raise UserError(
@@ -83,7 +85,7 @@ def plan_run(
             )
         _plan_measured(run, options, as_json)
         return
-    page = make_report(recipe, run, options, foreign)
+    page = make_report(recipe, run, options, external)
     if as_json:
         console.print_json(data=page.to_dict())
     else:
@@ -120,12 +122,12 @@ def _engine(name: str) -> Any:
 
 def _traceable(recipe: str, settings: list[str] | None) -> Run:
     """The run of a recipe or of a Hugging Face model. Raises UserError if penjing cannot train that model."""
-    from penjing.commands.plan import is_foreign, read_foreign
+    from penjing.commands.plan import is_external, read_external
 
-    if not is_foreign(recipe):
+    if not is_external(recipe):
         return resolved(recipe, settings)
-    run, foreign = read_foreign(Path(recipe), config.parse_overrides(settings or []))
-    if foreign is not None:
+    run, external = read_external(Path(recipe), config.parse_overrides(settings or []))
+    if external is not None:
         raise UserError("penjing cannot train this model", where=recipe, next_step=f"Try `penjing plan {recipe}`.")
     return run
 

@@ -57,8 +57,8 @@ def print_profile(found: Profile, console: Console) -> None:
     print_table(console, ("matmul>", "dtype>", "TFLOPS>", "spread>", "of specified peak>"), rows, title=title)
     for one in found.attentions:
         keys, rate = one["keys"], one["flops_per_second"]
-        told = f"causal, {one['dtype']}, {keys:g} keys: {rate / 1e12:.3g} TFLOPS"
-        console.print(f"  attention, {told}", highlight=False)
+        line = f"causal, {one['dtype']}, {keys:g} keys: {rate / 1e12:.3g} TFLOPS"
+        console.print(f"  attention, {line}", highlight=False)
     for dtype, rate in () if found.attentions else found.attention_flops_per_second.items():
         console.print(f"  attention, causal, {dtype}: {rate / 1e12:.3g} TFLOPS", highlight=False)
     console.print(

@@ -162,15 +162,15 @@ def _open_log(options: QuickstartOptions, console: Console) -> StageLog:
         except OSError as error:
             raise UserError(f"cannot be removed: {error.strerror or error}", where=error.filename or out) from None
         make_folder(out)
-    asked = {"data": options.data, "short": options.short, "settings": list(options.settings)}
+    request = {"data": options.data, "short": options.short, "settings": list(options.settings)}
     if path.is_file():
         facts = read_json(path)
-        if facts["asked"] != asked:
+        if facts["asked"] != request:
             before = facts["asked"]
             raise UserError(
                 "this folder holds a quickstart with other options",
                 where=out,
-                got=json.dumps(asked, ensure_ascii=False),
+                got=json.dumps(request, ensure_ascii=False),
                 wanted=json.dumps(before, ensure_ascii=False),
                 next_step="Start anew with --fresh (make: FRESH=1), or give another --out (make: OUT=...).",
             )
@@ -180,7 +180,7 @@ def _open_log(options: QuickstartOptions, console: Console) -> StageLog:
         "title": "A small language model, made here",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": f"penjing quickstart --data {options.data}",
-        "asked": asked,
+        "asked": request,
         "penjing": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -243,9 +243,9 @@ def _make_data(options: QuickstartOptions, corpus: Corpus, log: StageLog) -> str
             next_step="Add a text: --data TEXT.txt,CHATS.jsonl",
         )
     paths = records.list_files([Path(name) for name in found.documents])
-    aside = survey.SkipCounter(_pretraining_settings(options).data.max_bad_fraction)
-    documents = records.read_documents(paths, on_skip=aside.skip, quarantine=aside.quarantine)
-    facts = survey.survey(documents, aside=aside)
+    skips = survey.SkipCounter(_pretraining_settings(options).data.max_bad_fraction)
+    documents = records.read_documents(paths, on_skip=skips.skip, bad_records=skips.bad_records)
+    facts = survey.survey(documents, skips=skips)
     log.record(
         data={
             "source": corpus.source,
@@ -257,8 +257,8 @@ def _make_data(options: QuickstartOptions, corpus: Corpus, log: StageLog) -> str
         }
     )
     note = f"{facts.num_documents:,} texts, {units.megabytes(facts.num_bytes)}, from {corpus.source}"
-    if aside.quarantine.bad:
-        note += f"; {aside.quarantine.note()}"
+    if skips.bad_records.bad:
+        note += f"; {skips.bad_records.note()}"
     return note + (f"; not used: {_listing(found.unused)}" if found.unused else "")
 
 
@@ -344,7 +344,7 @@ def _held_out_openings(corpus: Corpus) -> list[str]:
 
 def _texts(paths: Sequence[Path]) -> Iterator[str]:
     """All texts. Broken records were counted in the data stage."""
-    documents = records.read_documents(paths, quarantine=records.BadRecords(max_bad_fraction=1.0))
+    documents = records.read_documents(paths, bad_records=records.BadRecords(max_bad_fraction=1.0))
     return (document.text for document in documents)
 
 
@@ -427,10 +427,10 @@ def _ask(out: Path, path: Path) -> str:
         f"{name} {asking.accuracy(answers['sft'], code):.0%}" for name, code in (("English", "en"), ("Chinese", "zh"))
     )
     chance = sum(row["chance"] * row["asked"] for row in rows if row["stage"] == "sft")
-    asked = sum(row["asked"] for row in rows if row["stage"] == "sft")
+    total = sum(row["asked"] for row in rows if row["stage"] == "sft")
     return (
-        f"{asking.accuracy(answers['sft']):.0%} of {asked} held-out questions right ({by_language}; "
-        f"chance {chance / asked:.0%}; before SFT {asking.accuracy(answers['pretrain']):.0%})"
+        f"{asking.accuracy(answers['sft']):.0%} of {total} held-out questions right ({by_language}; "
+        f"chance {chance / total:.0%}; before SFT {asking.accuracy(answers['pretrain']):.0%})"
     )
 
 

@@ -151,7 +151,7 @@ def plot(rows: Sequence[Measured]) -> str:
     done = sorted((row for row in rows if row.tokens_per_second), key=tokens)
     measured = [(float(tokens(row)), row.tokens_per_second) for row in done]
     predicted = [(float(tokens(row)), tokens(row) * (row.predicted_steps_per_second or 0.0)) for row in done]
-    drawn = line_chart(
+    chart = line_chart(
         [Series("measured", measured, dots=True), Series("predicted", predicted, dots=True)],
         title="Tokens per second",
         x=Axis("tokens of a step", log=len({place for place, _ in measured}) > 1),
@@ -159,7 +159,7 @@ def plot(rows: Sequence[Measured]) -> str:
         width=640,
         height=360,
     )
-    text = str(drawn)
+    text = str(chart)
     start = text.find("<svg")
     if start < 0:
         words = '<text x="10" y="30">nothing fitted</text>'

@@ -69,20 +69,24 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
     if dial and name not in WITH_DIAL:
         raise UserError("has no dial", where=recipe, wanted=f"{name} alone, or {', '.join(WITH_DIAL)}:SIZE")
     base = make(dial) if dial else make()
-    asked = [*layers[:-1], *map(_one_length, layers[-1:])]
-    base = explicit_batch(adapter_rate(base, asked), asked)
+    requested = [*layers[:-1], *map(_one_length, layers[-1:])]
+    base = explicit_batch(adapter_rate(base, requested), requested)
     start = next((layer["init_from"] for layer in reversed(layers) if layer.get("init_from")), "")
-    return begin_from(str(start), base, asked) if start else with_vocabulary(config.resolve(Run, base, *asked), asked)
+    return (
+        begin_from(str(start), base, requested)
+        if start
+        else with_vocabulary(config.resolve(Run, base, *requested), requested)
+    )
 
 
 def explicit_batch(base: Layer, layers: Sequence[Layer]) -> Layer:
     """The recipe with a batch that does not follow the data, where a layer says how large it is; and rows of one
     length, where a layer says which."""
-    asked = {f"{table}.{name}" for layer in layers for table in ("batch", "data") for name in _table(layer, table)}
+    explicit = {f"{table}.{name}" for layer in layers for table in ("batch", "data") for name in _table(layer, table)}
     batch, data = dict(base.get("batch", {})), dict(base.get("data", {}))
-    if "batch.size" in asked:
+    if "batch.size" in explicit:
         batch, data = {**batch, "min_steps": 0}, {**data, "min_seq_len": 0}
-    if "data.seq_len" in asked:
+    if "data.seq_len" in explicit:
         data["min_seq_len"] = 0
     return {**base, "batch": batch, "data": data}
 
@@ -92,11 +96,11 @@ def _table(layer: Layer, name: str) -> Mapping[str, Any]:
     return table if isinstance(table, Mapping) else {}
 
 
-def _one_length(asked: Layer) -> Layer:
+def _one_length(layer: Layer) -> Layer:
     """Of `epochs` and `max_steps` the one that was asked for last counts; both on one command line is a UserError."""
-    if "epochs" in asked and "max_steps" in asked:
+    if "epochs" in layer and "max_steps" in layer:
         raise UserError("both say how long to train", where="epochs, max_steps", wanted="one of them")
-    return {**asked, "max_steps": 0} if "epochs" in asked else asked
+    return {**layer, "max_steps": 0} if "epochs" in layer else layer
 
 
 def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dict[str, Any]:
@@ -180,7 +184,7 @@ def plan_only(run: Run, console: Console) -> RunEstimate:
         )
         print_plan(replace(prepared, run=replace(prepared.run, out=run.out)), strategy, console)
         prepared.context.trackers.close()
-        return prepared.bill
+        return prepared.estimate
 
 
 def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tracker]:
@@ -198,12 +202,12 @@ def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: C
     if not prompts or console.quiet:
         return []
     if run.data.format != "documents":
-        asked = [render(tokenizer, [Message(role="user", content=prompt)], ask=True).ids for prompt in prompts]
+        prompt_ids = [render(tokenizer, [Message(role="user", content=prompt)], ask=True).ids for prompt in prompts]
     else:
-        asked = [[tokenizer.begin, *tokenizer.encode(prompt)] for prompt in prompts]
+        prompt_ids = [[tokenizer.begin, *tokenizer.encode(prompt)] for prompt in prompts]
     stop = tokenizer.stop
     texts = generate(
-        model, asked, max_new_tokens=run.sample.max_new_tokens, stop=stop, sampling=SAMPLE_STYLE, seed=run.seed
+        model, prompt_ids, max_new_tokens=run.sample.max_new_tokens, stop=stop, sampling=SAMPLE_STYLE, seed=run.seed
     )
     samples = []
     for prompt, ids in zip(prompts, texts, strict=True):

@@ -11,7 +11,7 @@ import heapq
 import random
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,11 @@ _FLUSH_CHARACTERS = 1 << 20
 
 
 class SkipCounter:
-    """What a reader does not hand out, counted: give it on_skip=aside.skip and quarantine=aside.quarantine."""
+    """What a reader does not hand out, counted: give it on_skip=skips.skip and bad_records=skips.bad_records."""
 
     def __init__(self, max_bad_fraction: float = 1.0) -> None:
         """max_bad_fraction: share of all records that may be broken; more are a UserError at the end of the reading."""
-        self.quarantine = BadRecords(max_bad_fraction)
+        self.bad_records = BadRecords(max_bad_fraction)
         self.left_out: Counter[str] = Counter()
 
     def skip(self, file: str, line: int, reason: str) -> None:
@@ -65,53 +65,46 @@ class SkipCounter:
 
     def warnings(self, what: str) -> Iterator[str]:
         """`what` is the plural of what is surveyed."""
-        num_records, num_broken = self.quarantine.records, self.quarantine.bad
+        num_records, num_broken = self.bad_records.records, self.bad_records.bad
         for reason, num in self.left_out.most_common():
             if num >= 0.01 * num_records:
                 yield f"{_share(num, num_records)} of {what} are left out: {reason}."
         if num_broken:
             many = "" if num_broken <= DEFAULT_MAX_BAD * num_records else ", too many to train on as they are"
-            yield f"{num_broken:,} of {num_records:,} records are broken{many}; the first: {self.quarantine.first[0]}"
-        if self.quarantine.unread:
-            yield f"Not read to the end, for damage that hides what follows: {', '.join(self.quarantine.unread[:5])}."
+            yield f"{num_broken:,} of {num_records:,} records are broken{many}; the first: {self.bad_records.first[0]}"
+        if self.bad_records.unread:
+            yield f"Not read to the end, for damage that hides what follows: {', '.join(self.bad_records.unread[:5])}."
 
 
-def survey(
-    documents: Iterable[Document], *, tokens: Callable[[str], int] | None = None, aside: SkipCounter | None = None
-) -> DatasetStats:
-    """Count `documents` in one pass. `tokens`, if given, says how many tokens a text has.
-
-    aside: what their reader sets aside, counted by the time they end.
-    """
-    counter = _DocumentCounter(tokens, aside or SkipCounter())
+def survey(documents: Iterable[Document], *, skips: SkipCounter | None = None) -> DatasetStats:
+    """Count `documents` in one pass. skips: what their reader sets skips, counted by the time they end."""
+    counter = _DocumentCounter(skips or SkipCounter())
     for document in documents:
         counter.add(document)
     return counter.result()
 
 
-def survey_chats(
-    chats: Iterable[Chat], *, tokens: Callable[[str], int] | None = None, aside: SkipCounter | None = None
-) -> ChatStats:
-    """Count `chats` in one pass. `tokens`, if given, says how many tokens an answer has. aside: as for documents."""
-    counter = _ChatCounter(tokens, aside or SkipCounter())
+def survey_chats(chats: Iterable[Chat], *, skips: SkipCounter | None = None) -> ChatStats:
+    """Count `chats` in one pass. skips: as for documents."""
+    counter = _ChatCounter(skips or SkipCounter())
     for chat in chats:
         counter.add(chat)
     return counter.result()
 
 
-def survey_preferences(preferences: Iterable[PreferenceRecord], *, aside: SkipCounter | None = None) -> PreferenceStats:
-    """Count pairs and judged answers in one pass. aside: as for documents."""
-    counter = _PreferenceCounter(aside or SkipCounter())
-    for judged in preferences:
-        counter.add(judged)
+def survey_preferences(preferences: Iterable[PreferenceRecord], *, skips: SkipCounter | None = None) -> PreferenceStats:
+    """Count pairs and judged answers in one pass. skips: as for documents."""
+    counter = _PreferenceCounter(skips or SkipCounter())
+    for record in preferences:
+        counter.add(record)
     return counter.result()
 
 
 def survey_prompts(
-    prompts: Iterable[tuple[Chat, Mapping[str, Any]]], *, aside: SkipCounter | None = None
+    prompts: Iterable[tuple[Chat, Mapping[str, Any]]], *, skips: SkipCounter | None = None
 ) -> PromptStats:
-    """Count prompts, each with its record, in one pass. aside: as for documents."""
-    counter = _PromptCounter(aside or SkipCounter())
+    """Count prompts, each with its record, in one pass. skips: as for documents."""
+    counter = _PromptCounter(skips or SkipCounter())
     for prompt, record in prompts:
         counter.add(prompt, record)
     return counter.result()
@@ -119,17 +112,17 @@ def survey_prompts(
 
 def survey_files(paths: Sequence[Path], kind: Kind) -> DatasetStats | ChatStats | PreferenceStats | PromptStats:
     """Count what files of one kind hold, and what of it cannot be read. Raises UserError if nothing can."""
-    aside = SkipCounter()
+    skips = SkipCounter()
     match kind:
         case "documents":
-            return survey(read_documents(paths, on_skip=aside.skip, quarantine=aside.quarantine), aside=aside)
+            return survey(read_documents(paths, on_skip=skips.skip, bad_records=skips.bad_records), skips=skips)
         case "chats":
-            return survey_chats(read_chats(paths, on_skip=aside.skip, quarantine=aside.quarantine), aside=aside)
+            return survey_chats(read_chats(paths, on_skip=skips.skip, bad_records=skips.bad_records), skips=skips)
         case "preferences":
-            judged = read_preferences(paths, on_skip=aside.skip, quarantine=aside.quarantine)
-            return survey_preferences(judged, aside=aside)
+            records = read_preferences(paths, on_skip=skips.skip, bad_records=skips.bad_records)
+            return survey_preferences(records, skips=skips)
         case "prompts":
-            return survey_prompts(read_prompts(paths, quarantine=aside.quarantine), aside=aside)
+            return survey_prompts(read_prompts(paths, bad_records=skips.bad_records), skips=skips)
 
 
 def file_kind(path: Path) -> Kind:
@@ -216,9 +209,9 @@ def _num_bytes(messages: Iterable[Message]) -> int:
 
 
 class _DocumentCounter:
-    def __init__(self, tokens: Callable[[str], int] | None, aside: SkipCounter) -> None:
-        self.tokens, self.aside = tokens, aside
-        self.num_documents = self.num_bytes = self.num_tokens = 0
+    def __init__(self, skips: SkipCounter) -> None:
+        self.skips = skips
+        self.num_documents = self.num_bytes = 0
         self.lengths = LengthStats()
         self.characters = _Characters()
         self.seen: set[int] = set()
@@ -237,8 +230,6 @@ class _DocumentCounter:
             heapq.heappush(self.longest, longest)
         elif longest > self.longest[0]:
             heapq.heapreplace(self.longest, longest)
-        if self.tokens is not None:
-            self.num_tokens += self.tokens(text)
 
     def result(self) -> DatasetStats:
         characters = self.characters
@@ -249,11 +240,10 @@ class _DocumentCounter:
         num_duplicates = self.num_documents - len(self.seen)
         return DatasetStats(
             num_documents=self.num_documents,
-            num_broken=self.aside.quarantine.bad,
-            left_out=dict(self.aside.left_out.most_common()),
+            num_broken=self.skips.bad_records.bad,
+            left_out=dict(self.skips.left_out.most_common()),
             num_bytes=self.num_bytes,
             num_characters=num_characters,
-            num_tokens=self.num_tokens if self.tokens is not None else None,
             han_fraction=han,
             latin_fraction=latin,
             digit_fraction=digit,
@@ -268,7 +258,7 @@ class _DocumentCounter:
                 LongLine(num_characters=size, source=source, line=line)
                 for size, source, line in sorted(self.longest, reverse=True)
             ),
-            warnings=(*self.warnings(num_duplicates), *self.aside.warnings("documents")),
+            warnings=(*self.warnings(num_duplicates), *self.skips.warnings("documents")),
         )
 
     def warnings(self, num_duplicates: int) -> Iterator[str]:
@@ -281,10 +271,10 @@ class _DocumentCounter:
         elif largest > 0.2 * self.num_bytes:
             yield f"One document is {_share(largest, self.num_bytes)} of all bytes: a split by document is uneven."
         if self.num_bytes < 1_000_000:
-            yield f"Only {self.num_bytes / 1e6:.2f} MB of text: a model will know it by heart after a few passes."
+            yield f"Only {self.num_bytes / 1e6:.2f} MB of text: a model memorizes it in a few epochs."
         if num_duplicates >= 0.01 * self.num_documents:
             share = _share(num_duplicates, self.num_documents)
-            yield f"{share} of documents are exact duplicates: they will be learned by heart."
+            yield f"{share} of documents are exact duplicates: a model memorizes them."
         median = self.lengths.quantiles()["p50"]
         if median < 50:
             yield f"Half of the documents are {median} bytes or less: too short to teach anything beyond a phrase."
@@ -307,13 +297,13 @@ class _DocumentCounter:
 
 
 class _ChatCounter:
-    def __init__(self, tokens: Callable[[str], int] | None, aside: SkipCounter) -> None:
-        self.tokens, self.aside = tokens, aside
+    def __init__(self, skips: SkipCounter) -> None:
+        self.skips = skips
         self.roles: Counter[str] = Counter()
         self.turns = LengthStats()
         self.answers = LengthStats()
         self.seen: set[int] = set()
-        self.num_answer_bytes = self.num_tokens = self.num_tool_calls = 0
+        self.num_answer_bytes = self.num_tool_calls = 0
         self.num_with_system = self.num_with_tools = self.num_with_reasoning = 0
         self.num_unanswered = 0
 
@@ -333,17 +323,14 @@ class _ChatCounter:
                 self.answers.add(num_bytes)
                 self.num_answer_bytes += num_bytes
                 self.num_tool_calls += len(message.tool_calls)
-                if self.tokens is not None:
-                    self.num_tokens += self.tokens(message.content)
 
     def result(self) -> ChatStats:
         return ChatStats(
             num_chats=self.turns.num_seen,
-            num_broken=self.aside.quarantine.bad,
-            left_out=dict(self.aside.left_out.most_common()),
+            num_broken=self.skips.bad_records.bad,
+            left_out=dict(self.skips.left_out.most_common()),
             num_answers=self.answers.num_seen,
             num_answer_bytes=self.num_answer_bytes,
-            num_tokens=self.num_tokens if self.tokens is not None else None,
             roles=dict(self.roles.most_common()),
             turns_per_chat=self.turns.quantiles(),
             answer_bytes=self.answers.quantiles(),
@@ -353,7 +340,7 @@ class _ChatCounter:
             num_with_reasoning=self.num_with_reasoning,
             num_tool_calls=self.num_tool_calls,
             num_duplicates=self.turns.num_seen - len(self.seen),
-            warnings=(*self.warnings(), *self.aside.warnings("chats")),
+            warnings=(*self.warnings(), *self.skips.warnings("chats")),
         )
 
     def warnings(self) -> Iterator[str]:
@@ -369,37 +356,37 @@ class _ChatCounter:
 
 
 class _PreferenceCounter:
-    def __init__(self, aside: SkipCounter) -> None:
-        self.aside = aside
+    def __init__(self, skips: SkipCounter) -> None:
+        self.skips = skips
         self.prompts, self.chosen, self.rejected = LengthStats(), LengthStats(), LengthStats()
         self.num_pairs = self.num_judged = self.num_chosen_longer = 0
         self.seen: set[int] = set()
 
-    def add(self, judged: PreferenceRecord) -> None:
-        sizes = [_num_bytes(chat.messages[-1:]) for chat in judged.chats]
-        for size, wanted in zip(sizes, judged.wanted, strict=True):
+    def add(self, record: PreferenceRecord) -> None:
+        sizes = [_num_bytes(chat.messages[-1:]) for chat in record.chats]
+        for size, wanted in zip(sizes, record.wanted, strict=True):
             (self.chosen if wanted else self.rejected).add(size)
-        self.prompts.add(_num_bytes(judged.chats[0].messages[:-1]))
+        self.prompts.add(_num_bytes(record.chats[0].messages[:-1]))
         if len(sizes) == 2:
             self.num_pairs += 1
             self.num_chosen_longer += sizes[0] > sizes[1]
         else:
             self.num_judged += 1
-        self.seen.add(_digest(repr((judged.wanted, [(chat.messages, chat.tools) for chat in judged.chats]))))
+        self.seen.add(_digest(repr((record.wanted, [(chat.messages, chat.tools) for chat in record.chats]))))
 
     def result(self) -> PreferenceStats:
         return PreferenceStats(
             num_pairs=self.num_pairs,
             num_judged=self.num_judged,
-            num_broken=self.aside.quarantine.bad,
-            left_out=dict(self.aside.left_out.most_common()),
+            num_broken=self.skips.bad_records.bad,
+            left_out=dict(self.skips.left_out.most_common()),
             prompt_bytes=self.prompts.quantiles(),
             chosen_bytes=self.chosen.quantiles(),
             rejected_bytes=self.rejected.quantiles(),
             lengths_exact=self.prompts.exact and self.chosen.exact and self.rejected.exact,
             chosen_longer_fraction=self.num_chosen_longer / max(1, self.num_pairs),
             num_duplicates=self.prompts.num_seen - len(self.seen),
-            warnings=(*self.warnings(), *self.aside.warnings("records")),
+            warnings=(*self.warnings(), *self.skips.warnings("records")),
         )
 
     def warnings(self) -> Iterator[str]:
@@ -414,8 +401,8 @@ class _PreferenceCounter:
 
 
 class _PromptCounter:
-    def __init__(self, aside: SkipCounter) -> None:
-        self.aside = aside
+    def __init__(self, skips: SkipCounter) -> None:
+        self.skips = skips
         self.turns, self.sizes = LengthStats(), LengthStats()
         self.num_with_system = self.num_with_tools = 0
         self.fields: Counter[str] = Counter()
@@ -433,7 +420,7 @@ class _PromptCounter:
     def result(self) -> PromptStats:
         return PromptStats(
             num_prompts=self.turns.num_seen,
-            num_broken=self.aside.quarantine.bad,
+            num_broken=self.skips.bad_records.bad,
             turns_per_prompt=self.turns.quantiles(),
             prompt_bytes=self.sizes.quantiles(),
             lengths_exact=self.turns.exact,
@@ -441,7 +428,7 @@ class _PromptCounter:
             num_with_tools=self.num_with_tools,
             fields=dict(self.fields.most_common(NUM_FIELDS_NAMED)),
             num_duplicates=self.turns.num_seen - len(self.seen),
-            warnings=(*self.warnings(), *self.aside.warnings("prompts")),
+            warnings=(*self.warnings(), *self.skips.warnings("prompts")),
         )
 
     def warnings(self) -> Iterator[str]:
@@ -454,7 +441,7 @@ class _PromptCounter:
 
 def _duplicate_warnings(num_duplicates: int, num: int, what: str) -> Iterator[str]:
     if num_duplicates >= 0.01 * num:
-        yield f"{_share(num_duplicates, num)} of {what} are exact duplicates: they will be learned by heart."
+        yield f"{_share(num_duplicates, num)} of {what} are exact duplicates: a model memorizes them."
 
 
 def _share(part: float, whole: float) -> str:

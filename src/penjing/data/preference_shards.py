@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penjing.base.errors import UserError
-from penjing.base.files import disk_error, sha256_file, sha256_text, sync_folder, write_json
+from penjing.base.files import disk_error, sha256_file, sha256_text, write_json
 from penjing.data.chat.render import render
 from penjing.data.formats import BadRecords, Chat, PreferenceRecord
-from penjing.data.token_shards import read_meta
+from penjing.data.token_shards import check_hashes, publish, read_meta
 from penjing.data.tokenize_dataset import held_out_below, is_held_out
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
@@ -58,22 +58,22 @@ class TokenGroup:
 # --- conversations to ids --------------------------------------------------------------------------------------------
 
 
-def encode(judged: PreferenceRecord, tokenizer: Tokenizer) -> TokenGroup:
+def encode(record: PreferenceRecord, tokenizer: Tokenizer) -> TokenGroup:
     """The ids of a pair or of one judged answer; what comes before the answers is read once.
 
     A pair's answers begin with the assistant's turn in which they first differ, a single one's with the first turn
     after the last question. Raises UserError if the two differ before any answer, or a template leaves one out.
     """
-    rendered = [render(tokenizer, chat.messages, chat.tools) for chat in judged.chats]
+    rendered = [render(tokenizer, chat.messages, chat.tools) for chat in record.chats]
     first = rendered[0]
     if len(rendered) == 1:
-        start = _last_answer(judged.chats[0], first.weights, tokenizer)
+        start = _last_answer(record.chats[0], first.weights, tokenizer)
     else:
         other = rendered[1]
         shared = zip(first.ids, other.ids, first.weights, other.weights, strict=False)
         start = next((index for index, (a, b, v, w) in enumerate(shared) if (a, v) != (b, w)), -1)
         if start < 0 or not (first.weights[start] and other.weights[start]):
-            chat = judged.chats[0]
+            chat = record.chats[0]
             raise UserError(
                 "chosen and rejected differ before the answer",
                 where=f"{chat.source}:{chat.line}",
@@ -88,18 +88,18 @@ def encode(judged: PreferenceRecord, tokenizer: Tokenizer) -> TokenGroup:
         while end > start and not whole.weights[end - 1]:  # what a template writes after the turn's end is nobody's
             end -= 1
         if end <= start:
-            raise _not_shown(judged.chats[0])
+            raise _not_shown(record.chats[0])
         answers.append(TokenAnswer(whole.ids[start:end], whole.weights[start:end]))
-    return TokenGroup(first.ids[:start], tuple(answers), judged.wanted, judged.margin)
+    return TokenGroup(first.ids[:start], tuple(answers), record.wanted, record.margin)
 
 
 def _last_answer(chat: Chat, weights: Sequence[int], tokenizer: Tokenizer) -> int:
     """Where the first assistant turn after the last question begins."""
     messages = chat.messages
-    asked = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
+    last_user = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
     before: list[int] = []
-    if any(message.role == "assistant" for message in messages[:asked]):
-        before = _turns(render(tokenizer, messages[: asked + 1], chat.tools).weights)
+    if any(message.role == "assistant" for message in messages[:last_user]):
+        before = _turns(render(tokenizer, messages[: last_user + 1], chat.tools).weights)
     starts = _turns(weights)[len(before) :]
     if not starts:
         raise _not_shown(chat)
@@ -115,11 +115,11 @@ def _not_shown(chat: Chat) -> UserError:
     return UserError("the chat template leaves the answer out", where=f"{chat.source}:{chat.line}")
 
 
-def split_key(judged: PreferenceRecord) -> str:
+def split_key(record: PreferenceRecord) -> str:
     """The text by whose hash a record is held out: its question, so that all answers to one fall together."""
-    messages = judged.chats[0].messages
-    asked = max((index for index, message in enumerate(messages) if message.role == "user"), default=0)
-    return "\n".join(f"{message.role}: {message.content}" for message in messages[: asked + 1])
+    messages = record.chats[0].messages
+    last_user = max((index for index, message in enumerate(messages) if message.role == "user"), default=0)
+    return "\n".join(f"{message.role}: {message.content}" for message in messages[: last_user + 1])
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -193,9 +193,7 @@ class PreferenceShards:
 
     def verify(self) -> None:
         """Hash every file again; raises UserError naming the first that changed."""
-        for name, facts in self.meta["files"].items():
-            if sha256_file(self.folder / name) != facts["sha256"]:
-                raise UserError("the file is not what was written (checksum differs)", where=self.folder / name)
+        check_hashes(self.folder, self.meta)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -263,13 +261,7 @@ class PreferenceShardWriter:
         write_json(
             self.partial / META, {"format": FORMAT, "dtype": self.dtype.name, **counts, **self.about, "files": files}
         )
-        try:
-            if self.folder.exists():
-                shutil.rmtree(self.folder)
-            self.partial.rename(self.folder)
-            sync_folder(self.folder.parent)
-        except OSError as error:
-            raise disk_error(error, self.folder) from error
+        publish(self.partial, self.folder)
         return PreferenceShards(self.folder)
 
 
@@ -290,11 +282,11 @@ def prepare_groups(
     seq_len: int,
     val_fraction: float,
     about: dict[str, Any],
-    quarantine: BadRecords | None = None,
+    bad_records: BadRecords | None = None,
 ) -> PreparedPreferences:
     """Encode judged answers into `folder/train` and `folder/validation`; a share of the questions is held out by hash.
 
-    A group of more than `seq_len` tokens is left out and counted; one that cannot be encoded goes to `quarantine`.
+    A group of more than `seq_len` tokens is left out and counted; one that cannot be encoded goes to `bad_records`.
     Raises UserError if one half stays empty.
     """
     counts: Counter[str] = Counter()
@@ -305,9 +297,9 @@ def prepare_groups(
             try:
                 group = encode(record, tokenizer)
             except UserError as error:
-                if quarantine is None:
+                if bad_records is None:
                     raise
-                quarantine.reject(error, record.chats[0].source, record.chats[0].line)
+                bad_records.reject(error, record.chats[0].source, record.chats[0].line)
                 continue
             if group.num_tokens > seq_len:
                 counts["too long"] += 1

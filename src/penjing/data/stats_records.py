@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +23,6 @@ class DatasetStats:
     left_out: dict[str, int]  # records with nothing to learn from, by reason
     num_bytes: int  # as UTF-8
     num_characters: int
-    num_tokens: int | None  # None where no tokenizer was given
     han_fraction: float
     latin_fraction: float
     digit_fraction: float
@@ -38,10 +36,6 @@ class DatasetStats:
     longest_lines: tuple[LongLine, ...]  # longest first
     warnings: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatStats:
@@ -52,7 +46,6 @@ class ChatStats:
     left_out: dict[str, int]  # chats with nothing to learn from, by reason
     num_answers: int
     num_answer_bytes: int
-    num_tokens: int | None  # of the answers; None where no tokenizer was given
     roles: dict[str, int]  # messages by role
     turns_per_chat: dict[str, int]  # quantiles
     answer_bytes: dict[str, int]  # quantiles
@@ -63,10 +56,6 @@ class ChatStats:
     num_tool_calls: int
     num_duplicates: int
     warnings: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,10 +74,6 @@ class PreferenceStats:
     num_duplicates: int
     warnings: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptStats:
@@ -104,7 +89,3 @@ class PromptStats:
     fields: dict[str, int]  # records that have a further field, reference answers among them
     num_duplicates: int
     warnings: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return asdict(self)

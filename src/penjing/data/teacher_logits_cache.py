@@ -33,7 +33,7 @@ from penjing.base.files import (
 )
 from penjing.data.packing.best_fit import BestFitRows
 from penjing.data.packing.concat import PackedRows, Row
-from penjing.data.token_shards import TokenShards, check_sizes
+from penjing.data.token_shards import TokenShards, check_hashes, check_sizes
 
 FORMAT = 1
 META, PROGRESS = "teacher.json", "progress.json"
@@ -175,9 +175,7 @@ class TeacherLogitsCache:
 
     def verify(self) -> None:
         """Hash every file again; raises UserError naming the first that changed."""
-        for name, facts in self.meta["files"].items():
-            if sha256_file(self.folder / name) != facts["sha256"]:
-                raise UserError("the file is not what was written (checksum differs)", where=self.folder / name)
+        check_hashes(self.folder, self.meta)
 
 
 def find(folder: Path, key: CacheKey) -> TeacherLogitsCache | None:

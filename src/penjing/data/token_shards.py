@@ -47,6 +47,24 @@ def check_sizes(folder: Path, meta: Mapping[str, Any]) -> None:
             raise UserError("file missing or cut short", where=path, got=size, wanted=f"{facts['bytes']} bytes")
 
 
+def check_hashes(folder: Path, meta: Mapping[str, Any]) -> None:
+    """Hash every file again; raises UserError naming the first that changed."""
+    for name, facts in meta["files"].items():
+        if sha256_file(folder / name) != facts["sha256"]:
+            raise UserError("the file is not what was written (checksum differs)", where=folder / name)
+
+
+def publish(partial: Path, folder: Path) -> None:
+    """Give a finished folder its name, in place of what was there, durably."""
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise disk_error(error, folder) from error
+
+
 class TokenShards:
     """A shard folder, memory-mapped for reading."""
 
@@ -94,9 +112,7 @@ class TokenShards:
 
     def verify(self) -> None:
         """Hash every file again; raises UserError naming the first that changed."""
-        for name, facts in self.meta["files"].items():
-            if sha256_file(self.folder / name) != facts["sha256"]:
-                raise UserError("the file is not what was written (checksum differs)", where=self.folder / name)
+        check_hashes(self.folder, self.meta)
 
 
 class TokenShardWriter:
@@ -160,11 +176,5 @@ class TokenShardWriter:
                 "files": files,
             },
         )
-        try:
-            if self.folder.exists():
-                shutil.rmtree(self.folder)
-            self.partial.rename(self.folder)
-            sync_folder(self.folder.parent)
-        except OSError as error:
-            raise disk_error(error, self.folder) from error
+        publish(self.partial, self.folder)
         return TokenShards(self.folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -82,10 +82,9 @@ def prepare_documents(
     *,
     val_fraction: float,
     about: dict[str, Any],
-    progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> TokenizedDataset:
     """Encode documents into `folder/train` and `folder/validation`. Raises UserError if one half stays empty."""
-    encoded = _encode_documents(documents, tokenizer, progress)
+    encoded = _encode_documents(documents, tokenizer)
     train, validation = _write(encoded, "documents", tokenizer, folder, val_fraction, about)
     return TokenizedDataset(train, validation, 0, 0)
 
@@ -99,13 +98,12 @@ def prepare_chats(
     val_fraction: float,
     about: dict[str, Any],
     thinking: bool | None = None,
-    quarantine: BadRecords | None = None,
-    progress: Callable[[int], None] = lambda num_bytes: None,
+    bad_records: BadRecords | None = None,
 ) -> TokenizedDataset:
     """Render conversations into `folder/train` and `folder/validation`, each short enough for a row of `seq_len`.
 
     A longer one loses whole turns from its end; one whose first exchange is too long is skipped. Both are counted.
-    quarantine: where a conversation goes that the template refuses or that teaches nothing; None: it is an error.
+    bad_records: where a conversation goes that the template refuses or that teaches nothing; None: it is an error.
     thinking: as `render` is told; not None, answers without a thought are written with an empty one.
     Raises UserError if one half stays empty, and for `thinking` where somebody else's template decides.
     """
@@ -116,23 +114,20 @@ def prepare_chats(
             next_step="Leave it out.",
         )
     counts: Counter[str] = Counter()
-    encoded = _encode_chats(chats, tokenizer, seq_len, thinking, counts, quarantine, progress)
+    encoded = _encode_chats(chats, tokenizer, seq_len, thinking, counts, bad_records)
     about = {**about, "seq_len": seq_len}
     train, validation = _write(encoded, "chats", tokenizer, folder, val_fraction, about)
     return TokenizedDataset(train, validation, counts["skipped"], counts["shortened"])
 
 
-def _encode_documents(
-    documents: Iterable[Document], tokenizer: Tokenizer, progress: Callable[[int], None]
-) -> Iterator[_Encoded]:
+def _encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[_Encoded]:
     stream = iter(documents)
     opening = [] if tokenizer.begin == tokenizer.end_of_text else [tokenizer.begin]
     while batch := list(islice(stream, BATCH)):
         for document, ids in zip(batch, tokenizer.encode_many([document.text for document in batch]), strict=True):
-            num_bytes = len(document.text.encode())
-            progress(num_bytes)
             if ids:
-                yield _Encoded(split_key(document), [*opening, *ids] if opening else ids, num_bytes)
+                ids = [*opening, *ids] if opening else ids
+                yield _Encoded(split_key(document), ids, len(document.text.encode()))
 
 
 def _encode_chats(
@@ -141,28 +136,26 @@ def _encode_chats(
     seq_len: int,
     thinking: bool | None,
     counts: Counter[str],
-    quarantine: BadRecords | None,
-    progress: Callable[[int], None],
+    bad_records: BadRecords | None,
 ) -> Iterator[_Encoded]:
     for chat in chats:
         try:
             fitting = _fit(tokenizer, chat, seq_len + 1, thinking)
             silent = fitting is not None and not any(fitting[0].weights)
             if silent and not any(_says_something(message) for message in chat.messages):
-                raise UserError("no token of it is learned from", where=f"{chat.source}:{chat.line}")
+                raise UserError("all of its tokens have weight 0", where=f"{chat.source}:{chat.line}")
         except UserError as error:
-            if quarantine is None:
+            if bad_records is None:
                 raise
-            quarantine.reject(error, chat.source, chat.line)
+            bad_records.reject(error, chat.source, chat.line)
             continue
-        progress(sum(len(message.content) for message in chat.messages))
         if fitting is None or silent:  # silent: there are templates that show no tool calls
             counts["skipped"] += 1
             continue
         rendered, messages, shorter = fitting
         counts["shortened"] += shorter
-        said = "".join(message.content for message in messages if message.role == "assistant")
-        yield _Encoded(split_key(chat), rendered.ids, len(said.encode()), rendered.weights)
+        answers = "".join(message.content for message in messages if message.role == "assistant")
+        yield _Encoded(split_key(chat), rendered.ids, len(answers.encode()), rendered.weights)
 
 
 def _says_something(message: Message) -> bool:

@@ -60,12 +60,12 @@ class KnownQuestions:
                 answered += self._answers(prepared, self.questions[first : first + BETWEEN_WAITS])
             strategy.any(False)  # the others wait, and not for longer than ranks wait for each other
         if strategy.rank == 0:
-            said = [
+            answers = [
                 {"kind": one.question.kind, "right": one.right, "question": one.question.text, "said": one.said}
                 for one in answered
             ]
-            kept = {"rows": asking.table(when, answered), "answers": said}
-            write_json(prepared.folder.questions, {**self._kept(prepared), when: kept})
+            result = {"rows": asking.table(when, answered), "answers": answers}
+            write_json(prepared.folder.questions, {**self._saved(prepared), when: result})
 
     def _answers(self, prepared: PreparedRun, questions: Sequence[asking.Question]) -> list[asking.GradedAnswer]:
         """In smaller parts where memory does not suffice."""
@@ -73,17 +73,17 @@ class KnownQuestions:
         thinking = parse_switch(how.thinking) if how else None
         tokenizer = prepared.stage.tokenizer
 
-        def halve_batch(told: str) -> None:
+        def halve_batch(message: str) -> None:
             empty_cache()
             if self._at_once == 1:
-                raise UserError(f"out of memory: {told}", where="eval.questions", next_step="Leave them out: none.")
+                raise UserError(f"out of memory: {message}", where="eval.questions", next_step="Leave them out: none.")
             self._at_once //= 2
 
         return retry_on_oom(
             lambda: asking.ask(prepared.model, tokenizer, questions, thinking=thinking, rows=self._at_once), halve_batch
         )
 
-    def _kept(self, prepared: PreparedRun) -> dict[str, Any]:
+    def _saved(self, prepared: PreparedRun) -> dict[str, Any]:
         """What is known from before of the same questions."""
         about = {"file": str(self.path), "sha256": sha256_file(self.path)}
         known = read_json(prepared.folder.questions) if prepared.folder.questions.is_file() else {}
@@ -91,22 +91,22 @@ class KnownQuestions:
 
     def were_asked_before(self, prepared: PreparedRun) -> bool:
         """Whether there is something to compare with. Not of a run that was begun without these questions."""
-        if not self.questions or "before" in self._kept(prepared):
+        if not self.questions or "before" in self._saved(prepared):
             return bool(self.questions)
-        told = f"not asked, since they were not asked before the first step: {self.path}"
-        self._console.print(escape_markup("questions", told))
+        note = f"not asked, since they were not asked before the first step: {self.path}"
+        self._console.print(escape_markup("questions", note))
         return False
 
     def outcome(self, prepared: PreparedRun) -> dict[str, Any]:
         """What outcome.json holds: right and asked by kind and language, before and after, and what was lost."""
-        kept = self._kept(prepared)
-        before, after = kept["before"]["rows"], kept["after"]["rows"]
+        saved = self._saved(prepared)
+        before, after = saved["before"]["rows"], saved["after"]["rows"]
         lost = [
             {"kind": each.name, "asked": each.asked, "before": each.before, "after": each.after}
             for each in changes(before, after)
             if each.is_lost
         ]
-        return {"file": kept["file"], "sha256": kept["sha256"], "before": before, "after": after, "lost": lost}
+        return {"file": saved["file"], "sha256": saved["sha256"], "before": before, "after": after, "lost": lost}
 
 
 def print_changes(outcome: Mapping[str, Any], console: Console) -> None:

@@ -92,47 +92,47 @@ def ask(
     64, of a story 160, and 192 more with thoughts. rows: prompts that are read and answered together. Raises UserError
     for a question that fills the context.
     """
-    room = model.config.max_position_embeddings
-    said: dict[int, tuple[str, bool]] = {}
+    max_context = model.config.max_position_embeddings
+    answers: dict[int, tuple[str, bool]] = {}
     more = LONGEST_THOUGHT if thinking else 0
     for is_story, usual in ((False, LONGEST_ANSWER), (True, LONGEST_STORY)):
         chosen = [index for index, question in enumerate(questions) if bool(question.must_contain) == is_story]
         if not chosen:
             continue
-        asked = [(questions[index].messages, questions[index].tools) for index in chosen]
-        prompts = [render(tokenizer, *each, ask=True, thinking=thinking).ids for each in asked]
+        chats = [(questions[index].messages, questions[index].tools) for index in chosen]
+        prompts = [render(tokenizer, *each, ask=True, thinking=thinking).ids for each in chats]
         for index, prompt in zip(chosen, prompts, strict=True):
-            if len(prompt) >= room:
+            if len(prompt) >= max_context:
                 where = questions[index].where
-                raise UserError("too long", where=where, got=f"{len(prompt)} tokens", wanted=f"under {room}")
+                raise UserError("too long", where=where, got=f"{len(prompt)} tokens", wanted=f"under {max_context}")
         longest = max_tokens or usual + more
         written = generate(model, prompts, max_new_tokens=longest, stop=tokenizer.stop, rows=rows)
         for index, prompt, ids in zip(chosen, prompts, written, strict=True):
-            cut = len(ids) == min(longest, room - len(prompt))
-            said[index] = without_thought(tokenizer, ids, thinking).strip(), cut
+            cut = len(ids) == min(longest, max_context - len(prompt))
+            answers[index] = without_thought(tokenizer, ids, thinking).strip(), cut
     answered = []
     for index, question in enumerate(questions):
-        text, cut = said[index]
+        text, cut = answers[index]
         answered.append(GradedAnswer(question, text, is_right(question, text), cut))
     return answered
 
 
-def is_right(question: Question, said: str) -> bool:
+def is_right(question: Question, text: str) -> bool:
     """Exact match of the answer; a tool call must name a tool and give the answer as its one argument; a story must
     hold its words."""
     if question.must_contain:
-        return all(word in said for word in question.must_contain)
+        return all(word in text for word in question.must_contain)
     if question.tools:
-        return _argument(said, question.tools) == question.answer
-    return said == question.answer
+        return _argument(text, question.tools) == question.answer
+    return text == question.answer
 
 
-def _argument(said: str, tools: Sequence[dict[str, Any]]) -> str | None:
-    """The only argument of the one tool call in `said`; None if it is not one well-formed call of one of `tools`."""
-    if not (said.startswith(TOOL_CALL) and said.endswith(END_TOOL_CALL)):
+def _argument(answer: str, tools: Sequence[dict[str, Any]]) -> str | None:
+    """The only argument of the one tool call in `answer`; None if it is not one well-formed call of one of `tools`."""
+    if not (answer.startswith(TOOL_CALL) and answer.endswith(END_TOOL_CALL)):
         return None
     try:
-        call = json.loads(said.removeprefix(TOOL_CALL).removesuffix(END_TOOL_CALL))
+        call = json.loads(answer.removeprefix(TOOL_CALL).removesuffix(END_TOOL_CALL))
         (value,) = call["arguments"].values()
         if call["name"] not in [tool["name"] for tool in tools]:
             return None

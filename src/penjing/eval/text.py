@@ -10,6 +10,7 @@ import pyarrow
 import torch
 
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 
 
@@ -44,7 +45,7 @@ def bits_per_byte(
             target_BT[row, : len(inputs)] = torch.tensor(targets)
             weight_BT[row, : len(inputs)] = 1
         total = model(
-            ids_BT.to(device), target_N=target_BT.flatten().to(device), weight_N=weight_BT.flatten().to(device)
+            ids_BT.to(device), score=CrossEntropy(target_BT.flatten().to(device), weight_BT.flatten().to(device))
         )
         nats += float(total)
     return nats / math.log(2) / max(1, num_bytes), num_bytes

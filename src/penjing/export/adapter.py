@@ -21,7 +21,7 @@ FOLDER = "adapter"  # inside a run's
 def save_run_adapter(run: Run, model: Transformer, base: dict[str, str], step: int, out: Path | None = None) -> Path:
     """Write the adapter that a run trained, in the format of `peft`: by default to RUN/adapter.
 
-    base: `start` and `sha256` as the checkpoint has them.
+    base: `init_from` and `sha256` as the checkpoint has them.
     """
     folder = out or Path(run.out) / FOLDER
     name = str(Path(run.init_from).resolve()) if Path(run.init_from).exists() else run.init_from  # a hub name stays one

@@ -15,7 +15,7 @@ def called(run: Path) -> str:
 def default_path(run: Path, trained: LoadedModel, name: str) -> Path:
     """`name` in the run's folder, of a checkpoint too: checkpoints are removed as a run goes on. What is made of a
     model from outside goes into the working folder, as a hub name or a file is no folder to write into."""
-    if trained.run.stage == "outside":
+    if trained.run.stage == "external":
         return Path(name if name.startswith(called(run)) else f"{called(run)}-{name}")
     checkpoint = whole_checkpoint(run)
     return (checkpoint.folder.parent.parent if checkpoint else run) / name

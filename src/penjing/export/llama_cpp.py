@@ -76,10 +76,10 @@ def ask(
         if done.returncode:
             last = (done.stderr.strip().splitlines() or [f"no reason given, exit status {done.returncode}"])[-1]
             raise UserError("llama.cpp cannot run this file", where=path, got=last)
-        said = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+        result = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
         with np.load(folder / "logits.npz") as arrays:
             logits = [torch.from_numpy(arrays[f"arr_{row}"]) for row in range(len(rows))]
-    return LlamaOutput(logits, said["ids"], said["greedy"])
+    return LlamaOutput(logits, result["ids"], result["greedy"])
 
 
 def _keep_weights_as_they_are(api: Any) -> None:
@@ -104,12 +104,12 @@ def _answer(folder: Path) -> None:
         sys.exit(CANNOT_LOAD)
     _keep_weights_as_they_are(llama_cpp.llama_cpp)
     rows, prompt, longest = question["rows"], question["prompt"], question["longest"]
-    room = max(*map(len, rows), len(prompt) + longest)
+    context = max(*map(len, rows), len(prompt) + longest)
     engine: Any = llama_cpp.Llama(
         question["path"],
-        n_ctx=room,
-        n_batch=room,
-        n_ubatch=room,
+        n_ctx=context,
+        n_batch=context,
+        n_ubatch=context,
         n_threads=question["threads"],
         n_threads_batch=question["threads"],
         logits_all=True,

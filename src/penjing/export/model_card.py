@@ -32,9 +32,9 @@ def _facts(path: Path) -> dict[str, Any]:
 def model_card(trained: LoadedModel, run_path: Path) -> str:
     """README.md of an export, in the form the hub expects. What is not known is left out, never invented."""
     run, config = trained.run, trained.run.model
-    outside = run.stage == "outside"
-    folder = RunDir(Path(run.out) if outside else stage_folder(run_path))
-    title = folder.path.resolve().name if outside else f"{folder.path.parent.name}-{folder.path.name}"
+    external = run.stage == "external"
+    folder = RunDir(Path(run.out) if external else stage_folder(run_path))
+    title = folder.path.resolve().name if external else f"{folder.path.parent.name}-{folder.path.name}"
     outcome, plan = _facts(folder.outcome), _facts(folder.plan)
     if outcome and outcome["weights_sha256"] != sha256_file(trained.checkpoint.folder / WEIGHTS):
         outcome = {}  # it speaks of a later checkpoint
@@ -48,13 +48,13 @@ def model_card(trained: LoadedModel, run_path: Path) -> str:
         f"# {title}",
         "",
         f"A {units.count(parameters(config).total)}-parameter {config.architecture} model, "
-        f"{'converted' if outside else 'made'} with penjing {__version__}.",
+        f"{'converted' if external else 'made'} with penjing {__version__}.",
         "",
         "| | |",
         "|---|---|",
         *(
             []
-            if outside
+            if external
             else [
                 f"| stage | {run.stage} |",
                 f"| step | {trained.checkpoint.step} |",

@@ -60,14 +60,14 @@ class RMSNormFunction(torch.autograd.Function):
         parts = list(row_pieces(grad_ND, x_ND, scale_N1, grad_out_ND, residual_ND))
         buffers = arena.empty(x_ND, (3, *parts[0][0].shape), scale_N1.dtype) if parts else x_ND
         for grad_CD, x_CD, scale_C1, grad_out_CD, residual_CD in parts:
-            normal_CD, slope_CD, product_CD = buffers[:, : len(x_CD)]
+            normal_CD, norm_grad_CD, product_CD = buffers[:, : len(x_CD)]
             normal_CD.copy_(x_CD).mul_(scale_C1)
-            slope_CD.copy_(grad_out_CD)
-            torch.mul(slope_CD, normal_CD, out=product_CD)
+            norm_grad_CD.copy_(grad_out_CD)
+            torch.mul(norm_grad_CD, normal_CD, out=product_CD)
             grad_gain += product_CD.sum(dim=0)
             share_C1 = (product_CD @ gain).div_(x_ND.shape[-1])[:, None]
-            slope_CD.mul_(gain).addcmul_(normal_CD, share_C1, value=-1).mul_(scale_C1)
-            grad_CD.copy_(slope_CD if residual is None else slope_CD.add_(residual_CD))
+            norm_grad_CD.mul_(gain).addcmul_(normal_CD, share_C1, value=-1).mul_(scale_C1)
+            grad_CD.copy_(norm_grad_CD if residual is None else norm_grad_CD.add_(residual_CD))
         return grad_ND.view(grad_out.shape), grad_gain if ctx.needs_input_grad[1] else None, None, None
 
 

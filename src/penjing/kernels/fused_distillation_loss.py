@@ -125,8 +125,8 @@ def _against_live(teacher: LiveTeacher, part: slice, q: Distribution, measure: D
     logits_CV = (hidden_CD @ matrix_VD.T).float()
     p = chances(logits_CV / measure.temperature if measure.temperature != 1 else logits_CV)
     divergence_C, kl_C, h_CV = compare(p, q, measure)
-    slope_CV = h_CV.addcmul_(q.share_CJ, h_CV.sum(dim=-1, keepdim=True), value=-1)
-    return divergence_C, kl_C, logits_CV.argmax(dim=-1), slope_CV
+    grad_CV = h_CV.addcmul_(q.share_CJ, h_CV.sum(dim=-1, keepdim=True), value=-1)
+    return divergence_C, kl_C, logits_CV.argmax(dim=-1), grad_CV
 
 
 def _against_stored(
@@ -144,9 +144,9 @@ def _against_stored(
     divergence_C, kl_C, h_CJ = compare(p, Distribution(logq_CJ, logq_CJ.exp()), measure)
     # dD/dz_i = h_i - q_i sum(h), and the others share their h as they share their chance.
     sum_C1 = h_CJ.sum(dim=-1, keepdim=True)
-    slope_CV = (q.log_CJ - logq_C1).exp_().mul_(h_CJ[:, -1:]).addcmul_(q.share_CJ, sum_C1, value=-1)
+    grad_CV = (q.log_CJ - logq_C1).exp_().mul_(h_CJ[:, -1:]).addcmul_(q.share_CJ, sum_C1, value=-1)
     top_CK = h_CJ[:, :-1] - logq_CJ[:, :-1].exp() * sum_C1
-    return divergence_C, kl_C, id_CK[:, 0], slope_CV.scatter_(1, id_CK, top_CK)
+    return divergence_C, kl_C, id_CK[:, 0], grad_CV.scatter_(1, id_CK, top_CK)
 
 
 class _Distilled(torch.autograd.Function):
@@ -183,7 +183,7 @@ class _Distilled(torch.autograd.Function):
             same = temperature == 1 and num_ids == vocabulary
             q = plain if same else chances(logits_CV[:, :num_ids] / temperature)
             against = _against_live if isinstance(teacher, LiveTeacher) else _against_stored
-            divergence_C, kl_C, likeliest_C, slope_CV = against(teacher, part, q, measure)  # type: ignore[arg-type]
+            divergence_C, kl_C, likeliest_C, grad_CV = against(teacher, part, q, measure)  # type: ignore[arg-type]
             agreement_C = (logits_CV[:, :num_ids].argmax(dim=-1) == likeliest_C).float()
             nats, divergence = (nats_C * given_C).sum(), (divergence_C * weight_C).sum()
             total = scale * divergence + share * nats
@@ -191,13 +191,13 @@ class _Distilled(torch.autograd.Function):
             sums_5 = sums_5 + torch.stack(here)  # in place, torch 2.11 would compile a loss without gradients
             if grad_hidden_ND is None and grad_weight_VD is None:
                 continue
-            slope_CV.mul_(weight_C[:, None] * (scale / temperature))
+            grad_CV.mul_(weight_C[:, None] * (scale / temperature))
             if share:  # d nats / d logits = softmax - one_hot, over all of the student's ids
                 wide_CV = plain.share_CJ.mul_(given_C[:, None] * share)
                 wide_CV.scatter_add_(1, target_C1, -share * given_C[:, None])
-                wide_CV[:, :num_ids] += slope_CV
-                slope_CV = wide_CV
-            rounded_CV, width = slope_CV.to(dtype), slope_CV.shape[1]
+                wide_CV[:, :num_ids] += grad_CV
+                grad_CV = wide_CV
+            rounded_CV, width = grad_CV.to(dtype), grad_CV.shape[1]
             if grad_hidden_ND is not None:
                 grad_hidden_ND[part] = (rounded_CV @ matrix_VD[:width]).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:

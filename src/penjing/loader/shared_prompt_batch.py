@@ -109,24 +109,12 @@ class AnswerBatch:
         return replace(self, **{name: move(value) for name, value in vars(self).items()})
 
 
-def run_model(model: Any, batch: AnswerBatch) -> Any:
-    """What the model says of a batch: logp_2N (see `Transformer.forward`), of a mixture with its router's means."""
-    return model(
-        batch.ids_BT,
-        batch.document_BT,
-        branch_BT=batch.branch_BT,
-        position_BT=batch.position_BT,
-        scored_N=batch.scored_N,
-        target_N=batch.target_N,
-    )
-
-
 def best_rows(sizes: Sequence[int], seq_len: int) -> list[list[int]]:
     """Which groups share a row of at most `seq_len`: best fit, largest first. Deterministic."""
     rows: list[list[int]] = []
     left: list[int] = []
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        fitting = [row for row, room in enumerate(left) if room >= sizes[index]]
+        fitting = [row for row, free in enumerate(left) if free >= sizes[index]]
         if fitting:
             row = min(fitting, key=lambda row: (left[row], row))
         else:

@@ -47,17 +47,17 @@ class AdaptedMatmul(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         seen_NI, inner_NR, weight_OI, small_RI, small_OR, mask_NI = ctx.saved_tensors
         a_dtype, b_dtype = ctx.dtypes
-        slope_NO = upstream[0].reshape(-1, weight_OI.shape[0])
-        slope_NR = (slope_NO @ small_OR).mul_(ctx.scale)
-        grad_a_RI = (slope_NR.T @ seen_NI).to(a_dtype) if ctx.needs_input_grad[3] else None
-        grad_b_OR = (slope_NO.T @ inner_NR).to(b_dtype).mul_(ctx.scale) if ctx.needs_input_grad[4] else None
+        grad_NO = upstream[0].reshape(-1, weight_OI.shape[0])
+        grad_NR = (grad_NO @ small_OR).mul_(ctx.scale)
+        grad_a_RI = (grad_NR.T @ seen_NI).to(a_dtype) if ctx.needs_input_grad[3] else None
+        grad_b_OR = (grad_NO.T @ inner_NR).to(b_dtype).mul_(ctx.scale) if ctx.needs_input_grad[4] else None
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_NI = arena.matmul(slope_NO, weight_OI) if saves_memory(slope_NO) else slope_NO @ weight_OI
+            grad_NI = arena.matmul(grad_NO, weight_OI) if saves_memory(grad_NO) else grad_NO @ weight_OI
             if mask_NI is None:
-                grad_NI.addmm_(slope_NR, small_RI)
+                grad_NI.addmm_(grad_NR, small_RI)
             else:
-                grad_NI += (slope_NR @ small_RI).mul_(mask_NI).mul_(ctx.kept)
+                grad_NI += (grad_NR @ small_RI).mul_(mask_NI).mul_(ctx.kept)
             grad_x = grad_NI.view(ctx.shape)
         return grad_x, None, None, grad_a_RI, grad_b_OR, None, None, None
 
@@ -88,16 +88,16 @@ class PackedMatmul(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         x_NI, inner_NR, small_RI, *rest = ctx.saved_tensors
         weights_OI, smalls_OR = rest[: len(ctx.scales)], rest[len(ctx.scales) :]
-        slope_NJ = upstream[0].flatten(0, -2)
-        slopes_NO, inners_NR = _apart(slope_NJ, inner_NR, smalls_OR)
-        parts = list(zip(slopes_NO, inners_NR, smalls_OR, ctx.scales, strict=True))
-        slope_NR = torch.cat([(slope_NO @ small_OR).mul_(scale) for slope_NO, _, small_OR, scale in parts], dim=1)
+        grad_NJ = upstream[0].flatten(0, -2)
+        grads_NO, inners_NR = _apart(grad_NJ, inner_NR, smalls_OR)
+        parts = list(zip(grads_NO, inners_NR, smalls_OR, ctx.scales, strict=True))
+        grad_NR = torch.cat([(grad_NO @ small_OR).mul_(scale) for grad_NO, _, small_OR, scale in parts], dim=1)
         ranks = [small_OR.shape[1] for small_OR in smalls_OR]
-        grads_a = torch.split((slope_NR.T @ x_NI).to(ctx.dtype), ranks)
-        grads_b = [(slope_NO.T @ part_NR).to(ctx.dtype).mul_(scale) for slope_NO, part_NR, _, scale in parts]
+        grads_a = torch.split((grad_NR.T @ x_NI).to(ctx.dtype), ranks)
+        grads_b = [(grad_NO.T @ part_NR).to(ctx.dtype).mul_(scale) for grad_NO, part_NR, _, scale in parts]
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = (slope_NJ @ torch.cat(weights_OI)).addmm_(slope_NR, small_RI).view(ctx.shape)
+            grad_x = (grad_NJ @ torch.cat(weights_OI)).addmm_(grad_NR, small_RI).view(ctx.shape)
         return grad_x, None, *(None for _ in weights_OI), *grads_a, *grads_b
 
 

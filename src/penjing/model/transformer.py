@@ -3,7 +3,6 @@ norm, head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -18,11 +17,9 @@ from penjing.model.linear import Linear
 from penjing.model.moe import RouterStats, mean_of_layers
 from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotary_table
+from penjing.model.score import Score
 
 Recompute = Literal["none", "mlp", "block"]
-# hidden_ND, weight_VD of the head, dtype of its matmuls -> what an objective wants of them (see
-# kernels/fused_distillation_loss.py)
-Score = Callable[[Tensor, Tensor, torch.dtype], Tensor]
 
 
 class Transformer(nn.Module):
@@ -128,50 +125,26 @@ class Transformer(nn.Module):
         ids_BT: Tensor,
         document_BT: Tensor | None = None,
         *,
+        score: Score | None = None,
         scored_N: Tensor | None = None,
-        target_N: Tensor | None = None,
-        weight_N: Tensor | None = None,
         cache: Cache | None = None,
         branch_BT: Tensor | None = None,
         position_BT: Tensor | None = None,
         edge_S: Tensor | None = None,
-        temperature: float = 1.0,
-        score: Score | None = None,
     ) -> Tensor | tuple[Tensor, RouterStats]:
-        """logits_BTV in float32; given targets, logp_2N; given weights too, the weighted sum of nats.
+        """logits_BTV in float32; given a `score` (model/score.py), what it makes of the hidden states.
 
-        logp_2N: in float32, the log-probability of each target, and beside it the entropy of that prediction in nats,
-        without a gradient.
-
-        edge_S: where documents begin, for CUDA's variable-length kernel (loader/batch.py); without it a mask does.
-
-        temperature: logits are divided by it before logp_2N is taken.
-
-        score: given instead of targets, it makes of the hidden states what is returned in place of the nats.
-
-        A mixture of experts that is being trained returns beside the nats what its routers did.
-
-        scored_N: flat indices (row * T + position) that reach the head, the same one more than once where branches
-        part; target_N: the id each should predict; weight_N: what each counts. The loss is taken inside so that a
-        wrapped (DDP, FSDP) model stays one callable.
+        scored_N: flat indices (row * T + position) of what is scored, the same one more than once where branches part;
+        None: all. edge_S: where documents begin, for CUDA's variable-length kernel (loader/batch.py); without it a
+        mask does. A mixture of experts that is being trained returns beside the score what its routers did.
         """
         hidden_BTD, routers = self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT, edge_S)
-        if target_N is None and score is None:
+        if score is None:
             return self.logits(hidden_BTD)
         hidden_ND = hidden_BTD.flatten(0, 1)
         if scored_N is not None:
             hidden_ND = hidden_ND[scored_N]
-        if target_N is None:
-            assert score is not None
-            scores = score(hidden_ND, self.head_weight_VD, self._head_dtype)
-        elif weight_N is None:
-            if temperature != 1.0:
-                hidden_ND = hidden_ND / temperature  # the head is linear and has no bias
-            scores = ops.log_probs(hidden_ND, self.head_weight_VD, target_N, self._head_dtype)
-        else:
-            scores = ops.fused_linear_cross_entropy(
-                hidden_ND, self.head_weight_VD, target_N, weight_N, self._head_dtype
-            )
+        scores = score(hidden_ND, self.head_weight_VD, self._head_dtype)
         return scores if routers is None else (scores, routers)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penjing.kernels import ops
+from penjing.model.score import Score
 from penjing.model.transformer import Transformer
 
 
@@ -28,12 +28,12 @@ class ScalarHead(nn.Module):
         document_BT: Tensor | None = None,
         *,
         scalar_N: Tensor | None = None,
+        score: Score | None = None,
         scored_N: Tensor | None = None,
-        target_N: Tensor | None = None,
         branch_BT: Tensor | None = None,
         position_BT: Tensor | None = None,
     ) -> Any:
-        """value_N in float32 of the positions scalar_N; with targets too, (logp_2N, value_N), read in one pass.
+        """value_N in float32 of the positions scalar_N; with a score too, (the score, value_N), in one pass.
 
         scalar_N, scored_N: flat indices (row * T + position); without scalar_N the decoder alone answers. A mixture
         of experts that is being trained returns at the end what its routers did.
@@ -42,8 +42,8 @@ class ScalarHead(nn.Module):
             return self.model(
                 ids_BT,
                 document_BT,
+                score=score,
                 scored_N=scored_N,
-                target_N=target_N,
                 branch_BT=branch_BT,
                 position_BT=position_BT,
             )
@@ -52,10 +52,9 @@ class ScalarHead(nn.Module):
         # In float32 whatever the matmuls are in: one vector costs nothing, and rewards differ in small digits.
         value_N = (hidden_ND[scalar_N].float() * self.scalar).sum(dim=-1)
         given: tuple[Any, ...] = (value_N,)
-        if target_N is not None:
+        if score is not None:
             scored_ND = hidden_ND if scored_N is None else hidden_ND[scored_N]
-            weight_VD, dtype = self.model.head_weight_VD, self.model._head_dtype
-            given = (ops.log_probs(scored_ND, weight_VD, target_N, dtype), value_N)
+            given = (score(scored_ND, self.model.head_weight_VD, self.model._head_dtype), value_N)
         if routers is not None:
             given = (*given, routers)
         return given[0] if len(given) == 1 else given

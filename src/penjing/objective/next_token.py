@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from penjing.loader.batch import Batch
+from penjing.model.score import CrossEntropy
 from penjing.objective.base import Loss, ObjectiveSettings
 from penjing.objective.router import RouterSettings
 
@@ -45,9 +46,8 @@ class NextToken:
         scored = model(
             batch.ids_BT,
             batch.document_BT,
+            score=CrossEntropy(batch.target_N, batch.weight_N),
             scored_N=batch.scored_N,
-            target_N=batch.target_N,
-            weight_N=batch.weight_N,
             **more,
         )
         nats, means = (scored, None) if isinstance(scored, Tensor) else scored

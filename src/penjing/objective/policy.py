@@ -38,6 +38,7 @@ from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths
 from penjing.objective.rollout import Rollout
 from penjing.objective.router import RouterSettings
+from penjing.objective.run_model import run_model
 from penjing.objective.value import value_loss
 
 PolicyLoss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo"]
@@ -296,19 +297,9 @@ class PolicyObjective:
 
     def __call__(self, model: Callable[..., Any], batch: AnswerBatch) -> Loss:
         has_values = "value" in batch.values
-        more: dict[str, Any] = (
-            {"scalar_N": batch.scored_N} if has_values else {"temperature": self.settings.rollout.temperature}
-        )
-        said = model(
-            batch.ids_BT,
-            batch.document_BT,
-            branch_BT=batch.branch_BT,
-            position_BT=batch.position_BT,
-            scored_N=batch.scored_N,
-            target_N=batch.target_N,
-            **more,
-        )
-        logp_2N, *others = said if isinstance(said, tuple) else (said,)
+        temperature = self.settings.rollout.temperature
+        scored = run_model(model, batch, temperature=temperature, scalar_N=batch.scored_N if has_values else None)
+        logp_2N, *others = scored if isinstance(scored, tuple) else (scored,)
         total, parts = self.of_log_probs(logp_2N[0], logp_2N[1], batch)
         if has_values:
             loss, value_parts = self._of_values(others.pop(0), batch)
@@ -337,9 +328,9 @@ class PolicyObjective:
         advantage_N = batch.values.get(ADVANTAGE)
         if advantage_N is None:
             advantage_N = batch.figures[ADVANTAGE][batch.answer_N]
-        judged_N, reference_N = advantage_N, batch.values.get("reference")
+        own_advantage_N, reference_N = advantage_N, batch.values.get("reference")
         if reference_N is not None and settings.kl_estimator == "k1":
-            advantage_N = judged_N - settings.kl_coef * divergence(logp_N.detach(), reference_N, "k1")
+            advantage_N = own_advantage_N - settings.kl_coef * divergence(logp_N.detach(), reference_N, "k1")
         old_N = logp_N.detach() if settings.strictly_on_policy else behaviour_N
         log_ratio_N = (logp_N - old_N).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
         if settings.loss == "gspo":
@@ -371,7 +362,7 @@ class PolicyObjective:
             "clipped_high_fraction": cut_high_N.float(),
             "entropy": entropy_N,
             "kl_old_new": divergence(behaviour_N, logp_N, "k3"),
-            "advantage_square": judged_N**2,
+            "advantage_square": own_advantage_N**2,
         }
         sums = {name: (units_N * value_N.detach()).sum() for name, value_N in parts.items()}
         units_A = self._units_A(batch)

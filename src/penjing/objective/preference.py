@@ -19,9 +19,10 @@ from torch import Tensor
 
 from penjing.base.config import NonNegativeFloat, NonNegativeInt, PositiveInt
 from penjing.base.errors import UserError
-from penjing.loader.shared_prompt_batch import AnswerBatch, run_model
+from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths
 from penjing.objective.router import RouterSettings
+from penjing.objective.run_model import run_model
 
 Kind = Literal["dpo", "cdpo", "robust", "ipo", "hinge", "simpo", "orpo", "kto"]
 WITHOUT_REFERENCE = ("simpo", "orpo")
@@ -229,7 +230,7 @@ class PreferenceObjective:
         scored = run_model(model, batch)
         logp_2N, means = scored if isinstance(scored, tuple) else (scored, None)
         reference_N = self._reference(batch, logp_2N[0])
-        make = self._judged if self.settings.loss == "kto" else self._pairs
+        make = self._kto if self.settings.loss == "kto" else self._pairs
         loss = make(batch, logp_2N[0], reference_N)
         return self.router.added_to(loss, means, lambda: batch.units_B(self._units_A(batch)))
 
@@ -257,14 +258,14 @@ class PreferenceObjective:
             "rejected_reward": reward_P2[:, 1].sum(),
             "chosen_tokens": length_P2[:, 0].sum(),
             "rejected_tokens": length_P2[:, 1].sum(),
-            "chosen_nats_per_token": -(logp_P2[:, 0].detach() / length_P2[:, 0]).sum(),
+            "chosen_nll": -(logp_P2[:, 0].detach() / length_P2[:, 0]).sum(),
         }
         if self.settings.needs_reference:
-            drift_P2 = batch.sum_A(_kl_to_reference(logp_N, reference_N)).view(-1, 2) / length_P2
-            parts["chosen_drift_nats_per_token"] = drift_P2[:, 0].sum()
+            kl_P2 = batch.sum_A(_kl_to_reference(logp_N, reference_N)).view(-1, 2) / length_P2
+            parts["chosen_kl_to_reference"] = kl_P2[:, 0].sum()
         return Loss(total, parts)
 
-    def _judged(self, batch: AnswerBatch, logp_N: Tensor, reference_N: Tensor) -> Loss:
+    def _kto(self, batch: AnswerBatch, logp_N: Tensor, reference_N: Tensor) -> Loss:
         own_A = batch.figures[MISMATCHED] == 0
         wanted_A = batch.figures[WANTED] > 0
         ratio_A = batch.sum_A(logp_N) - batch.sum_A(reference_N)
@@ -280,14 +281,14 @@ class PreferenceObjective:
         reward_A = self.settings.strength * ratio_A.detach()
         signed_A = torch.where(wanted_A, 1.0, -1.0) * (reward_A - self.settings.strength * z_A) * own_A
         right_A = (signed_A > 0).float() + 0.5 * ((signed_A == 0) & own_A).float()
-        drift_A = batch.sum_A(_kl_to_reference(logp_N, reference_N)) / batch.length_A().clamp(min=1)
+        kl_A = batch.sum_A(_kl_to_reference(logp_N, reference_N)) / batch.length_A().clamp(min=1)
         parts = {
             "preference_loss": total.detach(),
             "reward_accuracy": right_A.sum(),
             "signed_reward": signed_A.sum(),
-            "kto_z_nats": (z_A * own_A).sum(),
+            "kto_z": (z_A * own_A).sum(),
             "answer_tokens": (batch.length_A() * own_A).sum(),
-            "answer_drift_nats_per_token": (drift_A * own_A).sum(),
+            "answer_kl_to_reference": (kl_A * own_A).sum(),
         }
         return Loss(total, parts)
 

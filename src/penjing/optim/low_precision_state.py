@@ -125,10 +125,10 @@ class LowPrecisionOptimizer(NoDynamoOptimizer):
     def recall(self, parameter: Tensor, name: str, piece: slice, *, signed: bool) -> Tensor:
         """A piece of what is kept, in float32: of float32 state the very memory, else a copy."""
         state = self.state[parameter]
-        kept_N: Tensor = state[name].view(-1)[piece]
+        stored_N: Tensor = state[name].view(-1)[piece]
         if self.how == "int8":
-            return self._coded(parameter.device, signed).decode(kept_N, state[f"{name}_scale"][_blocks(piece)])
-        return kept_N.float()
+            return self._coded(parameter.device, signed).decode(stored_N, state[f"{name}_scale"][_blocks(piece)])
+        return stored_N.float()
 
     def keep(
         self,
@@ -142,19 +142,19 @@ class LowPrecisionOptimizer(NoDynamoOptimizer):
     ) -> None:
         """Put a piece back. In a bad step it must be as it was recalled, and what is kept then stays bit for bit."""
         state = self.state[parameter]
-        kept_N: Tensor = state[name].view(-1)[piece]
+        stored_N: Tensor = state[name].view(-1)[piece]
         if self.how == "float32":
-            assert value_N.data_ptr() == kept_N.data_ptr(), "changed in place"
+            assert value_N.data_ptr() == stored_N.data_ptr(), "changed in place"
         elif self.how == "bfloat16":
             assert chance is not None
-            kept_N.copy_(stochastic_round(value_N, chance))  # of what bfloat16 holds there is only one rounding
+            stored_N.copy_(stochastic_round(value_N, chance))  # of what bfloat16 holds there is only one rounding
         else:
             codes_N, scale = self._coded(parameter.device, signed).encode(value_N)
             scale_before = state[f"{name}_scale"][_blocks(piece)]
             if self.bad is not None:  # codes of what was decoded need not be the same ones
-                codes_N = torch.where(self.bad > 0, kept_N, codes_N)
+                codes_N = torch.where(self.bad > 0, stored_N, codes_N)
                 scale = torch.where(self.bad > 0, scale_before, scale)
-            kept_N.copy_(codes_N)
+            stored_N.copy_(codes_N)
             scale_before.copy_(scale)
 
     def _coded(self, device: torch.device, signed: bool) -> QuantCodebook:

@@ -20,10 +20,10 @@ class Candidate:
     tokens_per_second: float
 
 
-def fitting(candidates: Sequence[Candidate], room_bytes: int) -> list[Candidate]:
+def fitting(candidates: Sequence[Candidate], available_bytes: int) -> list[Candidate]:
     """Those that fit, fastest first."""
     return sorted(
-        (each for each in candidates if each.peak_bytes <= room_bytes), key=lambda each: -each.tokens_per_second
+        (each for each in candidates if each.peak_bytes <= available_bytes), key=lambda each: -each.tokens_per_second
     )
 
 

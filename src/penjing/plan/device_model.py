@@ -83,11 +83,16 @@ class Machine:
     launch_seconds: float  # of one operation
     bus_bytes_per_second: float = PCIE_BYTES_PER_SECOND
     memory_bytes: int = 0  # that programs can have; 0 = unknown
+    own_kernels: bool = True  # whether kernels/triton runs there, if the card is of the kind
     watts: float = 0.0  # at full load; 0 = unknown
     peak_flops: dict[str, float] = field(default_factory=dict)  # the sheet's, for MFU; of a CPU what was measured
     context_bytes: int = 0  # held beside tensors: a CUDA context, or the interpreter
     matmuls: tuple[Gemm, ...] = ()  # measured one by one
     attentions: tuple[AttentionRate, ...] = ()  # the same; of a dtype that has none, attention_share tells
+
+    def runs_own_kernels(self, dtype: str) -> bool:
+        """Whether steps in `dtype` run kernels/triton: cards that have bfloat16 units do."""
+        return self.kind == "cuda" and self.own_kernels and dtype == "bfloat16"
 
     def rate(self, dtype: str) -> float:
         """FLOPs per second of large matmuls."""

@@ -73,8 +73,8 @@ def _driver(device: torch.device) -> tuple[str, float]:
         "--format=csv,noheader",
     ]
     try:
-        said = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-        driver, watts = said.splitlines()[0].split(", ")
+        output = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        driver, watts = output.splitlines()[0].split(", ")
         return driver, float(watts.split()[0])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return "unknown", 0.0

@@ -58,7 +58,7 @@ def compare(plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[Compari
     add("peak memory", "bytes", plan.get("predicted_peak_memory_bytes"), outcome.get("peak_memory_bytes"))
     add("tokens", "tokens", plan.get("tokens", 0) * done, outcome.get("tokens"))
     add("speed", "tokens per second", plan.get("tokens_per_second"), outcome.get("tokens_per_second"))
-    loss = plan.get("predicted_loss_nats_per_token")
+    loss = plan.get("predicted_loss")
     add("validation loss", "nats per token", loss, outcome.get("val_loss"))
     return terms
 

@@ -89,18 +89,18 @@ def forecast(points: Sequence[LossPoint], parameters: float, tokens: float, *, s
     freedom = max(1, len(points) - 3)
     residual = float(np.sqrt((error_P**2).sum() / freedom))
     random = np.random.default_rng(seed)
-    drawn = []
+    resampled = []
     for _ in range(RESAMPLES):
         noise_P = random.normal(0.0, residual, len(points))
         again = [
             LossPoint(point.parameters, point.tokens, law.loss(point.parameters, point.tokens) + float(noise))
             for point, noise in zip(points, noise_P, strict=True)
         ]
-        drawn.append(fit(again, COARSE).loss(parameters, tokens) + float(random.normal(0.0, residual)))
+        resampled.append(fit(again, COARSE).loss(parameters, tokens) + float(random.normal(0.0, residual)))
     return Forecast(
         loss=law.loss(parameters, tokens),
-        low=quantile(drawn, 0.1),
-        high=quantile(drawn, 0.9),
+        low=quantile(resampled, 0.1),
+        high=quantile(resampled, 0.9),
         law=law,
         residual_nats=float(np.sqrt((error_P**2).mean())),
     )

@@ -86,13 +86,13 @@ def thin(points: Sequence[Point], limit: int) -> list[Point]:
     """At most `limit` points: the first, the last, and the lowest and highest of each stretch, so spikes stay."""
     if len(points) <= limit or limit < 4:
         return list(points[:limit])
-    stretches = (limit - 2) // 2
+    buckets = (limit - 2) // 2
     inner = len(points) - 2
-    kept = [points[0]]
-    for index in range(stretches):
-        stretch = points[1 + inner * index // stretches : 1 + inner * (index + 1) // stretches]
-        kept += sorted({min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])}) if stretch else []
-    return [*kept, points[-1]]
+    chosen = [points[0]]
+    for index in range(buckets):
+        bucket = points[1 + inner * index // buckets : 1 + inner * (index + 1) // buckets]
+        chosen += sorted({min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])}) if bucket else []
+    return [*chosen, points[-1]]
 
 
 def linear_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
@@ -166,12 +166,12 @@ def bounds(values: Iterable[float], axis: Axis) -> tuple[float, float]:
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         if axis.log:
             return low / 2, high * 2
-        room = abs(high) * 0.1 or 1.0
-        return (0.0, room) if axis.from_zero else (low - room, high + room)
+        margin = abs(high) * 0.1 or 1.0
+        return (0.0, margin) if axis.from_zero else (low - margin, high + margin)
     if axis.log:
         return low, high
-    room = (high - low) * 0.04
-    return (low if axis.from_zero and low == 0 else low - room), high + room
+    margin = (high - low) * 0.04
+    return (low if axis.from_zero and low == 0 else low - margin), high + margin
 
 
 def text_width(text: str) -> float:
@@ -262,10 +262,10 @@ def _curve(points: Sequence[Point], series: Series, index: int, place: Callable[
     return f'{line}<g class="{kind} c{index}">{"".join(tips)}</g>'
 
 
-def described(title: str, drawn: Sequence[tuple[int, Series, Sequence[Point]]], x: Axis) -> str:
+def described(title: str, plotted: Sequence[tuple[int, Series, Sequence[Point]]], x: Axis) -> str:
     """A chart in words, for those who cannot see it: where each series begins and ends, and how far it goes."""
     parts = []
-    for _, one, points in drawn:
+    for _, one, points in plotted:
         low, high = (figure(pick(value for _, value in points)) for pick in (min, max))
         (first, start), (last, end) = points[0], points[-1]
         span = f"{figure(start)} at {figure(first)} to {figure(end)} at {figure(last)} {x.label}"
@@ -289,10 +289,10 @@ def line_chart(
         ((index if one.colour is None else one.colour) % NUM_COLOURS, one, _drawable(one, x, y, limit))
         for index, one in enumerate(series)
     ]
-    drawn = [(colour, one, points) for colour, one, points in every_series if points]
-    if not drawn:
+    plotted = [(colour, one, points) for colour, one, points in every_series if points]
+    if not plotted:
         return Markup()
-    every = [point for _, _, points in drawn for point in points]
+    every = [point for _, _, points in plotted for point in points]
     y_low, y_high = bounds((point[1] for point in every), y)
     x_low, x_high = bounds((point[0] for point in every), x)
     y_ticks = (log_ticks if y.log else linear_ticks)(y_low, y_high, 5)
@@ -305,12 +305,12 @@ def line_chart(
         return x_scale.at(point[0]), y_scale.at(point[1])
 
     parts = [_text(2, 16, y.label, kind="label")]
-    named = drawn if len(drawn) < 3 else [each for each in drawn if not each[1].dashed]
+    named = plotted if len(plotted) < 3 else [each for each in plotted if not each[1].dashed]
     parts += _legend([(colour, one.name) for colour, one, _ in named], width - 14, 16) if legend else []
     parts += _grid(x_scale, y_scale, y_ticks, y_labels)
-    parts += [_curve(points, one, colour, place, y) for colour, one, points in drawn]
+    parts += [_curve(points, one, colour, place, y) for colour, one, points in plotted]
     parts.append(_text(width - 14, height - 6, x.label, "end", "label"))
-    return _svg(width, height, described(title, drawn, x), parts)
+    return _svg(width, height, described(title, plotted, x), parts)
 
 
 def _fraction_bar(score: Score, name: str, index: int, scale: Scale, top: float, thick: float) -> list[str]:

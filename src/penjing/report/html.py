@@ -264,10 +264,10 @@ def _about(incident: Fields) -> str:
     """The scalar facts of an incident."""
     names = [name for name in incident.raw if name not in ("step", "kind")]
     facts = [(name, incident.number(name), incident.text(name)) for name in names]
-    told = [
+    lines = [
         f"{name.replace('_', ' ')} {figure(real) if real is not None else text}" for name, real, text in facts if text
     ]
-    return clip(", ".join(told), 200)
+    return clip(", ".join(lines), 200)
 
 
 # --- questions -------------------------------------------------------------------------------------------------------
@@ -285,9 +285,9 @@ def questions_view(runs: Sequence[ReportedRun], limits: Limits) -> View | None:
             "charts": accuracy_charts(by_run[0], limits),
             "lost": [text_format.lost_sentence(runs[0])],
         }
-    asked = {(line.kind, line.language): line for lines in by_run for line in lines}
+    by_kind = {(line.kind, line.language): line for lines in by_run for line in lines}
     rows = []
-    for key, first in list(asked.items())[: 8 * limits.items]:
+    for key, first in list(by_kind.items())[: 8 * limits.items]:
         found = [next((line for line in lines if (line.kind, line.language) == key), None) for lines in by_run]
         cells = [_change_cell(line) for line in found]
         rows.append([*_kind_cells(first), Cell(percent(first.chance)), *cells])

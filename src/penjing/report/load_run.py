@@ -231,8 +231,8 @@ def read_run(folder: Path, problems: list[str]) -> ReportedRun:
     """One run's folder."""
     settings = flatten(read_settings(folder / "run.toml", problems))
     outcome = read_object(folder / "outcome.json", problems)
-    asked = read_object(folder / "questions.json", problems)
-    rows = [read_row(row, when) for when in STAGES.values() for row in asked.fields(when).items("rows")]
+    questions = read_object(folder / "questions.json", problems)
+    rows = [read_row(row, when) for when in STAGES.values() for row in questions.fields(when).items("rows")]
     task = settings.get("objective.name", "")
     return ReportedRun(
         folder=text(folder),
@@ -266,8 +266,8 @@ def read_quickstart(folder: Path, problems: list[str]) -> tuple[Quickstart, tupl
     runs = [replace(run, task=run.task or {"pretrain": "documents", "sft": "chats"}[run.name]) for run in runs]
     rows = found.evaluation.items("rows")
     if runs and rows:
-        asked = [read_row(row, STAGES[row.text("stage")]) for row in rows if row.text("stage") in STAGES]
-        runs[-1] = replace(runs[-1], questions=tuple(asked))
+        answered = [read_row(row, STAGES[row.text("stage")]) for row in rows if row.text("stage") in STAGES]
+        runs[-1] = replace(runs[-1], questions=tuple(answered))
     return found, tuple(runs)
 
 

@@ -58,12 +58,16 @@ def facts(fields: Fields, table: FactTable) -> Facts:
 
 
 def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun], limits: Limits) -> View:
-    told, evaluation, tokenizer = quickstart.facts, quickstart.evaluation, quickstart.facts.fields("tokenizer")
+    quickstart_facts, evaluation, tokenizer = (
+        quickstart.facts,
+        quickstart.evaluation,
+        quickstart.facts.fields("tokenizer"),
+    )
     examples = [example_cells(example, limits) for example in evaluation.items("examples")]
     hashes = [(f"{task_names(run.task)[0]} weights, SHA-256", run.outcome.text("weights_sha256")) for run in runs]
     names = [(text_format.kind_name(name).capitalize(), name) for name in tokenizer.raw][:16]
     return {
-        "stages": stage_rows(told, limits),
+        "stages": stage_rows(quickstart_facts, limits),
         "examples": [
             (english, chinese, items)
             for english, chinese, right in (("Right", "答对", True), ("Wrong", "答错", False))
@@ -78,18 +82,20 @@ def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun], limits:
             }
             for story in evaluation.fields("stories").items("examples")[: limits.items]
         ],
-        "data": facts(told.fields("data"), DATA_FACTS),
-        "warnings": [clip(warning, 300) for warning in told.fields("data").texts("warnings")[: limits.items]],
+        "data": facts(quickstart_facts.fields("data"), DATA_FACTS),
+        "warnings": [
+            clip(warning, 300) for warning in quickstart_facts.fields("data").texts("warnings")[: limits.items]
+        ],
         "tokenizer": facts(tokenizer, [(name, field, figure_of(tokenizer, field)) for name, field in names]),
         "compression": clip(quickstart.compression.text("note"), 400),
         "machine": [
-            *facts(told.fields("machine"), MACHINE_FACTS),
-            *facts(told, VERSION_FACTS),
+            *facts(quickstart_facts.fields("machine"), MACHINE_FACTS),
+            *facts(quickstart_facts, VERSION_FACTS),
             *[(name, clip(value, 80)) for name, value in hashes if value],
         ],
-        "export": clip(told.fields("export").text("path"), 200),
-        "export_note": clip(told.fields("export").text("note"), 300),
-        "next": clip(told.text("next"), 300),
+        "export": clip(quickstart_facts.fields("export").text("path"), 200),
+        "export_note": clip(quickstart_facts.fields("export").text("note"), 300),
+        "next": clip(quickstart_facts.text("next"), 300),
     }
 
 
@@ -98,9 +104,9 @@ def figure_of(fields: Fields, name: str) -> Callable[[float], str] | None:
     return count if fields.number(name) is not None else None
 
 
-def stage_rows(told: Fields, limits: Limits) -> list[View]:
+def stage_rows(facts: Fields, limits: Limits) -> list[View]:
     """The timeline: each stage with its bar (beginning where the one before ended), state, time and note."""
-    stages = told.items("stages")[: 4 * limits.items]
+    stages = facts.items("stages")[: 4 * limits.items]
     total, begin, rows = text_format.total_seconds(stages) or 0.0, 0.0, []
     for stage in stages:
         seconds = max(stage.number("seconds") or 0.0, 0.0)

@@ -124,7 +124,7 @@ def plan_basis(run: ReportedRun) -> str:
     if low is None or high is None:
         return f"The prediction {basis}."
     inside = "" if seconds is None else ", and it does" if low <= seconds <= high else ", and it does not"
-    return f"The prediction {basis}; the time was to lie between {duration(low)} and {duration(high)}{inside}."
+    return f"The prediction {basis}; predicted to take between {duration(low)} and {duration(high)}{inside}."
 
 
 def time_parts(run: ReportedRun) -> str:
@@ -237,8 +237,8 @@ def headline(record: ReportData) -> list[str]:
         return [sentence for sentence in (run_state(run), held_out_changes(run), lost_sentence(run)) if sentence]
     facts = record.quickstart.facts
     failed = [stage.text("name") for stage in facts.items("stages") if stage.text("state") == "failed"]
-    told = [f"The stage {clip(name, 40)} failed." for name in failed]
-    sentences = (*told, _made(record, facts), _answers(record), _new_in_evaluation(record))
+    lines = [f"The stage {clip(name, 40)} failed." for name in failed]
+    sentences = (*lines, _made(record, facts), _answers(record), _new_in_evaluation(record))
     return [sentence for sentence in sentences if sentence]
 
 

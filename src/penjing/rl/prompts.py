@@ -55,16 +55,16 @@ def read(
     held_out_fraction: float,
     thinking: bool | None = None,
     offered: Sequence[dict[str, Any]] = (),
-    quarantine: BadRecords | None = None,
+    bad_records: BadRecords | None = None,
 ) -> Prompts:
     """Prompts of at most `longest` tokens. Raises UserError where no prompt is left, and for broken records, which
-    go to `quarantine` where there is one.
+    go to `bad_records` where there is one.
 
     offered: the tools of prompts whose records name none. thinking: as `render` is told.
     """
     found: list[tuple[Prompt, str]] = []
     named: set[str] = set()
-    for chat, record in read_prompts(list_files(paths), quarantine=quarantine):
+    for chat, record in read_prompts(list_files(paths), bad_records=bad_records):
         tools, where = chat.tools or tuple(offered), f"{chat.source}:{chat.line}"
         try:
             prompt = Prompt(
@@ -76,9 +76,9 @@ def read(
                 where=where,
             )
         except UserError as error:
-            if quarantine is None:
+            if bad_records is None:
                 raise
-            quarantine.reject(error, chat.source, chat.line)
+            bad_records.reject(error, chat.source, chat.line)
             continue
         named.update(tool["name"] for tool in tools)
         found.append((prompt, split_key(chat)))

@@ -25,9 +25,9 @@ class RolloutBuffer:
 
     prompt_P: index of each prompt among those that are learned from. id_PAM, length_PA: the answers, stop ids included.
     behaviour_PAM, reference_PAM: log-probabilities. value_PAM, gain_PAM, return_PAM: what ppo's value foresaw before
-    each token, the token's advantage, and what should have been foreseen; empty for the others. said_PAM: 1 for tokens
-    that the model said, 0 for those that it was given between two turns. turns_PA, calls_PA, failed_PA: of the model,
-    of tools, and of these those that did not work. cut_off_PA: not ended
+    each token, the token's advantage, and what should have been foreseen; empty for the others. sampled_PAM: 1 for
+    tokens that the model said, 0 for those that it was given between two turns. turns_PA, calls_PA, failed_PA: of the
+    model, of tools, and of these those that did not work. cut_off_PA: not ended
     by the model. score_RPA: each reward; reward_PA: their weighted sum; advantage_PA; counts_P: 0 for prompts that are
     not learned from.
     sampled, degenerate: prompts that were answered for this round, and those whose answers were all worth the same.
@@ -42,7 +42,7 @@ class RolloutBuffer:
     value_PAM: npt.NDArray[np.float32]
     gain_PAM: npt.NDArray[np.float32]
     return_PAM: npt.NDArray[np.float32]
-    said_PAM: npt.NDArray[np.int64]
+    sampled_PAM: npt.NDArray[np.int64]
     turns_PA: npt.NDArray[np.int64]
     calls_PA: npt.NDArray[np.int64]
     failed_PA: npt.NDArray[np.int64]
@@ -83,11 +83,11 @@ class RolloutBuffer:
         answers = []
         for answer in range(num_answers):
             length = int(self.length_PA[place, answer])
-            said = self.said_PAM[place, answer, :length]
+            sampled = self.sampled_PAM[place, answer, :length]
             answers.append(
                 Answer(
                     ids=self.id_PAM[place, answer, :length].tolist(),
-                    weights=None if said.all() else said.astype(float).tolist(),
+                    weights=None if sampled.all() else sampled.astype(float).tolist(),
                     values={name: arrays[name][place, answer, :length].tolist() for name in values},
                 )
             )
@@ -108,7 +108,7 @@ class RolloutBuffer:
             "reward": float(reward.mean()),
             "reward_std": float(reward.std()),
             "frac_zero_reward_std": self.degenerate / max(1, self.sampled),
-            "answer_tokens": float(self.said_PAM[part].sum(axis=-1).mean()),
+            "answer_tokens": float(self.sampled_PAM[part].sum(axis=-1).mean()),
             "truncated_fraction": float(self.cut_off_PA[part].mean()),
             "rollout_seconds": self.seconds / steps,
             "scoring_seconds": self.scoring_seconds / steps,

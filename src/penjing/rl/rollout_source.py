@@ -31,6 +31,7 @@ from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, Policy
+from penjing.objective.run_model import run_model
 from penjing.objective.value import advantages as token_advantages
 from penjing.objective.value import whitened
 from penjing.parallel.base import Strategy
@@ -46,7 +47,7 @@ LogProbs = Callable[[AnswerBatch], Tensor]
 SCORED_ROWS = 8  # rows of one pass of a reference
 # What each rank fills in for its own prompts; the rest follows from it.
 SHARED = (
-    "id_PAM", "length_PA", "said_PAM", "turns_PA", "calls_PA", "failed_PA", "behaviour_PAM", "reference_PAM",
+    "id_PAM", "length_PA", "sampled_PAM", "turns_PA", "calls_PA", "failed_PA", "behaviour_PAM", "reference_PAM",
     "value_PAM", "cut_off_PA", "score_RPA",
 )  # fmt: skip
 
@@ -93,7 +94,7 @@ class RolloutSampler:
         """Answers to each prompt, one for each of its seeds."""
         how, slots = self.settings.rollout, self.slots
         requests = [Request(prompt=prompt.ids, seeds=own) for prompt, own in zip(prompts, seeds, strict=True)]
-        asked = sum(map(len, seeds))
+        num_answers = sum(map(len, seeds))
 
         def write() -> list[list[Completion]]:
             return sample_batch(
@@ -107,29 +108,29 @@ class RolloutSampler:
                 follow=self.turns if how.max_turns > 1 else None,
             )
 
-        answers = retry_on_oom(write, lambda said: self._halve_slots(asked, said))
+        answers = retry_on_oom(write, lambda message: self._halve_slots(num_answers, message))
         if self.slots < slots:
             warnings.warn(f"out of memory while sampling: max_concurrent is now {self.slots}", stacklevel=2)
             self.record({"kind": "out of memory", "slots": self.slots})
         return answers
 
-    def _halve_slots(self, asked: int, said: str) -> None:
+    def _halve_slots(self, num_answers: int, message: str) -> None:
         """Each answer draws from its own seed, so fewer at once are the same answers."""
         empty_cache()
-        self.slots = min(self.slots, asked) // 2
+        self.slots = min(self.slots, num_answers) // 2
         if not self.slots:
             raise UserError(
-                f"out of memory while sampling a single answer: {said}",
+                f"out of memory while sampling a single answer: {message}",
                 where="objective.rollout.max_new_tokens",
                 got=self.settings.rollout.max_new_tokens,
                 next_step="Take shorter answers or prompts (data.seq_len), or a smaller model.",
             )
 
-    def _halve_scored_rows(self, said: str) -> None:
+    def _halve_scored_rows(self, message: str) -> None:
         empty_cache()
         if self.scored_rows == 1:
             raise UserError(
-                f"out of memory while scoring one row of answers: {said}",
+                f"out of memory while scoring one row of answers: {message}",
                 where="data.seq_len",
                 got=self.seq_len,
                 next_step="Take shorter rows or a smaller model.",
@@ -165,9 +166,9 @@ class RolloutSampler:
         """
         strategy, how = self.strategy, self.settings.rollout
         mine = range(strategy.rank, len(indices), strategy.world)
-        asked = [prompts[indices[place]] for place in mine]
+        own_prompts = [prompts[indices[place]] for place in mine]
         began = time.perf_counter()
-        written = self.answer(asked, [seeds[place] for place in mine], self.style)
+        written = self.answer(own_prompts, [seeds[place] for place in mine], self.style)
         seconds = time.perf_counter() - began
         one = self._empty(indices)
         for place, answers in zip(mine, written, strict=True):
@@ -176,18 +177,20 @@ class RolloutSampler:
                 one.id_PAM[place, number, :length] = each.ids
                 one.length_PA[place, number] = length
                 one.behaviour_PAM[place, number, :length] = each.logp
-                one.said_PAM[place, number, :length] = 1 if each.said is None else each.said
+                one.sampled_PAM[place, number, :length] = 1 if each.said is None else each.said
                 one.cut_off_PA[place, number] = each.ended == "length"
-        judged = [
-            self.reward_input(prompt, each) for prompt, answers in zip(asked, written, strict=True) for each in answers
+        inputs = [
+            self.reward_input(prompt, each)
+            for prompt, answers in zip(own_prompts, written, strict=True)
+            for each in answers
         ]
-        for number, answer in enumerate(judged):
+        for number, answer in enumerate(inputs):
             at = mine[number // how.num_generations], number % how.num_generations
             results = [result for turn in answer.turns for result in turn.results]
             one.turns_PA[at] = max(1, len(answer.turns))
             one.calls_PA[at] = sum(len(turn.said.calls) for turn in answer.turns)
             one.failed_PA[at] = one.calls_PA[at] - sum(result.worked for result in results)
-        scores = self.scorer(judged).reshape(len(self.scorer.names), len(asked), how.num_generations)
+        scores = self.scorer(inputs).reshape(len(self.scorer.names), len(own_prompts), how.num_generations)
         one.score_RPA[:, list(mine)] = scores
         values: dict[str, LogProbs] = {}
         if self.reference is not None:
@@ -201,7 +204,7 @@ class RolloutSampler:
             retry_on_oom(partial(self._score, one, mine, prompts, name, scored_by), self._halve_scored_rows)
         one.seconds, one.scoring_seconds = seconds, time.perf_counter() - began - seconds
         self._exchange(one)
-        one.tokens = int(one.said_PAM.sum())
+        one.tokens = int(one.sampled_PAM.sum())
         one.reward_PA = self.scorer.total(one.score_RPA.reshape(len(self.scorer.names), -1)).reshape(
             len(indices), how.num_generations
         )
@@ -232,7 +235,7 @@ class RolloutSampler:
             value_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
             gain_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
             return_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
-            said_PAM=np.zeros((prompts, answers, tokens), dtype=np.int64),
+            sampled_PAM=np.zeros((prompts, answers, tokens), dtype=np.int64),
             turns_PA=np.zeros((prompts, answers), dtype=np.int64),
             calls_PA=np.zeros((prompts, answers), dtype=np.int64),
             failed_PA=np.zeros((prompts, answers), dtype=np.int64),
@@ -257,14 +260,14 @@ class RolloutSampler:
         Tokens that the model was given do not count: the one before them is followed by the first of the next turn.
         """
         how = self.settings.value
-        said_PAM = one.said_PAM.astype(bool)
+        sampled_PAM = one.sampled_PAM.astype(bool)
         last_PAM = np.arange(one.value_PAM.shape[2]) == one.length_PA[..., None] - 1
-        reward_N = torch.from_numpy((last_PAM * one.reward_PA[..., None])[said_PAM]).float()
-        answer_N = torch.from_numpy(np.repeat(np.arange(one.length_PA.size), said_PAM.sum(-1).reshape(-1)))
-        value_N = torch.from_numpy(one.value_PAM[said_PAM])
+        reward_N = torch.from_numpy((last_PAM * one.reward_PA[..., None])[sampled_PAM]).float()
+        answer_N = torch.from_numpy(np.repeat(np.arange(one.length_PA.size), sampled_PAM.sum(-1).reshape(-1)))
+        value_N = torch.from_numpy(one.value_PAM[sampled_PAM])
         gain_N, return_N = token_advantages(reward_N, value_N, answer_N, discount=how.gamma, decay=how.gae_lambda)
-        one.gain_PAM[said_PAM] = whitened(gain_N, torch.ones_like(gain_N)).numpy()
-        one.return_PAM[said_PAM] = return_N.numpy()
+        one.gain_PAM[sampled_PAM] = whitened(gain_N, torch.ones_like(gain_N)).numpy()
+        one.return_PAM[sampled_PAM] = return_N.numpy()
 
     @torch.no_grad()
     def _score(
@@ -310,17 +313,9 @@ def log_probs(model: Any, batch: AnswerBatch, temperature: float) -> Tensor:
     """logp_N of the answers' tokens, without dropout."""
     before = model.training
     model.eval()
-    logp_2N = model(
-        batch.ids_BT,
-        batch.document_BT,
-        branch_BT=batch.branch_BT,
-        position_BT=batch.position_BT,
-        scored_N=batch.scored_N,
-        target_N=batch.target_N,
-        temperature=temperature,
-    )
+    scored = run_model(model, batch, temperature=temperature)
     model.train(before)
-    logp_N: Tensor = (logp_2N[0] if isinstance(logp_2N, tuple) else logp_2N)[0]
+    logp_N: Tensor = (scored[0] if isinstance(scored, tuple) else scored)[0]
     return logp_N
 
 
@@ -328,7 +323,7 @@ def state_values(head: ScalarHead, batch: AnswerBatch) -> Tensor:
     """value_N of the state before each of the answers' tokens, without dropout."""
     before = head.training
     head.eval()
-    said = head(
+    scored = head(
         batch.ids_BT,
         batch.document_BT,
         branch_BT=batch.branch_BT,
@@ -336,7 +331,7 @@ def state_values(head: ScalarHead, batch: AnswerBatch) -> Tensor:
         scalar_N=batch.scored_N,
     )
     head.train(before)
-    value_N: Tensor = said[0] if isinstance(said, tuple) else said
+    value_N: Tensor = scored[0] if isinstance(scored, tuple) else scored
     return value_N
 
 

@@ -62,7 +62,7 @@ class PolicyStage(Stage[Policy]):
             )
         self.toolbox = Toolbox(how.tools, self.settings.tool)
         thinking = parse_switch(how.thinking)
-        quarantine = BadRecords(run.data.max_bad_fraction, None if self.strategy.rank else self.folder.quarantine)
+        bad_records = BadRecords(run.data.max_bad_fraction, None if self.strategy.rank else self.folder.bad_records)
         read = prompt_files.read(
             [Path(name) for name in run.data.train],
             self.tokenizer,
@@ -70,7 +70,7 @@ class PolicyStage(Stage[Policy]):
             held_out_fraction=run.data.val_fraction,
             thinking=thinking,
             offered=self.toolbox.schemas,
-            quarantine=quarantine,
+            bad_records=bad_records,
         )
         # Thoughts have to be told from the answer even where no tool is on offer.
         self.turns = (
@@ -82,7 +82,7 @@ class PolicyStage(Stage[Policy]):
         self.fingerprint = read.fingerprint
         self.scorer = RewardMix(self.settings, Setting(device=self.strategy.device, max_tokens=how.max_new_tokens))
         self.scorer.check([*self.prompts, *self.held_out])
-        self.notes += [note] if (note := quarantine.note()) else []
+        self.notes += [note] if (note := bad_records.note()) else []
         if read.skipped:
             self.notes.append(f"{read.skipped} prompts of more than {longest} tokens were left out")
         if how.top_p < 1 or how.top_k:
@@ -200,11 +200,11 @@ class PolicyStage(Stage[Policy]):
         kinds = sorted({prompt.kind for prompt in self.held_out if prompt.truths and prompt.kind})
         mine = self.held_out[strategy.rank :: strategy.world]
         answers = self.sampler.answer(mine, [[0]] * len(mine), Sampling())
-        judged = [self.sampler.reward_input(prompt, one[0]) for prompt, one in zip(mine, answers, strict=True)]
+        inputs = [self.sampler.reward_input(prompt, one[0]) for prompt, one in zip(mine, answers, strict=True)]
         sums: dict[str, float] = defaultdict(float)
-        sums["reward"] = float(self.scorer.total(self.scorer(judged)).sum())
-        sums["answers"], sums["tokens"] = len(judged), sum(answer.num_tokens for answer in judged)
-        for prompt, answer in zip(mine, judged, strict=True):
+        sums["reward"] = float(self.scorer.total(self.scorer(inputs)).sum())
+        sums["answers"], sums["tokens"] = len(inputs), sum(answer.num_tokens for answer in inputs)
+        for prompt, answer in zip(mine, inputs, strict=True):
             if prompt.truths:
                 right = is_right(answer, after)
                 for kind in ("", prompt.kind):
@@ -214,8 +214,8 @@ class PolicyStage(Stage[Policy]):
                     sums["asked "] -= 1
                     sums["right "] -= right
         seeds = [[derive(self.run.seed, "validation", place)] for place in range(len(self.held_out))]
-        drawn = self.sampler.answer(mine, seeds[strategy.rank :: strategy.world], self.sampler.style)
-        for prompt, one in zip(mine, drawn, strict=True):
+        sampled = self.sampler.answer(mine, seeds[strategy.rank :: strategy.world], self.sampler.style)
+        for prompt, one in zip(mine, sampled, strict=True):
             sums["drawn"] += is_right(self.sampler.reward_input(prompt, one[0]), after)
         counters = [f"{what} {kind}" for kind in ["", *kinds] for what in ("asked", "right")]
         names = ["reward", "drawn", "answers", "tokens", *counters]

@@ -34,7 +34,7 @@ class BackgroundTracker:
         self._queue: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(MOST_WAITING)
         self._errors: list[BaseException] = []  # at most one; the thread's last word
         self._started = threading.Event()
-        self._told_full = False
+        self._warned_full = False
         # A daemon: the process may end while the tracker hangs.
         self._thread = threading.Thread(target=self._work, args=(make,), name=f"tracker {name}", daemon=True)
         self._thread.start()
@@ -62,9 +62,9 @@ class BackgroundTracker:
         try:
             self._queue.put_nowait((step, dict(figures)))
         except queue.Full:
-            if not self._told_full:
+            if not self._warned_full:
                 warnings.warn(f"{self.name} does not answer: its figures are left out for now", stacklevel=2)
-            self._told_full = True
+            self._warned_full = True
 
     def close(self) -> None:
         """Wait a little for what is left to be sent."""

@@ -36,8 +36,8 @@ class JsonLines:
         self._try_to_write()
 
     def _cut(self, step: float) -> None:
-        kept = [line for line in read_lines(self.path) if line["step"] <= step]
-        write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+        lines = [line for line in read_lines(self.path) if line["step"] <= step]
+        write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
     def log(self, step: int, figures: Mapping[str, Any]) -> None:
         """Lines that a full disk refuses wait, and are written with the next one that finds room."""

@@ -22,9 +22,9 @@ class Wandb:
             raise UserError(
                 "wandb is not installed", where="log.trackers", next_step='pip install "penjing[wandb]"'
             ) from None
-        kept = folder / "wandb.json"
-        run_id = read_json(kept)["id"] if kept.exists() else secrets.token_hex(4)
-        write_json(kept, {"id": run_id})
+        id_file = folder / "wandb.json"
+        run_id = read_json(id_file)["id"] if id_file.exists() else secrets.token_hex(4)
+        write_json(id_file, {"id": run_id})
         mode: Any = os.environ.get("WANDB_MODE")
         if not mode:  # neither asks for a key nor talks to the server
             mode = "online" if wandb.login(prompt=False, verify=False) else "offline"

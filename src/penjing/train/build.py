@@ -44,8 +44,8 @@ class PreparedRun:
     size: DatasetSize
     model: Transformer
     folder: RunDir
-    base: dict[str, str]  # what a run's adapter sits on, `start` and `sha256`; empty without one
-    bill: RunEstimate
+    base: dict[str, str]  # what a run's adapter sits on, `init_from` and `sha256`; empty without one
+    estimate: RunEstimate
     resumed_from: int | None  # step of the checkpoint it goes on from
     resumed: int  # how often it was taken up again
     notes: list[str]
@@ -85,7 +85,7 @@ def prepare_run(
     with ExitStack() as undo:
         undo.callback(context.trackers.close)
         notes += _choose_kernels(built)
-        bill, told = _probe(built, size, context, instruments, hooks, begun=checkpoint is not None)
+        estimate, compile_notes = _probe(built, size, context, instruments, hooks, begun=checkpoint is not None)
         if strategy.rank == 0:
             write_text(folder.settings, config.to_toml(run))
         undo.pop_all()
@@ -98,10 +98,10 @@ def prepare_run(
         model=built.model,
         folder=folder,
         base=built.base,
-        bill=bill,
+        estimate=estimate,
         resumed_from=None if checkpoint is None else checkpoint.step,
         resumed=instruments.resumed,
-        notes=[*notes, *told],
+        notes=[*notes, *compile_notes],
     )
 
 
@@ -122,7 +122,7 @@ def _resolve(
     precision.require(strategy.device)
     precision.switch_tf32()
     strategy.scaler = precision.loss_scaler(strategy.device)
-    return replace(run, compute=precision.said_by(run.compute)), precision
+    return replace(run, compute=precision.resolved(run.compute)), precision
 
 
 def _restore(
@@ -167,9 +167,9 @@ def _probe(
         sample=lambda: hooks.sample(built.model, stage.tokenizer, -1),
         began=hooks.began,
     )
-    bill = plan(run, stage, size, strategy, built.trainable, context, begun=begun, trials=trials)
-    meter.expected, meter.flops_per_token_full_square = expected(bill), bill.flops_per_token_full_square
+    estimate = plan(run, stage, size, strategy, built.trainable, context, begun=begun, trials=trials)
+    meter.expected, meter.flops_per_token_full_square = expected(estimate), estimate.flops_per_token_full_square
     if compiling.how == "off":
-        return bill, []
+        return estimate, []
     took = f"took {compiled_seconds():.0f} s, about {compiling.predicted_seconds:.0f} s were expected"
-    return bill, [f"compiled ({compiling.how}: {compiling.why}); {took}"]
+    return estimate, [f"compiled ({compiling.how}: {compiling.why}); {took}"]

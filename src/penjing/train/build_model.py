@@ -32,7 +32,7 @@ class BuiltModel:
 
     model: Transformer
     trainable: nn.Module  # the model, or a module that holds it as `model` beside a head of its own
-    base: dict[str, str]  # what a run's adapter sits on, `start` and `sha256`; empty without one
+    base: dict[str, str]  # what a run's adapter sits on, `init_from` and `sha256`; empty without one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ LARGEST_RATE = 0.01  # a reward model with adapters learned at 0.01 and fell apa
 def build_adapted(
     run: Run, checkpoint: Checkpoint | None, load_base: Callable[[Run], Transformer]
 ) -> tuple[Transformer, dict[str, str]]:
-    """The base with the run's adapter in use, and what the checkpoint says of the base (`start`, `sha256`).
+    """The base with the run's adapter in use, and what the checkpoint says of the base (`init_from`, `sha256`).
 
     load_base: the model to begin with, by the run's settings. Without a checkpoint the adapter is fresh. Raises
     UserError if there is no base, or it is not the one that the adapter was begun on.
@@ -36,8 +36,8 @@ def build_adapted(
         )
     known = dict(checkpoint.state().get("base", {})) if checkpoint is not None else {}
     where: object = run.init_from if checkpoint is None else checkpoint.folder
-    if "start" in known and not Path(run.init_from).exists() and Path(known["start"]).exists():
-        run = replace(run, init_from=known["start"])  # it was named from another working folder
+    if "init_from" in known and not Path(run.init_from).exists() and Path(known["init_from"]).exists():
+        run = replace(run, init_from=known["init_from"])  # it was named from another working folder
     try:
         model = load_base(run)
     except UserError as error:
@@ -46,11 +46,11 @@ def build_adapted(
         raise UserError(
             f"the base of this adapter is not there ({error.line()})",
             where=where,
-            wanted=known.get("start"),
+            wanted=known.get("init_from"),
             next_step="Put it back, or train anew.",
         ) from None
     start = Path(run.init_from)  # or a hub name
-    base = {"start": str(start.resolve()) if start.exists() else run.init_from, "sha256": fingerprint(model)}
+    base = {"init_from": str(start.resolve()) if start.exists() else run.init_from, "sha256": fingerprint(model)}
     if known and known["sha256"] != base["sha256"]:
         raise UserError(
             "the base of this adapter has changed since",

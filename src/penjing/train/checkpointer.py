@@ -103,8 +103,8 @@ class Checkpointer:
 
     def _prepared(self, progress: dict[str, Any]) -> Callable[[], object]:
         """A call that writes the state of this instant, whatever becomes of the run meanwhile."""
-        kept = trainable_state_dict(self.model) if self.only_trained else self.model.state_dict()
-        weights: dict[str, Tensor] = snapshot(kept)
+        tensors = trainable_state_dict(self.model) if self.only_trained else self.model.state_dict()
+        weights: dict[str, Tensor] = snapshot(tensors)
         optimizers = snapshot([optimizer.state_dict() for optimizer in self.optimizers])
         random_state = torch.get_rng_state().clone()
         state = {

@@ -92,8 +92,8 @@ def choose(setting: Setting, kind: str, lacking: str, eager_seconds: float) -> D
     if lacking:
         return Decision("off", lacking)
     cost, saved = COST_SECONDS[kind], eager_seconds * (1 - 1 / GAIN[kind])
-    said = f"would save about {saved:.0f} s of {eager_seconds:.0f} s and cost about {cost:.0f} s"
-    return Decision("blocks", said, cost) if saved > WORTH * cost else Decision("off", said)
+    reason = f"would save about {saved:.0f} s of {eager_seconds:.0f} s and cost about {cost:.0f} s"
+    return Decision("blocks", reason, cost) if saved > WORTH * cost else Decision("off", reason)
 
 
 def compile_run(built: BuiltRun, flops: float, peak_flops_per_second: float | None) -> Decision:

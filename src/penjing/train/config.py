@@ -45,7 +45,7 @@ class DataSettings(Settings):
     thinking: Literal["as_given", "switch"] = "as_given"
     val_fraction: Annotated[float, Gt(0), Lt(1)] = 0.01  # of the texts, held out by hash
     prefetch: NonNegativeInt = 2  # batches made ready in a background thread; 0 makes them in line
-    # share of records that may be broken: they are left out and listed in quarantine.jsonl
+    # share of records that may be broken: they are left out and listed in bad_records.jsonl
     max_bad_fraction: Fraction = 0.01
 
     def __post_init__(self) -> None:

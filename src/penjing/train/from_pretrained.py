@@ -31,14 +31,14 @@ def begin_from(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
     base: the recipe; layers: what was asked for, the last first in rank. Raises UserError naming the setting if one
     contradicts the weights.
     """
-    asked = _requested(layers)
-    shape = start_shape(start, asked)
+    requested = _requested(layers)
+    shape = start_shape(start, requested)
     begun = [base, {"model": config.to_dict(shape)}, *layers]
     # Rows too long for the model come second: what contradicts the weights is the mistake to name.
     _check(config.resolve(Run, *begun, {"data": {"seq_len": 8}}).model, shape, start)
     run = config.resolve(Run, *begun)
     tokenizer = start_tokenizer(run)
-    if "vocab_size" not in asked and tokenizer is not None:
+    if "vocab_size" not in requested and tokenizer is not None:
         size = max(shape.vocab_size, tokenizer.size)
         run = replace(run, model=replace(run.model, vocab_size=size))
     if not run.eval.questions:
@@ -59,17 +59,17 @@ def with_vocabulary(run: Run, layers: Sequence[Layer]) -> Run:
 
 def _requested(layers: Sequence[Layer]) -> dict[str, Any]:
     """The settings of `model.*` that the layers name, a preset's among them, as values of their types."""
-    types, asked = typing.get_type_hints(ModelConfig), dict[str, Any]()
+    types, requested = typing.get_type_hints(ModelConfig), dict[str, Any]()
     for layer in layers:
         table = layer.get("model")
         table = table if isinstance(table, Mapping) else {"preset": table} if isinstance(table, str) else {}
         preset = table.get("preset", table.get(""))
         if isinstance(preset, str):
-            asked |= ModelConfig.named(preset)
+            requested |= ModelConfig.named(preset)
         for name, value in table.items():
             if name in types:
-                asked[name] = config.convert(types[name], value, f"model.{name}")
-    return asked
+                requested[name] = config.convert(types[name], value, f"model.{name}")
+    return requested
 
 
 def _check(model: ModelConfig, shape: ModelConfig, start: str) -> None:

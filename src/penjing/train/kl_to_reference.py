@@ -74,7 +74,7 @@ def kl_to_reference(
 def _packed(prompts: Sequence[Sequence[int]], answers: Sequence[list[int]]) -> AnswerBatch:
     return pack_tight(
         [
-            Group(prompt=prompt, answers=[Answer(ids=said, values={"given": [0.0] * len(said)})])
-            for prompt, said in zip(prompts, answers, strict=True)
+            Group(prompt=prompt, answers=[Answer(ids=answer, values={"given": [0.0] * len(answer)})])
+            for prompt, answer in zip(prompts, answers, strict=True)
         ]
     )

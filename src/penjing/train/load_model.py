@@ -30,7 +30,7 @@ from penjing.train.external_models import ExternalModel, read_external_model
 from penjing.train.precision import SLOW_FLOAT16, Precision
 from penjing.train.run_dir import RunDir, is_run, is_run_or_checkpoint, stage_folder
 
-OUTSIDE_TOKENS = 2048  # that a model from outside is taken to read together, where its positions allow
+EXTERNAL_TOKENS = 2048  # that a model from outside is taken to read together, where its positions allow
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def whole_checkpoint(path: Path) -> Checkpoint | None:
     if wrong is not None:
         raise UserError(f"this checkpoint is damaged: {wrong}", where=path)
     if not RunDir(path.parent.parent).settings.is_file():
-        raise UserError("this checkpoint does not lie in a run", where=path, wanted="RUN/checkpoints/step-...")
+        raise UserError("this checkpoint is not in the folder of a run", where=path, wanted="RUN/checkpoints/step-...")
     return Checkpoint(path, int(path.name.removeprefix("step-")), ())
 
 
@@ -82,7 +82,7 @@ def context_tokens(folder: Path, run: Run) -> int:
         beside = folder / os.path.relpath(run.init_from, run.out)  # where the runs were moved together
         began = next((each for each in (beside, Path(run.init_from)) if is_run_or_checkpoint(each)), None)
         if began is None:
-            return max(longest, min(OUTSIDE_TOKENS, run.model.max_position_embeddings))
+            return max(longest, min(EXTERNAL_TOKENS, run.model.max_position_embeddings))
         longest = max(longest, context_tokens(stage_folder(began), read_settings(stage_folder(began))))
     return min(longest, run.model.max_position_embeddings)
 
@@ -101,9 +101,9 @@ def load_trained(
     Raises UserError if there is none, or it does not fit its settings.
     """
     chosen = whole_checkpoint(Path(path))
-    outside = None if chosen or is_run(Path(path)) else read_external_model(path, hints)
-    if outside is not None:
-        return _load_external(outside, tokenizer_folder)
+    external = None if chosen or is_run(Path(path)) else read_external_model(path, hints)
+    if external is not None:
+        return _load_external(external, tokenizer_folder)
     folder = RunDir(chosen.folder.parent.parent if chosen else stage_folder(Path(path)))
     run = read_settings(folder.path)
     checkpoint = chosen or newest(folder.checkpoints)
@@ -165,15 +165,15 @@ def _bytes_of_weights(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _load_external(outside: ExternalModel, tokenizer_folder: Path | None) -> LoadedModel:
-    check_size(outside.config, _bytes_of_weights(outside.path), outside.path)
-    model = Transformer(outside.config)
-    _fill(model, outside.read_weights(), outside.path)
-    tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder else outside.tokenizer()
+def _load_external(external: ExternalModel, tokenizer_folder: Path | None) -> LoadedModel:
+    check_size(external.config, _bytes_of_weights(external.path), external.path)
+    model = Transformer(external.config)
+    _fill(model, external.read_weights(), external.path)
+    tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder else external.tokenizer()
     kind: Literal["chats", "documents"] = "chats" if tokenizer.template else "documents"
-    data = DataSettings(format=kind, seq_len=min(OUTSIDE_TOKENS, model.config.max_position_embeddings))
-    run = Run(stage="outside", out=str(outside.path), model=outside.config, data=data)
-    return LoadedModel(model.eval(), tokenizer, run, Checkpoint(outside.path, 0, ()))
+    data = DataSettings(format=kind, seq_len=min(EXTERNAL_TOKENS, model.config.max_position_embeddings))
+    run = Run(stage="external", out=str(external.path), model=external.config, data=data)
+    return LoadedModel(model.eval(), tokenizer, run, Checkpoint(external.path, 0, ()))
 
 
 def start_shape(start: str, hints: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -182,8 +182,8 @@ def start_shape(start: str, hints: Mapping[str, Any] | None = None) -> ModelConf
     hints: settings of `model.*` that were asked for, for weights that do not show their whole shape.
     """
     path = Path(start)
-    outside = None if whole_checkpoint(path) or is_run(path) else read_external_model(start, hints)
-    return outside.config if outside is not None else read_settings(stage_folder(path)).model
+    external = None if whole_checkpoint(path) or is_run(path) else read_external_model(start, hints)
+    return external.config if external is not None else read_settings(stage_folder(path)).model
 
 
 def start_tokenizer(run: Run) -> Tokenizer | None:
@@ -197,10 +197,10 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
         return None
     else:
         path = Path(run.init_from)
-        outside = (
+        external = (
             None if whole_checkpoint(path) or is_run(path) else read_external_model(path, config.to_dict(run.model))
         )
-        tokenizer = outside.tokenizer() if outside else Tokenizer.load(RunDir(stage_folder(path)).tokenizer)
+        tokenizer = external.tokenizer() if external else Tokenizer.load(RunDir(stage_folder(path)).tokenizer)
     if run.data.format == "documents" or tokenizer.template:
         return tokenizer
     if run.lora.rank and tokenizer.lacks_for_chatml:
@@ -286,7 +286,7 @@ def set_threads(setting: int, world: int) -> int:
 
 def _openmp_threads() -> int:
     """The first number of OMP_NUM_THREADS, which may list one for each level of nesting; 0 where it says nothing."""
-    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    if said and not said.isdecimal():
-        raise UserError("not a number of threads", where="OMP_NUM_THREADS", got=repr(said), wanted="such as 4")
-    return int(said or 0)
+    setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if setting and not setting.isdecimal():
+        raise UserError("not a number of threads", where="OMP_NUM_THREADS", got=repr(setting), wanted="such as 4")
+    return int(setting or 0)

@@ -126,13 +126,13 @@ def step(context: TrainingContext, index: int) -> Step:
     """One optimizer step, in smaller passes if memory does not suffice. Nothing changes if its gradients are bad."""
     source, before = context.source, context.source.place()
 
-    def make_room(said: str) -> None:
+    def halve(message: str) -> None:
         for optimizer in context.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        halve_micro_batch(source, before, said, context.strategy.world)
+        halve_micro_batch(source, before, message, context.strategy.world)
         context.guard.record({"step": index + 1, "kind": "out of memory", "micro_size": source.micro_size})
 
-    sums, units, tokens = retry_on_oom(lambda: _gradients(context), make_room)
+    sums, units, tokens = retry_on_oom(lambda: _gradients(context), halve)
     after = source.place()
     norm = context.strategy.clip(context.max_grad_norm)
     factor = context.schedule.factor(index, context.num_steps)
@@ -209,7 +209,7 @@ def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
         raise UserError(
             "the disk refused the last checkpoint",
             where=f"step {state.step}",
-            next_step="Make room; the same command takes the steps since the last one again.",
+            next_step="Free disk space; the same command repeats the steps since the last one.",
         )
     return figures
 

@@ -54,17 +54,17 @@ class ResizableBatchSource(WrappedSource):
         return True
 
 
-def retry_on_oom(work: Callable[[], Result], make_room: Callable[[str], None]) -> Result:
-    """The result of `work`; where memory does not suffice, `make_room(what was said)` is called, and `work` again."""
+def retry_on_oom(work: Callable[[], Result], reduce_memory: Callable[[str], None]) -> Result:
+    """The result of `work`; where memory does not suffice, `reduce_memory(message)` is called, and `work` again."""
     while True:
         try:
             return work()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            said = " ".join(str(error).split())[:200]
+            message = " ".join(str(error).split())[:200]
         # Outside of the handler: the error holds the frames, and those hold what filled the memory.
-        make_room(said)
+        reduce_memory(message)
 
 
 def empty_cache() -> None:
@@ -74,7 +74,7 @@ def empty_cache() -> None:
         torch.cuda.empty_cache()
 
 
-def halve_micro_batch(source: Source, at: dict[str, Any], said: str, world: int) -> None:
+def halve_micro_batch(source: Source, at: dict[str, Any], message: str, world: int) -> None:
     """Make the passes of a step smaller and put its source back to where the step began.
 
     Raises UserError with several ranks, which would no longer take the same number of passes, and where a pass is as
@@ -82,10 +82,10 @@ def halve_micro_batch(source: Source, at: dict[str, Any], said: str, world: int)
     """
     empty_cache()
     if world > 1 or source.micro_size is None:
-        raise UserError(f"out of memory: {said}", where="batch.micro_size", next_step="Halve it.")
+        raise UserError(f"out of memory: {message}", where="batch.micro_size", next_step="Halve it.")
     if not source.shrink(at):
         raise UserError(
-            f"out of memory even with a micro-batch of {source.micro_size}: {said}",
+            f"out of memory even with a micro-batch of {source.micro_size}: {message}",
             where="batch.micro_size",
             next_step="Take a smaller model or data.seq_len.",
         )
@@ -99,12 +99,12 @@ def halve_micro_batch(source: Source, at: dict[str, Any], said: str, world: int)
 def validate_with_retry(stage: Stage[Any], strategy: Strategy) -> dict[str, float]:
     """A stage's figures, in smaller passes where memory does not suffice; none if it never does: training goes on."""
 
-    def halve(said: str) -> None:
+    def halve(message: str) -> None:
         empty_cache()
         geometry = batch_geometry(stage.run, strategy.world, strategy.device)
         smaller = smaller_micro_size(geometry.micro_size, geometry.indivisible)
         if smaller is None or strategy.world > 1:
-            raise _SmallestPass(said)
+            raise _SmallestPass(message)
         stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_size=smaller))
 
     try:

@@ -65,7 +65,7 @@ class Precision:
         if self.fp8 != "off":
             require_float8(device.type, capability or (0, 0), self.dtype)
 
-    def said_by(self, compute: ComputeSettings) -> ComputeSettings:
+    def resolved(self, compute: ComputeSettings) -> ComputeSettings:
         """The settings with `auto` replaced by what it came to: nothing decides again."""
         return replace(compute, dtype=self.matmul)
 

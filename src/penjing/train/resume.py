@@ -100,7 +100,7 @@ def check_same_run(
     if refused:
         more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
         raise UserError(
-            "this run was begun otherwise: " + "; ".join(map(str, refused[:_SHOWN])) + more,
+            "settings differ from those that the run was started with: " + "; ".join(map(str, refused[:_SHOWN])) + more,
             where=run.out,
             next_step="Put it back to continue, choose another out= to start anew, or allow it: "
             + " ".join(f"--allow-change {difference.field}" for difference in refused[:3]),

@@ -51,9 +51,9 @@ class RunDir:
         return self.path / "incidents.jsonl"
 
     @property
-    def quarantine(self) -> Path:
+    def bad_records(self) -> Path:
         """Records that were left out: JSON lines of file, line and reason."""
-        return self.path / "quarantine.jsonl"
+        return self.path / "bad_records.jsonl"
 
     @property
     def checkpoints(self) -> Path:
@@ -80,7 +80,7 @@ def stage_folder(path: Path) -> Path:
         return path.resolve().parent.parent
     what = "no such folder" if not path.exists() else "not the folder of a run"
     if (path / "config.json").is_file():
-        what = "a model from outside, and not a run"
+        what = "an external model, not a run"
     raise UserError(
         what, where=path, wanted="a folder made by `penjing train` or `penjing quickstart`, or a Hugging Face directory"
     )

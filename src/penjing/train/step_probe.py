@@ -52,7 +52,7 @@ def plan(
     micro_size = batch_geometry(run, strategy.world, strategy.device).micro_size
     timings = probe(stage, size, model, context, trials)
     machine = _machine(strategy)
-    bill = estimate_run(
+    estimate = estimate_run(
         run.model,
         trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         flops_per_token=context.meter.flops_per_token,
@@ -73,35 +73,35 @@ def plan(
         errors=history.log_errors(history.read_history(), machine),
         versions={"penjing": __version__, "torch": torch.__version__},
     )
-    bill = replace(
-        bill,
+    estimate = replace(
+        estimate,
         warnings=[
-            *data_warnings(bill.steps, bill.rows_per_step, size.units_per_epoch, size.unit),
+            *data_warnings(estimate.steps, estimate.rows_per_step, size.units_per_epoch, size.unit),
             *(start_warnings(timings.start_loss, run.model.vocab_size) if run.init_from and not begun else []),
         ],
     )
     if strategy.rank == 0:
-        write_json(folder.plan, {**bill.to_dict(), **predicted_loss(folder.path / FORECAST, bill)})
-    return bill
+        write_json(folder.plan, {**estimate.to_dict(), **predicted_loss(folder.path / FORECAST, estimate)})
+    return estimate
 
 
-def predicted_loss(file: Path, bill: RunEstimate) -> dict[str, float]:
+def predicted_loss(file: Path, estimate: RunEstimate) -> dict[str, float]:
     """The loss that `penjing plan forecast` predicted, if for so many parameters and about so many tokens."""
     found = read_json(file) if file.is_file() else {}
-    tokens, planned = found.get("tokens", 0), bill.tokens
-    if found.get("parameters") != bill.parameters or abs(tokens - planned) > FORECAST_TOLERANCE * planned:
+    tokens, planned = found.get("tokens", 0), estimate.tokens
+    if found.get("parameters") != estimate.parameters or abs(tokens - planned) > FORECAST_TOLERANCE * planned:
         return {}
     return {name: value for name, value in found.items() if name.startswith("predicted_loss")}
 
 
-def expected(bill: RunEstimate) -> Expected:
+def expected(estimate: RunEstimate) -> Expected:
     """What the meter holds the run against while it runs."""
-    wait = sum(seconds for name, seconds in bill.step_parts_seconds.items() if name != "compute")
+    wait = sum(seconds for name, seconds in estimate.step_parts_seconds.items() if name != "compute")
     return Expected(
-        steps=bill.steps,
-        step_seconds=bill.step_seconds,
+        steps=estimate.steps,
+        step_seconds=estimate.step_seconds,
         wait_seconds=wait,
-        other_seconds=bill.predicted_seconds - bill.parts_seconds.get("training", bill.predicted_seconds),
+        other_seconds=estimate.predicted_seconds - estimate.parts_seconds.get("training", estimate.predicted_seconds),
     )
 
 

@@ -347,8 +347,8 @@ def _mean(seconds: list[float]) -> float:
     """The mean without the slowest and fastest tenth: a run has hiccups too, but one in five steps is too many."""
     ordered = sorted(seconds)
     cut = len(ordered) // 10
-    kept = ordered[cut : len(ordered) - cut]
-    return sum(kept) / len(kept)
+    middle = ordered[cut : len(ordered) - cut]
+    return sum(middle) / len(middle)
 
 
 @contextmanager
@@ -358,8 +358,8 @@ def _at_rest(model: nn.Module, context: TrainingContext) -> Iterator[None]:
     So is what modules count for themselves, such as how many masks an adapter has drawn: how many steps are timed
     depends on the clock, and what a run learns must not.
     """
-    kept = model.state_dict().keys()
-    buffers: dict[str, Tensor] = {name: value.clone() for name, value in model.named_buffers() if name in kept}
+    saved = model.state_dict().keys()
+    buffers: dict[str, Tensor] = {name: value.clone() for name, value in model.named_buffers() if name in saved}
     counting = [module for module in model.modules() if type(module).get_extra_state is not nn.Module.get_extra_state]
     counts = [copy.deepcopy(module.get_extra_state()) for module in counting]
     states = [copy.deepcopy(optimizer.state_dict()) for optimizer in context.optimizers]  # empty before step 1

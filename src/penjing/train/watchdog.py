@@ -66,9 +66,9 @@ class Watchdog:
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one ends, and why; the first to do so is the one that counts."""
         bug = not isinstance(error, UserError)
-        said = "\n" + "".join(traceback.format_exception(error))[-4000:] if bug else f" {error}"
+        message = "\n" + "".join(traceback.format_exception(error))[-4000:] if bug else f" {error}"
         try:
-            about = json.dumps({"rank": self.rank, "step": self._step, "why": said, "bug": bug})
+            about = json.dumps({"rank": self.rank, "step": self._step, "why": message, "bug": bug})
             first = self._store.compare_set(_FAILED, "", about)
             if json.loads(first)["rank"] == self.rank:
                 time.sleep(LINGER_SECONDS)
@@ -88,9 +88,9 @@ class Watchdog:
         except Exception:  # a store that is gone has nothing more to say
             pass
 
-    def _wait_for_all(self, said: str, at_most: float = math.inf) -> None:
+    def _wait_for_all(self, message: str, at_most: float = math.inf) -> None:
         until = time.monotonic() + at_most
-        while not self._store.check([f"{said}{rank}" for rank in range(self.world)]) and time.monotonic() < until:
+        while not self._store.check([f"{message}{rank}" for rank in range(self.world)]) and time.monotonic() < until:
             time.sleep(LEAVE_SECONDS)
 
     def close(self) -> None:
@@ -105,12 +105,12 @@ class Watchdog:
         """Tell the others how far this rank is, and look at what they tell; end the process if something is wrong."""
         self._beat += 1
         try:
-            told = {"beat": self._beat, "step": self._step, "limited": self._longest_seconds > 0}
-            self._store.set(str(self.rank), json.dumps(told))
+            state = {"beat": self._beat, "step": self._step, "limited": self._longest_seconds > 0}
+            self._store.set(str(self.rank), json.dumps(state))
             failed = self._store.get(_FAILED) if self._store.check([_FAILED]) else b""
             for rank, (before, since) in self._heard.items():
-                now_told = self._store.get(str(rank))
-                self._heard[rank] = (now_told, time.monotonic() if now_told != before else since)
+                text = self._store.get(str(rank))
+                self._heard[rank] = (text, time.monotonic() if text != before else since)
         except Exception as error:
             if self._stop.wait(BEAT_SECONDS):
                 return
@@ -120,11 +120,11 @@ class Watchdog:
             about = json.loads(failed)
             why = f"rank {about['rank']} failed {_after(about['step'])}:{about['why']}"
             self._end(why, about["rank"], stacks=about["bug"])
-        for rank, (told_last, since) in self._heard.items():
+        for rank, (last_text, since) in self._heard.items():
             if time.monotonic() - since > self.silent_seconds:
-                where = _after(json.loads(told_last)["step"]) if told_last else "before it said anything"
+                where = _after(json.loads(last_text)["step"]) if last_text else "before its first message"
                 self._end(f"rank {rank} is silent since {self.silent_seconds:g} s, {where}", rank)
-        others = {rank: json.loads(told_last) for rank, (told_last, _) in self._heard.items() if told_last}
+        others = {rank: json.loads(last_text) for rank, (last_text, _) in self._heard.items() if last_text}
         # While one rank writes or judges, the others may be waiting for it inside their next step.
         if len(others) < len(self._heard) or not all(each["limited"] for each in others.values()):
             self._unlimited = time.monotonic()

@@ -280,9 +280,9 @@ def test_games_of_the_pretraining_file(kind_of: Callable[[str], str]) -> None:
     assert {"echo en", "echo zh", "roll_call en", "roll_call zh"} <= set(seen)
 
 
-def test_roll_calls_in_conversations() -> None:
-    only = {"request_fraction": 0.0, "tool_fraction": 0.0, "drill_fraction": 0.0, "roll_call_fraction": 1.0}
-    for row in rows.conversations(33, 150, **only):
+def test_roll_calls_in_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "CONVERSATION_SHARES", {"request": 0.0, "tool": 0.0, "drill": 0.0, "roll_call": 1.0})
+    for row in rows.conversations(33, 150):
         messages = row["conversations"]
         story, first = messages[0]["content"].split("\n")
         language = "en" if story.isascii() else "zh"

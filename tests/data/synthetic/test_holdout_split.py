@@ -61,8 +61,8 @@ def test_training_texts_bring_no_held_out_words_together() -> None:
 
 def test_training_facts_are_never_held_out() -> None:
     for index in range(1500):
-        tale = simulate(4, "train", index)
-        assert not any(held_out(*fact.pair) for fact in tale.facts)
+        plan = simulate(4, "train", index)
+        assert not any(held_out(*fact.pair) for fact in plan.facts)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -166,7 +166,7 @@ def test_chinese_sentences_are_well_formed() -> None:
 def test_pronouns_fit_the_person(language: str) -> None:
     for index in range(600):
         reading = Reading(13, index, language, "train")
-        for event in reading.tale.events:
+        for event in reading.plan.events:
             if event.name == "feel":
                 person = event.roles["a"]
                 own = [name for name, clause in english.REASONS.items() if clause.startswith("{a.he}")]

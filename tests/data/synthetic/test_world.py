@@ -27,14 +27,14 @@ GOT_BY |= {"take": "b", "win": "a"}
 class Replay:
     """What an attentive reader of the events knows."""
 
-    def __init__(self, tale: StoryPlan) -> None:
+    def __init__(self, plan: StoryPlan) -> None:
         self.first: dict[Any, Any] = {}
         self.had: dict[Any, list[Any]] = {}
         self.spot: dict[Any, Any] = {}
         self.count: dict[tuple[Any, Any], int] = {}
         self.done: set[tuple[Any, ...]] = set()
         self.felt: set[tuple[Any, ...]] = set()
-        for event in tale.events:
+        for event in plan.events:
             self.read(event.name, event.roles)
 
     def read(self, name: str, roles: dict[str, Any]) -> None:
@@ -127,19 +127,19 @@ def answers(replay: Replay, ask: str, roles: dict[str, Any]) -> set[Any]:
 @pytest.mark.parametrize("split", SPLITS)
 def test_each_fact_follows_from_the_events(split: str) -> None:
     for index in range(600):
-        tale = simulate(5, split, index)
-        replay = Replay(tale)
-        for fact in tale.facts:
+        plan = simulate(5, split, index)
+        replay = Replay(plan)
+        for fact in plan.facts:
             if fact.kind in ("who", "what", "where"):
                 found = answers(replay, fact.ask, fact.roles)
-                assert found == {fact.answer}, (tale.plot, fact.ask, split, index)
+                assert found == {fact.answer}, (plan.plot, fact.ask, split, index)
 
 
 def test_feelings_and_reasons_have_one_answer() -> None:
     for index in range(600):
-        tale = simulate(5, "train", index)
-        felt = Replay(tale).felt
-        for fact in tale.facts:
+        plan = simulate(5, "train", index)
+        felt = Replay(plan).felt
+        for fact in plan.facts:
             if fact.kind == "feeling":
                 matching = {f for a, f, why in felt if a is fact.roles["a"] and why is fact.roles["why"]}
                 assert matching == {fact.answer}
@@ -149,9 +149,9 @@ def test_feelings_and_reasons_have_one_answer() -> None:
 
 def test_numbers_follow_from_the_events() -> None:
     for index in range(1500):
-        tale = simulate(6, "train", index)
-        count = Replay(tale).count
-        for fact in tale.facts:
+        plan = simulate(6, "train", index)
+        count = Replay(plan).count
+        for fact in plan.facts:
             roles = fact.roles
             if fact.ask == "many_now":
                 assert fact.answer == count[roles["a"], roles["t"]] > 0
@@ -173,12 +173,12 @@ def test_every_plot_occurs_with_a_reasonable_share() -> None:
 
 def test_colour_belongs_to_the_thing_that_was_described() -> None:
     for index in range(500):
-        tale = simulate(2, "train", index)
-        shown = {event.roles["t"]: event.roles["d"].colour for event in tale.events if "d" in event.roles}
-        for fact in tale.facts:
+        plan = simulate(2, "train", index)
+        shown = {event.roles["t"]: event.roles["d"].colour for event in plan.events if "d" in event.roles}
+        for fact in plan.facts:
             if fact.kind == "colour":
                 assert shown[fact.roles["t"]] is fact.answer
-        assert len(set(tale.colours)) == len(tale.colours)
+        assert len(set(plan.colours)) == len(plan.colours)
 
 
 def test_no_two_of_20000_stories_are_alike() -> None:

@@ -367,10 +367,10 @@ def _set_aside(target: Path, say: Say) -> None:
     if not target.is_dir() or not any(target.iterdir()):
         return
     number = 1
-    while (aside := target.with_name(f"{target.name}.before-{number}")).exists():
+    while (backup := target.with_name(f"{target.name}.before-{number}")).exists():
         number += 1
-    target.rename(aside)
-    say(f"{target} was changed, or of another version: it is {aside.name} now")
+    target.rename(backup)
+    say(f"{target} was changed, or of another version: it is {backup.name} now")
 
 
 def _check_space(entry: Dataset, folder: Path) -> None:
@@ -378,7 +378,7 @@ def _check_space(entry: Dataset, folder: Path) -> None:
     free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if free < entry.num_download_bytes:
         raise UserError(
-            "the disk has too little room",
+            "not enough disk space",
             where=folder.parent,
             got=f"{gibibytes(free)} free",
             wanted=gibibytes(entry.num_download_bytes),

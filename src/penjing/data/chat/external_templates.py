@@ -40,7 +40,7 @@ class TemplateSpan:
 
     text: str
     said: bool
-    taught: bool = False  # whether the model is to learn to write it
+    is_target: bool = False  # whether the model is to learn to write it
 
 
 # --- the sandbox -----------------------------------------------------------------------------------------------------
@@ -118,9 +118,9 @@ def run_template(
         "open_thinking": thinking,  # MiniMind's
         **names,
     }
-    said = sum(len(message.content) + len(message.reasoning_content) for message in messages) + len(str(tools))
+    num_chars = sum(len(message.content) + len(message.reasoning_content) for message in messages) + len(str(tools))
     try:
-        return environment.render(template, said, values)
+        return environment.render(template, num_chars, values)
     except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise UserError(f"the chat template refuses this conversation: {error}", where="chat template") from None
 
@@ -226,19 +226,19 @@ def cut(
     if any(message.reasoning_content for message in messages) and not _shows_thoughts(source, tuple(names.items())):
         messages = [_thought_in_words(message) for message in messages]
 
-    def write(said: Sequence[Message], offered: Sequence[dict[str, Any]], ask: bool) -> str:
-        return run_template(source, said, offered, names, ask=ask, thinking=switch)
+    def write(turns: Sequence[Message], offered: Sequence[dict[str, Any]], ask: bool) -> str:
+        return run_template(source, turns, offered, names, ask=ask, thinking=switch)
 
     real = write(messages, tools, ask)
-    for said in (messages, _split_thoughts(messages)):
+    for variant in (messages, _split_thoughts(messages)):
         marks = _Marks(control)
-        marked_messages = _marked(said, marks)
+        marked_messages = _marked(variant, marks)
         marked_tools = [marks.dangerous(tool, -1) for tool in tools]
         marked = write(marked_messages, marked_tools, ask)
         pieces = _put_back(marked, real, marks)
         if pieces is not None:
             prompt = partial(_prompt, marked_messages, marked_tools, write)
-            spans = list(_answers(pieces, said, marks, prompt, message_end))
+            spans = list(_answers(pieces, variant, marks, prompt, message_end))
             return _with_spans(pieces, spans)
     return _by_prefix(real, messages, tools, write, control, message_end, ask)
 
@@ -246,12 +246,12 @@ def cut(
 @lru_cache(maxsize=64)
 def _shows_thoughts(source: str, names: tuple[tuple[str, str], ...]) -> bool:
     """Whether a template writes the thought of an answer. One that cannot be asked is taken to."""
-    talk = [
+    conversation = [
         Message(role="user", content="\ue020"),
         Message(role="assistant", content="\ue021", reasoning_content="\ue022"),
     ]
     try:
-        return "\ue022" in run_template(source, talk, (), dict(names), ask=False, thinking=True)
+        return "\ue022" in run_template(source, conversation, (), dict(names), ask=False, thinking=True)
     except UserError:
         return True
 
@@ -344,8 +344,8 @@ def _with_spans(pieces: list[tuple[str, int]], spans: list[tuple[int, int]]) -> 
         inner = [border - place for border in borders if place < border < place + len(text)]
         for start, stop in zip([0, *inner], [*inner, len(text)], strict=True):
             if stop > start:
-                taught = any(begin <= place + start < end for begin, end in spans)
-                result.append(TemplateSpan(text[start:stop], number >= 0, taught))
+                is_target = any(begin <= place + start < end for begin, end in spans)
+                result.append(TemplateSpan(text[start:stop], number >= 0, is_target))
         place += len(text)
     return result
 
@@ -369,11 +369,11 @@ def _by_prefix(
     spans = []
     for index, message in enumerate(messages):
         if message.role == "assistant" and problem is None:
-            asked, answered = write(messages[:index], tools, True), write(messages[: index + 1], tools, False)
-            if not (real.startswith(asked) and answered.startswith(asked)):
+            prompted, answered = write(messages[:index], tools, True), write(messages[: index + 1], tools, False)
+            if not (real.startswith(prompted) and answered.startswith(prompted)):
                 problem = "it writes earlier messages otherwise once there are more of them"
                 break
-            begin = len(asked)
+            begin = len(prompted)
             end = real.find(message_end, begin) if message_end else -1
             stop = len(_common_start(real, answered))
             spans.append((begin, end + len(message_end) if 0 <= end < stop else stop))

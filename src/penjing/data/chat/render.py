@@ -166,19 +166,19 @@ def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[TemplateSpan]) -> Enco
         found = tokenizer.control_pattern.finditer(piece.text) if tokenizer.control_pattern and not piece.said else ()
         for match in found:
             plain = piece.text[place : match.start()]
-            text, taught = text + plain, taught + [piece.taught] * len(plain)
+            text, taught = text + plain, taught + [piece.is_target] * len(plain)
             left, right = tokenizer.trims(match[0])
             flush(left)
             ids.append(tokenizer.control(match[0]))
-            weights.append(int(piece.taught))
+            weights.append(int(piece.is_target))
             trims, place = right, match.end()
         plain = piece.text[place:]
-        text, taught = text + plain, taught + [piece.taught] * len(plain)
+        text, taught = text + plain, taught + [piece.is_target] * len(plain)
     flush()
     return EncodedChat(ids, weights)
 
 
-def _render_foreign(
+def _render_external(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[dict[str, Any]], ask: bool, thinking: bool | None
 ) -> EncodedChat:
     """Ids and weights of a conversation in the form of the tokenizer's own template."""
@@ -216,7 +216,7 @@ def render(
     cannot be.
     """
     if not tokenizer.is_ours:
-        return _render_foreign(tokenizer, messages, tools, ask, thinking)
+        return _render_external(tokenizer, messages, tools, ask, thinking)
     writer = _Writer(tokenizer)
     has_system = bool(messages) and messages[0].role == "system"
     if tools or has_system:
@@ -255,8 +255,8 @@ def after_calls(
         return writer.done().ids
     before = [Message(role="user", content="?"), said]
     after = [*before, *(Message(role="tool", content=result) for result in results)]
-    closed = _render_foreign(tokenizer, before, (), False, thinking).ids
-    whole = _render_foreign(tokenizer, after, (), True, thinking).ids
+    closed = _render_external(tokenizer, before, (), False, thinking).ids
+    whole = _render_external(tokenizer, after, (), True, thinking).ids
     # A template may write a turn otherwise once it is not the last; what was said stays, and what follows it is taken.
     # Words are never control tokens, so that turns can be counted by their ends.
     turns = closed.count(tokenizer.message_end)

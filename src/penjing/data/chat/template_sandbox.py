@@ -21,7 +21,7 @@ import jinja2.visitor
 LARGEST_TEMPLATE = 1 << 18  # characters; the longest in use have some 20,000
 SECONDS = 1.0  # of processor time for one conversation: a process that is stopped, or waits for others, takes none
 SPARE_BYTES = 1 << 20  # that a template may write of its own, beside a few times what was said
-SAID_TIMES = 8  # how often what was said may be written
+CONTENT_FACTOR = 8  # how often what was said may be written
 _MADE_TIMES = 64  # bytes of texts and lists made on the way, in multiples of what may be written
 _LARGEST_NUMBER_BITS = 4096
 _WIDTH = re.compile(r"\d{5,}")  # of a field, in a format
@@ -53,10 +53,10 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.globals.pop("lipsum", None)
         self.filters = {name: self._limited(name, function) for name, function in self.filters.items()}
 
-    def render(self, template: jinja2.Template, said: int, values: Mapping[str, Any]) -> str:
+    def render(self, template: jinja2.Template, num_chars: int, values: Mapping[str, Any]) -> str:
         """What the template writes. said: characters of the conversation. Raises TemplateLimit."""
         budget = self.budget
-        budget.largest = SPARE_BYTES + SAID_TIMES * said
+        budget.largest = SPARE_BYTES + CONTENT_FACTOR * num_chars
         budget.left = _MADE_TIMES * budget.largest
         budget.deadline = time.thread_time() + SECONDS
         pieces, written = [], 0

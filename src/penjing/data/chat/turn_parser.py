@@ -74,7 +74,7 @@ def parse(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = N
 
     thinking: how the prompt opened the turn, as `render` was told: True, inside a thought; False, behind an empty one.
     """
-    return _said(parts(tokenizer, ids, thinking=thinking))
+    return _parsed_turn(parts(tokenizer, ids, thinking=thinking))
 
 
 def parts(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = None) -> list[TurnSpan]:
@@ -97,7 +97,7 @@ def without_thought(tokenizer: Tokenizer, ids: Sequence[int], thinking: bool | N
 
 def parse_text(text: str, *, thinking: bool | None = None) -> ParsedTurn:
     """The same of text whose marks are trusted to be the model's own."""
-    return _said(_parts(_split(text, tokens.VISIBLE_TOKENS), thinking))
+    return _parsed_turn(_parts(_split(text, tokens.VISIBLE_TOKENS), thinking))
 
 
 # --- marks and what stands between them ------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def _parts(pieces: Iterable[Piece], thinking: bool | None) -> list[TurnSpan]:
     return [part for part in found if part.text or part.kind != "words"]
 
 
-def _said(found: Sequence[TurnSpan]) -> ParsedTurn:
+def _parsed_turn(found: Sequence[TurnSpan]) -> ParsedTurn:
     reasoning, words, calls, is_open = "", "", [], False
     for index, part in enumerate(found):
         if part.kind == "thought":

@@ -222,5 +222,8 @@ def parquet_records(path: Path, text_only: bool) -> Iterator[tuple[int, Record]]
                     yield row, record
     # A damaged file may be reported by any of these; UnicodeDecodeError is a ValueError.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-        said = " ".join(str(error).split())[:200]
-        yield row + 1, UnrecoverableFileError(f"broken parquet file: {said}", where=path, got=f"{row} rows before it")
+        message = " ".join(str(error).split())[:200]
+        yield (
+            row + 1,
+            UnrecoverableFileError(f"broken parquet file: {message}", where=path, got=f"{row} rows before it"),
+        )

@@ -73,8 +73,8 @@ def _is_preference(record: Mapping[str, Any], has_text: bool) -> bool:
         return False
     if record.get(present(record, CHAT_FIELDS) or ""):
         return True
-    asked = present(record, (*QUESTION_FIELDS, "instruction"))
-    return present(record, (*ANSWER_FIELDS, "output")) is not None and (asked is not None or not has_text)
+    question = present(record, (*QUESTION_FIELDS, "instruction"))
+    return present(record, (*ANSWER_FIELDS, "output")) is not None and (question is not None or not has_text)
 
 
 def _ends_unanswered(last: object) -> bool:
@@ -83,8 +83,8 @@ def _ends_unanswered(last: object) -> bool:
     role = last.get("role") or last.get("from")
     if role is None:
         return not last.get("assistant")
-    said = last.get("content") or last.get("value") or last.get("tool_calls")
-    return ROLES.get(str(role).lower()) != "assistant" or not said
+    content = last.get("content") or last.get("value") or last.get("tool_calls")
+    return ROLES.get(str(role).lower()) != "assistant" or not content
 
 
 def unknown_record(record: Mapping[str, Any], place: SourceLocation) -> UserError:

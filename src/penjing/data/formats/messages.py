@@ -54,8 +54,8 @@ def alpaca_question(record: Mapping[str, Any], prefix: str, place: SourceLocatio
             raise UserError("field history is not pairs", where=place, got=got, wanted="[question, answer]")
         messages.append(Message(role="user", content=text_of(pair[0], "history", place)))
         messages.append(assistant_turn(text_of(pair[1], "history", place)))
-    asked = [text_of(record.get(prefix + name), prefix + name, place) for name in ("instruction", "input")]
-    messages.append(Message(role="user", content="\n".join(part for part in asked if part.strip())))
+    parts = [text_of(record.get(prefix + name), prefix + name, place) for name in ("instruction", "input")]
+    messages.append(Message(role="user", content="\n".join(part for part in parts if part.strip())))
     return messages
 
 
@@ -106,16 +106,16 @@ def turns_of(
 
 def _message(turn: Mapping[str, Any], name: str, place: SourceLocation) -> Message:
     refuse_media(turn, place)
-    said = turn.get("role", turn.get("from"))
-    role = ROLES.get(said.lower()) if isinstance(said, str) else None
+    speaker = turn.get("role", turn.get("from"))
+    role = ROLES.get(speaker.lower()) if isinstance(speaker, str) else None
     if role is None:
-        got = repr(said) if said is not None else names_of(list(turn))
+        got = repr(speaker) if speaker is not None else names_of(list(turn))
         raise UserError(f"{name} has no known role", where=place, got=got, wanted="system, user, assistant or tool")
     calls = _tool_calls(turn.get("tool_calls") or turn.get("function_call"), name, place)
     field = "content" if "content" in turn else "value"
     if field not in turn and not calls:
         raise UserError(f"{name} has no content", where=place, got=names_of(list(turn)), wanted="content")
-    if isinstance(said, str) and said.lower() == "function_call":
+    if isinstance(speaker, str) and speaker.lower() == "function_call":
         return Message(role=role, content="", tool_calls=_tool_calls(turn.get(field), name, place))
     content = _content(turn.get(field), f"{name}.{field}", place)
     reasoning = text_of(turn.get("reasoning_content"), f"{name}.reasoning_content", place)

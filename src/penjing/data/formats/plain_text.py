@@ -14,13 +14,14 @@ from penjing.data.formats.source_location import UnrecoverableFileError
 _INDENT = re.compile(r"[ \t\u3000]*\u3000[ \t\u3000]*|[ \t]+(?=[\u3001-\u303f\u3400-\u9fff\uff01-\uff60‘’“”—…])")
 
 Line = tuple[int, str | UserError]
+DOCUMENT_CHARACTERS = 2000  # of a document that a file without separators is cut into, about
 
 
-def plain_documents(path: Path, document_characters: int) -> Iterator[tuple[int, str | UserError]]:
+def plain_documents(path: Path) -> Iterator[tuple[int, str | UserError]]:
     """(line, text); a document with a line that is not text is an error in its place."""
     if format_of(path) == "py":
         return _whole_text(path)
-    return _separated(path) if _has_separator(path) else _cut(path, document_characters)
+    return _separated(path) if _has_separator(path) else _cut(path)
 
 
 def _whole_text(path: Path) -> Iterator[tuple[int, str | UserError]]:
@@ -103,7 +104,7 @@ def _separated(path: Path) -> Iterator[tuple[int, str | UserError]]:
         yield gathered.document()
 
 
-def _cut(path: Path, document_characters: int) -> Iterator[tuple[int, str | UserError]]:
+def _cut(path: Path) -> Iterator[tuple[int, str | UserError]]:
     """After a blank line once there is enough text; after any line once there is half as much again."""
     gathered = _Gathered(1)
     for number, line in _clean_lines(path):
@@ -112,8 +113,8 @@ def _cut(path: Path, document_characters: int) -> Iterator[tuple[int, str | User
                 continue
             gathered = _Gathered(number)
         gathered.add(line)
-        enough = gathered.num_characters >= document_characters and not line
-        if enough or gathered.num_characters >= 1.5 * document_characters:
+        enough = gathered.num_characters >= DOCUMENT_CHARACTERS and not line
+        if enough or gathered.num_characters >= 1.5 * DOCUMENT_CHARACTERS:
             yield gathered.document()
             gathered = _Gathered(number)
     if gathered:

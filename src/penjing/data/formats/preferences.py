@@ -48,7 +48,7 @@ def _answered(record: Mapping[str, Any], name: str, place: SourceLocation) -> Ch
     answer = record.get(name)
     if answer is None:
         raise UserError(f"no field {name}", where=place, got=names_of(list(record)), wanted=name)
-    asked, tools = asked_of(record, place)
+    question, tools = asked_of(record, place)
     answer = [answer] if isinstance(answer, dict) else answer
     if isinstance(answer, list):
         messages, more = turns_of({CHAT_FIELDS[0]: answer}, place, called=name)
@@ -57,10 +57,10 @@ def _answered(record: Mapping[str, Any], name: str, place: SourceLocation) -> Ch
             return _ending_in_answer(system_of(record, place) + messages, tools, name, place)
     else:
         messages = [assistant_turn(text_of(answer, name, place))]
-    if not asked:
+    if not question:
         got = names_of(list(record))
         raise UserError(f"field {name} is an answer without a prompt", where=place, got=got, wanted="prompt")
-    return _ending_in_answer(system_of(record, place) + asked + messages, tools, name, place)
+    return _ending_in_answer(system_of(record, place) + question + messages, tools, name, place)
 
 
 def _ending_in_answer(

@@ -27,39 +27,39 @@ class _Empty(Exception):
 class _Tally:
     """Counts what one file gave, so that a file that gives nothing is an error and nothing is dropped in silence.
 
-    Without a quarantine the first broken record ends the reading.
+    Without a bad_records the first broken record ends the reading.
     """
 
-    def __init__(self, path: Path, on_skip: OnSkip | None, quarantine: BadRecords | None) -> None:
-        self.path, self.on_skip, self.quarantine = path, on_skip, quarantine
+    def __init__(self, path: Path, on_skip: OnSkip | None, bad_records: BadRecords | None) -> None:
+        self.path, self.on_skip, self.bad_records = path, on_skip, bad_records
         self.num_kept = self.num_skipped = self.num_bad = 0
         self.first = ""
 
     def keep(self) -> None:
         self.num_kept += 1
-        if self.quarantine is not None:
-            self.quarantine.good += 1
+        if self.bad_records is not None:
+            self.bad_records.good += 1
 
     def skip(self, line: int, reason: str) -> None:
         if not self.num_skipped:
             self.first = f"line {line}: {reason}"
         self.num_skipped += 1
-        if self.quarantine is not None:
-            self.quarantine.leave_out(self.path, line, reason)
+        if self.bad_records is not None:
+            self.bad_records.leave_out(self.path, line, reason)
         if self.on_skip is not None:
             self.on_skip(str(self.path), line, reason)
 
     def bad(self, line: int, error: UserError) -> None:
-        if self.quarantine is None:
+        if self.bad_records is None:
             raise error from None
         self.num_bad += 1
-        self.quarantine.add(error, self.path, line)
+        self.bad_records.add(error, self.path, line)
 
     def check(self) -> None:
         if self.num_kept or self.num_bad:
             return
         if self.num_skipped:
-            if self.quarantine is None:
+            if self.bad_records is None:
                 raise UserError(f"no usable record: all {self.num_skipped} are left out, {self.first}", where=self.path)
         else:
             self.bad(1, nothing_in(self.path))
@@ -70,11 +70,11 @@ def _read(
     rows: Callable[[Path], Iterator[tuple[int, Value | UserError]]],
     make: Callable[[Value, SourceLocation], Sequence[Any]],
     on_skip: OnSkip | None,
-    quarantine: BadRecords | None,
+    bad_records: BadRecords | None,
 ) -> Iterator[Any]:
     """What `make` makes of each row. It raises UserError for a broken one and _Empty for one with nothing in it."""
     for path in list_files(paths):
-        tally = _Tally(path, on_skip, quarantine)
+        tally = _Tally(path, on_skip, bad_records)
         for line, value in _to_the_end(rows, path):
             if isinstance(value, UserError):
                 tally.bad(line, value)
@@ -89,8 +89,8 @@ def _read(
                 tally.keep()
                 yield from made
         tally.check()
-    if quarantine is not None:
-        quarantine.check()
+    if bad_records is not None:
+        bad_records.check()
 
 
 def _to_the_end(
@@ -108,23 +108,22 @@ def _to_the_end(
 def read_documents(
     paths: Sequence[Path],
     *,
-    document_characters: int = 2000,
     on_skip: OnSkip | None = None,
-    quarantine: BadRecords | None = None,
+    bad_records: BadRecords | None = None,
 ) -> Iterator[Document]:
     """Documents of `paths`, in order, one at a time.
 
     Plain text: BOM dropped, CRLF -> LF, trailing spaces and the full-width (or, before Chinese, any) indents of novels
     dropped; documents are parted by lines `<|endoftext|>` where the file has one, else the file is cut after a blank
-    line, or at the latest after some line, into documents of about `document_characters`, so that whole documents can
+    line, or at the latest after some line, into documents of about 2,000 characters, so that whole documents can
     be held out of a novel too. No line is ever cut and none is lost.
     A record whose text is empty is left out and reported to `on_skip(file, line, reason)`. A broken one is set aside
-    in `quarantine`; without one it raises `UserError`.
+    in `bad_records`; without one it raises `UserError`.
     """
 
     def rows(path: Path) -> Iterator[tuple[int, Any]]:
         if format_of(path) in PLAIN_FORMATS:
-            return plain_documents(path, document_characters)
+            return plain_documents(path)
         return rows_of(path, text_only=True)
 
     def make(value: Any, place: SourceLocation) -> Sequence[Document]:
@@ -133,16 +132,16 @@ def read_documents(
             raise _Empty("the text is empty")
         return [Document(text=text, source=str(place.path), line=place.line)]
 
-    return _read(paths, rows, make, on_skip, quarantine)
+    return _read(paths, rows, make, on_skip, bad_records)
 
 
 def read_chats(
-    paths: Sequence[Path], *, on_skip: OnSkip | None = None, quarantine: BadRecords | None = None
+    paths: Sequence[Path], *, on_skip: OnSkip | None = None, bad_records: BadRecords | None = None
 ) -> Iterator[Chat]:
     """Chats of `paths`, in order, one at a time, whatever their shape (see the package's docstring).
 
     A chat in which some answer is empty is left out and reported to `on_skip(file, line, reason)`.
-    Everything that is not a chat is set aside in `quarantine`; without one it raises `UserError`: the line, the field,
+    Everything that is not a chat is set aside in `bad_records`; without one it raises `UserError`: the line, the field,
     what was got and what was wanted.
     """
 
@@ -160,32 +159,32 @@ def read_chats(
             raise _Empty("an answer is empty")
         return whole
 
-    return _read(paths, _rows_of_records("documents, not chats"), make, on_skip, quarantine)
+    return _read(paths, _rows_of_records("documents, not chats"), make, on_skip, bad_records)
 
 
 def read_prompts(
-    paths: Sequence[Path], *, quarantine: BadRecords | None = None
+    paths: Sequence[Path], *, bad_records: BadRecords | None = None
 ) -> Iterator[tuple[Chat, Mapping[str, Any]]]:
     """Conversations that wait for an answer, each with its whole record (reference answers stand in further fields).
 
     The chat ends with a user or tool turn: an assistant's turn at its end is dropped, whatever it says. A broken record
-    is set aside in `quarantine`; without one it raises `UserError`.
+    is set aside in `bad_records`; without one it raises `UserError`.
     """
 
     def make(record: Mapping[str, Any], place: SourceLocation) -> Sequence[tuple[Chat, Mapping[str, Any]]]:
         return [(prompt_of(record, place), record)]
 
-    return _read(paths, _rows_of_records("documents, not prompts"), make, None, quarantine)
+    return _read(paths, _rows_of_records("documents, not prompts"), make, None, bad_records)
 
 
 def read_preferences(
-    paths: Sequence[Path], *, on_skip: OnSkip | None = None, quarantine: BadRecords | None = None
+    paths: Sequence[Path], *, on_skip: OnSkip | None = None, bad_records: BadRecords | None = None
 ) -> Iterator[PreferenceRecord]:
     """Pairs of answers, and single answers with a label, one at a time, whatever their shape (see the package).
 
     A pair of equal answers, and a record with an empty answer, is left out and reported to `on_skip`.
-    Everything else that is no preference is set aside in `quarantine`; without one it raises `UserError`: the line, the
-    field, what was got and what was wanted.
+    Everything else that is no preference is set aside in `bad_records`; without one it raises `UserError`: the line,
+    the field, what was got and what was wanted.
     """
 
     def make(record: Mapping[str, Any], place: SourceLocation) -> Sequence[PreferenceRecord]:
@@ -196,7 +195,7 @@ def read_preferences(
             raise _Empty("both answers are the same")
         return [judged]
 
-    return _read(paths, _rows_of_records("no preferences"), make, on_skip, quarantine)
+    return _read(paths, _rows_of_records("no preferences"), make, on_skip, bad_records)
 
 
 def _rows_of_records(holds: str) -> Callable[[Path], Iterator[tuple[int, Any]]]:

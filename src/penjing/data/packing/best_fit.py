@@ -97,10 +97,10 @@ class BestFitRows:
             part = slice(filled, filled + length)
             first, end = int(self.shards.start_D[source]), int(self.shards.end_D[source])
             # Position p reads token p - 1 and predicts token p, with the end-of-text token at both ends.
-            said = self.shards.token_N[max(first, first + start - 1) : min(end, first + start + length)]
+            token_ids = self.shards.token_N[max(first, first + start - 1) : min(end, first + start + length)]
             opened = [self.end_of_text] if start == 0 else []
             closed = [self.end_of_text] if first + start + length > end else []
-            sequence = np.concatenate((opened, said, closed)).astype(np.int64)
+            sequence = np.concatenate((opened, token_ids, closed)).astype(np.int64)
             ids[part], target[part], document[part] = sequence[:-1], sequence[1:], number
             filled += length
         assert filled == self.seq_len

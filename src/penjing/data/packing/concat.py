@@ -188,9 +188,9 @@ def best_fit(length_D: IntArray, capacity: int) -> list[list[int]]:
     size = 1 << capacity.bit_length()
     tree = [False] * (2 * size)
 
-    def mark(room: int) -> None:
-        node = room + size
-        value = bool(free[room])
+    def mark(space: int) -> None:
+        node = space + size
+        value = bool(free[space])
         while node:
             tree[node] = value if node >= size else tree[2 * node] or tree[2 * node + 1]
             node >>= 1

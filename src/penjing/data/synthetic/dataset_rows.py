@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 from penjing.data.synthetic.holdout_split import held_out
@@ -34,12 +35,14 @@ TOOLS = json.dumps(
 # Kinds that a plain text can show; a tool call is a matter of the chat format.
 _PLAIN_DRILLS = tuple(kind for kind in DRILL_KINDS if kind not in ("tool", "story"))
 _ABSENT_FRACTION = 0.15
+# Of the conversations; the rest is questions about stories.
+CONVERSATION_SHARES = {"request": 0.10, "tool": 0.06, "drill": 0.24, "roll_call": 0.12}
 
 
 def _start(name: str, seed: int, index: int) -> tuple[Rng, str, int]:
-    """The dice of a row, its language, and the number of the story it tells."""
-    dice = Rng(seed, name, index)
-    return dice, dice.choice(tuple(LANGUAGES)), _OFFSETS[name] + index
+    """The rng of a row, its language, and the number of the story it tells."""
+    rng = Rng(seed, name, index)
+    return rng, rng.choice(tuple(LANGUAGES)), _OFFSETS[name] + index
 
 
 def plain(question: SyntheticQuestion) -> str:
@@ -56,19 +59,19 @@ CURRICULUM: tuple[tuple[float, dict[str, float]], ...] = (
 )
 
 
-def pretrain_documents(seed: int, count: int, *, start: int = 0) -> Iterator[str]:
-    """Texts `start` to `start + count` of a file of that many: games first, then stories, questions and drills.
+def pretrain_documents(seed: int, count: int) -> Iterator[str]:
+    """The texts of a file of so many: games first, then stories, questions and drills.
 
     Plain stories, stories with up to 9 questions, 5 to 8 drills, roll calls with questions, echoes.
     """
-    for index in range(start, start + count):
-        dice, language, number = _start("pretrain", seed, index)
-        shares = next(shares for until, shares in CURRICULUM if index < until * (start + count) or until == 1.0)
-        yield "\n".join(_TEXTS[_draw(shares, dice)](seed, number, language, dice))
+    for index in range(count):
+        rng, language, number = _start("pretrain", seed, index)
+        shares = next(shares for until, shares in CURRICULUM if index < until * count or until == 1.0)
+        yield "\n".join(_TEXTS[_draw(shares, rng)](seed, number, language, rng))
 
 
-def _draw(shares: dict[str, float], dice: Rng) -> str:
-    roll = dice.random()
+def _draw(shares: dict[str, float], rng: Rng) -> str:
+    roll = rng.random()
     for kind, share in shares.items():
         roll -= share
         if roll < 0:
@@ -76,26 +79,26 @@ def _draw(shares: dict[str, float], dice: Rng) -> str:
     return next(iter(shares))
 
 
-def _story_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
+def _story_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
     return [Reading(seed, number, language, "train").text]
 
 
-def _reading_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
+def _reading_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
     reading = Reading(seed, number, language, "train")
-    return [reading.text, *map(plain, reading.draw(dice.between(7, 9), _ABSENT_FRACTION))]
+    return [reading.text, *map(plain, reading.draw(rng.between(7, 9), _ABSENT_FRACTION))]
 
 
-def _drill_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
-    return [plain(question) for question in _drills(seed, number, language, dice.between(5, 8), dice)]
+def _drill_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
+    return [plain(question) for question in _drills(seed, number, language, rng.between(5, 8), rng)]
 
 
-def _roll_call_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
-    text, questions = roll_call(dice, language, dice.between(5, 8))
+def _roll_call_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
+    text, questions = roll_call(rng, language, rng.between(5, 8))
     return [text, *map(plain, questions)]
 
 
-def _echo_text(seed: int, number: int, language: str, dice: Rng) -> list[str]:
-    return [echo(dice, language)]
+def _echo_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
+    return [echo(rng, language)]
 
 
 _TEXTS = {
@@ -107,8 +110,8 @@ _TEXTS = {
 }
 
 
-def _drills(seed: int, number: int, language: str, count: int, dice: Rng) -> list[SyntheticQuestion]:
-    kinds = [dice.choice(_PLAIN_DRILLS) for _ in range(count)]
+def _drills(seed: int, number: int, language: str, count: int, rng: Rng) -> list[SyntheticQuestion]:
+    kinds = [rng.choice(_PLAIN_DRILLS) for _ in range(count)]
     return [drill(seed, number * 16 + at, language=language, kind=kind) for at, kind in enumerate(kinds)]
 
 
@@ -129,30 +132,22 @@ def _reply(question: SyntheticQuestion) -> Row:
     return {"role": "assistant", "content": question.answer}
 
 
-def conversations(
-    seed: int,
-    count: int,
-    *,
-    start: int = 0,
-    request_fraction: float = 0.10,
-    tool_fraction: float = 0.06,
-    drill_fraction: float = 0.24,
-    roll_call_fraction: float = 0.12,
-) -> Iterator[Row]:
+def conversations(seed: int, count: int) -> Iterator[Row]:
     """Conversations: mostly a story with up to 10 questions, then drills, roll calls, story requests and tool calls."""
-    for index in range(start, start + count):
-        dice, language, number = _start("sft", seed, index)
-        roll = dice.random()
-        if roll < request_fraction:
+    until = dict(zip(CONVERSATION_SHARES, accumulate(CONVERSATION_SHARES.values()), strict=True))
+    for index in range(count):
+        rng, language, number = _start("sft", seed, index)
+        roll = rng.random()
+        if roll < until["request"]:
             questions = [story_request(seed, number, language=language)]
-        elif roll < request_fraction + tool_fraction:
+        elif roll < until["tool"]:
             questions = [drill(seed, number, language=language, kind="tool")]
-        elif roll < request_fraction + tool_fraction + drill_fraction:
-            questions = _drills(seed, number, language, dice.between(4, 8), dice)
-        elif roll < request_fraction + tool_fraction + drill_fraction + roll_call_fraction:
-            questions = roll_call(dice, language, dice.between(6, 9))[1]
+        elif roll < until["drill"]:
+            questions = _drills(seed, number, language, rng.between(4, 8), rng)
+        elif roll < until["roll_call"]:
+            questions = roll_call(rng, language, rng.between(6, 9))[1]
         else:
-            questions = Reading(seed, number, language, "train").draw(dice.between(7, 10), _ABSENT_FRACTION)
+            questions = Reading(seed, number, language, "train").draw(rng.between(7, 10), _ABSENT_FRACTION)
         messages = [*_opening(questions[0]), _reply(questions[0])]
         for question in questions[1:]:
             messages += [{"role": "user", "content": question.question}, _reply(question)]
@@ -161,47 +156,47 @@ def conversations(
 
 def _short_question(name: str, seed: int, index: int) -> tuple[Rng, SyntheticQuestion, Fact | None]:
     """One question with a short answer, three in four about a story; the fact is None for all but those."""
-    dice, language, number = _start(name, seed, index)
-    if dice.coin(0.25):
-        return dice, drill(seed, number, language=language, kind=dice.choice(_PLAIN_DRILLS)), None
+    rng, language, number = _start(name, seed, index)
+    if rng.coin(0.25):
+        return rng, drill(seed, number, language=language, kind=rng.choice(_PLAIN_DRILLS)), None
     reading = Reading(seed, number, language, "train")
-    if dice.coin(_ABSENT_FRACTION):
+    if rng.coin(_ABSENT_FRACTION):
         absent = reading.ask_absent()
         if absent is not None:
-            return dice, absent, None
-    kind = dice.choice(tuple(dict.fromkeys(fact.kind for fact in reading.tale.facts)))
-    fact = dice.choice([fact for fact in reading.tale.facts if fact.kind == kind])
-    return dice, reading.ask(fact), fact
+            return rng, absent, None
+    kind = rng.choice(tuple(dict.fromkeys(fact.kind for fact in reading.plan.facts)))
+    fact = rng.choice([fact for fact in reading.plan.facts if fact.kind == kind])
+    return rng, reading.ask(fact), fact
 
 
-def _rejected(dice: Rng, question: SyntheticQuestion, fact: Fact | None) -> str:
+def _rejected(rng: Rng, question: SyntheticQuestion, fact: Fact | None) -> str:
     """A bad answer: mostly a wrong one, else in the wrong language, repeated, too long or evasive."""
     space = " " if question.language == "en" else ""
-    roll = dice.random()
+    roll = rng.random()
     if roll < 0.6 and question.wrong:
-        return dice.choice(question.wrong)
+        return rng.choice(question.wrong)
     if roll < 0.7 and fact is not None and not isinstance(fact.answer, int):
         other = "zh" if question.language == "en" else "en"
         return word_answer(fact.answer, other, many=fact.ask.endswith("_many"))
     if roll < 0.8:
-        return space.join([question.answer] * dice.between(3, 5))
+        return space.join([question.answer] * rng.between(3, 5))
     if roll < 0.9 and question.story:
         return question.story
     return "I do not know." if question.language == "en" else "我不知道。"
 
 
-def preferences(seed: int, count: int, *, start: int = 0) -> Iterator[Row]:
+def preferences(seed: int, count: int) -> Iterator[Row]:
     """Pairs of a right answer and a bad one to the same prompt."""
-    for index in range(start, start + count):
-        dice, question, fact = _short_question("dpo", seed, index)
+    for index in range(count):
+        rng, question, fact = _short_question("dpo", seed, index)
         prompt = _opening(question)
-        bad = {"role": "assistant", "content": _rejected(dice, question, fact)}
+        bad = {"role": "assistant", "content": _rejected(rng, question, fact)}
         yield {"chosen": [*prompt, _reply(question)], "rejected": [*prompt, bad]}
 
 
-def prompts(seed: int, count: int, *, start: int = 0) -> Iterator[Row]:
+def prompts(seed: int, count: int) -> Iterator[Row]:
     """Prompts for reinforcement learning, with the only right answer in `gt`."""
-    for index in range(start, start + count):
+    for index in range(count):
         _, question, _ = _short_question("rl", seed, index)
         yield {
             "conversations": [*_opening(question), {"role": "assistant", "content": ""}],
@@ -235,7 +230,7 @@ def _held_out_story_questions(seed: int, index: int, language: str, wanted: set[
         if absent is not None:
             yield absent
     done: set[str] = set()
-    for fact in reading.dice.shuffled(reading.tale.facts):
+    for fact in reading.rng.shuffled(reading.plan.facts):
         if fact.kind in wanted and fact.kind not in done and held_out(*fact.pair):
             question = reading.ask(fact)
             if question.chance <= 0.5:

@@ -76,16 +76,16 @@ class Story:
     about: tuple[str, str]
 
 
-def candidates(tale: StoryPlan, kind: str) -> tuple[Any, ...]:
-    """Everything in the tale that could answer a question of this kind."""
+def candidates(plan: StoryPlan, kind: str) -> tuple[Any, ...]:
+    """Everything in the story that could answer a question of this kind."""
     found: dict[str, tuple[Any, ...]] = {
-        "who": tale.beings,
-        "what": tale.things,
-        "where": tale.places,
-        "how_many": tale.numbers,
-        "colour": tale.colours,
-        "feeling": tuple(dict.fromkeys(tale.feelings)),
-        "why": tale.reasons,
+        "who": plan.beings,
+        "what": plan.things,
+        "where": plan.places,
+        "how_many": plan.numbers,
+        "colour": plan.colours,
+        "feeling": tuple(dict.fromkeys(plan.feelings)),
+        "why": plan.reasons,
     }
     return found[kind]
 
@@ -107,29 +107,29 @@ def _sums(fact: Fact) -> list[int]:
     return list(dict.fromkeys((first + second, abs(first - second), first, second)))
 
 
-def chance_of(tale: StoryPlan, fact: Fact) -> float:
+def chance_of(plan: StoryPlan, fact: Fact) -> float:
     """1 / number of candidates; 1.0 where the story has only one, so that evaluation can leave such questions out."""
     if fact.kind == "how_many_after":
         return 1 / len(_sums(fact))
-    return 1 / len(candidates(tale, fact.kind))
+    return 1 / len(candidates(plan, fact.kind))
 
 
-def _some_of(kind: str, dice: Rng) -> list[Any]:
+def _some_of(kind: str, rng: Rng) -> list[Any]:
     """Enough of a category for three wrong answers; a small category is shuffled, a large one sampled (faster)."""
     pool = _POOLS[kind]
-    return dice.shuffled(pool) if len(pool) <= 8 else [dice.choice(pool) for _ in range(8)]
+    return rng.shuffled(pool) if len(pool) <= 8 else [rng.choice(pool) for _ in range(8)]
 
 
-def _wrong(tale: StoryPlan, fact: Fact, answer: str, language: str, dice: Rng) -> tuple[str, ...]:
+def _wrong(plan: StoryPlan, fact: Fact, answer: str, language: str, rng: Rng) -> tuple[str, ...]:
     """Three wrong answers: the other candidates of the story first, then others of the same category."""
     many = fact.ask.endswith("_many")
     if fact.kind == "how_many_after":
         pool = [*_sums(fact), *range(2, 10)]
     elif fact.kind == "why":
-        subject, thing = fact.roles["a"], tale.things[0]
-        pool = [*tale.reasons, *(Reason(name, {"a": subject, "t": thing}) for name in _OTHER_REASONS)]
+        subject, thing = fact.roles["a"], plan.things[0]
+        pool = [*plan.reasons, *(Reason(name, {"a": subject, "t": thing}) for name in _OTHER_REASONS)]
     else:
-        pool = [*candidates(tale, fact.kind), *_some_of(fact.kind, dice)]
+        pool = [*candidates(plan, fact.kind), *_some_of(fact.kind, rng)]
     wrong: list[str] = []
     for value in pool:
         text = word_answer(value, language, many=many)
@@ -140,37 +140,38 @@ def _wrong(tale: StoryPlan, fact: Fact, answer: str, language: str, dice: Rng) -
     return tuple(wrong)
 
 
-def _word_question(fact: Fact, language: str, phrases: tuple[str, ...], dice: Rng) -> str:
+def _word_question(fact: Fact, language: str, phrases: tuple[str, ...], rng: Rng) -> str:
     table = language_table(language)
     why = fact.roles.get("why")
     if language == "zh" and why is not None and table.REASONS[why.name].startswith("{a.ta}"):
         # The clause begins with a pronoun; a question that begins with it needs the name instead.
         clause = fact.roles["a"].zh + word_reason(why, language)[1:]
-        return str(dice.choice(table.ASKS["feeling_own"]).format(why=clause))
-    return dice.choice(phrases).format(**word_roles(fact.roles, language))
+        return str(rng.choice(table.ASKS["feeling_own"]).format(why=clause))
+    return rng.choice(phrases).format(**word_roles(fact.roles, language))
 
 
-def ask(tale: StoryPlan, fact: Fact, story: str, language: str, dice: Rng) -> SyntheticQuestion:
-    """The question about `fact`; `story` is the tale as it was told in `language`."""
+def ask(plan: StoryPlan, fact: Fact, story: str, language: str, rng: Rng) -> SyntheticQuestion:
+    """The question about `fact`; `story` is its text in `language`."""
     answer = word_answer(fact.answer, language, many=fact.ask.endswith("_many"))
     return SyntheticQuestion(
         kind=fact.kind,
         language=language,
         story=story,
-        question=_word_question(fact, language, language_table(language).ASKS[fact.ask], dice),
+        question=_word_question(fact, language, language_table(language).ASKS[fact.ask], rng),
         answer=answer,
-        wrong=_wrong(tale, fact, answer, language, dice),
-        chance=chance_of(tale, fact),
+        wrong=_wrong(plan, fact, answer, language, rng),
+        chance=chance_of(plan, fact),
         pairs=(fact.pair,),
     )
 
 
-def _stranger(tale: StoryPlan, fact: Fact, old: Any, split: str, dice: Rng) -> tuple[Any, Pair] | None:
-    """Someone or something that is not in the tale and could stand in for `old`, with the combination it asks about."""
-    here = (*tale.beings, *tale.things, *tale.places)
+def _stranger(plan: StoryPlan, fact: Fact, old: Any, split: str, rng: Rng) -> tuple[Any, Pair] | None:
+    """Someone or something that is not in the story and could stand in for `old`, with the combination it asks
+    about."""
+    here = (*plan.beings, *plan.things, *plan.places)
     partners = [value for value in (fact.answer, *fact.roles.values()) if value is not old]
     for _ in range(20):
-        entry = dice.choice(PEOPLE if isinstance(old, Being) else THINGS)
+        entry = rng.choice(PEOPLE if isinstance(old, Being) else THINGS)
         pairs = [pair for pair in (pair_of(entry, partner) for partner in partners) if pair]
         if entry in here or not pairs:
             continue
@@ -183,27 +184,27 @@ def _stranger(tale: StoryPlan, fact: Fact, old: Any, split: str, dice: Rng) -> t
     return None
 
 
-def ask_absent(tale: StoryPlan, story: str, language: str, split: str, dice: Rng) -> SyntheticQuestion | None:
+def ask_absent(plan: StoryPlan, story: str, language: str, split: str, rng: Rng) -> SyntheticQuestion | None:
     """A question of the story with one role played by a stranger, or None where the rolls find none."""
-    facts = [fact for fact in tale.facts if fact.kind in ("who", "what", "where")]
-    fact = dice.choice(facts)
-    role, old = dice.choice([item for item in fact.roles.items() if isinstance(item[1], Being | Thing)] or [("", None)])
+    facts = [fact for fact in plan.facts if fact.kind in ("who", "what", "where")]
+    fact = rng.choice(facts)
+    role, old = rng.choice([item for item in fact.roles.items() if isinstance(item[1], Being | Thing)] or [("", None)])
     phrases = first_phrases(language, fact.ask, role)
     if not phrases or (isinstance(old, Being) and not old.is_person):
         return None
-    found = _stranger(tale, fact, old, split, dice)
+    found = _stranger(plan, fact, old, split, rng)
     if found is None:
         return None
     entry, pair = found
     strange = replace(fact, roles={**fact.roles, role: entry})
     many = fact.ask.endswith("_many")
-    here = candidates(tale, fact.kind)
-    values = [word_answer(value, language, many=many) for value in (*here, *_some_of(fact.kind, dice))]
+    here = candidates(plan, fact.kind)
+    values = [word_answer(value, language, many=many) for value in (*here, *_some_of(fact.kind, rng))]
     return SyntheticQuestion(
         kind="absent",
         language=language,
         story=story,
-        question=_word_question(strange, language, phrases, dice),
+        question=_word_question(strange, language, phrases, rng),
         answer=language_table(language).REFUSAL,
         wrong=tuple(dict.fromkeys(values))[:3],
         chance=1 / (len(here) + 1),
@@ -218,24 +219,24 @@ def check_split(split: str) -> None:
 
 
 class Reading:
-    """A told tale, from which questions are drawn one by one (asking all of them costs more than telling the story)."""
+    """A told plan, from which questions are drawn one by one (asking all of them costs more than telling the story)."""
 
     def __init__(self, seed: int, index: int, language: str, split: str) -> None:
         check_split(split)
         language_table(language)
-        self.tale = simulate(seed, split, index)
+        self.plan = simulate(seed, split, index)
         self.language, self.split = language, split
-        self.dice = Rng(seed, split, "telling", index, language)
-        self.text = tell(self.tale, language, self.dice)
+        self.rng = Rng(seed, split, "telling", index, language)
+        self.text = tell(self.plan, language, self.rng)
 
     def ask(self, fact: Fact) -> SyntheticQuestion:
-        """The question about one fact of the tale."""
-        return ask(self.tale, fact, self.text, self.language, self.dice)
+        """The question about one fact of the plan."""
+        return ask(self.plan, fact, self.text, self.language, self.rng)
 
     def ask_absent(self) -> SyntheticQuestion | None:
         """A question that the story does not answer, if a few rolls find one."""
         for _ in range(6):
-            question = ask_absent(self.tale, self.text, self.language, self.split, self.dice)
+            question = ask_absent(self.plan, self.text, self.language, self.split, self.rng)
             if question is not None:
                 return question
         return None
@@ -243,34 +244,34 @@ class Reading:
     def draw(self, count: int, absent_fraction: float) -> list[SyntheticQuestion]:
         """`count` different questions, of as many kinds as possible, in random order."""
         by_kind: dict[str, list[Fact]] = {}
-        for fact in self.dice.shuffled(self.tale.facts):
+        for fact in self.rng.shuffled(self.plan.facts):
             by_kind.setdefault(fact.kind, []).append(fact)
         chosen: list[SyntheticQuestion] = []
-        asked: set[str] = set()
+        asked_for: set[str] = set()
         while len(chosen) < count and by_kind:
-            for kind in self.dice.shuffled(list(by_kind)):
-                absent = self.ask_absent() if self.dice.coin(absent_fraction) else None
+            for kind in self.rng.shuffled(list(by_kind)):
+                absent = self.ask_absent() if self.rng.coin(absent_fraction) else None
                 question = absent or self.ask(by_kind[kind].pop())
                 if absent is None and not by_kind[kind]:
                     del by_kind[kind]
-                if question.question not in asked and len(chosen) < count:
-                    asked.add(question.question)
+                if question.question not in asked_for and len(chosen) < count:
+                    asked_for.add(question.question)
                     chosen.append(question)
         return chosen
 
     def about(self) -> tuple[Being, Thing]:
         """The main character and the main thing."""
-        return self.tale.beings[0], self.tale.things[0]
+        return self.plan.beings[0], self.plan.things[0]
 
 
 def story(seed: int, index: int, *, language: str, split: str = "train") -> Story:
     """Story number `index` of a split, with all its questions (one phrasing each) and up to two unanswerable ones."""
     reading = Reading(seed, index, language, split)
-    questions = [reading.ask(fact) for fact in reading.tale.facts]
+    questions = [reading.ask(fact) for fact in reading.plan.facts]
     for _ in range(2):
         absent = reading.ask_absent()
         if absent is not None and absent.question not in (question.question for question in questions):
             questions.append(absent)
     being, thing = reading.about()
     about = (word_answer(being, language), thing.en if language == "en" else thing.zh)
-    return Story(language=language, text=reading.text, plot=reading.tale.plot, questions=tuple(questions), about=about)
+    return Story(language=language, text=reading.text, plot=reading.plan.plot, questions=tuple(questions), about=about)

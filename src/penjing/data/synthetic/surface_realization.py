@@ -1,4 +1,4 @@
-"""Turns tales, reasons and answers into words of either language."""
+"""Turns stories, reasons and answers into words of either language."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def bare_word(entry: Any, language: str) -> str:
 _THEN = ("Then ", "后来，")  # not twice in a row
 
 
-def tell(tale: StoryPlan, language: str, dice: Rng) -> str:
-    """The whole story in one language; which phrasings are used is up to the dice."""
+def tell(plan: StoryPlan, language: str, rng: Rng) -> str:
+    """The whole story in one language; which phrasings are used is up to the rng."""
     table = LANGUAGES[language]
     sentences: list[str] = []
-    for event in tale.events:
+    for event in plan.events:
         phrases: tuple[str, ...] = table.EVENTS[event.name]
-        phrase = dice.choice(phrases)
+        phrase = rng.choice(phrases)
         if sentences and phrase.startswith(_THEN) and sentences[-1].startswith(_THEN):
             phrase = next((other for other in phrases if not other.startswith(_THEN)), phrase)
         sentence = phrase.format(**word_roles(event.roles, language))
         sentences.append(sentence[0].upper() + sentence[1:])
-    opening = OPENINGS[tale.opening][language == "zh"]
+    opening = OPENINGS[plan.opening][language == "zh"]
     if language == "zh":
         return f"{opening}，{''.join(sentences)}"
     return f"{opening}, {' '.join(sentences)}"

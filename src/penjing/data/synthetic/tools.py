@@ -73,24 +73,24 @@ class ToolTask:
 
 def errand(name: str, seed: int, index: int) -> ToolTask:
     """Number `index` of the file `name`."""
-    dice = Rng(seed, name, index)
-    language, kind = dice.choice(tuple(LANGUAGES)), _kind(dice.random())
+    rng = Rng(seed, name, index)
+    language, kind = rng.choice(tuple(LANGUAGES)), _kind(rng.random())
     if kind == "direct":
-        asked = drill(seed, _OFFSETS[name] + index, language=language, kind=dice.choice(_DIRECT))
+        asked = drill(seed, _OFFSETS[name] + index, language=language, kind=rng.choice(_DIRECT))
         return ToolTask(kind, language, asked.question, (), asked.answer)
     phrases = _QUESTIONS[language]
     if kind == "product":
-        a, b = dice.between(12, 99), dice.between(12, 99)
-        return _worked_out(dice, kind, language, phrases["product"], (f"{a}*{b}", a * b), a=a, b=b)
+        a, b = rng.between(12, 99), rng.between(12, 99)
+        return _worked_out(rng, kind, language, phrases["product"], (f"{a}*{b}", a * b), a=a, b=b)
     if kind == "two_steps":
-        a, b, c = dice.between(12, 99), dice.between(12, 99), dice.between(3, 9)
+        a, b, c = rng.between(12, 99), rng.between(12, 99), rng.between(3, 9)
         steps = (f"{a}+{b}", a + b), (f"{a + b}*{c}", (a + b) * c)
-        return _worked_out(dice, kind, language, phrases["two_steps"], *steps, a=a, b=b, c=c)
-    a, b = dice.between(100, 999), dice.between(100, 999)
-    if dice.coin(0.5):
-        return _worked_out(dice, kind, language, phrases["plus"], (f"{a}+{b}", a + b), a=a, b=b)
+        return _worked_out(rng, kind, language, phrases["two_steps"], *steps, a=a, b=b, c=c)
+    a, b = rng.between(100, 999), rng.between(100, 999)
+    if rng.coin(0.5):
+        return _worked_out(rng, kind, language, phrases["plus"], (f"{a}+{b}", a + b), a=a, b=b)
     a, b = max(a, b), min(a, b)
-    return _worked_out(dice, kind, language, phrases["minus"], (f"{a}-{b}", a - b), a=a, b=b)
+    return _worked_out(rng, kind, language, phrases["minus"], (f"{a}-{b}", a - b), a=a, b=b)
 
 
 def _kind(roll: float) -> str:
@@ -102,9 +102,9 @@ def _kind(roll: float) -> str:
 
 
 def _worked_out(
-    dice: Rng, kind: str, language: str, phrases: tuple[str, ...], *steps: tuple[str, int], **numbers: int
+    rng: Rng, kind: str, language: str, phrases: tuple[str, ...], *steps: tuple[str, int], **numbers: int
 ) -> ToolTask:
-    return ToolTask(kind, language, dice.choice(phrases).format(**numbers), steps, str(steps[-1][1]))
+    return ToolTask(kind, language, rng.choice(phrases).format(**numbers), steps, str(steps[-1][1]))
 
 
 def _opening(one: ToolTask) -> list[dict[str, Any]]:
@@ -112,9 +112,9 @@ def _opening(one: ToolTask) -> list[dict[str, Any]]:
     return [system, {"role": "user", "content": one.question}]
 
 
-def tool_conversations(seed: int, count: int, *, start: int = 0) -> Iterator[dict[str, Any]]:
+def tool_conversations(seed: int, count: int) -> Iterator[dict[str, Any]]:
     """Whole conversations, calls and results included, in MiniMind's form."""
-    for index in range(start, start + count):
+    for index in range(count):
         one = errand("tools", seed, index)
         thinks = Rng(seed, "thinks", index).coin(THOUGHT_FRACTION)
         thoughts = _THOUGHTS[one.language]
@@ -134,9 +134,9 @@ def tool_conversations(seed: int, count: int, *, start: int = 0) -> Iterator[dic
         yield {"conversations": messages}
 
 
-def tool_prompts(seed: int, count: int, *, start: int = 0) -> Iterator[dict[str, Any]]:
+def tool_prompts(seed: int, count: int) -> Iterator[dict[str, Any]]:
     """Questions alone, with the only right answer in `gt`."""
-    for index in range(start, start + count):
+    for index in range(count):
         one = errand("tools_rl", seed, index)
         yield {
             "conversations": [*_opening(one), {"role": "assistant", "content": ""}],

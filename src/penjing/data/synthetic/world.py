@@ -107,8 +107,8 @@ class Cast:
     evaluation, held-out combinations are preferred.
     """
 
-    def __init__(self, dice: Rng, split: str) -> None:
-        self.dice = dice
+    def __init__(self, rng: Rng, split: str) -> None:
+        self.rng = rng
         self.training = split == "train"
         self.chosen: list[Any] = []
 
@@ -120,7 +120,7 @@ class Cast:
     def pick(self, pool: tuple[Any, ...]) -> Any:
         """One entry of `pool` that is not chosen yet."""
         for attempt in range(40):
-            entry = self.dice.choice(pool)
+            entry = self.rng.choice(pool)
             if entry in self.chosen:
                 continue
             if self.reserved(entry) != self.training or (not self.training and attempt > 3):
@@ -143,7 +143,7 @@ class Cast:
     def colour(self, thing: Thing, used: tuple[Word | None, ...] = ()) -> Word:
         """A colour for `thing` other than those `used`."""
         for attempt in range(40):
-            colour = self.dice.choice(COLOURS)
+            colour = self.rng.choice(COLOURS)
             if colour in used:
                 continue
             reserved = held_out("colour_thing", colour.key, thing.key)
@@ -157,7 +157,7 @@ class Cast:
         With `least_left` the second can be taken from the first, and at least so many are left.
         """
         for attempt in range(60):
-            first, second = self.dice.between(2, 9), self.dice.between(2, 9)
+            first, second = self.rng.between(2, 9), self.rng.between(2, 9)
             if first == second or (least_left is not None and first - second < least_left):
                 continue
             reserved = held_out("number", str(first), str(second))
@@ -171,7 +171,7 @@ class World:
 
     def __init__(self, cast: Cast) -> None:
         self.cast = cast
-        self.dice = cast.dice
+        self.rng = cast.rng
         self.place: dict[Being, PlaceWord] = {}
         self.owner: dict[Thing, Being] = {}
         self.first_owner: dict[Thing, Being] = {}
@@ -218,10 +218,10 @@ class World:
     def look_of(self, thing: Thing, coloured: float = 0.85) -> Any:
         """How `thing` looks at its first mention; its colour becomes a fact of the world."""
         colour = None
-        if "solid" in thing.tags and self.dice.coin(coloured):
+        if "solid" in thing.tags and self.rng.coin(coloured):
             colour = self.cast.colour(thing, tuple(self.colour.values()))
             self.colour[thing] = colour
-        looks = self.dice.choice(PROPERTIES) if self.dice.coin(0.25) else None
+        looks = self.rng.choice(PROPERTIES) if self.rng.coin(0.25) else None
         return described(thing, colour, looks)
 
     def own(self, a: Being, t: Thing, p: PlaceWord | None = None) -> None:
@@ -371,7 +371,7 @@ class World:
 
     def feel(self, a: Being, pool: tuple[Word, ...], reason: str, pair: Pair, /, **roles: Any) -> None:
         """`a` has one of the feelings of `pool`, for a reason that the story gives."""
-        feeling, why = self.dice.choice(pool), Reason(reason, roles)
+        feeling, why = self.rng.choice(pool), Reason(reason, roles)
         self.feelings.append(feeling)
         self.reasons.append(why)
         self.happen("feel", a=a, f=feeling, why=why)

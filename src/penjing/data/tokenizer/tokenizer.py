@@ -40,7 +40,7 @@ QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-ROLES = "penjing_roles.json"  # beside a foreign tokenizer: what its tokens do, once that has been found out
+ROLES = "penjing_roles.json"  # beside an external tokenizer: what its tokens do, once that has been found out
 SMALLEST_VOCABULARY = 256 + len(CONTROL_TOKENS)
 LONGEST_TOKEN_BYTES = 16
 MOST_CHARACTERS = 40_000  # different ones in the text a tokenizer is trained on
@@ -280,14 +280,14 @@ class Tokenizer:
             ours = all(full.token_to_id(token) is not None for token in CONTROL_TOKENS)
             if ours and (template or CHAT_TEMPLATE) == CHAT_TEMPLATE and not (folder / ROLES).is_file():
                 return cls(full, CHAT_TEMPLATE)
-            return cls._foreign(full, folder, template, settings)
+            return cls._external(full, folder, template, settings)
         except UserError:
             raise
         except Exception as error:  # the library raises bare Exception for every kind of damage
             raise UserError(f"not a readable tokenizer: {error}", where=path) from None
 
     @classmethod
-    def _foreign(cls, full: tokenizers.Tokenizer, folder: Path, template: str, settings: dict[str, Any]) -> Tokenizer:
+    def _external(cls, full: tokenizers.Tokenizer, folder: Path, template: str, settings: dict[str, Any]) -> Tokenizer:
         """A tokenizer that somebody else made."""
         _add_listed(full, settings, folder)
         known = read_json(folder / ROLES) if (folder / ROLES).is_file() else None
@@ -435,7 +435,7 @@ def find_roles(full: tokenizers.Tokenizer, folder: Path, template: str, settings
     text_end = next((token for token in _TEXT_ENDS if token in special), None)
     eos = names.get("eos_token") or text_end
     if eos is None:
-        raise UserError("it cannot be told which token ends a text", where=folder, wanted="eos_token")
+        raise UserError("its end-of-text token cannot be found", where=folder, wanted="eos_token")
     message_end = answer_end(template, names, [eos, *ends], special) if template else None
     message_end = message_end or eos
     end_of_text = (text_end or eos) if eos == message_end else eos

@@ -1,17 +1,17 @@
 /* A decoder's forward pass over rows of many sequences in one call: embedding, all blocks, last norm, head.
 
    A row is one token of one sequence. Keys and values of earlier tokens lie in slots, one for each sequence. Threads
-   divide the outputs of every matrix among them and wait for one another between the steps; a row's values are the same
-   bits whatever other rows are in the pass and whatever the number of threads. kernels/cpu/decode.py has the same
-   structures and packs the weights. */
+   divide every step among them (team.h); a row's values are the same bits whatever other rows are in the pass and
+   whatever the number of threads. kernels/cpu/decode.py has the same structures and packs the weights. */
 
 #include "panels.h"
-#include <omp.h>
+#include "team.h"
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
 
 enum { KEYS = SIDE * PANEL, QUERY_ROWS = 48 }; /* keys of a step of attention; queries, of all heads on one key head, at most */
+enum { FEW = 4 };                              /* rows that every thread normalises for itself, rather than wait */
 
 typedef struct { const char *a, *b; const float *gain; long rank; } Adapter; /* rank 0: says nothing here */
 typedef struct { const char *panels; const Adapter *adapters; long inputs, outputs, type; } Linear;
@@ -43,76 +43,25 @@ typedef struct {
 /* What a pass works on, shared by its threads; widths are whole panels. */
 typedef struct {
     const Decoder *model;
-    const Rows *rows;
+    const int32_t *slot, *position, *id, *adapter, *wanted;
+    long rows, num_wanted, num_runs, num_blocks, blocks_apart, num_busy;
+    float *logits;
     float *x, *normal, *qkv, *attended, *inner, *extra, *low, *scratch;
     float *score, *weight, *shared, *expert_in, *expert_inner, *expert_out; /* of mixtures; pairs of row and expert */
-    int32_t *expert, *place, *end;
+    int32_t *expert, *place, *end, *busy;
+    int32_t *run, *block; /* where runs of rows with one adapter, and blocks of one slot's rows, begin; and the end */
     uint8_t *has_extra;
     const float **extra_gain;
 } State;
-typedef struct { State *s; int number, count; } Thread;
+typedef struct { Team team; State state; } Pass;
 
 INLINE long whole(long x, long of) { return (x + of - 1) / of * of; }
 INLINE long larger(long a, long b) { return a > b ? a : b; }
 INLINE long smaller(long a, long b) { return a < b ? a : b; }
-INLINE void wait_for_all(const Thread *t) { if (t->count > 1) { _Pragma("omp barrier") } }
-/* This thread's share of items, in runs. */
-INLINE long from(const Thread *t, long items) { return items * t->number / t->count; }
-INLINE long to(const Thread *t, long items) { return items * (t->number + 1) / t->count; }
 INLINE Panels weights(const Linear *l) { return panels_of(l->panels, l->inputs, l->outputs, (int)l->type); }
-
-/* --- Linear layers ------------------------------------------------------------------------------------------------ */
-
-/* This thread's share of x w: columns, and rows too where there are more threads than columns. */
-static void multiply_share(const Thread *t, const float *x, long step, long rows, Panels w, const Sink *to) {
-    long sides = (w.panels + SIDE - 1) / SIDE, blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    long across = smaller(t->count, sides), down = smaller(t->count / across, blocks);
-    long column = t->number % across, line = t->number / across;
-    if (line >= down) return;
-    long first = sides * column / across * SIDE, last = smaller(sides * (column + 1) / across * SIDE, w.panels);
-    long top = blocks * line / down * MOST_ROWS, bottom = smaller(blocks * (line + 1) / down * MOST_ROWS, rows);
-    multiply(x, step, top, bottom - top, &w, first, last, to);
-}
-
-/* What the rows' adapters add, into s->extra; 0 where none has anything to say. Two waits, or none. */
-static int adapt(const Thread *t, const Linear *l, const float *x, long step) {
-    State *s = t->s;
-    const int32_t *adapter = s->rows->adapter;
-    if (!adapter || !l->adapters) return 0;
-    for (int second = 0; second < 2; second++) {
-        for (long r = 0, end; r < s->rows->rows; r = end) {
-            for (end = r + 1; end < s->rows->rows && adapter[end] == adapter[r];) end++;
-            const Adapter *a = adapter[r] < 0 ? 0 : l->adapters + adapter[r];
-            int speaks = a && a->rank;
-            if (!second && t->number == 0)
-                for (long i = r; i < end; i++) { s->has_extra[i] = (uint8_t)speaks; s->extra_gain[i] = speaks ? a->gain : 0; }
-            if (!speaks) continue;
-            long wide = s->model->largest_rank;
-            Sink low = {s->low + r * wide, wide, STORE, 0, 0, 0, 0, 0};
-            Sink out = {s->extra + r * l->outputs, l->outputs, STORE, 0, 0, 0, 0, 0};
-            Panels down = panels_of(a->a, l->inputs, whole(a->rank, PANEL), FLOAT32);
-            Panels up = panels_of(a->b, a->rank, l->outputs, FLOAT32);
-            if (second) multiply_share(t, low.out, wide, end - r, up, &out);
-            else multiply_share(t, x + r * step, step, end - r, down, &low);
-        }
-        wait_for_all(t);
-    }
-    return 1;
-}
-
-/* x [rows, inputs] through a layer with its rows' adapters; all threads must take part, and wait afterwards. */
-static void linear(const Thread *t, const Linear *l, const float *x, long step, long rows, float *out, long out_step,
-                   int mode) {
-    State *s = t->s;
-    Sink sink = {out, out_step, mode, 0, 0, 0, 0, 0};
-    if (adapt(t, l, x, step)) {
-        sink.extra = s->extra;
-        sink.extra_step = l->outputs;
-        sink.gain = s->extra_gain;
-        sink.has_extra = s->has_extra;
-    }
-    multiply_share(t, x, step, rows, weights(l), &sink);
-}
+INLINE long pieces_of(const Member *t, long items) { return smaller(items, (long)t->count * PIECES); }
+/* Items of a stage's piece i are those from..to. */
+INLINE long bound(long items, long pieces, long i) { return items * i / pieces; }
 
 /* --- Rows --------------------------------------------------------------------------------------------------------- */
 
@@ -143,22 +92,106 @@ static void normalise(const float *x, const float *gain, float *out, long count,
     SIMD for (long i = 0; i < wide; i++) out[i] = x[i] * scale * gain[i];
 }
 
-static void normalise_rows(const Thread *t, const float *gain) {
-    State *s = t->s;
-    long width = s->model->width, wide = whole(width, PANEL);
-    for (long r = from(t, s->rows->rows); r < to(t, s->rows->rows); r++)
-        normalise(s->x + r * wide, gain, s->normal + r * wide, width, wide, s->model->epsilon);
-    wait_for_all(t);
+INLINE long most_queries(const Decoder *m) { return larger(QUERY_ROWS, m->query_heads / m->key_heads); }
+/* Values of a thread's scratch: queries and outputs of attention, scores, sums; or a few rows. */
+INLINE long scratch_size(const Decoder *m) {
+    long attention = most_queries(m) * (2 * whole(m->head_dim, PANEL) + KEYS + 4);
+    return whole(larger(attention, FEW * whole(m->width, PANEL)), 2 * PANEL);
 }
 
-static void embed(const Thread *t) {
-    State *s = t->s;
-    const Decoder *m = s->model;
-    long wide = whole(m->width, PANEL);
-    for (long r = from(t, s->rows->rows); r < to(t, s->rows->rows); r++) {
-        const void *row = row_of(m->embedding, s->rows->id[r] * m->width, (int)m->embedding_type);
-        for (long i = 0; i < wide; i++) s->x[r * wide + i] = i < m->width ? get(row, i, (int)m->embedding_type) : 0.0f;
+/* --- Linear layers ------------------------------------------------------------------------------------------------ */
+
+/* How a product is cut into pieces: rows, so many at a time, times columns. */
+typedef struct { long high, down, across; } Grid;
+
+static Grid grid_of(const Member *t, long rows, const Panels *w) {
+    long sides = (w->panels + SIDE - 1) / SIDE, pieces = (long)t->count * PIECES;
+    Grid g = {rows_near(w->inputs), 0, 0};
+    g.down = (rows + g.high - 1) / g.high;
+    g.across = smaller(sides, (pieces + g.down - 1) / g.down);
+    if (t->count > 1 && g.across * g.down < pieces) { /* more threads than columns */
+        g.down = larger(g.down, smaller(pieces / g.across, rows / (4 * MOST_ROWS)));
+        g.high = whole((rows + g.down - 1) / g.down, MOST_ROWS);
+        g.down = (rows + g.high - 1) / g.high;
     }
+    return g;
+}
+
+static void multiply_piece(const Grid *g, long i, const float *x, long step, long rows, const Panels *w, const Sink *to) {
+    long sides = (w->panels + SIDE - 1) / SIDE, row = i / g->across * g->high, column = i % g->across;
+    multiply(x, step, row, smaller(g->high, rows - row), w, bound(sides, g->across, column) * SIDE,
+             smaller(bound(sides, g->across, column + 1) * SIDE, w->panels), to);
+}
+
+static void product(Member *t, const float *x, long step, long rows, Panels w, const Sink *to) {
+    Grid g = grid_of(t, rows, &w);
+    PIECE(t, i, g.down * g.across) multiply_piece(&g, i, x, step, rows, &w, to);
+}
+
+/* What the adapter of a run of rows adds, by one of its two matrices, into s->low and s->extra. */
+static void adapt_run(State *s, const Linear *l, const float *x, long step, long first, long last, int second) {
+    const Adapter *a = s->adapter[first] < 0 ? 0 : l->adapters + s->adapter[first];
+    long wide = s->model->largest_rank;
+    int speaks = a && a->rank;
+    Sink low = {s->low + first * wide, wide, STORE, 0, 0, 0, 0, 0};
+    Sink out = {s->extra + first * l->outputs, l->outputs, STORE, 0, 0, 0, 0, 0};
+    for (long r = first; r < last; r++) {
+        s->has_extra[r] = (uint8_t)speaks;
+        s->extra_gain[r] = speaks ? a->gain : 0;
+    }
+    if (!speaks) return;
+    Panels down = panels_of(a->a, l->inputs, whole(a->rank, PANEL), FLOAT32);
+    Panels up = panels_of(a->b, a->rank, l->outputs, FLOAT32);
+    if (second) multiply(low.out, wide, 0, last - first, &up, 0, up.panels, &out);
+    else multiply(x + first * step, step, 0, last - first, &down, 0, down.panels, &low);
+}
+
+/* x [rows, inputs] through a layer with its rows' adapters. */
+static void linear(Member *t, State *s, const Linear *l, const float *x, long step, float *out, long out_step, int mode) {
+    Sink sink = {out, out_step, mode, 0, 0, 0, 0, 0};
+    if (s->num_runs && l->adapters) {
+        sink.extra = s->extra;
+        sink.extra_step = l->outputs;
+        sink.gain = s->extra_gain;
+        sink.has_extra = s->has_extra;
+        for (int second = 0; second < 2; second++)
+            PIECE(t, i, s->num_runs) adapt_run(s, l, x, step, s->run[i], s->run[i + 1], second);
+    }
+    product(t, x, step, s->rows, weights(l), &sink);
+}
+
+/* Rows `which` of x (NULL: all), normalised, then through a layer: each thread normalises few rows for itself. */
+static void normalised_linear(Member *t, State *s, const float *gain, const int32_t *which, long rows, const Linear *l,
+                              float *out, long out_step, int mode) {
+    const Decoder *m = s->model;
+    long width = m->width, wide = whole(width, PANEL), own = rows <= FEW && !s->num_runs;
+    float *normal = own ? s->scratch + t->number * scratch_size(m) : s->normal;
+    if (!own) {
+        long pieces = pieces_of(t, rows);
+        PIECE(t, i, pieces)
+            for (long r = bound(rows, pieces, i); r < bound(rows, pieces, i + 1); r++)
+                normalise(s->x + (which ? which[r] : r) * wide, gain, normal + r * wide, width, wide, m->epsilon);
+    }
+    if (!own && !which) { linear(t, s, l, normal, wide, out, out_step, mode); return; }
+    Panels w = weights(l);
+    Grid g = grid_of(t, rows, &w);
+    Sink sink = {out, out_step, mode, 0, 0, 0, 0, 0};
+    PIECE(t, i, g.down * g.across) {
+        for (long r = 0; own && r < rows; r++)
+            normalise(s->x + (which ? which[r] : r) * wide, gain, normal + r * wide, width, wide, m->epsilon);
+        own = 0;
+        multiply_piece(&g, i, normal, wide, rows, &w, &sink);
+    }
+}
+
+static void embed(Member *t, State *s) {
+    const Decoder *m = s->model;
+    long wide = whole(m->width, PANEL), pieces = pieces_of(t, s->rows);
+    PIECE(t, i, pieces)
+        for (long r = bound(s->rows, pieces, i); r < bound(s->rows, pieces, i + 1); r++) {
+            const void *row = row_of(m->embedding, s->id[r] * m->width, (int)m->embedding_type);
+            for (long j = 0; j < wide; j++) s->x[r * wide + j] = j < m->width ? get(row, j, (int)m->embedding_type) : 0.0f;
+        }
 }
 
 /* --- Attention ---------------------------------------------------------------------------------------------------- */
@@ -175,7 +208,7 @@ INLINE char *values_of(const Decoder *m, const Layer *l, long slot, long head) {
 /* Bias, norm and rotation of one head of a row; keys and values go to the slot. Heads: queries, keys, values. */
 static void prepare_head(const State *s, const Layer *l, long row, long head) {
     const Decoder *m = s->model;
-    long size = m->head_dim, pairs = m->pairs, position = s->rows->position[row], slot = s->rows->slot[row];
+    long size = m->head_dim, pairs = m->pairs, position = s->position[row], slot = s->slot[row];
     float *x = s->qkv + row * l->qkv.outputs + head * size;
     if (l->qkv_bias) for (long i = 0; i < size; i++) x[i] += l->qkv_bias[head * size + i];
     if (head >= m->query_heads + m->key_heads) {
@@ -218,21 +251,14 @@ INLINE void weigh(float *score, long first, long last, float *largest, float *su
     *largest = most;
 }
 
-INLINE long most_queries(const Decoder *m) { return larger(QUERY_ROWS, m->query_heads / m->key_heads); }
-/* Values of a thread's scratch. */
-INLINE long scratch_size(const Decoder *m) {
-    return whole(most_queries(m) * (2 * whole(m->head_dim, PANEL) + KEYS + 4), PANEL);
-}
-
 /* Some rows of one sequence, the query heads of one key head: softmax(q k^T) v in one pass over the keys. Their order
    and steps are those of positions, and so the same for a query in whatever rows it comes. */
-static void attend(const Thread *t, const Layer *l, long row, long count, long head) {
-    const State *s = t->s;
+static void attend(const State *s, const Layer *l, long row, long count, long head, float *query) {
     const Decoder *m = s->model;
-    const int32_t *position = s->rows->position + row;
+    const int32_t *position = s->position + row;
     long shared = m->query_heads / m->key_heads, size = m->head_dim, wide = whole(size, PANEL), queries = count * shared;
     int type = (int)m->cache_type;
-    float *query = s->scratch + t->number * scratch_size(m), *score = query + most_queries(m) * wide;
+    float *score = query + most_queries(m) * wide;
     float *sum = score + most_queries(m) * KEYS, *out = sum + 3 * most_queries(m);
     float *largest = sum + queries, *scale = largest + queries;
     for (long q = 0; q < queries; q++) {
@@ -242,7 +268,7 @@ static void attend(const Thread *t, const Layer *l, long row, long count, long h
         largest[q] = -INFINITY;
         sum[q] = 0.0f;
     }
-    const char *keys = keys_of(m, l, s->rows->slot[row], head), *values = values_of(m, l, s->rows->slot[row], head);
+    const char *keys = keys_of(m, l, s->slot[row], head), *values = values_of(m, l, s->slot[row], head);
     long end = position[count - 1] + 1, start = l->window ? larger(0, position[0] + 1 - l->window) / KEYS * KEYS : 0;
     Sink scores = {score, KEYS, STORE, 0, 0, 0, 0, 0}, outs = {out, wide, RESCALE, scale, 0, 0, 0, 0};
     for (; start < end; start += KEYS) {
@@ -263,24 +289,28 @@ static void attend(const Thread *t, const Layer *l, long row, long count, long h
     }
 }
 
-static void attention(const Thread *t, const Layer *l) {
-    State *s = t->s;
+/* The heads of a row that meet in one key head. */
+static void prepare_heads(const State *s, const Layer *l, long row, long head) {
+    long queries = s->model->query_heads, keys = s->model->key_heads, shared = queries / keys;
+    for (long h = head * shared; h < (head + 1) * shared; h++) prepare_head(s, l, row, h);
+    prepare_head(s, l, row, queries + head);
+    prepare_head(s, l, row, queries + keys + head);
+}
+
+static void attention(Member *t, State *s, const Layer *l) {
     const Decoder *m = s->model;
-    long rows = s->rows->rows, heads = m->query_heads + 2 * m->key_heads, item = 0;
-    linear(t, &l->qkv, s->normal, whole(m->width, PANEL), rows, s->qkv, l->qkv.outputs, STORE);
-    wait_for_all(t);
-    for (long i = from(t, rows * heads); i < to(t, rows * heads); i++) prepare_head(s, l, i / heads, i % heads);
-    wait_for_all(t);
-    const int32_t *slot = s->rows->slot;
-    long most = most_queries(m) / (m->query_heads / m->key_heads);
-    for (long r = 0, end; r < rows; r = end) {
-        for (end = r + 1; end < rows && end < r + most && slot[end] == slot[r];) end++;
-        for (long head = 0; head < m->key_heads; head++)
-            if (item++ % t->count == t->number) attend(t, l, r, end - r, head);
+    long heads = m->key_heads, items = s->rows * heads, pieces = pieces_of(t, items);
+    normalised_linear(t, s, l->attention_gain, 0, s->rows, &l->qkv, s->qkv, l->qkv.outputs, STORE);
+    if (!s->blocks_apart) /* a block's queries see keys of another */
+        PIECE(t, i, pieces)
+            for (long j = bound(items, pieces, i); j < bound(items, pieces, i + 1); j++)
+                prepare_heads(s, l, j / heads, j % heads);
+    PIECE(t, i, s->num_blocks * heads) {
+        long block = s->num_blocks - 1 - i / heads, head = i % heads, first = s->block[block], last = s->block[block + 1];
+        for (long r = first; s->blocks_apart && r < last; r++) prepare_heads(s, l, r, head);
+        attend(s, l, first, last - first, head, s->scratch + t->number * scratch_size(m));
     }
-    wait_for_all(t);
-    linear(t, &l->out, s->attended, whole(m->query_heads * m->head_dim, PANEL), rows, s->x, l->out.outputs, ADD);
-    wait_for_all(t);
+    linear(t, s, &l->out, s->attended, whole(m->query_heads * m->head_dim, PANEL), s->x, l->out.outputs, ADD);
 }
 
 /* --- The other half of a block ------------------------------------------------------------------------------------ */
@@ -314,88 +344,108 @@ static void route(const State *s, const Layer *l, long row) {
     for (long k = 0; k < chosen; k++) weight[k] = (m->normalised ? weight[k] / (total + 1e-20f) : weight[k]) * m->scaling;
 }
 
-/* The places of (row, expert) pairs, sorted by expert. */
-static void sort_pairs(const State *s, const Layer *l) {
-    long pairs = s->rows->rows * s->model->num_chosen;
+/* The places of (row, expert) pairs, sorted by expert; end[e] is where expert e ends, and busy lists those with rows. */
+static void sort_pairs(State *s, const Layer *l) {
+    long pairs = s->rows * s->model->num_chosen;
     memset(s->end, 0, (size_t)(l->num_experts + 1) * sizeof *s->end);
     for (long p = 0; p < pairs; p++) s->end[s->expert[p] + 1]++;
-    for (long e = 0; e < l->num_experts; e++) s->end[e + 1] += s->end[e];
-    for (long p = 0; p < pairs; p++) s->place[p] = s->end[s->expert[p]]++; /* then end[e] is where expert e ends */
+    s->num_busy = 0;
+    for (long e = 0; e < l->num_experts; e++) {
+        if (s->end[e + 1]) s->busy[s->num_busy++] = (int32_t)e;
+        s->end[e + 1] += s->end[e];
+    }
+    for (long p = 0; p < pairs; p++) s->place[p] = s->end[s->expert[p]]++;
 }
 
 /* All experts' rows through one of their layers. */
-static void through_experts(const Thread *t, const Layer *l, const Linear *first, long expert_bytes, const float *x,
-                            long step, float *out, long out_step, int mode) {
-    for (long e = 0; e < l->num_experts; e++) {
-        long start = e ? t->s->end[e - 1] : 0, count = t->s->end[e] - start;
-        Panels w = panels_of(first->panels + e * expert_bytes, first->inputs, first->outputs, (int)first->type);
+static void through_experts(Member *t, State *s, const Linear *first, long expert_bytes, const float *x, long step,
+                            float *out, long out_step, int mode) {
+    Panels w = weights(first);
+    long sides = (w.panels + SIDE - 1) / SIDE, busy = larger(s->num_busy, 1), across = smaller(sides, pieces_of(t, busy * sides) / busy);
+    across = larger(across, 1);
+    PIECE(t, i, busy * across) {
+        long e = s->busy[i / across], start = e ? s->end[e - 1] : 0, rows = s->end[e] - start;
+        Panels mine = w;
+        Grid g = {rows, 1, across};
         Sink sink = {out + start * out_step, out_step, mode, 0, 0, 0, 0, 0};
-        if (count) multiply_share(t, x + start * step, step, count, w, &sink);
+        mine.data += e * expert_bytes;
+        multiply_piece(&g, i % across, x + start * step, step, rows, &mine, &sink);
     }
 }
 
-static void mixture(const Thread *t, const Layer *l) {
-    State *s = t->s;
+/* The sum over a row's experts by weight, and the shared one, onto x. */
+static void combine(State *s, const Layer *l, long r) {
+    long chosen = s->model->num_chosen, wide = whole(s->model->width, PANEL);
+    float gate = 1.0f;
+    if (l->shared_gate) gate = 1.0f / (1.0f + exponential(-dot(s->normal + r * wide, l->shared_gate, s->model->width)));
+    for (long i = 0; i < wide; i++) {
+        float sum = 0.0f;
+        for (long k = r * chosen; k < (r + 1) * chosen; k++) sum += s->weight[k] * s->expert_out[s->place[k] * wide + i];
+        if (l->down.outputs) sum += gate * s->shared[r * wide + i];
+        s->x[r * wide + i] += sum;
+    }
+}
+
+static void mixture(Member *t, State *s, const Layer *l) {
     const Decoder *m = s->model;
-    long rows = s->rows->rows, chosen = m->num_chosen, wide = whole(m->width, PANEL);
-    linear(t, &l->router, s->normal, wide, rows, s->score, l->router.outputs, STORE);
-    if (l->down.outputs) linear(t, &l->gate_up, s->normal, wide, rows, s->inner, l->gate_up.outputs / 2, SWIGLU);
-    wait_for_all(t);
-    for (long r = from(t, rows); r < to(t, rows); r++) route(s, l, r);
-    wait_for_all(t);
-    if (t->number == 0) sort_pairs(s, l);
-    if (l->down.outputs) linear(t, &l->down, s->inner, l->gate_up.outputs / 2, rows, s->shared, wide, STORE);
-    wait_for_all(t);
-    for (long p = from(t, rows * chosen); p < to(t, rows * chosen); p++)
-        memcpy(s->expert_in + s->place[p] * wide, s->normal + p / chosen * wide, (size_t)wide * 4);
-    wait_for_all(t);
-    long inner = l->expert_gate_up.outputs / 2;
-    through_experts(t, l, &l->expert_gate_up, l->gate_up_step, s->expert_in, wide, s->expert_inner, inner, SWIGLU);
-    wait_for_all(t);
-    through_experts(t, l, &l->expert_down, l->down_step, s->expert_inner, inner, s->expert_out, wide, STORE);
-    wait_for_all(t);
-    for (long r = from(t, rows); r < to(t, rows); r++) {
-        float gate = l->shared_gate ? 1.0f / (1.0f + exponential(-dot(s->normal + r * wide, l->shared_gate, m->width))) : 1.0f;
-        for (long i = 0; i < wide; i++) {
-            float sum = 0.0f;
-            for (long k = r * chosen; k < (r + 1) * chosen; k++) sum += s->weight[k] * s->expert_out[s->place[k] * wide + i];
-            if (l->down.outputs) sum += gate * s->shared[r * wide + i];
-            s->x[r * wide + i] += sum;
-        }
+    long rows = s->rows, chosen = m->num_chosen, wide = whole(m->width, PANEL), pieces = pieces_of(t, rows);
+    long inner = l->gate_up.outputs / 2, expert_inner = l->expert_gate_up.outputs / 2;
+    PIECE(t, i, pieces)
+        for (long r = bound(rows, pieces, i); r < bound(rows, pieces, i + 1); r++)
+            normalise(s->x + r * wide, l->mlp_gain, s->normal + r * wide, m->width, wide, m->epsilon);
+    linear(t, s, &l->router, s->normal, wide, s->score, l->router.outputs, STORE);
+    PIECE(t, i, pieces)
+        for (long r = bound(rows, pieces, i); r < bound(rows, pieces, i + 1); r++) route(s, l, r);
+    PIECE(t, i, 1) sort_pairs(s, l);
+    PIECE(t, i, pieces)
+        for (long p = bound(rows, pieces, i) * chosen; p < bound(rows, pieces, i + 1) * chosen; p++)
+            memcpy(s->expert_in + s->place[p] * wide, s->normal + p / chosen * wide, (size_t)wide * 4);
+    through_experts(t, s, &l->expert_gate_up, l->gate_up_step, s->expert_in, wide, s->expert_inner, expert_inner, SWIGLU);
+    through_experts(t, s, &l->expert_down, l->down_step, s->expert_inner, expert_inner, s->expert_out, wide, STORE);
+    if (l->down.outputs) {
+        linear(t, s, &l->gate_up, s->normal, wide, s->inner, inner, SWIGLU);
+        linear(t, s, &l->down, s->inner, inner, s->shared, wide, STORE);
     }
-    wait_for_all(t);
+    PIECE(t, i, pieces)
+        for (long r = bound(rows, pieces, i); r < bound(rows, pieces, i + 1); r++) combine(s, l, r);
 }
 
-static void mlp(const Thread *t, const Layer *l) {
-    State *s = t->s;
-    long rows = s->rows->rows, wide = whole(s->model->width, PANEL), inner = l->gate_up.outputs / 2;
-    linear(t, &l->gate_up, s->normal, wide, rows, s->inner, inner, SWIGLU);
-    wait_for_all(t);
-    linear(t, &l->down, s->inner, inner, rows, s->x, wide, ADD);
-    wait_for_all(t);
+static void mlp(Member *t, State *s, const Layer *l) {
+    long inner = l->gate_up.outputs / 2;
+    normalised_linear(t, s, l->mlp_gain, 0, s->rows, &l->gate_up, s->inner, inner, SWIGLU);
+    linear(t, s, &l->down, s->inner, inner, s->x, l->down.outputs, ADD);
 }
 
 /* --- The pass ----------------------------------------------------------------------------------------------------- */
 
-static void run(const Thread *t) {
-    State *s = t->s;
+/* What every thread of a pass does. Outside of a PIECE it reads nothing that goes with the pass. */
+static void run(Member *t, void *state) {
+    State *s = state;
     const Decoder *m = s->model;
-    const Rows *rows = s->rows;
-    long wide = whole(m->width, PANEL);
-    embed(t);
-    wait_for_all(t);
+    embed(t, s);
     for (const Layer *l = m->layers; l < m->layers + m->num_layers; l++) {
-        normalise_rows(t, l->attention_gain);
-        attention(t, l);
-        normalise_rows(t, l->mlp_gain);
-        (l->num_experts ? mixture : mlp)(t, l);
+        attention(t, s, l);
+        (l->num_experts ? mixture : mlp)(t, s, l);
     }
-    for (long i = from(t, rows->num_wanted); i < to(t, rows->num_wanted); i++)
-        normalise(s->x + rows->wanted[i] * wide, m->gain, s->normal + i * wide, m->width, wide, m->epsilon);
-    wait_for_all(t);
-    if (!rows->num_wanted) return;
-    Sink sink = {rows->logits, m->head.outputs, STORE, 0, 0, 0, 0, 0};
-    multiply_share(t, s->normal, wide, rows->num_wanted, weights(&m->head), &sink);
+    if (s->num_wanted)
+        normalised_linear(t, s, m->gain, s->wanted, s->num_wanted, &m->head, s->logits, m->head.outputs, STORE);
+}
+
+/* Runs of rows with one adapter, and blocks of rows of one slot. */
+static void divide(State *s) {
+    const Decoder *m = s->model;
+    long most = most_queries(m) / (m->query_heads / m->key_heads);
+    s->num_runs = s->num_blocks = 0;
+    s->blocks_apart = 1;
+    for (long r = 0; r < s->rows; r++) {
+        if (s->adapter && (!r || s->adapter[r] != s->adapter[r - 1] || r - s->run[s->num_runs - 1] >= most))
+            s->run[s->num_runs++] = (int32_t)r;
+        int same = r && s->slot[r] == s->slot[r - 1];
+        if (same && r - s->block[s->num_blocks - 1] < most) continue;
+        s->blocks_apart &= !same;
+        s->block[s->num_blocks++] = (int32_t)r;
+    }
+    s->run[s->num_runs] = s->block[s->num_blocks] = (int32_t)s->rows;
 }
 
 /* Lays out a pass's memory from `at` on (NULL: to learn how much it takes); returns its end. */
@@ -431,37 +481,61 @@ static char *lay_out(State *s, const Decoder *m, long rows, long threads, char *
     LAY(end, experts + 1);
     LAY(has_extra, rows);
     LAY(extra_gain, rows);
+    LAY(busy, experts + 1);
+    LAY(run, rows + 1);
+    LAY(block, rows + 1);
 #undef LAY
     return at;
 }
 
-/* Bytes of memory that a pass over so many rows takes. */
+/* Bytes of memory that a pass over so many rows, or wanted ones where these are more, takes. */
 long penjing_decode_bytes(const Decoder *m, long rows, int threads) {
     State s;
     return lay_out(&s, m, rows, threads, 0) - (char *)0;
 }
 
-/* One pass. memory: of `penjing_decode_bytes`, aligned to 64 bytes. Returns 2 for a slot, position, id
-   or wanted row that is out of range. */
-int penjing_decode(const Decoder *m, const Rows *rows, void *memory, int threads) {
-    State s = {.model = m, .rows = rows};
-    for (long r = 0; r < rows->rows; r++) {
-        if (rows->slot[r] < 0 || rows->slot[r] >= m->num_slots) return 2;
-        if (rows->position[r] < 0 || rows->position[r] >= m->max_tokens) return 2;
-        if (rows->id[r] < 0 || rows->id[r] >= m->vocab_size) return 2;
-        if (rows->adapter && rows->adapter[r] >= m->num_adapters) return 2;
+/* What passes of a decoder need, with a team of threads; NULL: no memory. */
+void *penjing_decode_open(const Decoder *m) {
+    Pass *pass = aligned_alloc(64, (size_t)whole(sizeof *pass, 64));
+    if (!pass) return 0;
+    memset(pass, 0, sizeof *pass);
+    pass->state.model = m;
+    pass->team.work = run;
+    pass->team.what = &pass->state;
+    return pass;
+}
+
+void penjing_decode_close(void *pass) {
+    disband(&((Pass *)pass)->team);
+    free(pass);
+}
+
+/* One pass. memory: of `penjing_decode_bytes`, aligned to 64 bytes. Returns 2 for a slot, position, id, adapter or
+   wanted row that is out of range. */
+int penjing_decode(void *pass, const Rows *given, void *memory, int threads) {
+    State *s = &((Pass *)pass)->state;
+    const Decoder *m = s->model;
+    for (long r = 0; r < given->rows; r++) {
+        if (given->slot[r] < 0 || given->slot[r] >= m->num_slots) return 2;
+        if (given->position[r] < 0 || given->position[r] >= m->max_tokens) return 2;
+        if (given->id[r] < 0 || given->id[r] >= m->vocab_size) return 2;
+        if (given->adapter && given->adapter[r] >= m->num_adapters) return 2;
     }
-    for (long i = 0; i < rows->num_wanted; i++)
-        if (rows->wanted[i] < 0 || rows->wanted[i] >= rows->rows) return 2;
-    lay_out(&s, m, rows->rows, threads, memory);
-    if (threads == 1) {
-        run(&(Thread){&s, 0, 1});
-        return 0;
-    }
-    _Pragma("omp parallel num_threads(threads)") {
-        Thread mine = {&s, omp_get_thread_num(), omp_get_num_threads()};
-        run(&mine);
-    }
+    for (long i = 0; i < given->num_wanted; i++)
+        if (given->wanted[i] < 0 || given->wanted[i] >= given->rows) return 2;
+    if (!given->rows) return 0;
+    s->slot = given->slot;
+    s->position = given->position;
+    s->id = given->id;
+    s->adapter = m->num_adapters ? given->adapter : 0;
+    s->wanted = given->wanted;
+    s->rows = given->rows;
+    s->num_wanted = given->num_wanted;
+    s->logits = given->logits;
+    threads = (int)smaller(threads, MOST_THREADS);
+    lay_out(s, m, larger(given->rows, given->num_wanted), threads, memory);
+    divide(s);
+    work_together(&((Pass *)pass)->team, threads);
     return 0;
 }
 

@@ -7,6 +7,7 @@ in float32, whatever else is in the pass.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_long, c_void_p
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from penjing.kernels.cpu import library
 from penjing.kernels.cpu.ops import OUT_OF_RANGE, TYPES
 
 PANEL, GROUP, KEYS = 16, 32, 64  # as in panels.h and decode.c
+MIN_WORK = 1 << 21  # multiplications that are worth one more thread
 LINE, LARGE_PAGE, BLOCK = 64, 2 << 20, 64 << 20  # bytes
 INT8 = 2  # panels.h's number for it; TYPES has the others
 
@@ -214,7 +216,12 @@ class Decoder:
             scaling=shape.routed_scaling_factor,
         )
         self._layers = layers
+        self._work = self._multiplications(shape.num_chosen)
         self._address = ctypes.addressof(self._decoder)
+        self._pass = found.decode_open(self._address)
+        if not self._pass:
+            raise MemoryError("no memory for a pass")
+        weakref.finalize(self, _close, found, self._pass, self._decoder, self._kept)
         self._rows = _Rows()
         self._rows_address = ctypes.addressof(self._rows)
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -240,11 +247,11 @@ class Decoder:
         rows.slot, rows.position, rows.id, rows.wanted = (each.ctypes.data for each in given)
         rows.adapter = None if adapters is None else adapters.ctypes.data
         rows.rows, rows.num_wanted, rows.logits = len(slot_N), len(wanted_R), logits_RV.data_ptr()
-        threads = torch.get_num_threads()
-        needed = self._library.decode_bytes(self._address, len(slot_N), threads)
+        threads = max(1, min(torch.get_num_threads(), len(slot_N) * self._work // MIN_WORK))
+        needed = self._library.decode_bytes(self._address, max(len(slot_N), len(wanted_R)), threads)
         if self._memory.numel() < needed:
             self._memory = torch.empty(needed, dtype=torch.uint8)
-        if self._library.decode(self._address, self._rows_address, self._memory.data_ptr(), threads) == OUT_OF_RANGE:
+        if self._library.decode(self._pass, self._rows_address, self._memory.data_ptr(), threads) == OUT_OF_RANGE:
             raise IndexError("a slot, position, id, adapter or wanted row is out of range")
         return logits_RV if outputs == self.vocab_size else logits_RV[:, : self.vocab_size]
 
@@ -275,6 +282,16 @@ class Decoder:
         if x is None:
             return None
         return self._keep(functional.pad(x.detach().float(), (0, whole(len(x)) - len(x))).contiguous())
+
+    def _multiplications(self, num_chosen: int) -> int:
+        """Weights that a row meets on its way."""
+
+        def size(linear: Any) -> int:
+            return int(linear.inputs * linear.outputs)
+
+        mixed = sum(size(each.expert_gate_up) + size(each.expert_down) for each in self._layers)
+        plain = sum(size(getattr(each, name)) for each in self._layers for name in ("qkv", "out", "gate_up", "down"))
+        return plain + num_chosen * mixed + size(self._decoder.head)
 
     def _adapters(self) -> list[_Adapter]:
         return [each for kept in self._kept if isinstance(kept, ctypes.Array) for each in kept]
@@ -367,6 +384,11 @@ class Decoder:
             gain=gain,
             rank=sum(ranks),
         )
+
+
+def _close(found: Any, opened: int, *_kept: Any) -> None:
+    """Ends a decoder's threads; what they read is kept until then."""
+    found.decode_close(opened)
 
 
 def _panel_bytes(inputs: int, kind: int) -> int:

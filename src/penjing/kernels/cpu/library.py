@@ -27,7 +27,7 @@ from penjing.kernels import SWITCH
 
 _is_off = f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else ""
 FLAGS = (
-    *("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
+    *("-O3", "-march=native", "-fopenmp", "-pthread", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-ffp-contract=fast"),
 )
 WIDEST = ("-mprefer-vector-width=512",)  # on x86; compilers use half of it by default
@@ -55,12 +55,18 @@ _SIGNATURES = {
 OUT_OF_RANGE = 2  # what a kernel returns; 1: no memory
 _DECODE_SIGNATURES = {
     "use_large_pages": (c_void_p, c_long),
+    "decode_open": (c_void_p,),
+    "decode_close": (c_void_p,),
     "decode_bytes": (c_void_p, c_long, c_int),
     "decode": (c_void_p,) * 3 + (c_int,),
     "pack": (c_void_p,) + (c_long,) * 2 + (c_int, c_void_p) + (c_long,) * 4 + (c_int,) * 2,
 }
 _FAILING = {"attention", "attention_backward", "weight_grad", "cross_entropy", "log_probs", "log_softmax_backward"}
-_RETURNS = {**dict.fromkeys((*_FAILING, "use_tiles", "attention_types", "decode"), c_int), "decode_bytes": c_long}
+_RETURNS = {
+    **dict.fromkeys((*_FAILING, "use_tiles", "attention_types", "decode"), c_int),
+    "decode_bytes": c_long,
+    "decode_open": c_void_p,
+}
 
 
 class _Functions:
@@ -96,7 +102,7 @@ class _Kernels(_Functions):
 class _DecodeKernels(_Functions):
     """Those of a forward pass that writes text."""
 
-    SOURCES, HEADERS = ("decode.c",), ("panels.h", "types.h")
+    SOURCES, HEADERS = ("decode.c",), ("panels.h", "team.h", "types.h")
     SIGNATURES = _DECODE_SIGNATURES
 
 

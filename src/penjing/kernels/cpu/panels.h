@@ -159,13 +159,18 @@ INLINE void finish_row(const float *tile, long row, long column, long count, con
         SIMD for (int i = 0; i < PANEL; i++) out[i] = tile[i] / (1.0f + exponential(-tile[i])) * tile[PANEL + i];
 }
 
+/* Rows, a multiple of MOST_ROWS, that lie in a core's own cache. */
+INLINE long rows_near(long inputs) {
+    enum { NEAR_BYTES = 1 << 19 };
+    long rows = NEAR_BYTES / 4 / (inputs + 1) / MOST_ROWS * MOST_ROWS;
+    return rows < MOST_ROWS ? MOST_ROWS : rows;
+}
+
 /* Rows `row`.. of x times the panels first..last of w; `first` is a multiple of SIDE. */
 static void multiply(const float *x, long x_step, long row, long rows, const Panels *w, long first, long last,
                      const Sink *to) {
-    enum { TILE_BYTES = 1 << 19 };
     float tile[MOST_ROWS * SIDE * PANEL] __attribute__((aligned(64)));
-    long high = TILE_BYTES / 4 / (w->inputs + 1) / MOST_ROWS * MOST_ROWS, end = row + rows, below;
-    if (high < MOST_ROWS) high = MOST_ROWS;
+    long high = rows_near(w->inputs), end = row + rows, below;
     for (; row < end; row = below) {
         below = end - row > high ? row + high : end;
         for (long side = first; side < last; side += SIDE) {

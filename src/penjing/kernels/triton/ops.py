@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from penjing.kernels import SWITCH
-from penjing.kernels.cpu import tensor_arena as arena
 from penjing.kernels.triton.tiles import Tile, tiles
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+has_triton = importlib.util.find_spec("triton") is not None  # a plan says what the planned card's machine has
 _is_on = os.environ.get(SWITCH) != "off"
 WIDEST = 128  # dimensions of a head that the tiles below are for
 CHUNKS = {16384: 1024, 1 << 62: 4096}  # logits of one position that are held at once, by the size of the vocabulary
@@ -34,7 +33,12 @@ def has_kernels(device: torch.device) -> bool:
     """Whether kernels of our own run on `device`: an NVIDIA card from compute capability 8.0 on, with Triton."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
-    return _is_on and torch.cuda.get_device_capability(device) >= (8, 0) and (HAS_TRITON or arena.is_set_aside())
+    return _is_on and has_triton and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def missing() -> str:
+    """Why this machine's cards run none of the kernels, whatever the card; empty: they do."""
+    return "they are switched off" if not _is_on else "" if has_triton else "Triton is not installed"
 
 
 def switch_off() -> None:

@@ -11,14 +11,14 @@ GIB = 1 << 30
 MEMORY_MARGIN = 0.025
 
 
-def is_tight(total_bytes: int, room_bytes: int) -> bool:
+def is_tight(total_bytes: int, available_bytes: int) -> bool:
     """Whether it fits by less than the figure may be off."""
-    return safe_bytes(room_bytes) < total_bytes <= room_bytes
+    return safe_bytes(available_bytes) < total_bytes <= available_bytes
 
 
-def safe_bytes(room_bytes: int) -> int:
+def safe_bytes(available_bytes: int) -> int:
     """What a plan may take of it without being tight."""
-    return int((1 - MEMORY_MARGIN) * room_bytes)
+    return int((1 - MEMORY_MARGIN) * available_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,7 @@ class Target:
     memory_bytes: int = 0  # that the driver reports in all; 0 = not known
     context_bytes: int = int(0.47 * GIB)
     context_source: str = "estimate: 0.47 GiB as measured on an A100, torch 2.1, lazy loading"
+    own_kernels: bool = True  # whether kernels/triton runs there, if the card is of the kind
     expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF of the run
 
     @property
@@ -46,6 +47,6 @@ class Target:
         return 32 << 20 if self.capability[0] in (9, 10, 12) else 4096 * 1024 * 2 + 16 * 1024 * 8
 
     @property
-    def room_bytes(self) -> int:
+    def available_bytes(self) -> int:
         """What is left for PyTorch's segments; 0 = not known."""
         return max(1, self.memory_bytes - self.context_bytes) if self.memory_bytes else 0

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.triton import ops as gpu
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.trace import note_line
 
@@ -75,6 +76,7 @@ class FakeDeviceMode(TorchFunctionMode):
         _autograd._engine_run_backward = self._run_backward
         # What is kept for a checkpoint is looked at below Python, without the disguise; what is recomputed, with it.
         _recomputed_checks["default"] = lambda x: {"shape": x.shape, "dtype": x.dtype}
+        self._has_triton, gpu.has_triton = gpu.has_triton, self.target.own_kernels
         self._aside = arena.set_aside()
         self._aside.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -83,6 +85,7 @@ class FakeDeviceMode(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._aside.__exit__(*error)
+        gpu.has_triton = self._has_triton
         torch.Generator, torch.cuda.get_device_capability, _autograd._engine_run_backward = self._real  # type: ignore[misc]
         _recomputed_checks["default"] = self._real_check
 

@@ -76,11 +76,11 @@ def peak_at_more_rows(few: Trace, more: Trace, rows: tuple[int, int], wanted: in
     first, second = highest_places(few), highest_places(more)
     few_bytes, more_bytes = few.live_bytes(), more.live_bytes()
 
-    def foreseen(key: tuple[str, str, str]) -> float:
+    def predicted(key: tuple[str, str, str]) -> float:
         a, b = few_bytes[first[key]], more_bytes[second[key]]
         return a + (b - a) * (wanted - low) / (high - low)
 
-    highest = max(first.keys() & second.keys(), key=foreseen)
+    highest = max(first.keys() & second.keys(), key=predicted)
     return first[highest], second[highest]
 
 

@@ -117,8 +117,8 @@ def plan_from(
     assert sum(waterfall.values()) == total
     fits = None
     if target.memory_bytes:
-        room = target.memory_bytes - context - communication_bytes
-        fits = replay(trace, target, capacity=room).fits if room > 0 else False
+        available = target.memory_bytes - context - communication_bytes
+        fits = replay(trace, target, capacity=available).fits if available > 0 else False
     peak = trace.storages[abs(trace.events[found.place]) - 1] if trace.events else None
     return MemoryPlan(
         peak_allocated_bytes=found.allocated,

@@ -39,10 +39,10 @@ class Buckets:
     def __init__(self, model: nn.Module, *, views: bool) -> None:
         self.synchronises = True
         self.tensors: list[Tensor] = []
-        room, sizes, parts = FIRST_BUCKET, list[int](), list[list[nn.Parameter]]()
+        free, sizes, parts = FIRST_BUCKET, list[int](), list[list[nn.Parameter]]()
         for parameter in reversed([p for p in model.parameters() if p.requires_grad]):
-            if not parts or sizes[-1] >= room or parts[-1][0].dtype != parameter.dtype:
-                room = FIRST_BUCKET if not parts else BUCKET
+            if not parts or sizes[-1] >= free or parts[-1][0].dtype != parameter.dtype:
+                free = FIRST_BUCKET if not parts else BUCKET
                 parts.append([])
                 sizes.append(0)
             parts[-1].append(parameter)

@@ -80,15 +80,15 @@ def final_answer(answer: RewardInput, after: str) -> str:
     return final.strip() if found else ""
 
 
-def need_truth(asked: RewardContext, name: str) -> tuple[str, ...]:
+def need_truth(context: RewardContext, name: str) -> tuple[str, ...]:
     """The reference answers. Raises UserError if the prompt has none."""
-    if not asked.truths:
+    if not context.truths:
         raise UserError(
             f"the reward {name} needs a reference answer",
-            where=asked.where or None,
+            where=context.where or None,
             wanted='a field gt, such as "gt": ["42"]',
         )
-    return asked.truths
+    return context.truths
 
 
 def unfolded(text: str) -> str:

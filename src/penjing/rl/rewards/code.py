@@ -31,19 +31,19 @@ def program(text: str) -> str:
     return blocks[-1] if blocks else text
 
 
-def tests_and_cases(asked: RewardContext) -> tuple[str, list[dict[str, Any]]]:
+def tests_and_cases(context: RewardContext) -> tuple[str, list[dict[str, Any]]]:
     """What a program is tried with. Raises UserError if the record has neither, or cases that are none."""
-    tests, cases = asked.record.get("tests") or "", asked.record.get("cases") or []
+    tests, cases = context.record.get("tests") or "", context.record.get("cases") or []
     if isinstance(tests, list):
         tests = "\n".join(map(str, tests))
     if not tests and not cases:
         raise UserError(
-            "the reward code needs tests", where=asked.where or None, wanted='"tests": PYTHON, or "cases": [...]'
+            "the reward code needs tests", where=context.where or None, wanted='"tests": PYTHON, or "cases": [...]'
         )
     if not isinstance(cases, list) or not all(isinstance(case, dict) and "stdout" in case for case in cases):
         raise UserError(
             "these cases test nothing",
-            where=asked.where or None,
+            where=context.where or None,
             got=repr(cases)[:80],
             wanted='"cases": [{"stdin": TEXT, "stdout": TEXT}, ...]',
         )
@@ -57,8 +57,8 @@ class Code:
         self.workers = settings.code_workers
         check_sandbox(run("", cpu_seconds=START_SECONDS, memory_mebibytes=self.mebibytes))
 
-    def check(self, asked: RewardContext) -> None:
-        tests_and_cases(asked)
+    def check(self, context: RewardContext) -> None:
+        tests_and_cases(context)
 
     def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         with ThreadPoolExecutor(self.workers) as pool:

@@ -18,9 +18,9 @@ def normalised(text: str) -> str:
     return _BEGINS.sub("", folded, count=1).rstrip(_ENDS) or folded
 
 
-def is_match(said: str, truths: Sequence[str]) -> bool:
+def is_match(answer: str, truths: Sequence[str]) -> bool:
     """Whether something was said, and is one of these."""
-    found = normalised(said)
+    found = normalised(answer)
     return bool(found) and found in {normalised(truth) for truth in truths}
 
 
@@ -34,8 +34,8 @@ class Exact:
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
         self.after = settings.answer_after
 
-    def check(self, asked: RewardContext) -> None:
-        need_truth(asked, "exact")
+    def check(self, context: RewardContext) -> None:
+        need_truth(context, "exact")
 
     def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         for answer in answers:

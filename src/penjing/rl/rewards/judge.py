@@ -65,19 +65,19 @@ class Judge:
 
     def _one(self, answer: RewardInput) -> float:
         question = "\n".join(f"{message.role}: {message.content}" for message in answer.messages)
-        asked = self.prompt
+        prompt = self.prompt
         for name, text in (
             ("question", question),
             ("truth", " | ".join(answer.truths)),
             ("answer", answer.text_written),
         ):
-            asked = asked.replace("{" + name + "}", text)
+            prompt = prompt.replace("{" + name + "}", text)
         failed = ""
         for attempt in range(self.settings.judge_tries):
             if attempt:
                 time.sleep(self.pause * 2 ** (attempt - 1))
             try:
-                reply = self._ask(asked)
+                reply = self._ask(prompt)
             except urllib.error.HTTPError as error:
                 failed = f"HTTP {error.code}"
                 if error.code in (400, 401, 403, 404):  # asking again would not help

@@ -34,8 +34,8 @@ def last_number(text: str) -> float | None:
     return (-value if sign else value) * (0.01 if percent else 1.0)
 
 
-def is_number(said: str, truths: Sequence[str]) -> bool:
-    number = last_number(said)
+def is_number(answer: str, truths: Sequence[str]) -> bool:
+    number = last_number(answer)
     wanted = [last_number(truth) for truth in truths]
     return number is not None and any(
         truth is not None and math.isclose(number, truth, rel_tol=1e-6) for truth in wanted
@@ -46,8 +46,8 @@ class Numeric:
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
         self.after = settings.answer_after
 
-    def check(self, asked: RewardContext) -> None:
-        need_truth(asked, "numeric")
+    def check(self, context: RewardContext) -> None:
+        need_truth(context, "numeric")
 
     def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         return [

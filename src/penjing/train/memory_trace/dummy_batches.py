@@ -15,7 +15,7 @@ from penjing.kernels import attention_metadata, experts
 from penjing.kernels.tiled_attention import TileGroup, group_tiles
 from penjing.loader.batch_source import Source
 from penjing.parallel.base import clip_gradients
-from penjing.parallel.grad_scaler import LossScaler
+from penjing.parallel.single import Single
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import FakeDeviceMode
 from penjing.plan.memory.sharded_memory import Buckets, Layout
@@ -119,10 +119,8 @@ class NoMeter:
         return nullcontext()
 
 
-class TraceStrategy:
+class TraceStrategy(Single):
     """A strategy that tells the tracer where the step is. With several ranks it keeps DDP's buckets."""
-
-    scaler: LossScaler | None = None
 
     def __init__(self, tracer: Tracer, device: torch.device, layout: Layout, ranks: int) -> None:
         self.device, self.rank, self.world = device, 0, ranks
@@ -152,12 +150,3 @@ class TraceStrategy:
 
     def add(self, value: Tensor) -> Tensor:
         return value.clone() if self.world > 1 else value
-
-    def any(self, flag: bool) -> bool:
-        return flag
-
-    def broadcast(self, value: Any) -> Any:
-        return value
-
-    def close(self) -> None:
-        pass

@@ -136,7 +136,7 @@ def _copied_bytes(run: Run, trace: Trace) -> int:
     )
 
 
-def largest_micro_rows(
+def largest_micro_size(
     run: Run,
     target: Target,
     budget_bytes: int | None = None,
@@ -193,11 +193,11 @@ def largest_block_bytes(config: ModelConfig) -> tuple[int, int]:
 
 def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple[str, ...]]:
     """The trace of STEPS steps and a validation between them, and what had to be assumed."""
-    notes = [] if shape.scored_fraction < 1 else ["every position is taken to be learned from, the most there can be"]
+    notes = [] if shape.scored_fraction < 1 else ["every position is assumed to be a target, the most there can be"]
     device = torch.device(target.kind)
     precision = Precision.resolve(run.compute, device, capability=target.capability)
     precision.require(device, target.capability)
-    run = replace(run, compute=precision.said_by(run.compute))
+    run = replace(run, compute=precision.resolved(run.compute))
     tracer = Tracer(vocabulary=run.model.vocab_size, loss_files=LOSS_FILES, kernel_temporaries=target.kind == "cuda")
     strategy = TraceStrategy(tracer, device, shape.layout, shape.ranks)
     stage = make_stage(run, strategy)

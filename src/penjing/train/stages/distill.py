@@ -126,10 +126,10 @@ def _fixed(rows: Rows) -> FixedRows:
     if isinstance(rows, PackedRows | BestFitRows):
         return rows
     raise UserError(
-        "a stream cuts the text anew in each epoch, so the teacher's predictions cannot be kept",
+        "packing=concat cuts the text anew in each epoch, so the teacher's predictions cannot be kept",
         where="data.packing",
-        got="stream",
-        wanted="whole, or objective.mode=logits",
+        got="concat",
+        wanted="best_fit, or objective.mode=logits",
     )
 
 

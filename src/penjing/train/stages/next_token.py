@@ -57,7 +57,7 @@ class NextTokenStage(Stage[NextTokenSettings]):
         self.targets_per_byte = targets / max(1, validation.num_bytes)
         self._num_keys = mean_keys(train.end_D - train.start_D, run.data.seq_len)
         if counts.get("bad"):
-            self.notes.append(f"{counts['bad']} broken records were left out: {folder.quarantine}")
+            self.notes.append(f"{counts['bad']} broken records were left out: {folder.bad_records}")
         skipped, shortened = counts.get("skipped", 0), counts.get("shortened", 0)
         if skipped or shortened:
             self.notes.append(
@@ -134,29 +134,29 @@ def make_shards(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, d
 
     def make(paths: list[Path], about: dict[str, Any]) -> dict[str, int]:
         share = run.data.val_fraction
-        quarantine = records.BadRecords(run.data.max_bad_fraction, folder.quarantine)
+        bad_records = records.BadRecords(run.data.max_bad_fraction, folder.bad_records)
         if run.data.format == "chats":
             made = prepare.prepare_chats(
-                records.read_chats(paths, quarantine=quarantine),
+                records.read_chats(paths, bad_records=bad_records),
                 tokenizer,
                 folder.shards,
                 seq_len=run.data.seq_len,
                 val_fraction=share,
                 about=about,
                 thinking=False if run.data.thinking == "switch" else None,
-                quarantine=quarantine,
+                bad_records=bad_records,
             )
         else:
             made = prepare.prepare_documents(
-                records.read_documents(paths, quarantine=quarantine),
+                records.read_documents(paths, bad_records=bad_records),
                 tokenizer,
                 folder.shards,
                 val_fraction=share,
                 about=about,
             )
-        if note := quarantine.note():
+        if note := bad_records.note():
             report(note)
-        return {"skipped": made.skipped, "shortened": made.shortened, "bad": quarantine.bad}
+        return {"skipped": made.skipped, "shortened": made.shortened, "bad": bad_records.bad}
 
     seq_len = run.data.seq_len if run.data.format == "chats" else 0
     return folder.shards, build_if_stale(run, folder.shards, tokenizer, seq_len, make, report)

@@ -43,23 +43,23 @@ class StudentPrompt:
 
 
 def encode_prompts(
-    run: Run, settings: Distill, tokenizer: Tokenizer, quarantine: records.BadRecords
+    run: Run, settings: Distill, tokenizer: Tokenizer, bad_records: records.BadRecords
 ) -> tuple[list[StudentPrompt], list[StudentPrompt], int]:
     """(to learn from, held out, left out as too long). Of a conversation the last answer is asked for again.
 
-    quarantine: where a conversation goes that is broken, or that the template refuses.
+    bad_records: where a conversation goes that is broken, or that the template refuses.
     """
     paths, answered = data_paths(run), run.data.format == "chats"
-    prompts = (chat for chat, _ in records.read_prompts(paths, quarantine=quarantine))
-    chats = records.read_chats(paths, quarantine=quarantine) if answered else prompts
+    prompts = (chat for chat, _ in records.read_prompts(paths, bad_records=bad_records))
+    chats = records.read_chats(paths, bad_records=bad_records) if answered else prompts
     fitting: list[tuple[StudentPrompt, str]] = []
     left_out = 0
     for chat in chats:
         try:
-            asked = _prompts(chat, tokenizer, answered=answered)
-            fits = next((each for each in asked if _max_new_tokens_for(each, settings) <= run.data.seq_len), None)
+            expanded = _prompts(chat, tokenizer, answered=answered)
+            fits = next((each for each in expanded if _max_new_tokens_for(each, settings) <= run.data.seq_len), None)
         except UserError as error:
-            quarantine.reject(error, chat.source, chat.line)
+            bad_records.reject(error, chat.source, chat.line)
             continue
         if fits is None:
             left_out += 1
@@ -121,7 +121,9 @@ class OnPolicyStage(TeacherStage):
             run_tokenizer(run, self.report)
         self.strategy.any(False)
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
-        bad = records.BadRecords(run.data.max_bad_fraction, self.folder.quarantine if self.strategy.rank == 0 else None)
+        bad = records.BadRecords(
+            run.data.max_bad_fraction, self.folder.bad_records if self.strategy.rank == 0 else None
+        )
         self.set_teacher(teacher)
         self._prompts, self._held_out, left_out = encode_prompts(run, self.settings, self.tokenizer, bad)
         self.fingerprint = sha256_text(repr([(prompt.ids, prompt.answer) for prompt in self._prompts]))
@@ -178,21 +180,21 @@ class OnPolicyStage(TeacherStage):
         chosen = [self._prompt(index) for index in indices]
         seed = derive(self.run.seed, self.run.stage, "own")
         own = [fraction(seed, index) < self.settings.on_policy_fraction for index in indices]
-        asked = [number for number, mine in enumerate(own) if mine]
-        seeds = [derive(self.run.seed, self.run.stage, "answer", indices[number]) for number in asked]
-        asked_ids = [chosen[number].ids for number in asked]
-        written = self._sampler(self.settings.sample_temperature)(self.model, asked_ids, seeds, self.tokenizer.stop)
+        numbers = [number for number, mine in enumerate(own) if mine]
+        seeds = [derive(self.run.seed, self.run.stage, "answer", indices[number]) for number in numbers]
+        prompt_ids = [chosen[number].ids for number in numbers]
+        written = self._sampler(self.settings.sample_temperature)(self.model, prompt_ids, seeds, self.tokenizer.stop)
         answers = [prompt.answer for prompt in chosen]
-        for number, said in zip(asked, written, strict=True):
-            answers[number] = said
+        for number, answer in zip(numbers, written, strict=True):
+            answers[number] = answer
         return self._pack(chosen, answers, [not mine for mine in own])
 
     def _pack(
         self, prompts: Sequence[StudentPrompt], answers: Sequence[list[int]], given: Sequence[bool]
     ) -> AnswerBatch:
         groups = [
-            Group(prompt=prompt.ids, answers=[Answer(ids=said, values={"given": [float(by_data)] * len(said)})])
-            for prompt, said, by_data in zip(prompts, answers, given, strict=True)
+            Group(prompt=prompt.ids, answers=[Answer(ids=answer, values={"given": [float(by_data)] * len(answer)})])
+            for prompt, answer, by_data in zip(prompts, answers, given, strict=True)
         ]
         return pack(groups, self.run.data.seq_len)
 
@@ -223,8 +225,8 @@ class OnPolicyStage(TeacherStage):
             prompts = held_out[first : first + size]
             answers = [prompt.answer for prompt in prompts]
             if not by_data:
-                asked, seeds = [prompt.ids for prompt in prompts], [0] * len(prompts)
-                answers = self._sampler(0.0)(self.model, asked, seeds, self.tokenizer.stop)
+                prompt_ids, seeds = [prompt.ids for prompt in prompts], [0] * len(prompts)
+                answers = self._sampler(0.0)(self.model, prompt_ids, seeds, self.tokenizer.stop)
             yield self._pack(prompts, answers, [by_data] * len(prompts))
 
 

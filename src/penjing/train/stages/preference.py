@@ -59,7 +59,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             raise UserError(
                 "preferences are learned by a model that already answers",
                 where="init_from",
-                next_step="Give init_from=RUN, the folder of a run that was taught conversations.",
+                next_step="Give init_from=RUN, the folder of a run that was trained on conversations.",
             )
         batch_geometry(self.run, self.strategy.world, self.strategy.device)  # raises where kl_groups does not fit
         super().prepare_data()
@@ -130,24 +130,24 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             return
         self.report(f"asking the reference about {len(self.train):,} {self.size().unit}")
         for half in halves.values():
-            half.take_reference(self._ask_in_room(model, half))
+            half.take_reference(self._ask_in_memory(model, half))
         if self.strategy.rank == 0:
             tensors = {name: torch.from_numpy(half.reference_N) for name, half in halves.items()}
             write_tensors(file, tensors, about)
         self.strategy.any(False)  # the others wait until the file is whole
 
-    def _ask_in_room(self, model: Transformer, half: _Half) -> npt.NDArray[np.float32]:
+    def _ask_in_memory(self, model: Transformer, half: _Half) -> npt.NDArray[np.float32]:
         """In smaller passes where memory does not suffice."""
         size = self.pass_without_gradient
 
-        def make_room(said: str) -> None:
+        def halve(message: str) -> None:
             nonlocal size
             empty_cache()
             if size == 1 or self.strategy.world > 1:
-                raise UserError(f"out of memory: {said}", where="batch.micro_size", next_step="Halve it.")
+                raise UserError(f"out of memory: {message}", where="batch.micro_size", next_step="Halve it.")
             size //= 2
 
-        return retry_on_oom(lambda: self._ask(model, half, size), make_room)
+        return retry_on_oom(lambda: self._ask(model, half, size), halve)
 
     def _ask(self, model: Transformer, half: _Half, size: int) -> npt.NDArray[np.float32]:
         found_N = torch.zeros(half.num_values)
@@ -180,9 +180,12 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         # Whole blocks that share an estimate.
         batches = self.held_out_batches(max(self.pass_without_gradient, self.settings.indivisible_units))
         figures = held_out_means(objective, self.model, batches, self.strategy)
-        return {**figures, **self._drift(min(self.run.eval.sequences, len(self.held_out), self.settings.own_answers))}
+        return {
+            **figures,
+            **self._kl_figures(min(self.run.eval.sequences, len(self.held_out), self.settings.own_answers)),
+        }
 
-    def _drift(self, number: int) -> dict[str, float]:
+    def _kl_figures(self, number: int) -> dict[str, float]:
         """How far the model has gone from its start, on its own answers to held-out questions."""
         if not (number and self.run.init_from):
             return {}
@@ -204,8 +207,8 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         return begun.to(self.strategy.device)
 
     def describe(self) -> list[tuple[str, str]]:
-        judged = f"objective.loss={self.settings.loss}, beta={self.settings.strength:g}"
-        lines = [("preferences", f"{judged}; {len(self.held_out):,} held out by question")]
+        loss = f"objective.loss={self.settings.loss}, beta={self.settings.strength:g}"
+        lines = [("preferences", f"{loss}; {len(self.held_out):,} held out by question")]
         return lines if self.reference == "none" else [*lines, ("reference", REFERENCE_LINES[self.reference])]
 
 
@@ -251,11 +254,11 @@ class _Half:
             yield answer.ids, answer.weights, False
         if self._partner_G is None or len(self.tokens) < 2:
             return
-        room = self.seq_len - own.num_tokens
+        free = self.seq_len - own.num_tokens
         for answer in self.tokens[int(self._partner_G[index])].answers:
-            if room > 0:
-                yield answer.ids[:room], answer.weights[:room], True
-                room -= len(answer.ids)
+            if free > 0:
+                yield answer.ids[:free], answer.weights[:free], True
+                free -= len(answer.ids)
 
     def group(self, index: int) -> Group:
         own = self.tokens[index]

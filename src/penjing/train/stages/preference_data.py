@@ -127,17 +127,17 @@ def _make_groups(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, 
         def skip(_file: str, _line: int, reason: str) -> None:
             counts[reason] += 1
 
-        quarantine = records.BadRecords(run.data.max_bad_fraction, folder.quarantine)
+        bad_records = records.BadRecords(run.data.max_bad_fraction, folder.bad_records)
         made = prepare_groups(
-            records.read_preferences(paths, on_skip=skip, quarantine=quarantine),
+            records.read_preferences(paths, on_skip=skip, bad_records=bad_records),
             tokenizer,
             groups,
             seq_len=run.data.seq_len,
             val_fraction=run.data.val_fraction,
             about=about,
-            quarantine=quarantine,
+            bad_records=bad_records,
         )
-        counts["broken"] = quarantine.bad
+        counts["broken"] = bad_records.bad
         counts[f"longer than data.seq_len={run.data.seq_len}"] = made.too_long
         return dict(counts)
 

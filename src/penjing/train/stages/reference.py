@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penjing.loader.shared_prompt_batch import AnswerBatch, run_model
+from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.model.lora import adapter_scope, remove_adapters
 from penjing.model.transformer import Transformer
+from penjing.objective.run_model import run_model
 from penjing.train.precision import Precision
 
 LogProbs = Callable[[AnswerBatch], Tensor]

@@ -37,12 +37,12 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
     been another's.
     """
     folder = RunDir(Path(run.out))
-    kept = Tokenizer.load(folder.tokenizer) if (folder.tokenizer / "tokenizer.json").is_file() else None
-    if kept is not None and steps(folder.checkpoints):
-        return kept
+    existing = Tokenizer.load(folder.tokenizer) if (folder.tokenizer / "tokenizer.json").is_file() else None
+    if existing is not None and steps(folder.checkpoints):
+        return existing
     given = start_tokenizer(run)
-    if given is None and kept is not None and kept.size <= run.model.vocab_size:
-        given = kept
+    if given is None and existing is not None and existing.size <= run.model.vocab_size:
+        given = existing
     if given is None and run.data.format not in ("documents", "chats"):
         raise UserError(
             "no tokenizer: one is trained on texts and conversations only",
@@ -71,9 +71,9 @@ def _training_texts(run: Run) -> Iterator[str]:
     paths, share = data_paths(run), run.data.val_fraction
     read = records.read_chats if run.data.format == "chats" else records.read_documents
     # What is broken is listed and counted when the shards are made.
-    below = prepare.held_out_below((prepare.split_key(each) for each in read(paths, quarantine=_uncounted())), share)
+    below = prepare.held_out_below((prepare.split_key(each) for each in read(paths, bad_records=_uncounted())), share)
     left = TOKENIZER_TRAINING_BYTES
-    for record in read(paths, quarantine=_uncounted()):
+    for record in read(paths, bad_records=_uncounted()):
         if left <= 0:
             return
         if prepare.is_held_out(prepare.split_key(record), below):

@@ -37,18 +37,18 @@ def _word_pairs(entries: list[Any]) -> list[Pair]:
     return [pair for pair in (pair_of(one, other) for one, other in combinations(entries, 2)) if pair]
 
 
-def _number_pair(dice: Rng, split: str, low: int, high: int) -> tuple[int, int]:
+def _number_pair(rng: Rng, split: str, low: int, high: int) -> tuple[int, int]:
     while True:
-        x, y = dice.between(low, high), dice.between(low, high)
+        x, y = rng.between(low, high), rng.between(low, high)
         if x != y and _allowed([("number", str(x), str(y))], split):
             return x, y
 
 
 class DrillDraft:
-    """What every drill needs: the dice, the language, the split, and a way to close the question."""
+    """What every drill needs: the rng, the language, the split, and a way to close the question."""
 
-    def __init__(self, dice: Rng, language: str, split: str) -> None:
-        self.dice, self.language, self.split = dice, language, split
+    def __init__(self, rng: Rng, language: str, split: str) -> None:
+        self.rng, self.language, self.split = rng, language, split
         self.table = language_table(language)
 
     def done(
@@ -61,7 +61,7 @@ class DrillDraft:
             kind=kind,
             language=self.language,
             story="",
-            question=self.dice.choice(self.table.DRILLS[phrase]).format(**more),
+            question=self.rng.choice(self.table.DRILLS[phrase]).format(**more),
             answer=answer,
             wrong=tuple(distinct[:3]),
             chance=chance,
@@ -71,13 +71,13 @@ class DrillDraft:
     def words(self, count: int) -> list[Any]:
         """`count` different entries whose combinations the split allows."""
         while True:
-            entries = [self.dice.choice(self.dice.choice(_WORDS)) for _ in range(count)]
+            entries = [self.rng.choice(self.rng.choice(_WORDS)) for _ in range(count)]
             if len(set(entries)) == count and _allowed(_word_pairs(entries), self.split):
                 return entries
 
 
 def _copy(draft: DrillDraft) -> SyntheticQuestion:
-    entries = draft.words(draft.dice.between(2, 4))
+    entries = draft.words(draft.rng.between(2, 4))
     words = [bare_word(entry, draft.language) for entry in entries]
     space = draft.table.WORD_SPACE
     wrong = [words[::-1], words[1:], [*words[1:], words[0]]]
@@ -99,8 +99,8 @@ def _reverse(draft: DrillDraft) -> SyntheticQuestion:
 
 
 def _compare(draft: DrillDraft) -> SyntheticQuestion:
-    x, y = _number_pair(draft.dice, draft.split, 1, 20 if draft.dice.coin(0.5) else 99)
-    phrase, right = draft.dice.choice((("bigger", max), ("smaller", min)))
+    x, y = _number_pair(draft.rng, draft.split, 1, 20 if draft.rng.coin(0.5) else 99)
+    phrase, right = draft.rng.choice((("bigger", max), ("smaller", min)))
     answer = right(x, y)
     wrong = [str(x + y - answer), str(x + y)]
     return draft.done("compare", phrase, str(answer), wrong, 1 / 2, x=x, y=y, pairs=(("number", str(x), str(y)),))
@@ -108,7 +108,7 @@ def _compare(draft: DrillDraft) -> SyntheticQuestion:
 
 def _count(draft: DrillDraft) -> SyntheticQuestion:
     while True:
-        number, thing = draft.dice.between(2, 9), draft.dice.choice(THINGS)
+        number, thing = draft.rng.between(2, 9), draft.rng.choice(THINGS)
         pair: Pair = ("count", str(number), thing.key)
         if _allowed([pair], draft.split):
             break
@@ -119,11 +119,11 @@ def _count(draft: DrillDraft) -> SyntheticQuestion:
 
 def _sum(draft: DrillDraft) -> SyntheticQuestion:
     """The result is drawn first and evenly, so that no favourite result makes guessing pay."""
-    dice = draft.dice
+    rng = draft.rng
     while True:
-        phrase = dice.choice(("plus", "minus"))
-        answer = dice.between(2, 19)
-        x = dice.between(1, answer - 1) if phrase == "plus" else dice.between(answer + 1, 20)
+        phrase = rng.choice(("plus", "minus"))
+        answer = rng.between(2, 19)
+        x = rng.between(1, answer - 1) if phrase == "plus" else rng.between(answer + 1, 20)
         y = answer - x if phrase == "plus" else x - answer
         pair: Pair = ("number", str(x), str(y))
         if _allowed([pair], draft.split):
@@ -134,22 +134,22 @@ def _sum(draft: DrillDraft) -> SyntheticQuestion:
 
 def _translatable(draft: DrillDraft) -> tuple[dict[str, str], list[dict[str, str]], list[Pair]]:
     """A word or phrase in both languages, some near misses, and its combinations."""
-    dice, roll = draft.dice, draft.dice.random()
+    rng, roll = draft.rng, draft.rng.random()
     if roll < 0.4 and draft.split == "train":
-        pool = dice.choice((THINGS, THINGS, PLACES, COLOURS, ANIMALS, FEELINGS))
-        entries = dice.sample(pool, 4)
+        pool = rng.choice((THINGS, THINGS, PLACES, COLOURS, ANIMALS, FEELINGS))
+        entries = rng.sample(pool, 4)
         forms = [{lang: _word_form(entry, lang) for lang in ("en", "zh")} for entry in entries]
         return forms[0], forms[1:], []
     with_place = roll > 0.8
     pool = PLACES if with_place else COLOURS
     while True:
-        thing, first = dice.choice(THINGS), dice.choice(pool)
+        thing, first = rng.choice(THINGS), rng.choice(pool)
         pair = pair_of(first, thing)
         assert pair is not None
         if _allowed([pair], draft.split):
             break
-    second = dice.choice([entry for entry in pool if entry is not first])
-    other = dice.choice([entry for entry in THINGS if entry is not thing])
+    second = rng.choice([entry for entry in pool if entry is not first])
+    other = rng.choice([entry for entry in THINGS if entry is not thing])
     near = [_phrase_form(thing, second), _phrase_form(other, first), _phrase_form(other, second)]
     return _phrase_form(thing, first), near, [pair]
 
@@ -169,7 +169,7 @@ def _phrase_form(thing: Thing, with_entry: Any) -> dict[str, str]:
 
 def _translate(draft: DrillDraft) -> SyntheticQuestion:
     form, near, pairs = _translatable(draft)
-    source, target = draft.dice.choice((("en", "zh"), ("zh", "en")))
+    source, target = draft.rng.choice((("en", "zh"), ("zh", "en")))
     wrong = [other[target] for other in near]
     chance = 1 / len(THINGS) if not pairs else 1 / (len(THINGS) * len(COLOURS))
     phrase = "to_chinese" if target == "zh" else "to_english"
@@ -177,8 +177,8 @@ def _translate(draft: DrillDraft) -> SyntheticQuestion:
 
 
 def _tool(draft: DrillDraft) -> SyntheticQuestion:
-    x, y = _number_pair(draft.dice, draft.split, 10, 99)
-    sign = draft.dice.choice("+-")
+    x, y = _number_pair(draft.rng, draft.split, 10, 99)
+    sign = draft.rng.choice("+-")
     if sign == "-" and x < y:
         x, y = y, x
     expression = f"{x}{sign}{y}"
@@ -202,11 +202,11 @@ _MAKERS: dict[str, Callable[[DrillDraft], SyntheticQuestion]] = {
 def drill(seed: int, index: int, *, language: str, split: str = "train", kind: str | None = None) -> SyntheticQuestion:
     """Drill number `index` of a split: of the given kind, or of any kind but `story`."""
     check_split(split)
-    dice = Rng(seed, split, "drill", index, language, kind or "any")
-    chosen = kind or dice.choice(_NO_STORY)
+    rng = Rng(seed, split, "drill", index, language, kind or "any")
+    chosen = kind or rng.choice(_NO_STORY)
     if chosen not in _MAKERS:
         raise ValueError(f"unknown kind of drill {chosen!r}; known: {', '.join(_MAKERS)}")
-    return _MAKERS[chosen](DrillDraft(dice, language, split))
+    return _MAKERS[chosen](DrillDraft(rng, language, split))
 
 
 def story_request(seed: int, index: int, *, language: str, split: str = "train") -> SyntheticQuestion:
@@ -217,7 +217,7 @@ def story_request(seed: int, index: int, *, language: str, split: str = "train")
     """
     reading = Reading(seed, index, language, split)
     being, thing = reading.about()
-    phrase = reading.dice.choice(language_table(language).STORY_REQUESTS)
+    phrase = reading.rng.choice(language_table(language).STORY_REQUESTS)
     words = (being.en, thing.en) if language == "en" else (being.zh, thing.zh)
     return SyntheticQuestion(
         kind="story",

@@ -39,22 +39,22 @@ _ASKS = {
 _ECHO_WORDS = (*PEOPLE, *ANIMALS, *THINGS, *THINGS, *PLACES, *COLOURS)
 
 
-def echo(dice: Rng, language: str) -> str:
+def echo(rng: Rng, language: str) -> str:
     """Rounds of a game: a line of words, and the same line again."""
     table = language_table(language)
-    lines = [dice.choice(table.ECHO_TITLES)]
-    for _ in range(dice.between(3, 5)):
-        words = table.ECHO_SPACE.join(bare_word(entry, language) for entry in _words(dice))
+    lines = [rng.choice(table.ECHO_TITLES)]
+    for _ in range(rng.between(3, 5)):
+        words = table.ECHO_SPACE.join(bare_word(entry, language) for entry in _words(rng))
         lines += [words, words]
     return "\n".join(lines)
 
 
-def _words(dice: Rng) -> list[Any]:
+def _words(rng: Rng) -> list[Any]:
     """4 to 7 words of which no two are a combination kept for evaluation."""
     chosen: list[Any] = []
-    count = dice.between(4, 7)
+    count = rng.between(4, 7)
     while len(chosen) < count:
-        entry = dice.choice(_ECHO_WORDS)
+        entry = rng.choice(_ECHO_WORDS)
         pairs = [pair_of(entry, other) for other in chosen]
         if entry not in chosen and not any(pair and held_out(*pair) for pair in pairs):
             chosen.append(entry)
@@ -71,11 +71,11 @@ class _Present:
     place: PlaceWord
 
 
-def _call(dice: Rng, count: int) -> list[_Present]:
+def _call(rng: Rng, count: int) -> list[_Present]:
     """People with things and places, all different, and none with a combination kept for evaluation."""
     present: list[_Present] = []
     while len(present) < count:
-        one = _Present(dice.choice(PEOPLE), dice.choice(THINGS), dice.choice(COLOURS), dice.choice(PLACES))
+        one = _Present(rng.choice(PEOPLE), rng.choice(THINGS), rng.choice(COLOURS), rng.choice(PLACES))
         pairs = [
             pair_of(one.who, one.thing),
             pair_of(one.who, one.place),
@@ -88,20 +88,20 @@ def _call(dice: Rng, count: int) -> list[_Present]:
     return present
 
 
-def roll_call(dice: Rng, language: str, num_questions: int) -> tuple[str, list[SyntheticQuestion]]:
+def roll_call(rng: Rng, language: str, num_questions: int) -> tuple[str, list[SyntheticQuestion]]:
     """A line on each of 3 to 5 people, and questions about them."""
     table = language_table(language)
-    present = _call(dice, dice.between(3, 5))
+    present = _call(rng, rng.between(3, 5))
     space = "" if language == "zh" else " "
     text = space.join(
-        dice.choice(table.ROLL_CALL).format(a=one.who, p=one.place, t=described(one.thing, one.colour, None))
+        rng.choice(table.ROLL_CALL).format(a=one.who, p=one.place, t=described(one.thing, one.colour, None))
         for one in present
     )
     asked = [(one, kind) for one in present for kind in _ASKS]
-    return text, [_ask(text, one, kind, present, language, dice) for one, kind in dice.sample(asked, num_questions)]
+    return text, [_ask(text, one, kind, present, language, rng) for one, kind in rng.sample(asked, num_questions)]
 
 
-def _ask(text: str, one: _Present, kind: str, present: list[_Present], language: str, dice: Rng) -> SyntheticQuestion:
+def _ask(text: str, one: _Present, kind: str, present: list[_Present], language: str, rng: Rng) -> SyntheticQuestion:
     table = language_table(language)
     subject, value = _ASKS[kind]
     answers = {o: word_answer(getattr(o, value), language) for o in present}
@@ -109,7 +109,7 @@ def _ask(text: str, one: _Present, kind: str, present: list[_Present], language:
         kind=subject,
         language=language,
         story=text,
-        question=dice.choice(table.ROLL_CALL_PHRASES[kind]).format(a=one.who, p=one.place, t=one.thing),
+        question=rng.choice(table.ROLL_CALL_PHRASES[kind]).format(a=one.who, p=one.place, t=one.thing),
         answer=answers[one],
         wrong=tuple(dict.fromkeys(answer for o, answer in answers.items() if answer != answers[one]))[:3],
         chance=1 / len(set(answers.values())),

@@ -28,13 +28,13 @@ def _pair(being: Being, thing: Thing) -> Pair:
 
 def _maybe_own(world: World, cast: Cast, being: Being) -> None:
     """Sometimes the second character has something too: a second name for every question about things."""
-    if world.dice.coin(0.5):
+    if world.rng.coin(0.5):
         world.own(being, cast.thing(tagged("solid")))
 
 
 def _thanks(world: World, a: Being, b: Being) -> None:
     """Sometimes `a` thanks `b` at the end."""
-    if world.dice.coin(0.35):
+    if world.rng.coin(0.35):
         world.happen("thank", a=a, b=b)
 
 
@@ -64,7 +64,7 @@ def blown(world: World, cast: Cast) -> None:
     world.lose(a, t, "blow")
     world.feel(a, LOW_FEELINGS, "blown", _pair(a, t), t=t)
     world.happen("search", a=a, b=b, t=t)
-    finder, other = (a, b) if world.dice.coin(0.5) else (b, a)
+    finder, other = (a, b) if world.rng.coin(0.5) else (b, a)
     world.find(finder, t, q)
     if finder is b:
         world.give(b, a, t, "give_back")
@@ -135,7 +135,7 @@ def trade(world: World, cast: Cast) -> None:
     world.meet(a, b, p)
     world.trade(a, t, b, u)
     world.feel(a, HIGH_FEELINGS, "have", _pair(a, u), a=a, t=u)
-    if world.dice.coin(0.5):
+    if world.rng.coin(0.5):
         world.feel(b, HIGH_FEELINGS, "have", _pair(b, t), a=b, t=t)
 
 
@@ -181,7 +181,7 @@ def cook(world: World, cast: Cast) -> None:
     """Something is made of some of the food, and shared."""
     a, b, t, p = cast.person(), cast.person(), cast.thing(tagged("fresh")), cast.place()
     first, second = cast.numbers(least_left=1)
-    dish = world.dice.choice(DISHES)
+    dish = world.rng.choice(DISHES)
     world.stay(a, p)
     world.own_many(a, t, first)
     world.feel(b, SAD_FEELINGS, "hungry", _pair(b, t), a=b)
@@ -239,7 +239,7 @@ def moved(world: World, cast: Cast) -> None:
     world.happen("look_in_vain", a=a, t=t, p=p)
     world.feel(a, LOW_FEELINGS, "gone", _pair(a, t), t=t)
     world.happen("tell", a=b, b=a, t=t, p=q)
-    if world.dice.coin(0.5):
+    if world.rng.coin(0.5):
         world.feel(a, GLAD_FEELINGS, "safe", _pair(a, t), t=t)
 
 
@@ -280,10 +280,10 @@ _PLOT_NAMES = tuple(PLOTS)
 
 @lru_cache(maxsize=256)
 def simulate(seed: int, split: str, index: int) -> StoryPlan:
-    """The tale number `index` of a split: the same for both languages, whatever else was generated before it."""
-    dice = Rng(seed, split, "tale", index)
+    """The story number `index` of a split: the same for both languages, whatever else was generated before it."""
+    rng = Rng(seed, split, "tale", index)
     while True:
-        plot, opening, cast = dice.choice(_PLOT_NAMES), dice.below(len(OPENINGS)), Cast(dice, split)
+        plot, opening, cast = rng.choice(_PLOT_NAMES), rng.below(len(OPENINGS)), Cast(rng, split)
         if plot == "rain" and opening == RAINY_OPENING:
             continue
         world = World(cast)

@@ -1,0 +1,38 @@
+"""What an objective wants of the model's last hidden states, taken inside `forward` so that a wrapped (DDP, FSDP) model
+stays one callable, and a position at a time so that all logits never exist at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penjing.kernels import ops
+
+# hidden_ND, weight_VD of the head, dtype of its matmuls -> the score (kernels/fused_distillation_loss.py has another)
+Score = Callable[[Tensor, Tensor, torch.dtype], Tensor]
+
+
+class CrossEntropy(NamedTuple):
+    """-sum_n weight_n log p(target_n), a scalar in nats."""
+
+    target_N: Tensor
+    weight_N: Tensor
+
+    def __call__(self, hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+        return ops.fused_linear_cross_entropy(hidden_ND, weight_VD, self.target_N, self.weight_N, dtype)
+
+
+class LogProbs(NamedTuple):
+    """logp_2N in float32: the log-probability of each target, and beside it the entropy of that prediction in nats,
+    without a gradient. temperature: logits are divided by it before."""
+
+    target_N: Tensor
+    temperature: float = 1.0
+
+    def __call__(self, hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.temperature != 1.0:
+            hidden_ND = hidden_ND / self.temperature  # the head is linear and has no bias
+        return ops.log_probs(hidden_ND, weight_VD, self.target_N, dtype)

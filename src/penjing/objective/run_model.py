@@ -1,0 +1,25 @@
+"""The forward pass of the objectives that learn from whole answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from penjing.loader.shared_prompt_batch import AnswerBatch
+from penjing.model.score import LogProbs
+
+
+def run_model(model: Any, batch: AnswerBatch, *, temperature: float = 1.0, scalar_N: Tensor | None = None) -> Any:
+    """logp_2N of the answers' tokens (model/score.py); with `scalar_N` also value_N (model/value_head.py); of a mixture
+    of experts with what its routers did."""
+    more = {} if scalar_N is None else {"scalar_N": scalar_N}
+    return model(
+        batch.ids_BT,
+        batch.document_BT,
+        branch_BT=batch.branch_BT,
+        position_BT=batch.position_BT,
+        score=LogProbs(batch.target_N, temperature),
+        scored_N=batch.scored_N,
+        **more,
+    )
