@@ -1,7 +1,7 @@
 """A conversation with a model: what was said, and the next answer, piece by piece.
 
 Keys and values of what was read stay in the engine's slot, so that a turn reads only what is new. A model that was only
-pretrained remembers nothing: it goes on from each text alone.
+pretrained goes on from each text alone.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ class Conversation:
     def ask(self, text: str) -> Iterator[Part]:
         """The answer to `text`. Raises UserError, and remembers nothing, where there is no room for one."""
         self._retries = 0
-        before = self.messages if self.answers else []
-        return self._answer([*before, Message(role="user", content=text)])
+        return self._answer([*self.messages, Message(role="user", content=text)])
 
     def retry(self) -> Iterator[Part]:
         """Another answer to the last question, drawn with the next seed. Raises UserError if there was none."""
