@@ -20,8 +20,8 @@ FLOORS = {
     3: "plan objective optim parallel track checkpoint convert",
     4: "infer",  # a stage may let the model that it trains answer
     5: "train",
-    6: "eval export report rl",
-    7: "recipes bench serve",  # benchmarks run, and the server loads, what stands below
+    6: "eval export report rl serve",
+    7: "recipes bench",  # benchmarks run what stands below
     8: "commands",
     9: "cli",
     10: "__main__",  # the door: calls cli and nothing else
