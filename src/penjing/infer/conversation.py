@@ -192,10 +192,10 @@ class Conversation:
                         last = time.perf_counter() - began
                         first = first or last
                         yield Written(self._spans(written))
-        finally:
-            if not ended:
-                engine.cancel(ticket)
-                engine.step()
+        except BaseException:  # also where nobody wants to hear the rest
+            engine.cancel(ticket)
+            engine.step()
+            raise
         yield TurnEnd(
             tokens=len(written),
             prompt_tokens=len(ids),
