@@ -307,6 +307,13 @@ def test_markdown_is_shown(opened, server):
         expect(words.locator(selector)).to_have_text(text)
 
 
+def test_a_model_that_repeats_itself_does_not_hang_the_page(opened, server):
+    page = opened()
+    send(page, "deep")
+    assert page.locator(".words blockquote").count() <= 9
+    assert len(page.locator(".words").inner_text()) > 20_000
+
+
 def test_a_key_is_asked_for_and_kept_for_the_tab(opened, server):
     server.key = "sesame"
     page = opened(wait=False)
