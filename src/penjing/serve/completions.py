@@ -78,7 +78,11 @@ async def begin(service: Service, body: CompletionRequest, client: str) -> Work:
     prompts = _prompts(body)
     if not all(prompts):
         raise ApiError(400, "prompt: is empty", param="prompt")
-    target = Target.of(service, body, client, len(prompts))
+    async with Target.admitted(service, body, client, len(prompts)) as target:
+        return await _begin(target, body, prompts)
+
+
+async def _begin(target: Target, body: CompletionRequest, prompts: list[str] | list[list[int]]) -> Work:
     lengths = [len(prompt) for prompt in prompts]
     encoded = await target.prepare(lambda: [_encode(target, prompt) for prompt in prompts], lengths, "prompt")
     requests = [
