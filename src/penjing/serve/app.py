@@ -96,6 +96,7 @@ async def _respond(
 def _add_api(app: FastAPI, models: Models) -> None:
     @app.post("/v1/chat/completions", **_documented(ChatRequest))
     async def chat_completions(request: Request) -> Response:
+        _service(request).hub.check(client_of(request))
         body = await read(request, ChatRequest)
         work = await chat.begin(_service(request), body, client_of(request))
         opening = [choice.opening for choice in work.choices]  # type: ignore[attr-defined]
@@ -104,6 +105,7 @@ def _add_api(app: FastAPI, models: Models) -> None:
 
     @app.post("/v1/completions", **_documented(CompletionRequest))
     async def text_completions(request: Request) -> Response:
+        _service(request).hub.check(client_of(request))
         body = await read(request, CompletionRequest)
         work = await completions.begin(_service(request), body, client_of(request))
         chunks = work.stream("text_completion", (), usage=body.wants_usage) if body.stream else None

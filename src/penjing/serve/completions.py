@@ -86,7 +86,11 @@ async def begin(service: Service, body: CompletionRequest, client: str) -> Work:
         raise ApiError(400, "prompt: is empty", param="prompt")
     if body.continue_ids and (body.echo or len(prompts) > 1):
         raise ApiError(400, "continue_ids: only with one prompt, and not with echo", param="continue_ids")
-    target = Target.of(service, body, client, len(prompts))
+    async with Target.admitted(service, body, client, len(prompts)) as target:
+        return await _begin(target, body, prompts)
+
+
+async def _begin(target: Target, body: CompletionRequest, prompts: list[str] | list[list[int]]) -> Work:
     lead = target.lead(body)
     lengths = [len(prompt) for prompt in prompts]
     encoded = await target.prepare(lambda: [_encode(target, prompt) for prompt in prompts], lengths, "prompt")
