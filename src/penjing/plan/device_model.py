@@ -119,11 +119,9 @@ class Machine:
         return flops / (self.rate(dtype) * (ODD_SHARE if odd else 1.0))
 
 
-def nearest_matmul(
-    matmuls: Sequence[Gemm], rows: int, inner: int, outputs: int, dtype: str, within: float = 1.5
-) -> Gemm | None:
-    """The measured matmul that is like this one: no side more than `within` times off; the order of sides is free."""
-    best, distance = None, within
+def nearest_matmul(matmuls: Sequence[Gemm], rows: int, inner: int, outputs: int, dtype: str) -> Gemm | None:
+    """The measured matmul that is like this one: no side more than 1.5 times off; the order of sides is free."""
+    best, distance = None, 1.5
     for matmul in matmuls:
         if matmul.dtype != dtype:
             continue

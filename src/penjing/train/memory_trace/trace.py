@@ -42,7 +42,6 @@ class TraceShape:
 
     micro_size: rows (pairs, prompts) of one forward pass on one device. accumulate: forward passes of a step that are
     traced; more than two change nothing. scored_fraction: share of the positions that reach the head, at most.
-    document_tokens: length of a document where documents are packed; 0 = as long as a row.
     """
 
     micro_size: int
@@ -50,7 +49,6 @@ class TraceShape:
     ranks: int = 1
     layout: Layout = "single"
     scored_fraction: float = 1.0
-    document_tokens: int = 0
 
 
 def shape_of(
@@ -203,7 +201,7 @@ def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple
     stage = make_stage(run, strategy)
     with FakeDeviceMode(target), META:
         model = build_model(stage, precision, META)
-    with tracer, on_target(target, shape.document_tokens):
+    with tracer, on_target(target):
         tracer.tag_model(model.trainable, precision.dtype)
         notes += stage.assume_data()
         built = complete(model, stage, strategy, precision)
