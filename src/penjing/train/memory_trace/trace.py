@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.plan.memory.device_target import Target
@@ -132,50 +131,6 @@ def _copied_bytes(run: Run, trace: Trace) -> int:
         if storage.component == "optimizer state"
         or (storage.component in ("weights", "master weights") and storage.operation == storage.component)
     )
-
-
-def largest_micro_size(
-    run: Run,
-    target: Target,
-    budget_bytes: int | None = None,
-    *,
-    ranks: int = 1,
-    engine: Layout = "single",
-    scored_fraction: float = 1.0,
-    most: int = 4096,
-) -> int:
-    """The most rows of one forward pass whose step fits `budget_bytes` (None: the target's memory); 0 if none does.
-
-    Found by tracing: memory grows nearly on a line with the rows, which says where to look next. At most `most`.
-    """
-    total = budget_bytes or target.memory_bytes
-    if not total:
-        raise UserError("the card's memory is not known", where="budget", next_step="Give a budget, such as 24GB.")
-    limited, known = replace(target, memory_bytes=total), dict[int, int]()
-
-    def fits(rows: int) -> bool:
-        plan = predict_memory(
-            run, limited, micro_size=rows, ranks=ranks, engine=engine, scored_fraction=scored_fraction
-        )
-        if plan.fits:
-            known[rows] = plan.total_bytes
-        return bool(plan.fits)
-
-    if not fits(1):
-        return 0
-    good, bad, missed = 1, most + 1, False
-    while bad - good > 1:
-        low = max((rows for rows in known if rows < good), default=0)
-        if not low:
-            guess = 4
-        elif missed:
-            guess = bad - max(1, (bad - good) // 8)
-        else:
-            guess = good + (total - known[good]) * (good - low) // max(1, known[good] - known[low])
-        guess = min(max(guess, good + 1), bad - 1)
-        missed = not fits(guess)
-        good, bad = (good, guess) if missed else (guess, bad)
-    return good
 
 
 def largest_block_bytes(config: ModelConfig) -> tuple[int, int]:
