@@ -82,6 +82,7 @@ def test_the_textbook_by_hand():
     assert textbook.seconds(26e6, 10e9, 165e12) / 60 == pytest.approx(157.6, abs=0.1)
     states = textbook.states(6e9)
     assert (states.weights, states.gradients, states.moments, states.total) == (24e9, 24e9, 48e9, 96e9)
+    assert textbook.memory_bytes(1e9) == 17.3e9
     assert textbook.steps(16_527_707, 3, 8) == 6_197_892
 
 

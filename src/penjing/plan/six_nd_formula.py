@@ -28,6 +28,11 @@ def states(parameters: float) -> States:
     return States(4 * parameters, 4 * parameters, 8 * parameters)
 
 
+def memory_bytes(parameters: float) -> float:
+    """16 bytes for each parameter, and 1.3 GB for the CUDA context (a V100 with CUDA 11.2 in 2022)."""
+    return 16 * parameters + 1.3e9
+
+
 def steps(examples: int, epochs: float, batch: int) -> int:
     """Optimizer steps, where every example is a row and each epoch ends with what is left over."""
     return math.ceil(math.ceil(examples / batch) * epochs)
