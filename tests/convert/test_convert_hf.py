@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -463,12 +462,3 @@ def test_a_hub_name_is_fetched_without_code(tiny, monkeypatch):
     assert hf.find_hf("someone/some-model") == tiny[1]
     assert asked["name"] == "someone/some-model"
     assert not any(pattern.endswith((".py", ".bin", ".pt")) for pattern in asked["patterns"])
-
-
-def test_eos_ids_from_either_file(tiny):
-    _, folder = tiny
-    assert hf.eos_ids(folder) == (2,)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 9]}))
-    assert hf.eos_ids(folder) == (5, 9)
-    shutil.rmtree(folder)
-    assert hf.eos_ids(folder) == ()

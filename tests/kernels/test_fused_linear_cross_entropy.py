@@ -101,7 +101,7 @@ def test_second_derivatives_are_refused_rather_than_wrong():
         slope.sum().backward()
 
 
-def test_bfloat16_products_give_float32_sums_and_gradients():
+def test_bfloat16_matmuls_give_float32_sums_and_gradients():
     hidden_ND, weight_VD, target_N, weight_N = case()
     total = fused_linear_cross_entropy(hidden_ND, weight_VD, target_N, weight_N, torch.bfloat16)
     assert total.dtype == torch.float32

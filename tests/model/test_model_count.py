@@ -72,8 +72,8 @@ def test_the_closed_form_counts_the_built_model(variant, tie_word_embeddings):
     routed = sum(p.numel() for p in model.parameters() if p.ndim == 3)
     used = routed * config.num_experts_per_tok // max(1, config.num_experts)
     assert count.active == count.total - routed + used
-    in_products = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and name != "embed.weight")
-    assert count.matrices == in_products + used + (count.embedding if tie_word_embeddings else 0)
+    in_matmuls = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and name != "embed.weight")
+    assert count.matrices == in_matmuls + used + (count.embedding if tie_word_embeddings else 0)
 
 
 @pytest.mark.parametrize(("name", "total"), PUBLISHED.items())

@@ -174,7 +174,7 @@ def test_no_gradient_is_made_where_none_is_asked():
     assert made["weight_VD"].grad is None
 
 
-def test_bfloat16_products_give_float32_sums_and_gradients():
+def test_bfloat16_matmuls_give_float32_sums_and_gradients():
     made, measure = case(seed=7), DivergenceConfig(divergence="jsd", ce_weight=0.3)
     made["teacher"] = made["teacher"]._replace(dtype=torch.bfloat16)
     sums = distilled(**made, dtype=torch.bfloat16, measure=measure)

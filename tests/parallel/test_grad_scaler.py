@@ -79,14 +79,14 @@ def test_an_overflow_is_left_out_and_halves_the_scale():
 def test_the_scale_grows_after_good_steps_and_comes_back_from_a_file():
     scaler = LossScaler(CPU, first=8.0, grow_after=3)
     for _ in range(3):
-        scaler.look(torch.tensor(1.0))
+        scaler.observe(torch.tensor(1.0))
     assert scaler.state() == {"scale": 16.0, "good_steps": 0.0}
-    scaler.look(torch.tensor(1.0))
+    scaler.observe(torch.tensor(1.0))
     other = LossScaler(CPU)
     other.restore(json.loads(json.dumps(scaler.state())))
     assert other.state() == scaler.state()
     for _ in range(10):
-        other.look(torch.tensor(torch.inf))
+        other.observe(torch.tensor(torch.inf))
     assert other.state()["scale"] == 1.0  # never below
     assert other.figures() == {"loss_scale": 1.0}
 
@@ -108,7 +108,7 @@ def test_it_begins_and_moves_as_torchs_own_does():
         theirs.scale(weight.sum()).backward()
         weight.grad.fill_(gradient)
         theirs.unscale_(optimizer)
-        ours.look(torch.tensor(gradient))
+        ours.observe(torch.tensor(gradient))
         theirs.step(optimizer)
         theirs.update()
         weight.grad = None
@@ -132,13 +132,13 @@ def test_it_begins_and_moves_as_torchs_own_does():
 def test_an_overflow_begins_the_count_of_good_steps_anew():
     scaler = LossScaler(CPU, first=8.0, grow_after=3)
     for norm in (1.0, 1.0, math.inf, 1.0, 1.0):
-        scaler.look(torch.tensor(norm))
+        scaler.observe(torch.tensor(norm))
     assert scaler.state() == {"scale": 4.0, "good_steps": 2.0}
 
 
 def test_the_scale_stays_where_float32_can_bear_it():
     scaler = LossScaler(CPU, first=2.0**24, grow_after=1)
-    scaler.look(torch.tensor(1.0))
+    scaler.observe(torch.tensor(1.0))
     assert scaler.state()["scale"] == 2.0**24
     assert bool(scaler.can_fall())
     scaler.restore({"scale": 1.0, "good_steps": 0.0})

@@ -10,7 +10,6 @@ import torch
 from user_errors import raises_user_error
 
 from penjing.base.config import Layer
-from penjing.base.errors import UserError
 from penjing.commands.train import resolve_run
 from penjing.loader.batch import Batch
 from penjing.loader.batch_source import Source
@@ -26,7 +25,6 @@ from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.dummy_batches import NoMeter
 from penjing.train.memory_trace.trace import (
     TraceShape,
-    largest_micro_size,
     predict_memory,
     shape_of,
     trace_run,
@@ -195,18 +193,6 @@ def test_ranks() -> None:
     assert shared.total_bytes < ddp.total_bytes
     with raises_user_error(where="batch.size", got=16, wanted="a multiple of 3 devices"):
         predict_memory(run, CARD, ranks=3)
-
-
-def test_the_largest_pass_that_fits_is_the_largest() -> None:
-    run = run_of("pretrain")
-    rows = largest_micro_size(run, CARD, 1 << 30)
-    tight = Target(name="RTX 3090", capability=(8, 6), memory_bytes=1 << 30)
-    assert rows > 1
-    assert predict_memory(run, tight, micro_size=rows).fits
-    assert not predict_memory(run, tight, micro_size=rows + 1).fits
-    assert largest_micro_size(run, CARD, 500 * MIB) == 0  # hardly more than the context
-    with pytest.raises(UserError, match="not known"):
-        largest_micro_size(run, Target())
 
 
 def test_a_cpu_run_is_the_process_with_its_tensors() -> None:

@@ -52,6 +52,14 @@ def test_an_interval_holds_the_prediction_and_reaches_where_plans_missed() -> No
     assert time_interval(100.0, QUIET, [3.0] + [0.01, -0.01] * 10) == narrow, "only the newest twenty count"
 
 
+def test_two_runs_that_missed_widen_a_quiet_probes_interval() -> None:
+    """By Student's t of four degrees, 1.533 in every table: the probe counts for two runs, and two missed by 0.3."""
+    level = 0.03 / 1.2816
+    half = 1.533 * math.sqrt((2 * level**2 + 2 * 0.3**2) / 4)
+    interval = time_interval(100.0, ProbeNoise(), [0.3, -0.3])
+    assert interval == pytest.approx((100 * math.exp(-half), 100 * math.exp(half)), rel=0.005)
+
+
 def seen(probe: list[float], run: list[float], crowd: float = 1.0) -> Run:
     mean = sum(probe) / len(probe)
     noise = ProbeNoise(

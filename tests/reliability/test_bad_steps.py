@@ -183,7 +183,7 @@ def test_overflows_of_a_loss_scaler_that_looks_for_its_scale_are_excused():
     guard.record = incidents.append
     for step in range(12):
         norm = torch.tensor(math.inf)
-        scaler.look(norm)
+        scaler.observe(norm)
         verdict = guard.observe(step, torch.tensor(1.0), torch.tensor(2.0), norm, dict)
         # From 64 it takes six halvings to 1; what overflows then is the model's own trouble.
         assert len(incidents) == max(0, step - 4)

@@ -32,7 +32,6 @@ class HFFolder:
     folder: Path
     config: ModelConfig
     weights: dict[str, Tensor]  # our names, float32, on the CPU
-    eos_ids: tuple[int, ...]  # token ids at which generation ends, as generation_config.json or config.json says
 
 
 def is_hf(path: Path) -> bool:
@@ -92,18 +91,7 @@ def read_hf(folder: Path) -> HFFolder:
     folder = Path(folder)
     config = config_from_hf(_table(folder / CONFIG), folder / CONFIG)
     weights, config = from_hf(Shards(folder), config, folder)
-    return HFFolder(folder=folder, config=config, weights=weights, eos_ids=eos_ids(folder))
-
-
-def eos_ids(folder: Path) -> tuple[int, ...]:
-    """Ids at which generation ends; empty if the folder does not say."""
-    for name in ("generation_config.json", CONFIG):
-        if (folder / name).is_file():
-            value = _table(folder / name).get("eos_token_id")
-            ids = value if isinstance(value, list) else [value]
-            if ids and all(isinstance(index, int) and not isinstance(index, bool) for index in ids):
-                return tuple(ids)
-    return ()
+    return HFFolder(folder=folder, config=config, weights=weights)
 
 
 def _table(path: Path) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class Conversation:
                         last = time.perf_counter() - began
                         first = first or last
                         yield Written(self._spans(written))
-        except BaseException:  # nobody waits for it any more
+        except BaseException:  # also where nobody wants to hear the rest
             engine.cancel(ticket)
             engine.step()
             raise

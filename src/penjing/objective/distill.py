@@ -1,4 +1,4 @@
-"""Distillation: a student is taught to predict as its teacher does, token by token."""
+"""Distillation: a student learns to predict as its teacher does, token by token."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Distill(ObjectiveSettings):
     divergence: Divergence = "forward"
     # of mixed: how much is reverse; of jsd: how much of the mixture is the teacher
     jsd_beta: Annotated[float, Gt(0), Lt(1)] = 0.5
-    temperature: PositiveFloat = 1.0  # divides both models' logits; above 1, unlikely tokens are taught more of
+    temperature: PositiveFloat = 1.0  # divides both models' logits; above 1, unlikely tokens weigh more
     ce_weight: Fraction = 0.0  # of the loss, how much is the cross-entropy of the data as in SFT
     top_k: PositiveInt = 16  # of mode=top_k: ids kept per position; 4 bytes each on disk
     store: str = ""  # of mode=top_k: folder of the teacher's predictions, which several runs may share; empty: in out

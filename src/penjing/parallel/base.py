@@ -67,7 +67,7 @@ def clip_gradients(model: nn.Module, largest_norm: float, scaler: LossScaler | N
     else:
         norm = torch.nn.utils.get_total_norm(gradients)
     if scaler is not None:
-        scaler.look(norm)
+        scaler.observe(norm)
     return norm
 
 

@@ -36,7 +36,7 @@ class LossScaler:
             torch._foreach_mul_(list(gradients), 1 / self._scale)
 
     @torch.no_grad()
-    def look(self, norm: Tensor) -> None:
+    def observe(self, norm: Tensor) -> None:
         """Choose the next step's scale from the norm of this step's gradients, unscaled or not."""
         good = torch.isfinite(norm)
         self._good_steps = torch.where(good, self._good_steps + 1, 0.0)

@@ -20,7 +20,7 @@ MARGINS: dict[str, float] = {"L0": 0.30, "L1": 0.15, "L2": 0.03, "L3": 0.02}
 
 # Share of the sheet's peak that large matmuls reach inside a training step. Ampere, Volta and consumer cards:
 # tuned on published training runs (docs/cost.md); the others are estimates from published matmul tests.
-PRODUCT_SHARE = {
+MATMUL_SHARE = {
     "pascal": 0.80,
     "volta": 0.40,
     "turing": 0.35,
@@ -119,11 +119,9 @@ class Machine:
         return flops / (self.rate(dtype) * (ODD_SHARE if odd else 1.0))
 
 
-def nearest_matmul(
-    matmuls: Sequence[Gemm], rows: int, inner: int, outputs: int, dtype: str, within: float = 1.5
-) -> Gemm | None:
-    """The measured matmul that is like this one: no side more than `within` times off; the order of sides is free."""
-    best, distance = None, within
+def nearest_matmul(matmuls: Sequence[Gemm], rows: int, inner: int, outputs: int, dtype: str) -> Gemm | None:
+    """The measured matmul that is like this one: no side more than 1.5 times off; the order of sides is free."""
+    best, distance = None, 1.5
     for matmul in matmuls:
         if matmul.dtype != dtype:
             continue
@@ -140,7 +138,7 @@ def nearest_matmul(
 
 def machine_of_card(card: Card) -> Machine:
     """L0: what a card's sheet promises, times the shares that training reaches."""
-    share = PRODUCT_SHARE[card.generation]
+    share = MATMUL_SHARE[card.generation]
     dtypes = ("bfloat16", "float16", "tf32", "float32")
     linked = card.generation in ("volta", "ampere", "hopper", "blackwell") and "PCIe" not in card.name
     linked = linked and card.name not in UNLINKED

@@ -30,7 +30,6 @@ class Shape:
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     shared_size: int = 0  # F of the shared experts together
-    small_blocks: int = 0  # kernels of one block's forward pass beside matmuls and attention; 0 = as for ours
 
     @property
     def num_dense(self) -> int:

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 
-def seconds(parameters: float, tokens: float, flops_per_second: float, utilisation: float = 1.0) -> float:
-    """6 N D / (peak x guess)."""
-    return 6 * parameters * tokens / (flops_per_second * utilisation)
+def seconds(parameters: float, tokens: float, flops_per_second: float) -> float:
+    """6 N D / peak."""
+    return 6 * parameters * tokens / flops_per_second
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class States:
         return self.weights + self.gradients + self.moments
 
 
-def states(parameters: float, value_bytes: int = 4) -> States:
-    return States(value_bytes * parameters, value_bytes * parameters, 2 * value_bytes * parameters)
+def states(parameters: float) -> States:
+    return States(4 * parameters, 4 * parameters, 8 * parameters)
 
 
 def memory_bytes(parameters: float) -> float:

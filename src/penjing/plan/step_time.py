@@ -117,7 +117,7 @@ class Decode:
     slots: int  # written at once
 
 
-def decode_time(decode: Decode, work: Workload, machine: Machine, *, weight_bytes: int = 0) -> float:
+def decode_time(decode: Decode, work: Workload, machine: Machine) -> float:
     """Seconds of a round of answers: prompts read at the matmuls' rate, then one step for each token of the slots.
 
     A step takes the longest of reading weights (of a mixture those of all experts that a slot chooses) and keys, its
@@ -125,7 +125,7 @@ def decode_time(decode: Decode, work: Workload, machine: Machine, *, weight_byte
     """
     shape = work.shape
     together = min(decode.slots, decode.answers)
-    weights = shape.matrices_read(together) * (weight_bytes or VALUE_BYTES[work.dtype])
+    weights = shape.matrices_read(together) * VALUE_BYTES[work.dtype]
     rate = machine.rate(work.dtype)
     prefill = 2.0 * shape.matrices * decode.answers * decode.prompt_tokens / rate
     keys = decode.prompt_tokens + decode.answer_tokens / 2

@@ -152,7 +152,7 @@ def run_state(run: ReportedRun) -> str:
     return f"{what} is finished: {figures} in {duration(seconds)}."
 
 
-def held_out_changes(run: ReportedRun, most: int = 3) -> str:
+def held_out_changes(run: ReportedRun) -> str:
     """The first figures on held-out data, before the first step and after the last."""
     before, parts = run.outcome.fields("before"), []
     for chart in CHARTS:
@@ -160,7 +160,7 @@ def held_out_changes(run: ReportedRun, most: int = 3) -> str:
         if chart.best and first is not None and last is not None:
             form = percent if chart.percent else figure
             parts.append(f"{chart.title.lower()} {form(first)} → {form(last)}")
-    return f"On held-out data: {', '.join(parts[:most])}." if parts else ""
+    return f"On held-out data: {', '.join(parts[:3])}." if parts else ""
 
 
 def lost_sentence(run: ReportedRun) -> str:

@@ -30,7 +30,7 @@ from penjing.train.run_dir import RunDir
 from penjing.train.small_data import fit_batch
 from penjing.train.stages.base import DatasetSize, Stage, make_stage
 from penjing.train.step_probe import expected, plan
-from penjing.train.step_timing import Trials
+from penjing.train.step_timing import ProbeHooks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,12 +162,12 @@ def _probe(
     flops = units * size.tokens_per_unit * meter.flops_per_token
     compiling = compile_run(built, flops, meter.peak_flops_per_second)
     malloc_trim()
-    trials = Trials(
+    probe_hooks = ProbeHooks(
         save=lambda place: instruments.checkpointer.time_save(place, instruments.state.state(strategy)),
         sample=lambda: hooks.sample(built.model, stage.tokenizer, -1),
         began=hooks.began,
     )
-    estimate = plan(run, stage, size, strategy, built.trainable, context, begun=begun, trials=trials)
+    estimate = plan(run, stage, size, strategy, built.trainable, context, begun=begun, hooks=probe_hooks)
     meter.expected, meter.flops_per_token_full_square = expected(estimate), estimate.flops_per_token_full_square
     if compiling.how == "off":
         return estimate, []

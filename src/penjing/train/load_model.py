@@ -44,7 +44,7 @@ class LoadedModel:
 
     @property
     def answers(self) -> bool:
-        """Whether it was taught conversations, and does not only continue texts."""
+        """Whether it was trained on conversations, and does not only continue texts."""
         return self.run.data.format != "documents"
 
     @property

@@ -24,7 +24,7 @@ from penjing.train.loop import TrainingContext
 from penjing.train.run_dir import RunDir
 from penjing.train.small_data import data_warnings, start_warnings
 from penjing.train.stages.base import DatasetSize, Stage
-from penjing.train.step_timing import Trials, probe
+from penjing.train.step_timing import ProbeHooks, probe
 from penjing.train.throughput import Expected
 
 FORECAST = "scale.json"  # in the run's folder: the loss that `penjing plan forecast` predicted
@@ -40,7 +40,7 @@ def plan(
     context: TrainingContext,
     *,
     begun: bool,
-    trials: Trials | None = None,
+    hooks: ProbeHooks | None = None,
 ) -> RunEstimate:
     """Read back if the run was begun before, else made from a probe and written, once for so many steps and rows."""
     folder = RunDir(Path(run.out))
@@ -50,7 +50,7 @@ def plan(
         if sizes == (context.num_steps, run.batch.size, size.units_per_epoch):
             return known
     micro_size = batch_geometry(run, strategy.world, strategy.device).micro_size
-    timings = probe(stage, size, model, context, trials)
+    timings = probe(stage, size, model, context, hooks)
     machine = _machine(strategy)
     estimate = estimate_run(
         run.model,

@@ -58,7 +58,7 @@ WRITE_RATE = 300e6  # bytes per second of a checkpoint, hashes and syncing inclu
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trials:
+class ProbeHooks:
     """What the probe can try besides steps. Each does once what the run does many times, and leaves nothing behind."""
 
     save: Callable[[Path], float]  # a checkpoint into this folder; the seconds that training stood still for it
@@ -153,7 +153,7 @@ class ProbeSteps:
 
 
 def probe(
-    stage: Stage[Any], size: DatasetSize, model: nn.Module, context: TrainingContext, trials: Trials | None = None
+    stage: Stage[Any], size: DatasetSize, model: nn.Module, context: TrainingContext, hooks: ProbeHooks | None = None
 ) -> ProbeTimings:
     """What a step, a validation, a checkpoint and a sample of this run take on this machine, and the peak of memory.
 
@@ -180,9 +180,9 @@ def probe(
         left = _budget(mean * context.num_steps) - (time.perf_counter() - start)
         pass_seconds = _mean([each.pass_seconds for each in timings]) * lasting * units / small
         validation, start_loss = _try_validation(size, context, pass_seconds / units, left)
-        saving, last_saving, sampling = _try(run, model, strategy, trials, left)
+        saving, last_saving, sampling = _try(run, model, strategy, hooks, left)
     late_shapes = run.model.is_mixture or (not stage.runs_ahead and len(seconds) * size.round_steps <= size.probe_steps)
-    start_up = began - trials.began if trials and trials.began else 0.0
+    start_up = began - hooks.began if hooks and hooks.began else 0.0
     return ProbeTimings(
         step_seconds=mean,
         wait_seconds=_mean([each.full_wait(passes) for each in timings]),
@@ -398,23 +398,23 @@ def _try_validation(
 
 
 def _try(
-    run: Run, model: nn.Module, strategy: Strategy, trials: Trials | None, left: float
+    run: Run, model: nn.Module, strategy: Strategy, hooks: ProbeHooks | None, left: float
 ) -> tuple[float, float, float]:
     """Seconds that a checkpoint holds up training, on the way and at the end; seconds of one sample."""
     saved_bytes = 12 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     estimated = 0.02 + saved_bytes / WRITE_RATE
-    if trials is None:
+    if hooks is None:
         return estimated, estimated, 0.0
     start = time.perf_counter()
     if run.sample.every:
-        trials.sample()
+        hooks.sample()
     sampling = time.perf_counter() - start
     if saved_bytes > MAX_SAVED_BYTES or strategy.any(estimated > max(LEAST_BUDGET, left - sampling)):
         return estimated, estimated, sampling
     place = Path(run.out) / ".probe"
     start = time.perf_counter()
     try:
-        held = trials.save(place)
+        held = hooks.save(place)
         return held, time.perf_counter() - start, sampling
     finally:
         if strategy.rank == 0:

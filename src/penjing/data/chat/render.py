@@ -1,4 +1,4 @@
-"""Conversations to ids and loss weights: the one place where it is decided which tokens a model is taught to say.
+"""Conversations to ids and loss weights: the one place where it is decided which tokens a model learns to produce.
 
 Structure is written as control ids, content is encoded as plain text between them, so a user message that contains
 `<|im_end|>` or `<|im_start|>assistant` stays a user message. Weight 1: what the assistant says, including the end of
@@ -37,7 +37,7 @@ def parse_switch(switch: Switch) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class EncodedChat:
-    """ids[i] is the token at i; weights[i] says whether the model is taught to produce it."""
+    """ids[i] is the token at i; weights[i] says whether the model learns to produce it."""
 
     ids: list[int]
     weights: list[int]
@@ -143,37 +143,37 @@ def _write_tool_result(writer: _Writer, content: str, *, first: bool, last: bool
 def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[TemplateSpan]) -> EncodedChat:
     """Ids of a conversation that somebody else's template wrote, exactly as `transformers` numbers the whole string.
 
-    Plain text is encoded in stretches as long as they can be, across the borders of pieces; a token is taught if any
+    Plain text is encoded in stretches as long as they can be, across the borders of pieces; a token is a target if any
     character of it is.
     """
     ids: list[int] = []
     weights: list[int] = []
-    text, taught = "", list[bool]()
+    text, targets = "", list[bool]()
     trims = False  # the control token before swallows the blanks after it
 
     def flush(trims_next: bool = False) -> None:
-        nonlocal text, taught
+        nonlocal text, targets
         start = len(text) - len(text.lstrip()) if trims else 0
         stop = len(text.rstrip()) if trims_next else len(text)
         if stop > start:
             found, ends = tokenizer.encode_with_ends(text[start:stop], after_control=bool(ids))
             ids.extend(found)
-            weights.extend(int(any(taught[start + first : start + max(last, first + 1)])) for first, last in ends)
-        text, taught = "", []
+            weights.extend(int(any(targets[start + first : start + max(last, first + 1)])) for first, last in ends)
+        text, targets = "", []
 
     for piece in pieces:
         place = 0
         found = tokenizer.control_pattern.finditer(piece.text) if tokenizer.control_pattern and not piece.said else ()
         for match in found:
             plain = piece.text[place : match.start()]
-            text, taught = text + plain, taught + [piece.is_target] * len(plain)
+            text, targets = text + plain, targets + [piece.is_target] * len(plain)
             left, right = tokenizer.trims(match[0])
             flush(left)
             ids.append(tokenizer.control(match[0]))
             weights.append(int(piece.is_target))
             trims, place = right, match.end()
         plain = piece.text[place:]
-        text, taught = text + plain, taught + [piece.is_target] * len(plain)
+        text, targets = text + plain, targets + [piece.is_target] * len(plain)
     flush()
     return EncodedChat(ids, weights)
 

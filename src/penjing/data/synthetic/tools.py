@@ -1,6 +1,6 @@
 """Conversations in which a calculator is called, in English and Chinese, half of them with thoughts.
 
-Sums and products too large to be known by heart, some of two steps where the second needs the result of the first, and
+Sums and products too large to be memorized, some of two steps where the second needs the result of the first, and
 now and then a question for which the calculator on offer is of no use.
 """
 

@@ -215,10 +215,10 @@ class World:
 
     # Having one thing
 
-    def look_of(self, thing: Thing, coloured: float = 0.85) -> Any:
+    def look_of(self, thing: Thing) -> Any:
         """How `thing` looks at its first mention; its colour becomes a fact of the world."""
         colour = None
-        if "solid" in thing.tags and self.rng.coin(coloured):
+        if "solid" in thing.tags and self.rng.coin(0.85):
             colour = self.cast.colour(thing, tuple(self.colour.values()))
             self.colour[thing] = colour
         looks = self.rng.choice(PROPERTIES) if self.rng.coin(0.25) else None

@@ -14,7 +14,8 @@ static void embed(Member *t, State *s) {
     PIECE(t, i, pieces)
         for (long r = bound(s->rows, pieces, i); r < bound(s->rows, pieces, i + 1); r++) {
             const void *row = row_of(m->embedding, s->id[r] * m->width, (int)m->embedding_type);
-            for (long j = 0; j < wide; j++) s->x[r * wide + j] = j < m->width ? get(row, j, (int)m->embedding_type) : 0.0f;
+            float *x = s->x + r * wide;
+            for (long j = 0; j < wide; j++) x[j] = j < m->width ? get(row, j, (int)m->embedding_type) : 0.0f;
         }
 }
 
@@ -165,7 +166,8 @@ static void route(const State *s, const Layer *l, long row) {
         expert[k] = (int32_t)best;
         total += weight[k] = score[best];
     }
-    for (long k = 0; k < chosen; k++) weight[k] = (m->normalised ? weight[k] / (total + 1e-20f) : weight[k]) * m->scaling;
+    for (long k = 0; k < chosen; k++)
+        weight[k] = (m->normalised ? weight[k] / (total + 1e-20f) : weight[k]) * m->scaling;
 }
 
 /* The places of (row, expert) pairs, sorted by expert; end[e] is where expert e ends, and busy lists those with rows. */
@@ -185,8 +187,8 @@ static void sort_pairs(State *s, const Layer *l) {
 static void through_experts(Member *t, State *s, const Linear *first, long expert_bytes, const float *x, long step,
                             float *out, long out_step, int mode) {
     Panels w = weights(first);
-    long sides = (w.panels + SIDE - 1) / SIDE, busy = larger(s->num_busy, 1), across = smaller(sides, pieces_of(t, busy * sides) / busy);
-    across = larger(across, 1);
+    long sides = (w.panels + SIDE - 1) / SIDE, busy = larger(s->num_busy, 1);
+    long across = larger(smaller(sides, pieces_of(t, busy * sides) / busy), 1);
     PIECE(t, i, busy * across) {
         long e = s->busy[i / across], start = e ? s->end[e - 1] : 0, rows = s->end[e] - start;
         Panels mine = w;
@@ -204,7 +206,8 @@ static void combine(State *s, const Layer *l, long r) {
     if (l->shared_gate) gate = 1.0f / (1.0f + exponential(-dot(s->normal + r * wide, l->shared_gate, s->model->width)));
     for (long i = 0; i < wide; i++) {
         float sum = 0.0f;
-        for (long k = r * chosen; k < (r + 1) * chosen; k++) sum += s->weight[k] * s->expert_out[s->place[k] * wide + i];
+        for (long k = r * chosen; k < (r + 1) * chosen; k++)
+            sum += s->weight[k] * s->expert_out[s->place[k] * wide + i];
         if (l->down.outputs) sum += gate * s->shared[r * wide + i];
         s->x[r * wide + i] += sum;
     }
@@ -371,11 +374,11 @@ void penjing_pack(const void *x, long rows, long inputs, int from_type, char *pa
     for (long p = start / PANEL; p <= (start + rows - 1) / PANEL; p++) {
         long first = larger(p * PANEL, start), last = smaller((p + 1) * PANEL, start + rows);
         const void *source = row_of(x, (first - start) * inputs, from_type);
-        long output = (p * stride + offset) * PANEL + first % PANEL;
+        long output = (p * stride + offset) * PANEL + first % PANEL, rows_here = last - first;
 #define PACK(from_type) \
-        do { if (type == INT8) pack_some(source, last - first, inputs, from_type, panels, output, outputs, INT8); \
-             else if (type == BFLOAT16) pack_some(source, last - first, inputs, from_type, panels, output, outputs, BFLOAT16); \
-             else pack_some(source, last - first, inputs, from_type, panels, output, outputs, FLOAT32); } while (0)
+        do { if (type == INT8) pack_some(source, rows_here, inputs, from_type, panels, output, outputs, INT8); \
+             else if (type == BFLOAT16) pack_some(source, rows_here, inputs, from_type, panels, output, outputs, BFLOAT16); \
+             else pack_some(source, rows_here, inputs, from_type, panels, output, outputs, FLOAT32); } while (0)
         if (from_type == BFLOAT16) PACK(BFLOAT16); else PACK(FLOAT32);
     }
 }

@@ -7,8 +7,9 @@
 #include <sys/mman.h>
 #endif
 
-enum { KEYS = SIDE * PANEL, QUERY_ROWS = 48 }; /* keys of a step of attention; queries, of all heads on one key head, at most */
-enum { FEW = 4 };                              /* rows that every thread normalises for itself, rather than wait */
+enum { KEYS = SIDE * PANEL }; /* of a step of attention */
+enum { QUERY_ROWS = 48 };     /* at most, of all query heads on one key head, unless one token has more of them */
+enum { FEW = 4 };             /* rows that every thread normalises for itself, rather than wait */
 
 typedef struct { const char *a, *b; const float *gain; long rank; } Adapter; /* rank 0: says nothing here */
 typedef struct { const char *panels; const Adapter *adapters; long inputs, outputs, type; } Linear;

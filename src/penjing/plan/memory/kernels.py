@@ -14,12 +14,12 @@ from penjing.kernels.triton.ops import POSITIONS
 
 WORKSPACE = -1  # stands for the bytes of a workspace of the matrix library, which depend on the device
 
-_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_grouped_mm", "aten::addmm_")
+_MATMULS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_grouped_mm", "aten::addmm_")
 
 
 def is_matmul(name: str) -> bool:
     """Whether an operation goes to the matrix library (and thereby makes its workspace)."""
-    return name.split(".")[0] in _PRODUCTS
+    return name.split(".")[0] in _MATMULS
 
 
 def temporaries(name: str, args: tuple[Any, ...], out: Any) -> Iterator[int]:

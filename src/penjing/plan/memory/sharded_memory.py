@@ -73,12 +73,11 @@ class RankMemory:
     notes: tuple[str, ...]
 
 
-def share(trace: Trace, layout: Layout, ranks: int, gathered: tuple[int, int], itemsize: int = 2) -> RankMemory:
+def share(trace: Trace, layout: Layout, ranks: int, gathered: tuple[int, int]) -> RankMemory:
     """The trace of one rank of `ranks`.
 
-    gathered: parameters of a block, and of the largest part that is gathered at once. itemsize: bytes of a gathered
-    parameter. FSDP2 and ZeRO-3 hold two gathered parts (the one at work and the next) and one part's whole gradients
-    in float32.
+    gathered: parameters of a block, and of the largest part that is gathered at once. FSDP2 and ZeRO-3 hold two
+    gathered parts in half precision (the one at work and the next) and one part's whole gradients in float32.
     """
     if ranks < 2:
         return RankMemory(trace, 0, ())
@@ -98,7 +97,7 @@ def share(trace: Trace, layout: Layout, ranks: int, gathered: tuple[int, int], i
     events = list(trace.events)
     if not whole:
         block, largest = gathered
-        for size in (largest * itemsize, block * itemsize, largest * 4):
+        for size in (largest * 2, block * 2, largest * 4):
             storages.append(Storage(size, "all_gather", "", "build", "communication"))
             events.insert(0, len(storages))
     notes = (COMMUNICATION_NOTE, f"{layout} over {ranks} ranks is worked out from one device's trace, not traced")

@@ -27,13 +27,13 @@ _experts: Any = experts
 
 
 @contextmanager
-def on_target(target: Target, document_tokens: int) -> Iterator[None]:
+def on_target(target: Target) -> Iterator[None]:
     """Run as on the target; on a CPU also without the values that the model looks at there."""
     if target.kind == "cuda":
         with FakeDeviceMode(target):
             yield
         return
-    with _without_values(document_tokens), FakeDeviceMode(target):
+    with _without_values(), FakeDeviceMode(target):
         try:
             _forget()
             yield
@@ -51,7 +51,7 @@ def _forget() -> None:
 
 
 @contextmanager
-def _without_values(document_tokens: int) -> Iterator[None]:
+def _without_values() -> Iterator[None]:
     """On a CPU the model looks at values: where documents end, and which expert got how many rows. All get the same."""
     plain_dispatch, plain_groups = experts.dispatch_to_experts, group_tiles
 
@@ -69,7 +69,7 @@ def _without_values(document_tokens: int) -> Iterator[None]:
     ) -> list[TileGroup]:
         rows, tokens = document_BT.shape
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            number_T = torch.arange(tokens, device="cpu") // (document_tokens or tokens)
+            number_T = torch.zeros(tokens, dtype=torch.long, device="cpu")
             seen = None if mask_B1TS is None else torch.ones(rows, 1, tokens, tokens, dtype=torch.bool).tril()
             groups = plain_groups(number_T.repeat(rows, 1), seen, window, dtype)
         return [TileGroup(each.tile_N.to(META), each.key_tile_NM.to(META), each.bias_NTS.to(META)) for each in groups]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.plan.memory.device_target import Target
@@ -42,7 +41,6 @@ class TraceShape:
 
     micro_size: rows (pairs, prompts) of one forward pass on one device. accumulate: forward passes of a step that are
     traced; more than two change nothing. scored_fraction: share of the positions that reach the head, at most.
-    document_tokens: length of a document where documents are packed; 0 = as long as a row.
     """
 
     micro_size: int
@@ -50,7 +48,6 @@ class TraceShape:
     ranks: int = 1
     layout: Layout = "single"
     scored_fraction: float = 1.0
-    document_tokens: int = 0
 
 
 def shape_of(
@@ -136,50 +133,6 @@ def _copied_bytes(run: Run, trace: Trace) -> int:
     )
 
 
-def largest_micro_size(
-    run: Run,
-    target: Target,
-    budget_bytes: int | None = None,
-    *,
-    ranks: int = 1,
-    engine: Layout = "single",
-    scored_fraction: float = 1.0,
-    most: int = 4096,
-) -> int:
-    """The most rows of one forward pass whose step fits `budget_bytes` (None: the target's memory); 0 if none does.
-
-    Found by tracing: memory grows nearly on a line with the rows, which says where to look next. At most `most`.
-    """
-    total = budget_bytes or target.memory_bytes
-    if not total:
-        raise UserError("the card's memory is not known", where="budget", next_step="Give a budget, such as 24GB.")
-    limited, known = replace(target, memory_bytes=total), dict[int, int]()
-
-    def fits(rows: int) -> bool:
-        plan = predict_memory(
-            run, limited, micro_size=rows, ranks=ranks, engine=engine, scored_fraction=scored_fraction
-        )
-        if plan.fits:
-            known[rows] = plan.total_bytes
-        return bool(plan.fits)
-
-    if not fits(1):
-        return 0
-    good, bad, missed = 1, most + 1, False
-    while bad - good > 1:
-        low = max((rows for rows in known if rows < good), default=0)
-        if not low:
-            guess = 4
-        elif missed:
-            guess = bad - max(1, (bad - good) // 8)
-        else:
-            guess = good + (total - known[good]) * (good - low) // max(1, known[good] - known[low])
-        guess = min(max(guess, good + 1), bad - 1)
-        missed = not fits(guess)
-        good, bad = (good, guess) if missed else (guess, bad)
-    return good
-
-
 def largest_block_bytes(config: ModelConfig) -> tuple[int, int]:
     """Parameters of the largest part that is gathered at once: (of a block, of the largest of blocks and tables)."""
     with torch.device(META):
@@ -203,7 +156,7 @@ def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple
     stage = make_stage(run, strategy)
     with FakeDeviceMode(target), META:
         model = build_model(stage, precision, META)
-    with tracer, on_target(target, shape.document_tokens):
+    with tracer, on_target(target):
         tracer.tag_model(model.trainable, precision.dtype)
         notes += stage.assume_data()
         built = complete(model, stage, strategy, precision)

@@ -96,7 +96,7 @@ def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Ite
         rendered = render(tokenizer, chat.messages[:number], chat.tools)
         if not any(rendered.weights):  # there are templates that show no tool calls
             continue
-        # The last stretch of taught tokens is what the assistant said last.
+        # The last run of target tokens is what the assistant said last.
         end = len(rendered.weights) - rendered.weights[::-1].index(1)
         start = end
         while start > 0 and rendered.weights[start - 1]:
