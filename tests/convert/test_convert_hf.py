@@ -15,6 +15,7 @@ from penjing.base.errors import UserError
 from penjing.convert import hf
 from penjing.convert.hf import config_from_hf, from_hf, hf_config, read_hf, to_hf
 from penjing.convert.shape import CLASSES, DEFAULT_THETA, DEFAULTS, PARTIAL_ROTARY
+from penjing.infer.generate import generate
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
@@ -152,6 +153,18 @@ def test_a_cache_changes_nothing(pair):
         parts += [ours.hidden(IDS_BT[:, place : place + 1], cache=cache) for place in range(10, 29)]
         step_by_step_BTV = ours.logits(torch.cat(parts, dim=1))
         assert (step_by_step_BTV - theirs(IDS_BT).logits).abs().max() < 1e-5
+
+
+def test_greedy_text_of_stock_weights(pair):
+    """By the engine, all prompts at once; theirs one after another."""
+    theirs, _, ours = pair
+    prompts = [row[:length].tolist() for row, length in zip(IDS_BT, (29, 11, 4), strict=True)]
+    written = generate(ours, prompts, max_new_tokens=12, stop=())
+    for prompt, text in zip(prompts, written, strict=True):
+        expected_BT = theirs.generate(
+            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        assert text == expected_BT[0, len(prompt) :].tolist()
 
 
 def test_gradients_of_stock_weights(pair):
