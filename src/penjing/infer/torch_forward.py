@@ -73,11 +73,11 @@ class TorchForward:
         return self._logits(hidden_ND[torch.from_numpy(logits_at_R).to(self.device)])
 
     def _passes(self, first_B: Ints, count_B: Ints) -> list[Ints]:
-        """Sequences that are read together: those of one token, and of the others on a CPU each alone, else those of
-        like length."""
+        """Sequences that are read together: those of one token, and of the others those of like length; where rounding
+        depends on the pass, as on a CPU, each of them alone."""
         passes = [np.flatnonzero(count_B == 1)]
         longer = np.flatnonzero(count_B > 1)
-        if self.device.type == "cpu":
+        if self._multiple > 1:
             passes += [np.array([one]) for one in longer]
         else:
             passes += [np.flatnonzero(count_B == count) for count in np.unique(count_B[longer])]

@@ -80,7 +80,7 @@ class RolloutSampler:
 
     @property
     def _slots_requested(self) -> int:
-        return self.settings.rollout.max_concurrent or default_slots(self.model)
+        return self.settings.rollout.max_concurrent or default_slots(self.model, self.seq_len)
 
     @property
     def style(self) -> Sampling:
