@@ -6,7 +6,6 @@ import json
 import pytest
 from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.bench.alignment import Dpo, largest_loss_difference
 from penjing.bench.alignment_data import pair_order
@@ -172,5 +171,5 @@ def test_beside_trl_both_learn_the_same(method, talker, toy, quiet):
     ["objective.loss=ipo", "optimizer.name=muon", "lora.rank=4", "optimizer.weight_decay=0.1", "schedule.name=cosine"],
 )
 def test_settings_that_the_baseline_does_not_get_are_refused(setting, talker, toy, quiet):
-    with pytest.raises(UserError, match=setting.partition("=")[0]):
+    with raises_user_error(where=setting.partition("=")[0]):
         run_bench(quiet, "dpo", talker, toy, [setting], "none")

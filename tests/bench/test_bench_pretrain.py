@@ -71,7 +71,7 @@ def test_a_method_or_baseline_that_is_not_there_is_refused(quiet, method, baseli
 
 
 def test_pretraining_takes_no_model_and_the_others_need_one(tmp_path, quiet):
-    with pytest.raises(UserError, match="RUN"):
+    with raises_user_error(where="RUN", next_step="Leave it out."):
         start(quiet, None, run=tmp_path)
     with raises_user_error(where="--method dpo", wanted="RUN and --data FILE"):
         start(quiet, None, method="dpo")

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
+from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
-from penjing.base.errors import UserError
 from penjing.commands import quickstart
 from penjing.commands.train import execute, resolve_run
 from penjing.eval import questions as asking
@@ -189,7 +189,7 @@ def test_which_questions_a_model_is_known_by(tmp_path, base, asked, words):
     resolved = resolve_run("dpo", parse_overrides(words))
     assert resolved.eval.questions == str(asked)
     assert resolve_run("dpo", parse_overrides([*words, "eval.questions=none"])).eval.questions == "none"
-    with pytest.raises(UserError, match=r"missing\.jsonl"):  # before anything is read or built
+    with raises_user_error(where="missing.jsonl"):  # before anything is read or built
         train("dpo", *words, "eval.questions=missing.jsonl", f"out={tmp_path / 'run'}")
     assert not (tmp_path / "run").exists()
 

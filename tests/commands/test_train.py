@@ -63,7 +63,7 @@ def plan_of(run, notes):
     stage = SimpleNamespace(describe=lambda: [("teacher", "runs/[/teacher]")], notes=["in runs/[bold]x[/b]"])
     prepared = SimpleNamespace(
         run=run,
-        bill=BILL,
+        estimate=BILL,
         size=SimpleNamespace(unit="rows", seq_len=8, padding_fraction=0.0),
         context=SimpleNamespace(accumulate=1),
         stage=stage,

@@ -302,7 +302,7 @@ def test_what_is_longer_than_a_row_is_left_out_and_counted(tmp_path, tokenizer):
     made = prepared(tmp_path / "groups", tokenizer, path)
     assert made.too_long == 1
     assert max(group.num_tokens for group in made.train) <= 64
-    with pytest.raises(UserError, match=r"21 were longer than data.seq_len=8"):
+    with raises_user_error(next_step="21 were longer than data.seq_len=8"):
         prepared(tmp_path / "none", tokenizer, path, seq_len=8)
 
 

@@ -190,7 +190,7 @@ def test_damage_is_named(tmp_path):
     meta = json.loads((store.folder / "teacher.json").read_text())
     meta["key"]["teacher"] = "u"
     (store.folder / "teacher.json").write_text(json.dumps(meta))
-    with pytest.raises(UserError, match="something else"):
+    with raises_user_error(next_step="objective.store"):
         TeacherLogitsCache(store.folder, KEY)
 
 

@@ -196,5 +196,5 @@ def test_answers_that_were_cut_off_are_known_and_may_be_given_more_room(monkeypa
     short = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=prompt + 63))
     assert [one.cut for one in ask(short, tokenizer, given)] == [False, True]
     none = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=prompt))
-    with pytest.raises(UserError, match=rf"q\.jsonl:2: too long; got {prompt} tokens; wanted under {prompt}"):
+    with raises_user_error(where="q.jsonl:2", got=f"{prompt} tokens", wanted=f"under {prompt}"):
         ask(none, tokenizer, [replace(given[0], where="q.jsonl:2")])

@@ -221,7 +221,7 @@ def test_longer_runs_and_faster_cards():
     [({"gpu": "RTX 9090"}, "--gpu"), ({"tokens": "-5"}, "--tokens"), ({"budget": "3 moons"}, "--budget")],
 )
 def test_bad_input_is_one_line(asked, where):
-    with pytest.raises(UserError, match=where):
+    with raises_user_error(where=where):
         make_report("pretrain", resolve_run("pretrain", settings()), PlanOptions(**{"gpu": "RTX 3090", **asked}))
     with raises_user_error(where="--gpus", got=0, wanted="1 or more"):
         PlanOptions(gpus=0)
@@ -276,7 +276,7 @@ def test_memory_of_a_foreign_model_is_refused_in_one_line(tmp_path):
 
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
-    with pytest.raises(UserError, match="cannot train this model"):
+    with raises_user_error(next_step=f"penjing plan {tmp_path}"):
         _traceable(str(tmp_path), [])
 
 
@@ -557,12 +557,12 @@ def test_a_run_that_breaks_is_scored_too(small_run, tmp_path, monkeypatch):
 
 
 def test_what_was_never_planned_or_never_ended_is_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"no plan\.json"):
+    with raises_user_error(where=str(tmp_path), wanted="a run of `penjing train`"):
         verify.verify(tmp_path, Console(quiet=True))
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(UserError, match="not ended"):
+    with raises_user_error(where=str(tmp_path), wanted="outcome.json or ended.json"):
         verify.verify(tmp_path, Console(quiet=True))
-    with pytest.raises(UserError, match="no runs yet"):
+    with raises_user_error(where="ledger.jsonl", next_step="penjing train"):
         verify.print_history(Console(quiet=True))
 
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 from torch.utils.flop_counter import FlopCounterMode
+from user_errors import raises_user_error
 
-from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
@@ -78,7 +78,7 @@ def test_cards_of_two_sizes_are_told_apart():
 
 @pytest.mark.parametrize(("said", "nearest"), [("RTX 9090", "RTX"), ("H1000", "H100"), ("nonsense-card", "Known:")])
 def test_an_unknown_card_is_one_line_that_helps(said, nearest):
-    with pytest.raises(UserError, match=nearest):
+    with raises_user_error(where="--gpu", next_step=nearest):
         find_card(said)
 
 
@@ -286,7 +286,7 @@ def test_other_peoples_models_are_read_from_their_config():
     gpt2 = shape_from_hf(GPT2, "config.json")
     assert gpt2.parameters == 124_439_808  # as everybody counts it
     assert gpt2.matrices == 12 * 12 * 768**2 + 768 * 50257
-    with pytest.raises(UserError, match="hidden_size"):
+    with raises_user_error(where="config.json", wanted="hidden_size"):
         shape_from_hf({"model_type": "gpt2"}, "config.json")
 
 

@@ -184,7 +184,7 @@ def test_a_second_trainer_is_refused_and_told_whose_it_is(tmp_path, server, stag
 def test_a_lock_is_given_back(tmp_path):
     with locked(tmp_path):
         assert is_held(tmp_path)
-        with pytest.raises(UserError, match=str(os.getpid())), locked(tmp_path):
+        with raises_user_error(got=f"process {os.getpid()} "), locked(tmp_path):
             pass
     assert not is_held(tmp_path)
     with locked(tmp_path):

@@ -215,7 +215,7 @@ def test_what_is_no_model_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         resolve_run("sft", parse_overrides([f"init_from={tmp_path / 'nothing'}"]))
     (tmp_path / "text.txt").write_text("x")
-    with pytest.raises(UserError, match="not a model; wanted a run's folder"):
+    with raises_user_error(where="text.txt", wanted="a run's folder"):
         resolve_run("sft", parse_overrides([f"init_from={tmp_path / 'text.txt'}"]))
     with pytest.raises(UserError, match="not the folder of a run"):
         load_trained(tmp_path)
@@ -225,7 +225,7 @@ def test_minimind_weights(stock, toy, tmp_path):
     model, folder = stock
     place = tmp_path / "full_sft_32.pth"
     torch.save({name: value.half() for name, value in to_hf(model.state_dict(), model.config).items()}, place)
-    with pytest.raises(UserError, match=r"no tokenizer\.json beside these weights.*Give tokenizer\.path=DIR"):
+    with raises_user_error(where="full_sft_32.pth", next_step="tokenizer.path=DIR"):
         load_trained(place)
     run = resolve_run("sft", parse_overrides([f"init_from={place}", f"tokenizer.path={folder}", *SMALL]))
     assert run.model.num_attention_heads == 2 and run.model.architecture == "qwen3"
@@ -265,5 +265,5 @@ def test_what_cannot_be_averaged(stock, base_model, tmp_path):
     with pytest.raises(UserError, match="--last takes the folder of a run"):
         average_models([folder], tmp_path / "mean", last=2)
     assert not (tmp_path / "mean").exists()
-    with pytest.raises(UserError, match="is there already"):
+    with raises_user_error(where=str(tmp_path), next_step="--out"):
         average_models([folder, folder], tmp_path)
