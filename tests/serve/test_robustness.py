@@ -105,7 +105,7 @@ def test_a_reader_that_never_reads_is_left_behind(slow, tokenizer, monkeypatch):
 def test_who_sends_byte_by_byte_is_cut_off(start, make_served, monkeypatch, what):
     """F2: slow-loris, with its ten seconds made half of one."""
     monkeypatch.setattr(connection, "READ_SECONDS", 0.5)
-    whole = request_bytes(0, {**CHAT, "max_tokens": 2})
+    whole = request_bytes(0, {**CHAT, "max_tokens": 2, "user": "long" * 60})
     place = {"nothing": 0, "headers": 30, "body": whole.index(b"\r\n\r\n") + 10, "second request": 30}[what]
     with start(make_served("chat")) as running:
         line = socket.create_connection(("127.0.0.1", running.port))
@@ -123,7 +123,7 @@ def test_who_sends_byte_by_byte_is_cut_off(start, make_served, monkeypatch, what
                         break
                 if what != "nothing":
                     line.sendall(whole[at : at + 1])
-                    at += at < len(whole) - 2
+                    at += 1
         assert time.monotonic() - began < 20
         assert running.chat().status_code == 200  # others are answered meanwhile
 

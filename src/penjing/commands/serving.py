@@ -66,8 +66,7 @@ def serve(
 
     [bold]Ask it[/]
 
-    curl http://127.0.0.1:8000/v1/chat/completions -H "Content-Type: application/json" \\\\
-    -d '{"model": "quickstart", "messages": [{"role": "user", "content": "Hello"}]}'
+    curl http://127.0.0.1:8000/v1/completions --json '{"model": "quickstart", "prompt": "Tom"}'
     """
     from penjing.commands.serve import ServeOptions, start
 

@@ -82,11 +82,14 @@ def _service(request: Request) -> Service:
 
 
 async def _respond(
-    request: Request, work: Work, whole: Callable[[Work], Awaitable[dict[str, Any]]], stream: EventStream | None
+    request: Request,
+    work: Work,
+    whole: Callable[[Work], Awaitable[dict[str, Any]]],
+    chunks: AsyncIterator[bytes] | None,
 ) -> Response:
     """The answer in one piece, or as it comes."""
-    if stream is not None:
-        return stream
+    if chunks is not None:
+        return EventStream(chunks, work.cancel)
     try:
         return Response(dumps(await unless_left(request, whole(work))), media_type="application/json")
     finally:
@@ -101,7 +104,7 @@ def _add_api(app: FastAPI, models: Models) -> None:
         work = await chat.begin(_service(request), body, client_of(request))
         opening = [choice.opening for choice in work.choices]  # type: ignore[attr-defined]
         chunks = work.stream("chat.completion.chunk", opening, usage=body.wants_usage) if body.stream else None
-        return await _respond(request, work, chat.whole, chunks and EventStream(chunks, work.cancel))
+        return await _respond(request, work, chat.whole, chunks)
 
     @app.post("/v1/completions", **_documented(CompletionRequest))
     async def text_completions(request: Request) -> Response:
@@ -109,7 +112,7 @@ def _add_api(app: FastAPI, models: Models) -> None:
         body = await read(request, CompletionRequest)
         work = await completions.begin(_service(request), body, client_of(request))
         chunks = work.stream("text_completion", (), usage=body.wants_usage) if body.stream else None
-        return await _respond(request, work, completions.whole, chunks and EventStream(chunks, work.cancel))
+        return await _respond(request, work, completions.whole, chunks)
 
     created = int(time.time())
 

@@ -120,7 +120,7 @@ def _prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
     """One or several, each a text or ids."""
     if isinstance(body.prompt, str):
         return [body.prompt]
-    return [body.prompt] if isinstance(body.prompt[0], int) else body.prompt  # type: ignore[list-item, return-value]
+    return [body.prompt] if isinstance(body.prompt[0], int) else body.prompt  # type: ignore[return-value]
 
 
 def _encode(target: Target, prompt: str | list[int]) -> Prompt:

@@ -99,8 +99,8 @@ class Server(uvicorn.Server):
                 loop.add_signal_handler(number, self.stop)
                 handled.append(number)
         yield
-        for number in handled:
-            loop.remove_signal_handler(number)
+        while handled:
+            loop.remove_signal_handler(handled.pop())
 
     def stop(self) -> None:
         """Accept nothing more, and end when all is answered."""

@@ -130,7 +130,7 @@ def seeds(body: SamplingFields) -> list[int]:
 
 def sampling(body: SamplingFields) -> Sampling:
     """How answers are drawn: as OpenAI's defaults say, where nothing is asked for."""
-    given = {
+    given: dict[str, Any] = {
         "top_p": body.top_p,
         "top_k": body.top_k,
         "min_p": body.min_p,

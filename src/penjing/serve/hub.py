@@ -57,8 +57,7 @@ class Hub:
 
     def admit(self, model: str, client: str, answers: int) -> Job:
         """Places for so many answers. Raises ApiError if there are none: for all clients together, or for this one."""
-        limit = self._limits[model]
-        if self._open[model] + answers > limit or self._open_of_client[model, client] + answers > limit // 2:
+        if not self._has_places(model, client, answers):
             raise FULL
         job = Job(model, client)
         self._count(job, answers)
@@ -66,11 +65,12 @@ class Hub:
 
     def check(self, client: str) -> None:
         """Raises ApiError, before anything is read, if no model has a place for this client."""
-        if all(
-            self._open[model] >= limit or self._open_of_client[model, client] >= limit // 2
-            for model, limit in self._limits.items()
-        ):
+        if not any(self._has_places(model, client, 1) for model in self._limits):
             raise FULL
+
+    def _has_places(self, model: str, client: str, answers: int) -> bool:
+        limit, own = self._limits[model], self._open_of_client[model, client]
+        return self._open[model] + answers <= limit and own + answers <= limit // 2
 
     def submit(self, job: Job, requests: Sequence[Request]) -> None:
         """Hand over the requests whose answers have their places. Raises ApiError if a value is refused."""
