@@ -7,6 +7,7 @@ tokens: how many there were, the server says at its end.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import re
 import socket
@@ -32,6 +33,7 @@ class PenjingServer(Decoder):
         self.process = subprocess.Popen(
             [sys.executable, "-m", "penjing", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
+        atexit.register(self.close)  # a trial that fails leaves no server behind
         assert self.process.stdout is not None
         found = next(
             (at for line in self.process.stdout if (at := re.search(r"http://127\.0\.0\.1:(\d+)", line))), None
