@@ -16,17 +16,18 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-ENGLISH = ("Which number is bigger: 18 or 9?", "Tell a story about Kate and a kite.")
-CHINESE = ("哪个数更大，18还是20？", "讲一个小雨和手表的故事。")
+ENGLISH = ("Say in English: 绿色的袋子.", "Tell a story about Kate and a kite.")
+CHINESE = ("用中文说：green bag。", "讲一个小雨和手表的故事。")
 STORY = (
     "One cold day, Ben had a coat. Ben put the coat down in the forest. But Leo took the coat and put it on the farm. "
     "Ben felt sad because the coat was gone.\nWhy did Ben feel sad?"
 )
-# The place in an answer where the model was least sure between its first and its second choice.
-UNSURE = """(names) => {
+# A word in the middle of an answer that was one of many which the model might have said.
+UNSURE = """() => {
   const tokens = [...document.querySelectorAll('.answers:last-child .token:not(.mark)')];
   const chance = (node) => parseFloat(node.getAttribute('aria-label').split(/[,，] ?/).at(-1));
-  const fit = tokens.map((node, place) => [Math.abs(chance(node) - 30) + Math.abs(place - tokens.length * 0.3), place]);
+  const fit = tokens.map((node, place) =>
+    [Math.abs(chance(node) - 7) * 4 + Math.abs(place - tokens.length * 0.25), place]);
   return fit.filter(([, place]) => /[\\p{L}]{2}/u.test(tokens[place].textContent)).sort((a, b) => a[0] - b[0])[0][1];
 }"""
 
@@ -37,7 +38,7 @@ def opened(
 ) -> Iterator[Page]:
     """A page with settings of its own."""
     context = browser.new_context(viewport={"width": width, "height": height}, device_scale_factor=1.5, **more)
-    kept = json.dumps(json.dumps({"seed": 7, "look": True, **settings}))
+    kept = json.dumps(json.dumps({"seed": 2, "look": True, **settings}))
     context.add_init_script(
         f"localStorage.getItem('penjing.settings') || localStorage.setItem('penjing.settings', {kept})"
     )
@@ -81,12 +82,16 @@ def shoot(url: str, chromium: str, out: Path) -> None:
             ask(page, *CHINESE)
             point_at_a_token(page)
             page.screenshot(path=out / "chat_zh.png")
-        with opened(browser, url, {"max_tokens": 64}, 1240, 860, locale="en-US") as page:
+        with opened(browser, url, {"max_tokens": 36}, 1240, 860, locale="en-US") as page:
+            models = page.evaluate("fetch('v1/models').then((all) => all.json())")["data"]
+            before = next(model["id"] for model in models if not model["penjing"]["answers"])
             page.locator("#compare").click()
+            page.locator("#other").select_option(page.locator("#model").input_value())
+            page.locator("#model").select_option(before)
             ask(page, STORY)
             page.screenshot(path=out / "chat_side_by_side.png")
         with opened(browser, url, {}, 390, 844, locale="en-US", has_touch=True, is_mobile=True) as page:
-            ask(page, ENGLISH[1])
+            ask(page, *ENGLISH)
             place = page.evaluate(UNSURE)
             page.locator(".answers:last-child .token:not(.mark)").nth(place).tap()
             page.locator(".popover").wait_for()

@@ -4,6 +4,7 @@ The files of the page come from the package, with the headers that `penjing serv
 """
 
 import json
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -56,6 +57,7 @@ def answer_to(messages: list[dict], tools: list) -> list:
         "bytes": [b"\xe7", b"\x9b\x86", "景".encode(), b" ok", END],
         "slow": [f" w{number}".encode() for number in range(2000)],
         "long": [*pieces_of(" ".join(f"word{number}" for number in range(60))), END],
+        "deep": [b"> - " * 5000, b"\n" + b"**a [b](" * 5000, END],
         "two lines": [*pieces_of("One. Two three"), END],
     }
     if asked == "calculate" and tools:
@@ -159,6 +161,9 @@ class Handler(BaseHTTPRequestHandler):
             self.chunk({"choices": [{"index": 0, **said, "logprobs": scores, "finish_reason": None}]})
             if len(tokens) > 1000:
                 time.sleep(0.01)
+            if piece == b" breaks" and not given:  # as where the server is killed
+                time.sleep(0.3)  # what a browser has not read when a connection breaks, it drops
+                return self.connection.shutdown(socket.SHUT_RDWR)
         self.chunk(
             {
                 "choices": [

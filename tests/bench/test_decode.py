@@ -150,12 +150,12 @@ def test_the_table_has_a_dash_where_one_took_no_part_and_the_verdict_says_who_is
     table = Decode().table(record, "26m")
     rows = {row[0]: row[1:] for row in table.rows}
     assert table.headings[1:] == list(speeds)
-    assert rows["tokens/s, batch 3"][list(speeds).index("penjing-serve")] == "-"
-    assert rows["tokens/s, batch 1"][0] == "180" and rows["first token after 4, ms"][0] == "500"
+    assert rows["batch 3, tokens/s"][list(speeds).index("penjing-serve")] == "-"
+    assert rows["batch 1, tokens/s"][0] == "180" and rows["first token after 4, ms"][0] == "500"
     said = " ".join(quiet.file.getvalue().split())
     assert f"{BF16} / llama.cpp-f16, tokens/s: 0.50 x; goal at least 1 x: missed" in said
     assert f"{INT8} / llama.cpp-q8_0, tokens/s: 1.50 x; goal at least 1 x: reached" in said
-    behind = f"{BF16} beside llama.cpp-f16: ahead in peak memory, MiB 1.00 x; behind in first token after 4 0.50 x"
+    behind = f"{BF16} beside llama.cpp-f16: ahead: peak memory 1.00 x; behind: first token after 4 0.50 x"
     assert behind in said
 
 

@@ -75,7 +75,7 @@ def test_answers_are_those_of_generate(start, model, tokenizer):
 
 def test_a_pretrained_model_goes_on_from_each_text_alone(start, tokenizer):
     talk = start(answers=False)
-    for text in ("what is", "it is"):
+    for text in ("what is", "it is a kite. I think"):
         assert answer(talk.ask(text)).prompt_tokens == 1 + len(tokenizer.encode(text))
     for line in ("/system be kind", "/think on", "/save x"):
         with pytest.raises(UserError, match="only pretrained"):

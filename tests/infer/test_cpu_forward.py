@@ -91,6 +91,18 @@ def test_bfloat16_rounds_weights_keys_and_values_and_nothing_else(name):
     assert difference_N.median() < 5e-4
 
 
+@pytest.mark.parametrize("name", ["qwen2", "glm4_moe"])
+def test_weights_that_are_bfloat16_themselves(name):
+    rounded, model = make_model(name), make_model(name).bfloat16()
+    for parameter in rounded.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    for layer in rounded.modules():
+        if isinstance(layer, MoELayer) and layer.router.correction is not None:
+            layer.router.correction = layer.router.correction.bfloat16().float()
+    set_compute_dtype(rounded, torch.bfloat16)
+    assert torch.equal(read(model), read(rounded))
+
+
 def quantised(weight_OI):
     """int8 with a bfloat16 scale per output and 32 inputs, no value beyond 127."""
     parts = []

@@ -9,7 +9,9 @@ import pytest
 import torch
 from user_errors import raises_user_error
 
+from penjing.infer.requests import Request
 from penjing.infer.sample import Rows, Sampling, draw
+from penjing.infer.sampler import Sampler
 
 CHANCE = torch.tensor([0.05, 0.4, 0.02, 0.3, 0.15, 0.08])
 LOGITS_BV = CHANCE.log()[None] + 3.0
@@ -94,3 +96,32 @@ def test_a_seed_repeats_and_another_differs():
 def test_bad_settings_are_refused(options, name):
     with raises_user_error(where=name):
         Sampling(**options)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=1.0),
+        Sampling(temperature=0.8, top_p=0.9),
+        Sampling(temperature=1.0, min_p=0.01),
+    ],
+)
+def test_a_row_of_a_large_vocabulary_is_drawn_alone_as_among_others(sampling):
+    """Also where torch has several threads: it would part the sums of a single row among them."""
+    vocab_size, slots = 70_000, 3
+    logits_RV = 3 * torch.randn(slots, vocab_size, generator=torch.Generator().manual_seed(0))
+    sampler = Sampler(slots, 4, vocab_size, logits_RV.device)
+    for slot in range(slots):
+        sampler.put(slot, Request(prompt=[1], sampling=sampling, top_logprobs=3), slot, 4, ())
+    slot_R, at_R = np.arange(slots), np.zeros(slots, dtype=np.int64)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        whole = sampler.draw(slot_R, at_R, logits_RV, {})
+        alone = [sampler.draw(slot_R[[row]], at_R[[row]], logits_RV[[row]], {}) for row in range(slots)]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    for row, one in enumerate(alone):
+        assert [values[0] for values in one] == [values[row] for values in whole]

@@ -1,8 +1,12 @@
 """The forward pass in C: the same bits for a row whatever else is in the pass, and int8 as it is defined."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as functional
 
 from penjing.kernels.cpu import decode, library
 from penjing.kernels.cpu.decode import Decoder, DecoderWeights, Experts, LayerWeights, LowRank, Matrix, Shape
@@ -85,10 +89,7 @@ def read(decoder, ids, slot=0, *, chunk=TOKENS, adapter=None):
 @pytest.fixture
 def two_threads(monkeypatch):
     monkeypatch.setattr(decode, "MIN_WORK", 1)  # however small
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -105,9 +106,9 @@ def test_a_rows_bits_are_its_own(precision, changes, two_threads):
     alone = read(decoder, ids_BT[0], adapter=whose[0])
     for chunk in (1, 7, 64):
         assert torch.equal(read(decoder, ids_BT[0], slot=3, chunk=chunk, adapter=whose[0]), alone)
-    torch.set_num_threads(1)
+    decoder.threads = 1
     assert torch.equal(read(decoder, ids_BT[0], slot=5, adapter=whose[0]), alone)
-    torch.set_num_threads(2)
+    decoder.threads = 2
     # 17 sequences in one pass, of other lengths, then each its next token beside the others
     lengths = rng.integers(90, 149, 17)
     lengths[0] = 149
@@ -125,8 +126,60 @@ def test_many_rows_and_more_threads_than_cores(two_threads):
     decoder = make_decoder(torch.bfloat16)
     ids = np.random.default_rng(2).integers(0, VOCABULARY, TOKENS)
     alone = read(decoder, ids, chunk=1)
-    torch.set_num_threads(7)
+    decoder.threads = 7
     assert torch.equal(read(decoder, ids, slot=2), alone)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_passes_of_other_shapes_one_after_another(experts, two_threads):
+    # A thread that is late for one pass must take nothing of the next, which may have other steps.
+    decoder = make_decoder(torch.float32, experts=experts)
+    ids = np.random.default_rng(8).integers(0, VOCABULARY, 60)
+    alone = read(decoder, ids)
+    for number in range(300):
+        decoder.threads = 1 + number % 4
+        count = 1 + number % 59
+        wanted = np.arange(0 if number % 7 else count, count)
+        got = decoder(np.full(count, 1), np.arange(count), ids[:count], wanted)
+        assert torch.equal(got, alone[wanted]), (number, count)
+
+
+def test_attention_in_several_steps():
+    # One layer of one head whose scores are read off: keys of 150 positions in steps of 64, against torch's softmax.
+    size, count = 16, 150
+    generator = torch.Generator().manual_seed(2)
+    embedding_VD = torch.randn(count, size, generator=generator)
+    weights = [0.5 * torch.randn(size, size, generator=generator) for _ in range(3)]
+    zeros = Matrix(weights_OI=[torch.zeros(size, size)])
+    layer = LayerWeights(
+        attention_gain_D=torch.ones(size),
+        mlp_gain_D=torch.ones(size),
+        qkv=Matrix(weights_OI=weights),
+        out=Matrix(weights_OI=[torch.eye(size)]),
+        gate_up=Matrix(weights_OI=[torch.zeros(size, size)] * 2, pairs=True),
+        down=zeros,
+    )
+    decoder = Decoder(
+        Shape(num_attention_heads=1, num_key_value_heads=1, head_dim=size, epsilon=1e-6),
+        DecoderWeights(
+            embedding_VD=embedding_VD,
+            head_VD=torch.eye(count, size),
+            gain_D=torch.ones(size),
+            layers=[layer],
+            cosine_SN=torch.ones(count, 1),
+            sine_SN=torch.zeros(count, 1),
+        ),
+        precision=torch.float32,
+        cache_dtype=torch.float32,
+        num_slots=1,
+        max_tokens=count,
+    )
+    got = read(decoder, np.arange(count))[:, :size]
+    normal = functional.rms_norm(embedding_VD, (size,), eps=1e-6)
+    query, key, value = (normal @ weight.T for weight in weights)
+    mask = torch.ones(count, count, dtype=torch.bool).tril()
+    hidden = embedding_VD + (query @ key.T / size**0.5).masked_fill(~mask, -torch.inf).softmax(1) @ value
+    torch.testing.assert_close(got, functional.rms_norm(hidden, (size,), eps=1e-6), rtol=1e-4, atol=1e-5)
 
 
 def test_another_sequences_nan_stays_its_own():
@@ -156,3 +209,23 @@ def test_numbers_out_of_range():
             with pytest.raises(IndexError):
                 decoder(given["slot"], given["position"], given["id"], given["wanted"], given["adapter"])
     assert decoder(*(np.zeros(0, np.int32),) * 4).shape == (0, VOCABULARY)
+
+
+def test_a_forked_process_has_threads_of_its_own(two_threads):
+    decoder = make_decoder(torch.float32)
+    ids = np.random.default_rng(6).integers(0, VOCABULARY, 50)
+    alone = read(decoder, ids)
+    child = os.fork()
+    if not child:
+        os._exit(0 if torch.equal(read(decoder, ids, slot=1), alone) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(read(decoder, ids, slot=2), alone)
+
+
+def test_decoders_side_by_side(two_threads):
+    ids = np.random.default_rng(7).integers(0, VOCABULARY, 60)
+    decoders = [make_decoder(torch.bfloat16) for _ in range(3)]
+    alone = read(decoders[0], ids)
+    with ThreadPoolExecutor(3) as pool:
+        several = pool.map(lambda decoder: [read(decoder, ids, slot, chunk=5) for slot in range(4)], decoders)
+        assert all(torch.equal(each, alone) for found in several for each in found)

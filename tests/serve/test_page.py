@@ -307,6 +307,13 @@ def test_markdown_is_shown(opened, server):
         expect(words.locator(selector)).to_have_text(text)
 
 
+def test_a_model_that_repeats_itself_does_not_hang_the_page(opened, server):
+    page = opened()
+    send(page, "deep")
+    assert page.locator(".words blockquote").count() <= 9
+    assert len(page.locator(".words").inner_text()) > 20_000
+
+
 def test_a_key_is_asked_for_and_kept_for_the_tab(opened, server):
     server.key = "sesame"
     page = opened(wait=False)
@@ -346,6 +353,11 @@ def test_errors_are_said_and_the_text_stays(opened, server):
     page.locator(".answers").last.get_by_role("button", name="Try again").click()
     expect(page.locator(".note.bad")).to_have_text(re.compile("The server is gone"))
     expect(page.locator(".words").first).to_have_text("You said hello")
+    page.unroute("**/v1/chat/completions")
+    page.locator("#text").fill("it breaks off")
+    page.keyboard.press("Enter")
+    expect(page.locator(".note.bad").last).to_have_text(re.compile("the connection broke"))
+    expect(page.locator(".words").last).to_have_text("You said it breaks")
     opened.troubles.clear()
 
 
@@ -391,6 +403,20 @@ def test_conversations_are_exported_as_training_data_and_cleared(opened, server,
     page.get_by_role("button", name="Delete", exact=True).click()
     expect(page.locator(".conversation")).to_have_count(0)
     assert page.evaluate("localStorage['penjing.conversations']") is None
+
+
+def test_two_tabs_do_not_lose_each_others_conversations(opened, server):
+    page = opened()
+    other = page.context.new_page()
+    other.goto(server.url)
+    send(page, "one")
+    expect(other.locator(".conversation")).to_have_count(1)
+    send(other, "two")
+    expect(page.locator(".conversation")).to_have_count(2)
+    send(page, "three")
+    expect(other.locator(".conversation")).to_have_count(2)
+    other.reload()
+    expect(other.locator(".conversation")).to_have_count(2)
 
 
 def test_both_languages_are_whole_and_the_browsers_is_chosen(opened, server):

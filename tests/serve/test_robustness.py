@@ -89,7 +89,7 @@ def test_a_client_that_leaves_frees_its_slot(slow, tokenizer, when):
 
 def test_a_reader_that_never_reads_is_left_behind(slow, tokenizer, monkeypatch):
     """What waits for it is bounded, and its request ends."""
-    monkeypatch.setattr(streams, "SEND_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "SEND_SECONDS", 0.3)
     monkeypatch.setattr(streams, "dumps", lambda value, dumps=streams.dumps: dumps(value) + b" " * 300_000)
     monkeypatch.setattr("penjing.serve.generation.dumps", streams.dumps)
     with socket.socket() as line:

@@ -25,6 +25,7 @@ from penjing.model.transformer import Transformer
 from penjing.plan import hardware
 from penjing.plan.flops import parameters
 
+READ_AT_ONCE = 16  # prompts
 PRESETS = {"26m": "26m", "1m": "tiny"}  # by setting
 FROM_IDS = (400, 2000)  # prompts are drawn from: plain tokens in both vocabularies
 TRIAL = "penjing.bench.penjing_decode"
@@ -60,6 +61,7 @@ class Figure:
     """A row of the table."""
 
     label: str
+    unit: str
     show: Callable[[float], str]
     less_is_better: bool = False
 
@@ -134,9 +136,10 @@ class Decode(Benchmark):
         """A row for each figure, a column for each contestant; a dash for what a contestant does not take part in."""
         medians = record[setting]["medians"]
         rows = [
-            [it.label, *[with_range(one[name], it.show) if name in one else "-" for one in medians.values()]]
+            [it.label + it.unit, *[with_range(one[name], it.show) if name in one else "-" for one in medians.values()]]
             for name, it in rows_of(record).items()
         ]
+        rows.append(["of it beyond the imported libraries, MiB", *map(_beyond_imports, medians.values())])
         title = f"{self.settings[setting]}, median (range over trials)"
         return ResultTable(["", *medians], rows, title)
 
@@ -159,40 +162,45 @@ class Decode(Benchmark):
 
 def rows_of(record: Mapping[str, Any]) -> dict[str, Figure]:
     """What the table shows, by the names that `record.figures` gives."""
-    spec = record["spec"]
-
-    def milliseconds(seconds: float) -> str:
-        return f"{1000 * seconds:,.0f}" if seconds >= 0.1 else f"{1000 * seconds:.1f}"
-
-    def rate(value: float) -> str:
-        return f"{value:,.0f}"
-
+    spec, many = record["spec"], f"{READ_AT_ONCE} prompts of {record['spec']['prompt_tokens']}"
     found = {
-        f"last_first_token_{length}": Figure(f"first token after {length:,}, ms", milliseconds, less_is_better=True)
+        f"last_first_token_{length}": Figure(
+            f"first token after {length:,}", ", ms", _milliseconds, less_is_better=True
+        )
         for length in spec["first_token"]
     }
-    found |= {
-        f"last_read_{batch}": Figure(
-            f"{batch} prompts of {spec['prompt_tokens']} read, ms", milliseconds, less_is_better=True
-        )
-        for batch in spec["batches"]
-        if batch == 16
-    }
-    found |= {f"last_rate_{batch}": Figure(f"tokens/s, batch {batch}", rate) for batch in spec["batches"]}
-    found["peak_bytes"] = Figure("peak memory, MiB", lambda value: f"{value / MEBIBYTE:,.0f}", less_is_better=True)
+    if READ_AT_ONCE in spec["batches"]:
+        found[f"last_read_{READ_AT_ONCE}"] = Figure(f"{many} read", ", ms", _milliseconds, less_is_better=True)
+    for batch in spec["batches"]:
+        found[f"last_rate_{batch}"] = Figure(f"batch {batch}", ", tokens/s", lambda value: f"{value:,.0f}")
+    found["peak_bytes"] = Figure("peak memory", ", MiB", _mebibytes, less_is_better=True)
     return found
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f}" if seconds >= 0.1 else f"{1000 * seconds:.1f}"
+
+
+def _mebibytes(value: float) -> str:
+    return f"{value / MEBIBYTE:,.0f}"
+
+
+def _beyond_imports(medians: Mapping[str, Any]) -> str:
+    """A dash where the libraries' memory is not known, as of another process."""
+    beyond = medians["peak_bytes_beyond_imports"]
+    return "-" if beyond == medians["peak_bytes"] else with_range(beyond, _mebibytes)
 
 
 def _standing(record: Mapping[str, Any], setting: str, mine: str, other: str) -> str:
     """What one contestant is ahead and behind in, and by how much."""
-    ahead, behind = [], []
     medians = record[setting]["medians"]
+    found: dict[str, list[str]] = {"ahead": [], "behind": []}
     for name, figure in rows_of(record).items():
         if name in medians[mine] and name in medians[other]:
             times = middle(ratios(record, setting, mine, other, name)) or 0.0
             times = 1 / times if figure.less_is_better else times
-            (ahead if times >= 1 else behind).append(f"{figure.label.removesuffix(', ms')} {times:.2f} x")
-    return "; ".join(f"{word} in {', '.join(each)}" for word, each in (("ahead", ahead), ("behind", behind)) if each)
+            found["ahead" if times >= 1 else "behind"].append(f"{figure.label} {times:.2f} x")
+    return "; ".join(f"{word}: {', '.join(each)}" for word, each in found.items() if each)
 
 
 def _shape(preset: str, sizes: Sizes) -> ModelConfig:

@@ -10,7 +10,7 @@ from penjing.base.process_info import peak_resident_bytes
 from penjing.bench.decode_measure import Decoder, OnTokens, finish
 from penjing.bench.trial_spec import DecodeSpec, read_spec
 from penjing.infer.engine import Engine
-from penjing.infer.forward import make_forward
+from penjing.infer.forward import Weights, make_forward
 from penjing.infer.requests import Request
 from penjing.infer.sample import Sampling
 from penjing.train.load_model import load_trained, set_threads, use_device
@@ -19,7 +19,7 @@ from penjing.train.load_model import load_trained, set_threads, use_device
 class PenjingEngine(Decoder):
     def __init__(self, folder: Path, kind: str, device: str) -> None:
         self.model = load_trained(folder).model
-        self.weights = "int8" if kind == "int8" else "auto"
+        self.weights: Weights = "int8" if kind == "int8" else "auto"
         use_device(self.model, device, "float32" if kind == "int8" else kind)
         self.options = [kind]
 

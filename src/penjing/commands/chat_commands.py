@@ -11,12 +11,11 @@ from pathlib import Path
 from penjing.base.config import convert
 from penjing.base.errors import UserError, nearest
 from penjing.base.files import disk_error
-from penjing.data.chat.render import parse_switch
 from penjing.infer.conversation import Conversation, Part
 
 Answer = Iterator[Part]
 Run = Callable[[Conversation, str], str | Answer]
-SWITCHES = {None: "auto", True: "on", False: "off"}
+SWITCHES = {"on": True, "off": False, "auto": None}
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,11 @@ def _sampling(talk: Conversation, name: str, text: str) -> str:
 
 def _think(talk: Conversation, text: str) -> str:
     _needs_chats(talk)
-    if text == "on" or text == "off" or text == "auto":
-        talk.options = replace(talk.options, thinking=parse_switch(text))
-    elif text:
+    if text and text not in SWITCHES:
         raise UserError("no such position", where="/think", got=text, wanted="on, off or auto")
-    return f"thinking: {SWITCHES[talk.options.thinking]}"
+    if text:
+        talk.options = replace(talk.options, thinking=SWITCHES[text])
+    return f"thinking: {next(word for word, switch in SWITCHES.items() if switch is talk.options.thinking)}"
 
 
 def _adapter(talk: Conversation, text: str) -> str:

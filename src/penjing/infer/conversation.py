@@ -1,7 +1,7 @@
 """A conversation with a model: what was said, and the next answer, piece by piece.
 
 Keys and values of what was read stay in the engine's slot, so that a turn reads only what is new. A model that was only
-pretrained remembers nothing: it goes on from each text alone.
+pretrained goes on from each text alone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from penjing.agent_tools.box import Result, Toolbox
 from penjing.base.errors import UserError
@@ -83,8 +83,7 @@ class Conversation:
     def ask(self, text: str) -> Iterator[Part]:
         """The answer to `text`. Raises UserError, and remembers nothing, where there is no room for one."""
         self._retries = 0
-        before = self.messages if self.answers else []
-        return self._answer([*before, Message(role="user", content=text)])
+        return self._answer([*self.messages, Message(role="user", content=text)])
 
     def retry(self) -> Iterator[Part]:
         """Another answer to the last question, drawn with the next seed. Raises UserError if there was none."""
@@ -177,8 +176,7 @@ class Conversation:
         began = time.perf_counter()
         ticket = engine.submit(request)
         first = last = 0.0
-        shared = 0
-        ended: Ended = ""
+        shared, ended = 0, cast(Ended, "")
         try:
             while not ended:
                 if self._is_stopped:
@@ -186,16 +184,17 @@ class Conversation:
                 for event in engine.step():
                     if event.error is not None:
                         raise event.error
-                    ended, shared = event.ended, shared or event.shared
+                    ended = event.ended
+                    shared = shared or event.shared
                     if event.token is not None and event.token.id not in tokenizer.stop:
                         written.append(event.token.id)
                         last = time.perf_counter() - began
                         first = first or last
                         yield Written(self._spans(written))
-        finally:
-            if not ended:
-                engine.cancel(ticket)
-                engine.step()
+        except BaseException:  # also where nobody wants to hear the rest
+            engine.cancel(ticket)
+            engine.step()
+            raise
         yield TurnEnd(
             tokens=len(written),
             prompt_tokens=len(ids),

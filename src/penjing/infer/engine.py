@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penjing.base.errors import UserError
@@ -33,6 +35,7 @@ from penjing.infer.requests import (
     InjectedTokens,
     Request,
     Token,
+    TokenMask,
     Turn,
     bits,
 )
@@ -97,7 +100,7 @@ class Engine:
         if tokens >= room:
             raise UserError("too long", where="prompt", got=f"{tokens} tokens", wanted=f"under {room}")
         for where, ids in (("prompt", request.prompt), ("logit_bias", request.sampling.logit_bias)):
-            if ids and not 0 <= min(ids) <= max(ids) < self.forward.vocab_size:
+            if len(ids) and not 0 <= min(ids) <= max(ids) < self.forward.vocab_size:
                 wrong = next(index for index in ids if not 0 <= index < self.forward.vocab_size)
                 raise UserError("no such token", where=where, got=wrong, wanted=f"0..{self.forward.vocab_size - 1}")
         if not 0 <= request.top_logprobs <= MOST_TOP_LOGPROBS:
@@ -160,8 +163,11 @@ class Engine:
         self.steps += 1
         self._take_in()
         if begun := self._admit():
-            self._draw(ints([answer.slot for answer in begun]), torch.cat([_logits_of(answer) for answer in begun]))
-            self._forget_logits()
+            logits_RV = torch.cat([_logits_of(answer) for answer in begun])
+            self._draw(ints([answer.slot for answer in begun]), logits_RV)
+            for answer in begun:
+                if not answer.job.waiting:
+                    answer.job.logits_1V = None
         if planned := self._scheduler.plan():
             try:
                 logits_RV = self.forward(*self._arrays(planned))
@@ -312,28 +318,26 @@ class Engine:
         """An answer's new token; its own code may end it."""
         request = answer.job.request
         watch = request.watch
-        if watch is not None and self._own(answer, lambda: watch(answer.number, token.id)):
+        if watch is not None and self._own(answer, partial(watch, answer.number, token.id)):
             ended = "stop"
-        if answer.grammar is not None and ended != "stop":
-            grammar = answer.grammar
-            self._own(answer, lambda: grammar.accept(token.id))
-            if not answer.job.is_over and grammar.finished:
-                ended = "stop"
+        grammar = answer.grammar
+        if grammar is not None and ended != "stop" and self._own(answer, partial(_accepted, grammar, token.id)):
+            ended = "stop"
         if answer.job.is_over:
             return
         self._tell(answer, token, ended)
         if ended:
             self._end(answer)
 
-    def _masks(self, slot_R: Ints) -> dict[int, np.ndarray]:
+    def _masks(self, slot_R: Ints) -> dict[int, NDArray[np.bool_]]:
         """By row, which ids a grammar allows."""
         masks = {}
         for row, slot in enumerate(slot_R.tolist()):
             answer = self._answers[slot]
             if answer is not None and answer.grammar is not None:
-                allowed = self._own(answer, answer.grammar.allowed)
-                if allowed is not None:
-                    masks[row] = bits(allowed, self.forward.vocab_size)
+                may_V = self._own(answer, partial(_allowed, answer.grammar, self.forward.vocab_size))
+                if may_V is not None:
+                    masks[row] = may_V
         return masks
 
     def _follow(self, stopped: list[tuple[Answer, Token]]) -> None:
@@ -345,12 +349,20 @@ class Engine:
             try:
                 assert follow is not None
                 given = follow([self._turn(answer) for answer, _ in mine])
+                self._check_given(given, len(mine))
             except Exception as error:  # the caller's own code: nobody else is to suffer
                 for answer, _ in mine:
                     self._end_job(answer.job, "error", error)
                 continue
             for (answer, token), following in zip(mine, given, strict=True):
                 self._go_on(answer, token, following)
+
+    def _check_given(self, given: Sequence[InjectedTokens | None], turns: int) -> None:
+        if len(given) != turns:
+            raise ValueError(f"{turns} turns ended, and {len(given)} were followed")
+        for tokens in given:
+            if tokens is not None and not all(0 <= index < self.forward.vocab_size for index in tokens.ids):
+                raise ValueError("what follows a turn holds an id that is no token")
 
     def _turn(self, answer: Answer) -> Turn:
         start = answer.turns[-1] if answer.turns else 0
@@ -439,11 +451,6 @@ class Engine:
             self._end_job(answer.job, "error", error)
             return None
 
-    def _forget_logits(self) -> None:
-        for job in self._jobs.values():
-            if job.logits_1V is not None and not job.waiting:
-                job.logits_1V = None
-
     def _at(self, slot: int) -> Answer:
         answer = self._answers[slot]
         assert answer is not None
@@ -453,3 +460,16 @@ class Engine:
 def _logits_of(answer: Answer) -> Tensor:
     assert answer.job.logits_1V is not None
     return answer.job.logits_1V
+
+
+def _accepted(grammar: TokenMask, index: int) -> bool:
+    grammar.accept(index)
+    return grammar.finished
+
+
+def _allowed(grammar: TokenMask, vocab_size: int) -> NDArray[np.bool_] | None:
+    allowed = grammar.allowed()
+    may_V = None if allowed is None else bits(allowed, vocab_size)
+    if may_V is not None and not may_V.any():
+        raise ValueError("the grammar allows no token")
+    return may_V

@@ -66,12 +66,10 @@ class EngineThread:
             self._is_closing = True
             self._wake.notify()
         self._thread.join(drain_seconds)
-        if self._thread.is_alive():
+        while self._thread.is_alive():  # again and again: a request may just be on its way into the engine
             for engine in self._engines.values():
                 engine.cancel_all()
-            with self._wake:
-                self._wake.notify()
-            self._thread.join()
+            self._thread.join(0.1)
 
     def _run(self) -> None:
         while True:

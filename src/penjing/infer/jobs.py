@@ -12,6 +12,8 @@ from torch import Tensor
 
 from penjing.infer.requests import Request, Token, TokenMask
 
+MOST_TRIED = 16  # clients that are asked in one step: of a thousand that all wait for the same, few
+
 
 @dataclass(slots=True, eq=False)
 class Answer:
@@ -73,7 +75,7 @@ class JobQueue:
 
         A job whose prompt has not been read leaves the queue with its first answer: the others wait for the prompt.
         """
-        for _ in range(len(self._turns)):
+        for _ in range(min(MOST_TRIED, len(self._turns))):
             client = self._turns[0]
             self._turns.rotate(-1)
             queue = self._of[client]

@@ -91,10 +91,9 @@ def draw(
 ) -> SampledTokens:
     """The token at `uniform_R` (0 to 1, float32 with 24 bits) of the cumulated probabilities, in the order of ids.
 
-    changed: what is drawn from instead, with penalties, biases and masks in it. No row's result depends on the others.
+    changed: what is drawn from instead, with penalties, biases and masks in it. No row's result depends on the others,
+    as long as torch has one thread: several part the sums of a single row of 32,768 values or more among themselves.
     """
-    if len(logits_RV) == 1 and logits_RV.shape[1] >= _SPLIT:
-        return _draw_twice(logits_RV, uniform_R, rows, changed)
     source_RV = logits_RV if changed is None else changed.logits_RV
     greedy_R = rows.temperature_R < GREEDY_BELOW
     if greedy_R.all():
@@ -130,20 +129,6 @@ def draw(
     return SampledTokens(
         id_R, torch.where(is_whole_R, drawn_logp_R, scores(logits_RV, id_R, rows.score_temperature_R)), drawn_logp_R
     )
-
-
-# From so many values on torch parts the sums of a single row among its threads, and rounds them in another way than
-# those of many rows: it is drawn beside a copy of itself.
-_SPLIT = 32768
-
-
-def _draw_twice(
-    logits_1V: Tensor, uniform_1: NDArray[np.float32], rows: Rows, changed: ChangedLogits | None
-) -> SampledTokens:
-    if changed is not None:
-        changed = ChangedLogits(changed.logits_RV.expand(2, -1), changed.is_changed_R.repeat(2))
-    two = draw(logits_1V.expand(2, -1), uniform_1.repeat(2), rows.take(np.array([0, 0])), changed)
-    return SampledTokens(*(values[:1] for values in two))
 
 
 def scores(logits_RV: Tensor, id_R: Tensor, temperature_R: NDArray[np.float32]) -> Tensor:

@@ -12,6 +12,7 @@ from penjing.infer.forward import Ints, ints
 from penjing.infer.jobs import Answer, Job, JobQueue
 from penjing.infer.slots import Slots
 
+SMALLEST_SHARE = 64  # tokens of a pass that a client is given: many who each get a few would all wait for the last
 SHORTEST_PREFIX = 16  # tokens: fewer are read again sooner than found and copied
 
 
@@ -110,7 +111,7 @@ class Scheduler:
         clients = sorted(by_client)
         first, left = self._turn % len(clients), self._prefill_chunk
         for number, client in enumerate(clients[first:] + clients[:first]):
-            share = -(-left // (len(clients) - number))
+            share = min(left, max(SMALLEST_SHARE, -(-left // (len(clients) - number))))
             for slot in by_client[client]:
                 if share <= 0:
                     break

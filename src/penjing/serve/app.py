@@ -8,18 +8,19 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from penjing import __version__
 from penjing.agent_tools.box import Toolbox
 from penjing.data.chat.turn_parser import ToolCall
 from penjing.serve import chat, completions
-from penjing.serve.errors import ApiError, from_validation, handle_errors
+from penjing.serve.bodies import read
+from penjing.serve.errors import ApiError, handle_errors
 from penjing.serve.generation import Service, Work
 from penjing.serve.guard import LOOPBACK, Guard
 from penjing.serve.hub import Hub
@@ -34,7 +35,6 @@ PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-Body = TypeVar("Body", bound=BaseModel)
 
 
 def make_app(
@@ -70,14 +70,6 @@ def make_app(
     return app
 
 
-async def read(request: Request, kind: type[Body]) -> Body:
-    """The body of a request. Raises ApiError that names the field that is wrong."""
-    try:
-        return kind.model_validate_json(await request.body())
-    except ValidationError as error:
-        raise from_validation(error) from None
-
-
 def client_of(request: Request) -> str:
     """Who asks: an address; on this machine, where all have one, the program too."""
     host = request.client.host if request.client else ""
@@ -104,6 +96,7 @@ async def _respond(
 def _add_api(app: FastAPI, models: Models) -> None:
     @app.post("/v1/chat/completions", **_documented(ChatRequest))
     async def chat_completions(request: Request) -> Response:
+        _service(request).hub.check(client_of(request))
         body = await read(request, ChatRequest)
         work = await chat.begin(_service(request), body, client_of(request))
         opening = [choice.opening for choice in work.choices]  # type: ignore[attr-defined]
@@ -112,6 +105,7 @@ def _add_api(app: FastAPI, models: Models) -> None:
 
     @app.post("/v1/completions", **_documented(CompletionRequest))
     async def text_completions(request: Request) -> Response:
+        _service(request).hub.check(client_of(request))
         body = await read(request, CompletionRequest)
         work = await completions.begin(_service(request), body, client_of(request))
         chunks = work.stream("text_completion", (), usage=body.wants_usage) if body.stream else None

@@ -18,7 +18,7 @@ from penjing.serve.answers import finish_of
 from penjing.serve.deltas import Delta, TurnDeltas, merged, message_of
 from penjing.serve.errors import ApiError, from_user_error
 from penjing.serve.generation import Service, Target, Work
-from penjing.serve.schema import ChatMessage, ChatRequest, NamedTool
+from penjing.serve.schema import ChatMessage, ChatRequest
 
 ROLES = {"developer": "system"}  # as OpenAI calls it since 2024
 
@@ -45,7 +45,8 @@ class ChatChoice:
         self.top = (body.top_logprobs or 0) if body.logprobs else None
         self.stream = TurnStream(tokenizer, turn.thinking, body.stop_texts)
         self.deltas = TurnDeltas()
-        self.stream.extend(turn.lead)
+        for index in turn.lead:  # one by one: at once, half a character at the end would hold back all of it
+            self.stream.watch(index)
         if not turn.close:
             self.deltas.add(self.stream.take())  # the client has it
 
@@ -89,7 +90,11 @@ class ChatChoice:
 async def begin(service: Service, body: ChatRequest, client: str) -> Work:
     """Hand a request to the engine. Raises ApiError if it is refused."""
     _check(body)
-    target = Target.of(service, body, client)
+    async with Target.admitted(service, body, client) as target:
+        return await _begin(target, body)
+
+
+async def _begin(target: Target, body: ChatRequest) -> Work:
     if not target.answers:
         raise ApiError(
             400, "model: was only pretrained and continues texts: use /v1/completions", param="model", code="no_chat"
@@ -125,14 +130,14 @@ def _check(body: ChatRequest) -> None:
     """Fields that do not go together. Raises ApiError."""
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: only with logprobs", param="top_logprobs")
-    if body.tool_choice not in (None, "none", "auto") and not body.tools:
+    if body.has_to_call and not body.tools:
         raise ApiError(400, "tool_choice: only with tools", param="tool_choice")
     wants_json = body.response_format is not None and body.response_format.type != "text"
     if wants_json and body.response_format and body.response_format.type == "json_schema":
         named = body.response_format.json_schema
         if named is None or named.json_schema is None:
             raise ApiError(400, "response_format: json_schema needs a schema", param="response_format")
-    forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
+    forced = body.has_to_call
     if forced and wants_json:
         raise ApiError(400, "response_format: not where a tool has to be called", param="response_format")
     if (forced or wants_json) and body.enable_thinking:
@@ -170,7 +175,7 @@ def _turn(target: Target, body: ChatRequest, messages: Sequence[Message]) -> Tur
     offered = [] if body.tool_choice == "none" else [tool.function for tool in body.tools or ()]
     functions = [function.model_dump(exclude_none=True) for function in offered]
     lead, close, grammar = target.lead(body), list[int](), None
-    if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
+    if body.has_to_call:
         lead, close = _mark(tokenizer, TOOL_CALL, after="\n"), _mark(tokenizer, END_TOOL_CALL)
         grammar = _grammar(target, call_schema(_allowed(body, functions)), "tools")
     elif body.response_format is not None and body.response_format.type != "text":
@@ -196,9 +201,9 @@ def _mark(tokenizer: Tokenizer, mark: str, after: str = "") -> list[int]:
 
 
 def _allowed(body: ChatRequest, functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if not isinstance(body.tool_choice, NamedTool):
+    name = body.tool_to_call
+    if name is None:
         return functions
-    name = body.tool_choice.function.name
     found = [function for function in functions if function["name"] == name]
     if not found:
         raise ApiError(400, "tool_choice: no such tool is offered", param="tool_choice")

@@ -36,7 +36,8 @@ class CompletionChoice:
         self.finish: str | None = None
         self._echo = bool(body.echo)
         self._entries = bool(body.stream)  # for the chat page: tokens as chats have them, with their ids
-        self.text.extend(body.continue_ids or ())
+        for index in body.continue_ids or ():  # one by one: half a character at the end would hold back all of it
+            self.text.watch(index)
         self.text.take()  # the client has it
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # characters before the next token
@@ -85,7 +86,11 @@ async def begin(service: Service, body: CompletionRequest, client: str) -> Work:
         raise ApiError(400, "prompt: is empty", param="prompt")
     if body.continue_ids and (body.echo or len(prompts) > 1):
         raise ApiError(400, "continue_ids: only with one prompt, and not with echo", param="continue_ids")
-    target = Target.of(service, body, client, len(prompts))
+    async with Target.admitted(service, body, client, len(prompts)) as target:
+        return await _begin(target, body, prompts)
+
+
+async def _begin(target: Target, body: CompletionRequest, prompts: list[str] | list[list[int]]) -> Work:
     lead = target.lead(body)
     lengths = [len(prompt) for prompt in prompts]
     encoded = await target.prepare(lambda: [_encode(target, prompt) for prompt in prompts], lengths, "prompt")

@@ -13,17 +13,19 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penjing.serve.limits import DRAIN_SECONDS, MAX_CONNECTIONS, READ_SECONDS
+from penjing.serve.limits import DRAIN_SECONDS, MAX_CONNECTIONS, READ_SECONDS, SEND_SECONDS
 
 
 class TimedProtocol(H11Protocol):
-    """Closes a connection on which a request takes longer than READ_SECONDS to arrive: its headers, then its body.
+    """Closes a connection on which a request takes longer than READ_SECONDS to arrive (its headers, then its body), or
+    on which nothing is taken of what was sent for SEND_SECONDS.
 
     Between requests uvicorn's own timer runs; it is stopped by the first byte, and there ours begins.
     """
 
     _timer: asyncio.TimerHandle | None = None
     _owed = ""  # what the timer waits for
+    _sending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -42,6 +44,23 @@ class TimedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop()
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        """The buffer is full (64 KiB), so that whoever writes has to wait."""
+        super().pause_writing()
+        self._sending = self.loop.call_later(SEND_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # closed gently it would wait for the reader
+        else:
+            super().timeout_keep_alive_handler()
 
     def _watch(self, between: bool = False) -> None:
         state = self.conn.their_state

@@ -84,6 +84,10 @@ def handle_errors(app: FastAPI) -> None:
         log.error("a request failed", exc_info=error)
         return ApiError(500, "the server failed on this request", code="internal_error").response
 
+    async def left(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(None, 499)  # the client has left: nobody reads it
+
     app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(ConnectionError, left)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(Exception, fault)

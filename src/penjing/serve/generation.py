@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol, TypeVar
@@ -17,7 +18,7 @@ from penjing.infer.sample import Sampling
 from penjing.infer.text_stream import TextStream
 from penjing.serve.answers import Tally, TokenTexts
 from penjing.serve.errors import ApiError, from_user_error
-from penjing.serve.hub import Hub
+from penjing.serve.hub import Hub, Job
 from penjing.serve.limits import MAX_ANSWERS
 from penjing.serve.metrics import Metrics
 from penjing.serve.models import Models, ServedModel
@@ -46,22 +47,34 @@ class Service:
 
 @dataclass(frozen=True)
 class Target:
-    """Who is asked, by whom. adapter: as the engine has it."""
+    """Who is asked, by whom. adapter: as the engine has it. job: the places in the queue that it has."""
 
     service: Service
     served: ServedModel
     adapter: str | None
     client: str
+    job: Job
 
     @classmethod
-    def of(cls, service: Service, body: SamplingFields, client: str, prompts: int = 1) -> Target:
-        """Raises ApiError for a model that is not served, too many answers, or a full queue."""
+    @asynccontextmanager
+    async def admitted(
+        cls, service: Service, body: SamplingFields, client: str, prompts: int = 1
+    ) -> AsyncIterator[Target]:
+        """A place in the queue, kept where the request is handed over without an error.
+
+        Raises ApiError for a model that is not served, too many answers, or a full queue.
+        """
         served, adapter = service.models.find(body.model)
         answers = prompts * (body.n or 1)
         if answers > MAX_ANSWERS:
             raise ApiError(400, f"n: more than {MAX_ANSWERS} answers in one request", param="n")
-        service.hub.check(served.name, client, answers)
-        return cls(service, served, adapter, client)
+        job = service.hub.admit(served.name, client, answers)
+        try:
+            await asyncio.sleep(0)  # whoever is to be turned away is told before this one's prompt is encoded
+            yield cls(service, served, adapter, client, job)
+        except BaseException:
+            service.hub.cancel(job)
+            raise
 
     def request(
         self, body: SamplingFields, ids: Sequence[int], *, max_tokens: int | None, param: str, **more: Any
@@ -156,7 +169,8 @@ class Work:
         self.service, self.model, self.choices = target.service, model, choices
         self.id, self.created = f"{prefix}-{secrets.token_hex(12)}", int(time.time())
         self.tally = Tally(target.served.context)
-        self.job = self.service.hub.submit(target.served.name, requests)
+        self.job = target.job
+        self.service.hub.submit(self.job, requests)
         for request in requests:
             self.tally.add_prompt(len(request.prompt), len(request.seeds))
 

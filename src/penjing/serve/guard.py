@@ -1,4 +1,4 @@
-"""What stands before every route: the key, the Host header, the kind and size of the body. Plain ASGI."""
+"""What stands before every route: the Host header and the key. Plain ASGI."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penjing.serve.errors import ApiError
-from penjing.serve.limits import MAX_BODY_BYTES
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -49,13 +48,8 @@ class Guard:
         try:
             self._check_host(headers)
             self._check_key(scope["path"], headers)
-            if scope["method"] in ("POST", "PUT", "PATCH"):
-                body = await read_json_body(headers, receive)
-                receive = _replay(body, receive)
         except ApiError as error:
             await error.response(scope, receive, counted)
-        except ConnectionError:
-            return  # nobody is there to answer
         else:
             await self.app(scope, receive, counted)
 
@@ -80,39 +74,3 @@ def host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()
-
-
-async def read_json_body(headers: Headers, receive: Receive) -> bytes:
-    """The whole body. Raises ApiError while it is read, and ConnectionError if the client leaves.
-
-    How long it may take is watched by the connection (serve/connection.py).
-    """
-    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(400, "send Content-Type: application/json", code="wrong_content_type")
-    if headers.get("content-encoding", "identity").lower() != "identity":
-        raise ApiError(400, "send the body uncompressed", code="wrong_content_encoding")
-    too_large = ApiError(413, f"the body has more than {MAX_BODY_BYTES:,} bytes", code="body_too_large")
-    length = headers.get("content-length", "0")
-    if not length.isascii() or not length.isdigit() or len(length) > 18 or int(length) > MAX_BODY_BYTES:
-        raise too_large
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ConnectionError
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BODY_BYTES:
-            raise too_large
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """`receive` for an app that has yet to read the body; after it comes what the connection says."""
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replayed() -> Message:
-        return waiting.pop() if waiting else await receive()
-
-    return replayed

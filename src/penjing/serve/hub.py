@@ -26,6 +26,9 @@ Numbered = list[tuple[int, Event]]
 """Events with the number of the answer they are of, counted through all prompts of a job."""
 
 
+FULL = ApiError(429, "too many requests are waiting", code="queue_full", retry_after=RETRY_SECONDS)
+
+
 class Job:
     """Requests that are answered to one client together."""
 
@@ -52,27 +55,34 @@ class Hub:
         self._is_awake = False
         self.thread = EngineThread(engines, self._deliver)
 
-    def check(self, model: str, client: str, answers: int) -> None:
-        """Raises ApiError if so many more answers cannot wait: for all clients together, or for this one."""
+    def admit(self, model: str, client: str, answers: int) -> Job:
+        """Places for so many answers. Raises ApiError if there are none: for all clients together, or for this one."""
         limit = self._limits[model]
         if self._open[model] + answers > limit or self._open_of_client[model, client] + answers > limit // 2:
-            raise ApiError(429, "too many requests are waiting", code="queue_full", retry_after=RETRY_SECONDS)
-
-    def submit(self, model: str, requests: Sequence[Request]) -> Job:
-        """Hand requests of one client over. Raises ApiError if the queue is full or a value is refused."""
-        client = requests[0].client
-        self.check(model, client, sum(len(request.seeds) for request in requests))
+            raise FULL
         job = Job(model, client)
+        self._count(job, answers)
+        return job
+
+    def check(self, client: str) -> None:
+        """Raises ApiError, before anything is read, if no model has a place for this client."""
+        if all(
+            self._open[model] >= limit or self._open_of_client[model, client] >= limit // 2
+            for model, limit in self._limits.items()
+        ):
+            raise FULL
+
+    def submit(self, job: Job, requests: Sequence[Request]) -> None:
+        """Hand over the requests whose answers have their places. Raises ApiError if a value is refused."""
+        first = 0
         try:
             for request in requests:
-                ticket = self.thread.submit(model, request)
+                ticket = self.thread.submit(job.model, request)
                 job.tickets.append(ticket)
-                self._jobs[model, ticket] = (job, job.open)
-                self._count(job, len(request.seeds))
+                self._jobs[job.model, ticket] = (job, first)
+                first += len(request.seeds)
         except UserError as error:
-            self.cancel(job)
             raise from_user_error(error, error.where if isinstance(error.where, str) else None) from None
-        return job
 
     def cancel(self, job: Job) -> None:
         """End what has not ended: nobody waits for it any more. Its slots are free by the engine's next step."""

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penjing.serve.errors import ApiError, log
-from penjing.serve.limits import SEND_SECONDS
 
 DONE = b"data: [DONE]\n\n"
 Result = TypeVar("Result")
@@ -49,7 +48,7 @@ async def unless_left(request: Request, work: Awaitable[Result]) -> Result:
 
 
 class EventStream(Response):
-    """Server-sent events. The source is closed as soon as the client has left, or takes nothing for SEND_SECONDS.
+    """Server-sent events. The source is closed as soon as the client has left.
 
     What goes wrong once it has begun is an error object in the stream, which still ends with [DONE].
     """
@@ -69,17 +68,14 @@ class EventStream(Response):
         finally:
             leaving.cancel()
             sending.cancel()
-            results = await asyncio.gather(sending, leaving, return_exceptions=True)
+            await asyncio.gather(sending, leaving, return_exceptions=True)
             self.on_end()
-        if isinstance(results[0], TimeoutError):
-            raise ConnectionError("the client takes nothing")  # uvicorn closes the connection
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for body in self._whole():
-                async with asyncio.timeout(SEND_SECONDS):
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                await send({"type": "http.response.body", "body": body, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self.source.aclose()  # type: ignore[attr-defined]  # a generator

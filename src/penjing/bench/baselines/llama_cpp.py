@@ -21,7 +21,7 @@ from penjing.bench.trial_spec import DecodeSpec, read_spec
 MICRO_BATCH = 512  # tokens of one pass, its default
 
 
-@api.llama_log_callback
+@api.llama_log_callback  # type: ignore[misc]  # untyped
 def _silent(level: int, text: bytes, data: Any) -> None:
     pass
 
@@ -38,7 +38,11 @@ class LlamaCpp(Decoder):
         self.threads = threads
         self.context: Any = None
         self.batch: Any = None
-        self.options = [Path(path).name, f"{threads} threads", "keys and values in f16", "flash attention: auto"]
+        self.options = [
+            f"weights in {Path(path).stem.rpartition('-')[2]}",
+            "keys and values in f16",
+            "flash attention: auto",
+        ]
 
     def open(self, sequences: int, tokens: int) -> None:
         self.close()

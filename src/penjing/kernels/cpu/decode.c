@@ -2,187 +2,11 @@
 
    A row is one token of one sequence. Keys and values of earlier tokens lie in slots, one for each sequence. Threads
    divide every step among them (team.h); a row's values are the same bits whatever other rows are in the pass and
-   whatever the number of threads. kernels/cpu/decode.py has the same structures and packs the weights. */
+   whatever the number of threads. */
 
-#include "panels.h"
-#include "team.h"
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
+#include "linear.h"
 
-enum { KEYS = SIDE * PANEL, QUERY_ROWS = 48 }; /* keys of a step of attention; queries, of all heads on one key head, at most */
-enum { FEW = 4 };                              /* rows that every thread normalises for itself, rather than wait */
-
-typedef struct { const char *a, *b; const float *gain; long rank; } Adapter; /* rank 0: says nothing here */
-typedef struct { const char *panels; const Adapter *adapters; long inputs, outputs, type; } Linear;
-typedef struct {
-    const float *attention_gain, *mlp_gain, *qkv_bias, *query_gain, *key_gain; /* the last three may be NULL */
-    Linear qkv, out;
-    Linear gate_up, down;                                /* of a dense layer, or of the shared expert; or no outputs */
-    Linear router, expert_gate_up, expert_down;          /* no outputs: a dense layer; else those of the first expert */
-    long gate_up_step, down_step;                        /* bytes from one expert to the next */
-    const float *correction, *shared_gate;               /* may be NULL */
-    char *keys, *values;                                 /* [slots, G, S / 64, K, 64] and [slots, G, S, K'] */
-    long window, num_experts;                            /* keys that a query sees; 0: all */
-} Layer;
-typedef struct {
-    const char *embedding;
-    const float *gain, *cosine, *sine; /* the tables [max_tokens, pairs] */
-    const Layer *layers;
-    Linear head;
-    long embedding_type, cache_type, num_layers, width, query_heads, key_heads, head_dim, pairs;
-    long num_slots, max_tokens, vocab_size, num_adapters, largest_rank, num_chosen, sigmoid, normalised;
-    float epsilon, scaling;
-} Decoder;
-typedef struct {
-    const int32_t *slot, *position, *id, *adapter, *wanted; /* adapter: -1, or NULL, for the base alone */
-    long rows, num_wanted;
-    float *logits; /* [num_wanted, head.outputs] */
-} Rows;
-
-/* What a pass works on, shared by its threads; widths are whole panels. */
-typedef struct {
-    const Decoder *model;
-    const int32_t *slot, *position, *id, *adapter, *wanted;
-    long rows, num_wanted, num_runs, num_blocks, blocks_apart, num_busy;
-    float *logits;
-    float *x, *normal, *qkv, *attended, *inner, *extra, *low, *scratch;
-    float *score, *weight, *shared, *expert_in, *expert_inner, *expert_out; /* of mixtures; pairs of row and expert */
-    int32_t *expert, *place, *end, *busy;
-    int32_t *run, *block; /* where runs of rows with one adapter, and blocks of one slot's rows, begin; and the end */
-    uint8_t *has_extra;
-    const float **extra_gain;
-} State;
-typedef struct { Team team; State state; } Pass;
-
-INLINE long whole(long x, long of) { return (x + of - 1) / of * of; }
-INLINE long larger(long a, long b) { return a > b ? a : b; }
-INLINE long smaller(long a, long b) { return a < b ? a : b; }
-INLINE Panels weights(const Linear *l) { return panels_of(l->panels, l->inputs, l->outputs, (int)l->type); }
-INLINE long pieces_of(const Member *t, long items) { return smaller(items, (long)t->count * PIECES); }
-/* Items of a stage's piece i are those from..to. */
-INLINE long bound(long items, long pieces, long i) { return items * i / pieces; }
-
-/* --- Rows --------------------------------------------------------------------------------------------------------- */
-
-INLINE float sum_of(const Floats *lanes) {
-    float value[PANEL];
-    memcpy(value, lanes, sizeof value);
-    for (int half = PANEL / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) value[i] += value[i + half];
-    return value[0];
-}
-
-/* x . y in a fixed order. */
-INLINE float dot(const float *x, const float *y, long count) {
-    Floats lanes[VECTORS];
-    memset(lanes, 0, sizeof lanes);
-    long i = 0;
-    for (; i + PANEL <= count; i += PANEL)
-        for (int v = 0; v < VECTORS; v++)
-            lanes[v] += *(const Floats *)(x + i + v * WIDTH) * *(const Floats *)(y + i + v * WIDTH);
-    float rest = 0.0f;
-    for (; i < count; i++) rest += x[i] * y[i];
-    return sum_of(lanes) + rest;
-}
-
-/* out = x / sqrt(mean(x^2) + epsilon) * gain; values beyond `count` of `wide` are 0. */
-static void normalise(const float *x, const float *gain, float *out, long count, long wide, float epsilon) {
-    float scale = 1.0f / sqrtf(dot(x, x, count) / (float)count + epsilon);
-    SIMD for (long i = 0; i < wide; i++) out[i] = x[i] * scale * gain[i];
-}
-
-INLINE long most_queries(const Decoder *m) { return larger(QUERY_ROWS, m->query_heads / m->key_heads); }
-/* Values of a thread's scratch: queries and outputs of attention, scores, sums; or a few rows. */
-INLINE long scratch_size(const Decoder *m) {
-    long attention = most_queries(m) * (2 * whole(m->head_dim, PANEL) + KEYS + 4);
-    return whole(larger(attention, FEW * whole(m->width, PANEL)), 2 * PANEL);
-}
-
-/* --- Linear layers ------------------------------------------------------------------------------------------------ */
-
-/* How a product is cut into pieces: rows, so many at a time, times columns. */
-typedef struct { long high, down, across; } Grid;
-
-static Grid grid_of(const Member *t, long rows, const Panels *w) {
-    long sides = (w->panels + SIDE - 1) / SIDE, pieces = (long)t->count * PIECES;
-    Grid g = {rows_near(w->inputs), 0, 0};
-    g.down = (rows + g.high - 1) / g.high;
-    g.across = smaller(sides, (pieces + g.down - 1) / g.down);
-    if (t->count > 1 && g.across * g.down < pieces) { /* more threads than columns */
-        g.down = larger(g.down, smaller(pieces / g.across, rows / (4 * MOST_ROWS)));
-        g.high = whole((rows + g.down - 1) / g.down, MOST_ROWS);
-        g.down = (rows + g.high - 1) / g.high;
-    }
-    return g;
-}
-
-static void multiply_piece(const Grid *g, long i, const float *x, long step, long rows, const Panels *w, const Sink *to) {
-    long sides = (w->panels + SIDE - 1) / SIDE, row = i / g->across * g->high, column = i % g->across;
-    multiply(x, step, row, smaller(g->high, rows - row), w, bound(sides, g->across, column) * SIDE,
-             smaller(bound(sides, g->across, column + 1) * SIDE, w->panels), to);
-}
-
-static void product(Member *t, const float *x, long step, long rows, Panels w, const Sink *to) {
-    Grid g = grid_of(t, rows, &w);
-    PIECE(t, i, g.down * g.across) multiply_piece(&g, i, x, step, rows, &w, to);
-}
-
-/* What the adapter of a run of rows adds, by one of its two matrices, into s->low and s->extra. */
-static void adapt_run(State *s, const Linear *l, const float *x, long step, long first, long last, int second) {
-    const Adapter *a = s->adapter[first] < 0 ? 0 : l->adapters + s->adapter[first];
-    long wide = s->model->largest_rank;
-    int speaks = a && a->rank;
-    Sink low = {s->low + first * wide, wide, STORE, 0, 0, 0, 0, 0};
-    Sink out = {s->extra + first * l->outputs, l->outputs, STORE, 0, 0, 0, 0, 0};
-    for (long r = first; r < last; r++) {
-        s->has_extra[r] = (uint8_t)speaks;
-        s->extra_gain[r] = speaks ? a->gain : 0;
-    }
-    if (!speaks) return;
-    Panels down = panels_of(a->a, l->inputs, whole(a->rank, PANEL), FLOAT32);
-    Panels up = panels_of(a->b, a->rank, l->outputs, FLOAT32);
-    if (second) multiply(low.out, wide, 0, last - first, &up, 0, up.panels, &out);
-    else multiply(x + first * step, step, 0, last - first, &down, 0, down.panels, &low);
-}
-
-/* x [rows, inputs] through a layer with its rows' adapters. */
-static void linear(Member *t, State *s, const Linear *l, const float *x, long step, float *out, long out_step, int mode) {
-    Sink sink = {out, out_step, mode, 0, 0, 0, 0, 0};
-    if (s->num_runs && l->adapters) {
-        sink.extra = s->extra;
-        sink.extra_step = l->outputs;
-        sink.gain = s->extra_gain;
-        sink.has_extra = s->has_extra;
-        for (int second = 0; second < 2; second++)
-            PIECE(t, i, s->num_runs) adapt_run(s, l, x, step, s->run[i], s->run[i + 1], second);
-    }
-    product(t, x, step, s->rows, weights(l), &sink);
-}
-
-/* Rows `which` of x (NULL: all), normalised, then through a layer: each thread normalises few rows for itself. */
-static void normalised_linear(Member *t, State *s, const float *gain, const int32_t *which, long rows, const Linear *l,
-                              float *out, long out_step, int mode) {
-    const Decoder *m = s->model;
-    long width = m->width, wide = whole(width, PANEL), own = rows <= FEW && !s->num_runs;
-    float *normal = own ? s->scratch + t->number * scratch_size(m) : s->normal;
-    if (!own) {
-        long pieces = pieces_of(t, rows);
-        PIECE(t, i, pieces)
-            for (long r = bound(rows, pieces, i); r < bound(rows, pieces, i + 1); r++)
-                normalise(s->x + (which ? which[r] : r) * wide, gain, normal + r * wide, width, wide, m->epsilon);
-    }
-    if (!own && !which) { linear(t, s, l, normal, wide, out, out_step, mode); return; }
-    Panels w = weights(l);
-    Grid g = grid_of(t, rows, &w);
-    Sink sink = {out, out_step, mode, 0, 0, 0, 0, 0};
-    PIECE(t, i, g.down * g.across) {
-        for (long r = 0; own && r < rows; r++)
-            normalise(s->x + (which ? which[r] : r) * wide, gain, normal + r * wide, width, wide, m->epsilon);
-        own = 0;
-        multiply_piece(&g, i, normal, wide, rows, &w, &sink);
-    }
-}
+/* --- Embedding ---------------------------------------------------------------------------------------------------- */
 
 static void embed(Member *t, State *s) {
     const Decoder *m = s->model;
@@ -190,7 +14,8 @@ static void embed(Member *t, State *s) {
     PIECE(t, i, pieces)
         for (long r = bound(s->rows, pieces, i); r < bound(s->rows, pieces, i + 1); r++) {
             const void *row = row_of(m->embedding, s->id[r] * m->width, (int)m->embedding_type);
-            for (long j = 0; j < wide; j++) s->x[r * wide + j] = j < m->width ? get(row, j, (int)m->embedding_type) : 0.0f;
+            float *x = s->x + r * wide;
+            for (long j = 0; j < wide; j++) x[j] = j < m->width ? get(row, j, (int)m->embedding_type) : 0.0f;
         }
 }
 
@@ -341,7 +166,8 @@ static void route(const State *s, const Layer *l, long row) {
         expert[k] = (int32_t)best;
         total += weight[k] = score[best];
     }
-    for (long k = 0; k < chosen; k++) weight[k] = (m->normalised ? weight[k] / (total + 1e-20f) : weight[k]) * m->scaling;
+    for (long k = 0; k < chosen; k++)
+        weight[k] = (m->normalised ? weight[k] / (total + 1e-20f) : weight[k]) * m->scaling;
 }
 
 /* The places of (row, expert) pairs, sorted by expert; end[e] is where expert e ends, and busy lists those with rows. */
@@ -361,8 +187,8 @@ static void sort_pairs(State *s, const Layer *l) {
 static void through_experts(Member *t, State *s, const Linear *first, long expert_bytes, const float *x, long step,
                             float *out, long out_step, int mode) {
     Panels w = weights(first);
-    long sides = (w.panels + SIDE - 1) / SIDE, busy = larger(s->num_busy, 1), across = smaller(sides, pieces_of(t, busy * sides) / busy);
-    across = larger(across, 1);
+    long sides = (w.panels + SIDE - 1) / SIDE, busy = larger(s->num_busy, 1);
+    long across = larger(smaller(sides, pieces_of(t, busy * sides) / busy), 1);
     PIECE(t, i, busy * across) {
         long e = s->busy[i / across], start = e ? s->end[e - 1] : 0, rows = s->end[e] - start;
         Panels mine = w;
@@ -380,7 +206,8 @@ static void combine(State *s, const Layer *l, long r) {
     if (l->shared_gate) gate = 1.0f / (1.0f + exponential(-dot(s->normal + r * wide, l->shared_gate, s->model->width)));
     for (long i = 0; i < wide; i++) {
         float sum = 0.0f;
-        for (long k = r * chosen; k < (r + 1) * chosen; k++) sum += s->weight[k] * s->expert_out[s->place[k] * wide + i];
+        for (long k = r * chosen; k < (r + 1) * chosen; k++)
+            sum += s->weight[k] * s->expert_out[s->place[k] * wide + i];
         if (l->down.outputs) sum += gate * s->shared[r * wide + i];
         s->x[r * wide + i] += sum;
     }
@@ -547,11 +374,11 @@ void penjing_pack(const void *x, long rows, long inputs, int from_type, char *pa
     for (long p = start / PANEL; p <= (start + rows - 1) / PANEL; p++) {
         long first = larger(p * PANEL, start), last = smaller((p + 1) * PANEL, start + rows);
         const void *source = row_of(x, (first - start) * inputs, from_type);
-        long output = (p * stride + offset) * PANEL + first % PANEL;
+        long output = (p * stride + offset) * PANEL + first % PANEL, rows_here = last - first;
 #define PACK(from_type) \
-        do { if (type == INT8) pack_some(source, last - first, inputs, from_type, panels, output, outputs, INT8); \
-             else if (type == BFLOAT16) pack_some(source, last - first, inputs, from_type, panels, output, outputs, BFLOAT16); \
-             else pack_some(source, last - first, inputs, from_type, panels, output, outputs, FLOAT32); } while (0)
+        do { if (type == INT8) pack_some(source, rows_here, inputs, from_type, panels, output, outputs, INT8); \
+             else if (type == BFLOAT16) pack_some(source, rows_here, inputs, from_type, panels, output, outputs, BFLOAT16); \
+             else pack_some(source, rows_here, inputs, from_type, panels, output, outputs, FLOAT32); } while (0)
         if (from_type == BFLOAT16) PACK(BFLOAT16); else PACK(FLOAT32);
     }
 }

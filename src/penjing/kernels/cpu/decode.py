@@ -162,7 +162,8 @@ class DecoderWeights:
 class Decoder:
     """A packed decoder and the keys and values of `num_slots` sequences of up to `max_tokens` tokens.
 
-    precision: of the packed weights, float32, bfloat16 or int8; cache_dtype: of keys and values.
+    precision: of the packed weights, float32, bfloat16 or int8; cache_dtype: of keys and values. threads: that a pass
+    may take; as many as torch had when the weights were packed.
     The embedding and gains are the given tensors' own memory where their layout allows it.
     """
 
@@ -222,6 +223,7 @@ class Decoder:
         if not self._pass:
             raise MemoryError("no memory for a pass")
         weakref.finalize(self, _close, found, self._pass, self._decoder, self._kept)
+        self.threads = torch.get_num_threads()
         self._rows = _Rows()
         self._rows_address = ctypes.addressof(self._rows)
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -247,7 +249,7 @@ class Decoder:
         rows.slot, rows.position, rows.id, rows.wanted = (each.ctypes.data for each in given)
         rows.adapter = None if adapters is None else adapters.ctypes.data
         rows.rows, rows.num_wanted, rows.logits = len(slot_N), len(wanted_R), logits_RV.data_ptr()
-        threads = max(1, min(torch.get_num_threads(), len(slot_N) * self._work // MIN_WORK))
+        threads = max(1, min(self.threads, len(slot_N) * self._work // MIN_WORK))
         needed = self._library.decode_bytes(self._address, max(len(slot_N), len(wanted_R)), threads)
         if self._memory.numel() < needed:
             self._memory = torch.empty(needed, dtype=torch.uint8)

@@ -102,7 +102,7 @@ class _Kernels(_Functions):
 class _DecodeKernels(_Functions):
     """Those of a forward pass that writes text."""
 
-    SOURCES, HEADERS = ("decode.c",), ("panels.h", "team.h", "types.h")
+    SOURCES, HEADERS = ("decode.c",), ("linear.h", "panels.h", "team.h", "types.h")
     SIGNATURES = _DECODE_SIGNATURES
 
 

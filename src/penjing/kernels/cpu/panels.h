@@ -154,8 +154,10 @@ INLINE void finish_row(const float *tile, long row, long column, long count, con
     float *out = to->out + row * to->step + (to->mode == SWIGLU ? column / 2 : column);
     if (to->mode == STORE) memcpy(out, tile, (size_t)count * 4);
     else if (to->mode == ADD) SIMD for (long i = 0; i < count; i++) out[i] += tile[i];
-    else if (to->mode == RESCALE) { float scale = to->scale[row]; SIMD for (long i = 0; i < count; i++) out[i] = out[i] * scale + tile[i]; }
-    else for (; count > 0; count -= 2 * PANEL, tile += 2 * PANEL, out += PANEL)
+    else if (to->mode == RESCALE) {
+        float scale = to->scale[row];
+        SIMD for (long i = 0; i < count; i++) out[i] = out[i] * scale + tile[i];
+    } else for (; count > 0; count -= 2 * PANEL, tile += 2 * PANEL, out += PANEL)
         SIMD for (int i = 0; i < PANEL; i++) out[i] = tile[i] / (1.0f + exponential(-tile[i])) * tile[PANEL + i];
 }
 

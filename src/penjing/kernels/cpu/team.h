@@ -4,7 +4,8 @@
    Nobody waits for a thread, only for pieces that were taken. So a thread that the system keeps from running, as another
    program has its core, costs its help and no more; barriers (OpenMP's) would cost a time slice each. A thread that
    comes late walks through the stages that are over, and takes nothing from them. What a pass's threads read while they
-   hold no piece must therefore stay readable after its end: it lies in the team's own memory and in the decoder. */
+   hold no piece must therefore stay readable after its end: it lies in the team's own memory and in the decoder. It may
+   be of a later pass already, and tell of other stages: so a pass that is over is marked, and then nothing is taken. */
 
 #include <pthread.h>
 #include <sched.h>
@@ -14,7 +15,7 @@
 #include <unistd.h>
 
 enum { MOST_THREADS = 256, PIECES = 4 }; /* of a stage, for each thread */
-enum { STAGE_BITS = 16, ITEM_BITS = 24 };
+enum { STAGE_BITS = 16, ITEM_BITS = 24, OVER = (1 << STAGE_BITS) - 1 }; /* no pass has so many stages */
 enum { SPINS = 200, IDLE_YIELDS = 100 }; /* looks before a thread lets others run; and before it sleeps */
 
 #if defined(__x86_64__)
@@ -50,6 +51,7 @@ static inline uint64_t first_ticket(uint64_t pass, uint64_t stage) { return ((pa
 static long take(Member *t, long pieces) {
     if (!t->team) return t->next < pieces ? t->next++ : (t->next = 0, -1);
     uint64_t mine = first_ticket(t->pass, (uint64_t)t->stage);
+    atomic_thread_fence(memory_order_acquire); /* what told of the stage and its pieces was read before the ticket is */
     for (int looks = 0;;) {
         uint64_t now = atomic_load_explicit(&t->team->ticket, memory_order_acquire), next = now - mine;
         if (next >> ITEM_BITS) { t->stage++; return -1; } /* a later stage or another pass */
@@ -143,6 +145,10 @@ static void work_together(Team *team, int count) {
         wake(team);
     }
     team->work(&first, team->what);
+    if (count > 1) {
+        atomic_store(&team->ticket, first_ticket(first.pass, OVER));
+        atomic_thread_fence(memory_order_seq_cst); /* before anything of the next pass is written */
+    }
 }
 
 /* Ends the team's threads. */

@@ -77,19 +77,21 @@ async function writeStep(answer, goOn, { conversation, node, lane, settings, too
   let kind = lastKind(step.tokens, thinking === true && model.thinking);
   fit(request, answer, perCharacterBefore(conversation, node, lane), model.context);
   for await (const chunk of fittingStream(request, answer, hooks)) {
-    takeUsage(answer, chunk, request.messages);
+    takeUsage(answer, chunk);
     const choice = chunk.choices?.[0];
     const before = step.tokens.length;
     if (choice) kind = takeChoice(answer, step, choice, kind);
     hooks.onUpdate(step.tokens.length - before);
   }
+  const { stats } = answer;
+  if (stats?.used) stats.perCharacter = stats.used / characters([...request.messages, ...messagesOf([step])]);
 }
 
 const ROOM = 64; // tokens that an answer should find
 
 const characters = (messages) => messages.reduce((sum, message) => sum + JSON.stringify(message).length, 0);
 
-/** Tokens a character of what was read for the last answer of a lane; 0 before the first. */
+/** Tokens a character of what was read and written for the last answer of a lane; 0 before the first. */
 function perCharacterBefore(conversation, node, lane) {
   const shown = path(conversation);
   const last = shown.slice(0, shown.indexOf(node)).findLast((other) => other.answers);
@@ -166,7 +168,7 @@ function takeCall(step, { index = 0, id, function: called = {} }) {
 }
 
 /** The figures of the last chunk. */
-export function takeUsage(answer, { usage, penjing }, messages = []) {
+export function takeUsage(answer, { usage, penjing }) {
   if (!usage && !penjing) return;
   answer.stats = {
     speed: penjing?.tokens_per_second ?? null,
@@ -174,7 +176,6 @@ export function takeUsage(answer, { usage, penjing }, messages = []) {
     used: penjing?.context_used ?? (usage ? usage.prompt_tokens + usage.completion_tokens : null),
     context: penjing?.context ?? null,
     written: usage?.completion_tokens ?? null,
-    perCharacter: usage && messages.length ? usage.prompt_tokens / characters(messages) : null,
     shared: usage?.prompt_tokens_details?.cached_tokens ?? 0,
   };
 }

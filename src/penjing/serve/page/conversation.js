@@ -72,13 +72,19 @@ function spoken(steps) {
   });
 }
 
+/** Questions and answers as messages, without questions that were not answered at all. */
+function messagesOfNodes(nodes, lane) {
+  const silent = (node) => node?.answers && answerOf(node, lane).steps.every((step) => !step.content && !step.calls.length);
+  return nodes.flatMap((node, place) => {
+    if (silent(node) || silent(nodes[place + 1])) return [];
+    return node.answers ? spoken(answerOf(node, lane).steps) : [{ role: "user", content: node.text }];
+  });
+}
+
 /** The messages that stand before a node, in one lane. */
 export function messagesBefore(conversation, node, lane, system) {
   const shown = path(conversation);
-  const before = shown.slice(0, shown.indexOf(node));
-  const said = before.flatMap((one) =>
-    one.answers ? spoken(answerOf(one, lane).steps) : [{ role: "user", content: one.text }],
-  );
+  const said = messagesOfNodes(shown.slice(0, shown.indexOf(node)), lane);
   return system.trim() ? [{ role: "system", content: system }, ...said] : said;
 }
 
@@ -94,11 +100,9 @@ export function toJsonl(conversations, tools) {
     const shown = path(conversation);
     const last = shown.findLast((node) => node.answers);
     if (!last) return null;
-    const whole = shown.slice(0, shown.indexOf(last) + 1);
+    const messages = messagesOfNodes(shown.slice(0, shown.indexOf(last) + 1), 0);
+    if (!messages.length) return null;
     const system = answerOf(last, 0).system || "";
-    const messages = whole.flatMap((node) =>
-      node.answers ? spoken(node.answers[0].steps) : [{ role: "user", content: node.text }],
-    );
     if (system.trim()) messages.unshift({ role: "system", content: system });
     const called = messages.some((message) => message.tool_calls);
     return called && tools.length ? { messages, tools } : { messages };

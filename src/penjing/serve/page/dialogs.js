@@ -33,7 +33,7 @@ export const confirmClear = () => ask({ title: t("clearAll"), text: [t("clearSur
 
 /** The key of the server, or null. again: the one before was refused. */
 export function askKey(again) {
-  const input = el("input", { type: "password", id: "key", required: true, autocomplete: "current-password" });
+  const input = el("input", { type: "password", id: "key", required: true, autocomplete: "off" });
   const field = el("div", { class: "field" }, el("label", { for: "key", text: t("key") }), input);
   const enter = (event) => {
     // The first button of a form is the one that Enter presses; here that is the second.

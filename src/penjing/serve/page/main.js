@@ -184,5 +184,6 @@ store.loadConversations();
 words();
 wire();
 chat.onChange = refresh;
+store.onOtherTab(() => chat.conversation, refresh);
 chat.draw();
 connect();

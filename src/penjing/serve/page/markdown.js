@@ -15,13 +15,13 @@ const TABLE_RULE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
  * Show text in a container. Called again with a longer text it touches only the blocks that changed, so that what is
  * already there can be selected, and a long answer stays fast.
  */
-export function renderMarkdown(container, text) {
+export function renderMarkdown(container, text, depth = 0) {
   const sources = blocks(text);
   const shown = container.markdownSources ?? [];
   let same = 0;
   while (same < sources.length && same < shown.length && sources[same] === shown[same]) same += 1;
   while (container.childNodes.length > same) container.lastChild.remove();
-  for (const source of sources.slice(same)) container.append(block(source));
+  for (const source of sources.slice(same)) container.append(block(source, depth));
   container.markdownSources = sources;
 }
 
@@ -74,8 +74,10 @@ const closes = (line, mark) => line.trim().length >= mark.length && [...line.tri
 const isTable = (lines, at) =>
   lines[at].includes("|") && TABLE_RULE.test(lines[at + 1] ?? "") && cells(lines[at]).length === cells(lines[at + 1]).length;
 
+const DEEPEST = 8; // quotes and lists in each other: a model that repeats itself makes thousands
+
 /** One block from its source. */
-function block(source) {
+function block(source, depth) {
   const lines = source.split("\n");
   const fence = lines[0].match(FENCE);
   if (fence) return code(lines, fence);
@@ -83,12 +85,13 @@ function block(source) {
   if (heading) return el(`h${Math.min(heading[1].length + 2, 6)}`, {}, inline(heading[2])); // the page has h1 and h2
   if (RULE.test(lines[0])) return el("hr");
   if (isTable(lines, 0)) return table(lines);
-  if (QUOTE.test(lines[0])) {
+  const deep = depth >= DEEPEST;
+  if (QUOTE.test(lines[0]) && !deep) {
     const quote = el("blockquote");
-    renderMarkdown(quote, lines.map((line) => line.match(QUOTE)?.[1] ?? line).join("\n"));
+    renderMarkdown(quote, lines.map((line) => line.match(QUOTE)?.[1] ?? line).join("\n"), depth + 1);
     return quote;
   }
-  if (ITEM.test(lines[0])) return list(lines);
+  if (ITEM.test(lines[0]) && !deep) return list(lines, depth);
   return el("p", {}, inline(lines.map((line) => line.trimStart()).join("\n")));
 }
 
@@ -103,7 +106,7 @@ function code(lines, [, mark, language]) {
   );
 }
 
-function list(lines) {
+function list(lines, depth) {
   const [, indent, mark] = lines[0].match(ITEM);
   const ordered = /\d/.test(mark);
   const node = el(ordered ? "ol" : "ul", { start: ordered && parseInt(mark, 10) !== 1 ? parseInt(mark, 10) : null });
@@ -114,7 +117,7 @@ function list(lines) {
     const below = own.slice(1).join("\n");
     if (below.trim()) {
       const inner = el("div");
-      renderMarkdown(inner, below);
+      renderMarkdown(inner, below, depth + 1);
       item.append(...inner.childNodes);
     }
     node.append(item);

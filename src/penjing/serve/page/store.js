@@ -82,6 +82,17 @@ export function loadConversations() {
   }
 }
 
+/** Another tab wrote: take what it has, but for the conversation that is open here. kept: called afterwards. */
+export function onOtherTab(open, kept) {
+  addEventListener("storage", ({ key }) => {
+    if (key !== CONVERSATIONS) return;
+    const mine = open();
+    loadConversations();
+    conversations = conversations.map((other) => (other.id === mine.id ? mine : other));
+    kept();
+  });
+}
+
 /** Keep everything; where the browser has no more room, the oldest lose their tokens first, then go. */
 export function save() {
   const packed = conversations.map((conversation) => mapTokens(conversation, pack));

@@ -268,8 +268,8 @@ export const EXAMPLES = {
       "One cold day, Ben had a coat. Ben put the coat down in the forest. But Leo took the coat and put it on the farm. " +
         "Ben felt sad because the coat was gone.\nWhy did Ben feel sad?",
     ],
-    ["exampleNumbers", "Which number is bigger: 18 or 9?"],
-    ["exampleWords", "Say in English: 桥上的铃铛."],
+    ["exampleNumbers", "Count the rings: ring ring ring ring."],
+    ["exampleWords", "Say in English: 绿色的袋子."],
   ],
   zh: [
     ["exampleStory", "讲一个小雨和手表的故事。"],

@@ -1,0 +1,183 @@
+/* What decode.c works on, and its linear layers: products in pieces for a team's threads, with adapters by row and with
+   the norm before them. kernels/cpu/decode.py has the same first structures, and packs the weights. */
+
+#include "panels.h"
+#include "team.h"
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+enum { KEYS = SIDE * PANEL }; /* of a step of attention */
+enum { QUERY_ROWS = 48 };     /* at most, of all query heads on one key head, unless one token has more of them */
+enum { FEW = 4 };             /* rows that every thread normalises for itself, rather than wait */
+
+typedef struct { const char *a, *b; const float *gain; long rank; } Adapter; /* rank 0: says nothing here */
+typedef struct { const char *panels; const Adapter *adapters; long inputs, outputs, type; } Linear;
+typedef struct {
+    const float *attention_gain, *mlp_gain, *qkv_bias, *query_gain, *key_gain; /* the last three may be NULL */
+    Linear qkv, out;
+    Linear gate_up, down;                                /* of a dense layer, or of the shared expert; or no outputs */
+    Linear router, expert_gate_up, expert_down;          /* no outputs: a dense layer; else those of the first expert */
+    long gate_up_step, down_step;                        /* bytes from one expert to the next */
+    const float *correction, *shared_gate;               /* may be NULL */
+    char *keys, *values;                                 /* [slots, G, S / 64, K, 64] and [slots, G, S, K'] */
+    long window, num_experts;                            /* keys that a query sees; 0: all */
+} Layer;
+typedef struct {
+    const char *embedding;
+    const float *gain, *cosine, *sine; /* the tables [max_tokens, pairs] */
+    const Layer *layers;
+    Linear head;
+    long embedding_type, cache_type, num_layers, width, query_heads, key_heads, head_dim, pairs;
+    long num_slots, max_tokens, vocab_size, num_adapters, largest_rank, num_chosen, sigmoid, normalised;
+    float epsilon, scaling;
+} Decoder;
+typedef struct {
+    const int32_t *slot, *position, *id, *adapter, *wanted; /* adapter: -1, or NULL, for the base alone */
+    long rows, num_wanted;
+    float *logits; /* [num_wanted, head.outputs] */
+} Rows;
+
+/* What a pass works on, shared by its threads; widths are whole panels. */
+typedef struct {
+    const Decoder *model;
+    const int32_t *slot, *position, *id, *adapter, *wanted;
+    long rows, num_wanted, num_runs, num_blocks, blocks_apart, num_busy;
+    float *logits;
+    float *x, *normal, *qkv, *attended, *inner, *extra, *low, *scratch;
+    float *score, *weight, *shared, *expert_in, *expert_inner, *expert_out; /* of mixtures; pairs of row and expert */
+    int32_t *expert, *place, *end, *busy;
+    int32_t *run, *block; /* where runs of rows with one adapter, and blocks of one slot's rows, begin; and the end */
+    uint8_t *has_extra;
+    const float **extra_gain;
+} State;
+typedef struct { Team team; State state; } Pass;
+
+INLINE long whole(long x, long of) { return (x + of - 1) / of * of; }
+INLINE long larger(long a, long b) { return a > b ? a : b; }
+INLINE long smaller(long a, long b) { return a < b ? a : b; }
+INLINE Panels weights(const Linear *l) { return panels_of(l->panels, l->inputs, l->outputs, (int)l->type); }
+INLINE long pieces_of(const Member *t, long items) { return smaller(items, (long)t->count * PIECES); }
+/* Items of a stage's piece i are those from..to. */
+INLINE long bound(long items, long pieces, long i) { return items * i / pieces; }
+
+/* --- Rows --------------------------------------------------------------------------------------------------------- */
+
+INLINE float sum_of(const Floats *lanes) {
+    float value[PANEL];
+    memcpy(value, lanes, sizeof value);
+    for (int half = PANEL / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) value[i] += value[i + half];
+    return value[0];
+}
+
+/* x . y in a fixed order. */
+INLINE float dot(const float *x, const float *y, long count) {
+    Floats lanes[VECTORS];
+    memset(lanes, 0, sizeof lanes);
+    long i = 0;
+    for (; i + PANEL <= count; i += PANEL)
+        for (int v = 0; v < VECTORS; v++)
+            lanes[v] += *(const Floats *)(x + i + v * WIDTH) * *(const Floats *)(y + i + v * WIDTH);
+    float rest = 0.0f;
+    for (; i < count; i++) rest += x[i] * y[i];
+    return sum_of(lanes) + rest;
+}
+
+/* out = x / sqrt(mean(x^2) + epsilon) * gain; values beyond `count` of `wide` are 0. */
+static void normalise(const float *x, const float *gain, float *out, long count, long wide, float epsilon) {
+    float scale = 1.0f / sqrtf(dot(x, x, count) / (float)count + epsilon);
+    SIMD for (long i = 0; i < wide; i++) out[i] = x[i] * scale * gain[i];
+}
+
+INLINE long most_queries(const Decoder *m) { return larger(QUERY_ROWS, m->query_heads / m->key_heads); }
+/* Values of a thread's scratch: queries and outputs of attention, scores, sums; or a few rows. */
+INLINE long scratch_size(const Decoder *m) {
+    long attention = most_queries(m) * (2 * whole(m->head_dim, PANEL) + KEYS + 4);
+    return whole(larger(attention, FEW * whole(m->width, PANEL)), 2 * PANEL);
+}
+
+/* --- Linear layers ------------------------------------------------------------------------------------------------ */
+
+/* How a product is cut into pieces: rows, so many at a time, times columns. */
+typedef struct { long high, down, across; } Grid;
+
+static Grid grid_of(const Member *t, long rows, const Panels *w) {
+    long sides = (w->panels + SIDE - 1) / SIDE, pieces = (long)t->count * PIECES;
+    Grid g = {rows_near(w->inputs), 0, 0};
+    g.down = larger((rows + g.high - 1) / g.high, 1);
+    g.across = smaller(sides, (pieces + g.down - 1) / g.down);
+    if (t->count > 1 && g.across * g.down < pieces) { /* more threads than columns */
+        g.down = larger(g.down, smaller(pieces / g.across, rows / (4 * MOST_ROWS)));
+        g.high = whole((rows + g.down - 1) / g.down, MOST_ROWS);
+        g.down = (rows + g.high - 1) / g.high;
+    }
+    return g;
+}
+
+static void multiply_piece(const Grid *g, long i, const float *x, long step, long rows, const Panels *w, const Sink *to) {
+    long sides = (w->panels + SIDE - 1) / SIDE, row = i / g->across * g->high, column = i % g->across;
+    multiply(x, step, row, smaller(g->high, rows - row), w, bound(sides, g->across, column) * SIDE,
+             smaller(bound(sides, g->across, column + 1) * SIDE, w->panels), to);
+}
+
+static void product(Member *t, const float *x, long step, long rows, Panels w, const Sink *to) {
+    Grid g = grid_of(t, rows, &w);
+    PIECE(t, i, g.down * g.across) multiply_piece(&g, i, x, step, rows, &w, to);
+}
+
+/* What the adapter of a run of rows adds, by one of its two matrices, into s->low and s->extra. */
+static void adapt_run(State *s, const Linear *l, const float *x, long step, long first, long last, int second) {
+    const Adapter *a = s->adapter[first] < 0 ? 0 : l->adapters + s->adapter[first];
+    long wide = s->model->largest_rank;
+    int speaks = a && a->rank;
+    Sink low = {s->low + first * wide, wide, STORE, 0, 0, 0, 0, 0};
+    Sink out = {s->extra + first * l->outputs, l->outputs, STORE, 0, 0, 0, 0, 0};
+    for (long r = first; r < last; r++) {
+        s->has_extra[r] = (uint8_t)speaks;
+        s->extra_gain[r] = speaks ? a->gain : 0;
+    }
+    if (!speaks) return;
+    Panels down = panels_of(a->a, l->inputs, whole(a->rank, PANEL), FLOAT32);
+    Panels up = panels_of(a->b, a->rank, l->outputs, FLOAT32);
+    if (second) multiply(low.out, wide, 0, last - first, &up, 0, up.panels, &out);
+    else multiply(x + first * step, step, 0, last - first, &down, 0, down.panels, &low);
+}
+
+/* x [rows, inputs] through a layer with its rows' adapters. */
+static void linear(Member *t, State *s, const Linear *l, const float *x, long step, float *out, long out_step, int mode) {
+    Sink sink = {out, out_step, mode, 0, 0, 0, 0, 0};
+    if (s->num_runs && l->adapters) {
+        sink.extra = s->extra;
+        sink.extra_step = l->outputs;
+        sink.gain = s->extra_gain;
+        sink.has_extra = s->has_extra;
+        for (int second = 0; second < 2; second++)
+            PIECE(t, i, s->num_runs) adapt_run(s, l, x, step, s->run[i], s->run[i + 1], second);
+    }
+    product(t, x, step, s->rows, weights(l), &sink);
+}
+
+/* Rows `which` of x (NULL: all), normalised, then through a layer: each thread normalises few rows for itself. */
+static void normalised_linear(Member *t, State *s, const float *gain, const int32_t *which, long rows, const Linear *l,
+                              float *out, long out_step, int mode) {
+    const Decoder *m = s->model;
+    long width = m->width, wide = whole(width, PANEL), own = rows <= FEW && !s->num_runs;
+    float *normal = own ? s->scratch + t->number * scratch_size(m) : s->normal;
+    if (!own) {
+        long pieces = pieces_of(t, rows);
+        PIECE(t, i, pieces)
+            for (long r = bound(rows, pieces, i); r < bound(rows, pieces, i + 1); r++)
+                normalise(s->x + (which ? which[r] : r) * wide, gain, normal + r * wide, width, wide, m->epsilon);
+    }
+    if (!own && !which) { linear(t, s, l, normal, wide, out, out_step, mode); return; }
+    Panels w = weights(l);
+    Grid g = grid_of(t, rows, &w);
+    Sink sink = {out, out_step, mode, 0, 0, 0, 0, 0};
+    PIECE(t, i, g.down * g.across) {
+        for (long r = 0; own && r < rows; r++)
+            normalise(s->x + (which ? which[r] : r) * wide, gain, normal + r * wide, width, wide, m->epsilon);
+        own = 0;
+        multiply_piece(&g, i, normal, wide, rows, &w, &sink);
+    }
+}
