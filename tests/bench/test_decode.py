@@ -1,6 +1,8 @@
 """`penjing bench decode`: what is measured, by a clock of the test's; a trial of ours on a tiny model; the verdict."""
 
 import json
+import socketserver
+import threading
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,7 @@ from penjing.bench import decode
 from penjing.bench.comparison import BenchmarkRequest, Options
 from penjing.bench.decode import BF16, INT8, Decode, Sizes
 from penjing.bench.decode_measure import Decoder, Watch, measure
+from penjing.bench.penjing_decode_server import PenjingServer
 from penjing.bench.trial_spec import DecodeSpec
 from penjing.commands.bench import bench
 from penjing.model.presets import PRESETS
@@ -96,7 +99,49 @@ def test_every_prompt_is_a_new_one_and_a_contestant_may_leave_batches_out(spec):
     assert {*decoder.opened} == {(1, 11), (3, 11), (1, 5), (1, 9)}
     assert {*one["figures"][1]} == {"rate_3", "read_3", "first_token_4", "first_token_8"}
     assert (one["peak_bytes"], one["peak_bytes_after_imports"], one["options"]) == (70, 40, ["as it is"])
+    decoder = Script()
+    decoder.longest = 8
+    assert "first_token_8" not in measure(spec, decoder, 0)["figures"][1]
     assert "rate_1" not in measure(spec, Script(), 0)["figures"][1]
+
+
+class Answers(socketserver.StreamRequestHandler):
+    """Says what its server is to say, to each request."""
+
+    def handle(self):
+        while self.rfile.readline().strip():
+            pass
+        self.wfile.write(self.server.said)
+
+
+@pytest.fixture
+def client():
+    """The benchmark's client of a server that says this."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def make(said):
+            server.said = said.encode()
+            decoder = PenjingServer.__new__(PenjingServer)
+            decoder.port, decoder.model = server.server_address[1], "m"
+            return decoder
+
+        yield make
+        server.shutdown()
+
+
+def test_tokens_of_streams_are_those_that_the_server_counts(client):
+    pieces = (
+        'data: {"text": "a"}\n\ndata: {"text": "b c"}\n\ndata: {"usage":{"completion_tokens":5}}\n\ndata: [DONE]\n\n'
+    )
+    watch = Watch(2, 5, 9.0)
+    client(f"HTTP/1.1 200 OK\r\n\r\n{pieces}").write([[1], [2]], 5, watch)
+    assert watch._written == [5, 5] and 0 < watch.tokens <= 8
+
+
+def test_a_refusal_is_no_token(client):
+    with pytest.raises(UserError, match="too long"):
+        client("HTTP/1.1 400 Bad Request\r\n\r\ntoo long").write([[1]], 1, Watch(1, 1, 9.0))
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -149,7 +150,7 @@ class Decode(Benchmark):
 
     def notes(self, record: Mapping[str, Any]) -> list[str]:
         """Who is ahead in what, at the same precision."""
-        lines = ["the weights are random; a goal is for 26M, batch 1"]
+        lines = ["the weights are random; goals without a size are for 26M, batch 1", *_own_goals(record)]
         for setting in self.settings:
             there = rounds(record, setting)
             lines += [
@@ -175,6 +176,28 @@ def rows_of(record: Mapping[str, Any]) -> dict[str, Figure]:
         found[f"last_rate_{batch}"] = Figure(f"batch {batch}", ", tokens/s", lambda value: f"{value:,.0f}")
     found["peak_bytes"] = Figure("peak memory", ", MiB", _mebibytes, less_is_better=True)
     return found
+
+
+def _own_goals(record: Mapping[str, Any]) -> Iterator[str]:
+    """Goals that name no baseline, where all that they compare was measured."""
+
+    def rate(setting: str, name: str, batch: int) -> float:
+        medians = record[setting]["medians"].get(name, {})
+        return float(medians.get(f"last_rate_{batch}", {}).get("median", math.nan))
+
+    single = rate("26m", BF16, 1)
+    for what, got, wanted in (
+        (f"26M, {BF16}, batch 16, tokens/s", rate("26m", BF16, 16), max(3000.0, 8 * single)),
+        (f"1M, {BF16}, batch 1, tokens/s", rate("1m", BF16, 1), 2000.0),
+        (f"26M, {SERVER} / {BF16}, batch 16", rate("26m", SERVER, 16) / rate("26m", BF16, 16), 0.9),
+    ):
+        if math.isfinite(got) and math.isfinite(wanted):
+            verdict = "reached" if got >= wanted else "missed"
+            yield f"{what}: {_short(got)}; goal at least {_short(wanted)}: {verdict}"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
 def _milliseconds(seconds: float) -> str:

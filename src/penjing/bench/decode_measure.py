@@ -30,6 +30,7 @@ class Decoder:
 
     options: Sequence[str] = ()  # for people: what it runs with
     batches: Sequence[int] | None = None  # sizes of batches it takes part with; None: all
+    longest: float = math.inf  # tokens of prompt and answer
 
     def open(self, sequences: int, tokens: int) -> None:
         """Make room for so many sequences of so many tokens. Its time does not count."""
@@ -127,7 +128,7 @@ def measure(spec: DecodeSpec, decoder: Decoder, imported_bytes: int) -> dict[str
             figures[f"rate_{batch}"] = statistics.median(each.tokens / each.decode_seconds for each in watches)
             figures[f"read_{batch}"] = statistics.median(each.first_token_seconds for each in watches)
             single = single or watches
-    for length in spec.first_token:
+    for length in (length for length in spec.first_token if length < decoder.longest):
         watches = repeated(1, length, 1)
         figures[f"first_token_{length}"] = statistics.median(each.first_token_seconds for each in watches)
     counted = sorted(single, key=lambda each: each.tokens / each.decode_seconds)[len(single) // 2]

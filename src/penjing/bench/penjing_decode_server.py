@@ -13,9 +13,11 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from penjing.base.errors import UserError
 from penjing.bench.decode_measure import Decoder, OnTokens, finish
 from penjing.bench.trial_spec import DecodeSpec, read_spec
 
@@ -37,6 +39,8 @@ class PenjingServer(Decoder):
         assert found, "the server did not start"
         self.port, self.model = int(found[1]), folder.name
         self._wait()
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/models") as answer:
+            self.longest = json.load(answer)["data"][0]["penjing"]["context"]
         self.options = ["POST /v1/completions, streamed", dtype, "client in Python on the same cores"]
 
     def _wait(self) -> None:
@@ -54,12 +58,12 @@ class PenjingServer(Decoder):
 
     async def _streams(self, prompts: Sequence[Sequence[int]], new_tokens: int, on_tokens: OnTokens) -> None:
         """Pieces count as tokens until every stream has one; the rest counts when all have ended."""
-        left, waiting = [new_tokens] * len(prompts), set(range(len(prompts)))
+        left, waiting = [0] * len(prompts), set(range(len(prompts)))
 
         async def stream(number: int) -> None:
             async for line in self._lines(prompts[number], new_tokens):
                 if b'"usage":{' in line:
-                    left[number] += json.loads(line)["usage"]["completion_tokens"] - new_tokens
+                    left[number] += json.loads(line)["usage"]["completion_tokens"]
                 elif waiting:
                     waiting.discard(number)
                     left[number] -= 1
@@ -87,6 +91,11 @@ class PenjingServer(Decoder):
             + body
         )
         try:
+            status = await reader.readline()
+            if b" 200 " not in status:
+                raise UserError(
+                    "the server refused", where="/v1/completions", got=(await reader.read()).decode()[-200:]
+                )
             async for line in reader:
                 if line.startswith(b"data: {"):
                     yield line[6:]

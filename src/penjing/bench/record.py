@@ -13,17 +13,18 @@ from typing import Any
 
 import torch
 
+import penjing
 from penjing.base.files import write_json
 from penjing.bench.table import spread
 from penjing.plan import hardware
 
-PACKAGES = ("penjing", "torch", "transformers", "trl", "accelerate", "litgpt", "llama-cpp-python")
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "litgpt", "llama-cpp-python")
 Trial = Mapping[str, Any]  # what a trial printed
 
 
 def facts(device: torch.device, dtype: torch.dtype, **more: object) -> dict[str, Any]:
     """Where and with what something was measured. more: of the machine."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "penjing": penjing.__version__}
     for name in PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)

@@ -47,6 +47,8 @@ def chat(
 ) -> None:
     """Chat with a model. A model that was only pretrained continues your text instead of answering.
 
+    /help lists the commands of a conversation; Ctrl-C stops an answer, Ctrl-D ends.
+
     [bold]Examples[/]
 
     penjing chat runs/quickstart
