@@ -37,7 +37,7 @@ def make_served(tokenizer):
     def make(name, *, answers=True, slots=4, seed=0, **engine):
         model = small_model(seed=seed, vocab_size=tokenizer.size, max_position_embeddings=CONTEXT).eval()
         data = DataSettings(format="chats" if answers else "documents", seq_len=CONTEXT)
-        run = Run(stage="outside", out=name, model=model.config, data=data)
+        run = Run(stage="external", out=name, model=model.config, data=data)
         loaded = LoadedModel(model, tokenizer, run, Checkpoint(Path(name), 7, ()))
         return ServedModel(name, loaded, make_engine(model, slots=slots, max_tokens=CONTEXT, **engine))
 
