@@ -228,6 +228,15 @@ def test_an_empty_line_ends_where_lines_come_from_a_pipe(start):
     assert talk.messages == []
 
 
+@pytest.fixture
+def sigint():
+    """Ctrl-C as a terminal has it: a shell's background job ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint")
 def test_ctrl_c_stops_the_answer_and_a_second_one_the_program(start, monkeypatch):
     talk = start(max_tokens=60)
     before = signal.getsignal(signal.SIGINT)

@@ -76,7 +76,7 @@ class Running:
         return self.http.post("/v1/chat/completions", json=asked | fields)
 
     def stop(self):
-        self.server.stop()
+        self.server.servers[0].get_loop().call_soon_threadsafe(self.server.stop)  # a loop is not for two threads
         self.thread.join(40)
         assert not self.thread.is_alive()
         self.http.close()
