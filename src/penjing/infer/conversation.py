@@ -23,7 +23,7 @@ from penjing.infer.sample import Sampling
 from penjing.infer.tool_loop import ToolExchange, ToolLoop
 
 MOST_TURNS = 8  # of the model in one answer
-LEAST_ROOM = 64  # tokens for an answer, for which the oldest exchanges are dropped
+MIN_ANSWER_TOKENS = 64  # tokens for an answer, for which the oldest exchanges are dropped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ Part = Written | TurnEnd | Result
 
 
 class Conversation:
-    """messages: what was said so far. answers: whether the model was taught conversations. context_tokens: that it has
-    learned to read together; where they are used up, the oldest exchanges are dropped."""
+    """messages: what was said so far. answers: whether the model learned from conversations. context_tokens: that it
+    has learned to read together; where they are used up, the oldest exchanges are dropped."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Conversation:
         self._is_stopped = False
 
     def ask(self, text: str) -> Iterator[Part]:
-        """The answer to `text`. Raises UserError, and remembers nothing, where there is no room for one."""
+        """The answer to `text`. Raises UserError, and remembers nothing, where there is no space for one."""
         self._retries = 0
         return self._answer([*self.messages, Message(role="user", content=text)])
 
@@ -128,8 +128,8 @@ class Conversation:
 
     def _fit(self, messages: list[Message]) -> list[Message]:
         """Without the oldest exchanges where the conversation leaves too few tokens for an answer."""
-        room = self.context_tokens - min(self.options.max_tokens, LEAST_ROOM)
-        while len(messages) > 2 and len(self._prompt(messages)) > room:
+        limit = self.context_tokens - min(self.options.max_tokens, MIN_ANSWER_TOKENS)
+        while len(messages) > 2 and len(self._prompt(messages)) > limit:
             following = next((at for at in range(1, len(messages)) if messages[at].role == "user"), len(messages) - 1)
             messages = messages[following:]
         return messages

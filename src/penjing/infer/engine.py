@@ -94,11 +94,11 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raises UserError for a request that cannot be answered."""
-        tokens, room = len(request.prompt), self.max_tokens + (request.max_new_tokens < 1)
+        tokens, limit = len(request.prompt), self.max_tokens + (request.max_new_tokens < 1)
         if not tokens:
             raise UserError("nothing to go on from", where="prompt", wanted="at least one token")
-        if tokens >= room:
-            raise UserError("too long", where="prompt", got=f"{tokens} tokens", wanted=f"under {room}")
+        if tokens >= limit:
+            raise UserError("too long", where="prompt", got=f"{tokens} tokens", wanted=f"under {limit}")
         for where, ids in (("prompt", request.prompt), ("logit_bias", request.sampling.logit_bias)):
             if len(ids) and not 0 <= min(ids) <= max(ids) < self.forward.vocab_size:
                 wrong = next(index for index in ids if not 0 <= index < self.forward.vocab_size)

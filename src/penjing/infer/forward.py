@@ -63,7 +63,7 @@ def make_forward(model: Transformer, *, num_slots: int, max_tokens: int, weights
     if not why:
         return cpu_forward.CpuForward(model, num_slots=num_slots, max_tokens=max_tokens, weights=weights)
     if weights != "auto":
-        raise UserError(f"only the C kernels for CPUs have them: {why}", where="compute.weights", got=weights)
+        raise UserError(f"only the C kernels for CPUs have them: {why}", where="weights", got=weights)
     return TorchForward(model, num_slots=num_slots, max_tokens=max_tokens)
 
 

@@ -58,9 +58,9 @@ def sample_batch(
         empty = Completion(ids=[], logp=[], drawn_logp=[], ended="length")
         return [[empty] * len(request.seeds) for request in requests]
     longest = max(len(request.prompt) for request in requests if request.seeds)
-    room = min(longest + max_new_tokens, model.config.max_position_embeddings)
-    slots = min(slots or default_slots(model, room), asked)
-    with make_engine(model, slots=slots, max_tokens=room, recover=False) as engine:
+    max_tokens = min(longest + max_new_tokens, model.config.max_position_embeddings)
+    slots = min(slots or default_slots(model, max_tokens), asked)
+    with make_engine(model, slots=slots, max_tokens=max_tokens, recover=False) as engine:
         tickets = {
             engine.submit(
                 replace(
@@ -132,9 +132,9 @@ def stream(
     """
     if not prompts or max_new_tokens < 1:
         return
-    room = min(max(map(len, prompts)) + max_new_tokens, model.config.max_position_embeddings)
-    slots = min(rows or default_slots(model, room), len(prompts))
-    with make_engine(model, slots=slots, max_tokens=room) as engine:
+    max_tokens = min(max(map(len, prompts)) + max_new_tokens, model.config.max_position_embeddings)
+    slots = min(rows or default_slots(model, max_tokens), len(prompts))
+    with make_engine(model, slots=slots, max_tokens=max_tokens) as engine:
         for place, prompt in enumerate(prompts):
             engine.submit(
                 Request(

@@ -41,9 +41,9 @@ class TorchForward:
         self._multiple = ROW_MULTIPLE.get(self.device.type, 1)
         # Rows that fill up a pass are those of slots that nobody has.
         rows = num_slots + self._multiple - 1
-        room = _rounded(max_tokens, SPAN_MULTIPLE)
-        self.bytes_per_slot = bytes_per_slot(model.config, room, dtype)
-        self._cache = Cache(model.config, rows, room, device=self.device, dtype=dtype)
+        positions = _rounded(max_tokens, SPAN_MULTIPLE)
+        self.bytes_per_slot = bytes_per_slot(model.config, positions, dtype)
+        self._cache = Cache(model.config, rows, positions, device=self.device, dtype=dtype)
         self._row_S, self._slot_R = np.arange(rows), np.arange(rows)
         self._used_S = np.zeros(rows, dtype=np.int64)  # positions that were ever written
         self._leave = ExitStack()

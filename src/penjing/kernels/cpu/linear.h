@@ -1,4 +1,4 @@
-/* What decode.c works on, and its linear layers: products in pieces for a team's threads, with adapters by row and with
+/* What decode.c works on, and its linear layers: matmuls in pieces for a team's threads, with adapters by row and with
    the norm before them. kernels/cpu/decode.py has the same first structures, and packs the weights. */
 
 #include "panels.h"
@@ -99,7 +99,7 @@ INLINE long scratch_size(const Decoder *m) {
 
 /* --- Linear layers ------------------------------------------------------------------------------------------------ */
 
-/* How a product is cut into pieces: rows, so many at a time, times columns. */
+/* How a matmul is cut into pieces: rows, so many at a time, times columns. */
 typedef struct { long high, down, across; } Grid;
 
 static Grid grid_of(const Member *t, long rows, const Panels *w) {
@@ -121,7 +121,7 @@ static void multiply_piece(const Grid *g, long i, const float *x, long step, lon
              smaller(bound(sides, g->across, column + 1) * SIDE, w->panels), to);
 }
 
-static void product(Member *t, const float *x, long step, long rows, Panels w, const Sink *to) {
+static void matmul(Member *t, const float *x, long step, long rows, Panels w, const Sink *to) {
     Grid g = grid_of(t, rows, &w);
     PIECE(t, i, g.down * g.across) multiply_piece(&g, i, x, step, rows, &w, to);
 }
@@ -155,7 +155,7 @@ static void linear(Member *t, State *s, const Linear *l, const float *x, long st
         for (int second = 0; second < 2; second++)
             PIECE(t, i, s->num_runs) adapt_run(s, l, x, step, s->run[i], s->run[i + 1], second);
     }
-    product(t, x, step, s->rows, weights(l), &sink);
+    matmul(t, x, step, s->rows, weights(l), &sink);
 }
 
 /* Rows `which` of x (NULL: all), normalised, then through a layer: each thread normalises few rows for itself. */
