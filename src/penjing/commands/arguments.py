@@ -34,6 +34,7 @@ DtypeName = Annotated[
     str, typer.Option(help="auto, bfloat16, float16 or float32; auto: as in training on a GPU, float32 on a CPU.")
 ]
 Temperature = Annotated[float, typer.Option(help="0: greedy.")]
+ToolTable = Annotated[str, typer.Option(help="JSON file that the tool lookup reads.")]
 TopP = Annotated[float, typer.Option(help="Nucleus sampling: the likeliest tokens with this total probability.")]
 SampleSeed = Annotated[int, typer.Option(help="Sampling seed (used when temperature > 0).")]
 

@@ -43,8 +43,7 @@ def chat(
     trained = load_trained(path)
     given = attach_adapters(trained, adapters)
     use_device(trained.model, device, dtype)
-    taught = any(adapter.facts.get("learned_from") == "chats" for adapter in given.values())
-    answers = taught or trained.answers
+    answers = trained.answers or any(adapter.answers for adapter in given.values())
     if (options.toolbox or options.thinking is not None) and not answers:
         raise UserError("was only pretrained: it has no reasoning and no tools", where=path)
     if prompt is not None:

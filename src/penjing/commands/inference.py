@@ -15,6 +15,7 @@ from penjing.commands.arguments import (
     RunPath,
     SampleSeed,
     Temperature,
+    ToolTable,
     TopP,
     console,
     say,
@@ -41,7 +42,7 @@ def chat(
             metavar="NAME,...", help="The model may call: calculator, dates, units, count, lookup, python, MOD:CLASS"
         ),
     ] = "",
-    table: Annotated[str, typer.Option(help="JSON file that the tool lookup reads.")] = "",
+    table: ToolTable = "",
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from penjing.base.errors import UserError
-from penjing.commands.arguments import DeviceName, DtypeName, console
+from penjing.commands.arguments import DeviceName, DtypeName, ToolTable, console
 
 KEY = "PENJING_API_KEY"
 
@@ -40,7 +40,7 @@ def serve(
             metavar="NAME,...", help="Tools that the chat page offers: calculator, dates, units, count, lookup, python."
         ),
     ] = "",
-    table: Annotated[str, typer.Option(help="JSON file that the tool lookup reads.")] = "",
+    table: ToolTable = "",
     slots: Annotated[
         int, typer.Option(help="Answers written at once by each model; others wait.", min=1, max=1024)
     ] = 16,

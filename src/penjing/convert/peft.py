@@ -57,6 +57,11 @@ class PeftAdapter:
     base_sha256: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def answers(self) -> bool:
+        """Whether it learned from conversations."""
+        return self.facts.get("learned_from") == "chats"
+
 
 def write_peft(
     folder: Path, model: Transformer, name: str, *, base_name: str, base_sha256: str = "", facts: Mapping[str, Any] = {}

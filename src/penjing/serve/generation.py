@@ -80,14 +80,14 @@ class Target:
         self, body: SamplingFields, ids: Sequence[int], *, max_tokens: int | None, param: str, **more: Any
     ) -> Request:
         """What the engine is asked for one prompt. param: the field that the prompt came in."""
-        room = self.served.context - len(ids)
-        if room < (max_tokens != 0):
+        left = self.served.context - len(ids)
+        if left < (max_tokens != 0):
             raise self.too_long(f"{len(ids):,} tokens", param)
         wanted = self.service.max_tokens if max_tokens is None else min(max_tokens, self.service.max_tokens)
         return Request(
             prompt=ids,
             seeds=seeds(body),
-            max_new_tokens=min(wanted, room),
+            max_new_tokens=min(wanted, left),
             stop=self.served.tokenizer.stop,
             sampling=sampling(body),
             adapter=self.adapter,
@@ -98,7 +98,7 @@ class Target:
 
     @property
     def answers(self) -> bool:
-        """Whether it was taught conversations: the model, or the adapter that is asked."""
+        """Whether the model, or the adapter that is asked, learned from conversations."""
         return self.served.answers_with(self.adapter)
 
     def lead(self, body: SamplingFields) -> list[int]:

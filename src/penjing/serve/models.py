@@ -21,7 +21,7 @@ class ServedModel:
     loaded: LoadedModel
     engine: Engine
     adapters: tuple[str, ...] = ()
-    taught: frozenset[str] = frozenset()  # adapters that learned from conversations
+    chat_adapters: frozenset[str] = frozenset()  # adapters that learned from conversations
 
     @property
     def context(self) -> int:
@@ -34,19 +34,19 @@ class ServedModel:
 
     @property
     def answers(self) -> bool:
-        """Whether it was taught conversations, and does not only continue texts."""
+        """Whether it learned from conversations, and does not only continue texts."""
         return self.loaded.answers
 
     def answers_with(self, adapter: str | None) -> bool:
-        """Whether it, or the adapter that is asked, was taught conversations."""
-        return self.answers or (adapter or "") in self.taught
+        """Whether it, or the adapter that is asked, learned from conversations."""
+        return self.answers or (adapter or "") in self.chat_adapters
 
     @property
     def thinking(self) -> bool:
         """Whether `enable_thinking` does something."""
         template = self.tokenizer.template
         own = self.tokenizer.is_ours and self.tokenizer.has(THINK)
-        return (self.answers or bool(self.taught)) and (
+        return (self.answers or bool(self.chat_adapters)) and (
             own or (not self.tokenizer.is_ours and "enable_thinking" in template)
         )
 

@@ -43,14 +43,17 @@ export async function writeAnswer(answer, context, hooks) {
     }
     answer.state = "done";
   } catch (error) {
-    answer.state = error.name === "AbortError" ? "stopped" : "failed";
-    answer.error = error.name === "AbortError" ? "" : describe(error);
-    answer.status = error.status ?? -1;
+    endWith(answer, error);
   }
   hooks.onUpdate();
 }
 
-const describe = (error) => error.message || String(error);
+/** Stopped, or failed and why; what was written stays. */
+export function endWith(answer, error) {
+  answer.state = error.name === "AbortError" ? "stopped" : "failed";
+  answer.error = error.message || String(error);
+  answer.status = error.status ?? -1;
+}
 
 function parsed(text) {
   try {
@@ -210,9 +213,7 @@ export async function writeContinuation(answer, prompt, settings, hooks) {
     });
     answer.state = "done";
   } catch (error) {
-    answer.state = error.name === "AbortError" ? "stopped" : "failed";
-    answer.error = error.name === "AbortError" ? "" : describe(error);
-    answer.status = error.status ?? -1;
+    endWith(answer, error);
   }
   hooks.onUpdate();
 }

@@ -1,6 +1,6 @@
 // The conversation that is open: what is asked, answered, stopped, repeated and branched.
 
-import { branch, continueText, drawSeed, isEnd, writeAnswer, writeContinuation } from "./answer.js";
+import { branch, continueText, drawSeed, endWith, isEnd, writeAnswer, writeContinuation } from "./answer.js";
 import { addNode, newAnswer, newConversation, path, showSibling } from "./conversation.js";
 import { branched, edited, textOfPieces } from "./document.js";
 import { toolsOn } from "./settings.js";
@@ -267,9 +267,7 @@ class Chat {
       });
       run.state = "done";
     } catch (error) {
-      run.state = error.name === "AbortError" ? "stopped" : "failed";
-      run.error = error.message;
-      run.status = error.status ?? -1;
+      endWith(run, error);
     }
     if (this.controller === controller) this.controller = null;
     store.saveSoon();
