@@ -19,6 +19,7 @@ from penjing.base.errors import UserError
 from penjing.infer.forward import Weights
 
 if TYPE_CHECKING:
+    from penjing.agent_tools.box import Toolbox
     from penjing.serve.models import Models
 
 OPEN_FILES = 65_536  # wanted: a connection is one
@@ -69,6 +70,7 @@ def start(words: Sequence[str], options: ServeOptions, console: Console) -> None
             weights=options.weights,
             slots=options.slots,
         )
+        check_tools(models, toolbox)
         app = make_app(models, toolbox, key=options.key, loopback_only=loopback_only, max_tokens=options.max_tokens)
         _allow_open_files()
         address = f"http://{_shown(options.host)}:{listener.getsockname()[1]}"
@@ -98,6 +100,26 @@ def _check_key(key: str, host: str, loopback_only: bool) -> None:
             where="--host",
             got=host,
             next_step="Set PENJING_API_KEY to a long secret; clients send it as their OpenAI key.",
+        )
+
+
+def check_tools(models: Models, toolbox: Toolbox) -> None:
+    """Raises UserError where the tools' descriptions leave no model space for an answer."""
+    from penjing.data.chat.render import render
+    from penjing.data.formats import Message
+
+    chats = [model for model in models.served.values() if model.answers or model.chat_adapters]
+    if not toolbox or not chats:
+        return
+    model = max(chats, key=lambda model: model.context)
+    taken = len(render(model.tokenizer, [Message(role="user", content="")], toolbox.schemas, ask=True).ids)
+    if taken >= model.context:
+        raise UserError(
+            "their descriptions fill what the model reads",
+            where="--tools",
+            got=f"{taken:,} tokens",
+            wanted=f"well under {model.context:,}, of {model.name}",
+            next_step="Name fewer tools, or train with a longer data.seq_len.",
         )
 
 
