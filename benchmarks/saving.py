@@ -151,7 +151,8 @@ def time_signal(
 
 def main() -> None:
     asked = parse()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it, and so do children
+    for name in CODES:  # background jobs of a shell ignore some of them, and so do children
+        signal.signal(getattr(signal, name), signal.default_int_handler)
     import torch
 
     from penjing.data import synthetic as toyworld
