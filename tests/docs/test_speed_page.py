@@ -23,7 +23,11 @@ PLACE = "<!-- table {} -->\n"
 END = "<!-- end -->"
 HARDEST = ("packed", "avx512", "avx2")  # own path beside the hardest peer alone, ten minutes, on three processors
 DECODE = ("decode 26m", "decode 1m")
-TABLES = ("path", "step", *HARDEST, "litgpt path", "litgpt step", "recipe", "gpu", "gpu step", "cpu kernels", *DECODE)
+THREE_TRIALS = ("bf16 path", "bf16 step")
+TABLES = (
+    *("path", "step", *THREE_TRIALS, *HARDEST, "litgpt path", "litgpt step", "recipe"),
+    *("gpu", "gpu step", "cpu kernels", *DECODE),
+)
 
 
 def newest(name):
@@ -49,6 +53,7 @@ COMPARED = {
     "litgpt path": ("bench_train_litgpt", "path"),
     "litgpt step": ("bench_train_litgpt", "step"),
     **{name: (f"bench_train_{name}", "path") for name in HARDEST},
+    **{name: ("bench_train_avx512bf16", name.split()[1]) for name in THREE_TRIALS},
     **{name: tuple(name.split()) for name in DECODE},
 }
 SCRIPTS = {"recipe": "recipe", "gpu": "speed_gpu", "cpu kernels": "cpu_kernels"}
