@@ -201,7 +201,7 @@ class TrialComparison:
             self.save({**summed(record, done), "finished": False})
         record = summed(record, done)
         for setting in benchmark.settings:
-            self.console.print(benchmark.table(record, setting).terminal())
+            benchmark.table(record, setting).print(self.console)
         for line in verdict(benchmark, record):
             self.say(line)
         return {**record, "finished": True}
