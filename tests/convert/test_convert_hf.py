@@ -13,8 +13,10 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.convert import hf
-from penjing.convert.hf import config_from_hf, from_hf, hf_config, read_hf, to_hf
-from penjing.convert.shape import CLASSES, DEFAULT_THETA, DEFAULTS, PARTIAL_ROTARY
+from penjing.convert.hf import read_hf
+from penjing.convert.hf_config import hf_config
+from penjing.convert.names import from_hf, to_hf
+from penjing.convert.shape import CLASSES, DEFAULT_THETA, DEFAULTS, PARTIAL_ROTARY, config_from_hf
 from penjing.infer.generate import generate
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig

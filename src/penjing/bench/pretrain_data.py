@@ -20,7 +20,7 @@ from penjing.bench.comparison import BenchmarkRequest, Options, Prepared, traini
 from penjing.bench.held_out import IGNORED
 from penjing.bench.record import facts
 from penjing.bench.trial_spec import PretrainSpec
-from penjing.convert.hf import hf_config
+from penjing.convert.hf_config import hf_config
 from penjing.data import formats
 from penjing.data.catalog import registry
 from penjing.data.tokenizer.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""A model's shape and its `config.json`, both ways, for every stock class we equal.
+"""A model's shape from its `config.json`, for every stock class we equal; `convert/hf_config.py` writes one.
 
 What a stock class computes must be read or refused: a field that changes the result and has no counterpart here is a
 `UserError` that names it. Fields that only matter while training there (dropout, router noise, loss coefficients) are
@@ -146,9 +146,6 @@ class ControlIds(Protocol):
 
     @property
     def message_end(self) -> int: ...
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 class _Fields:
@@ -407,6 +404,3 @@ def _mixture(fields: _Fields, architecture: str) -> dict[str, Any]:
         "num_experts": fields.count("num_experts"),
         "mlp_only_layers": tuple(layer for layer in range(num_hidden_layers) if layer in dense or (layer + 1) % every),
     }
-
-
-# --- writing ---------------------------------------------------------------------------------------------------------
