@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 import torch
 from safetensors import safe_open
-from small_models import small_model
+from small_models import sizes, small_model
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
@@ -31,22 +31,8 @@ from penjing.train.config import Run
 TEXT = "Mia saw a kite by the pond. 小明看见一只风筝。 Then she gave it to the frog, and the frog was glad. "
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer([TEXT] * 40, 320)
-
-
 def make_model(tokenizer, **options):
-    shape = {
-        "vocab_size": tokenizer.size,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 48,
-        "max_position_embeddings": 128,
-    }
+    shape = sizes(tokenizer.size, 32, 2, 4, 2, 8, 48, 128)
     return small_model(seed=1, noise=0.1, sharpen=3, **{**shape, **options}).eval()
 
 
