@@ -20,7 +20,7 @@ def script():
 
 def test_the_page_is_what_the_newest_results_render_to(script):
     page = script.PAGE.read_text(encoding="utf-8")
-    assert script.render(page, script.newest(), script.newest_saving()) == page
+    assert script.render(page, script.newest("reliability"), script.newest("saving")) == page
 
 
 def test_what_was_measured_is_told_and_what_was_not_is_said_to_be_missing(script):
@@ -121,7 +121,7 @@ def test_the_newest_results_reach_the_goals(script):
     assert sum(value for name, value in counts["control_tokens"].items()) >= 2000
     assert all(value >= 30 for name, value in counts["data"].items() if "handcrafted" in name)
     assert all(value >= 60 for name, value in counts["data"].items() if "bad files" in name)
-    saving = script.newest_saving()
+    saving = script.newest("saving")
     if saving is not None:
         assert not saving["quick"]
         assert max(max(taken) for taken in saving["signal_seconds"].values()) <= 5
