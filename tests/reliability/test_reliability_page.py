@@ -37,12 +37,12 @@ def test_what_was_measured_is_told_and_what_was_not_is_said_to_be_missing(script
         },
         "signal_seconds": {"SIGTERM": [1.0, 3.0, 2.0]},
     }
-    told = script.table(script.newest(), saving)
+    told = script.table(script.newest("reliability"), saving)
     assert "0.50% of step time (0.00% to 0.95% in 3 rounds), 0.20% standing still" in told
     assert "a save every 50 steps of 210 ms; tiny on 2 cores" in told
     assert "cores, A processor, 2026-01-02" in told
     assert "SIGTERM: 2.00 s (1.00 to 3.00, 3 times); tiny on 2 cores" in told
-    assert script.table(script.newest(), None).count("| not measured |") == 2
+    assert script.table(script.newest("reliability"), None).count("| not measured |") == 2
 
 
 def test_every_promise_has_tests_and_every_file_of_tests_a_promise(script):
@@ -111,8 +111,8 @@ def test_counts_of_one_thing_in_several_groups_are_told_as_their_sum(script):
 
 def test_the_newest_results_reach_the_goals(script):
     """The counts that were set out to be reached, from the last full run."""
-    counts = {name: facts["counts"] for name, facts in script.newest()["files"].items()}
-    assert script.newest()["files"]["kills"].get("size") != "usual"  # `make test` has fewer
+    counts = {name: facts["counts"] for name, facts in script.newest("reliability")["files"].items()}
+    assert script.newest("reliability")["files"]["kills"].get("size") != "usual"  # `make test` has fewer
     runs = sum(value for name, value in counts["kills"].items() if name.endswith("gone on with"))
     assert runs >= 200
     assert counts["corruption"]["corruptions found"] >= 600
