@@ -1,10 +1,10 @@
 """docs/reliability.md says what results/ hold, and every promise has its tests."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 
+import pages
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -12,10 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("reliability_script", ROOT / "benchmarks" / "reliability.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return pages.script("benchmarks/reliability.py")
 
 
 def test_the_page_is_what_the_newest_results_render_to(script):
