@@ -135,11 +135,7 @@ def _work_through(options: QuickstartOptions, corpus: Corpus, log: StageLog, con
         log.stage("sft", lambda: "skipped: this data has no conversations to learn answers from")
     else:
         log.stage("sft", lambda: _train(finetuning, log, console))
-    if corpus.questions:
-        questions = corpus.questions
-        log.stage("evaluate", lambda: _ask(out, questions))
-    else:  # bits per byte beside zstd
-        log.stage("evaluate", lambda: _compare_with_zstd(out, pretraining))
+    log.stage("evaluate", lambda: _evaluate(out, corpus, pretraining))
     last = out / ("pretrain" if finetuning is None else "sft")
     log.stage("export", lambda: _export(out, last, log))
     log.record(next=f"penjing serve {out}")
@@ -380,6 +376,11 @@ def _record_tokens(log: StageLog, run: Run) -> None:
 
 
 # --- evaluation and export -------------------------------------------------------------------------------------------
+
+
+def _evaluate(out: Path, corpus: Corpus, pretraining: Run) -> str:
+    """Questions where the data have some (the toy world's), else bits per byte beside zstd."""
+    return _compare_with_zstd(out, pretraining) if corpus.questions is None else _ask(out, corpus.questions)
 
 
 def _ask(out: Path, path: Path) -> str:
