@@ -112,7 +112,9 @@ def draw(plot: Plot, work: Path) -> str:
     are few, are marked."""
     series = []
     for colour, (name, run, figure) in enumerate(plot.curves):
-        points = [(line["step"], line[figure]) for line in read_lines(work / f"{run}-1/metrics.jsonl") if figure in line]
+        points = [
+            (line["step"], line[figure]) for line in read_lines(work / f"{run}-1/metrics.jsonl") if figure in line
+        ]
         series += [Series(name, points, dots=figure.startswith("val_"), colour=colour)] if points else []
     return str(standalone(line_chart(series, title=plot.title, x=STEPS, y=plot.y), title=plot.title))
 
@@ -162,8 +164,10 @@ def table(first: str, runs: dict[str, str], columns: dict[str, Cell]) -> Callabl
     """A line for each method that is on record. runs: labels by method."""
 
     def made(record: Record) -> str:
-        seeds = {method: list(record.get(method, {}).values()) for method in runs}
-        body = [[runs[it], str(len(mine)), *(cell(mine) for cell in columns.values())] for it, mine in seeds.items() if mine]
+        body = []
+        for method, label in runs.items():
+            if seeds := list(record.get(method, {}).values()):
+                body.append([label, str(len(seeds)), *(cell(seeds) for cell in columns.values())])
         return ResultTable([first, "seeds", *columns], body).markdown()
 
     return made

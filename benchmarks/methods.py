@@ -278,7 +278,9 @@ def main() -> None:
             print(f"{method} {seed}: {summary(figures)}", flush=True)
             if asked.out:  # beside what the file holds already
                 known = read_json(asked.out) if asked.out.is_file() else {}
-                write_json(asked.out, {**known, "about": about(asked), method: {**known.get(method, {}), seed: figures}})
+                write_json(
+                    asked.out, {**known, "about": about(asked), method: {**known.get(method, {}), seed: figures}}
+                )
 
 
 if __name__ == "__main__":

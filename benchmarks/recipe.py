@@ -32,7 +32,13 @@ from penjing.bench.table import ResultTable, spread, with_range
 
 SIZES = {
     "0.5M": {"hidden_size": 96, "num_hidden_layers": 3, "intermediate_size": 256, "head_dim": 96},
-    "2M": {"hidden_size": 192, "num_hidden_layers": 4, "intermediate_size": 512, "head_dim": 96, "num_attention_heads": 2},
+    "2M": {
+        "hidden_size": 192,
+        "num_hidden_layers": 4,
+        "intermediate_size": 512,
+        "head_dim": 96,
+        "num_attention_heads": 2,
+    },
 }
 SHARES = (0.5, 0.7)
 FIRST_RATE = 4e-3

@@ -5,9 +5,10 @@ Run: python benchmarks/step_ratio.py lora --model 104m --out results/lora_step.j
      python benchmarks/step_ratio.py experts --rows 8 --passes 2 --warmup 20 --out results/moe_step.json
 
 Each trial is a process of its own, all in turn, so that none inherits another's memory or a warmer machine. A step is
-what training does: forward and backward passes, clipping, AdamW, a mixture's balance, over rows of random ids. The dense
-model's MLP is F wide; of a mixture each token goes through k experts of F/k. Printed: medians and ranges over the trials
-of each trial's median step and of the largest resident memory (of the device on CUDA), and both over the first's.
+what training does: forward and backward passes, clipping, AdamW, a mixture's balance, over rows of random ids. The
+dense model's MLP is F wide; of a mixture each token goes through k experts of F/k. Printed: medians and ranges over
+the trials of each trial's median step and of the largest resident memory (of the device on CUDA), and both over the
+first's.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from penjing.train.checkpointer import Checkpointer
 from penjing.train.config import CheckpointSettings
 
 CPU = torch.device("cpu")
+
+
 def sizes(vocabulary, width, layers, heads, kv, head, mlp, context=64):
     names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
     names += ("intermediate_size", "max_position_embeddings")

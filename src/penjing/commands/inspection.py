@@ -64,7 +64,7 @@ def _print_models() -> None:
     from penjing.model.config import ModelConfig
     from penjing.plan.flops import parameters
 
-    sizes = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size"
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
     rows = []
     for name in presets.names():
         shape = config.resolve(ModelConfig, {"preset": name})
@@ -76,7 +76,9 @@ def _print_models() -> None:
                 f"{count.active:,}" if shape.is_mixture else "",
                 f"{count.without_embedding:,}",
                 shape.architecture,
-                *(getattr(shape, size) for size in sizes.split()),
+                *(getattr(shape, size) for size in sizes),
+                shape.intermediate_size,
+                shape.vocab_size,
             )
         )
     numbers = ("width>", "layers>", "heads>", "kv>", "head>", "mlp>", "vocabulary>")

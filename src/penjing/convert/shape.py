@@ -23,6 +23,8 @@ CLASSES = {
     "mixtral": "MixtralForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
 }
+
+
 def _sizes(*, vocabulary: int, width: int, mlp: int, layers: int, heads: int, kv: int | None) -> dict[str, Any]:
     return {
         "vocab_size": vocabulary,

@@ -90,11 +90,11 @@ def verify(model: Transformer, tokenizer: Tokenizer, folder: Path) -> tuple[floa
     stop = tokenizer.stop
     prompt, longest = greedy_prompt(ids_BT.tolist(), model.config.max_position_embeddings)
     ours = generate(model, [prompt], max_new_tokens=longest, stop=stop)[0]
-    their_ids_BT = theirs.generate(torch.tensor([prompt]), max_new_tokens=longest, do_sample=False, eos_token_id=list(stop))
+    their_ids_BT = theirs.generate(
+        torch.tensor([prompt]), max_new_tokens=longest, do_sample=False, eos_token_id=list(stop)
+    )
     written = [index for index in their_ids_BT[0, len(prompt) :].tolist() if index not in stop]
     # Where two logits are all but equal rounding decides, and either text is right.
-    if written != ours and not same_greedy(
-        model, prompt, written, stop, longest=longest, tolerance=LARGEST_DIFFERENCE
-    ):
+    if written != ours and not same_greedy(model, prompt, written, stop, longest=longest, tolerance=LARGEST_DIFFERENCE):
         raise UserError("the exported model writes another text than ours", where=folder)
     return difference, f"logits equal to within {difference:.1e} of stock transformers, greedy text equal"
