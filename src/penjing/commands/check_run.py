@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -80,10 +81,14 @@ def examine(path: Path) -> Findings:
     _files(folder, findings)
     for name, place in (("train", folder.shards / "train"), ("validation", folder.shards / "validation")):
         if (place / META).is_file():
-            _try(findings, f"{name} shards, every byte", lambda place=place: TokenShards(place).verify())
+            _try(findings, f"{name} shards, every byte", partial(_verify, place))
     if is_held(path):
         findings.notes.append(f"in use by {owner(path)}")
     return findings
+
+
+def _verify(place: Path) -> None:
+    TokenShards(place).verify()
 
 
 def _checkpoints(folder: RunDir, findings: Findings) -> None:
