@@ -70,18 +70,15 @@ def shoot(url: str, chromium: str, out: Path) -> None:
     """All pictures."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        with opened(browser, url, {}, 1240, 860, locale="en-US") as page:
-            ask(page, *ENGLISH)
-            point_at_a_token(page)
-            page.screenshot(path=out / "chat.png")
-        with opened(browser, url, {}, 1240, 860, locale="en-US", color_scheme="dark") as page:
-            ask(page, *ENGLISH)
-            point_at_a_token(page)
-            page.screenshot(path=out / "chat_dark.png")
-        with opened(browser, url, {}, 1240, 860, locale="zh-CN") as page:
-            ask(page, *CHINESE)
-            point_at_a_token(page)
-            page.screenshot(path=out / "chat_zh.png")
+        for name, words, look in (
+            ("chat", ENGLISH, {"locale": "en-US"}),
+            ("chat_dark", ENGLISH, {"locale": "en-US", "color_scheme": "dark"}),
+            ("chat_zh", CHINESE, {"locale": "zh-CN"}),
+        ):
+            with opened(browser, url, {}, 1240, 860, **look) as page:
+                ask(page, *words)
+                point_at_a_token(page)
+                page.screenshot(path=out / f"{name}.png")
         with opened(browser, url, {"max_tokens": 36}, 1240, 860, locale="en-US") as page:
             models = page.evaluate("fetch('v1/models').then((all) => all.json())")["data"]
             before = next(model["id"] for model in models if not model["penjing"]["answers"])

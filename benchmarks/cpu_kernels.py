@@ -23,13 +23,12 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-import training_step
-from training_step import Case, prepare, shape
+from training_step import Case, prepare, shape, step_arguments, timed
 
 from penjing.bench.record import facts, write
 from penjing.bench.table import ResultTable, spread, with_range
 from penjing.bench.timer import time_steps
-from penjing.bench.trial_process import in_turn, run_json
+from penjing.bench.trial_process import in_turn
 
 SHAPES: dict[str, Case] = {
     "26M": Case(name="26M", model=shape(512, 8, 8, 2, 1408, 6400), seq_len=512, rows=4, passes=2),
@@ -41,14 +40,11 @@ LABELS = {"torch": "torch, ms", "kernels": "kernels, ms", "compiled": "compiled 
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
-    parser = training_step.arguments(__doc__)
+    parser = step_arguments(__doc__, steps=12, warmup=5)
     parser.add_argument("--rounds", type=int, default=3, help="processes of each way (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=12, help="timed steps of each (default: %(default)s)")
-    parser.add_argument("--warmup", type=int, default=5, help="steps before (default: %(default)s)")
     parser.add_argument("--dtypes", default="bfloat16,float32", help="with commas (default: %(default)s)")
     parser.add_argument("--ways", default=",".join(WAYS), help="with commas (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="the smallest shape, one round: shows that everything runs")
-    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
@@ -117,7 +113,7 @@ def markdown(result: dict[str, Any]) -> str:
 def main() -> None:
     asked = parse()
     if asked.one:
-        print(json.dumps(measure(Case(**json.loads(asked.one)), asked)))
+        print(json.dumps(measure(asked.one, asked)))
         return
     result: dict[str, Any] = {"cases": {}}
     for name in ["tiny"] if asked.tiny else SHAPES:
@@ -129,12 +125,9 @@ def main() -> None:
                     if way == "compiled" and number:
                         continue  # once: it takes half a minute to compile
                     kernels, how = WAYS[way]
-                    case = replace(SHAPES[name], optimizer="adamw", dtype=dtype, compile=how, device="cpu")
-                    words = ["--threads", asked.threads, "--steps", asked.steps, "--warmup", asked.warmup]
-                    command = training_step.command(__file__, case, *words)
-                    environment = {"PENJING_KERNELS": kernels}
-                    found = run_json(command, where=f"{name} {dtype} {way}", environment=environment, timeout=900)
-                    result |= {key: found.pop(key) for key in ("date", "machine", "versions")}
+                    case = replace(SHAPES[name], name=f"{name} {dtype} {way}", dtype=dtype, compile=how)
+                    case = replace(case, optimizer="adamw", device="cpu")
+                    found = timed(case, result, environment={"PENJING_KERNELS": kernels}, timeout=900)
                     ways[way].append(found)
                     rate = found["tokens"] / statistics.median(found["seconds"])
                     share = f"{found['share_of_limit']:.0%} of {found['limit_tokens_per_second']:,.0f}"

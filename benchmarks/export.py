@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import training_step
+from training_step import arguments
 
 from penjing.base.files import write_json
 from penjing.bench.record import facts
@@ -28,7 +28,7 @@ WAYS = ("HF f32", "GGUF f16", "GGUF q8_0", "GGUF q4_0", "ONNX f32", "ONNX int8")
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
-    parser = training_step.arguments(__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--model", default="64m", help="a preset of `penjing show models` (default: %(default)s)")
     parser.add_argument("--ways", default=",".join(WAYS), help="with commas (default: %(default)s)")
     parser.set_defaults(threads=1)

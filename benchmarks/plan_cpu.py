@@ -12,7 +12,6 @@ outcome.json; nothing else is measured here. Wall time is the meter's: training,
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -22,23 +21,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from penjing.base.files import write_json
+import numpy as np
+
+from penjing.base.files import read_json, write_json
 from penjing.bench.table import ResultTable
 
 ROOT = Path(__file__).parents[1]
 TINY = ["data.seq_len=256", "eval.sequences=64"]
+WIDE = ["model.hidden_size=256", "model.intermediate_size=704"]
 RL = ["objective.rollout.max_new_tokens=24", "objective.rollout.num_generations=4", "data.seq_len=256"]
 # Name, recipe, data, settings, steps. `{base}` is the first run, which later ones start from.
 RUNS: list[tuple[str, str, str, list[str], int]] = [
     ("tiny", "tiny", "pretrain", [*TINY], 700),
     ("tiny-adamw", "pretrain", "pretrain", ["model=tiny", "optimizer=adamw", *TINY, "batch.size=8"], 300),
-    (
-        "wide",
-        "pretrain",
-        "pretrain",
-        ["model=tiny", "model.hidden_size=256", "model.intermediate_size=704", *TINY, "batch.size=8"],
-        150,
-    ),
+    ("wide", "pretrain", "pretrain", ["model=tiny", *WIDE, *TINY, "batch.size=8"], 150),
     ("deep", "tiny", "pretrain", ["model.num_hidden_layers=8", *TINY], 400),
     ("short-rows", "tiny", "pretrain", ["data.seq_len=64", "batch.size=16"], 700),
     ("long-rows", "tiny", "pretrain", ["data.seq_len=1024", "batch.size=2"], 250),
@@ -60,10 +56,6 @@ def train(recipe: str, settings: list[str], out: Path, home: Path, threads: int)
     return time.perf_counter() - start
 
 
-def read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def errors(plan: dict[str, Any], outcome: dict[str, Any]) -> dict[str, float | None]:
     """(planned - came) / came, of the whole and of its terms."""
 
@@ -81,15 +73,12 @@ def errors(plan: dict[str, Any], outcome: dict[str, Any]) -> dict[str, float | N
 
 
 def summary(values: list[float]) -> dict[str, float]:
-    ordered = sorted(abs(value) for value in values)
-    place = 0.9 * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
+    sizes = [abs(value) for value in values]
     return {
-        "median": statistics.median(ordered),
-        "ninetieth_percentile": ordered[low] + (ordered[high] - ordered[low]) * (place - low),
-        "largest": ordered[-1],
-        "runs": len(ordered),
+        "median": statistics.median(sizes),
+        "ninetieth_percentile": float(np.quantile(sizes, 0.9)),
+        "largest": max(sizes),
+        "runs": len(sizes),
     }
 
 
@@ -99,7 +88,7 @@ PAGE = ROOT / "docs" / "cost.md"
 
 def records() -> list[dict[str, Any]]:
     """The newest record for each number of threads."""
-    found = {record["threads"]: record for record in map(read, sorted((ROOT / "results").glob("plan_cpu_*.json")))}
+    found = {record["threads"]: record for record in map(read_json, sorted((ROOT / "results").glob("plan_cpu_*.json")))}
     return [found[threads] for threads in sorted(found)]
 
 
@@ -166,14 +155,10 @@ def main() -> None:
             count = max(12, round(steps * asked.steps_share))
             every = max(1, count // 2)
             given = [word.format(base=work / "tiny", sft=work / "sft") for word in settings]
-            words = [
-                f"data.train={data / kind}.jsonl",
-                f"max_steps={count}",
-                f"eval.every={every}",
-                f"checkpoint.every={every}",
-            ]
-            process_seconds = train(recipe, [*words, "sample.every=0", *given], out, work / "home", asked.threads)
-            plan, outcome = read(out / "plan.json"), read(out / "outcome.json")
+            words = [f"data.train={data / kind}.jsonl", f"max_steps={count}", f"eval.every={every}"]
+            words += [f"checkpoint.every={every}", "sample.every=0"]
+            process_seconds = train(recipe, [*words, *given], out, work / "home", asked.threads)
+            plan, outcome = read_json(out / "plan.json"), read_json(out / "outcome.json")
             row = {
                 "name": name,
                 "steps": count,

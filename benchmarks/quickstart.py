@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from penjing.base.files import read_json, write_json
+
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -33,10 +35,6 @@ def timed(*words: str) -> tuple[float, int]:
     if status:
         sys.exit(f"penjing {' '.join(words)} failed")
     return time.perf_counter() - began, used.ru_maxrss
-
-
-def read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def shares(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -60,7 +58,7 @@ def main() -> None:
     asked = parse()
     folder = asked.work or Path(tempfile.mkdtemp())
     seconds, peak = timed("quickstart", "--out", str(folder / "toyworld"))
-    run, evaluation = read(folder / "toyworld/quickstart.json"), read(folder / "toyworld/evaluation.json")
+    run, evaluation = read_json(folder / "toyworld/quickstart.json"), read_json(folder / "toyworld/evaluation.json")
     stages = ("pretrain", "sft")
     result = {
         "what": "penjing quickstart, one run from beginning to end",
@@ -69,15 +67,15 @@ def main() -> None:
         "wall_seconds": seconds,
         "peak_resident_kibibytes": peak,
         "stages": run["stages"],
-        "plan": {stage: read(folder / "toyworld" / stage / "plan.json") for stage in stages},
-        "outcome": {stage: read(folder / "toyworld" / stage / "outcome.json") for stage in stages},
+        "plan": {stage: read_json(folder / "toyworld" / stage / "plan.json") for stage in stages},
+        "outcome": {stage: read_json(folder / "toyworld" / stage / "outcome.json") for stage in stages},
         "accuracy": shares(evaluation["rows"]),
         "rows": [row for row in evaluation["rows"] if row["stage"] == "sft"],
         "stories": {name: evaluation["stories"][name] for name in ("asked", "with_required_words")},
     }
     if asked.real:
         real_seconds, _ = timed("quickstart", "--data", asked.real, "--out", str(folder / "real"))
-        text = read(folder / "real/compression.json")
+        text = read_json(folder / "real/compression.json")
         result["real_text"] = {
             "what": f"penjing quickstart --data {asked.real}",
             "bits_per_byte": text["model_bits_per_byte"],
@@ -88,8 +86,7 @@ def main() -> None:
     for stage in stages:
         print(stage, f"{result['outcome'][stage]['tokens_per_second']:,.0f} tokens/s")
     if asked.out:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(asked.out, result)
 
 
 if __name__ == "__main__":

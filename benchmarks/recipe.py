@@ -24,6 +24,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from training_step import arguments
+
 from penjing.base.files import write_json
 from penjing.bench.record import facts
 from penjing.bench.table import ResultTable, spread, with_range
@@ -44,15 +46,13 @@ ROWS, ROW_TOKENS, VOCABULARY = 8, 256, 2048
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--english", type=Path, default=None, help="file or folder of documents; none: the toy world")
     parser.add_argument("--chinese", type=Path, default=None, help="file or folder of documents; none: the toy world")
     parser.add_argument("--sizes", default=",".join(SIZES), help="(default: %(default)s)")
     parser.add_argument("--tokens", type=float, default=1e6, help="N, plain's training tokens (default: %(default)s)")
     parser.add_argument("--seeds", default="1,2,3", help="(default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads of a job; 0 = physical cores")
     parser.add_argument("--jobs", type=int, default=1, help="processes; a language is one job (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     return parser.parse_args(words)
 
 

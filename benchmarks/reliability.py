@@ -27,6 +27,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from penjing.base.files import read_json, write_json
+
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests" / "reliability"
 PAGE = ROOT / "docs" / "reliability.md"
@@ -110,7 +112,7 @@ class Record:
     def __init__(self) -> None:
         self.date = time.strftime("%Y-%m-%d")
         self.path = ROOT / "results" / f"reliability_{self.date}.json"
-        known = json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
+        known = read_json(self.path) if self.path.is_file() else {}
         self.files: dict[str, Any] = known.get("files", {})
         self.lock = Lock()
 
@@ -126,7 +128,7 @@ class Record:
             self.files[name] = facts
             machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
             found = {"date": self.date, "machine": machine, "files": dict(sorted(self.files.items()))}
-            self.path.write_text(json.dumps(found, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+            write_json(self.path, found)
 
 
 def run(names: list[str], workers: int, deep: bool, fresh: bool) -> None:
@@ -245,20 +247,10 @@ def render(page: str, results: dict[str, Any], saving: dict[str, Any] | None) ->
     return f"{before}{BEGIN}\n{table(results, saving)}\n{END}{rest.partition(END)[2]}"
 
 
-def newest() -> dict[str, Any]:
-    """The newest results."""
-    found = sorted((ROOT / "results").glob("reliability_*.json"))
-    if not found:
-        sys.exit("no results yet: run without --render")
-    loaded: dict[str, Any] = json.loads(found[-1].read_text(encoding="utf-8"))
-    return loaded
-
-
-def newest_saving() -> dict[str, Any] | None:
-    """The newest record of benchmarks/saving.py, if there is one."""
-    found = sorted((ROOT / "results").glob("saving_*.json"))
-    loaded: dict[str, Any] | None = json.loads(found[-1].read_text(encoding="utf-8")) if found else None
-    return loaded
+def newest(name: str) -> dict[str, Any] | None:
+    """The newest record of that name, if there is one."""
+    found = sorted((ROOT / "results").glob(f"{name}_*.json"))
+    return dict(read_json(found[-1])) if found else None
 
 
 def main() -> None:
@@ -274,7 +266,10 @@ def main() -> None:
         if not asked.usual:
             names = [*deep_elsewhere(), *LONG, *(name for name in names if name not in LONG)]
         run(asked.names or names, asked.workers, not asked.usual, asked.fresh)
-    PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), newest(), newest_saving()), encoding="utf-8")
+    results = newest("reliability")
+    if results is None:
+        sys.exit("no results yet: run without --render")
+    PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), results, newest("saving")), encoding="utf-8")
     print(PAGE)
 
 

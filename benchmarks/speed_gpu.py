@@ -18,15 +18,13 @@ import sys
 from dataclasses import asdict, replace
 from typing import Any
 
-import training_step
-from training_step import Case, prepare, shape
+from training_step import Case, prepare, settings_of, shape, step_arguments, timed
 
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.bench.record import facts
 from penjing.bench.table import ResultTable, spread, with_range
 from penjing.bench.timer import time_steps
-from penjing.bench.trial_process import run_json
 
 
 def cases() -> list[Case]:
@@ -81,16 +79,13 @@ def tiny(case: Case) -> Case:
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
-    parser = training_step.arguments(__doc__)
+    parser = step_arguments(__doc__, steps=20, warmup=5)
     parser.add_argument("--cases", default="", help="names with commas; empty: all")
     parser.add_argument("--device", default="cuda", help="as compute.device (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="smallest shapes: shows that everything runs")
-    parser.add_argument("--steps", type=int, default=20, help="timed steps (default: %(default)s)")
     parser.add_argument("--lot", type=int, default=5, help="steps between two waits for the device")
-    parser.add_argument("--warmup", type=int, default=5, help="steps before (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=240, help="after which a case is given up")
     parser.add_argument("--profile", type=int, default=0, metavar="N", help="print the N longest kernels instead")
-    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
@@ -171,26 +166,21 @@ def markdown(result: dict[str, Any]) -> str:
 def main() -> None:
     asked = parse()
     if asked.one:
-        case = Case(**json.loads(asked.one))
-        if asked.profile:
-            profile(case, asked)
-        else:
-            print(json.dumps(measure(case, asked)))
+        print(json.dumps(measure(asked.one, asked)))
         return
     chosen = [name.strip() for name in asked.cases.split(",") if name.strip()]
     known = {case.name: case for case in cases()}
     if unknown := [name for name in chosen if name not in known]:
         print(f"speed_gpu: no such case: {', '.join(unknown)}; there are: {', '.join(known)}", file=sys.stderr)
         sys.exit(2)
-    settings = {name: value for name, value in vars(asked).items() if name not in ("out", "one")}
-    result: dict[str, Any] = {"settings": settings, "cases": {}}
+    result: dict[str, Any] = {"settings": settings_of(asked), "cases": {}}
     for name in chosen or known:
         case = replace(tiny(known[name]) if asked.tiny else known[name], device=asked.device)
-        words = ["--steps", asked.steps, "--lot", asked.lot, "--warmup", asked.warmup, "--profile", asked.profile]
+        if asked.profile:
+            profile(case, asked)
+            continue
         try:
-            one = run_json(training_step.command(__file__, case, *words), where=name, timeout=asked.seconds)
-            one["case"] = asdict(case)
-            result |= {key: one.pop(key) for key in ("date", "machine", "versions")}
+            one = {**timed(case, result, timeout=asked.seconds), "case": asdict(case)}
         except UserError as error:
             one = {"failed": str(error)}
         result["cases"][name] = one

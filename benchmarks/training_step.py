@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from penjing.bench.trial_process import run_json
+
 DOCUMENT_TOKENS = 300  # on average
 
 
@@ -141,6 +143,23 @@ def arguments(page: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def command(script: str, case: Case, *words: object) -> list[str]:
-    """What a child process is started with: the case, then words of the script's own."""
-    return [sys.executable, script, "--one", json.dumps(asdict(case)), *map(str, words)]
+def step_arguments(page: str | None, *, steps: int, warmup: int) -> argparse.ArgumentParser:
+    """With --steps and --warmup too, and --one: the case that a child of `timed` measures."""
+    parser = arguments(page)
+    parser.add_argument("--steps", type=int, default=steps, help="timed steps of each (default: %(default)s)")
+    parser.add_argument("--warmup", type=int, default=warmup, help="steps before (default: %(default)s)")
+    parser.add_argument("--one", type=lambda text: Case(**json.loads(text)), default=None, help=argparse.SUPPRESS)
+    return parser
+
+
+def settings_of(asked: argparse.Namespace) -> dict[str, Any]:
+    """What a record says of the command."""
+    return {name: value for name, value in vars(asked).items() if name not in ("out", "one")}
+
+
+def timed(case: Case, result: dict[str, Any], **how: Any) -> dict[str, Any]:
+    """What a process of its own measures of a case: this command with --one. Date, machine and versions go into
+    `result`. how: see `run_json`."""
+    found = run_json([sys.executable, *sys.argv, "--one", json.dumps(asdict(case))], where=case.name, **how)
+    result |= {key: found.pop(key) for key in ("date", "machine", "versions")}
+    return found

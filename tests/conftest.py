@@ -179,22 +179,14 @@ def without_cpu_kernels(monkeypatch) -> Callable[[], None]:
 def make_model():
     """A model of two layers whose attention is far from even: weights four times as wide, outputs drawn too."""
 
+    from small_models import sizes
+
     from penjing.model.config import ModelConfig
     from penjing.model.init import initialise
     from penjing.model.transformer import Transformer
 
     def make(seed: int = 0, **settings: object):
-        shape = {
-            "vocab_size": 61,
-            "hidden_size": 24,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "intermediate_size": 40,
-            "max_position_embeddings": 64,
-            "rope_theta": 1e4,
-        }
+        shape = {**sizes(61, 24, 2, 4, 2, 8, 40), "rope_theta": 1e4}
         model = Transformer(ModelConfig(**{**shape, **settings}))
         initialise(model, seed)
         generator = torch.Generator().manual_seed(seed + 1)

@@ -1,10 +1,12 @@
-"""Reads the pages for people: their prose, their commands, and tables that stand in tests."""
+"""Reads the pages for people: their prose, their commands, and what scripts and tests say."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,3 +49,16 @@ def literal(file: str, name: str) -> Any:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
             return ast.literal_eval(node.value)
     raise AssertionError(f"no {name} in {file}")
+
+
+def script(file: str) -> Any:
+    """A file that is no part of a package as a module, such as `benchmarks/recipe.py`."""
+    path = ROOT / file
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # as for a script
+    spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses ask for it
+    spec.loader.exec_module(module)
+    return module

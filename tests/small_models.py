@@ -10,11 +10,15 @@ from penjing.train.checkpointer import Checkpointer
 from penjing.train.config import CheckpointSettings
 
 CPU = torch.device("cpu")
-SHAPE = {
-    "vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "head_dim": 8,
-    "intermediate_size": 24, "max_position_embeddings": 64,
-}  # fmt: skip
+
+
+def sizes(vocabulary, width, layers, heads, kv, head, mlp, context=64):
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    names += ("intermediate_size", "max_position_embeddings")
+    return dict(zip(names, (vocabulary, width, layers, heads, kv, head, mlp, context), strict=True))
+
+
+SHAPE = sizes(24, 16, 2, 2, 1, 8, 24)
 
 
 def small_model(*, seed=0, noise=0.3, sharpen=1, **changes):
@@ -29,6 +33,16 @@ def small_model(*, seed=0, noise=0.3, sharpen=1, **changes):
         parameter.data += noise * torch.randn(parameter.shape, generator=generator)
         parameter.data *= sharpen if parameter.ndim > 1 else 1
     return model
+
+
+def drawn_model(*, seed, noise, **shape):
+    """Every weight drawn, norms around 1: biases and corrections say something too."""
+    model = Transformer(ModelConfig(**shape))
+    generator = torch.Generator().manual_seed(seed)
+    for value in model.state_dict().values():
+        drawn = torch.randn(value.shape, generator=generator)
+        value.copy_(noise * drawn if value.ndim > 1 else 0.3 * drawn + 1)
+    return model.eval()
 
 
 class NumberTokenizer:

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import pytest
 from rich.console import Console
 
-from penjing.bench import comparison
+from penjing.bench import comparison, pretrain_data
 from penjing.bench.comparison import Options, Prepared, TrialComparison
 from penjing.bench.trial_spec import AlignmentSpec, PretrainSpec
 
@@ -34,6 +34,15 @@ def spec():
     files = dict.fromkeys(("text", "tokenizer", "run", "held_out", "rows", "out"), "unread")
     path = {"setting": "path", "batch": 2, "seq_len": 8, "seconds": 10.0, "evaluations": 2, "weight_decay": 0.1}
     return PretrainSpec(shape={}, **path, **files, **SHARED)
+
+
+@pytest.fixture
+def tiny_quick(monkeypatch):
+    """`--quick` in seconds."""
+    model = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model |= {"head_dim": 16, "intermediate_size": 48, "vocab_size": 400}
+    size = pretrain_data.DataSize(model=model, seq_len=64, batch=4, held_out=16)
+    monkeypatch.setattr(pretrain_data, "QUICK", size)
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import pytest
 from user_errors import raises_user_error
 
 from penjing.base.seeds import derive
-from penjing.bench.alignment import Dpo, largest_loss_difference
-from penjing.bench.alignment_data import pair_order
+from penjing.bench.alignment import Dpo, largest_loss_difference, pair_order
 from penjing.bench.trial_process import run_trial
 from penjing.bench.verdict import ratios, verdict
 from penjing.commands.bench import bench
@@ -71,17 +70,6 @@ def test_a_missed_goal_is_called_missed(alignment_spec, compare, installed):
     record = compare(Dpo(), alignment_spec, lambda *_: printed([1.0, 1.0], 300, 0.7), baselines=("trl",))
     assert goal(record, "pairs/s").endswith("at least 2 x: missed")
     assert goal(record, "memory").endswith("at most 0.6 x: missed")
-
-
-def test_checkpointing_is_the_baselines_alone(alignment_spec, compare, installed):
-    told = {}
-
-    def pretend(module, given, folder):
-        told[name_of(folder)] = given.checkpointing
-        return printed([1.0, 1.0], 300, 0.7)
-
-    compare(Dpo(), alignment_spec, pretend, baselines=("trl",), checkpointing=True)
-    assert told == {"penjing": False, "trl": True}
 
 
 def test_a_failed_trial_is_one_line(alignment_spec, tmp_path):

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from penjing.bench import pretrain_data
 from penjing.bench.comparison import BASELINES
 from penjing.commands.bench import bench
 
@@ -51,16 +50,7 @@ def test_its_model_is_the_stock_one(litgpt, spec, tied):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # it starts many processes
-def test_it_learns_from_the_same(litgpt, toy, quiet, monkeypatch):
-    model = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-    }
-    model |= {"intermediate_size": 48, "vocab_size": 400}
-    monkeypatch.setattr(pretrain_data, "QUICK", pretrain_data.DataSize(model=model, seq_len=64, batch=4, held_out=16))
+def test_it_learns_from_the_same(litgpt, toy, quiet, tiny_quick):
     how = {"trials": 1, "seconds": 1.0, "steps": 3, "threads": 1, "may_compile": False, "quick": True}
     words = {"method": "pretrain", "run": None, "baseline": "litgpt", "settings": ["compute.dtype=float32"]}
     record = bench(quiet, data=toy / "pretrain.jsonl", **words, **how)

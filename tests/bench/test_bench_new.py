@@ -71,7 +71,7 @@ def test_a_process_that_fails_or_hangs_is_one_line():
 def test_a_table_is_the_same_in_a_terminal_and_on_a_page(quiet):
     table = ResultTable(["", "a"], [["rate", with_range(spread([3.0, 1.0, 2.0]), "{:.0f}".format)]], "title")
     assert table.markdown() == "|  | a |\n| --- | ---: |\n| rate | 2 (1-3) |\n"
-    quiet.print(table.terminal())
+    table.print(quiet)
     assert "2 (1-3)" in quiet.file.getvalue() and "title" in quiet.file.getvalue()
     assert with_range(spread([2.0]), "{:.0f}".format) == "2"
     assert [list(in_turn(["a", "b"], number)) for number in range(2)] == [["a", "b"], ["b", "a"]]

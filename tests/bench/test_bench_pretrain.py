@@ -22,19 +22,6 @@ from penjing.train.config import Run
 
 PRETRAIN = Pretrain()
 QUICK = {"baseline": "none", "quick": True, "trials": 1, "seconds": 1.0, "steps": 3, "threads": 1}
-TINY = pretrain_data.DataSize(
-    model={
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-    }
-    | {"intermediate_size": 48, "vocab_size": 400},
-    seq_len=64,
-    batch=4,
-    held_out=16,
-)
 
 
 def start(quiet, data, *settings, method="pretrain", run=None, **more):
@@ -253,11 +240,10 @@ def test_a_record_has_the_command_the_date_and_the_versions(spec, compare, tmp_p
 
 
 @pytest.mark.slow
-def test_real_contestants_learn_from_the_same(toy, quiet, monkeypatch, in_process):
+def test_real_contestants_learn_from_the_same(toy, quiet, tiny_quick, monkeypatch, in_process):
     def trial(module, given, folder):  # one of them as all are run outside of tests
         return (run_trial if folder.name == "step-penjing-adamw-0" else in_process)(module, given, folder)
 
-    monkeypatch.setattr(pretrain_data, "QUICK", TINY)
     monkeypatch.setattr(pretrain_data, "_baseline_dtypes", lambda device: ("float32",))
     baselines = ["trainer", "trainer-packed", "minimind-style"]
     if importlib.util.find_spec("accelerate") is None:
@@ -281,10 +267,9 @@ def test_real_contestants_learn_from_the_same(toy, quiet, monkeypatch, in_proces
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_what_auto_means_is_found_once_and_handed_to_every_trial(toy, quiet, monkeypatch, fast):
+def test_what_auto_means_is_found_once_and_handed_to_every_trial(toy, quiet, tiny_quick, monkeypatch, fast):
     """A trial that asks again may get another answer, and then medians are of two dtypes."""
     monkeypatch.setattr("penjing.plan.hardware.has_fast_bfloat16", lambda device: fast)
-    monkeypatch.setattr(pretrain_data, "QUICK", TINY)
     seen = []
 
     def see(module, spec, folder):

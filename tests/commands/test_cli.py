@@ -57,14 +57,6 @@ def mistake(penjing, tmp_path):
     return run
 
 
-def test_no_such_file(mistake):
-    assert "nowhere.jsonl: no such file" in mistake("train", "pretrain", "data.train=nowhere.jsonl")
-
-
-def test_no_data(mistake):
-    assert "data.train" in mistake("train", "pretrain")
-
-
 def test_empty_file(mistake, tmp_path):
     (tmp_path / "empty.txt").write_text("")
     assert "empty.txt" in mistake("train", "pretrain", "data.train=empty.txt")
@@ -80,12 +72,6 @@ def test_wrong_json_field_names_file_line_and_field(mistake, tmp_path):
 def test_broken_json_names_the_line(mistake, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n{"text": "two"\n')
     assert "bad.jsonl:2" in mistake("train", "pretrain", "model=tiny", "data.train=bad.jsonl")
-
-
-def test_rows_longer_than_the_model(mistake):
-    line = mistake("train", "pretrain", "model=tiny", "data.seq_len=4096", "data.train=x.txt")
-    assert "data.seq_len" in line
-    assert "4096" in line
 
 
 def test_vocabulary_mismatch(mistake, toy, tmp_path):
@@ -107,34 +93,6 @@ def test_cuda_absent(mistake, toy):
     assert "CUDA" in mistake("train", "pretrain", "compute.device=cuda", f"data.train={toy / 'pretrain.jsonl'}")
 
 
-def test_unknown_setting_suggests(mistake):
-    assert "Did you mean batch.size?" in mistake("train", "pretrain", "batch.siez=3")
-
-
-def test_unknown_recipe_suggests(mistake):
-    assert "Did you mean pretrain?" in mistake("train", "pretain")
-
-
-def test_experts_in_a_dense_model_are_refused(mistake):
-    assert "qwen3 is a dense architecture" in mistake("train", "tiny", "model.num_experts=4")
-
-
-def test_router_settings_of_a_dense_model_are_refused(mistake):
-    assert "no effect on a dense model" in mistake("train", "tiny", "router.z_loss_coef=0.001")
-
-
-def test_a_setting_of_another_choice_is_refused(mistake):
-    assert "optimizer.momentum" in mistake("train", "pretrain", "optimizer.name=adamw", "optimizer.momentum=0.9")
-
-
-def test_never_saving_is_refused(mistake):
-    assert "checkpoint.every" in mistake("train", "pretrain", "checkpoint.every=0", "data.train=x.txt")
-
-
-def test_epochs_and_steps_together_are_refused(mistake):
-    assert "epochs, max_steps" in mistake("train", "pretrain", "epochs=2", "max_steps=100", "data.train=x.txt")
-
-
 def test_epochs_take_the_place_of_a_recipes_steps():
     from penjing.commands.train import resolve_run
 
@@ -144,10 +102,6 @@ def test_epochs_take_the_place_of_a_recipes_steps():
 
 def test_chats_cannot_be_pretrained_on_as_documents(mistake, toy):
     assert "sft.jsonl" in mistake("train", "pretrain", "model=tiny", f"data.train={toy / 'sft.jsonl'}")
-
-
-def test_chat_with_nothing_there(mistake):
-    assert "no such folder" in mistake("chat", "runs/none")
 
 
 def test_quickstart_with_unknown_data(mistake, tmp_path):
@@ -204,10 +158,22 @@ def test_a_full_disk_is_one_line_and_loses_nothing(mistake, tmp_path, toy):
         (("train",), "Missing argument"),
         (("data", "toyworld", "--documents", "many"), "--documents"),
         (("report", "."), "no run in this folder"),
+        (("chat", "runs/none"), "no such folder"),
+        (("train", "pretain"), "Did you mean pretrain?"),
+        (("train", "pretrain", "batch.siez=3"), "Did you mean batch.size?"),
+        (("train", "pretrain"), "data.train"),
+        (("train", "pretrain", "data.train=nowhere.jsonl"), "nowhere.jsonl: no such file"),
+        (("train", "pretrain", "model=tiny", "data.seq_len=4096", "data.train=x.txt"), "data.seq_len ... 4096"),
+        (("train", "tiny", "model.num_experts=4"), "qwen3 is a dense architecture"),
+        (("train", "tiny", "router.z_loss_coef=0.001"), "no effect on a dense model"),
+        (("train", "pretrain", "optimizer.name=adamw", "optimizer.momentum=0.9"), "optimizer.momentum"),
+        (("train", "pretrain", "checkpoint.every=0", "data.train=x.txt"), "checkpoint.every"),
+        (("train", "pretrain", "epochs=2", "max_steps=100", "data.train=x.txt"), "epochs, max_steps"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(mistake, words, expected):
-    assert expected in mistake(*words)
+    line = mistake(*words)
+    assert all(fact in line for fact in expected.split(" ... "))
 
 
 def test_ctrl_c_is_one_line(monkeypatch, capsys, tmp_path):

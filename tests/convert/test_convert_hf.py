@@ -9,12 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as functional
+from small_models import sizes
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.convert import hf
-from penjing.convert.hf import config_from_hf, from_hf, hf_config, read_hf, to_hf
-from penjing.convert.shape import CLASSES, DEFAULT_THETA, DEFAULTS, PARTIAL_ROTARY
+from penjing.convert.hf import read_hf
+from penjing.convert.hf_config import hf_config
+from penjing.convert.names import from_hf, to_hf
+from penjing.convert.shape import CLASSES, DEFAULT_THETA, DEFAULTS, PARTIAL_ROTARY, config_from_hf
 from penjing.infer.generate import generate
 from penjing.model.cache import Cache
 from penjing.model.config import ModelConfig
@@ -312,16 +315,7 @@ def test_what_other_classes_have_is_refused(architecture, change, line):
     assert line in refused.value.line()
 
 
-SMALL = {
-    "vocab_size": 61,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 40,
-    "max_position_embeddings": 64,
-}
+SMALL = sizes(61, 24, 2, 4, 2, 8, 40)
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_models import sizes
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
@@ -22,18 +23,7 @@ from penjing.model.transformer import Transformer
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
-SHAPE = {
-    "vocab_size": 61,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 40,
-    "max_position_embeddings": 64,
-    "rope_theta": 1e4,
-    "tie_word_embeddings": False,
-}
+SHAPE = {**sizes(61, 24, 2, 4, 2, 8, 40), "rope_theta": 1e4, "tie_word_embeddings": False}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
 IDS_BT = torch.randint(61, (4, 16), generator=torch.Generator().manual_seed(1))
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

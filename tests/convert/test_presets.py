@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from penjing.base import config as settings
-from penjing.convert.hf import config_from_hf, from_hf, hf_config, to_hf
+from penjing.convert.hf_config import hf_config
+from penjing.convert.names import from_hf, to_hf
+from penjing.convert.shape import config_from_hf
 from penjing.model import presets
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from pages import script
 
 from penjing.base import config
 from penjing.commands.plan_counts import own_estimate
@@ -136,9 +136,7 @@ def test_how_good_the_answers_are():
 
 
 def test_the_ten_runs_are_as_recorded():
-    spec = importlib.util.spec_from_file_location("plan_cpu", PAGE.parents[1] / "benchmarks/plan_cpu.py")
-    plan_cpu = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(plan_cpu)
+    plan_cpu = script("benchmarks/plan_cpu.py")
     records = plan_cpu.records()
     assert [record["threads"] for record in records] == [1, 2]
     assert all(len(record["runs"]) == 10 for record in records)

@@ -7,8 +7,16 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
 from penjing.data.tokenizer.tokenizer import HIDDEN_TOKENS, QWEN2_SPLIT, Tokenizer
+from penjing.data.tokenizer.train import train_tokenizer
 
 CORPUS = ["Mia saw 3 kites; it's red. 小明看见了12345只风筝。 def f(x): return x**2\n\n\tend 👍🏽 naïve"] * 20
+
+TEXT = "Mia saw a kite by the pond. 小明看见一只风筝。 Then she gave it to the frog, and the frog was glad. "
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return train_tokenizer([TEXT] * 40, 320)
 
 
 def _split(*patterns):

@@ -12,11 +12,12 @@ import pytest
 import tokenizers
 import torch
 from safetensors import safe_open
-from small_models import small_model
+from small_models import sizes, small_model
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.files import DiskError
+from penjing.convert.shape import CLASSES
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.export import default_paths as where
@@ -30,22 +31,8 @@ from penjing.train.config import Run
 TEXT = "Mia saw a kite by the pond. 小明看见一只风筝。 Then she gave it to the frog, and the frog was glad. "
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer([TEXT] * 40, 320)
-
-
 def make_model(tokenizer, **options):
-    shape = {
-        "vocab_size": tokenizer.size,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 48,
-        "max_position_embeddings": 128,
-    }
+    shape = sizes(tokenizer.size, 32, 2, 4, 2, 8, 48, 128)
     return small_model(seed=1, noise=0.1, sharpen=3, **{**shape, **options}).eval()
 
 
@@ -65,7 +52,7 @@ def test_transformers_writes_the_same_text(tmp_path, tokenizer, architecture, ti
 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(verified.path, dtype=torch.float32)
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(verified.path)
-    assert type(theirs).__name__ == hf.CLASSES[architecture]
+    assert type(theirs).__name__ == CLASSES[architecture]
     for text in (TEXT, "kite 风筝 123  \n x<|im_end|>".replace("<|im_end|>", "")):
         ids = their_tokenizer(text, add_special_tokens=False)["input_ids"]
         assert ids == tokenizer.encode(text)
@@ -105,7 +92,7 @@ def test_every_architecture_is_written_as_its_stock_class(tmp_path, tokenizer, o
     verified = export(make_model(tokenizer, **options), tokenizer, tmp_path / "out", card="")
     assert verified.largest_difference < 1e-4
     settings = json.loads((verified.path / "config.json").read_text())
-    assert settings["architectures"] == [hf.CLASSES[options["architecture"]]]
+    assert settings["architectures"] == [CLASSES[options["architecture"]]]
     with safe_open(verified.path / "model.safetensors", "pt") as written:
         # vLLM reads a tied glm4_moe wrongly: its head is always written
         assert ("lm_head.weight" in written.keys()) == (options["architecture"] == "glm4_moe")  # noqa: SIM118
@@ -119,15 +106,15 @@ def test_a_shape_that_no_stock_class_has_is_refused(tmp_path, tokenizer):
 
 def test_weights_that_were_altered_on_the_way_are_refused(tmp_path, tokenizer, monkeypatch):
     pytest.importorskip("transformers")
-    honest = hf.hf_weights
+    honest = hf.to_hf
 
-    def perturbed(model):
-        weights = honest(model)
+    def perturbed(*given):
+        weights = honest(*given)
         changed = weights["model.layers.1.self_attn.q_proj.weight"].clone()
         changed[3] += 0.5
         return {**weights, "model.layers.1.self_attn.q_proj.weight": changed}
 
-    monkeypatch.setattr(hf, "hf_weights", perturbed)
+    monkeypatch.setattr(hf, "to_hf", perturbed)
     with raises_user_error(where="out.partial", got="logits off by"):
         export(make_model(tokenizer), tokenizer, tmp_path / "out", card="")
     assert list(tmp_path.iterdir()) == []

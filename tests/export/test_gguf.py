@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_models import drawn_model, sizes
 from tokenizers import normalizers
 from typer.testing import CliRunner
 from user_errors import raises_user_error
@@ -15,17 +16,13 @@ from user_errors import raises_user_error
 from penjing.base.errors import UserError
 from penjing.base.files import DiskError
 from penjing.cli import app
-from penjing.data.tokenizer.train import train_tokenizer
 from penjing.export import gguf, gguf_read, llama_cpp
 from penjing.export.equivalence_check import CHECK_TEXTS, check_rows, difference, row_logits, same_greedy
 from penjing.export.gguf_vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, tokenizer_of, vocabulary_of
 from penjing.infer.generate import generate
-from penjing.model.config import ModelConfig
-from penjing.model.transformer import Transformer
 
 library = pytest.importorskip("gguf")
 
-TEXT = "Mia saw a kite by the pond. 小明看见一只风筝。 Then she gave it to the frog, and the frog was glad. "
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 SHAPES = {
     "qwen3": {},
@@ -65,11 +62,6 @@ SHAPES = {
 }
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer([TEXT] * 40, 320)
-
-
 @pytest.fixture(autouse=True)
 def no_llama_cpp(monkeypatch):
     """Files are judged by our own reader here."""
@@ -77,24 +69,8 @@ def no_llama_cpp(monkeypatch):
 
 
 def make_model(tokenizer, **options):
-    shape = {
-        "vocab_size": tokenizer.size + 3,
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 96,
-        "max_position_embeddings": 128,
-        "rope_theta": 1e4,
-    }
-    model = Transformer(ModelConfig(**{**shape, **options}))
-    generator = torch.Generator().manual_seed(3)
-    for value in model.state_dict().values():
-        value.copy_(
-            torch.randn(value.shape, generator=generator) * (0.1 if value.ndim > 1 else 0.3) + (value.ndim == 1)
-        )
-    return model.eval()
+    shape = {**sizes(tokenizer.size + 3, 64, 2, 4, 2, 16, 96, 128), "rope_theta": 1e4, **options}
+    return drawn_model(seed=3, noise=0.1, **shape)
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -9,6 +9,7 @@ import unicodedata
 
 import pytest
 import torch
+from small_models import sizes
 
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
@@ -42,14 +43,6 @@ LOOKALIKES = (
 )
 SPACES = (" ", "  ", "    ", "\t", "\n", "\n\n", "\r\n", " \n ", "\u3000", "\u00a0", "\u200b", "\u2009")
 TEXT = (ENGLISH + CHINESE + CODE) * 2
-SMALL = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 96,
-}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 NUM_GREEDY = 12
 SHAPES = {
@@ -113,7 +106,7 @@ def make_model(tokenizer, **options):
     Rounding breaks a tie between two experts, and then logits differ by far more than rounding. So no token may come
     near one: four dimensions that only the embedding writes hold an order of the experts, and routers read those alone.
     """
-    shape = {"vocab_size": tokenizer.size + 3, "max_position_embeddings": 256, "rope_theta": 1e4, **SMALL}
+    shape = {**sizes(tokenizer.size + 3, 64, 2, 4, 2, 16, 96, 256), "rope_theta": 1e4}
     model = Transformer(ModelConfig(**{**shape, **options}))
     generator = torch.Generator().manual_seed(5)
     for name, value in model.state_dict().items():

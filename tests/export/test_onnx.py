@@ -7,49 +7,25 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_models import drawn_model, sizes
 from typer.testing import CliRunner
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.cli import app
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.data.tokenizer.train import train_tokenizer
 from penjing.export import onnx
-from penjing.model.config import ModelConfig
 from penjing.model.linear import set_compute_dtype
-from penjing.model.transformer import Transformer
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-TEXT = "Mia saw a kite by the pond. 小明看见一只风筝。 Then she gave it to the frog, and the frog was glad. "
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer([TEXT] * 40, 320)
-
-
 def make_model(tokenizer, **options):
-    shape = {
-        "vocab_size": tokenizer.size,
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 48,
-        "max_position_embeddings": 128,
-        "rope_theta": 1e4,
-    }
-    model = Transformer(ModelConfig(**{**shape, **options}))
-    generator = torch.Generator().manual_seed(3)
-    for value in model.state_dict().values():
-        value.copy_(
-            torch.randn(value.shape, generator=generator) * (0.2 if value.ndim > 1 else 0.3) + (value.ndim == 1)
-        )
-    return model.eval()
+    shape = {**sizes(tokenizer.size, 32, 1, 4, 2, 8, 48, 128), "rope_theta": 1e4, **options}
+    return drawn_model(seed=3, noise=0.2, **shape)
 
 
 @pytest.mark.parametrize(

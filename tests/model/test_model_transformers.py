@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from penjing.export.hf import hf_config, hf_name, hf_weights
+from penjing.convert.hf_config import hf_config
+from penjing.convert.names import hf_name, to_hf
 from penjing.model.score import CrossEntropy
 
 transformers = pytest.importorskip("transformers")
@@ -54,7 +55,7 @@ def test_logits_with_our_weights_there(make_model, architecture, heads, kv_heads
         tie_word_embeddings=tie_word_embeddings,
     )
     theirs = stock(model.config)
-    load(theirs, hf_weights(model))
+    load(theirs, to_hf(model.state_dict(), model.config))
     with torch.no_grad():
         difference = (theirs(IDS_BT).logits - model(IDS_BT)).abs().max()
     assert difference < 1e-5
@@ -85,7 +86,7 @@ def test_logits_with_their_weights_here(make_model, architecture, heads, kv_head
 def test_gradients_of_the_next_token_loss(make_model, architecture, tie_word_embeddings):
     model = make_model(architecture=architecture, tie_word_embeddings=tie_word_embeddings)
     theirs = stock(model.config)
-    load(theirs, hf_weights(model))
+    load(theirs, to_hf(model.state_dict(), model.config))
     theirs(IDS_BT, labels=IDS_BT).loss.backward()
     target_N = IDS_BT[:, 1:].flatten()
     place_BT = torch.arange(IDS_BT.numel()).view_as(IDS_BT)[:, :-1]
@@ -99,7 +100,7 @@ def test_gradients_of_the_next_token_loss(make_model, architecture, tie_word_emb
 
 def test_names_cover_all_of_theirs(make_model, architecture):
     model = make_model(architecture=architecture, tie_word_embeddings=False)
-    assert set(hf_weights(model)) == set(stock(model.config).state_dict())
+    assert set(to_hf(model.state_dict(), model.config)) == set(stock(model.config).state_dict())
 
 
 def test_the_plain_loss_is_cross_entropy_of_the_logits(make_model):

@@ -1,18 +1,15 @@
 """The list of mutants fits the code; and, in the deep set, every one of them is seen by the tests that it names."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pages import script
 
 RUN = Path(__file__).with_name("run.py")
-spec = importlib.util.spec_from_file_location("run_mutants", RUN)
-run = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = run
-spec.loader.exec_module(run)
+run = script("tests/mutants/run.py")
 MUTANTS = run.load()
 
 

@@ -1,10 +1,10 @@
 """docs/reliability.md says what results/ hold, and every promise has its tests."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 
+import pages
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -12,15 +12,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("reliability_script", ROOT / "benchmarks" / "reliability.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return pages.script("benchmarks/reliability.py")
 
 
 def test_the_page_is_what_the_newest_results_render_to(script):
     page = script.PAGE.read_text(encoding="utf-8")
-    assert script.render(page, script.newest(), script.newest_saving()) == page
+    assert script.render(page, script.newest("reliability"), script.newest("saving")) == page
 
 
 def test_what_was_measured_is_told_and_what_was_not_is_said_to_be_missing(script):
@@ -37,12 +34,12 @@ def test_what_was_measured_is_told_and_what_was_not_is_said_to_be_missing(script
         },
         "signal_seconds": {"SIGTERM": [1.0, 3.0, 2.0]},
     }
-    told = script.table(script.newest(), saving)
+    told = script.table(script.newest("reliability"), saving)
     assert "0.50% of step time (0.00% to 0.95% in 3 rounds), 0.20% standing still" in told
     assert "a save every 50 steps of 210 ms; tiny on 2 cores" in told
     assert "cores, A processor, 2026-01-02" in told
     assert "SIGTERM: 2.00 s (1.00 to 3.00, 3 times); tiny on 2 cores" in told
-    assert script.table(script.newest(), None).count("| not measured |") == 2
+    assert script.table(script.newest("reliability"), None).count("| not measured |") == 2
 
 
 def test_every_promise_has_tests_and_every_file_of_tests_a_promise(script):
@@ -111,8 +108,8 @@ def test_counts_of_one_thing_in_several_groups_are_told_as_their_sum(script):
 
 def test_the_newest_results_reach_the_goals(script):
     """The counts that were set out to be reached, from the last full run."""
-    counts = {name: facts["counts"] for name, facts in script.newest()["files"].items()}
-    assert script.newest()["files"]["kills"].get("size") != "usual"  # `make test` has fewer
+    counts = {name: facts["counts"] for name, facts in script.newest("reliability")["files"].items()}
+    assert script.newest("reliability")["files"]["kills"].get("size") != "usual"  # `make test` has fewer
     runs = sum(value for name, value in counts["kills"].items() if name.endswith("gone on with"))
     assert runs >= 200
     assert counts["corruption"]["corruptions found"] >= 600
@@ -121,7 +118,7 @@ def test_the_newest_results_reach_the_goals(script):
     assert sum(value for name, value in counts["control_tokens"].items()) >= 2000
     assert all(value >= 30 for name, value in counts["data"].items() if "handcrafted" in name)
     assert all(value >= 60 for name, value in counts["data"].items() if "bad files" in name)
-    saving = script.newest_saving()
+    saving = script.newest("saving")
     if saving is not None:
         assert not saving["quick"]
         assert max(max(taken) for taken in saving["signal_seconds"].values()) <= 5

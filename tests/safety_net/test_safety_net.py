@@ -1,16 +1,11 @@
 """Trainings of every recipe come out bit for bit as recorded (net.py), on machines for which there is a record."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
+from pages import script
 
-NET = Path(__file__).with_name("net.py")
-spec = importlib.util.spec_from_file_location("safety_net", NET)
-net = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = net
-spec.loader.exec_module(net)
+net = script("tests/safety_net/net.py")
 CASES = ["data", *net.TRAININGS]
 
 

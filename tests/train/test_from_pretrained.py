@@ -18,7 +18,8 @@ from penjing.checkpoint.save import write_tensors
 from penjing.commands.chat import chat
 from penjing.commands.evaluate import evaluate_text
 from penjing.commands.train import execute, resolve_run
-from penjing.convert.hf import hf_config, to_hf
+from penjing.convert.hf_config import hf_config
+from penjing.convert.names import to_hf
 from penjing.data.chat.chatml_template import CHAT_TEMPLATE
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.export.hf import export

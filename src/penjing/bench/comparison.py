@@ -19,6 +19,8 @@ from penjing.bench.trial_process import in_turn, run_trial
 from penjing.bench.trial_spec import PER_TRIAL, TrialSpec
 from penjing.bench.tuning import tune, tuned_spec
 from penjing.bench.verdict import ratios, verdict
+from penjing.optim.adamw import AdamW
+from penjing.plan import hardware
 from penjing.train.config import Run
 
 OURS = "penjing"
@@ -54,7 +56,7 @@ class Options:
     evaluations: int = 10  # path: on held-out text
     steps: int = 12  # other settings: of each trial, warm-up included
     warmup: int = 2  # steps that no rate counts
-    threads: int = 0  # of the CPU; 0 = physical cores
+    threads: int = 0  # of the CPU; 0 stands for physical cores
     dtypes: tuple[str, ...] = ("float32",)  # that a baseline's pilots try
     may_compile: bool = True  # whether they try torch.compile
     search: bool = False  # whether everyone's learning rate is searched for, in the same way
@@ -67,6 +69,7 @@ class Options:
             raise UserError("too small", where="--trials, --threads, --seconds", got=self.trials)
         if not 0 <= self.warmup < self.steps:
             raise UserError("no step is left to count", where="--steps", got=self.steps, wanted=f"over {self.warmup}")
+        object.__setattr__(self, "threads", self.threads or hardware.physical_cores())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,23 @@ class BenchmarkRequest:
     start: Path | None = None  # the model to begin with
     data: Path | None = None
     quick: bool = False
+
+
+def training_fields(run: Run, options: Options, adamw: AdamW) -> dict[str, Any]:
+    """Of a TrainingSpec: what follows from penjing's run, the options, and the baselines' optimizer."""
+    return {
+        "out": "",
+        "threads": options.threads,
+        "steps": options.steps,
+        "warmup": options.warmup,
+        "seed": run.seed,
+        "dtype": run.compute.dtype,
+        "batch": run.batch.size,
+        "max_grad_norm": run.max_grad_norm,
+        "learning_rate": adamw.learning_rate,
+        "betas": (adamw.beta1, adamw.beta2),
+        "weight_decay": adamw.weight_decay,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +126,6 @@ class Benchmark:
 
     def prepare(self, work: Path, request: BenchmarkRequest) -> Prepared:
         raise NotImplementedError
-
-    def trial_spec(self, spec: Any, name: str, options: Options) -> Any:
-        """The spec for one contestant."""
-        return spec
 
     def takes_part(self, setting: str, name: str) -> bool:
         return True
@@ -201,7 +217,7 @@ class TrialComparison:
             self.save({**summed(record, done), "finished": False})
         record = summed(record, done)
         for setting in benchmark.settings:
-            self.console.print(benchmark.table(record, setting).terminal())
+            benchmark.table(record, setting).print(self.console)
         for line in verdict(benchmark, record):
             self.say(line)
         return {**record, "finished": True}
@@ -236,12 +252,11 @@ class TrialComparison:
         def run(spec: TrialSpec, folder: str) -> dict[str, Any]:
             return self.run_trial(module, spec, self.folder / folder)
 
-        spec = self.benchmark.trial_spec(self.prepared.spec, name, self.prepared.options)
-        return tune(name, spec, self.prepared.options, run, self.say, may_pilot=name not in self.benchmark.ours)
+        may_pilot = name not in self.benchmark.ours
+        return tune(name, self.prepared.spec, self.prepared.options, run, self.say, may_pilot=may_pilot)
 
     def trial(self, number: int, setting: str, name: str, module: str, tuned: Mapping[str, Any]) -> dict[str, Any]:
-        spec = self.benchmark.trial_spec(self.prepared.spec, name, self.prepared.options)
-        spec = tuned_spec(replace(spec, setting=setting), tuned)
+        spec = tuned_spec(replace(self.prepared.spec, setting=setting), tuned)
         one = self.run_trial(module, spec, self.folder / f"{setting}-{name}-{number}")
         row = figures(one, spec.warmup)
         self.say(

@@ -16,11 +16,11 @@ from penjing.base import config
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.files import write_text
-from penjing.bench.comparison import BenchmarkRequest, Options, Prepared
+from penjing.bench.comparison import BenchmarkRequest, Options, Prepared, training_fields
 from penjing.bench.held_out import IGNORED
 from penjing.bench.record import facts
 from penjing.bench.trial_spec import PretrainSpec
-from penjing.convert.hf import hf_config
+from penjing.convert.hf_config import hf_config
 from penjing.data import formats
 from penjing.data.catalog import registry
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -48,32 +48,20 @@ class DataSize:
     held_out: int  # documents
 
 
-FULL = DataSize(
-    model={
-        "hidden_size": 512,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
+def _shape(width: int, layers: int, heads: int, mlp: int, vocabulary: int) -> dict[str, int]:
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
         "num_key_value_heads": 2,
         "head_dim": 64,
+        "intermediate_size": mlp,
+        "vocab_size": vocabulary,
     }
-    | {"intermediate_size": 1408, "vocab_size": 6400},
-    seq_len=512,
-    batch=8,
-    held_out=192,
-)
-QUICK = DataSize(
-    model={
-        "hidden_size": 256,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-    }
-    | {"intermediate_size": 704, "vocab_size": 2048},
-    seq_len=256,
-    batch=8,
-    held_out=96,
-)
+
+
+FULL = DataSize(model=_shape(512, 8, 8, 1408, 6400), seq_len=512, batch=8, held_out=192)
+QUICK = DataSize(model=_shape(256, 4, 4, 704, 2048), seq_len=256, batch=8, held_out=96)
 # What keeps a GPU busy: 131,072 tokens a step.
 FULL_ON_GPU = replace(FULL, seq_len=1024, batch=128)
 QUICK_ON_GPU = replace(FULL, batch=64)
@@ -94,7 +82,6 @@ def prepare(work: Path, request: BenchmarkRequest) -> Prepared:
     )
     options = replace(
         request.options,
-        threads=request.options.threads or hardware.physical_cores(),
         dtypes=_baseline_dtypes(device),
         evaluations=5 if request.quick else request.options.evaluations,
     )
@@ -202,21 +189,11 @@ def _spec(work: Path, run: Run, options: Options, device: torch.device, shape: d
         run=str(work / "run.toml"),
         held_out=str(work / "held_out.npz"),
         rows=str(work / "rows.npz"),
-        out="",
-        threads=options.threads,
-        batch=run.batch.size,
         seq_len=run.data.seq_len,
         seconds=options.seconds,
         evaluations=options.evaluations,
-        steps=options.steps,
-        warmup=options.warmup,
         device=device.type,
-        learning_rate=ADAMW.learning_rate,
-        max_grad_norm=run.max_grad_norm,
-        betas=(ADAMW.beta1, ADAMW.beta2),
-        weight_decay=ADAMW.weight_decay,
-        dtype=run.compute.dtype,
-        seed=run.seed,
+        **training_fields(run, options, ADAMW),
     )
 
 

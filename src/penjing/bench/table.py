@@ -6,7 +6,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rich import table as rich_table
+from rich.console import Console
+
+from penjing.base.markup import print_table
 
 Show = Callable[[float], str]
 MEBIBYTE = 2**20
@@ -35,10 +37,6 @@ class ResultTable:
         rule = ["---", *["---:"] * (len(self.headings) - 1)]
         return "".join(f"| {' | '.join(line)} |\n" for line in (self.headings, rule, *self.rows))
 
-    def terminal(self) -> rich_table.Table:
-        made = rich_table.Table(box=None, pad_edge=False, title=self.title, title_justify="left")
-        for number, heading in enumerate(self.headings):
-            made.add_column(heading, justify="right" if number else "left")
-        for row in self.rows:
-            made.add_row(*row)
-        return made
+    def print(self, console: Console) -> None:
+        first, *others = self.headings
+        print_table(console, [first, *(f"{heading}>" for heading in others)], self.rows, title=self.title)

@@ -15,9 +15,16 @@ from penjing.base.markup import escape_markup, print_table
 from penjing.data import formats as records
 from penjing.eval import questions as asking
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
-from penjing.train.load_model import load_trained, set_threads, use_device
+from penjing.train.load_model import LoadedModel, load_trained, set_threads, use_device
 
 ROW_TOKENS = 1024  # rows of a text are at least this long, if the context of the model is
+
+
+def _loaded(path: Path, device: str, dtype: str) -> LoadedModel:
+    set_threads(0, 1)
+    trained = load_trained(path)
+    use_device(trained.model, device, dtype)
+    return trained
 
 
 def evaluate_questions(
@@ -34,21 +41,13 @@ def evaluate_questions(
 
     thinking, max_tokens: see `questions.ask`.
     """
-    set_threads(0, 1)
-    trained = load_trained(path)
-    use_device(trained.model, device, dtype)
+    trained = _loaded(path, device, dtype)
     loaded = asking.read_questions(questions)
     answered = asking.ask(trained.model, trained.tokenizer, loaded, thinking=thinking, max_tokens=max_tokens)
     rows = asking.table("", answered)
-    rows.append(
-        {
-            "kind": "all",
-            "language": "",
-            "right": sum(row["right"] for row in rows),
-            "asked": sum(row["asked"] for row in rows),
-            "chance": sum(row["chance"] * row["asked"] for row in rows) / max(1, sum(row["asked"] for row in rows)),
-        }
-    )
+    right, asked = (sum(row[name] for row in rows) for name in ("right", "asked"))
+    chance = sum(row["chance"] * row["asked"] for row in rows) / max(1, asked)
+    rows.append({"kind": "all", "language": "", "right": right, "asked": asked, "chance": chance})
     cells = []
     for row in rows:
         low, high = wilson(row["right"], row["asked"])
@@ -63,9 +62,7 @@ def evaluate_questions(
 
 def evaluate_text(path: Path, text: Path, console: Console, *, device: str = "auto", dtype: str = "auto") -> None:
     """Bits per byte of a text, beside that of zstd -19."""
-    set_threads(0, 1)
-    trained = load_trained(path)
-    use_device(trained.model, device, dtype)
+    trained = _loaded(path, device, dtype)
     texts = [document.text for document in records.read_documents([text])]
     # Rows of few conversations are short, and of a model from elsewhere there are none.
     seq_len = max(trained.run.data.seq_len, min(ROW_TOKENS, trained.context_tokens))

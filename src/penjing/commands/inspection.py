@@ -64,6 +64,7 @@ def _print_models() -> None:
     from penjing.model.config import ModelConfig
     from penjing.plan.flops import parameters
 
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
     rows = []
     for name in presets.names():
         shape = config.resolve(ModelConfig, {"preset": name})
@@ -75,11 +76,7 @@ def _print_models() -> None:
                 f"{count.active:,}" if shape.is_mixture else "",
                 f"{count.without_embedding:,}",
                 shape.architecture,
-                shape.hidden_size,
-                shape.num_hidden_layers,
-                shape.num_attention_heads,
-                shape.num_key_value_heads,
-                shape.head_dim,
+                *(getattr(shape, size) for size in sizes),
                 shape.intermediate_size,
                 shape.vocab_size,
             )

@@ -22,7 +22,7 @@ from penjing.bench.table import ResultTable
 from penjing.commands.plan_run import PlanOptions, find_machine
 from penjing.plan import hardware
 from penjing.plan.microbenchmarks import dtypes_of
-from penjing.report.charts import Axis, Series, line_chart
+from penjing.report.charts import Axis, Series, line_chart, standalone
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
 
@@ -48,15 +48,13 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("counters", "by"),
 )
 PERCENT = ("mfu_causal", "mfu_full_square", "dram", "tensor", "fp32")
-STYLE = """<style>
-text { font: 11.5px sans-serif; fill: #444 } .line { fill: none; stroke-width: 2 } .axis, line { stroke: #ccc }
-.c0 { stroke: #0b7285; fill: #0b7285 } .c1 { stroke: #e8590c; fill: #e8590c } .c2 { stroke: #5f3dc4; fill: #5f3dc4 }
-.c3 { stroke: #2b8a3e; fill: #2b8a3e } polyline { fill: none !important } .hit circle { fill-opacity: 0; stroke: none }
-</style>"""
+NOTHING = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="640" height="60"><text x="10" y="30">nothing fitted</text></svg>'
+)
 
 
 def run_sweep(
-    run: Run, grid: Grid, console: Console, *, steps: int, seconds: float, out: Path | None, trace: bool = True
+    run: Run, grid: Grid, console: Console, *, steps: int, seconds: float, out: Path | None
 ) -> list[Measured]:
     """Sweep on this machine, print the table, and write it: OUT.json, .csv, .md and .svg."""
     from penjing.train.memory_trace.trace import predict_memory
@@ -82,10 +80,10 @@ def run_sweep(
         steps=steps,
         seconds=seconds,
         device=device,
-        predict_bytes=predict_bytes if trace else lambda variant: None,
+        predict_bytes=predict_bytes,
         report=lambda row: console.print(f"  {_short(row)}", highlight=False),
     )
-    console.print(table(rows, f"{machine.name}, predicted at {machine.level}").terminal())
+    table(rows, f"{machine.name}, predicted at {machine.level}").print(console)
     for note in notes:
         console.print(escape_markup("note", note))
     if out is not None:
@@ -151,24 +149,16 @@ def plot(rows: Sequence[Measured]) -> str:
     done = sorted((row for row in rows if row.tokens_per_second), key=tokens)
     measured = [(float(tokens(row)), row.tokens_per_second) for row in done]
     predicted = [(float(tokens(row)), tokens(row) * (row.predicted_steps_per_second or 0.0)) for row in done]
+    title = "Tokens per second"
     chart = line_chart(
         [Series("measured", measured, dots=True), Series("predicted", predicted, dots=True)],
-        title="Tokens per second",
+        title=title,
         x=Axis("tokens of a step", log=len({place for place, _ in measured}) > 1),
         y=Axis("tokens/s", from_zero=True),
         width=640,
         height=360,
     )
-    text = str(chart)
-    start = text.find("<svg")
-    if start < 0:
-        words = '<text x="10" y="30">nothing fitted</text>'
-        return f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="60">{words}</svg>\n'
-    svg = text[start : text.rfind("</svg>") + 6]
-    if "xmlns=" not in svg[: svg.index(">")]:
-        svg = svg.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
-    end = svg.index(">") + 1
-    return svg[:end] + STYLE + svg[end:] + "\n"
+    return f"{standalone(chart, title=title) or NOTHING}\n"
 
 
 def run_matmul(
@@ -189,9 +179,8 @@ def run_matmul(
     if not found["rows"]:
         raise UserError("nothing was measured in the time and memory that there is", where="--sizes, --seconds")
     headings = ["size", "dtype", "TFLOPS (median)", "spread", "fraction of the stated peak"]
-    console.print(
-        ResultTable(headings, [_matmul_cells(one) for one in found["rows"]], found["machine"]["device"]).terminal()
-    )
+    rows = [_matmul_cells(one) for one in found["rows"]]
+    ResultTable(headings, rows, found["machine"]["device"]).print(console)
     if out is not None:
         write_json(out, found)
     return found

@@ -13,12 +13,9 @@ from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
-from penjing.convert.hf_config import hf_config
-from penjing.convert.names import from_hf, hf_name, to_hf, with_real_head
-from penjing.convert.shape import CLASSES, config_from_hf
+from penjing.convert.names import from_hf, with_real_head
+from penjing.convert.shape import config_from_hf
 from penjing.model.config import ModelConfig
-
-__all__ = ["CLASSES", "HFFolder", "config_from_hf", "find_hf", "from_hf", "hf_config", "hf_name", "read_hf", "to_hf"]
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]

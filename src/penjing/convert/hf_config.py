@@ -53,20 +53,18 @@ def check_stock(config: ModelConfig) -> None:
     name, stock = config.architecture, CLASSES[config.architecture]
     norms = {"qwen3": True, "qwen3_moe": True, "glm4_moe": config.normalises_heads}.get(name, False)
     biases = {"qwen2": True, "qwen2_moe": config.has_qkv_bias, "glm4_moe": config.has_qkv_bias}.get(name, False)
-    wrong: tuple[str, object, object] | None = None
-    if config.normalises_heads != norms:
-        wrong = ("qk_norm", config.qk_norm, "head" if norms else "none")
-    elif config.has_qkv_bias != biases:
-        wrong = ("attention_bias", config.attention_bias, "qkv" if biases else "none")
-    elif config.partial_rotary_factor != 1 and name not in PARTIAL_ROTARY:
-        wrong = ("partial_rotary_factor", config.partial_rotary_factor, 1)
-    elif config.sliding_window and name in ("llama", "glm4_moe"):
-        wrong = ("sliding_window", config.sliding_window, 0)
-    elif name in ("qwen3_moe", "mixtral") and len(set(map(config.window, range(config.num_hidden_layers)))) > 1:
-        wrong = ("sliding_window_layers", config.sliding_window_layers, "all layers")
-    if wrong is not None:
-        setting, got, wanted = wrong
-        raise UserError(f"{stock} cannot express this shape", where=f"model.{setting}", got=got, wanted=wanted)
+    windows = {config.window(layer) for layer in range(config.num_hidden_layers)}
+    rules = [  # setting, whether it is refused, what it may be
+        ("qk_norm", config.normalises_heads != norms, "head" if norms else "none"),
+        ("attention_bias", config.has_qkv_bias != biases, "qkv" if biases else "none"),
+        ("partial_rotary_factor", config.partial_rotary_factor != 1 and name not in PARTIAL_ROTARY, 1),
+        ("sliding_window", config.sliding_window > 0 and name in ("llama", "glm4_moe"), 0),
+        ("sliding_window_layers", len(windows) > 1 and name in ("qwen3_moe", "mixtral"), "all layers"),
+    ]
+    for setting, refused, wanted in rules:
+        if refused:
+            got = getattr(config, setting)
+            raise UserError(f"{stock} cannot express this shape", where=f"model.{setting}", got=got, wanted=wanted)
 
 
 def _rotary_fields(config: ModelConfig) -> dict[str, Any]:

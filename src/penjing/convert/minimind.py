@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,7 @@ def infer_config(tensors: Mapping[str, Tensor], hints: Mapping[str, Any], where:
     hints: settings of `model.*` that were asked for; they decide what the tensors leave open, and must agree with them.
     Raises UserError that says what to add where heads or experts per token stay open.
     """
-
-    def shape(name: str) -> tuple[int, ...]:
-        if name not in tensors:
-            raise UserError("not the weights of a MiniMind model", where=where, got=f"no {name}")
-        return tuple(tensors[name].shape)
+    shape = partial(_shape, tensors, where)
 
     vocab_size, hidden_size = shape(EMBEDDING)
     layers = {int(match[1]) for name in tensors if (match := re.match(r"model\.layers\.(\d+)\.", name))}
@@ -100,6 +97,12 @@ def infer_config(tensors: Mapping[str, Tensor], hints: Mapping[str, Any], where:
     return ModelConfig(**{**found, **{name: value for name, value in hints.items() if name in free}})
 
 
+def _shape(tensors: Mapping[str, Tensor], where: object, name: str) -> tuple[int, ...]:
+    if name not in tensors:
+        raise UserError("not the weights of a MiniMind model", where=where, got=f"no {name}")
+    return tuple(tensors[name].shape)
+
+
 def _heads(
     hidden_size: int, query_rows: int, key_rows: int, hints: Mapping[str, Any], where: object
 ) -> tuple[int, int]:
@@ -129,15 +132,10 @@ def _mlp(
     tensors: Mapping[str, Tensor], normalised: bool, place: str, hints: Mapping[str, Any], where: object
 ) -> dict[str, Any]:
     if place + "gate.weight" not in tensors:
-        name = place + "gate_proj.weight"
-        if name not in tensors:
-            raise UserError("not the weights of a MiniMind model", where=where, got=f"no {name}")
-        return {"architecture": "qwen3" if normalised else "llama", "intermediate_size": tensors[name].shape[0]}
+        size = _shape(tensors, where, place + "gate_proj.weight")[0]
+        return {"architecture": "qwen3" if normalised else "llama", "intermediate_size": size}
     experts = tensors[place + "gate.weight"].shape[0]
-    name = place + "experts.0.gate_proj.weight"
-    if name not in tensors:
-        raise UserError("not the weights of a MiniMind model", where=where, got=f"no {name}")
-    size = int(tensors[name].shape[0])
+    size = _shape(tensors, where, place + "experts.0.gate_proj.weight")[0]
     shared = [
         value.shape[0]
         for key, value in tensors.items()

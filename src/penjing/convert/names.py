@@ -8,7 +8,7 @@ every other engine reads that.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -177,7 +177,7 @@ def _floats(name: str, value: Tensor, where: object) -> Tensor:
 
 
 def _refuse_unknown(tensors: Mapping[str, Tensor], used: set[str], config: ModelConfig, where: object) -> None:
-    for name in _sorted_names(tensors):
+    for name in sorted(tensors):
         if name in used or _ROTARY.search(name):
             continue
         layer = _LAYER.match(name)
@@ -191,7 +191,3 @@ def _refuse_unknown(tensors: Mapping[str, Tensor], used: set[str], config: Model
             got=name,
             next_step="It would change what the model computes, so nothing is read.",
         )
-
-
-def _sorted_names(tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    yield from sorted(tensors)

@@ -242,7 +242,8 @@ def attach_peft(model: Transformer, name: str, adapter: PeftAdapter) -> None:
     ours = {_layer_name(layer, model.config.architecture): layer for layer in layers}
     for theirs, parts in adapter.tensors.items():
         if theirs not in ours:
-            raise UserError("the model has no such linear layer", where=where, got=theirs, wanted=_example(ours))
+            wanted = f"a layer such as {next(iter(ours))}"
+            raise UserError("the model has no such linear layer", where=where, got=theirs, wanted=wanted)
         layer = layers[ours[theirs]]
         got = [parts["B"].shape[0], parts["A"].shape[1]]
         if got != [layer.out_features, layer.in_features] or parts["B"].shape[1] != parts["A"].shape[0]:
@@ -263,7 +264,3 @@ def _fill(adapter: Adapter, parts: Mapping[str, Tensor]) -> None:
     adapter.B.copy_(parts["B"])
     if adapter.magnitude is not None:
         adapter.magnitude.copy_(parts["magnitude"].flatten())
-
-
-def _example(layers: Mapping[str, str]) -> str:
-    return f"a layer such as {next(iter(layers))}"

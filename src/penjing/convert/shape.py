@@ -1,4 +1,4 @@
-"""A model's shape and its `config.json`, both ways, for every stock class we equal.
+"""A model's shape from its `config.json`, for every stock class we equal; `convert/hf_config.py` writes one.
 
 What a stock class computes must be read or refused: a field that changes the result and has no counterpart here is a
 `UserError` that names it. Fields that only matter while training there (dropout, router noise, loss coefficients) are
@@ -23,6 +23,19 @@ CLASSES = {
     "mixtral": "MixtralForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
 }
+
+
+def _sizes(*, vocabulary: int, width: int, mlp: int, layers: int, heads: int, kv: int | None) -> dict[str, Any]:
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+    }
+
+
 # What a class takes for a field that config.json leaves out (transformers 5.23; a test compares). Only fields we read.
 _COMMON: dict[str, Any] = {
     "hidden_act": "silu",
@@ -34,18 +47,10 @@ _WINDOWED = {"use_sliding_window": False, "sliding_window": 4096, "max_window_la
 _QWEN_DENSE = {
     **_COMMON,
     **_WINDOWED,
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
+    **_sizes(vocabulary=151936, width=4096, mlp=22016, layers=32, heads=32, kv=32),
 }
 _QWEN_MIXTURE = {
     **_COMMON,
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "num_hidden_layers": 24,
     "decoder_sparse_step": 1,
     "mlp_only_layers": None,
     "norm_topk_prob": False,
@@ -55,12 +60,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2": _QWEN_DENSE,
     "llama": {
         **_COMMON,
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,
+        **_sizes(vocabulary=32000, width=4096, mlp=11008, layers=32, heads=32, kv=None),
         "max_position_embeddings": 2048,
         "head_dim": None,
         "attention_bias": False,
@@ -68,9 +68,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "qwen3_moe": {
         **_QWEN_MIXTURE,
-        "intermediate_size": 6144,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
+        **_sizes(vocabulary=151936, width=2048, mlp=6144, layers=24, heads=32, kv=4),
         "attention_bias": False,
         "use_sliding_window": False,
         "sliding_window": 4096,
@@ -81,9 +79,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {
         **_QWEN_MIXTURE,
         **_WINDOWED,
-        "intermediate_size": 5632,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
+        **_sizes(vocabulary=151936, width=2048, mlp=5632, layers=24, heads=16, kv=16),
         "moe_intermediate_size": 1408,
         "shared_expert_intermediate_size": 5632,
         "num_experts_per_tok": 4,
@@ -93,12 +89,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "mixtral": {
         **_COMMON,
         "rms_norm_eps": 1e-5,
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
+        **_sizes(vocabulary=32000, width=4096, mlp=14336, layers=32, heads=32, kv=8),
         "head_dim": None,
         "max_position_embeddings": 131072,
         "sliding_window": None,
@@ -108,12 +99,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "glm4_moe": {
         **_COMMON,
         "rms_norm_eps": 1e-5,
-        "vocab_size": 151552,
-        "hidden_size": 4096,
-        "intermediate_size": 10944,
-        "num_hidden_layers": 46,
-        "num_attention_heads": 96,
-        "num_key_value_heads": 8,
+        **_sizes(vocabulary=151552, width=4096, mlp=10944, layers=46, heads=96, kv=8),
         "max_position_embeddings": 131072,
         "attention_bias": False,
         "moe_intermediate_size": 1408,
@@ -146,9 +132,6 @@ class ControlIds(Protocol):
 
     @property
     def message_end(self) -> int: ...
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 class _Fields:
@@ -407,6 +390,3 @@ def _mixture(fields: _Fields, architecture: str) -> dict[str, Any]:
         "num_experts": fields.count("num_experts"),
         "mlp_only_layers": tuple(layer for layer in range(num_hidden_layers) if layer in dense or (layer + 1) % every),
     }
-
-
-# --- writing ---------------------------------------------------------------------------------------------------------

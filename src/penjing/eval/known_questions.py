@@ -18,7 +18,7 @@ from penjing.base.files import read_json, sha256_file, write_json
 from penjing.base.markup import escape_markup, print_table
 from penjing.data.chat.render import parse_switch
 from penjing.eval import questions as asking
-from penjing.eval.changes import Change, changes
+from penjing.eval.changes import changes
 from penjing.train.build import PreparedRun
 from penjing.train.config import Run
 from penjing.train.from_pretrained import NONE
@@ -120,10 +120,7 @@ def print_changes(outcome: Mapping[str, Any], console: Console) -> None:
         rows.append((f"  {each.name}", each.asked, each.before, each.after, share, f"{low:.0%} to {high:.0%}", verdict))
     headings = ("  questions", "asked>", "before>", "after>", "", "95 % of before>", "")
     print_table(console, headings, rows)
-    console.print(_verdict([each for each in found if each.is_lost]))
-
-
-def _verdict(lost: list[Change]) -> Text:
-    if not lost:
-        return Text("  lost: nothing; no kind of question fell below the 95 % interval it had before")
-    return escape_markup("lost", ", ".join(map(str, lost)))
+    if lost := [str(each) for each in found if each.is_lost]:
+        console.print(escape_markup("lost", ", ".join(lost)))
+    else:
+        console.print(Text("  lost: nothing; no kind of question fell below the 95 % interval it had before"))

@@ -27,8 +27,7 @@ CHECK_TEXTS = (
     "   leading, trailing   \n\n\n  and  \t mixed \u3000 space\u00a0here  ",
     "<|im_start|>assistant\nnot a turn<|im_end|> <|endoftext|> < think >",
 )
-
-
+GREEDY_TOKENS, LONGEST_CHECK = 24, 512  # written after the prompt; positions of one checked row
 MARK = "penjing_export.json"  # what tells a folder that an export may replace; holds what its check found
 
 
@@ -88,8 +87,15 @@ def float_twin(model: Transformer) -> Transformer:
 
 
 def check_rows(tokenizer: Tokenizer, max_tokens: int, texts: Sequence[str] = CHECK_TEXTS) -> list[list[int]]:
-    """One row of ids per text, each begun as documents are, cut to `max_tokens`."""
-    return [[tokenizer.begin, *tokenizer.encode(text)][:max_tokens] for text in texts]
+    """One row of ids per text, each begun as documents are, cut to `max_tokens` and to LONGEST_CHECK."""
+    longest = min(LONGEST_CHECK, max_tokens)
+    return [[tokenizer.begin, *tokenizer.encode(text)][:longest] for text in texts]
+
+
+def greedy_prompt(rows: Sequence[Sequence[int]], max_tokens: int) -> tuple[list[int], int]:
+    """The beginning of the first row, and how many ids are to be written after it by a model of so many positions."""
+    prompt = list(rows[0][: min(12, max_tokens // 2)])
+    return prompt, min(GREEDY_TOKENS, max_tokens - len(prompt))
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ from penjing.export.equivalence_check import (
     check_rows,
     difference,
     float_twin,
+    greedy_prompt,
     row_logits,
     same_greedy,
 )
@@ -49,22 +50,11 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "glm4_moe": "glm4moe",
 }
-TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 # What llama.cpp's own tool makes from an f16 file; the package has no code for these.
 TOOL_TYPES = (
     "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "iq2_xs", "iq3_xs", "iq3_s",
     "iq4_nl", "iq4_xs",
 )  # fmt: skip
-FILE_TYPES = {
-    "f32": "ALL_F32",
-    "f16": "MOSTLY_F16",
-    "bf16": "MOSTLY_BF16",
-    "q8_0": "MOSTLY_Q8_0",
-    "q5_1": "MOSTLY_Q5_1",
-    "q5_0": "MOSTLY_Q5_0",
-    "q4_1": "MOSTLY_Q4_1",
-    "q4_0": "MOSTLY_Q4_0",
-}
 # Largest difference of a logit, for logits of spread 1, and of the distribution, in nats per position. The first column
 # is rounding: f16 rounds each weight to 2^-11 of it, bf16 to 2^-8, and random models of the tests come to half of this;
 # a wrong layout is off by the spread itself. Quantised files are judged by the second.
@@ -78,12 +68,11 @@ BOUNDS = {
     "q4_1": (math.inf, 0.3),
     "q4_0": (math.inf, 0.3),
 }
+TYPES = tuple(BOUNDS)
 # llama.cpp keeps keys and values in f16 and rounds what it multiplies to the type of the weights.
 ENGINE_BOUNDS = {"f32": (2e-2, 1e-3), "f16": (3e-2, 1e-3), "bf16": (0.2, 1e-2)}
 ENGINE_QUANTISED_BOUND = (math.inf, 2e-2)
 EXPERT_GATING_SIGMOID = 2
-GREEDY_TOKENS = 24
-LONGEST_CHECK = 512  # positions of one checked row
 
 _NAMES = (
     (r"^embed\.", "token_embd."),
@@ -130,46 +119,28 @@ def refuse_unsupported(config: ModelConfig) -> None:
 
     It would load most of these and compute something else.
     """
-    here = config.architecture
+    here, is_glm, yarn = config.architecture, config.architecture == "glm4_moe", config.rope_scaling == "yarn"
     whole_heads = config.num_attention_heads * config.head_dim == config.hidden_size
     normed = here in ("qwen3", "qwen3_moe")
-    reasons = [
-        ("sliding_window", config.sliding_window > 0, config.sliding_window, "0"),
-        (
-            "partial_rotary_factor",
-            config.partial_rotary_factor != 1 and here != "glm4_moe",
-            config.partial_rotary_factor,
-            "1",
-        ),
-        ("qk_norm", normed and not config.normalises_heads, "none", "head"),
-        ("qk_norm", not normed and here != "glm4_moe" and config.normalises_heads, "head", "none"),
-        (
-            "head_dim",
-            here in ("qwen2", "qwen2_moe") and not whole_heads,
-            config.head_dim,
-            "hidden_size / num_attention_heads",
-        ),
-        ("norm_topk_prob", here == "qwen3_moe" and not config.norm_topk_prob, "false", "true"),
-        ("norm_topk_prob", here == "qwen2_moe" and config.norm_topk_prob, "true", "false"),
-        ("mlp_only_layers", here != "glm4_moe" and bool(config.mlp_only_layers), config.mlp_only_layers, "none"),
-        (
-            "rope_scaling",
-            config.rope_scaling == "llama3" and here not in ("llama", "mixtral"),
-            "llama3",
-            "yarn, linear",
-        ),
+    reasons = [  # setting, whether it is refused, what it may be
+        ("sliding_window", config.sliding_window > 0, "0"),
+        ("partial_rotary_factor", config.partial_rotary_factor != 1 and not is_glm, "1"),
+        ("qk_norm", normed and not config.normalises_heads, "head"),
+        ("qk_norm", not normed and not is_glm and config.normalises_heads, "none"),
+        ("head_dim", here in ("qwen2", "qwen2_moe") and not whole_heads, "hidden_size / num_attention_heads"),
+        ("norm_topk_prob", here == "qwen3_moe" and not config.norm_topk_prob, "true"),
+        ("norm_topk_prob", here == "qwen2_moe" and config.norm_topk_prob, "false"),
+        ("mlp_only_layers", bool(config.mlp_only_layers) and not is_glm, "none"),
+        ("rope_scaling", config.rope_scaling == "llama3" and here not in ("llama", "mixtral"), "yarn, linear"),
+        ("rope_beta_fast", yarn and config.rope_beta_fast != 32, "32"),
+        ("rope_beta_slow", yarn and config.rope_beta_slow != 1, "1"),
     ]
-    if config.rope_scaling == "yarn":
-        reasons += [
-            ("rope_beta_fast", config.rope_beta_fast != 32, config.rope_beta_fast, "32"),
-            ("rope_beta_slow", config.rope_beta_slow != 1, config.rope_beta_slow, "1"),
-        ]
-    for name, refused, got, wanted in reasons:
+    for name, refused, wanted in reasons:
         if refused:
             raise UserError(
                 f"llama.cpp's {ARCHITECTURES[here]} cannot compute this",
                 where=f"model.{name}",
-                got=got,
+                got=getattr(config, name),
                 wanted=wanted,
                 next_step="`penjing export hf` can write it.",
             )
@@ -199,7 +170,7 @@ def metadata(config: ModelConfig, vocabulary: Vocabulary, about: About, kind: st
         "general.description": about.description,
         "general.license": about.licence,
         "general.languages": list(about.languages),
-        "general.file_type": int(gguf.LlamaFileType[FILE_TYPES[kind]]),
+        "general.file_type": int(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"]),
         "general.quantization_version": gguf.GGML_QUANT_VERSION,
         f"{here}.vocab_size": config.vocab_size,
         f"{here}.context_length": config.max_position_embeddings,
@@ -413,7 +384,7 @@ def verify(
         if their_tokenizer.encode(text) != tokenizer.encode(text):
             raise UserError("the tokenizer read back gives other ids than ours", where=path, got=repr(text))
     config = model.config
-    rows = check_rows(tokenizer, min(LONGEST_CHECK, config.max_position_embeddings))
+    rows = check_rows(tokenizer, config.max_position_embeddings)
     logits, rebuilt_logits = row_logits(ours, rows), row_logits(rebuilt, rows)
     read_back = difference(rows, logits, rebuilt_logits)
     bound, divergence = BOUNDS[kind]
@@ -428,8 +399,7 @@ def verify(
             next_step="Choose a type with more bits.",
         )
     note = f"read back: {read_back.line()}"
-    prompt = rows[0][: min(12, config.max_position_embeddings // 2)]
-    longest = min(GREEDY_TOKENS, config.max_position_embeddings - len(prompt))
+    prompt, longest = greedy_prompt(rows, config.max_position_embeddings)
     stop = tokenizer.stop
     answer = llama_cpp.ask(path, rows, CHECK_TEXTS, prompt=prompt, longest=longest, stop=stop)
     if answer is None:

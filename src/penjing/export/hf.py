@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.checkpoint.save import write_tensors
-from penjing.convert.hf import CLASSES, hf_config, hf_name, to_hf
+from penjing.convert.hf_config import hf_config
+from penjing.convert.names import to_hf
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.export.equivalence_check import MARK, export_folder, same_greedy
+from penjing.export.equivalence_check import MARK, export_folder, float_twin, greedy_prompt, same_greedy
 from penjing.infer.generate import generate
-from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
-
-__all__ = ["CLASSES", "VerifiedHuggingFace", "export", "hf_config", "hf_name", "hf_weights", "verify"]
 
 # Logits of a model of this size agree to about 1e-6 in float32; a wrong layout is off by more than 1.
 LARGEST_DIFFERENCE = 1e-3
@@ -46,11 +42,6 @@ def token_ids(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def hf_weights(model: Transformer) -> dict[str, Tensor]:
-    """The model's weights under their `transformers` names; a tied head is not repeated."""
-    return to_hf(model.state_dict(), model.config)
-
-
 def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, card: str) -> VerifiedHuggingFace:
     """Write `path` (replaced only if it was an export before) after checking it against our own logits.
 
@@ -62,7 +53,7 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, card: str) -
         single = {**ids, "eos_token_id": tokenizer.message_end}
         write_json(folder / "config.json", {**hf_config(model.config, tokenizer), **single})
         write_json(folder / "generation_config.json", ids)
-        write_tensors(folder / "model.safetensors", hf_weights(model), metadata={"format": "pt"})
+        write_tensors(folder / "model.safetensors", to_hf(model.state_dict(), model.config), metadata={"format": "pt"})
         tokenizer.save(folder)
         (folder / "README.md").write_text(card, encoding="utf-8")
         difference, note = verify(model, tokenizer, folder)
@@ -82,8 +73,7 @@ def verify(model: Transformer, tokenizer: Tokenizer, folder: Path) -> tuple[floa
     except ImportError:
         return None, 'not compared: transformers is not installed (pip install "penjing[hf]")'
     logging.disable_progress_bar()  # a bar of its own for a model that loads in a blink
-    model = copy.deepcopy(model).cpu()
-    set_compute_dtype(model, None)
+    model = float_twin(model)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     their_tokenizer = AutoTokenizer.from_pretrained(folder)
     text = "Once upon a time, Mia had 3 apples. 从前，小明有一只风筝。 def f(x): return x + 1"
@@ -98,16 +88,13 @@ def verify(model: Transformer, tokenizer: Tokenizer, folder: Path) -> tuple[floa
             "the exported model does not compute the same", where=folder, got=f"logits off by {difference:.3g}"
         )
     stop = tokenizer.stop
-    opening_BT = ids_BT[:, : min(12, model.config.max_position_embeddings // 2)]
-    length = opening_BT.shape[1]
-    longest = min(24, model.config.max_position_embeddings - length)
-    ours = generate(model, opening_BT.tolist(), max_new_tokens=longest, stop=stop)[0]
-    their_ids_BT = theirs.generate(opening_BT, max_new_tokens=longest, do_sample=False, eos_token_id=list(stop))
-    written = their_ids_BT[0, length:].tolist()
-    written = [index for index in written if index not in stop]
+    prompt, longest = greedy_prompt(ids_BT.tolist(), model.config.max_position_embeddings)
+    ours = generate(model, [prompt], max_new_tokens=longest, stop=stop)[0]
+    their_ids_BT = theirs.generate(
+        torch.tensor([prompt]), max_new_tokens=longest, do_sample=False, eos_token_id=list(stop)
+    )
+    written = [index for index in their_ids_BT[0, len(prompt) :].tolist() if index not in stop]
     # Where two logits are all but equal rounding decides, and either text is right.
-    if written != ours and not same_greedy(
-        model, opening_BT[0].tolist(), written, stop, longest=longest, tolerance=LARGEST_DIFFERENCE
-    ):
+    if written != ours and not same_greedy(model, prompt, written, stop, longest=longest, tolerance=LARGEST_DIFFERENCE):
         raise UserError("the exported model writes another text than ours", where=folder)
     return difference, f"logits equal to within {difference:.1e} of stock transformers, greedy text equal"

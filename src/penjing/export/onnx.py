@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from penjing.base.errors import UserError, suggest
 from penjing.base.files import write_json
-from penjing.convert.hf import hf_config
+from penjing.convert.hf_config import hf_config
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export.equivalence_check import (
     MARK,
@@ -24,6 +24,7 @@ from penjing.export.equivalence_check import (
     difference,
     export_folder,
     float_twin,
+    greedy_prompt,
     row_logits,
     same_greedy,
 )
@@ -34,8 +35,6 @@ from penjing.model.transformer import Transformer
 TYPES = ("f32", "int8")
 # Largest difference of a logit of spread 1, and KL in nats per position: float32 agrees to about 1e-6 of the spread.
 BOUNDS = {"f32": (1e-3, 1e-6), "int8": (float("inf"), 0.1)}
-GREEDY_TOKENS = 24
-LONGEST_CHECK = 512  # positions of one checked row
 # Beyond this a protobuf message is near its limit of 2 GiB, and weights go to a file beside the graph.
 LARGEST_MESSAGE_BYTES = 1_500_000_000
 NAME = "model.onnx"
@@ -163,7 +162,7 @@ def verify(model: Transformer, tokenizer: Tokenizer, folder: Path, kind: str) ->
         return torch.from_numpy(logits_BTV)
 
     ours = float_twin(model)
-    rows = check_rows(tokenizer, min(LONGEST_CHECK, model.config.max_position_embeddings))
+    rows = check_rows(tokenizer, model.config.max_position_embeddings)
     shortest = min(map(len, rows))
     rows += [row[:shortest] for row in rows] + [rows[0][:1]]
     their_logits = [theirs([row])[0] for row in rows[: len(rows) // 2]]
@@ -181,8 +180,7 @@ def verify(model: Transformer, tokenizer: Tokenizer, folder: Path, kind: str) ->
     note = f"onnxruntime: {found.line()}"
     if kind != "f32":
         return found, note
-    prompt = rows[0][: min(12, model.config.max_position_embeddings // 2)]
-    longest = min(GREEDY_TOKENS, model.config.max_position_embeddings - len(prompt))
+    prompt, longest = greedy_prompt(rows, model.config.max_position_embeddings)
     stop = tokenizer.stop
     written: list[int] = []
     while len(written) < longest and (index := int(theirs([[*prompt, *written]])[0, -1].argmax())) not in stop:

@@ -26,9 +26,8 @@ def ladder(size: str = "30m") -> Layer:
     tokens = TOKENS_PER_PARAMETER * count.total
     rate = 1.79 * count.without_embedding**-0.713 * tokens**0.307
     rows = max(8, round(0.58 * tokens**0.571 / ROW_TOKENS / 8) * 8)
-    base = pretrain()
     return {
-        **base,
+        **pretrain(),
         "stage": "ladder",
         "out": f"runs/ladder-{size}",
         "max_steps": math.ceil(tokens / (rows * ROW_TOKENS)),

@@ -11,9 +11,8 @@ from penjing.recipes.pretrain import pretrain
 
 
 def sft() -> Layer:
-    base = pretrain()
     return {
-        **base,
+        **pretrain(),
         "stage": "sft",
         "out": "runs/sft",
         "epochs": 2,

@@ -166,10 +166,10 @@ def _form(chart: Chart, value: float | None) -> str:
 def figures_table(runs: Sequence[ReportedRun], wanted: Sequence[Chart]) -> HtmlTable | None:
     """The figures behind the charts: first, last, lowest and highest of one run; the last of several, best marked."""
     shown = [
-        (chart, prefix + name, label)
+        (chart, prefix + name, (f"{chart.title} ({own})" if chart.beside else chart.title) + ending)
         for chart in wanted
         for name, own in ((chart.metric, chart.label), *chart.beside)
-        for prefix, label in _labels(f"{chart.title} ({own})" if chart.beside else chart.title)
+        for prefix, ending in ((HELD_OUT, ", held out"), ("", ""))
         if any(run.figures.get(prefix + name) for run in runs)
     ]
     if not shown:
@@ -186,10 +186,6 @@ def figures_table(runs: Sequence[ReportedRun], wanted: Sequence[Chart]) -> HtmlT
     columns = [_column(runs, chart, name) for chart, name, _ in shown]
     rows = [[Cell(run.name), *(column[place] for column in columns)] for place, run in enumerate(runs)]
     return HtmlTable(("run", *(label for _, _, label in shown)), rows)
-
-
-def _labels(label: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    return (HELD_OUT, f"{label}, held out"), ("", label)
 
 
 def _column(runs: Sequence[ReportedRun], chart: Chart, name: str) -> list[Cell]:

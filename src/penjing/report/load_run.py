@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
 from penjing.base.lock import is_held
@@ -142,25 +142,28 @@ class ReportData:
     problems: tuple[str, ...]
 
 
-def read_object(path: Path, problems: list[str]) -> Fields:
-    """The JSON object in `path`; empty without such a file, or (said in `problems`) when it cannot be read."""
+def read_file(path: Path, load: Callable[[Path], Any], problems: list[str]) -> Any:
+    """What `load` makes of a file; None without one, and (said in `problems`) where it cannot be read."""
     try:
-        value = read_json(path) if path.exists() else {}
+        return load(path) if path.exists() else None
     except (UserError, OSError, ValueError, RecursionError):
-        value = None
-    if not isinstance(value, Mapping):
-        problems.append(f"{path.parent.name}/{path.name} cannot be read as a JSON object, so it is left out.")
-        return Fields()
-    return Fields(value)
+        problems.append(f"{path.parent.name}/{path.name} cannot be read, so it is left out.")
+        return None
+
+
+def read_object(path: Path, problems: list[str]) -> Fields:
+    def load(path: Path) -> Json:
+        value = read_json(path)
+        if not isinstance(value, Mapping):
+            raise ValueError("no JSON object")
+        return value
+
+    return Fields(read_file(path, load, problems) or {})
 
 
 def read_lines(path: Path, problems: list[str]) -> list[Fields]:
     """The lines of a JSONL file that are whole and name a step."""
-    try:
-        return [Fields(line) for line in jsonl.read_lines(path)]
-    except (OSError, RecursionError):
-        problems.append(f"{path.parent.name}/{path.name} is there but cannot be read, so it is left out.")
-        return []
+    return [Fields(line) for line in read_file(path, jsonl.read_lines, problems) or ()]
 
 
 def read_figures(lines: Iterable[Fields]) -> dict[str, dict[int, float]]:
@@ -206,15 +209,6 @@ def read_row(raw: Fields, stage: str) -> AccuracyRow:
     )
 
 
-def read_settings(path: Path, problems: list[str]) -> dict[str, Any]:
-    """run.toml as nested tables."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError):
-        problems.append(f"{path.parent.name}/{path.name} is there but cannot be read, so it is left out.")
-        return {}
-
-
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested settings as `table.name` with their values as texts."""
     flat: dict[str, str] = {}
@@ -229,7 +223,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def read_run(folder: Path, problems: list[str]) -> ReportedRun:
     """One run's folder."""
-    settings = flatten(read_settings(folder / "run.toml", problems))
+    settings = flatten(read_file(folder / "run.toml", config.read_toml, problems) or {})
     outcome = read_object(folder / "outcome.json", problems)
     questions = read_object(folder / "questions.json", problems)
     rows = [read_row(row, when) for when in STAGES.values() for row in questions.fields(when).items("rows")]

@@ -58,16 +58,13 @@ def facts(fields: Fields, table: FactTable) -> Facts:
 
 
 def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun], limits: Limits) -> View:
-    quickstart_facts, evaluation, tokenizer = (
-        quickstart.facts,
-        quickstart.evaluation,
-        quickstart.facts.fields("tokenizer"),
-    )
+    found, evaluation = quickstart.facts, quickstart.evaluation
+    tokenizer, data = found.fields("tokenizer"), found.fields("data")
     examples = [example_cells(example, limits) for example in evaluation.items("examples")]
     hashes = [(f"{task_names(run.task)[0]} weights, SHA-256", run.outcome.text("weights_sha256")) for run in runs]
     names = [(text_format.kind_name(name).capitalize(), name) for name in tokenizer.raw][:16]
     return {
-        "stages": stage_rows(quickstart_facts, limits),
+        "stages": stage_rows(found, limits),
         "examples": [
             (english, chinese, items)
             for english, chinese, right in (("Right", "答对", True), ("Wrong", "答错", False))
@@ -82,20 +79,18 @@ def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun], limits:
             }
             for story in evaluation.fields("stories").items("examples")[: limits.items]
         ],
-        "data": facts(quickstart_facts.fields("data"), DATA_FACTS),
-        "warnings": [
-            clip(warning, 300) for warning in quickstart_facts.fields("data").texts("warnings")[: limits.items]
-        ],
+        "data": facts(data, DATA_FACTS),
+        "warnings": [clip(warning, 300) for warning in data.texts("warnings")[: limits.items]],
         "tokenizer": facts(tokenizer, [(name, field, figure_of(tokenizer, field)) for name, field in names]),
         "compression": clip(quickstart.compression.text("note"), 400),
         "machine": [
-            *facts(quickstart_facts.fields("machine"), MACHINE_FACTS),
-            *facts(quickstart_facts, VERSION_FACTS),
+            *facts(found.fields("machine"), MACHINE_FACTS),
+            *facts(found, VERSION_FACTS),
             *[(name, clip(value, 80)) for name, value in hashes if value],
         ],
-        "export": clip(quickstart_facts.fields("export").text("path"), 200),
-        "export_note": clip(quickstart_facts.fields("export").text("note"), 300),
-        "next": clip(quickstart_facts.text("next"), 300),
+        "export": clip(found.fields("export").text("path"), 200),
+        "export_note": clip(found.fields("export").text("note"), 300),
+        "next": clip(found.text("next"), 300),
     }
 
 

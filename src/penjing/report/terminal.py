@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from penjing.base.markup import print_table
 from penjing.report import text_format
 from penjing.report.accuracy import AccuracyLine, Score, accuracy_lines
 from penjing.report.load_run import ReportData, ReportedRun
@@ -19,25 +19,23 @@ def words(sentence: str, style: str = "") -> Text:
     return Text(sentence.replace("\u00a0%", "%"), style=style)
 
 
-def _score(score: Score | None) -> Text:
+def _score(score: Score | None) -> str:
     if score is None:
-        return Text(NONE)
+        return NONE
     low, high = score.interval
-    return words(f"{percent(score.fraction)} ({low * 100:.0f}–{high * 100:.0f})")
+    return f"{percent(score.fraction)} ({low * 100:.0f}–{high * 100:.0f})"
 
 
-def accuracy_table(lines: list[AccuracyLine]) -> Table:
+def print_accuracy(lines: list[AccuracyLine], console: Console) -> None:
     """Right answers before and after training, beside guessing; totals stand in bold."""
-    table = Table(title="Right answers (95 % interval)", title_justify="left", title_style="bold")
-    for heading in ("kind", "language", "guessing", "before", "after", ""):
-        figures = heading in ("guessing", "before", "after")
-        table.add_column(heading, justify="right" if figures else "left", no_wrap=figures, overflow="fold")
+    rows = []
     for line in lines if len(lines) <= LARGEST_TABLE else [*lines[: LARGEST_TABLE - 1], lines[-1]]:
-        kind, language = kind_name(line.kind), clip(text_format.language_name(line.language), 16)
-        cells = words(percent(line.chance)), _score(line.before), _score(line.after)
+        names = kind_name(line.kind), clip(text_format.language_name(line.language), 16)
         verdict = line.best.verdict if line.best else ""
-        table.add_row(Text(kind), Text(language), *cells, Text(verdict), style=None if line.kind else "bold")
-    return table
+        cells = (*names, percent(line.chance), _score(line.before), _score(line.after), verdict)
+        rows.append([words(cell, "" if line.kind else "bold") for cell in cells])
+    headings = ("kind", "language", "guessing>", "before>", "after>", "")
+    print_table(console, headings, rows, title="Right answers (95 % interval)")
 
 
 def plan_line(run: ReportedRun) -> Text:
@@ -60,7 +58,7 @@ def print_summary(record: ReportData, console: Console) -> None:
         console.print(plan_line(run))
     for lines in (accuracy_lines(run.questions) for run in record.runs):
         if lines:
-            console.print(accuracy_table(lines))
+            print_accuracy(lines, console)
     if found := record.quickstart:
         for sentence in (text_format.stories_sentence(found), clip(found.compression.text("note"), 300)):
             console.print(words(sentence), end="\n" if sentence else "")

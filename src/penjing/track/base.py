@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 
@@ -22,27 +22,20 @@ class Trackers:
         self._working = list(trackers)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        for tracker in list(self._working):
-            try:
-                tracker.log(step, figures)
-            except Exception as error:  # whatever a tracker's library raises, training goes on
-                self._drop(tracker, error)
+        self._each(lambda tracker: tracker.log(step, figures))
 
     def rewind(self, step: int) -> None:
         """The run goes back to `step`: what was said of later ones is about to be said again."""
-        for tracker in list(self._working):
-            try:
-                getattr(tracker, "rewind", lambda step: None)(step)
-            except Exception as error:
-                self._drop(tracker, error)
+        self._each(lambda tracker: getattr(tracker, "rewind", lambda step: None)(step))
 
     def close(self) -> None:
+        self._each(lambda tracker: tracker.close())
+
+    def _each(self, call: Callable[[Tracker], None]) -> None:
         for tracker in list(self._working):
             try:
-                tracker.close()
-            except Exception as error:
-                self._drop(tracker, error)
-
-    def _drop(self, tracker: Tracker, error: Exception) -> None:
-        self._working.remove(tracker)
-        warnings.warn(f"{type(tracker).__name__} failed and is left out from here on: {error}", stacklevel=3)
+                call(tracker)
+            except Exception as error:  # whatever a tracker's library raises, training goes on
+                self._working.remove(tracker)
+                name = type(tracker).__name__
+                warnings.warn(f"{name} failed and is left out from here on: {error}", stacklevel=3)
