@@ -131,7 +131,7 @@ def _restore(
     """Everything but the weights; optimizers of another kind begin afresh."""
     same_kind = not any(each.field in ("optimizer.name", "optimizer.state_dtype") for each in changes)
     instruments.checkpointer.restore(checkpoint, optimizers=same_kind)
-    instruments.state.go_back(checkpoint.state()["progress"], strategy)
+    instruments.state.restore(checkpoint.state()["progress"], strategy)
 
 
 def _choose_kernels(built: BuiltRun) -> list[str]:
