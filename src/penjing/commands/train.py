@@ -47,9 +47,8 @@ from penjing.track.console import ConsoleTracker
 from penjing.track.jsonl import read_lines
 from penjing.train.build import PreparedRun, prepare_run
 from penjing.train.build_context import RunHooks
-from penjing.train.build_peft_model import adapter_rate
 from penjing.train.config import Run
-from penjing.train.from_pretrained import begin_from, with_vocabulary
+from penjing.train.from_pretrained import adapter_rate, begin_from, with_vocabulary
 from penjing.train.load_model import set_threads
 from penjing.train.loop import train
 from penjing.train.run_dir import RunDir

@@ -19,9 +19,8 @@ from penjing.objective.base import Objective
 from penjing.optim.router_bias_update import RouterBalance
 from penjing.parallel.base import Strategy
 from penjing.train.batch_geometry import BatchGeometry, batch_geometry
-from penjing.train.build_peft_model import build_adapted
 from penjing.train.config import Run
-from penjing.train.load_model import load_start, load_weights
+from penjing.train.load_model import build_adapted, load_start, load_weights
 from penjing.train.precision import Precision
 from penjing.train.stages.base import Stage
 
@@ -122,7 +121,7 @@ def _with_weights(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
     A run that goes on reads its start again only where its objective compares with it.
     """
     if run.lora.rank:
-        return build_adapted(run, checkpoint, load_start)
+        return build_adapted(run, checkpoint)
     if run.init_from and (checkpoint is None or run.objective.compares_with_start):
         return load_start(run), {}
     model = Transformer(run.model)
