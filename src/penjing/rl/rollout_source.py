@@ -40,7 +40,7 @@ from penjing.rl.prompts import EpochPermutation, Prompt
 from penjing.rl.reward_mix import RewardMix
 from penjing.rl.rewards.base import RewardInput
 from penjing.rl.rollout_buffer import RolloutBuffer, collate, concat, select, split
-from penjing.train.oom_recovery import empty_cache, retry_on_oom
+from penjing.train.oom_recovery import retry_on_oom
 
 LogProbs = Callable[[AnswerBatch], Tensor]
 """logp_N of a batch, under some model."""
@@ -116,7 +116,6 @@ class RolloutSampler:
 
     def _halve_slots(self, num_answers: int, message: str) -> None:
         """Each answer draws from its own seed, so fewer at once are the same answers."""
-        empty_cache()
         self.slots = min(self.slots, num_answers) // 2
         if not self.slots:
             raise UserError(
@@ -127,7 +126,6 @@ class RolloutSampler:
             )
 
     def _halve_scored_rows(self, message: str) -> None:
-        empty_cache()
         if self.scored_rows == 1:
             raise UserError(
                 f"out of memory while scoring one row of answers: {message}",

@@ -29,7 +29,7 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.kl_to_reference import BaseModelView, kl_to_reference
 from penjing.train.load_model import load_start
-from penjing.train.oom_recovery import empty_cache, retry_on_oom
+from penjing.train.oom_recovery import retry_on_oom
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.preference_data import PreferenceDataStage, need_pairs
@@ -142,7 +142,6 @@ class PreferenceStage(PreferenceDataStage[Preference]):
 
         def halve(message: str) -> None:
             nonlocal size
-            empty_cache()
             if size == 1 or self.strategy.world > 1:
                 raise UserError(f"out of memory: {message}", where="batch.micro_size", next_step="Halve it.")
             size //= 2
