@@ -31,7 +31,6 @@ from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, Policy
-from penjing.objective.run_model import run_model
 from penjing.objective.value import advantages as token_advantages
 from penjing.objective.value import whitened
 from penjing.parallel.base import Strategy
@@ -41,9 +40,8 @@ from penjing.rl.reward_mix import RewardMix
 from penjing.rl.rewards.base import RewardInput
 from penjing.rl.rollout_buffer import RolloutBuffer, collate, concat, select, split
 from penjing.train.oom_recovery import retry_on_oom
+from penjing.train.stages.reference import LogProbs, answer_log_probs
 
-LogProbs = Callable[[AnswerBatch], Tensor]
-"""logp_N of a batch, under some model."""
 SCORED_ROWS = 8  # rows of one pass of a reference
 # What each rank fills in for its own prompts; the rest follows from it.
 SHARED = (
@@ -194,10 +192,9 @@ class RolloutSampler:
         if self.reference is not None:
             values["reference"] = self.reference
         if how.old_logprobs == "recomputed":
-            values["behaviour"] = lambda batch: log_probs(self.model, batch, how.temperature)
-        head = self.values
-        if head is not None:
-            values["value"] = lambda batch: state_values(head, batch)
+            values["behaviour"] = partial(answer_log_probs, self.model, temperature=how.temperature)
+        if self.values is not None:
+            values["value"] = partial(state_values, self.values)
         for name, scored_by in values.items():
             retry_on_oom(partial(self._score, one, mine, prompts, name, scored_by), self._halve_scored_rows)
         one.seconds, one.scoring_seconds = seconds, time.perf_counter() - began - seconds
@@ -207,7 +204,7 @@ class RolloutSampler:
             len(indices), how.num_generations
         )
         one.advantage_PA = advantages(one.reward_PA, self.settings.advantage_kind)
-        if head is not None:
+        if self.values is not None:
             self._foresee(one)
         same_P = degenerate(one.reward_PA)
         one.sampled, one.degenerate = len(indices), int(same_P.sum())
@@ -307,29 +304,16 @@ class RolloutSampler:
         flush()
 
 
-def log_probs(model: Any, batch: AnswerBatch, temperature: float) -> Tensor:
-    """logp_N of the answers' tokens, without dropout."""
-    before = model.training
-    model.eval()
-    scored = run_model(model, batch, temperature=temperature)
-    model.train(before)
-    logp_N: Tensor = (scored[0] if isinstance(scored, tuple) else scored)[0]
-    return logp_N
-
-
+@torch.no_grad()
 def state_values(head: ScalarHead, batch: AnswerBatch) -> Tensor:
-    """value_N of the state before each of the answers' tokens, without dropout."""
-    before = head.training
-    head.eval()
-    scored = head(
+    """value_N of the state before each of the answers' tokens. Without gradients no dropout is drawn."""
+    value_N: Tensor = head(
         batch.ids_BT,
         batch.document_BT,
         branch_BT=batch.branch_BT,
         position_BT=batch.position_BT,
         scalar_N=batch.scored_N,
     )
-    head.train(before)
-    value_N: Tensor = scored[0] if isinstance(scored, tuple) else scored
     return value_N
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, cast
@@ -101,10 +102,10 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         self._log_probs: LogProbs | None = None
         self._copied: Transformer | None = None
         if self.reference == "copy":
-            copied = self._copied = frozen_copy(decoder, self.precision)
-            self._log_probs = lambda batch: answer_log_probs(copied, batch)
+            self._copied = frozen_copy(decoder, self.precision)
+            self._log_probs = partial(answer_log_probs, self._copied)
         elif self.reference == "adapter_off":
-            self._log_probs = lambda batch: base_log_probs(decoder, batch)
+            self._log_probs = partial(base_log_probs, decoder)
         elif self.reference == "precomputed" and self.fingerprint:
             self._precompute(decoder, str(self.precision.dtype))
 
