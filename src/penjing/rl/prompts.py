@@ -14,23 +14,20 @@ from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
 from penjing.base.seeds import derive
 from penjing.data.chat.render import render
-from penjing.data.formats import BadRecords, Message, list_files, read_prompts
+from penjing.data.formats import BadRecords, list_files, read_prompts
 from penjing.data.tokenize_dataset import held_out_below, is_held_out, split_key
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.rl.rewards.base import RewardContext
 
 TRUTH_FIELDS = ("gt", "answer", "truth")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """One conversation that waits for an answer. record: everything its line holds."""
+class Prompt(RewardContext):
+    """One conversation that waits for an answer."""
 
     ids: tuple[int, ...]
-    messages: tuple[Message, ...]
-    truths: tuple[str, ...]
     kind: str
-    record: Mapping[str, Any]
-    where: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
