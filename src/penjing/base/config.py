@@ -54,8 +54,12 @@ class Settings:
             value = getattr(self, name)
             if not all(holds(value, limit) for holds, _, limit in bounds):
                 wanted = " and ".join(f"{sign} {limit}" for _, sign, limit in bounds if limit != math.inf)
-                where = f"{self.section}.{name}" if self.section else name
-                raise UserError("out of range", where=where, got=value, wanted=wanted)
+                raise self.error(name, "out of range", wanted=wanted)
+
+    def error(self, name: str, what: str, *, got: object = None, **more: Any) -> UserError:
+        """To be raised: what is wrong with a setting of this group. got: its value, unless another is given."""
+        where = f"{self.section}.{name}" if self.section else name
+        return UserError(what, where=where, got=operator.attrgetter(name)(self) if got is None else got, **more)
 
 
 @cache

@@ -59,16 +59,10 @@ class Lora(Settings):
         if not self.rank:
             for field in fields(self):
                 if getattr(self, field.name) != field.default:
-                    raise UserError(
-                        "has no effect without adapters",
-                        where=f"lora.{field.name}",
-                        got=getattr(self, field.name),
-                        next_step="Set lora.rank=16 too.",
-                    )
+                    next_step = "Set lora.rank=16 too."
+                    raise self.error(field.name, "has no effect without adapters", next_step=next_step)
         elif not self.target_modules:
-            raise UserError(
-                "no layer to adapt", where="lora.target_modules", wanted="patterns such as attention.*_proj"
-            )
+            raise self.error("target_modules", "no layer to adapt", wanted="patterns such as attention.*_proj")
 
     @property
     def scale(self) -> float:

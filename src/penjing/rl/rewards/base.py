@@ -22,7 +22,7 @@ _FRACTION_BEHIND_DIGIT = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞↉])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardContext:
-    """What is known of a prompt. truths: the reference answers, any of which is right; record: all that its line holds."""
+    """What is known of a prompt. truths: the reference answers, any of which is right; record: what its line holds."""
 
     messages: tuple[Message, ...]
     truths: tuple[str, ...] = ()
