@@ -358,16 +358,3 @@ def _toml_value(value: Any) -> str:
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped) + '"'
     return repr(value)
-
-
-def settings(kind: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Every (dotted key, default) of a configuration type, for help texts; choices list their first member."""
-    listed: list[tuple[str, Any]] = []
-    annotations = _annotations(kind)
-    for field in dataclasses.fields(kind):
-        members = _members(annotations[_key(field)])
-        if members:
-            listed += settings(members[0], f"{prefix}{_key(field)}.")
-        else:
-            listed.append((prefix + _key(field), field.default))
-    return listed
