@@ -113,7 +113,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     quiet = console if strategy.rank == 0 else Console(quiet=True)
     try:
         known = KnownQuestions(run, quiet)
-        with watched(strategy) as watch, locked(Path(run.out)) if strategy.rank == 0 else nullcontext():
+        with watched(strategy) as edge, locked(Path(run.out)) if strategy.rank == 0 else nullcontext():
             prepared = prepare_run(
                 run,
                 strategy,
@@ -127,7 +127,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
                 ),
                 allow_change,
             )
-            prepared = replace(prepared, context=replace(prepared.context, at_edge=watch.edge))
+            prepared = replace(prepared, context=replace(prepared.context, at_edge=edge))
             return _carry_out(run, prepared, known, quiet, began)
     except Exception as error:
         if not is_out_of_memory(error):
