@@ -167,25 +167,20 @@ class RolloutSampler:
         written = self.answer(own_prompts, [seeds[place] for place in mine], self.style)
         seconds = time.perf_counter() - began
         one = self._empty(indices)
-        for place, answers in zip(mine, written, strict=True):
+        inputs: list[RewardInput] = []
+        for place, prompt, answers in zip(mine, own_prompts, written, strict=True):
             for number, each in enumerate(answers):
-                length = len(each.ids)
-                one.id_PAM[place, number, :length] = each.ids
-                one.length_PA[place, number] = length
-                one.behaviour_PAM[place, number, :length] = each.logp
-                one.sampled_PAM[place, number, :length] = 1 if each.said is None else each.said
-                one.cut_off_PA[place, number] = each.ended == "length"
-        inputs = [
-            self.reward_input(prompt, each)
-            for prompt, answers in zip(own_prompts, written, strict=True)
-            for each in answers
-        ]
-        for number, answer in enumerate(inputs):
-            at = mine[number // how.num_generations], number % how.num_generations
-            results = [result for turn in answer.turns for result in turn.results]
-            one.turns_PA[at] = max(1, len(answer.turns))
-            one.calls_PA[at] = sum(len(turn.said.calls) for turn in answer.turns)
-            one.failed_PA[at] = one.calls_PA[at] - sum(result.worked for result in results)
+                at, length = (place, number), len(each.ids)
+                one.id_PAM[at][:length] = each.ids
+                one.length_PA[at] = length
+                one.behaviour_PAM[at][:length] = each.logp
+                one.sampled_PAM[at][:length] = 1 if each.said is None else each.said
+                one.cut_off_PA[at] = each.ended == "length"
+                inputs.append(answer := self.reward_input(prompt, each))
+                results = [result for turn in answer.turns for result in turn.results]
+                one.turns_PA[at] = max(1, len(answer.turns))
+                one.calls_PA[at] = sum(len(turn.said.calls) for turn in answer.turns)
+                one.failed_PA[at] = one.calls_PA[at] - sum(result.worked for result in results)
         scores = self.scorer(inputs).reshape(len(self.scorer.names), len(own_prompts), how.num_generations)
         one.score_RPA[:, list(mine)] = scores
         values: dict[str, LogProbs] = {}
@@ -214,31 +209,28 @@ class RolloutSampler:
 
     def _empty(self, indices: Sequence[int]) -> RolloutBuffer:
         how = self.settings.rollout
-        prompts, answers, tokens, rewards = (
-            len(indices),
-            how.num_generations,
-            how.max_new_tokens,
-            len(self.scorer.names),
-        )
-        valued = tokens if self.values is not None else 0
+        answers = (len(indices), how.num_generations)
+        tokens = (*answers, how.max_new_tokens)
+        valued = (*answers, 0 if self.values is None else how.max_new_tokens)
+        whole, real = partial(np.zeros, dtype=np.int64), partial(np.zeros, dtype=np.float32)
         return RolloutBuffer(
             prompt_P=np.asarray(indices, dtype=np.int64),
-            id_PAM=np.zeros((prompts, answers, tokens), dtype=np.int64),
-            length_PA=np.zeros((prompts, answers), dtype=np.int64),
-            behaviour_PAM=np.zeros((prompts, answers, tokens), dtype=np.float32),
-            reference_PAM=np.zeros((prompts, answers, tokens), dtype=np.float32),
-            value_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
-            gain_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
-            return_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
-            sampled_PAM=np.zeros((prompts, answers, tokens), dtype=np.int64),
-            turns_PA=np.zeros((prompts, answers), dtype=np.int64),
-            calls_PA=np.zeros((prompts, answers), dtype=np.int64),
-            failed_PA=np.zeros((prompts, answers), dtype=np.int64),
-            cut_off_PA=np.zeros((prompts, answers), dtype=np.int64),
-            score_RPA=np.zeros((rewards, prompts, answers)),
-            reward_PA=np.zeros((prompts, answers)),
-            advantage_PA=np.zeros((prompts, answers)),
-            counts_P=np.ones(prompts),
+            id_PAM=whole(tokens),
+            length_PA=whole(answers),
+            behaviour_PAM=real(tokens),
+            reference_PAM=real(tokens),
+            value_PAM=real(valued),
+            gain_PAM=real(valued),
+            return_PAM=real(valued),
+            sampled_PAM=whole(tokens),
+            turns_PA=whole(answers),
+            calls_PA=whole(answers),
+            failed_PA=whole(answers),
+            cut_off_PA=whole(answers),
+            score_RPA=np.zeros((len(self.scorer.names), *answers)),
+            reward_PA=np.zeros(answers),
+            advantage_PA=np.zeros(answers),
+            counts_P=np.ones(len(indices)),
         )
 
     def _exchange(self, one: RolloutBuffer) -> None:

@@ -132,7 +132,7 @@ class Checkpointer:
             self._background.wait()
         except DiskError as error:
             self.record({"step": self._step, "kind": "checkpoint not written", "why": error.line()})
-            warnings.warn(f"no checkpoint of step {self._step}: {error.line()}", stacklevel=3)
+            warnings.warn(f"no checkpoint of step {self._step}: {error.line()}", stacklevel=2)
             return False
         return True
 
