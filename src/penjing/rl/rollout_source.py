@@ -176,7 +176,8 @@ class RolloutSampler:
                 one.behaviour_PAM[at][:length] = each.logp
                 one.sampled_PAM[at][:length] = 1 if each.said is None else each.said
                 one.cut_off_PA[at] = each.ended == "length"
-                inputs.append(answer := self.reward_input(prompt, each))
+                answer = self.reward_input(prompt, each)
+                inputs.append(answer)
                 results = [result for turn in answer.turns for result in turn.results]
                 one.turns_PA[at] = max(1, len(answer.turns))
                 one.calls_PA[at] = sum(len(turn.said.calls) for turn in answer.turns)

@@ -20,7 +20,7 @@ from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.manifest import MANIFEST, WEIGHTS, damage
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.model.config import ModelConfig
-from penjing.model.lora import DEFAULT, add_adapter, fingerprint, merge, remove_adapters, trainable_state_dict
+from penjing.model.lora import DEFAULT, add_adapter, fingerprint, merge, trainable_state_dict
 from penjing.model.resize_embeddings import resize_embeddings
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import local_device
@@ -117,7 +117,6 @@ def load_trained(
     _fill(model, _of_model(checkpoint.weights()), checkpoint.folder)
     if run.lora.rank and adapters == "merged":
         merge(model, DEFAULT)
-        remove_adapters(model)
     return LoadedModel(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
 
 
