@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
-from penjing.checkpoint.save import write_tensors
+from penjing.checkpoint.tensors import write_tensors
 from penjing.convert.hf import CLASSES, hf_config, hf_name, to_hf
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export.equivalence_check import MARK, export_folder, same_greedy

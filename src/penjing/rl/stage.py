@@ -46,10 +46,7 @@ class PolicyStage(Stage[Policy]):
 
     def prepare_data(self) -> None:
         run, how = self.run, self.settings.rollout
-        if run.data.format != "prompts":
-            raise UserError(
-                "reinforcement learning needs prompts", where="data.format", got=run.data.format, wanted="prompts"
-            )
+        self.need_format("reinforcement learning needs prompts", "prompts")
         if not run.data.train:
             raise UserError("no prompts", where="data.train", next_step="Give data.train=FILE.")
         on_rank_0(self.strategy, self._save_tokenizer)

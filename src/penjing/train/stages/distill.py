@@ -46,13 +46,8 @@ class DistillStage(TeacherStage):
 
     def prepare_data(self) -> None:
         """Makes tokenizer and shards where they are not there yet, and with mode=top_k the store."""
-        if self.run.data.format not in ("documents", "chats"):
-            raise UserError(
-                "nothing to read for the teacher",
-                where="data.format",
-                got=self.run.data.format,
-                wanted="documents or chats, or objective.mode=on_policy",
-            )
+        what = "the teacher reads texts or conversations; prompts are for objective.mode=on_policy"
+        self.need_format(what, "documents", "chats")
         teacher = self.read_teacher()
         self._data = NextTokenStage(self.run, self.strategy, self.report)
         self._data.prepare_data()

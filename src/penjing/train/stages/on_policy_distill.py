@@ -134,8 +134,7 @@ class OnPolicyStage(TeacherStage):
     def _check(self) -> None:
         """Raise UserError for data that cannot be answered, or that have no answers where those are wanted."""
         data = self.run.data
-        if data.format not in ("chats", "prompts"):
-            raise UserError("nothing to answer", where="data.format", got=data.format, wanted="chats or prompts")
+        self.need_format("nothing to answer", "chats", "prompts")
         if data.format == "prompts" and self.settings.on_policy_fraction < 1:
             raise UserError(
                 "prompts have no answers of the data's own",
