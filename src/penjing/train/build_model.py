@@ -93,14 +93,12 @@ def complete(
         rate = 0.0 if run.lora.rank else run.router.bias_update_rate  # a frozen base's routers stay as they are
         optimizers.append(RouterBalance(built.model, rate, strategy.add))
     return BuiltRun(
+        **vars(built),
         run=run,
         stage=stage,
         strategy=strategy,
         precision=precision,
         geometry=batch_geometry(run, strategy.world, strategy.device),
-        model=built.model,
-        trainable=trainable,
-        base=built.base,
         wrapped=wrapped,
         objective=stage.objective(),
         optimizers=optimizers,
