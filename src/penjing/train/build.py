@@ -158,7 +158,7 @@ def _probe(
         sample=lambda: hooks.sample(built.model, stage.tokenizer, -1),
         began=hooks.began,
     )
-    estimate = plan(run, stage, size, strategy, built.trainable, context, begun=begun, hooks=probe_hooks)
+    estimate = plan(built, size, context, begun=begun, hooks=probe_hooks)
     meter.expected, meter.flops_per_token_full_square = expected(estimate), estimate.flops_per_token_full_square
     if compiling.how == "off":
         return estimate, []
