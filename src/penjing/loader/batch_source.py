@@ -90,8 +90,8 @@ class DeviceSource(WrappedSource):
 
 
 class OrderedSource(Source):
-    """Batches of `batch_size` units that follow each other in an endless global order; of each `world` batches this rank
-    takes its own."""
+    """Batches of `batch_size` units that follow each other in an endless global order. Of each `world` batches this
+    rank takes its own."""
 
     def __init__(
         self, make: Callable[[range], Any], place_name: str, batch_size: int, rank: int = 0, world: int = 1

@@ -20,7 +20,6 @@ from penjing.model.lora import Lora
 from penjing.train.load_model import LoadedModel, load_trained, read_settings, same_model
 from penjing.train.run_dir import RunDir, is_run, stage_folder
 
-
 Input = tuple[str, Callable[[], dict[str, Tensor]]]  # one model of an average: its name, and what reads its weights
 
 
