@@ -213,7 +213,8 @@ class RolloutSampler:
         answers = (len(indices), how.num_generations)
         tokens = (*answers, how.max_new_tokens)
         valued = (*answers, 0 if self.values is None else how.max_new_tokens)
-        whole, real = partial(np.zeros, dtype=np.int64), partial(np.zeros, dtype=np.float32)
+        whole: Any = partial(np.zeros, dtype=np.int64)
+        real: Any = partial(np.zeros, dtype=np.float32)
         return RolloutBuffer(
             prompt_P=np.asarray(indices, dtype=np.int64),
             id_PAM=whole(tokens),
