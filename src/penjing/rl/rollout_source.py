@@ -213,22 +213,20 @@ class RolloutSampler:
         answers = (len(indices), how.num_generations)
         tokens = (*answers, how.max_new_tokens)
         valued = (*answers, 0 if self.values is None else how.max_new_tokens)
-        whole: Any = partial(np.zeros, dtype=np.int64)
-        real: Any = partial(np.zeros, dtype=np.float32)
         return RolloutBuffer(
             prompt_P=np.asarray(indices, dtype=np.int64),
-            id_PAM=whole(tokens),
-            length_PA=whole(answers),
-            behaviour_PAM=real(tokens),
-            reference_PAM=real(tokens),
-            value_PAM=real(valued),
-            gain_PAM=real(valued),
-            return_PAM=real(valued),
-            sampled_PAM=whole(tokens),
-            turns_PA=whole(answers),
-            calls_PA=whole(answers),
-            failed_PA=whole(answers),
-            cut_off_PA=whole(answers),
+            id_PAM=np.zeros(tokens, np.int64),
+            length_PA=np.zeros(answers, np.int64),
+            behaviour_PAM=np.zeros(tokens, np.float32),
+            reference_PAM=np.zeros(tokens, np.float32),
+            value_PAM=np.zeros(valued, np.float32),
+            gain_PAM=np.zeros(valued, np.float32),
+            return_PAM=np.zeros(valued, np.float32),
+            sampled_PAM=np.zeros(tokens, np.int64),
+            turns_PA=np.zeros(answers, np.int64),
+            calls_PA=np.zeros(answers, np.int64),
+            failed_PA=np.zeros(answers, np.int64),
+            cut_off_PA=np.zeros(answers, np.int64),
             score_RPA=np.zeros((len(self.scorer.names), *answers)),
             reward_PA=np.zeros(answers),
             advantage_PA=np.zeros(answers),
