@@ -21,7 +21,6 @@ from penjing.base.config import (
     parse_overrides,
     read_toml,
     resolve,
-    settings,
     to_dict,
     to_toml,
 )
@@ -374,14 +373,6 @@ def test_the_written_file_spells_out_every_setting() -> None:
     assert written["shape"] == {"preset": "small", "width": 9, "depth": 1}
     assert written.keys() == {one.name for one in fields(Settings)}
     assert to_dict(Settings())["data"] == {"files": (), "order": "drawn", "seq_len": 16}
-
-
-def test_listed_settings_are_the_ones_that_resolve() -> None:
-    listed = dict(settings(Settings))
-    assert listed["data.order"] == "drawn" and listed["animal.wings"] == 2 and listed["shape.width"] == 8
-    for key, default in listed.items():
-        value = ",".join(default) if isinstance(default, tuple) else default
-        assert from_words(f"{key}={value}") == Settings()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -208,29 +208,6 @@ def test_any_flipped_bit_is_found(two, name):
     assert loaded_step(newest(two)) == 10
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_cut_short_or_grown_is_found(two, name):
-    path = two / folder_name(10) / name
-    whole = path.read_bytes()
-    for broken in (b"", whole[:1], whole[: len(whole) // 2], whole[:-2], whole + b"}"):
-        path.write_bytes(broken)
-        assert_falls_back(two, name)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_found(two, name):
-    (two / folder_name(10) / name).unlink()
-    assert_falls_back(two, name)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_of_another_step_is_found(two, name):
-    shutil.copy(two / folder_name(9) / name, two / folder_name(10) / name)
-    newest_one = newest(two)
-    assert loaded_step(newest_one) == 9
-    assert name in newest_one.skipped[0]
-
-
 def test_a_whole_checkpoint_under_another_step_s_name_is_found(two):
     shutil.rmtree(two / folder_name(10))
     shutil.copytree(two / folder_name(9), two / folder_name(10))

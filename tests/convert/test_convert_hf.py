@@ -201,7 +201,7 @@ def test_back_to_stock_in_a_file(pair, tmp_path):
     """
     theirs, _, ours = pair
     (tmp_path / "config.json").write_text(json.dumps(hf_config(ours.config, IDS)))
-    from penjing.checkpoint.save import write_tensors
+    from penjing.checkpoint.tensors import write_tensors
 
     write_tensors(tmp_path / "model.safetensors", to_hf(ours.state_dict(), ours.config), metadata={"format": "pt"})
     again, report = transformers.AutoModelForCausalLM.from_pretrained(

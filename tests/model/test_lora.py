@@ -1,4 +1,4 @@
-"""Adapters: nothing at first, equal to their plain formula, merged and taken out again, many on one base."""
+"""Adapters: nothing at first, equal to their plain formula, merged, many on one base."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penjing.infer.generate import generate
 from penjing.model import lora
 from penjing.model.freeze import freeze
 from penjing.model.linear import packed_linear, set_compute_dtype
-from penjing.model.lora import Lora, add_adapter, attach, merge, remove_adapters, set_adapter, unmerge
+from penjing.model.lora import Lora, add_adapter, attach, merge, set_adapter
 from penjing.model.score import CrossEntropy
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
@@ -110,32 +110,15 @@ def test_loss_and_gradients_equal_the_formula(make_model, settings, architecture
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_merged_equals_unmerged_and_comes_out_again(make_model, settings):
-    model = make_model().eval()
-    original = {name: value.clone() for name, value in model.state_dict().items()}
-    add_adapter(model, settings)
-    teach(model, "default")
-    with torch.no_grad():
-        beside = model(IDS_BT)
-        merge(model, "default")
-        torch.testing.assert_close(model(IDS_BT), beside, rtol=1e-5, atol=1e-5)
-        assert not torch.equal(
-            model.state_dict()["blocks.0.mlp.up_proj.weight"], original["blocks.0.mlp.up_proj.weight"]
-        )
-        unmerge(model, "default")
-        torch.testing.assert_close(model(IDS_BT), beside, rtol=1e-5, atol=1e-5)
-    for name, value in original.items():
-        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-6, atol=1e-6 * float(value.abs().max()))
-
-
-def test_a_stripped_model_is_a_plain_one(make_model, settings):
+def test_a_merged_model_is_a_plain_one(make_model, settings):
     model = make_model()
     names = list(model.state_dict())
+    base = model(IDS_BT)
     add_adapter(model, settings)
     teach(model, "default")
     beside = model(IDS_BT)
+    assert (beside - base).abs().max() > 0.01
     merge(model, "default")
-    remove_adapters(model)
     assert list(model.state_dict()) == names
     assert not lora.adapted(model)
     assert all(parameter.requires_grad for parameter in model.parameters())

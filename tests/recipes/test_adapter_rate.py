@@ -4,7 +4,7 @@ import pytest
 
 from penjing.base.config import parse_overrides
 from penjing.commands.train import resolve_run
-from penjing.train.build_peft_model import LARGEST_RATE
+from penjing.train.from_pretrained import LARGEST_RATE
 
 
 def rate(recipe, *words, file=None):

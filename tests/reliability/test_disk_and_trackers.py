@@ -289,13 +289,3 @@ def test_going_back_while_the_disk_refuses_is_made_up_for(tmp_path, monkeypatch,
     again = [(4, True), (5, True)] if last == "log" else [(4, True)]
     found = [(line["step"], "again" in line) for line in read_lines(path)]
     assert found == [(1, False), (2, False), (3, False), *again]
-
-
-def test_milestones_stay(tmp_path):
-    from penjing.checkpoint.manifest import steps
-    from penjing.checkpoint.save import save
-
-    for step in range(1, 13):
-        save(tmp_path, step, weights={}, optimizers=[], state={}, texts={}, keep=2, milestones=5)
-    assert steps(tmp_path) == [12, 11, 10, 5]
-    shutil.rmtree(tmp_path)

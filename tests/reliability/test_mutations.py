@@ -71,10 +71,10 @@ FORGETS = {
     "sums since the last logged step": (
         "pretrain",
         "from penjing.train.loop import TrainState\n"
-        "real = TrainState.restore.__func__\n"
-        "def forget(cls, state, strategy):\n"
-        "    return real(cls, {**state, 'sums': {}, 'units': 0.0}, strategy)\n"
-        "TrainState.restore = classmethod(forget)",
+        "real = TrainState.restore\n"
+        "def forget(self, state, strategy):\n"
+        "    return real(self, {**state, 'sums': {}, 'units': 0.0}, strategy)\n"
+        "TrainState.restore = forget",
     ),
     "tokens counted": (
         "pretrain",

@@ -343,7 +343,7 @@ WILD = {
 
 @pytest.mark.parametrize("name", WILD)
 def test_configurations_are_refused_before_memory_is_taken(tmp_path, name):
-    from penjing.checkpoint.save import write_tensors
+    from penjing.checkpoint.tensors import write_tensors
 
     write_tensors(tmp_path / "model.safetensors", {"model.embed_tokens.weight": torch.zeros(64, 16)})
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **WILD[name]}))

@@ -16,7 +16,7 @@ from user_errors import raises_user_error
 from penjing.infer.engine import Engine
 from penjing.rl import rollout_source as source_file
 from penjing.rl.rollout_buffer import RolloutBuffer
-from penjing.rl.rollout_source import log_probs
+from penjing.train.stages.reference import answer_log_probs
 
 __all__ = ["base", "words"]  # fixtures
 
@@ -92,7 +92,7 @@ def test_a_reference_scores_fewer_rows_at_once():
         rows.append(len(batch.ids_BT))
         if rows[-1] > most:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return log_probs(frozen, batch, 1.0)
+        return answer_log_probs(frozen, batch)
 
     expected = next(make_source(settings, reference=reference))
     assert max(rows) > 1

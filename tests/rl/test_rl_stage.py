@@ -33,8 +33,9 @@ from penjing.parallel.single import Single
 from penjing.rl.prompts import EpochPermutation, Prompt, read
 from penjing.rl.rewards.base import RewardInput
 from penjing.rl.rollout_buffer import RolloutBuffer, collate, concat, select, split
-from penjing.rl.rollout_source import RolloutSampler, RolloutSource, log_probs
+from penjing.rl.rollout_source import RolloutSampler, RolloutSource
 from penjing.rl.stage import PolicyStage
+from penjing.train.stages.reference import answer_log_probs
 
 CPU = torch.device("cpu")
 
@@ -140,7 +141,7 @@ def test_batches_hold_what_was_sampled():
     source = make_source(policy(), model=model)
     batch = next(source)
     assert batch.num_answers == 6
-    logp = log_probs(model, batch, 1.0)
+    logp = answer_log_probs(model, batch)
     torch.testing.assert_close(batch.values["behaviour"], logp, rtol=1e-4, atol=1e-5)
     assert float(batch.figures["advantage"].sum()) == pytest.approx(0, abs=1e-5)
     assert {
@@ -167,7 +168,7 @@ def test_what_the_model_was_given_is_read_and_not_learned():
     assert not batch.values["behaviour"][batch.weight_N == 0].any()
     said = batch.weight_N == 1
     torch.testing.assert_close(
-        batch.values["behaviour"][said], log_probs(model, batch, 1.0)[said], rtol=1e-4, atol=1e-5
+        batch.values["behaviour"][said], answer_log_probs(model, batch)[said], rtol=1e-4, atol=1e-5
     )
     assert float(batch.length_A().sum()) == float(said.sum())
     assert (one.turns_PA > 1).any()
@@ -212,7 +213,7 @@ def test_a_batch_of_turns_equals_its_answers_one_by_one():
     model = small_model()
     source = make_source(policy(rollout={**TURNS, "steps_per_rollout": 2}), model=model, micro=4)
     batch = next(source)
-    packed_logp = log_probs(model, batch, 1.0)
+    packed_logp = answer_log_probs(model, batch)
     one, first = source._round, 0
     for place in range(4):
         prompt = source.prompts[int(one.prompt_P[place])].ids
@@ -257,7 +258,7 @@ def test_the_weights_of_now_are_asked():
     with torch.no_grad():
         model.embed.weight.mul_(1.7)
     batch = next(source)
-    torch.testing.assert_close(batch.values["behaviour"], log_probs(model, batch, 1.0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(batch.values["behaviour"], answer_log_probs(model, batch), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,7 @@ def test_two_ranks_sample_and_learn_what_one_does(degenerate, rollout):
     frozen, scorer = small_model(), EvenTokens(spoiled=1)
 
     def reference(batch):
-        return log_probs(frozen, batch, 1.0)
+        return answer_log_probs(frozen, batch)
 
     def make(model, **changes):
         return make_source(settings, model=model, scorer=scorer, reference=reference, **changes)

@@ -43,7 +43,7 @@ def parts(monkeypatch, tmp_path):
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     train_tokenizer(texts, 300).save(tmp_path / "tokenizer")
 
-    def enough(run, stage, size, strategy, trained, parts, **more):
+    def enough(built, size, parts, **more):
         raise Enough(parts)
 
     monkeypatch.setattr(build, "plan", enough)

@@ -19,6 +19,7 @@ from penjing.parallel.single import Single
 from penjing.train import load_model as folder
 from penjing.train.config import Run
 from penjing.train.renamed_settings import RENAMED
+from penjing.train.resume import flat
 from penjing.train.run_dir import RunDir
 from penjing.train.stages import settings_classes
 from penjing.train.stages.next_token import NextTokenStage
@@ -180,10 +181,10 @@ def test_a_tokenizer_that_an_abandoned_attempt_left_is_not_taken_for_another_sta
 
 
 def test_an_old_setting_names_the_new_one():
-    known = {key for kind in settings_classes() for key, _ in config.settings(kind, "objective.")}
-    known |= {key for optimizer in (AdamW, Muon) for key, _ in config.settings(optimizer, "optimizer.")}
-    known |= {key for key, _ in config.settings(WarmupStableDecay, "schedule.")}
-    known |= {key for key, _ in config.settings(Run)}
+    trees = [{"objective": config.to_dict(kind())} for kind in settings_classes()]
+    trees += [{"optimizer": config.to_dict(kind())} for kind in (AdamW, Muon)]
+    trees += [{"schedule": config.to_dict(WarmupStableDecay())}, config.to_dict(Run())]
+    known = {key for tree in trees for key, _ in flat(tree)}
     groups = {key.partition(".")[0] for key in known}
     assert not RENAMED.keys() & known
     assert set(RENAMED.values()) <= known | groups

@@ -14,7 +14,7 @@ from user_errors import raises_user_error
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
-from penjing.checkpoint.save import write_tensors
+from penjing.checkpoint.tensors import write_tensors
 from penjing.commands.chat import chat
 from penjing.commands.evaluate import evaluate_text
 from penjing.commands.train import execute, resolve_run

@@ -167,7 +167,8 @@ def test_what_was_summed_before_a_checkpoint_goes_on_in_one_rank():
     for rank in (0, 1):
         strategy = Single(torch.device("cpu"))
         strategy.rank = rank
-        restored = TrainState.restore(saved, strategy)
+        restored = TrainState()
+        restored.restore(saved, strategy)
         assert (restored.step, restored.units) == (3, 6.0)
         shares.append(restored.sums["loss"].item())
     assert shares == [12.0, 0.0]

@@ -212,6 +212,6 @@ def test_a_store_that_went_with_rank_0_means_that_all_are_done(ranks, monkeypatc
         raise RuntimeError("connection closed by peer")
 
     monkeypatch.setattr(ranks.store, "check", gone)
-    with watched(SimpleNamespace(rank=1, world=2, any=bool)) as watch:
+    with watched(SimpleNamespace(rank=1, world=2, any=bool)) as edge:
         pass
-    assert watch._stop.is_set()
+    assert edge.__self__._stop.is_set()

@@ -54,8 +54,12 @@ class Settings:
             value = getattr(self, name)
             if not all(holds(value, limit) for holds, _, limit in bounds):
                 wanted = " and ".join(f"{sign} {limit}" for _, sign, limit in bounds if limit != math.inf)
-                where = f"{self.section}.{name}" if self.section else name
-                raise UserError("out of range", where=where, got=value, wanted=wanted)
+                raise self.error(name, "out of range", wanted=wanted)
+
+    def error(self, name: str, what: str, *, got: object = None, **more: Any) -> UserError:
+        """To be raised: what is wrong with a setting of this group. got: its value, unless another is given."""
+        where = f"{self.section}.{name}" if self.section else name
+        return UserError(what, where=where, got=operator.attrgetter(name)(self) if got is None else got, **more)
 
 
 @cache
@@ -354,16 +358,3 @@ def _toml_value(value: Any) -> str:
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped) + '"'
     return repr(value)
-
-
-def settings(kind: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Every (dotted key, default) of a configuration type, for help texts; choices list their first member."""
-    listed: list[tuple[str, Any]] = []
-    annotations = _annotations(kind)
-    for field in dataclasses.fields(kind):
-        members = _members(annotations[_key(field)])
-        if members:
-            listed += settings(members[0], f"{prefix}{_key(field)}.")
-        else:
-            listed.append((prefix + _key(field), field.default))
-    return listed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -42,27 +42,16 @@ class Background:
     """One piece of work at a time in a thread. `start` waits for the one before, and raises what that one raised."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        # A process that ends by itself waits for a save that is under way.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._under_way: Future[object] | None = None
 
     def start(self, work: Callable[[], object]) -> None:
         self.wait()
-
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:  # handed to the caller, whatever it is
-                self._error = error
-
-        # Not a daemon: a process that ends by itself waits for a save that is under way.
-        self._thread = threading.Thread(target=run, name="checkpoint")
-        self._thread.start()
+        self._under_way = self._pool.submit(work)
 
     def wait(self) -> None:
         """Until nothing is under way. Raises what the work raised, once."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        work, self._under_way = self._under_way, None
+        if work is not None:
+            work.result()

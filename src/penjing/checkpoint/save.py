@@ -14,9 +14,7 @@ from torch import Tensor
 
 from penjing.base.files import NewFile, check_free_space, disk_error, sync_folder
 from penjing.checkpoint.manifest import MANIFEST, OPTIMIZERS, STATE, WEIGHTS, folder_name, manifest_text, steps
-from penjing.checkpoint.tensors import write_file, write_tensors
-
-__all__ = ["flatten_optimizers", "save", "write_tensors"]
+from penjing.checkpoint.tensors import write_file
 
 _ROOM_FOR_TEXTS = 1 << 20
 

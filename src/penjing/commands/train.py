@@ -47,9 +47,8 @@ from penjing.track.console import ConsoleTracker
 from penjing.track.jsonl import read_lines
 from penjing.train.build import PreparedRun, prepare_run
 from penjing.train.build_context import RunHooks
-from penjing.train.build_peft_model import adapter_rate
 from penjing.train.config import Run
-from penjing.train.from_pretrained import begin_from, with_vocabulary
+from penjing.train.from_pretrained import adapter_rate, begin_from, with_vocabulary
 from penjing.train.load_model import set_threads
 from penjing.train.loop import train
 from penjing.train.run_dir import RunDir
@@ -114,7 +113,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     quiet = console if strategy.rank == 0 else Console(quiet=True)
     try:
         known = KnownQuestions(run, quiet)
-        with watched(strategy) as watch, locked(Path(run.out)) if strategy.rank == 0 else nullcontext():
+        with watched(strategy) as edge, locked(Path(run.out)) if strategy.rank == 0 else nullcontext():
             prepared = prepare_run(
                 run,
                 strategy,
@@ -128,7 +127,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
                 ),
                 allow_change,
             )
-            prepared = replace(prepared, context=replace(prepared.context, at_edge=watch.edge))
+            prepared = replace(prepared, context=replace(prepared.context, at_edge=edge))
             return _carry_out(run, prepared, known, quiet, began)
     except Exception as error:
         if not is_out_of_memory(error):

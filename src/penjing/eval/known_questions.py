@@ -22,7 +22,7 @@ from penjing.eval.changes import changes
 from penjing.train.build import PreparedRun
 from penjing.train.config import Run
 from penjing.train.from_pretrained import NONE
-from penjing.train.oom_recovery import empty_cache, retry_on_oom
+from penjing.train.oom_recovery import retry_on_oom
 
 AT_ONCE = 64  # prompts read and answered together
 BETWEEN_WAITS = AT_ONCE  # questions that rank 0 answers while the others wait
@@ -74,7 +74,6 @@ class KnownQuestions:
         tokenizer = prepared.stage.tokenizer
 
         def halve_batch(message: str) -> None:
-            empty_cache()
             if self._at_once == 1:
                 raise UserError(f"out of memory: {message}", where="eval.questions", next_step="Leave them out: none.")
             self._at_once //= 2

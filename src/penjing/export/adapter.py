@@ -10,7 +10,7 @@ from penjing.base.errors import UserError
 from penjing.convert.peft import CONFIG, PeftAdapter, attach_peft, read_peft, write_peft
 from penjing.export import hf
 from penjing.export.model_card import model_card
-from penjing.model.lora import DEFAULT, fingerprint, merge, names, remove_adapters, set_adapter
+from penjing.model.lora import DEFAULT, fingerprint, merge, names, set_adapter
 from penjing.model.transformer import Transformer
 from penjing.train.config import Run
 from penjing.train.load_model import LoadedModel, load_trained
@@ -52,7 +52,6 @@ def merge_adapter(path: Path, adapters: Sequence[str], out: Path) -> hf.Verified
             raise _no_adapter(path)
         raise UserError("one adapter can be merged at a time", where=path, got=", ".join(own))
     merge(trained.model, *(given or own))
-    remove_adapters(trained.model)
     return hf.export(trained.model, trained.tokenizer, out, card=model_card(trained, path))
 
 

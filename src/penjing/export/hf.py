@@ -10,7 +10,7 @@ import torch
 
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
-from penjing.checkpoint.save import write_tensors
+from penjing.checkpoint.tensors import write_tensors
 from penjing.convert.hf_config import hf_config
 from penjing.convert.names import to_hf
 from penjing.data.tokenizer.tokenizer import Tokenizer

@@ -220,14 +220,8 @@ class _Grouped(torch.autograd.Function):
         if gpu.supports(x_RD.device, x_RD.dtype):
             grad_both_RG, inner_RF, grad_weight_R = gpu.swiglu_backward(grad_inner_RF, both_RG, weight_R)
         else:
-            weight_R1 = weight_R[:, None].to(x_RD.dtype)
-            gate_RF, up_RF = both_RG.chunk(2, dim=-1)
-            silu_RF = functional.silu(gate_RF)
-            inner_RF = silu_RF * up_RF
-            grad_weight_R = (grad_inner_RF * inner_RF).sum(dim=-1, dtype=weight_Nk.dtype)
-            grad_inner_RF, inner_RF = grad_inner_RF * weight_R1, inner_RF * weight_R1
-            grad_gate_RF = torch.ops.aten.silu_backward(grad_inner_RF * up_RF, gate_RF)
-            grad_both_RG = torch.cat((grad_gate_RF, grad_inner_RF * silu_RF), dim=-1)
+            grad_weight_R = torch.empty_like(weight_R)
+            grad_both_RG, inner_RF = _weighted_swiglu_backward(grad_inner_RF, both_RG, weight_R, grad_weight_R)
         grads: tuple[Tensor | None, ...] = (None, None, None)
         if any(ctx.needs_input_grad[2:5]):
             grad_both_EGD = functional.grouped_mm(grad_both_RG.T, x_RD, offs=end_E)

@@ -190,13 +190,8 @@ def varlen_difference(heads: Heads, window: int, device: torch.device, dtype: to
     document_BT = (torch.rand(2, 256, generator=generator) < 0.02).long().cumsum(1)
     edges = [0] + [i + 1 for i in range(511) if i == 255 or document_BT.flatten()[i] != document_BT.flatten()[i + 1]]
     cu_seqlens_S = torch.tensor([*edges, 512, 512], dtype=torch.int32, device=device)
-    counts = (
-        heads.num_attention_heads,
-        heads.num_key_value_heads,
-        heads.num_key_value_heads,
-        heads.num_attention_heads,
-    )
-    made = [torch.randn(2, 256, count, heads.head_dim, generator=generator) for count in counts]
+    queries, keys, size, _ = heads
+    made = [torch.randn(2, 256, count, size, generator=generator) for count in (queries, keys, keys, queries)]
     *given, upstream = (x.to(device, dtype) for x in made)
 
     def run(kind: torch.dtype, kernel: bool) -> list[Tensor]:

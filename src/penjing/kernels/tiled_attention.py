@@ -256,11 +256,8 @@ def _backward(
     grad_q_NGQK, wide = arena.empty_like(q_NGQK), torch.promote_types(k_NGTK.dtype, torch.float32)
     grad_k_NGTK, grad_v_NGTK = (arena.empty(k_NGTK, k_NGTK.shape, wide).zero_() for _ in range(2))
     for group, kept in zip(groups, _group_probs(probs_P, q_NGQK, groups), strict=True):
-        q, upstream, k = (
-            _gather_queries(q_NGQK, group),
-            _gather_queries(grad_out_NGQK, group),
-            _gather_keys(k_NGTK, group),
-        )
+        q, upstream = _gather_queries(q_NGQK, group), _gather_queries(grad_out_NGQK, group)
+        k = _gather_keys(k_NGTK, group)
         probs = _probs(q, k, group) if kept is None else kept
         _scatter_add_keys(grad_v_NGTK, group, _bmm(probs.mT, upstream))
         grad_scores = _bmm(upstream, _gather_keys(v_NGTK, group).mT)

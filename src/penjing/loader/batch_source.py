@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,23 +89,47 @@ class DeviceSource(WrappedSource):
         return next(self.source).to(self.device)
 
 
-class PackedSource(Source):
-    """Rows in their global order, `micro_size` at a time; of each group of `world` batches this rank takes its own."""
+class OrderedSource(Source):
+    """Batches of `batch_size` units that follow each other in an endless global order. Of each `world` batches this
+    rank takes its own."""
 
-    def __init__(self, rows: Rows, *, micro_size: int, rank: int = 0, world: int = 1) -> None:
-        self.rows, self.batch_size, self.rank, self.world = rows, micro_size, rank, world
-        self._next_row = 0
+    def __init__(
+        self, make: Callable[[range], Any], place_name: str, batch_size: int, rank: int = 0, world: int = 1
+    ) -> None:
+        """make: the batch of the units at these places of the order. place_name: of the next place, in a state."""
+        self.make, self.place_name, self.batch_size = make, place_name, batch_size
+        self.rank, self.world = rank, world
+        self._next = 0
 
-    def __next__(self) -> Batch:
-        first = self._next_row + self.rank * self.batch_size
-        self._next_row += self.world * self.batch_size
-        return collate([self.rows.row(index) for index in range(first, first + self.batch_size)])
+    def __next__(self) -> Any:
+        first = self._next + self.rank * self.batch_size
+        self._next += self.world * self.batch_size
+        return self.make(range(first, first + self.batch_size))
 
     def state(self) -> dict[str, Any]:
-        return {"next_row": self._next_row}
+        return {self.place_name: self._next}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._next_row = int(state["next_row"])
+        self._next = int(state[self.place_name])
+
+
+class PackedSource(OrderedSource):
+    """Packed rows in their global order, `micro_size` at a time. make: batches of more than the rows themselves."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        micro_size: int,
+        rank: int = 0,
+        world: int = 1,
+        make: Callable[[range], Batch] | None = None,
+    ) -> None:
+        self.rows = rows
+        super().__init__(make or self._rows, "next_row", micro_size, rank, world)
+
+    def _rows(self, indices: range) -> Batch:
+        return collate([self.rows.row(index) for index in indices])
 
     def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         """The rows between two states, by number, and the documents of the shards that stand in each."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from penjing.base.seeds import derive
-from penjing.loader.batch_source import Source
+from penjing.loader.batch_source import OrderedSource
 from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 
 # Rows of a batch are as long as its longest group up to a power of two: attention's work grows with the row, and
@@ -16,15 +15,30 @@ from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 SMALLEST_ROW = 128
 
 
-class GroupSource(Source):
-    """Each epoch's groups in an order drawn from its seed, `micro_units` at a time; ranks take turns.
+class EpochOrder:
+    """Which of `count` things stands at each place of an endless order: each epoch is a permutation of its own, which
+    follows from the seed and the epoch's number."""
 
-    make: the group of an index, 0..num_groups - 1. The place is a position in the order over all ranks and epochs.
+    def __init__(self, count: int, seed: int, *parts: object) -> None:
+        self.count, self.seed, self.parts, self._epoch = count, seed, parts, -1
+
+    def __getitem__(self, place: int) -> int:
+        epoch, index = divmod(place, self.count)
+        if epoch != self._epoch:
+            generator = np.random.Generator(np.random.PCG64(derive(self.seed, *self.parts, epoch)))
+            self._order, self._epoch = generator.permutation(self.count), epoch
+        return int(self._order[index])
+
+
+class GroupSource(OrderedSource):
+    """Each epoch's groups in an order drawn from its seed, `micro_units` at a time.
+
+    group: that of an index, 0..num_groups - 1.
     """
 
     def __init__(
         self,
-        make: Callable[[int], Group],
+        group: Callable[[int], Group],
         num_groups: int,
         *,
         micro_units: int,
@@ -32,29 +46,11 @@ class GroupSource(Source):
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        self.make, self.num_groups, self.micro_units = make, num_groups, micro_units
-        self.seed, self.rank, self.world = seed, rank, world
-        self._next_group = 0
-        self._epoch = -1
+        super().__init__(self._groups, "next_group", micro_units, rank, world)
+        self.group, self.order = group, EpochOrder(num_groups, seed)
 
-    def __next__(self) -> AnswerBatch:
-        first = self._next_group + self.rank * self.micro_units
-        self._next_group += self.world * self.micro_units
-        return pack_tight([self.make(self._index(place)) for place in range(first, first + self.micro_units)])
-
-    def _index(self, place: int) -> int:
-        epoch, within = divmod(place, self.num_groups)
-        if epoch != self._epoch:
-            generator = np.random.Generator(np.random.PCG64(derive(self.seed, epoch)))
-            self._order = generator.permutation(self.num_groups)
-            self._epoch = epoch
-        return int(self._order[within])
-
-    def state(self) -> dict[str, Any]:
-        return {"next_group": self._next_group}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._next_group = int(state["next_group"])
+    def _groups(self, places: range) -> AnswerBatch:
+        return pack_tight([self.group(self.order[place]) for place in places])
 
 
 def pack_tight(groups: list[Group]) -> AnswerBatch:

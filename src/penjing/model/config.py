@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from penjing.base.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Settings
 from penjing.base.errors import UserError, suggest
 
-DENSE = ("qwen3", "qwen2", "llama")
 MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe")
 
 
@@ -61,140 +60,89 @@ class ModelConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise UserError(
-                "query heads must be a whole multiple of key/value heads",
-                where="model.num_attention_heads",
-                got=f"{self.num_attention_heads} over {self.num_key_value_heads}",
-            )
-        if self.architecture == "llama" and self.hidden_size % self.num_attention_heads:
-            raise UserError(
-                "the stock llama class wants a width that its heads divide",
-                where="model.hidden_size",
-                got=self.hidden_size,
-                wanted=f"a multiple of model.num_attention_heads = {self.num_attention_heads}",
-            )
+        heads = self.num_attention_heads
+        if heads % self.num_key_value_heads:
+            what = "query heads must be a whole multiple of key/value heads"
+            raise self.error("num_attention_heads", what, got=f"{heads} over {self.num_key_value_heads}")
+        if self.architecture == "llama" and self.hidden_size % heads:
+            what = "the stock llama class wants a width that its heads divide"
+            raise self.error("hidden_size", what, wanted=f"a multiple of model.num_attention_heads = {heads}")
         if self.head_dim % 2:
-            raise UserError("rotary positions need an even width", where="model.head_dim", got=self.head_dim)
+            raise self.error("head_dim", "rotary positions need an even width")
         self._check_positions()
         self._check_mixture()
 
     def _check_positions(self) -> None:
         if not 0 < self.partial_rotary_factor <= 1 or self.rotary_size % 2:
-            raise UserError(
-                "must leave an even number of turned dimensions",
-                where="model.partial_rotary_factor",
-                got=f"{self.partial_rotary_factor} of {self.head_dim}",
-            )
+            got = f"{self.partial_rotary_factor} of {self.head_dim}"
+            raise self.error("partial_rotary_factor", "must leave an even number of turned dimensions", got=got)
         if self.rope_scaling == "none" and self.rope_factor != 1:
-            raise UserError(
-                "has no effect without a way of scaling",
-                where="model.rope_factor",
-                got=self.rope_factor,
-                next_step="Set model.rope_scaling=yarn (or linear, llama3).",
-            )
+            next_step = "Set model.rope_scaling=yarn (or linear, llama3)."
+            raise self.error("rope_factor", "has no effect without a way of scaling", next_step=next_step)
         if self.rope_scaling in ("yarn", "llama3") and self.rope_original_max_position_embeddings < 1:
-            raise UserError(
+            raise self.error(
+                "rope_original_max_position_embeddings",
                 "the length before scaling is needed",
-                where="model.rope_original_max_position_embeddings",
-                got=self.rope_original_max_position_embeddings,
                 wanted="the max_position_embeddings of the model before scaling",
             )
         if self.sliding_window_layers and not self.sliding_window:
-            raise UserError("has no effect without model.sliding_window", where="model.sliding_window_layers")
+            raise self.error("sliding_window_layers", "has no effect without model.sliding_window")
         if self.rope_scaling == "llama3" and self.rope_high_freq_factor <= self.rope_low_freq_factor:
-            raise UserError(
-                "leaves nothing between the borders",
-                where="model.rope_high_freq_factor",
-                got=self.rope_high_freq_factor,
-                wanted=f"more than model.rope_low_freq_factor = {self.rope_low_freq_factor}",
-            )
+            wanted = f"more than model.rope_low_freq_factor = {self.rope_low_freq_factor}"
+            raise self.error("rope_high_freq_factor", "leaves nothing between the borders", wanted=wanted)
         if self.sliding_window and self.architecture in ("llama", "glm4_moe"):
-            raise UserError(
-                f"the stock {self.architecture} class has no sliding window",
-                where="model.sliding_window",
-                got=self.sliding_window,
-                next_step="Use model.architecture=qwen3, qwen3_moe, qwen2, qwen2_moe or mixtral.",
-            )
+            next_step = "Use model.architecture=qwen3, qwen3_moe, qwen2, qwen2_moe or mixtral."
+            raise self._no_such("sliding_window", "sliding window", next_step=next_step)
         self._check_layers("sliding_window_layers")
 
     def _check_layers(self, name: str) -> None:
         for layer in getattr(self, name):
             if not 0 <= layer < self.num_hidden_layers:
-                raise UserError(
-                    "no such layer", where=f"model.{name}", got=layer, wanted=f"0..{self.num_hidden_layers - 1}"
-                )
+                raise self.error(name, "no such layer", got=layer, wanted=f"0..{self.num_hidden_layers - 1}")
+
+    def _no_such(self, name: str, thing: str, **more: Any) -> UserError:
+        return self.error(name, f"the stock {self.architecture} class has no {thing}", **more)
 
     def _check_mixture(self) -> None:
+        sizes = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
         if not self.is_mixture:
-            for name in (
-                "num_experts",
-                "num_experts_per_tok",
-                "moe_intermediate_size",
-                "shared_expert_intermediate_size",
-                "mlp_only_layers",
-            ):
+            for name in (*sizes, "shared_expert_intermediate_size", "mlp_only_layers"):
                 if getattr(self, name):
-                    raise UserError(
-                        f"{self.architecture} is a dense architecture",
-                        where=f"model.{name}",
-                        got=getattr(self, name),
-                        next_step="Set model.architecture=qwen3_moe, or glm4_moe for shared experts.",
-                    )
+                    next_step = "Set model.architecture=qwen3_moe, or glm4_moe for shared experts."
+                    raise self.error(name, f"{self.architecture} is a dense architecture", next_step=next_step)
             return
-        for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+        for name in sizes:
             if getattr(self, name) < 1:
-                raise UserError(
-                    f"{self.architecture} is a mixture of experts",
-                    where=f"model.{name}",
-                    got=getattr(self, name),
-                    wanted="at least 1",
-                )
+                raise self.error(name, f"{self.architecture} is a mixture of experts", wanted="at least 1")
         if self.num_experts_per_tok > self.num_experts:
-            raise UserError(
-                "more than there are",
-                where="model.num_experts_per_tok",
-                got=self.num_experts_per_tok,
-                wanted=f"at most model.num_experts = {self.num_experts}",
-            )
-        if self.shared_expert_intermediate_size and self.architecture in ("qwen3_moe", "mixtral"):
-            raise UserError(
-                f"the stock {self.architecture} class has no shared expert",
-                where="model.shared_expert_intermediate_size",
-                got=self.shared_expert_intermediate_size,
-                next_step="Set model.architecture=glm4_moe.",
-            )
-        if self.architecture == "qwen2_moe" and self.shared_expert_intermediate_size < 1:
-            raise UserError(
-                "qwen2_moe has one", where="model.shared_expert_intermediate_size", got=0, wanted="at least 1"
-            )
-        if self.architecture == "glm4_moe" and self.shared_expert_intermediate_size % self.moe_intermediate_size:
-            raise UserError(
-                "shared experts are as wide as routed ones",
-                where="model.shared_expert_intermediate_size",
-                got=self.shared_expert_intermediate_size,
-                wanted=f"a multiple of model.moe_intermediate_size = {self.moe_intermediate_size}",
-            )
-        if self.routed_scaling_factor != 1 and self.architecture != "glm4_moe":
-            raise UserError(
-                f"the stock {self.architecture} class has no such factor",
-                where="model.routed_scaling_factor",
-                got=self.routed_scaling_factor,
-                wanted=1,
-            )
-        if not self.norm_topk_prob and self.architecture == "mixtral":
-            raise UserError("mixtral always renormalises", where="model.norm_topk_prob", got="false", wanted="true")
+            wanted = f"at most model.num_experts = {self.num_experts}"
+            raise self.error("num_experts_per_tok", "more than there are", wanted=wanted)
         self._check_layers("mlp_only_layers")
-        leading = tuple(range(len(self.mlp_only_layers)))
-        if self.architecture == "mixtral" and self.mlp_only_layers:
-            raise UserError("mixtral has none", where="model.mlp_only_layers", got=self.mlp_only_layers)
-        if self.architecture == "glm4_moe" and self.mlp_only_layers != leading:
-            raise UserError(
-                "in glm4_moe the dense layers are the first ones",
-                where="model.mlp_only_layers",
-                got=self.mlp_only_layers,
-                wanted=leading,
-            )
+        self._check_stock_class()
+
+    def _check_stock_class(self) -> None:
+        """Raise UserError for what the `transformers` class of a mixture cannot be told."""
+        shared, own = self.shared_expert_intermediate_size, self.moe_intermediate_size
+        if shared and self.architecture in ("qwen3_moe", "mixtral"):
+            next_step = "Set model.architecture=glm4_moe."
+            raise self._no_such("shared_expert_intermediate_size", "shared expert", next_step=next_step)
+        if not shared and self.architecture == "qwen2_moe":
+            raise self.error("shared_expert_intermediate_size", "qwen2_moe has one", wanted="at least 1")
+        if self.routed_scaling_factor != 1 and self.architecture != "glm4_moe":
+            raise self._no_such("routed_scaling_factor", "such factor", wanted=1)
+        if self.architecture == "mixtral":
+            if not self.norm_topk_prob:
+                raise self.error("norm_topk_prob", "mixtral always renormalises", got="false", wanted="true")
+            if self.mlp_only_layers:
+                raise self.error("mlp_only_layers", "mixtral has none")
+        if self.architecture == "glm4_moe":
+            if shared % own:
+                wanted = f"a multiple of model.moe_intermediate_size = {own}"
+                what = "shared experts are as wide as routed ones"
+                raise self.error("shared_expert_intermediate_size", what, wanted=wanted)
+            leading = tuple(range(len(self.mlp_only_layers)))
+            if self.mlp_only_layers != leading:
+                raise self.error("mlp_only_layers", "in glm4_moe the dense layers are the first ones", wanted=leading)
 
     @property
     def is_mixture(self) -> bool:

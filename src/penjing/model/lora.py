@@ -59,16 +59,10 @@ class Lora(Settings):
         if not self.rank:
             for field in fields(self):
                 if getattr(self, field.name) != field.default:
-                    raise UserError(
-                        "has no effect without adapters",
-                        where=f"lora.{field.name}",
-                        got=getattr(self, field.name),
-                        next_step="Set lora.rank=16 too.",
-                    )
+                    next_step = "Set lora.rank=16 too."
+                    raise self.error(field.name, "has no effect without adapters", next_step=next_step)
         elif not self.target_modules:
-            raise UserError(
-                "no layer to adapt", where="lora.target_modules", wanted="patterns such as attention.*_proj"
-            )
+            raise self.error("target_modules", "no layer to adapt", wanted="patterns such as attention.*_proj")
 
     @property
     def scale(self) -> float:
@@ -90,7 +84,6 @@ class Adapter(nn.Module):
     """A and B (and DoRA's magnitude) of one layer, in float32; begins as no change, as B is zero."""
 
     magnitude: nn.Parameter | None
-    merged_gain_O: Tensor | None = None  # DoRA's row factors while the adapter is merged, to take it out again
 
     def __init__(self, base: Linear, size: AdapterSize, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -183,15 +176,10 @@ class AdaptedLinear(Linear):
 
     def __init__(self, base: Linear) -> None:
         nn.Module.__init__(self)  # not Linear's: the weights are the given layer's own
-        self.in_features, self.out_features = base.in_features, base.out_features
-        self.weight = base.weight
-        self.register_parameter("bias", base.bias)
-        self.compute_dtype, self.float8 = base.compute_dtype, base.float8
-        self.training = base.training
+        _share(base, self)
         self.adapters = nn.ModuleDict()
         self.active: str | None = None
         self.by_row: AdapterMap | None = None  # one for each row of the batch; None: `active` for all
-        self.merged: str | None = None
 
     def adapter(self, name: str) -> Adapter:
         adapter = self.adapters[name]
@@ -202,11 +190,7 @@ class AdaptedLinear(Linear):
         """The layer without adapters, sharing its weights."""
         layer = Linear.__new__(Linear)
         nn.Module.__init__(layer)
-        layer.in_features, layer.out_features = self.in_features, self.out_features
-        layer.weight = self.weight
-        layer.register_parameter("bias", self.bias)
-        layer.compute_dtype, layer.float8 = self.compute_dtype, self.float8
-        layer.training = self.training
+        _share(self, layer)
         return layer
 
     def forward(self, x: Tensor) -> Tensor:
@@ -275,6 +259,14 @@ class AdaptedLinear(Linear):
         return out if bias_O is None else out + bias_O
 
 
+def _share(layer: Linear, other: Linear) -> None:
+    """Make `other`, which is empty, the same layer with the same weights."""
+    other.in_features, other.out_features = layer.in_features, layer.out_features
+    other.weight = layer.weight
+    other.register_parameter("bias", layer.bias)
+    other.compute_dtype, other.float8, other.training = layer.compute_dtype, layer.float8, layer.training
+
+
 # --- surgery ---------------------------------------------------------------------------------------------------------
 
 
@@ -324,7 +316,6 @@ def attach(model: nn.Module, name: str, sizes: Mapping[str, AdapterSize], *, see
             base = AdaptedLinear(base)
             above, _, last = where.rpartition(".")
             setattr(model.get_submodule(above), last, base)
-        assert base.merged is None, "take the merged adapter out first"
         base.adapters[name] = Adapter(base, sizes[where], generator).train(base.training)
 
 
@@ -374,7 +365,6 @@ def set_adapter(model: nn.Module, chosen: str | Sequence[str | None] | None) -> 
         if name in rows
     }
     for layer in layers:
-        assert layer.merged is None, "take the merged adapter out first"
         layer.active = chosen if isinstance(chosen, str) and chosen in layer.adapters else None
         mine = {name: rows_N for name, rows_N in places.items() if name in layer.adapters}
         layer.by_row = AdapterMap(len(rows), mine) if rows else None
@@ -394,10 +384,10 @@ def adapter_scope(model: nn.Module, chosen: str | Sequence[str | None] | None) -
 
 @torch.no_grad()
 def merge(model: nn.Module, name: str) -> None:
-    """Work an adapter into the weights, summed in float64 and rounded once to float32; `unmerge` takes it out again.
+    """Work an adapter into the weights, summed in float64 and rounded once to float32, and take all adapters off.
 
-    The model then computes as with the adapter in use, at the base's speed. The weights must be float32: rounded
-    ones (see `cast_frozen_base`) would lose what the adapter learned.
+    The model then computes as with this one in use, at the base's speed. The weights must be float32: rounded ones
+    (see `cast_frozen_base`) would lose what the adapter learned.
     """
     set_adapter(model, name)
     for layer in adapted(model).values():
@@ -406,32 +396,13 @@ def merge(model: nn.Module, name: str) -> None:
             assert weight_OI.dtype == torch.float32, "merging needs the float32 weights"
             whole_OI = weight_OI.double() + adapter.size.scale * (adapter.B.double() @ adapter.A.double())
             if adapter.magnitude is not None:
-                gain_O = adapter.magnitude.double() / whole_OI.norm(dim=1)
-                adapter.merged_gain_O = gain_O
-                whole_OI *= gain_O[:, None]
+                whole_OI *= (adapter.magnitude.double() / whole_OI.norm(dim=1))[:, None]
             weight_OI.copy_(whole_OI)
-            layer.merged = name
-        layer.active = None
-
-
-@torch.no_grad()
-def unmerge(model: nn.Module, name: str) -> None:
-    """Take a merged adapter out of the weights, to within float32 rounding, and use it beside them as before."""
-    for layer in adapted(model).values():
-        if name not in layer.adapters:
-            continue
-        assert layer.merged == name, "not merged"
-        adapter, whole_OI = layer.adapter(name), layer.weight.double()
-        if adapter.merged_gain_O is not None:
-            whole_OI /= adapter.merged_gain_O[:, None]
-            adapter.merged_gain_O = None
-        layer.weight.copy_(whole_OI - adapter.size.scale * (adapter.B.double() @ adapter.A.double()))
-        layer.merged = None
-    set_adapter(model, name)
+    remove_adapters(model)
 
 
 def remove_adapters(model: nn.Module) -> None:
-    """Take every adapter off; what is merged stays in the weights, and all of them may learn again."""
+    """Take every adapter off; all weights may learn again."""
     for where, layer in adapted(model).items():
         above, _, last = where.rpartition(".")
         setattr(model.get_submodule(above), last, layer.plain())

@@ -7,36 +7,37 @@ import math
 from penjing.base.errors import UserError
 
 _LLAMA: dict[str, object] = {"architecture": "llama"}
+# One wide head a layer instead of four narrow ones: as wide as the model, it can match any token with itself, and
+# copying from context forms far sooner (docs/log.md).
+_TINY: dict[str, object] = {
+    "vocab_size": 2048,
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
+    "max_position_embeddings": 1024,
+    "rope_theta": 1e4,
+    "rms_norm_eps": 1e-6,
+}
+_MINIMIND_3: dict[str, object] = {
+    "hidden_size": 768,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 96,
+    "intermediate_size": 2432,
+    "rms_norm_eps": 1e-6,
+}
 
 # Each entry lists what differs from ModelConfig's defaults.
 PRESETS: dict[str, dict[str, object]] = {
-    # The quickstart's, for two CPU cores. One wide head a layer instead of four narrow ones: as wide as the model, it
-    # can match any token with itself, and copying from context forms far sooner (docs/log.md).
-    "tiny": {
-        "vocab_size": 2048,
-        "hidden_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "head_dim": 128,
-        "intermediate_size": 352,
-        "max_position_embeddings": 1024,
-        "rope_theta": 1e4,
-        "rms_norm_eps": 1e-6,
-    },
+    # The quickstart's, for two CPU cores.
+    "tiny": {**_TINY, "intermediate_size": 352},
     # The same as a mixture: every token goes through as much as in `tiny`, a third of it the shared expert.
     "tiny-moe": {
+        **_TINY,
         "architecture": "glm4_moe",
-        "vocab_size": 2048,
-        "hidden_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "head_dim": 128,
         "intermediate_size": 384,
-        "max_position_embeddings": 1024,
-        "rope_theta": 1e4,
-        "rms_norm_eps": 1e-6,
         "num_experts": 8,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 128,
@@ -53,16 +54,9 @@ PRESETS: dict[str, dict[str, object]] = {
         "rope_theta": 1e4,
     },
     # MiniMind 2 small: 25.83 M, Llama layout.
-    "26m": {**_LLAMA},
+    "26m": _LLAMA,
     # MiniMind 3: 63.91 M, Qwen3 layout.
-    "64m": {
-        "hidden_size": 768,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 96,
-        "intermediate_size": 2432,
-        "rms_norm_eps": 1e-6,
-    },
+    "64m": _MINIMIND_3,
     # MiniMind 2: 104.03 M, Llama layout.
     "104m": {
         **_LLAMA,
@@ -90,13 +84,8 @@ PRESETS: dict[str, dict[str, object]] = {
     },
     # MiniMind 3 MoE: 198.42 M, of which a token uses 63.94 M: four routed experts, one a token, none shared.
     "198m-moe": {
+        **_MINIMIND_3,
         "architecture": "qwen3_moe",
-        "hidden_size": 768,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 96,
-        "intermediate_size": 2432,
-        "rms_norm_eps": 1e-6,
         "num_experts": 4,
         "num_experts_per_tok": 1,
         "moe_intermediate_size": 2432,

@@ -36,11 +36,8 @@ def _llama3(config: ModelConfig, plain: Tensor) -> Tensor:
 
     In the order of operations of `transformers`: at position 100,000 the last bit of a frequency is seen in the logits.
     """
-    length, low, high = (
-        config.rope_original_max_position_embeddings,
-        config.rope_low_freq_factor,
-        config.rope_high_freq_factor,
-    )
+    low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+    length = config.rope_original_max_position_embeddings
     wave = 2 * math.pi / plain
     share = (length / wave - low) / (high - low)
     between = (1 - share) * plain / config.rope_factor + share * plain
@@ -53,11 +50,8 @@ def _yarn_unscaled_fraction(config: ModelConfig, size: int, device: torch.device
 
     def dimension(rotations: float) -> float:
         """Where a pair rotates so many times within the original length."""
-        return (
-            size
-            * math.log(config.rope_original_max_position_embeddings / (rotations * 2 * math.pi))
-            / (2 * math.log(config.rope_theta))
-        )
+        length = config.rope_original_max_position_embeddings
+        return size * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(config.rope_theta))
 
     low = max(math.floor(dimension(config.rope_beta_fast)), 0)
     high = min(math.ceil(dimension(config.rope_beta_slow)), size - 1)

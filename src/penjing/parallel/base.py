@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from penjing.base.errors import UserError
 from penjing.parallel.grad_scaler import LossScaler
 
 
-class Strategy(Protocol):
+class Strategy(ABC):
     """Runs a model on its devices. `rank` of `world` processes; `device` is this one's.
 
     One that is given a `scaler` (parallel/grad_scaler.py) scales the loss and unscales the gradients.
@@ -23,36 +24,39 @@ class Strategy(Protocol):
     rank: int
     world: int
     device: torch.device
-    scaler: LossScaler | None  # where matmuls are in float16
+    scaler: LossScaler | None = None  # where matmuls are in float16
+    _model: nn.Module  # as it was wrapped
 
+    @abstractmethod
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         """The model as a callable whose gradients are summed over all ranks."""
-        ...
 
+    @abstractmethod
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
         """Around one forward and backward; gradients travel between ranks in the last one only."""
-        ...
 
     def backward(self, total: Tensor) -> None:
         """Add the gradient of `total`, summed over ranks, to the parameters."""
-        ...
+        scaled = total if self.scaler is None else self.scaler.scaled(total)
+        scaled.backward()  # type: ignore[no-untyped-call]
 
     def clip(self, largest_norm: float) -> Tensor:
         """Scale all gradients so that their joint norm is at most `largest_norm` (0: leave them); returns the norm."""
-        ...
+        return clip_gradients(self._model, largest_norm, self.scaler)
 
+    @abstractmethod
     def add(self, value: Tensor) -> Tensor:
         """`value` summed over ranks, wherever it lies."""
-        ...
 
+    @abstractmethod
     def any(self, flag: bool) -> bool:
         """Whether any rank's flag is set; every rank gets the same answer."""
-        ...
 
+    @abstractmethod
     def broadcast(self, value: Any) -> Any:
         """Rank 0's `value`, on every rank. Before `wrap` the others wait as long as it takes, here and in `any`."""
-        ...
 
+    @abstractmethod
     def close(self) -> None: ...
 
 

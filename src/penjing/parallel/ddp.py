@@ -13,8 +13,7 @@ import torch.distributed as distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from penjing.parallel.base import clip_gradients
-from penjing.parallel.grad_scaler import LossScaler
+from penjing.parallel.base import Strategy
 
 # A rank that waits longer than this for the others ends with an error instead of hanging (torch's own is 10-30 min).
 TIMEOUT = timedelta(minutes=5)
@@ -22,10 +21,10 @@ TIMEOUT = timedelta(minutes=5)
 PATIENCE = timedelta(days=30)
 
 
-class DataParallel:
+class DataParallel(Strategy):
     """DDP. Its all-reduce takes the mean over ranks; `backward` multiplies by the world size to make it the sum."""
 
-    scaler: LossScaler | None = None  # where matmuls are in float16
+    _model: DistributedDataParallel
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -50,12 +49,7 @@ class DataParallel:
         return nullcontext() if last else self._model.no_sync()
 
     def backward(self, total: Tensor) -> None:
-        total = total * self.world
-        scaled = total if self.scaler is None else self.scaler.scaled(total)
-        scaled.backward()  # type: ignore[no-untyped-call]
-
-    def clip(self, largest_norm: float) -> Tensor:
-        return clip_gradients(self._model, largest_norm, self.scaler)
+        super().backward(total * self.world)
 
     def add(self, value: Tensor) -> Tensor:
         value = value.clone()

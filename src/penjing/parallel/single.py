@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penjing.parallel.base import clip_gradients
-from penjing.parallel.grad_scaler import LossScaler
+from penjing.parallel.base import Strategy
 
 
-class Single:
+class Single(Strategy):
     """The strategy without neighbours: every operation is the plain one."""
 
     rank, world = 0, 1
-
-    scaler: LossScaler | None = None  # where matmuls are in float16
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -31,13 +28,6 @@ class Single:
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
-
-    def backward(self, total: Tensor) -> None:
-        scaled = total if self.scaler is None else self.scaler.scaled(total)
-        scaled.backward()  # type: ignore[no-untyped-call]
-
-    def clip(self, largest_norm: float) -> Tensor:
-        return clip_gradients(self._model, largest_norm, self.scaler)
 
     def add(self, value: Tensor) -> Tensor:
         return value

@@ -8,29 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
-from penjing.base.seeds import derive
 from penjing.data.chat.render import render
-from penjing.data.formats import BadRecords, Message, list_files, read_prompts
+from penjing.data.formats import BadRecords, list_files, read_prompts
 from penjing.data.tokenize_dataset import held_out_below, is_held_out, split_key
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.loader.group_sampler import EpochOrder
+from penjing.rl.rewards.base import RewardContext
 
 TRUTH_FIELDS = ("gt", "answer", "truth")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """One conversation that waits for an answer. record: everything its line holds."""
+class Prompt(RewardContext):
+    """One conversation that waits for an answer."""
 
     ids: tuple[int, ...]
-    messages: tuple[Message, ...]
-    truths: tuple[str, ...]
     kind: str
-    record: Mapping[str, Any]
-    where: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,15 +110,8 @@ def _truths(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
     return tuple(map(str, listed))
 
 
-class EpochPermutation:
-    """Which prompt stands at each place of the endless stream of epochs; each epoch is a permutation of its own."""
+class EpochPermutation(EpochOrder):
+    """Which prompt stands at each place of the endless stream of epochs."""
 
     def __init__(self, num_prompts: int, seed: int) -> None:
-        self.num_prompts, self.seed, self._epoch = num_prompts, seed, -1
-
-    def __getitem__(self, place: int) -> int:
-        epoch, index = divmod(place, self.num_prompts)
-        if epoch != self._epoch:
-            generator = np.random.Generator(np.random.PCG64(derive(self.seed, "prompts", epoch)))
-            self._order, self._epoch = generator.permutation(self.num_prompts), epoch
-        return int(self._order[index])
+        super().__init__(num_prompts, seed, "prompts")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +29,10 @@ class RewardMix:
     def check(self, prompts: Sequence[RewardContext]) -> None:
         """Raises UserError, before any is answered, if there are prompts whose answers a reward could not judge."""
         for reward in self.rewards:
-            check: Callable[[RewardContext], None] | None = getattr(reward, "check", None)
-            if check is None:
-                continue
             broken: list[UserError] = []
             for prompt in prompts:
                 try:
-                    check(prompt)
+                    reward.check(prompt)
                 except UserError as error:
                     broken.append(error)
             if broken:

@@ -31,7 +31,6 @@ from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, Policy
-from penjing.objective.run_model import run_model
 from penjing.objective.value import advantages as token_advantages
 from penjing.objective.value import whitened
 from penjing.parallel.base import Strategy
@@ -40,10 +39,9 @@ from penjing.rl.prompts import EpochPermutation, Prompt
 from penjing.rl.reward_mix import RewardMix
 from penjing.rl.rewards.base import RewardInput
 from penjing.rl.rollout_buffer import RolloutBuffer, collate, concat, select, split
-from penjing.train.oom_recovery import empty_cache, retry_on_oom
+from penjing.train.oom_recovery import retry_on_oom
+from penjing.train.stages.reference import LogProbs, answer_log_probs
 
-LogProbs = Callable[[AnswerBatch], Tensor]
-"""logp_N of a batch, under some model."""
 SCORED_ROWS = 8  # rows of one pass of a reference
 # What each rank fills in for its own prompts; the rest follows from it.
 SHARED = (
@@ -116,7 +114,6 @@ class RolloutSampler:
 
     def _halve_slots(self, num_answers: int, message: str) -> None:
         """Each answer draws from its own seed, so fewer at once are the same answers."""
-        empty_cache()
         self.slots = min(self.slots, num_answers) // 2
         if not self.slots:
             raise UserError(
@@ -127,7 +124,6 @@ class RolloutSampler:
             )
 
     def _halve_scored_rows(self, message: str) -> None:
-        empty_cache()
         if self.scored_rows == 1:
             raise UserError(
                 f"out of memory while scoring one row of answers: {message}",
@@ -171,35 +167,30 @@ class RolloutSampler:
         written = self.answer(own_prompts, [seeds[place] for place in mine], self.style)
         seconds = time.perf_counter() - began
         one = self._empty(indices)
-        for place, answers in zip(mine, written, strict=True):
+        inputs: list[RewardInput] = []
+        for place, prompt, answers in zip(mine, own_prompts, written, strict=True):
             for number, each in enumerate(answers):
-                length = len(each.ids)
-                one.id_PAM[place, number, :length] = each.ids
-                one.length_PA[place, number] = length
-                one.behaviour_PAM[place, number, :length] = each.logp
-                one.sampled_PAM[place, number, :length] = 1 if each.said is None else each.said
-                one.cut_off_PA[place, number] = each.ended == "length"
-        inputs = [
-            self.reward_input(prompt, each)
-            for prompt, answers in zip(own_prompts, written, strict=True)
-            for each in answers
-        ]
-        for number, answer in enumerate(inputs):
-            at = mine[number // how.num_generations], number % how.num_generations
-            results = [result for turn in answer.turns for result in turn.results]
-            one.turns_PA[at] = max(1, len(answer.turns))
-            one.calls_PA[at] = sum(len(turn.said.calls) for turn in answer.turns)
-            one.failed_PA[at] = one.calls_PA[at] - sum(result.worked for result in results)
+                at, length = (place, number), len(each.ids)
+                one.id_PAM[at][:length] = each.ids
+                one.length_PA[at] = length
+                one.behaviour_PAM[at][:length] = each.logp
+                one.sampled_PAM[at][:length] = 1 if each.said is None else each.said
+                one.cut_off_PA[at] = each.ended == "length"
+                answer = self.reward_input(prompt, each)
+                inputs.append(answer)
+                results = [result for turn in answer.turns for result in turn.results]
+                one.turns_PA[at] = max(1, len(answer.turns))
+                one.calls_PA[at] = sum(len(turn.said.calls) for turn in answer.turns)
+                one.failed_PA[at] = one.calls_PA[at] - sum(result.worked for result in results)
         scores = self.scorer(inputs).reshape(len(self.scorer.names), len(own_prompts), how.num_generations)
         one.score_RPA[:, list(mine)] = scores
         values: dict[str, LogProbs] = {}
         if self.reference is not None:
             values["reference"] = self.reference
         if how.old_logprobs == "recomputed":
-            values["behaviour"] = lambda batch: log_probs(self.model, batch, how.temperature)
-        head = self.values
-        if head is not None:
-            values["value"] = lambda batch: state_values(head, batch)
+            values["behaviour"] = partial(answer_log_probs, self.model, temperature=how.temperature)
+        if self.values is not None:
+            values["value"] = partial(state_values, self.values)
         for name, scored_by in values.items():
             retry_on_oom(partial(self._score, one, mine, prompts, name, scored_by), self._halve_scored_rows)
         one.seconds, one.scoring_seconds = seconds, time.perf_counter() - began - seconds
@@ -209,7 +200,7 @@ class RolloutSampler:
             len(indices), how.num_generations
         )
         one.advantage_PA = advantages(one.reward_PA, self.settings.advantage_kind)
-        if head is not None:
+        if self.values is not None:
             self._foresee(one)
         same_P = degenerate(one.reward_PA)
         one.sampled, one.degenerate = len(indices), int(same_P.sum())
@@ -219,31 +210,27 @@ class RolloutSampler:
 
     def _empty(self, indices: Sequence[int]) -> RolloutBuffer:
         how = self.settings.rollout
-        prompts, answers, tokens, rewards = (
-            len(indices),
-            how.num_generations,
-            how.max_new_tokens,
-            len(self.scorer.names),
-        )
-        valued = tokens if self.values is not None else 0
+        answers = (len(indices), how.num_generations)
+        tokens = (*answers, how.max_new_tokens)
+        valued = (*answers, 0 if self.values is None else how.max_new_tokens)
         return RolloutBuffer(
             prompt_P=np.asarray(indices, dtype=np.int64),
-            id_PAM=np.zeros((prompts, answers, tokens), dtype=np.int64),
-            length_PA=np.zeros((prompts, answers), dtype=np.int64),
-            behaviour_PAM=np.zeros((prompts, answers, tokens), dtype=np.float32),
-            reference_PAM=np.zeros((prompts, answers, tokens), dtype=np.float32),
-            value_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
-            gain_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
-            return_PAM=np.zeros((prompts, answers, valued), dtype=np.float32),
-            sampled_PAM=np.zeros((prompts, answers, tokens), dtype=np.int64),
-            turns_PA=np.zeros((prompts, answers), dtype=np.int64),
-            calls_PA=np.zeros((prompts, answers), dtype=np.int64),
-            failed_PA=np.zeros((prompts, answers), dtype=np.int64),
-            cut_off_PA=np.zeros((prompts, answers), dtype=np.int64),
-            score_RPA=np.zeros((rewards, prompts, answers)),
-            reward_PA=np.zeros((prompts, answers)),
-            advantage_PA=np.zeros((prompts, answers)),
-            counts_P=np.ones(prompts),
+            id_PAM=np.zeros(tokens, np.int64),
+            length_PA=np.zeros(answers, np.int64),
+            behaviour_PAM=np.zeros(tokens, np.float32),
+            reference_PAM=np.zeros(tokens, np.float32),
+            value_PAM=np.zeros(valued, np.float32),
+            gain_PAM=np.zeros(valued, np.float32),
+            return_PAM=np.zeros(valued, np.float32),
+            sampled_PAM=np.zeros(tokens, np.int64),
+            turns_PA=np.zeros(answers, np.int64),
+            calls_PA=np.zeros(answers, np.int64),
+            failed_PA=np.zeros(answers, np.int64),
+            cut_off_PA=np.zeros(answers, np.int64),
+            score_RPA=np.zeros((len(self.scorer.names), *answers)),
+            reward_PA=np.zeros(answers),
+            advantage_PA=np.zeros(answers),
+            counts_P=np.ones(len(indices)),
         )
 
     def _exchange(self, one: RolloutBuffer) -> None:
@@ -309,29 +296,16 @@ class RolloutSampler:
         flush()
 
 
-def log_probs(model: Any, batch: AnswerBatch, temperature: float) -> Tensor:
-    """logp_N of the answers' tokens, without dropout."""
-    before = model.training
-    model.eval()
-    scored = run_model(model, batch, temperature=temperature)
-    model.train(before)
-    logp_N: Tensor = (scored[0] if isinstance(scored, tuple) else scored)[0]
-    return logp_N
-
-
+@torch.no_grad()
 def state_values(head: ScalarHead, batch: AnswerBatch) -> Tensor:
-    """value_N of the state before each of the answers' tokens, without dropout."""
-    before = head.training
-    head.eval()
-    scored = head(
+    """value_N of the state before each of the answers' tokens. Without gradients no dropout is drawn."""
+    value_N: Tensor = head(
         batch.ids_BT,
         batch.document_BT,
         branch_BT=batch.branch_BT,
         position_BT=batch.position_BT,
         scalar_N=batch.scored_N,
     )
-    head.train(before)
-    value_N: Tensor = scored[0] if isinstance(scored, tuple) else scored
     return value_N
 
 

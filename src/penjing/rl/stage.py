@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from penjing.agent_tools.box import Toolbox
 from penjing.base.errors import UserError
@@ -19,7 +20,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.sample import Sampling
 from penjing.infer.tool_loop import ToolLoop
 from penjing.loader.shared_prompt_batch import AnswerBatch
-from penjing.model.lora import adapted, adapter_scope
+from penjing.model.lora import adapted
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, COUNTS, Policy, PolicyObjective
@@ -27,11 +28,12 @@ from penjing.rl import prompts as prompt_files
 from penjing.rl.reward_mix import RewardMix
 from penjing.rl.rewards.base import Setting
 from penjing.rl.rewards.exact import is_right
-from penjing.rl.rollout_source import RolloutSampler, RolloutSource, log_probs
+from penjing.rl.rollout_source import RolloutSampler, RolloutSource
 from penjing.train.load_model import start_tokenizer
 from penjing.train.stages.base import DatasetSize, Stage
 from penjing.train.stages.example_batches import example_answers
-from penjing.train.stages.reference import LogProbs, frozen_copy
+from penjing.train.stages.held_out import summed_over_ranks
+from penjing.train.stages.reference import LogProbs, answer_log_probs, base_log_probs, frozen_copy
 from penjing.train.stages.run_data import on_rank_0
 
 EXACT_MATCH = "val_exact_match"
@@ -44,10 +46,7 @@ class PolicyStage(Stage[Policy]):
 
     def prepare_data(self) -> None:
         run, how = self.run, self.settings.rollout
-        if run.data.format != "prompts":
-            raise UserError(
-                "reinforcement learning needs prompts", where="data.format", got=run.data.format, wanted="prompts"
-            )
+        self.need_format("reinforcement learning needs prompts", "prompts")
         if not run.data.train:
             raise UserError("no prompts", where="data.train", next_step="Give data.train=FILE.")
         on_rank_0(self.strategy, self._save_tokenizer)
@@ -155,14 +154,9 @@ class PolicyStage(Stage[Policy]):
                 "the model has no adapters to disable", where="objective.reference", wanted="copy, or lora.rank=8"
             )
         if has_adapters and kind != "copy":
-
-            def without_adapters(batch: AnswerBatch) -> Tensor:
-                with adapter_scope(model, None):
-                    return log_probs(model, batch, temperature)
-
-            return without_adapters
-        frozen = self._copied = frozen_copy(model, self.precision)
-        return lambda batch: log_probs(frozen, batch, temperature)
+            return partial(base_log_probs, model, temperature=temperature)
+        self._copied = frozen_copy(model, self.precision)
+        return partial(answer_log_probs, self._copied, temperature=temperature)
 
     def frozen_models(self) -> list[nn.Module]:
         return [] if self._copied is None else [self._copied]
@@ -205,25 +199,16 @@ class PolicyStage(Stage[Policy]):
         sums["reward"] = float(self.scorer.total(self.scorer(inputs)).sum())
         sums["answers"], sums["tokens"] = len(inputs), sum(answer.num_tokens for answer in inputs)
         for prompt, answer in zip(mine, inputs, strict=True):
-            if prompt.truths:
-                right = is_right(answer, after)
-                for kind in ("", prompt.kind):
-                    sums[f"asked {kind}"] += 1
-                    sums[f"right {kind}"] += right
-                if not prompt.kind:  # counted twice above
-                    sums["asked "] -= 1
-                    sums["right "] -= right
+            for kind in {"", prompt.kind} if prompt.truths else ():
+                sums[f"asked {kind}"] += 1
+                sums[f"right {kind}"] += is_right(answer, after)
         seeds = [[derive(self.run.seed, "validation", place)] for place in range(len(self.held_out))]
         sampled = self.sampler.answer(mine, seeds[strategy.rank :: strategy.world], self.sampler.style)
         for prompt, one in zip(mine, sampled, strict=True):
             sums["drawn"] += is_right(self.sampler.reward_input(prompt, one[0]), after)
         counters = [f"{what} {kind}" for kind in ["", *kinds] for what in ("asked", "right")]
         names = ["reward", "drawn", "answers", "tokens", *counters]
-        dtype = torch.float32 if strategy.device.type == "mps" else torch.float64
-        totals = strategy.add(
-            torch.tensor([sums[name] for name in names], dtype=dtype, device=strategy.device)
-        ).tolist()
-        total = dict(zip(names, totals, strict=True))
+        total = dict(zip(names, summed_over_ranks([sums[name] for name in names], strategy), strict=True))
         if not total["answers"]:
             return {}
         figures = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -20,13 +20,7 @@ from penjing.model.lora import Lora
 from penjing.train.load_model import LoadedModel, load_trained, read_settings, same_model
 from penjing.train.run_dir import RunDir, is_run, stage_folder
 
-
-@dataclass(frozen=True, slots=True)
-class AverageInput:
-    """One model of an average: its name, and a function that reads its weights."""
-
-    name: str
-    read: Callable[[], dict[str, Tensor]]
+Input = tuple[str, Callable[[], dict[str, Tensor]]]  # one model of an average: its name, and what reads its weights
 
 
 def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float] = (), last: int = 0) -> list[str]:
@@ -44,9 +38,9 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
     inputs = _newest(paths[0], last) if last else [_member(path, first) for path in paths]
     if len(inputs) < 2:
         raise UserError("nothing to average", got=f"{len(inputs)} model", wanted="at least two, or --last N")
-    state = average([(each.name, each.read) for each in inputs], weights)
+    state = average(inputs, weights)
     folder = RunDir(out)
-    names = [each.name for each in inputs]
+    names = [name for name, _ in inputs]
     step = first.checkpoint.step
     try:
         made = replace(first.run, out=str(out), stage="average", init_from="", lora=Lora())
@@ -60,7 +54,7 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
     return names
 
 
-def _newest(path: Path, last: int) -> list[AverageInput]:
+def _newest(path: Path, last: int) -> list[Input]:
     """The newest `last` checkpoints of a run. Raises UserError if there are fewer, or one is damaged."""
     if not is_run(path):
         raise UserError("--last takes the folder of a run", where=path)
@@ -76,23 +70,23 @@ def _newest(path: Path, last: int) -> list[AverageInput]:
             wanted=last,
             next_step="Train with checkpoint.keep_last=N to keep more.",
         )
-    inputs = []
+    inputs: list[Input] = []
     for step in there:
         place = folder.checkpoints / folder_name(step)
         wrong = damage(place)
         if wrong is not None:
             raise UserError(f"this checkpoint is damaged: {wrong}", where=place)
-        inputs.append(AverageInput(str(place), Checkpoint(place, step, ()).weights))
+        inputs.append((str(place), Checkpoint(place, step, ()).weights))
     return inputs
 
 
-def _member(path: Path, first: LoadedModel) -> AverageInput:
+def _member(path: Path, first: LoadedModel) -> Input:
     def read() -> dict[str, Tensor]:
         trained = load_trained(path, adapters="merged")
         _check_alike(path, trained, first)
         return trained.model.state_dict()
 
-    return AverageInput(str(path), read)
+    return str(path), read
 
 
 def _check_alike(path: Path, trained: LoadedModel, first: LoadedModel) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from penjing.base import config
 from penjing.base.files import write_text
@@ -16,7 +15,6 @@ from penjing.checkpoint.load import Checkpoint, newest
 from penjing.kernels.fp8 import fp8_warnings
 from penjing.model.kernel_selection import activate_flash, check_kernels
 from penjing.model.moe import check_expert_sizes
-from penjing.model.transformer import Transformer
 from penjing.parallel.base import Strategy
 from penjing.plan.run_estimate import RunEstimate
 from penjing.train.build_context import Instruments, RunHooks, make_context, make_instruments
@@ -28,23 +26,19 @@ from penjing.train.precision import Precision
 from penjing.train.resume import ConfigDifference, begun_dtype, check_same_run, run_facts, with_known_batch
 from penjing.train.run_dir import RunDir
 from penjing.train.small_data import fit_batch
-from penjing.train.stages.base import DatasetSize, Stage, make_stage
+from penjing.train.stages.base import DatasetSize, make_stage
 from penjing.train.step_probe import expected, plan
 from penjing.train.step_timing import ProbeHooks
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedRun:
+class PreparedRun(BuiltRun):
     """A run put together: `context` and `state` for the loop, and what to tell the user."""
 
-    run: Run
     context: TrainingContext
     state: TrainState
-    stage: Stage[Any]
     size: DatasetSize
-    model: Transformer
     folder: RunDir
-    base: dict[str, str]  # what a run's adapter sits on, `init_from` and `sha256`; empty without one
     estimate: RunEstimate
     resumed_from: int | None  # step of the checkpoint it goes on from
     resumed: int  # how often it was taken up again
@@ -90,14 +84,11 @@ def prepare_run(
             write_text(folder.settings, config.to_toml(run))
         undo.pop_all()
     return PreparedRun(
-        run=run,
+        **vars(built),
         context=context,
         state=instruments.state,
-        stage=stage,
         size=size,
-        model=built.model,
         folder=folder,
-        base=built.base,
         estimate=estimate,
         resumed_from=None if checkpoint is None else checkpoint.step,
         resumed=instruments.resumed,
@@ -131,7 +122,7 @@ def _restore(
     """Everything but the weights; optimizers of another kind begin afresh."""
     same_kind = not any(each.field in ("optimizer.name", "optimizer.state_dtype") for each in changes)
     instruments.checkpointer.restore(checkpoint, optimizers=same_kind)
-    instruments.state.go_back(checkpoint.state()["progress"], strategy)
+    instruments.state.restore(checkpoint.state()["progress"], strategy)
 
 
 def _choose_kernels(built: BuiltRun) -> list[str]:
@@ -167,7 +158,7 @@ def _probe(
         sample=lambda: hooks.sample(built.model, stage.tokenizer, -1),
         began=hooks.began,
     )
-    estimate = plan(run, stage, size, strategy, built.trainable, context, begun=begun, hooks=probe_hooks)
+    estimate = plan(built, size, context, begun=begun, hooks=probe_hooks)
     meter.expected, meter.flops_per_token_full_square = expected(estimate), estimate.flops_per_token_full_square
     if compiling.how == "off":
         return estimate, []

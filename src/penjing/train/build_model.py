@@ -19,9 +19,8 @@ from penjing.objective.base import Objective
 from penjing.optim.router_bias_update import RouterBalance
 from penjing.parallel.base import Strategy
 from penjing.train.batch_geometry import BatchGeometry, batch_geometry
-from penjing.train.build_peft_model import build_adapted
 from penjing.train.config import Run
-from penjing.train.load_model import load_start, load_weights
+from penjing.train.load_model import build_adapted, load_start, load_weights
 from penjing.train.precision import Precision
 from penjing.train.stages.base import Stage
 
@@ -94,14 +93,12 @@ def complete(
         rate = 0.0 if run.lora.rank else run.router.bias_update_rate  # a frozen base's routers stay as they are
         optimizers.append(RouterBalance(built.model, rate, strategy.add))
     return BuiltRun(
+        **vars(built),
         run=run,
         stage=stage,
         strategy=strategy,
         precision=precision,
         geometry=batch_geometry(run, strategy.world, strategy.device),
-        model=built.model,
-        trainable=trainable,
-        base=built.base,
         wrapped=wrapped,
         objective=stage.objective(),
         optimizers=optimizers,
@@ -122,7 +119,7 @@ def _with_weights(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
     A run that goes on reads its start again only where its objective compares with it.
     """
     if run.lora.rank:
-        return build_adapted(run, checkpoint, load_start)
+        return build_adapted(run, checkpoint)
     if run.init_from and (checkpoint is None or run.objective.compares_with_start):
         return load_start(run), {}
     model = Transformer(run.model)

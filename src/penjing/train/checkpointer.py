@@ -128,14 +128,11 @@ class Checkpointer:
 
     def wait(self) -> bool:
         """Until no checkpoint is under way; False if the disk refused it."""
-        return self._quietly(self._background.wait)
-
-    def _quietly(self, work: Callable[[], object]) -> bool:
         try:
-            work()
+            self._background.wait()
         except DiskError as error:
             self.record({"step": self._step, "kind": "checkpoint not written", "why": error.line()})
-            warnings.warn(f"no checkpoint of step {self._step}: {error.line()}", stacklevel=3)
+            warnings.warn(f"no checkpoint of step {self._step}: {error.line()}", stacklevel=2)
             return False
         return True
 

@@ -182,7 +182,7 @@ class Run(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.epochs == 0 and self.max_steps == 0:
-            raise UserError("nothing to do", where="epochs", got=self.epochs, wanted="more than 0, or max_steps=N")
+            raise self.error("epochs", "nothing to do", wanted="more than 0, or max_steps=N")
         if not self.model.is_mixture and self.router != RouterSettings():
             raise UserError(
                 "has no effect on a dense model",
@@ -224,9 +224,5 @@ class Run(Settings):
                     wanted="off",
                 )
         if self.data.seq_len > self.model.max_position_embeddings:
-            raise UserError(
-                "rows longer than the model's longest sequence",
-                where="data.seq_len",
-                got=self.data.seq_len,
-                wanted=f"at most model.max_position_embeddings = {self.model.max_position_embeddings}",
-            )
+            wanted = f"at most model.max_position_embeddings = {self.model.max_position_embeddings}"
+            raise self.error("data.seq_len", "rows longer than the model's longest sequence", wanted=wanted)

@@ -1,4 +1,4 @@
-"""Begin with a model that is there: its shape, its tokenizer, and what may be set otherwise."""
+"""Begin with a model that is there: its shape, its tokenizer, and what may be set otherwise; the rate of adapters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from penjing.model.config import ModelConfig
 from penjing.train.config import Run
 from penjing.train.load_model import read_settings, start_shape, start_tokenizer
 from penjing.train.run_dir import is_run_or_checkpoint, stage_folder
+from penjing.train.stages import settings_classes
 
 # What may be set beside `init_from`: none of it changes a weight's shape, and all of it is meant for longer texts.
 NONE = "none"  # eval.questions=none: no questions are asked
 FREE = ("preset", "max_position_embeddings", "sliding_window", "sliding_window_layers")
 FREE_PREFIX = "rope_"
+LARGEST_RATE = 0.01  # a reward model with adapters learned at 0.01 and fell apart at 0.03
 
 
 def begin_from(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
@@ -49,20 +51,42 @@ def begin_from(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
 def with_vocabulary(run: Run, layers: Sequence[Layer]) -> Run:
     """The settings of a run that begins from nothing: where its objective compares with another model's predictions,
     it has as many ids as that one, unless a layer says how many."""
-    tables = [layer.get("model") for layer in layers]
-    named = any(isinstance(table, Mapping) and "vocab_size" in table for table in tables)
+    named = any("vocab_size" in _table(layer, "model") for layer in layers)
     if named or not run.objective.vocabulary_of:
         return run
     size = start_shape(run.objective.vocabulary_of).vocab_size
     return replace(run, model=replace(run.model, vocab_size=size))
 
 
+def adapter_rate(base: Layer, layers: Sequence[Layer]) -> Layer:
+    """The recipe `base` with a rate for adapters, where the layers ask for them and name no optimizer or rate.
+
+    A recipe that has adapters of its own knows its rate, and Muon's steps have one size whatever the gradient's.
+    """
+    ranks = [_table(layer, "lora").get("rank") for layer in layers]
+    rank = next((rank for rank in reversed(ranks) if rank is not None), 0)
+    named = any({"name", "learning_rate", ""} & _table(layer, "optimizer").keys() for layer in layers)
+    optimizer = dict(base["optimizer"])
+    if str(rank) == "0" or named or "lora" in base or optimizer["name"] != "adamw":
+        return base
+    kind = base.get("objective", {}).get("name", "next_token")
+    objective = next(settings() for settings in settings_classes() if settings().name == kind)
+    whole = float(optimizer["learning_rate"])
+    rate = max(whole, min(objective.adapter_rate_factor * whole, LARGEST_RATE))
+    return {**base, "optimizer": {**optimizer, "learning_rate": float(f"{rate:.3g}")}}
+
+
+def _table(layer: Layer, name: str) -> Mapping[str, Any]:
+    """What a layer says of a group of settings; a lone value, such as that of `model=26m`, under the empty name."""
+    table = layer.get(name, {})
+    return table if isinstance(table, Mapping) else {"": table}
+
+
 def _requested(layers: Sequence[Layer]) -> dict[str, Any]:
     """The settings of `model.*` that the layers name, a preset's among them, as values of their types."""
     types, requested = typing.get_type_hints(ModelConfig), dict[str, Any]()
     for layer in layers:
-        table = layer.get("model")
-        table = table if isinstance(table, Mapping) else {"preset": table} if isinstance(table, str) else {}
+        table = _table(layer, "model")
         preset = table.get("preset", table.get(""))
         if isinstance(preset, str):
             requested |= ModelConfig.named(preset)

@@ -15,6 +15,7 @@ from penjing.model.lora import adapter_scope
 from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation
 from penjing.parallel.base import Strategy
+from penjing.train.stages.held_out import summed_over_ranks
 
 
 class BaseModelView:
@@ -54,16 +55,15 @@ def kl_to_reference(
     and varies less than estimates from the drawn tokens alone (k1, k3). Each rank answers its share, `size` at a time.
     """
     objective = Distillation(Distill(divergence="reverse"), reference)  # type: ignore[arg-type]  # asked the same way
-    sums = torch.zeros(3, dtype=torch.float64)
+    nats = tokens = number = 0.0
     for first in range(strategy.rank * size, len(prompts), strategy.world * size):
         part = slice(first, min(first + size, len(prompts)))
         answers = write(model, prompts[part], seeds[part], stop)
         batch = _packed(prompts[part], answers).to(strategy.device)
-        nats = objective(model, batch).parts["divergence"]
-        sums += torch.tensor([float(nats), float(objective.weight(batch)), batch.num_answers])
-    if strategy.device.type != "mps":  # which knows no float64, and has no neighbours
-        sums = strategy.add(sums.to(strategy.device))
-    nats, tokens, number = sums.tolist()
+        nats += float(objective(model, batch).parts["divergence"])
+        tokens += float(objective.weight(batch))
+        number += batch.num_answers
+    nats, tokens, number = summed_over_ranks([nats, tokens, number], strategy)
     return {
         "val_kl": nats / max(1.0, tokens),
         "val_kl_per_answer": nats / max(1.0, number),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,16 +15,16 @@ from torch import nn
 from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.base.malloc_tuning import tune_malloc
+from penjing.base.seeds import derive
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.manifest import MANIFEST, WEIGHTS, damage
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.model.config import ModelConfig
-from penjing.model.lora import DEFAULT, merge, remove_adapters, trainable_state_dict
+from penjing.model.lora import DEFAULT, add_adapter, fingerprint, merge, trainable_state_dict
 from penjing.model.resize_embeddings import resize_embeddings
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import local_device
 from penjing.plan.hardware import physical_cores
-from penjing.train.build_peft_model import build_adapted
 from penjing.train.config import ComputeSettings, DataSettings, Run
 from penjing.train.external_models import ExternalModel, read_external_model
 from penjing.train.precision import SLOW_FLOAT16, Precision
@@ -110,14 +110,13 @@ def load_trained(
     if checkpoint is None:
         raise UserError("the run has no checkpoint yet", where=folder.path)
     if run.lora.rank:
-        model, _ = build_adapted(run, checkpoint, load_start)
-        if adapters == "merged":
-            merge(model, DEFAULT)
-            remove_adapters(model)
+        model, _ = build_adapted(run, checkpoint)
     else:
         check_size(run.model, (checkpoint.folder / WEIGHTS).stat().st_size, checkpoint.folder)
         model = Transformer(run.model)
-        _fill(model, _of_model(checkpoint.weights()), checkpoint.folder)
+    _fill(model, _of_model(checkpoint.weights()), checkpoint.folder)
+    if run.lora.rank and adapters == "merged":
+        merge(model, DEFAULT)
     return LoadedModel(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
 
 
@@ -181,9 +180,14 @@ def start_shape(start: str, hints: Mapping[str, Any] | None = None) -> ModelConf
 
     hints: settings of `model.*` that were asked for, for weights that do not show their whole shape.
     """
-    path = Path(start)
-    external = None if whole_checkpoint(path) or is_run(path) else read_external_model(start, hints)
-    return external.config if external is not None else read_settings(stage_folder(path)).model
+    external = _external_start(start, hints)
+    return external.config if external else read_settings(stage_folder(Path(start))).model
+
+
+def _external_start(start: str, hints: Mapping[str, Any] | None) -> ExternalModel | None:
+    """The model from outside that `start` means; None where it means a run or one of its checkpoints."""
+    ours = whole_checkpoint(Path(start)) or is_run(Path(start))
+    return None if ours else read_external_model(start, hints)
 
 
 def start_tokenizer(run: Run) -> Tokenizer | None:
@@ -196,11 +200,11 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
     elif not run.init_from:
         return None
     else:
-        path = Path(run.init_from)
-        external = (
-            None if whole_checkpoint(path) or is_run(path) else read_external_model(path, config.to_dict(run.model))
-        )
-        tokenizer = external.tokenizer() if external else Tokenizer.load(RunDir(stage_folder(path)).tokenizer)
+        external = _external_start(run.init_from, config.to_dict(run.model))
+        if external:
+            tokenizer = external.tokenizer()
+        else:
+            tokenizer = Tokenizer.load(RunDir(stage_folder(Path(run.init_from))).tokenizer)
     if run.data.format == "documents" or tokenizer.template:
         return tokenizer
     if run.lora.rank and tokenizer.lacks_for_chatml:
@@ -229,14 +233,52 @@ def load_start(run: Run) -> Transformer:
     return model
 
 
+def build_adapted(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, dict[str, str]]:
+    """The base that `init_from` names with a fresh adapter in use, and what a checkpoint says of the base (`init_from`,
+    `sha256`).
+
+    checkpoint: what the run goes on from. Raises UserError if there is no base, or it is not the one that the adapter
+    was begun on.
+    """
+    if not run.init_from:
+        raise UserError(
+            "adapters need a trained model to sit on",
+            where="init_from",
+            wanted="a run, or a Hugging Face directory",
+            next_step="Give init_from=RUN, or lora.rank=0 to train all weights.",
+        )
+    known = dict(checkpoint.state().get("base", {})) if checkpoint is not None else {}
+    where: object = run.init_from if checkpoint is None else checkpoint.folder
+    if "init_from" in known and not Path(run.init_from).exists() and Path(known["init_from"]).exists():
+        run = replace(run, init_from=known["init_from"])  # it was named from another working folder
+    try:
+        model = load_start(run)
+    except UserError as error:
+        if checkpoint is None:
+            raise
+        raise UserError(
+            f"the base of this adapter is not there ({error.line()})",
+            where=where,
+            wanted=known.get("init_from"),
+            next_step="Put it back, or train anew.",
+        ) from None
+    start = Path(run.init_from)  # or a hub name
+    base = {"init_from": str(start.resolve()) if start.exists() else run.init_from, "sha256": fingerprint(model)}
+    if known and known["sha256"] != base["sha256"]:
+        raise UserError(
+            "the base of this adapter has changed since",
+            where=where,
+            got=f"{run.init_from} with hash {base['sha256'][:12]}",
+            wanted=known["sha256"][:12],
+            next_step="Put the old weights back, or train anew with another out=.",
+        )
+    add_adapter(model, run.lora, seed=derive(run.seed, "lora"))
+    return model, base
+
+
 def load_weights(module: nn.Module, checkpoint: Checkpoint) -> None:
     """Copy a checkpoint's weights into what was trained; every name and shape must match, a frozen base apart."""
-    weights = checkpoint.weights()
-    _fill(module, weights, checkpoint.folder, expected=trainable_state_dict(module) if _has_adapters(weights) else None)
-
-
-def _has_adapters(weights: dict[str, torch.Tensor]) -> bool:
-    return any(".adapters." in name for name in weights)
+    _fill(module, checkpoint.weights(), checkpoint.folder)
 
 
 def _of_model(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -245,13 +287,10 @@ def _of_model(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return inner or weights
 
 
-def _fill(
-    model: nn.Module,
-    weights: dict[str, torch.Tensor],
-    where: object,
-    expected: dict[str, torch.Tensor] | None = None,
-) -> None:
-    wanted = model.state_dict() if expected is None else expected
+def _fill(model: nn.Module, weights: dict[str, torch.Tensor], where: object) -> None:
+    """Copy weights into a model. Where adapters are among them, they are all that there is beside a frozen base."""
+    adapters = any(".adapters." in name for name in weights)
+    wanted = trainable_state_dict(model) if adapters else model.state_dict()
     expected_shapes = {name: tuple(value.shape) for name, value in wanted.items()}
     found = {name: tuple(value.shape) for name, value in weights.items()}
     if expected_shapes != found:
@@ -263,7 +302,7 @@ def _fill(
             got=f"{first} {found.get(first)}",
             wanted=f"{first} {expected_shapes.get(first)}",
         )
-    model.load_state_dict(weights, strict=expected is None)
+    model.load_state_dict(weights, strict=not adapters)
 
 
 def same_model(first: ModelConfig, second: ModelConfig) -> bool:

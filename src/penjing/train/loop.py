@@ -78,29 +78,24 @@ class TrainState:
 
         Empty where all steps since then were bad.
         """
-        names = sorted(self.sums)
-        totals = strategy.add(torch.stack([self.sums[name].float() for name in names])).tolist()
-        units = float(self.units)
+        totals, units = self._totals(strategy), float(self.units)
         self.sums, self.units = {}, 0.0
-        return {name: total / max(1.0, units) for name, total in zip(names, totals, strict=True)} if units else {}
+        return {name: total / max(1.0, units) for name, total in totals.items()} if units else {}
 
-    def go_back(self, state: dict[str, Any], strategy: Strategy) -> None:
-        """Become the progress of an earlier checkpoint."""
-        before = TrainState.restore(state, strategy)
-        self.step, self.sums, self.units = before.step, before.sums, before.units
+    def _totals(self, strategy: Strategy) -> dict[str, float]:
+        names = sorted(self.sums)
+        totals = strategy.add(torch.stack([self.sums[name].float() for name in names])).tolist() if names else []
+        return dict(zip(names, totals, strict=True))
 
     def state(self, strategy: Strategy) -> dict[str, Any]:
         """JSON values, the same on every rank."""
-        names = sorted(self.sums)
-        totals = strategy.add(torch.stack([self.sums[name].float() for name in names])).tolist() if names else []
-        return {"step": self.step, "sums": dict(zip(names, totals, strict=True)), "units": float(self.units)}
+        return {"step": self.step, "sums": self._totals(strategy), "units": float(self.units)}
 
-    @classmethod
-    def restore(cls, state: dict[str, Any], strategy: Strategy) -> TrainState:
-        """What was summed over ranks goes on in rank 0."""
+    def restore(self, state: dict[str, Any], strategy: Strategy) -> None:
+        """Become the progress of a checkpoint. What was summed over ranks goes on in rank 0."""
         share = 1.0 if strategy.rank == 0 else 0.0
-        sums = {name: torch.tensor(total * share, device=strategy.device) for name, total in state["sums"].items()}
-        return cls(state["step"], sums, state["units"])
+        self.step, self.units = state["step"], state["units"]
+        self.sums = {name: torch.tensor(total * share, device=strategy.device) for name, total in state["sums"].items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +221,7 @@ def _go_back(context: TrainingContext, state: TrainState) -> None:
     saved = context.go_back()
     context.guard.rolled_back(state.step, None if saved is None else saved["step"])
     assert saved is not None
-    state.go_back(saved, context.strategy)
+    state.restore(saved, context.strategy)
     context.trackers.rewind(state.step)
 
 

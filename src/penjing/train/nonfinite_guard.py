@@ -16,12 +16,13 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
+from penjing.parallel.grad_scaler import LossScaler
 
 IN_A_ROW = 3  # bad steps, after which the weights are suspected and not the data
 ROLLBACKS = 3  # at most, in one run
@@ -50,12 +51,6 @@ def takes_flag(optimizer: Any) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-class Scaler(Protocol):
-    """As parallel/grad_scaler.py has it."""
-
-    def can_fall(self) -> Tensor: ...
-
-
 @dataclass(frozen=True, slots=True)
 class PendingStep:
     """One step, on its way from the device to the host."""
@@ -70,7 +65,7 @@ class NonFiniteGuard:
     """Looks at every step on the host: writes down bad ones and spikes of the loss with their samples, and says when
     to go back to the last checkpoint."""
 
-    def __init__(self, record: Record = lambda incident: None, scaler: Scaler | None = None) -> None:
+    def __init__(self, record: Record = lambda incident: None, scaler: LossScaler | None = None) -> None:
         """scaler: of the loss, where there is one; gradients that overflow while it looks for its scale are excused."""
         self.record, self.scaler = record, scaler
         self.num_bad = 0  # in the whole run

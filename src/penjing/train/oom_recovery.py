@@ -55,7 +55,10 @@ class ResizableBatchSource(WrappedSource):
 
 
 def retry_on_oom(work: Callable[[], Result], reduce_memory: Callable[[str], None]) -> Result:
-    """The result of `work`; where memory does not suffice, `reduce_memory(message)` is called, and `work` again."""
+    """The result of `work`; where memory does not suffice, `reduce_memory(message)` is called, and `work` again.
+
+    What no tensor holds any more is given back first.
+    """
     while True:
         try:
             return work()
@@ -64,6 +67,7 @@ def retry_on_oom(work: Callable[[], Result], reduce_memory: Callable[[str], None
                 raise
             message = " ".join(str(error).split())[:200]
         # Outside of the handler: the error holds the frames, and those hold what filled the memory.
+        empty_cache()
         reduce_memory(message)
 
 
@@ -80,7 +84,6 @@ def halve_micro_batch(source: Source, at: dict[str, Any], message: str, world: i
     Raises UserError with several ranks, which would no longer take the same number of passes, and where a pass is as
     small as can be already.
     """
-    empty_cache()
     if world > 1 or source.micro_size is None:
         raise UserError(f"out of memory: {message}", where="batch.micro_size", next_step="Halve it.")
     if not source.shrink(at):
@@ -100,18 +103,17 @@ def validate_with_retry(stage: Stage[Any], strategy: Strategy) -> dict[str, floa
     """A stage's figures, in smaller passes where memory does not suffice; none if it never does: training goes on."""
 
     def halve(message: str) -> None:
-        empty_cache()
+        if strategy.world > 1:
+            raise UserError(f"out of memory: {message}", where="batch.micro_size", next_step="Halve it.")
         geometry = batch_geometry(stage.run, strategy.world, strategy.device)
         smaller = smaller_micro_size(geometry.micro_size, geometry.indivisible)
-        if smaller is None or strategy.world > 1:
+        if smaller is None:
             raise _SmallestPass(message)
         stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_size=smaller))
 
     try:
         return retry_on_oom(stage.validate, halve)
     except _SmallestPass as error:
-        if strategy.world > 1:
-            raise UserError(f"out of memory: {error}", where="batch.micro_size", next_step="Halve it.") from None
         warnings.warn(f"no validation, out of memory: {error}", stacklevel=2)
         return {}
 

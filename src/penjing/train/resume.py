@@ -49,7 +49,7 @@ class ConfigDifference:
 
 def differences(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint) -> list[ConfigDifference]:
     """Every field in which `run` and its facts differ from what the checkpoint was made with, by name."""
-    before, now = _settings_of(checkpoint), dict(_flat(json.loads(json.dumps(config.to_dict(run)))))
+    before, now = _settings_of(checkpoint), _flat_settings(run)
     found = [
         ConfigDifference(key, before.get(key), now.get(key))
         for key in sorted(before.keys() | now.keys())
@@ -92,7 +92,7 @@ def check_same_run(
     allowed: names of fields, or of groups of them such as `optimizer`.
     """
     found = differences(run, facts, checkpoint)
-    choices = {*_flat_names(run), *FACTS}
+    choices = {*_flat_settings(run), *FACTS}
     for name in allowed:
         if not any(_is_one_of(choice, [name]) for choice in choices):
             raise UserError("no such field", where="--allow-change", got=name, next_step=suggest(name, choices))
@@ -126,23 +126,24 @@ def _settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
         return {}
     table = config.read_toml(path)
     try:
-        return dict(_flat(json.loads(json.dumps(config.to_dict(config.resolve(Run, table))))))
+        return _flat_settings(config.resolve(Run, table))
     except UserError:  # a setting that is no more: it shows as a difference
-        return dict(_flat(table))
+        return dict(flat(table))
 
 
 def _is_one_of(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(name + ".") for name in names)
 
 
-def _flat_names(run: Run) -> list[str]:
-    return [name for name, _ in _flat(json.loads(json.dumps(config.to_dict(run))))]
+def _flat_settings(run: Run) -> dict[str, Any]:
+    return dict(flat(json.loads(json.dumps(config.to_dict(run)))))
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every (dotted key, value) of nested tables."""
     for name, value in table.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 

@@ -2,70 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from penjing.base.errors import UserError
 from penjing.checkpoint.manifest import MANIFEST
 
 
-@dataclass(frozen=True, slots=True)
 class RunDir:
     """Names inside a run's folder."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.settings = path / "run.toml"
+        self.plan = path / "plan.json"
+        self.outcome = path / "outcome.json"
+        self.ended = path / "ended.json"  # of a run that did not reach its last step: how far it came, and why
+        self.metrics = path / "metrics.jsonl"
+        self.samples = path / "samples.jsonl"
+        # What the model answered to the questions it is known by, before the first step and after the last.
+        self.questions = path / "questions.json"
+        self.incidents = path / "incidents.jsonl"  # bad steps, spikes, what the disk refused
+        self.bad_records = path / "bad_records.jsonl"  # those that were left out: file, line and reason
+        self.checkpoints = path / "checkpoints"
+        self.tokenizer = path / "tokenizer"
+        self.shards = path / "shards"
 
-    @property
-    def settings(self) -> Path:
-        return self.path / "run.toml"
 
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def outcome(self) -> Path:
-        return self.path / "outcome.json"
-
-    @property
-    def ended(self) -> Path:
-        """Of a run that did not reach its last step: how far it came, and why."""
-        return self.path / "ended.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples.jsonl"
-
-    @property
-    def questions(self) -> Path:
-        """What the model answered to the questions it is known by, before the first step and after the last."""
-        return self.path / "questions.json"
-
-    @property
-    def incidents(self) -> Path:
-        """Bad steps, spikes, what the disk refused: JSON lines."""
-        return self.path / "incidents.jsonl"
-
-    @property
-    def bad_records(self) -> Path:
-        """Records that were left out: JSON lines of file, line and reason."""
-        return self.path / "bad_records.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.path / "tokenizer"
-
-    @property
-    def shards(self) -> Path:
-        return self.path / "shards"
+def _run_at(path: Path) -> Path | None:
+    """`path` where it is a run's folder; of a quickstart's folder the one of its last stage; None of any other."""
+    folders = map(RunDir, (path, path / "sft", path / "pretrain"))
+    return next((each.path for each in folders if each.settings.is_file() and each.checkpoints.is_dir()), None)
 
 
 def stage_folder(path: Path) -> Path:
@@ -73,9 +39,9 @@ def stage_folder(path: Path) -> Path:
 
     Raises UserError if there is no run.
     """
-    for candidate in (path, path / "sft", path / "pretrain"):
-        if RunDir(candidate).settings.is_file() and RunDir(candidate).checkpoints.is_dir():
-            return candidate
+    found = _run_at(path)
+    if found is not None:
+        return found
     if (path / MANIFEST).is_file() and RunDir(path.resolve().parent.parent).settings.is_file():
         return path.resolve().parent.parent
     what = "no such folder" if not path.exists() else "not the folder of a run"
@@ -88,8 +54,7 @@ def stage_folder(path: Path) -> Path:
 
 def is_run(path: Path) -> bool:
     """Whether `path` is a run's folder, or a quickstart's."""
-    candidates = (path, path / "sft", path / "pretrain")
-    return any(RunDir(each).settings.is_file() and RunDir(each).checkpoints.is_dir() for each in candidates)
+    return _run_at(path) is not None
 
 
 def is_run_or_checkpoint(path: Path) -> bool:

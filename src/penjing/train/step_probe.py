@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,12 +17,12 @@ from penjing.plan import prediction_history as history
 from penjing.plan.flops import training_flops_per_token
 from penjing.plan.run_estimate import RunEstimate, RunSize, estimate_run
 from penjing.plan.trainable import trainable_of
-from penjing.train.batch_geometry import batch_geometry
+from penjing.train.build_model import BuiltRun
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext
 from penjing.train.run_dir import RunDir
 from penjing.train.small_data import data_warnings, start_warnings
-from penjing.train.stages.base import DatasetSize, Stage
+from penjing.train.stages.base import DatasetSize
 from penjing.train.step_timing import ProbeHooks, probe
 from penjing.train.throughput import Expected
 
@@ -32,36 +31,27 @@ FORECAST_TOLERANCE = 0.05  # of the tokens: those of full rows are foreseen, and
 
 
 def plan(
-    run: Run,
-    stage: Stage[Any],
-    size: DatasetSize,
-    strategy: Strategy,
-    model: nn.Module,
-    context: TrainingContext,
-    *,
-    begun: bool,
-    hooks: ProbeHooks | None = None,
+    built: BuiltRun, size: DatasetSize, context: TrainingContext, *, begun: bool, hooks: ProbeHooks | None = None
 ) -> RunEstimate:
     """Read back if the run was begun before, else made from a probe and written, once for so many steps and rows."""
-    folder = RunDir(Path(run.out))
+    run, strategy, folder = built.run, built.strategy, RunDir(Path(built.run.out))
     if begun and folder.plan.is_file():
         known = RunEstimate.from_dict(read_json(folder.plan))
         sizes = known.steps, known.rows_per_step, known.rows_per_epoch
         if sizes == (context.num_steps, run.batch.size, size.units_per_epoch):
             return known
-    micro_size = batch_geometry(run, strategy.world, strategy.device).micro_size
-    timings = probe(stage, size, model, context, hooks)
+    timings = probe(built.stage, size, built.trainable, context, hooks)
     machine = _machine(strategy)
     estimate = estimate_run(
         run.model,
-        trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        trainable=sum(parameter.numel() for parameter in built.trainable.parameters() if parameter.requires_grad),
         flops_per_token=context.meter.flops_per_token,
-        flops_per_token_full_square=_full_square(run, size, model),
+        flops_per_token_full_square=_full_square(run, size, built.trainable),
         size=RunSize(
             units_per_epoch=size.units_per_epoch,
             tokens_per_unit=size.tokens_per_unit,
             units_per_step=run.batch.size,
-            micro_tokens=round(micro_size * size.tokens_per_unit / (1 - size.padding_fraction)),
+            micro_tokens=round(built.geometry.micro_size * size.tokens_per_unit / (1 - size.padding_fraction)),
             steps=context.num_steps,
             validations=_times(run.eval.every, context.num_steps),
             checkpoints=_times(run.checkpoint.every, context.num_steps),

@@ -14,10 +14,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -164,22 +163,16 @@ def _make_store(strategy: Strategy) -> TCPStore:
     return TCPStore(host, strategy.broadcast(None), None, False, timeout=patience, wait_for_workers=False)
 
 
-class _Alone:
-    """One process has nobody to wait for."""
-
-    def edge(self, step: int, longest_seconds: float) -> None:
-        pass
-
-
 @contextmanager
-def watched(strategy: Strategy, **limits: Any) -> Iterator[Watchdog | _Alone]:
-    """Watch over the ranks while what is inside runs; an error inside ends all of them with its traceback."""
+def watched(strategy: Strategy) -> Iterator[Callable[[int, float], None]]:
+    """Watch over the ranks while what is inside runs, which calls what is yielded as `Watchdog.edge`. An error inside
+    ends all ranks with its traceback. One process has nobody to wait for."""
     if strategy.world == 1:
-        yield _Alone()
+        yield lambda step, longest_seconds: None
         return
-    watchdog = Watchdog(strategy, **limits)
+    watchdog = Watchdog(strategy)
     try:
-        yield watchdog
+        yield watchdog.edge
         watchdog.leave()
     except Stopped:  # on all ranks alike
         watchdog.leave()

@@ -52,7 +52,6 @@ _SIGNATURES = {
     "log_softmax_backward": (c_void_p,) * 4 + (c_long,) * 2 + (c_int,) * 2,
     "cross_entropy": (c_void_p,) * 4 + (c_long,) * 2 + (c_int,) * 3,
 }
-OUT_OF_RANGE = 2  # what a kernel returns; 1: no memory
 _DECODE_SIGNATURES = {
     "use_large_pages": (c_void_p, c_long),
     "decode_open": (c_void_p,),

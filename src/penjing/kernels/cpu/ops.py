@@ -213,20 +213,10 @@ def attention_backward(
     """The gradients of q, and in float32 of k and v."""
     grad_q_NHTK = arena.empty_like(q_NHTK)
     grad_k_NGTK, grad_v_NGTK = (arena.empty(k_NGTK, k_NGTK.shape, torch.float32) for _ in range(2))
-    given = (
-        grad_out_NHTK,
-        q_NHTK,
-        k_NGTK,
-        v_NGTK,
-        mixed_NHTK,
-        norm_NHT,
-        first_BT,
-        grad_q_NHTK,
-        grad_k_NGTK,
-        grad_v_NGTK,
-    )
-    _run("attention_backward", given, *_attended(q_NHTK, k_NGTK, first_BT))
-    return grad_q_NHTK, grad_k_NGTK, grad_v_NGTK
+    given = (grad_out_NHTK, q_NHTK, k_NGTK, v_NGTK, mixed_NHTK, norm_NHT, first_BT)
+    made = (grad_q_NHTK, grad_k_NGTK, grad_v_NGTK)
+    _run("attention_backward", (*given, *made), *_attended(q_NHTK, k_NGTK, first_BT))
+    return made
 
 
 def _attended(q_NHTK: Tensor, k_NGTK: Tensor, first_BT: Tensor) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -14,26 +14,33 @@ from penjing.agent_tools.numbers import lower_exponents
 from penjing.base.errors import UserError
 from penjing.data.formats import Message
 from penjing.infer.tool_loop import ToolExchange
+from penjing.objective.policy import RewardSettings
 
 THOUGHT, END_OF_THOUGHT = "<think>", "</think>"
 _FRACTION_BEHIND_DIGIT = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞↉])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardInput:
-    """One answer. truths: the reference answers, any of which is right; record: the prompt's whole record.
+class RewardContext:
+    """What is known of a prompt. truths: the reference answers, any of which is right; record: what its line holds."""
+
+    messages: tuple[Message, ...]
+    truths: tuple[str, ...] = ()
+    record: Mapping[str, Any] = field(default_factory=dict)
+    where: str = ""  # file:line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardInput(RewardContext):
+    """One answer, and its prompt.
 
     text: what the model said, thoughts included; of several turns in the last. turns: all of them, with the results of
     the tools that each called; empty where the answer was not taken apart.
     """
 
-    messages: tuple[Message, ...]
     text: str
     num_tokens: int  # that the model said, in all turns
     cut_off: bool  # it was not ended by the model
-    truths: tuple[str, ...] = ()
-    record: Mapping[str, Any] = field(default_factory=dict)
-    where: str = ""  # file:line of the prompt
     turns: tuple[ToolExchange, ...] = ()
 
     @property
@@ -53,23 +60,20 @@ class Setting:
     max_tokens: int
 
 
-class RewardContext(Protocol):
-    """What a prompt and an answer to it both say of the prompt."""
+class Reward:
+    """Made once for a run, raising UserError for settings it cannot work with; gives each answer a number."""
 
-    @property
-    def truths(self) -> tuple[str, ...]: ...
+    def __init__(self, settings: RewardSettings, setting: Setting) -> None:
+        self.settings = settings
 
-    @property
-    def record(self) -> Mapping[str, Any]: ...
+    def check(self, context: RewardContext) -> None:
+        """Raise UserError for a prompt whose answers this could not judge."""
 
-    @property
-    def where(self) -> str: ...
+    def one(self, answer: RewardInput) -> float:
+        raise NotImplementedError
 
-
-class Reward(Protocol):
-    """May also have `check(asked)`, which raises UserError for a prompt whose answers it could not judge."""
-
-    def __call__(self, answers: Sequence[RewardInput]) -> list[float]: ...
+    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
+        return [self.one(answer) for answer in answers]
 
 
 def final_answer(answer: RewardInput, after: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from penjing.agent_tools.sandbox import START_SECONDS, check_sandbox, run
 from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import RewardContext, RewardInput, Setting
+from penjing.rl.rewards.base import Reward, RewardContext, RewardInput, Setting
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
@@ -50,24 +50,23 @@ def tests_and_cases(context: RewardContext) -> tuple[str, list[dict[str, Any]]]:
     return str(tests), cases
 
 
-class Code:
+class Code(Reward):
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
         """Raises UserError where the system cannot contain a program."""
-        self.seconds, self.mebibytes = settings.code_seconds, settings.code_mebibytes
-        self.workers = settings.code_workers
-        check_sandbox(run("", cpu_seconds=START_SECONDS, memory_mebibytes=self.mebibytes))
+        super().__init__(settings, setting)
+        check_sandbox(run("", cpu_seconds=START_SECONDS, memory_mebibytes=settings.code_mebibytes))
 
     def check(self, context: RewardContext) -> None:
         tests_and_cases(context)
 
     def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
-        with ThreadPoolExecutor(self.workers) as pool:
-            return list(pool.map(self._one, answers))
+        with ThreadPoolExecutor(self.settings.code_workers) as pool:
+            return list(pool.map(self.one, answers))
 
-    def _one(self, answer: RewardInput) -> float:
+    def one(self, answer: RewardInput) -> float:
         code = program(answer.text_written)
         tests, cases = tests_and_cases(answer)
-        limits = {"cpu_seconds": self.seconds, "memory_mebibytes": self.mebibytes}
+        limits = {"cpu_seconds": self.settings.code_seconds, "memory_mebibytes": self.settings.code_mebibytes}
         if tests and not run(f"{code}\n\n{tests}\n", **limits).finished:  # type: ignore[arg-type]
             return 0.0
         for case in cases:

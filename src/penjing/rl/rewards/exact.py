@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import RewardContext, RewardInput, Setting, final_answer, need_truth, unfolded
+from penjing.rl.rewards.base import Reward, RewardContext, RewardInput, final_answer, need_truth, unfolded
 
 _ENDS = " .。!！?？,，;；:：\"'“”‘’"
 _BEGINS = re.compile(rf"(?:(?!\.\d)[{re.escape(_ENDS)}])*")  # the dot of .5 is not punctuation
@@ -30,14 +29,10 @@ def is_right(answer: RewardInput, after: str) -> bool:
     return not answer.cut_off and is_match(final_answer(answer, after), truths)
 
 
-class Exact:
-    def __init__(self, settings: RewardSettings, setting: Setting) -> None:
-        self.after = settings.answer_after
-
+class Exact(Reward):
     def check(self, context: RewardContext) -> None:
         need_truth(context, "exact")
 
-    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
-        for answer in answers:
-            self.check(answer)
-        return [float(is_right(answer, self.after)) for answer in answers]
+    def one(self, answer: RewardInput) -> float:
+        self.check(answer)
+        return float(is_right(answer, self.settings.answer_after))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import END_OF_THOUGHT, THOUGHT, RewardInput, Setting
+from penjing.rl.rewards.base import END_OF_THOUGHT, THOUGHT, Reward, RewardInput, Setting
 from penjing.rl.rewards.regex import compiled
 
 
@@ -16,13 +14,12 @@ def thinks_then_answers(text: str) -> bool:
     return bool(closed and thought.strip() and answer.strip()) and tags == 0
 
 
-class Format:
+class Format(Reward):
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
         pattern = settings.format_pattern
         self.pattern = compiled(pattern, "objective.reward.format_pattern") if pattern else None
 
-    def _fits(self, text: str) -> bool:
-        return thinks_then_answers(text) if self.pattern is None else self.pattern.fullmatch(text.strip()) is not None
-
-    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
-        return [float(not answer.cut_off and self._fits(answer.text)) for answer in answers]
+    def one(self, answer: RewardInput) -> float:
+        text = answer.text
+        fits = thinks_then_answers(text) if self.pattern is None else self.pattern.fullmatch(text.strip()) is not None
+        return float(not answer.cut_off and fits)

@@ -5,14 +5,12 @@ The soft punishment of over-long answers of arXiv:2503.14476, eq. 13.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import RewardInput, Setting
+from penjing.rl.rewards.base import Reward, RewardInput, Setting
 
 
-class Length:
+class Length(Reward):
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
         self.longest = setting.max_tokens
         self.soft = settings.soft_length or self.longest * 3 // 4
@@ -24,10 +22,6 @@ class Length:
                 wanted=f"under objective.rollout.max_new_tokens = {self.longest}",
             )
 
-    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
-        return [
-            -1.0
-            if answer.cut_off
-            else -min(1.0, max(0.0, (answer.num_tokens - self.soft) / (self.longest - self.soft)))
-            for answer in answers
-        ]
+    def one(self, answer: RewardInput) -> float:
+        over = (answer.num_tokens - self.soft) / (self.longest - self.soft)
+        return -1.0 if answer.cut_off else -min(1.0, max(0.0, over))

@@ -15,12 +15,12 @@ import torch
 from penjing.base.errors import UserError
 from penjing.data.formats import Message
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import RewardInput, Setting
+from penjing.rl.rewards.base import Reward, RewardInput, Setting
 from penjing.train.run_dir import is_run
 from penjing.train.stages.reward import load_judge
 
 
-class ModelReward:
+class ModelReward(Reward):
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
         if not settings.model:
             raise UserError("the reward model needs one", where="objective.reward.model", wanted="a run or a directory")

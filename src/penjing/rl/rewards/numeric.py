@@ -7,8 +7,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import RewardContext, RewardInput, Setting, final_answer, need_truth, unfolded
+from penjing.rl.rewards.base import Reward, RewardContext, RewardInput, final_answer, need_truth, unfolded
 
 # Sign, digits, exponent, divisor, per cent. Digits of a word, a decimal or another's exponent (m^2) are no number.
 _NUMBER = re.compile(
@@ -42,15 +41,10 @@ def is_number(answer: str, truths: Sequence[str]) -> bool:
     )
 
 
-class Numeric:
-    def __init__(self, settings: RewardSettings, setting: Setting) -> None:
-        self.after = settings.answer_after
-
+class Numeric(Reward):
     def check(self, context: RewardContext) -> None:
         need_truth(context, "numeric")
 
-    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
-        return [
-            float(is_number(final_answer(answer, self.after), need_truth(answer, "numeric")) and not answer.cut_off)
-            for answer in answers
-        ]
+    def one(self, answer: RewardInput) -> float:
+        said, truths = final_answer(answer, self.settings.answer_after), need_truth(answer, "numeric")
+        return float(is_number(said, truths) and not answer.cut_off)

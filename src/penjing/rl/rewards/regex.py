@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import RewardInput, Setting
+from penjing.rl.rewards.base import Reward, RewardInput, Setting
 
 
 def compiled(pattern: str, where: str) -> re.Pattern[str]:
@@ -18,7 +17,7 @@ def compiled(pattern: str, where: str) -> re.Pattern[str]:
         raise UserError(f"not a regular expression: {error}", where=where, got=repr(pattern)) from None
 
 
-class Regex:
+class Regex(Reward):
     """The pattern is the user's; the text is the model's, so a pattern that can backtrack without end is a risk."""
 
     def __init__(self, settings: RewardSettings, setting: Setting) -> None:
@@ -26,7 +25,5 @@ class Regex:
             raise UserError("the reward regex needs a pattern", where="objective.reward.pattern")
         self.pattern = compiled(settings.pattern, "objective.reward.pattern")
 
-    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
-        return [
-            float(not answer.cut_off and self.pattern.fullmatch(answer.text_written) is not None) for answer in answers
-        ]
+    def one(self, answer: RewardInput) -> float:
+        return float(not answer.cut_off and self.pattern.fullmatch(answer.text_written) is not None)

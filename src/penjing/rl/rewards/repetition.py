@@ -7,10 +7,8 @@ The measure is 1 - (different n-grams) / (n-grams).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import RewardInput, Setting
+from penjing.rl.rewards.base import Reward, RewardInput
 
 _WORD = re.compile(r"[\u3400-\u9fff]|[^\W\u3400-\u9fff]+")
 
@@ -21,9 +19,6 @@ def repeated_fraction(text: str, run: int) -> float:
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
-class Repetition:
-    def __init__(self, settings: RewardSettings, setting: Setting) -> None:
-        self.run = settings.repeated_words
-
-    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
-        return [-repeated_fraction(answer.text, self.run) for answer in answers]
+class Repetition(Reward):
+    def one(self, answer: RewardInput) -> float:
+        return -repeated_fraction(answer.text, self.settings.repeated_words)

@@ -6,22 +6,14 @@ alone learns to call for ever. The calls of a last turn are counted as not havin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import RewardInput, Setting
+from penjing.rl.rewards.base import Reward, RewardInput
 
 
-class Tools:
-    def __init__(self, settings: RewardSettings, setting: Setting) -> None:
-        self.most = settings.most_calls
-
-    def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
-        return [self._one(answer) for answer in answers]
-
-    def _one(self, answer: RewardInput) -> float:
+class Tools(Reward):
+    def one(self, answer: RewardInput) -> float:
+        most = self.settings.most_calls
         calls = sum(len(turn.said.calls) for turn in answer.turns)
         if not calls:
             return 0.0
         worked = sum(result.worked for turn in answer.turns for result in turn.results)
-        return max(-1.0, worked / calls - max(0, calls - self.most) / self.most)
+        return max(-1.0, worked / calls - max(0, calls - most) / most)

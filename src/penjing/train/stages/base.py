@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from penjing.base.errors import UserError
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch_source import Source
 from penjing.model.transformer import Transformer
@@ -82,6 +83,12 @@ class Stage(ABC, Generic[S]):
     def router(self) -> RouterSettings:
         """What a mixture of experts adds to the loss."""
         return self.run.router.for_model(self.run.model)
+
+    def need_format(self, what: str, *formats: str) -> None:
+        """Raise UserError unless `data.format` is one of these."""
+        given = self.run.data.format
+        if given not in formats:
+            raise UserError(what, where="data.format", got=given, wanted=" or ".join(formats))
 
     @abstractmethod
     def prepare_data(self) -> None:

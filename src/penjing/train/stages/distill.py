@@ -46,13 +46,8 @@ class DistillStage(TeacherStage):
 
     def prepare_data(self) -> None:
         """Makes tokenizer and shards where they are not there yet, and with mode=top_k the store."""
-        if self.run.data.format not in ("documents", "chats"):
-            raise UserError(
-                "nothing to read for the teacher",
-                where="data.format",
-                got=self.run.data.format,
-                wanted="documents or chats, or objective.mode=on_policy",
-            )
+        what = "the teacher reads texts or conversations; prompts are for objective.mode=on_policy"
+        self.need_format(what, "documents", "chats")
         teacher = self.read_teacher()
         self._data = NextTokenStage(self.run, self.strategy, self.report)
         self._data.prepare_data()
@@ -88,7 +83,9 @@ class DistillStage(TeacherStage):
     def source(self, micro_size: int, rank: int, world: int) -> Source:
         if not self._stores:
             return self._data.source(micro_size, rank, world)
-        return StoredSource(_fixed(self._data.rows), self._stores[0], micro_size=micro_size, rank=rank, world=world)
+        rows = _fixed(self._data.rows)
+        make = DistillRows(rows, self._stores[0]).batch
+        return PackedSource(rows, micro_size=micro_size, rank=rank, world=world, make=make)
 
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> Batch:
         batch = NextTokenStage(self.run, self.strategy).example_batch(micro_size, device, scored_fraction)
@@ -207,18 +204,3 @@ class DistillRows:
         slot_N = np.concatenate([self.slots.of(self.places.row(index)) for index in indices])
         id_NK, logp_NJ = self.store.read(slot_N)
         return DistillBatch(**vars(batch), top_id_NK=torch.from_numpy(id_NK), top_logp_NJ=torch.from_numpy(logp_NJ))
-
-
-class StoredSource(PackedSource):
-    """`PackedSource` with the teacher's predictions."""
-
-    def __init__(
-        self, rows: FixedRows, store: TeacherLogitsCache, *, micro_size: int, rank: int = 0, world: int = 1
-    ) -> None:
-        super().__init__(rows, micro_size=micro_size, rank=rank, world=world)
-        self._rows = DistillRows(rows, store)
-
-    def __next__(self) -> Batch:
-        first = self._next_row + self.rank * self.batch_size
-        self._next_row += self.world * self.batch_size
-        return self._rows.batch(range(first, first + self.batch_size))

@@ -11,6 +11,15 @@ from penjing.objective.base import Objective
 from penjing.parallel.base import Strategy
 
 
+def summed_over_ranks(values: Sequence[float], strategy: Strategy) -> list[float]:
+    """Each value, added up over all ranks in float64."""
+    totals = torch.tensor(values, dtype=torch.float64)
+    if strategy.device.type != "mps":  # which knows no float64, and has no neighbours
+        totals = strategy.add(totals.to(strategy.device))
+    summed: list[float] = totals.tolist()
+    return summed
+
+
 def held_out_means(
     objective: Objective,
     model: Callable[..., Any],
@@ -31,8 +40,5 @@ def held_out_means(
                 sums[name] = sums.get(name, 0.0) + float(value)
             units += float(objective.weight(on_device))
     found: Sequence[str] = strategy.broadcast(names or sorted(sums))  # rank 0 has a batch, whoever else may have none
-    totals = torch.tensor([units, *(sums.get(name, 0.0) for name in found)], dtype=torch.float64)
-    if strategy.device.type != "mps":  # which knows no float64, and has no neighbours
-        totals = strategy.add(totals.to(strategy.device))
-    units, *values = totals.tolist()
+    units, *values = summed_over_ranks([units, *(sums.get(name, 0.0) for name in found)], strategy)
     return {f"val_{name}": value / max(1.0, units) for name, value in zip(found, values, strict=True)}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 import torch
 
 from penjing.base.errors import UserError
@@ -18,7 +16,8 @@ from penjing.data.chat.render import render
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.sample import Sampling
 from penjing.infer.sampler_factory import Write, make_sampler
-from penjing.loader.batch_source import Source
+from penjing.loader.batch_source import OrderedSource, Source
+from penjing.loader.group_sampler import EpochOrder
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group, pack
 from penjing.objective.distill import Distill, Distillation
 from penjing.objective.next_token import FIGURE
@@ -126,6 +125,7 @@ class OnPolicyStage(TeacherStage):
         )
         self.set_teacher(teacher)
         self._prompts, self._held_out, left_out = encode_prompts(run, self.settings, self.tokenizer, bad)
+        self._order = EpochOrder(len(self._prompts), run.seed, run.stage, "order")
         self.fingerprint = sha256_text(repr([(prompt.ids, prompt.answer) for prompt in self._prompts]))
         self.notes += [note] if (note := bad.note()) else []
         if left_out:
@@ -134,8 +134,7 @@ class OnPolicyStage(TeacherStage):
     def _check(self) -> None:
         """Raise UserError for data that cannot be answered, or that have no answers where those are wanted."""
         data = self.run.data
-        if data.format not in ("chats", "prompts"):
-            raise UserError("nothing to answer", where="data.format", got=data.format, wanted="chats or prompts")
+        self.need_format("nothing to answer", "chats", "prompts")
         if data.format == "prompts" and self.settings.on_policy_fraction < 1:
             raise UserError(
                 "prompts have no answers of the data's own",
@@ -169,7 +168,7 @@ class OnPolicyStage(TeacherStage):
         )
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:
-        return OnPolicySource(self, micro_size, rank, world)
+        return OrderedSource(self.batch, "next_prompt", micro_size, rank, world)
 
     def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
         shape = (micro_size, 1, self.run.data.seq_len)
@@ -177,7 +176,7 @@ class OnPolicyStage(TeacherStage):
 
     def batch(self, indices: Sequence[int]) -> AnswerBatch:
         """The prompts at these places of the endless order, with the student's answers or the data's."""
-        chosen = [self._prompt(index) for index in indices]
+        chosen = [self._prompts[self._order[index]] for index in indices]
         seed = derive(self.run.seed, self.run.stage, "own")
         own = [fraction(seed, index) < self.settings.on_policy_fraction for index in indices]
         numbers = [number for number, mine in enumerate(own) if mine]
@@ -197,13 +196,6 @@ class OnPolicyStage(TeacherStage):
             for prompt, answer, by_data in zip(prompts, answers, given, strict=True)
         ]
         return pack(groups, self.run.data.seq_len)
-
-    def _prompt(self, index: int) -> StudentPrompt:
-        epoch, place = divmod(index, len(self._prompts))
-        if getattr(self, "_epoch", None) != epoch:
-            generator = np.random.Generator(np.random.PCG64(derive(self.run.seed, self.run.stage, "order", epoch)))
-            self._order, self._epoch = generator.permutation(len(self._prompts)), epoch
-        return self._prompts[int(self._order[place])]
 
     def _sampler(self, temperature: float) -> Write:
         return make_sampler(self.settings.max_new_tokens, Sampling(temperature=temperature))
@@ -228,22 +220,3 @@ class OnPolicyStage(TeacherStage):
                 prompt_ids, seeds = [prompt.ids for prompt in prompts], [0] * len(prompts)
                 answers = self._sampler(0.0)(self.model, prompt_ids, seeds, self.tokenizer.stop)
             yield self._pack(prompts, answers, [by_data] * len(prompts))
-
-
-class OnPolicySource(Source):
-    """`micro_size` prompts at a time; of each group of `world` batches this rank takes its own."""
-
-    def __init__(self, stage: OnPolicyStage, micro_size: int, rank: int, world: int) -> None:
-        self._stage, self._size, self._rank, self._world = stage, micro_size, rank, world
-        self._next = 0
-
-    def __next__(self) -> AnswerBatch:
-        first = self._next + self._rank * self._size
-        self._next += self._world * self._size
-        return self._stage.batch(range(first, first + self._size))
-
-    def state(self) -> dict[str, Any]:
-        return {"next_prompt": self._next}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._next = int(state["next_prompt"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, cast
@@ -15,7 +16,7 @@ from torch import nn
 
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
-from penjing.checkpoint.save import write_tensors
+from penjing.checkpoint.tensors import write_tensors
 from penjing.data.preference_shards import PreferenceShards
 from penjing.infer.sample import Sampling
 from penjing.infer.sampler_factory import make_sampler
@@ -29,7 +30,7 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.kl_to_reference import BaseModelView, kl_to_reference
 from penjing.train.load_model import load_start
-from penjing.train.oom_recovery import empty_cache, retry_on_oom
+from penjing.train.oom_recovery import retry_on_oom
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.preference_data import PreferenceDataStage, need_pairs
@@ -101,10 +102,10 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         self._log_probs: LogProbs | None = None
         self._copied: Transformer | None = None
         if self.reference == "copy":
-            copied = self._copied = frozen_copy(decoder, self.precision)
-            self._log_probs = lambda batch: answer_log_probs(copied, batch)
+            self._copied = frozen_copy(decoder, self.precision)
+            self._log_probs = partial(answer_log_probs, self._copied)
         elif self.reference == "adapter_off":
-            self._log_probs = lambda batch: base_log_probs(decoder, batch)
+            self._log_probs = partial(base_log_probs, decoder)
         elif self.reference == "precomputed" and self.fingerprint:
             self._precompute(decoder, str(self.precision.dtype))
 
@@ -126,11 +127,11 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         if known:
             found = safetensors.torch.load_file(file)
             for name, half in halves.items():
-                half.take_reference(found[name].numpy())
+                half.reference_N = found[name].numpy()
             return
         self.report(f"asking the reference about {len(self.train):,} {self.size().unit}")
         for half in halves.values():
-            half.take_reference(self._ask_in_memory(model, half))
+            half.reference_N = self._ask_in_memory(model, half)
         if self.strategy.rank == 0:
             tensors = {name: torch.from_numpy(half.reference_N) for name, half in halves.items()}
             write_tensors(file, tensors, about)
@@ -142,7 +143,6 @@ class PreferenceStage(PreferenceDataStage[Preference]):
 
         def halve(message: str) -> None:
             nonlocal size
-            empty_cache()
             if size == 1 or self.strategy.world > 1:
                 raise UserError(f"out of memory: {message}", where="batch.micro_size", next_step="Halve it.")
             size //= 2
@@ -153,7 +153,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         found_N = torch.zeros(half.num_values)
         for indices, batch in self.chunks(half, len(half), size):
             logp_N = base_log_probs(model, batch.to(self.strategy.device)).cpu()
-            places = [place for index in indices for place in half.places(index)]
+            places = [place for index in indices for place in half.places[index]]
             first = 0
             for place in places:
                 length = place.stop - place.start
@@ -229,23 +229,16 @@ class _Half:
             self._partner_G = np.empty_like(order_G)
             self._partner_G[order_G] = np.roll(order_G, 1)
         self.reference_N = np.zeros(0, dtype=np.float32)
-        self._places: list[list[slice]] = []
+        self.places: list[list[slice]] = []  # of each group: where its answers' values stand among those of all
         self.num_values = 0
         for index in range(len(tokens)):
             lengths = [len(ids) for ids, _, _ in self._answers(index)]
             ends = np.cumsum([self.num_values, *lengths]).tolist()
-            self._places.append([slice(*pair) for pair in pairwise(ends)])
+            self.places.append([slice(*pair) for pair in pairwise(ends)])
             self.num_values = ends[-1]
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    def places(self, index: int) -> list[slice]:
-        """Where the values of each of a group's answers stand among those of all."""
-        return self._places[index]
-
-    def take_reference(self, reference_N: npt.NDArray[np.float32]) -> None:
-        self.reference_N = reference_N
 
     def _answers(self, index: int) -> Iterator[tuple[list[int], list[int], bool]]:
         """ids, weights and whether they answer another question."""
@@ -262,7 +255,7 @@ class _Half:
 
     def group(self, index: int) -> Group:
         own = self.tokens[index]
-        places = self._places[index] if len(self.reference_N) else []
+        places = self.places[index] if len(self.reference_N) else []
         answers, mismatched = [], []
         for number, (ids, weights, other) in enumerate(self._answers(index)):
             values = {REFERENCE: self.reference_N[places[number]]} if places else {}

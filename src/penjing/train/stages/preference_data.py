@@ -44,13 +44,7 @@ class PreferenceDataStage(Stage[S]):
 
     def prepare_data(self) -> None:
         run = self.run
-        if run.data.format != "preferences":
-            raise UserError(
-                f"objective.name={run.objective.name} learns from preferences",
-                where="data.format",
-                got=run.data.format,
-                wanted="preferences",
-            )
+        self.need_format(f"objective.name={run.objective.name} learns from preferences", "preferences")
         made, counts = on_rank_0(self.strategy, lambda: _make_groups(run, run_tokenizer(run, self.report), self.report))
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
         self.tokens = {half: self._checked(PreferenceShards(made / half)) for half in ("train", "validation")}

@@ -22,21 +22,20 @@ LogProbs = Callable[[AnswerBatch], Tensor]
 def frozen_copy(model: Transformer, precision: Precision) -> Transformer:
     """A copy without adapters that does not learn, its matrices held in the dtype that they are multiplied in."""
     copied = copy.deepcopy(model)
-    remove_adapters(copied)  # they have learned where the run goes on from a checkpoint
+    remove_adapters(copied)
     copied.requires_grad_(False).eval()
     precision.cast_frozen(copied)
     return copied
 
 
 @torch.no_grad()
-def answer_log_probs(model: Callable[..., Any], batch: AnswerBatch) -> Tensor:
-    """logp_N of a batch."""
-    scored = run_model(model, batch)
-    logp_2N: Tensor = scored[0] if isinstance(scored, tuple) else scored
+def answer_log_probs(model: Callable[..., Any], batch: AnswerBatch, temperature: float = 1.0) -> Tensor:
+    """logp_N of a batch. Without gradients no dropout is drawn, and a mixture's routers are left out."""
+    logp_2N: Tensor = run_model(model, batch, temperature=temperature)
     return logp_2N[0]
 
 
-def base_log_probs(model: Transformer, batch: AnswerBatch) -> Tensor:
+def base_log_probs(model: Transformer, batch: AnswerBatch, temperature: float = 1.0) -> Tensor:
     """logp_N of a batch under the model without its adapters."""
     with adapter_scope(model, None):
-        return answer_log_probs(model, batch)
+        return answer_log_probs(model, batch, temperature)

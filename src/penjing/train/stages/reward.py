@@ -94,8 +94,7 @@ class RewardScorer:
         found: list[float] = []
         for first in range(0, len(groups), CHUNK):
             batch = pack_tight(groups[first : first + CHUNK]).to(self.model.scalar.device)
-            scored = score_answers(self.model, batch)
-            found += (scored[0] if isinstance(scored, tuple) else scored).tolist()
+            found += score_answers(self.model, batch).tolist()
         return found
 
 
