@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penjing.data import synthetic as toyworld
-from penjing.data.synthetic import chinese, english, files
+from penjing.data.synthetic import chinese, english
 from penjing.data.synthetic import dataset_rows as rows
 from penjing.data.synthetic.lexicon import THINGS
 from penjing.data.synthetic.tasks.drills import drill
@@ -276,7 +276,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         yield {"conversations": []}
         raise RuntimeError("the power went off")
 
-    monkeypatch.setattr(files, "conversation_rows", broken)
+    monkeypatch.setattr(rows, "conversations", broken)
     with pytest.raises(RuntimeError):
         toyworld.write(tmp_path, seed=1, **SIZES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pretrain.jsonl"]
