@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Gt, Lt
@@ -35,6 +35,7 @@ class Distill(ObjectiveSettings):
     """Learn from another model that has the same vocabulary. Formulas: `penjing.kernels.fused_distillation_loss`."""
 
     name: Literal["distill"] = "distill"
+    is_language_modelling: ClassVar = True
     teacher: str = ""  # run, checkpoint, Hugging Face directory or hub name
     # logits: the teacher reads every batch too. top_k: it reads the data once, and its likeliest ids stay on disk.
     # on_policy: it judges what the student itself writes (arXiv:2306.13649).
@@ -92,10 +93,6 @@ class Distill(ObjectiveSettings):
     @property
     def varying_shapes(self) -> bool:
         return self.mode == "on_policy"
-
-    @property
-    def is_language_modelling(self) -> bool:
-        return True
 
     @property
     def vocabulary_of(self) -> str:
