@@ -162,10 +162,6 @@ class PreferenceShards(ArrayFolder):
         return [slice(start, end) for start, end in zip(starts, ends, strict=True)]
 
     @property
-    def num_answer_tokens(self) -> int:
-        return self.num_tokens - (int(self._prompts_G[-1]) if len(self) else 0)
-
-    @property
     def has_pairs(self) -> bool:
         """Whether every group is a pair."""
         return bool((np.diff(self.first_G) == 2).all())

@@ -95,11 +95,6 @@ def without_thought(tokenizer: Tokenizer, ids: Sequence[int], thinking: bool | N
     return tokenizer.decode(ids[list(ids).index(end) + 1 :]) if end in ids else ""
 
 
-def parse_text(text: str, *, thinking: bool | None = None) -> ParsedTurn:
-    """The same of text whose marks are trusted to be the model's own."""
-    return _parsed_turn(_parts(_split(text, tokens.VISIBLE_TOKENS), thinking))
-
-
 # --- marks and what stands between them ------------------------------------------------------------------------------
 
 Piece = tuple[bool, str]  # whether it is a mark, and its text
