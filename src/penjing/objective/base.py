@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from penjing.base.config import Settings
+from penjing.base.errors import UserError
 
 if TYPE_CHECKING:
     from penjing.objective.rollout import Rollout
@@ -30,6 +31,16 @@ class UnitLengths:
     keys: float  # that a query sees on average
     extra_forwards: float = 0.0  # forward passes of other models
     note: str = ""  # what was assumed
+
+
+def refuse_unused(settings: Settings, names: Sequence[str], used: bool, wanted: str) -> None:
+    """Raise UserError for the first of these settings that was changed, if none of them is used. wanted: what uses them."""
+    usual = {field.name: field.default for field in fields(settings)}  # type: ignore[arg-type]  # all are dataclasses
+    for name in names:
+        value = getattr(settings, name)
+        if value != usual[name] and not used:
+            step = f"Set {wanted}, or leave it out."
+            raise UserError("has no effect here", where=f"{settings.section}.{name}", got=value, next_step=step)
 
 
 class ObjectiveSettings(Settings):
