@@ -7,6 +7,7 @@ time, in any process. A row has T inputs and T targets, the token after each inp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import Literal
 
@@ -212,45 +213,26 @@ class PackedRows(FixedRows):
 def best_fit(length_D: IntArray, capacity: int) -> list[list[int]]:
     """Best-fit decreasing: which documents share a row. Every length must be at most `capacity`.
 
-    One bucket per number of free places makes it O(documents x log capacity) rather than O(documents x rows).
+    Rows are found by their number of free places, of which there are few: O(documents x log capacity) comparisons.
     """
     assert int(length_D.max(initial=0)) <= capacity
-    free: list[list[int]] = [[] for _ in range(capacity + 1)]
-    # leaf i of the tree is true where some row has exactly i free places
-    size = 1 << capacity.bit_length()
-    tree = [False] * (2 * size)
-
-    def mark(space: int) -> None:
-        node = space + size
-        value = bool(free[space])
-        while node:
-            tree[node] = value if node >= size else tree[2 * node] or tree[2 * node + 1]
-            node >>= 1
-
-    def smallest(at_least: int) -> int | None:
-        node = at_least + size
-        if tree[node]:
-            return at_least
-        while node > 1:
-            if node % 2 == 0 and tree[node + 1]:
-                node += 1
-                while node < size:
-                    node = 2 * node if tree[2 * node] else 2 * node + 1
-                return node - size
-            node >>= 1
-        return None
-
     bins: list[list[int]] = []
+    with_free: dict[int, list[int]] = {}  # rows by free places
+    rooms: list[int] = []  # the numbers of free places that some row has, in order
     for source in np.argsort(-length_D, kind="stable"):
         need = int(length_D[source])
-        room = smallest(need)
-        if room is None:
+        smallest = bisect_left(rooms, need)
+        if smallest == len(rooms):
             bins.append([])
             row, room = len(bins) - 1, capacity
         else:
-            row = free[room].pop()
-            mark(room)
+            room = rooms[smallest]
+            row = with_free[room].pop()
+            if not with_free[room]:
+                del rooms[smallest]
         bins[row].append(int(source))
-        free[room - need].append(row)
-        mark(room - need)
+        left = with_free.setdefault(room - need, [])
+        if not left:
+            insort(rooms, room - need)
+        left.append(row)
     return bins
