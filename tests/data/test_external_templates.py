@@ -694,12 +694,6 @@ def test_a_template_s_second_is_one_of_the_processor(tmp_path: Path, monkeypatch
         assert render(tokenizer, PLAIN["two"]) == wanted
 
 
-def test_roles_that_a_template_refuses(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(write("instruct", tmp_path))
-    with pytest.raises(UserError, match="refuses this conversation: Roles must alternate"):
-        render(tokenizer, [said("first")])
-
-
 # ------------------------------------------------------------------------------------------------ calls and the switch
 
 
