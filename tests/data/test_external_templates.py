@@ -242,10 +242,10 @@ def write(name: str, folder: Path) -> Path:
     return folder
 
 
-
 def with_settings(folder: Path, **changes: Any) -> None:
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -15,7 +15,6 @@ import pytest
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
-from penjing.data import formats as records
 from penjing.data.formats import (
     BadRecords,
     Chat,

@@ -68,9 +68,7 @@ class ArrayFolder:
         """Raises UserError if the folder is not one of these, or a file's size is not what was written."""
         self.folder = Path(folder)
         if not (self.folder / self.meta_file).is_file():
-            raise UserError(
-                f"no token {self.holds} here", where=self.folder, wanted=f"a folder with {self.meta_file}"
-            )
+            raise UserError(f"no token {self.holds} here", where=self.folder, wanted=f"a folder with {self.meta_file}")
         meta = read_json(self.folder / self.meta_file)
         found = meta.get("format") if isinstance(meta, dict) else None
         if found != FORMAT:

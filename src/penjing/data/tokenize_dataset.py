@@ -114,7 +114,12 @@ def prepare_chats(
 
 
 def _write(
-    encoded: Iterator[Encoded], kind: Kind, tokenizer: Tokenizer, folder: Path, val_fraction: float, about: dict[str, Any]
+    encoded: Iterator[Encoded],
+    kind: Kind,
+    tokenizer: Tokenizer,
+    folder: Path,
+    val_fraction: float,
+    about: dict[str, Any],
 ) -> tuple[TokenShards, TokenShards]:
     writer = partial(TokenShardWriter, kind=kind)
     train, validation = write_halves(encoded, writer, tokenizer, folder, val_fraction, about)

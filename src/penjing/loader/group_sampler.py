@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-
 import numpy as np
 
 from penjing.base.seeds import derive

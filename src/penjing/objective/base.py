@@ -34,7 +34,7 @@ class UnitLengths:
 
 
 def refuse_unused(settings: Settings, names: Sequence[str], used: bool, wanted: str) -> None:
-    """Raise UserError for the first of these settings that was changed, if none of them is used. wanted: what uses them."""
+    """Raise UserError for the first of these settings that was changed, if none is used. wanted: what uses them."""
     usual = {field.name: field.default for field in fields(settings)}  # type: ignore[arg-type]  # all are dataclasses
     for name in names:
         value = getattr(settings, name)

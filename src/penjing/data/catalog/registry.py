@@ -261,9 +261,7 @@ _ENTRIES = (
         licence="card: CC BY 4.0; the Alpaca it is made from: CC BY-NC 4.0",
         caveat="Answers by an OpenAI model, whose terms forbid rival models. " + NON_COMMERCIAL,
         description="52,000 instructions and answers in English, the worst mistakes of Alpaca repaired.",
-        source=HubSource(
-            repository="yahma/alpaca-cleaned", revision="main", path="alpaca_data_cleaned.json"
-        ),
+        source=HubSource(repository="yahma/alpaca-cleaned", revision="main", path="alpaca_data_cleaned.json"),
     ),
     Dataset(
         name="alpaca-zh",
@@ -275,9 +273,7 @@ _ENTRIES = (
         licence="CC BY-NC 4.0",
         caveat="Answers by an OpenAI model, whose terms forbid rival models. " + NON_COMMERCIAL,
         description="About 49,000 instructions and answers in Chinese.",
-        source=HubSource(
-            repository="shibing624/alpaca-zh", revision="main", path="alpaca_gpt4_data_zh.json"
-        ),
+        source=HubSource(repository="shibing624/alpaca-zh", revision="main", path="alpaca_gpt4_data_zh.json"),
     ),
 )
 

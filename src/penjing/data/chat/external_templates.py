@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache, partial
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any
 
 import jinja2
@@ -324,7 +324,7 @@ def _shared(prompt: str, written: str) -> int:
 
     Where a conversation goes on, some templates leave out a part of the prompt, such as an empty thought.
     """
-    common = commonprefix([prompt, written])
+    common = _common_start(prompt, written)
     if common == prompt:
         return len(common)
     return max(common.rfind(border) for border in ">]\n") + 1
@@ -369,7 +369,7 @@ def _by_prefix(
                 break
             begin = len(prompted)
             end = real.find(message_end, begin) if message_end else -1
-            stop = len(commonprefix([real, answered]))
+            stop = len(_common_start(real, answered))
             spans.append((begin, end + len(message_end) if 0 <= end < stop else stop))
     if problem is not None:
         raise UserError(
@@ -410,6 +410,11 @@ def _makes_tokens(
     ]
     harmless_tools = _map_texts(tools, unpointed)
     return bool(found) or control.findall(real) != control.findall(write(harmless, harmless_tools, ask))
+
+
+def _common_start(first: str, second: str) -> str:
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return "".join(character for character, _ in alike)
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:

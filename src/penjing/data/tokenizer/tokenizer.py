@@ -461,5 +461,3 @@ def _adds_bos(full: tokenizers.Tokenizer, bos: str, settings: Mapping[str, Any])
         return bool(settings["add_bos_token"])
     ids = full.encode("a", add_special_tokens=True).ids
     return bool(ids) and ids[0] == full.token_to_id(bos)
-
-
