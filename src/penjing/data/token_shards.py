@@ -179,7 +179,10 @@ class TokenShardWriter(ArrayFolderWriter):
         self._bytes.append(num_bytes)
 
     def close(self) -> TokenShards:
-        arrays = {"ends": np.asarray(self._ends, dtype=np.int64), "bytes": np.asarray(self._bytes, dtype=np.int32)}
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "ends": np.asarray(self._ends, dtype=np.int64),
+            "bytes": np.asarray(self._bytes, dtype=np.int32),
+        }
         counts = {"kind": self.kind, "documents": len(self._ends), "text_bytes": sum(self._bytes)}
         self.finish(META, arrays, counts)
         return TokenShards(self.folder)

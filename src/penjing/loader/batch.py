@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penjing.data.packing.concat import Row
-from penjing.loader.to_device import cu_seqlens, to_device
+from penjing.loader.to_device import to_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`."""
-        fields = vars(self)
-        if device.type == "cuda":  # attention kernels there want to know where documents begin
-            fields = {**fields, "edge_S": cu_seqlens(self.document_BT)}
-        return replace(self, **to_device(fields, device))
+        return replace(self, **to_device(vars(self), device))
 
 
 def collate(rows: Sequence[Row]) -> Batch:

@@ -9,8 +9,13 @@ from torch import Tensor
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """A batch's fields by name, or one of them, on `device`. Copies from pinned memory do not wait for it."""
+    """A batch's fields by name, or one of them, on `device`; on CUDA with `edge_S`, where a batch has that field.
+
+    Copies from pinned memory do not wait for the device.
+    """
     if isinstance(value, dict):
+        if device.type == "cuda" and "edge_S" in value:
+            value = {**value, "edge_S": cu_seqlens(value["document_BT"])}
         return {name: to_device(inner, device) for name, inner in value.items()}
     if not isinstance(value, Tensor):
         return value
