@@ -130,16 +130,16 @@ def test_workspaces_are_made_once_for_each_direction() -> None:
 class Told(torch.autograd.Function):
     """Notes what it is told about its device, both ways."""
 
-    said: list[str] = []  # noqa: RUF012
+    devices: list[str] = []  # noqa: RUF012
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        Told.said.append(x.device.type)
+        Told.devices.append(x.device.type)
         return x * 2
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Tensor:
-        Told.said.append(upstream[0].device.type)
+        Told.devices.append(upstream[0].device.type)
         assert torch.zeros(1, device=upstream[0].device).device == upstream[0].device
         return upstream[0] * 2
 
@@ -147,7 +147,7 @@ class Told(torch.autograd.Function):
 @pytest.mark.parametrize("target", [A100, CPU])
 def test_tensors_say_that_they_are_on_the_target(target: Target) -> None:
     x = empty(4, grad=True)
-    Told.said.clear()
+    Told.devices.clear()
     with FakeDeviceMode(target):
         assert x.device.type == target.kind
         assert x.is_cuda == (target.kind == "cuda")
@@ -156,7 +156,7 @@ def test_tensors_say_that_they_are_on_the_target(target: Target) -> None:
         assert not bool(made.sum() > 0)
         Told.apply(x).sum().backward()  # type: ignore[no-untyped-call]
         assert torch.Generator(device=x.device) is not None
-    assert Told.said == [target.kind, target.kind]
+    assert Told.devices == [target.kind, target.kind]
     assert (made.device.type, x.grad is not None and x.grad.device.type) == ("meta", "meta")
     assert torch.Generator.__name__ == "Generator"
 
@@ -229,7 +229,7 @@ def test_compiled_passes_keep_less() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.exp(torch.tanh(torch.sin(x) * 2) + 1) * 3
 
-    def kept(call: Any, x: Tensor) -> int:
+    def activation_bytes(call: Any, x: Tensor) -> int:
         tracer = Tracer()
         with tracer:
             tracer.phase = "forward"
@@ -238,7 +238,7 @@ def test_compiled_passes_keep_less() -> None:
 
     x, call = empty(64, 64, grad=True), compiled(Activated())
     call(x).sum().backward()
-    assert kept(call, x) < kept(Activated(), x)
+    assert activation_bytes(call, x) < activation_bytes(Activated(), x)
 
 
 def test_buckets_hold_every_gradient() -> None:

@@ -49,7 +49,7 @@ def own_home(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "COPY_BYTES", 1 << 20)
 
 
-def test_a_profile_is_kept_and_found_again():
+def test_a_profile_is_saved_and_found_again():
     assert find_profile(KEY) is None
     save_profile(PROFILE)
     assert find_profile(KEY) == (PROFILE, [])

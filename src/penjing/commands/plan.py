@@ -191,7 +191,7 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
 
 
 def _memory(total_bytes: int, limit: int, fitted: Fitted | None) -> dict[str, Any]:
-    """The page's figures of memory. room: the device's; 0 = not known."""
+    """The page's figures of memory. limit: the device's; 0 = not known."""
     plan = fitted.plan if fitted else None
     return {
         "peak_memory_bytes": total_bytes,

@@ -81,7 +81,7 @@ def _largest(
 
     Memory is the highest of several lines in the rows: the optimizer's peak stays, that of activations grows. Between
     two traced numbers it is at most on the line through them; beyond them it may be far above. So where that line
-    leaves the room is traced too.
+    exceeds the limit is traced too.
     """
     good = max((rows for rows, plan in known.items() if plan.total_bytes <= limit), default=0)
     if not good:

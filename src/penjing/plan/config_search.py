@@ -32,13 +32,13 @@ def pareto(candidates: Sequence[Candidate]) -> list[Candidate]:
 
     Of two with the same figures the one found first stays.
     """
-    kept: list[Candidate] = []
+    front: list[Candidate] = []
     for one in candidates:
         beaten = any(_beats(other, one) for other in candidates)
-        twin = any((two.peak_bytes, two.tokens_per_second, two.seq_len) == _figures(one) for two in kept)
+        twin = any((two.peak_bytes, two.tokens_per_second, two.seq_len) == _figures(one) for two in front)
         if not beaten and not twin:
-            kept.append(one)
-    return sorted(kept, key=lambda each: (each.seq_len, each.peak_bytes))
+            front.append(one)
+    return sorted(front, key=lambda each: (each.seq_len, each.peak_bytes))
 
 
 def _figures(one: Candidate) -> tuple[int, float, int]:

@@ -52,7 +52,7 @@ class MemoryPlan:
 
 @dataclass(slots=True)
 class Replay:
-    """A trace, gone through the allocator. fits: False if the device had no room on the way."""
+    """A trace, gone through the allocator. fits: False if the device was full on the way."""
 
     allocated: int
     reserved: int
