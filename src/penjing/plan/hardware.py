@@ -7,6 +7,8 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -128,6 +130,21 @@ def physical_cores() -> int:
         return max(1, min(allowed, len(pairs))) if pairs else allowed
     except OSError:
         return allowed
+
+
+def thread_seconds(since: Mapping[str, tuple[float, float]] | None = None) -> dict[str, tuple[float, float]]:
+    """For each thread of this process, the seconds that it had a core, and that it waited for one although it had work.
+
+    since: an earlier result, from which on they count. Empty where the system does not tell (only Linux does).
+    """
+    found = {}
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError):  # a thread that has just ended; a system with less to tell
+            had, waited, _ = file.read_text().split()
+            name = file.parent.name
+            before = (since or {}).get(name, (0.0, 0.0))
+            found[name] = (int(had) / 1e9 - before[0], int(waited) / 1e9 - before[1])
+    return found
 
 
 def load_averages() -> tuple[float, ...]:
