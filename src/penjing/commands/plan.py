@@ -21,7 +21,6 @@ from penjing.commands.plan_run import (
     checkpoint_bytes,
     find_machine,
     lengths_of,
-    not_run,
     parts_of,
     pass_rows,
     trainable_part,
@@ -142,8 +141,7 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
     price = cost.price_of(machine.name, options.price)
     spent = cost.cost(price, seconds, options.gpus) if price else None
     if fitted:
-        unsupported = not_run(options.engine) if options.engine else ""
-        warnings += fitted.notes + [unsupported] * bool(unsupported)
+        warnings += fitted.notes + options.notes()
     return PlanReport(
         what=what,
         device=machine.name,

@@ -38,18 +38,16 @@ def print_tokens(size: str, unique: str, hours: str, gpu: str, gpus: int, consol
     console.print(
         f"{units.count(count)} parameters, all counted: compute-optimal is {units.count(best.tokens)} tokens "
         f"({units.count(best.low)} to {units.count(best.high)}, four of five refits; arXiv:2404.10102), "
-        f"{best.tokens / count:.1f} a parameter",
-        highlight=False,
+        f"{best.tokens / count:.1f} a parameter"
     )
     console.print(
-        f"  counting matrices and head alone, {tokens.MATRICES_RATIO} a parameter: {units.count(best.by_matrices)}",
-        highlight=False,
+        f"  counting matrices and head alone, {tokens.MATRICES_RATIO} a parameter: {units.count(best.by_matrices)}"
     )
     law = tokens.LAWS["corrected"]
     base = law.loss(count, best.tokens)
     for ratio in tokens.RATIOS:
         gain = law.loss(count, ratio * count) - base
-        console.print(f"  {ratio:>4} a parameter = {units.count(ratio * count)}: {gain:+.3f} nats", highlight=False)
+        console.print(f"  {ratio:>4} a parameter = {units.count(ratio * count)}: {gain:+.3f} nats")
     if unique:
         there = cost.read_count(unique, "--unique")
         rows = [
@@ -63,7 +61,7 @@ def print_tokens(size: str, unique: str, hours: str, gpu: str, gpus: int, consol
         ]
         print_table(console, ("epochs>", "tokens>", "worth in unique tokens>", "each>"), rows)
         for line in tokens.small_data_advice(count, there):
-            console.print(f"  {line}", highlight=False)
+            console.print(f"  {line}")
     if hours:
         _print_tokens_in(hours, count, shape, (gpu, gpus), console)
 
@@ -75,18 +73,17 @@ def _print_tokens_in(hours: str, count: int, shape: Shape, devices: tuple[str, i
     if not budget.seconds:
         raise UserError("not a time", where="--hours", got=repr(hours), wanted="such as 2, 2h or 90min")
     machine, notes = (gpu_called(gpu), []) if gpu else _this_machine()
-    work = Workload(shape=shape, tokens=16384, seq_len=512, keys=256.5, dtype=_half(machine))
+    work = Workload(shape=shape, tokens=16384, seq_len=512, keys=256.5, dtype=machine.fastest_dtype)
     rate = work.tokens * gpus / step_time(work, machine).seconds
     done = rate * budget.seconds * shape.parameters / count
     low, high = interval(done, MARGINS[machine.level])
     console.print(
         f"  {units.duration(budget.seconds)} on {gpus} x {machine.name} ({machine.level}, "
         f"{LEVELS[machine.level]}) is {units.count(round(done))} tokens ({units.count(round(low))} to "
-        f"{units.count(round(high))}), {done / count:.0f} a parameter",
-        highlight=False,
+        f"{units.count(round(high))}), {done / count:.0f} a parameter"
     )
     best_size = tokens.supported_parameters(done)
-    console.print(f"  compute-optimal for so many tokens: {units.count(round(best_size))} parameters", highlight=False)
+    console.print(f"  compute-optimal for so many tokens: {units.count(round(best_size))} parameters")
     for note in notes:
         console.print(escape_markup("note", note))
 
@@ -97,10 +94,6 @@ def _this_machine() -> tuple[Machine, list[str]]:
 
     machine, _, notes = find_machine(PlanOptions(), Run())
     return machine, notes
-
-
-def _half(machine: Machine) -> str:
-    return max(machine.matmul_flops, key=lambda name: machine.matmul_flops[name])
 
 
 def print_estimate(size: str, amount: str, tflops: float, gpu: str, console: Console) -> None:
@@ -119,22 +112,19 @@ def print_estimate(size: str, amount: str, tflops: float, gpu: str, console: Con
     low, high = interval(seconds, MARGINS["L0"])
     console.print(
         f"textbook: 6 x {units.count(count)} x {units.count(total)} / {peak:g} TFLOPS = {units.duration(plain)} "
-        f"({plain / 60:.0f} min), at a utilisation nobody reaches",
-        highlight=False,
+        f"({plain / 60:.0f} min), at a utilisation nobody reaches"
     )
     console.print(
         f"ours: {units.duration(seconds)} ({units.duration(low)} to {units.duration(high)}; L0, {card.name}), "
-        f"{plain / seconds * peak / card.half:.0%} of the card's {card.half:g} TFLOPS by the same formula",
-        highlight=False,
+        f"{plain / seconds * peak / card.half:.0%} of the card's {card.half:g} TFLOPS by the same formula"
     )
     for name, share in flops.items():
-        console.print(f"  {name:<12} {share:.0%}", highlight=False)
+        console.print(f"  {name:<12} {share:.0%}")
     memory = textbook.states(count)
     console.print(
         f"memory, textbook: weights {memory.weights / 1e9:.3g} GB + gradients {memory.gradients / 1e9:.3g} GB + Adam "
         f"{memory.moments / 1e9:.3g} GB = {memory.total / 1e9:.3g} GB in float32; activations and logits come on top: "
-        "see `penjing plan memory`",
-        highlight=False,
+        "see `penjing plan memory`"
     )
 
 
@@ -151,7 +141,7 @@ def own_estimate(shape: Shape, count: int, total: int, machine: Machine) -> tupl
         tokens=32 * 512,
         seq_len=512,
         keys=256.5,
-        dtype=_half(machine),
+        dtype=machine.fastest_dtype,
         fused_optimizer=True,
         compiled=True,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -80,8 +79,9 @@ def family(run: Run) -> list[dict[str, Any]]:
         }
         if shape not in found:
             found.append(shape)
-    sized = [(_count(run, shape).without_embedding, shape) for shape in found]
-    large = [shape for count, shape in sized if count >= SMALLEST]
+    large = [
+        shape for shape in found if parameters(config.resolve(ModelConfig, shape)).without_embedding >= SMALLEST
+    ]
     if len(large) < 2:
         raise UserError(
             "the model is too small for a forecast",
@@ -108,17 +108,12 @@ def _windows(model: ModelConfig, layers: int) -> dict[str, Any]:
     return {"sliding_window": model.sliding_window if found else 0, "sliding_window_layers": found}
 
 
-def _count(run: Run, shape: Mapping[str, Any]) -> Any:
-    return parameters(config.resolve(type(run.model), {**shape, "preset": ""}))
-
-
 def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyRun]:
     """Sizes x lengths that take about the budget, each length a multiple of the shortest, which is as long as fits."""
     per_step = run.batch.size * run.data.seq_len
     made = []
     for shape in family(run):
-        model = config.resolve(type(run.model), {**shape, "preset": ""})
-        dtype = max(machine.matmul_flops, key=lambda name: machine.matmul_flops[name])
+        model = config.resolve(ModelConfig, shape)
         geometry = batch_geometry(run, 1, torch.device(machine.kind))
         work = Workload(
             shape=shape_of(model),
@@ -126,7 +121,7 @@ def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyR
             seq_len=run.data.seq_len,
             keys=(run.data.seq_len + 1) / 2,
             passes=geometry.accumulation,
-            dtype=dtype,
+            dtype=machine.fastest_dtype,
             optimizer=run.optimizer.name,
         )
         made.append((shape, parameters(model).total, OVERHEAD * step_time(work, machine).seconds))
@@ -136,10 +131,9 @@ def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyR
     for shape, count, seconds in made:
         for length in LENGTHS:
             steps = round(shortest * length)
-            name = f"{units.count(count)}-{steps}"
             runs.append(
                 ProxyRun(
-                    name=name,
+                    name=f"{units.count(count)}-{steps}",
                     model=shape,
                     parameters=count,
                     steps=steps,
@@ -174,7 +168,7 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
     place = Path(run.out) / "scale"
     runs = _ladder(run, given.seconds, place / LADDER)
     console.print(
-        f"  {len(runs)} proxy runs, about {units.duration(sum(each.seconds for each in runs))}", highlight=False
+        f"  {len(runs)} proxy runs, about {units.duration(sum(each.seconds for each in runs))}"
     )
     points, first = [], ""
     for each in runs:
@@ -185,7 +179,7 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
                 "the loss of a proxy run is NaN or Inf", where=place / each.name, next_step="Lower the learning rate."
             )
         points.append(LossPoint(each.parameters, int(outcome["tokens"]), float(outcome[LOSS])))
-        console.print(f"  {each.name}: {points[-1].loss:.4f} nats per token", highlight=False)
+        console.print(f"  {each.name}: {points[-1].loss:.4f} nats per token")
     return _predict(run, points, place, first, console)
 
 
@@ -249,13 +243,11 @@ def _predict(run: Run, points: list[LossPoint], place: Path, first: str, console
     print_table(console, ("parameters>", "tokens>", "loss>", "law>"), rows)
     console.print(
         f"L = {law.limit:.3f} + {law.a:.4g} / N^{law.alpha:.2f} + {law.b:.4g} / D^{law.beta:.2f}, off by "
-        f"{found.residual_nats:.3f} nats",
-        highlight=False,
+        f"{found.residual_nats:.3f} nats"
     )
     console.print(
         f"{units.count(count.total)} parameters on {units.count(tokens)} tokens: {found.loss:.3f} nats per token "
-        f"({found.low:.3f} to {found.high:.3f}, four of five)",
-        highlight=False,
+        f"({found.low:.3f} to {found.high:.3f}, four of five)"
     )
     largest = max(point.tokens * training_flops_per_token(run.model, 1.0) for point in points)
     reach = tokens * training_flops_per_token(run.model, 1.0) / largest
@@ -266,8 +258,8 @@ def _predict(run: Run, points: list[LossPoint], place: Path, first: str, console
     write_json(
         Path(run.out) / FORECAST,
         {
-            "points": [vars_of(point) for point in points],
-            "law": {"limit": law.limit, "a": law.a, "b": law.b, "alpha": law.alpha, "beta": law.beta},
+            "points": [asdict(point) for point in points],
+            "law": asdict(law),
             "parameters": count.total,
             "tokens": tokens,
             "predicted_loss": found.loss,
@@ -279,11 +271,7 @@ def _predict(run: Run, points: list[LossPoint], place: Path, first: str, console
     console.print(
         f"`penjing train` with out={run.out} and tokenizer.path={RunDir(Path(first)).tokenizer} is compared "
         "with it by `penjing plan verify`",
-        highlight=False,
         soft_wrap=True,
     )
     return found
 
-
-def vars_of(point: LossPoint) -> dict[str, float]:
-    return {"parameters": point.parameters, "tokens": point.tokens, "loss": point.loss}

@@ -52,14 +52,14 @@ def _verify_one(folder: RunDir, console: Console) -> list[history.Comparison]:
     low, high = plan.get("predicted_seconds_low"), plan.get("predicted_seconds_high")
     if "ended" in outcome:
         done = f"{outcome['ended']} after step {outcome['steps_done']} of {plan['steps']}"
-        console.print(f"  {done}: predicted is for so many steps", highlight=False)
+        console.print(f"  {done}: predicted is for so many steps")
     elif low is not None and high is not None:
         inside = "inside" if low <= outcome["seconds"] <= high else "outside"
         span = f"{units.duration(low)} to {units.duration(high)}"
         console.print(
-            f"  the time is {inside} the interval {span}; four of five runs should be inside", highlight=False
+            f"  the time is {inside} the interval {span}; four of five runs should be inside"
         )
-    console.print(f"  from {folder.plan.name} and {ended.name}; error = (predicted - actual) / actual", highlight=False)
+    console.print(f"  from {folder.plan.name} and {ended.name}; error = (predicted - actual) / actual")
     return terms
 
 
@@ -99,8 +99,7 @@ def print_history(console: Console, last: int = 20) -> None:
             inside = sum(each.in_interval for each in done)
             console.print(
                 f"{level}: {len(off)} runs, time off by {quantile(off, 0.5):.1%} (median), {quantile(off, 0.9):.1%} "
-                f"(9 of 10), {max(off):.1%} at most; {inside} of {len(done)} inside their interval",
-                highlight=False,
+                f"(9 of 10), {max(off):.1%} at most; {inside} of {len(done)} inside their interval"
             )
     for machine in sorted({each.machine for each in entries}):
         if note := history.recent_bias(entries, machine):

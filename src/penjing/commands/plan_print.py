@@ -41,9 +41,9 @@ def print_page(page: PlanReport, console: Console, *, explain: bool = False) -> 
         for line in lines:
             console.print(escape_markup(heading, line, style=STYLES.get(heading, "")), soft_wrap=True)
     if explain:
-        console.print("  formulas:", highlight=False)
+        console.print("  formulas:")
         for line in page.formulas:
-            console.print(f"    {line}", highlight=False, soft_wrap=True, markup=False)
+            console.print(f"    {line}", soft_wrap=True, markup=False)
 
 
 def _model(page: PlanReport) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -71,7 +71,7 @@ def plan_run(
     from penjing.commands.plan_run import PlanOptions
 
     options = PlanOptions(
-        gpu=gpu, gpus=gpus, engine=_engine(engine), budget=budget, tokens=tokens, unique=unique, price=price
+        gpu=gpu, gpus=gpus, engine=engine, budget=budget, tokens=tokens, unique=unique, price=price
     )
     overrides = config.parse_overrides(settings or [])
     run, external = (
@@ -116,10 +116,6 @@ def _plan_measured(run: Run, options: Any, as_json: bool) -> None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _engine(name: str) -> Any:
-    return config.convert(Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp"], name, "--engine") if name else ""
-
-
 def _traceable(recipe: str, settings: list[str] | None) -> Run:
     """The run of a recipe or of a Hugging Face model. Raises UserError if penjing cannot train that model."""
     from penjing.commands.plan import is_external, read_external
@@ -150,7 +146,7 @@ def plan_memory(
     from penjing.commands.plan_run import PlanOptions
     from penjing.commands.plan_subcommands import print_memory
 
-    options = PlanOptions(gpu=gpu, gpus=gpus, engine=_engine(engine))
+    options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine)
     if print_memory(_traceable(recipe, settings), options, console, waterfall=waterfall) is False:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
@@ -176,7 +172,7 @@ def plan_search(
     from penjing.commands.plan_subcommands import search
 
     rows = config.convert(tuple[int, ...], lengths, "--lengths") if lengths else ()
-    options = PlanOptions(gpu=gpu, gpus=gpus, engine=_engine(engine))
+    options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine)
     if not search(_traceable(recipe, settings), options, fit, rows, console, every=every):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 

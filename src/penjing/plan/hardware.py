@@ -155,15 +155,19 @@ def load_averages() -> tuple[float, ...]:
         return ()
 
 
+def memory_bytes() -> int:
+    """Of this machine, without its devices; 0 = not known."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+
+
 def describe(device: torch.device, dtype: torch.dtype) -> dict[str, object]:
     """The machine, for reports."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
         "cpu": cpu_name(),
         "cores": physical_cores(),
         "threads": torch.get_num_threads(),
-        "memory_bytes": memory,
+        "memory_bytes": memory_bytes(),
         "device": name,
         "compute_dtype": str(dtype).removeprefix("torch."),
     }
