@@ -85,7 +85,7 @@ FARTHEST_TO_2_2 = 3  # releases up to 2.2 made nothing again that stood farther 
 def compiled(module: nn.Module, *, farthest: int = 1000) -> Callable[..., Any]:
     """`module` as `torch.compile(module)` would use memory.
 
-    Call it, and differentiate it, once before tracing, outside of tracer and disguise. farthest: the partitioner's
+    Call it, and differentiate it, once before tracing, outside of both modes. farthest: the partitioner's
     `max_dist_from_bw`, 1000 in today's releases.
     """
     from torch._functorch import config

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
@@ -210,5 +212,5 @@ def test_a_bill_by_hand():
     assert bill.flops == 1600 * training_flops_per_token(config, 9.0)
     assert bill.predicted_peak_memory_bytes == estimate_memory_bytes(config, 64, 8)
     assert bill.parameters == parameters(config).total
-    assert bill.to_dict()["level"] == "L2"
-    assert RunEstimate.from_dict(bill.to_dict()) == bill
+    assert bill.level == "L2"
+    assert RunEstimate.from_dict(asdict(bill)) == bill

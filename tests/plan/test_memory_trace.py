@@ -124,7 +124,7 @@ def test_workspaces_are_made_once_for_each_direction() -> None:
     assert Target(capability=(9, 0)).workspace_bytes == 32 << 20
 
 
-# --- the disguise ----------------------------------------------------------------------------------------------------
+# --- the fake device -------------------------------------------------------------------------------------------------
 
 
 class Told(torch.autograd.Function):

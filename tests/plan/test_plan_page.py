@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -74,7 +74,7 @@ def test_the_whole_page_without_gpu_and_without_data():
     assert page.mfu_causal < page.mfu_full_square < 1
     assert sum(page.waterfall.values()) == page.peak_memory_bytes
     assert page.fits and len(page.alternatives) == 3
-    json.dumps(page.to_dict(), allow_nan=False)
+    json.dumps(asdict(page), allow_nan=False)
 
 
 def test_a_card_that_is_too_small_is_named_and_rows_are_found_that_fit(monkeypatch):

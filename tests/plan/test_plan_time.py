@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -113,8 +113,8 @@ def test_a_step_by_hand():
     assert found.head == pytest.approx(3 * 100 * 1000 * 40 * 2 / 1e9)
     assert found.optimizer == pytest.approx(130_000 * 28 * 2 / 1e9)
     assert found.launch == found.communication == found.data_wait == 0
-    assert found.seconds == pytest.approx(sum(found.to_dict().values()))
-    assert found.bottleneck == max(found.to_dict(), key=found.to_dict().get)
+    assert found.seconds == pytest.approx(sum(asdict(found).values()))
+    assert found.bottleneck == max(asdict(found), key=asdict(found).get)
 
 
 def test_a_step_is_never_quicker_than_its_launches_or_its_data():

@@ -95,9 +95,6 @@ class PlanReport:
     formulas: list[str] = field(default_factory=list)
     over_budget: list[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def _fitted_to_data(run: Run, options: PlanOptions) -> Run:
     """The run with the sequence length and batch that training would choose for so many unique tokens. Conversations
@@ -164,7 +161,7 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         seq_len=run.data.seq_len,
         tokens_per_step=per_step,
         dtype=work.dtype,
-        step_parts_seconds={**step.to_dict(), **({"generation": generation} if generation else {})},
+        step_parts_seconds={**asdict(step), **({"generation": generation} if generation else {})},
         step_seconds=busy,
         bottleneck="generation" if generation > step.seconds / 2 else step.bottleneck,
         parts_seconds=parts,
@@ -178,7 +175,7 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         disk_data_bytes=round((amount.unique or amount.tokens) * tokens.token_bytes(shape.vocabulary)),
         disk_checkpoint_bytes=checkpoint_bytes(run, shape),
         cost=str(spent) if spent else "",
-        price=f"{price.hour} an hour, {price.source}" if price else "",
+        price=str(price) if price else "",
         kilowatt_hours=cost.kilowatt_hours(seconds, options.gpus, machine.watts, hardware.physical_cores()),
         advice=advice(run, shape, amount),
         alternatives=alternatives(run, options, machine, fitted, work, seconds),

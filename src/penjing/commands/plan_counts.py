@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from rich.console import Console
 
 from penjing.base import config
@@ -13,7 +15,6 @@ from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
 from penjing.plan import six_nd_formula as textbook
 from penjing.plan.device_model import LEVELS, MARGINS, Machine, machine_of_card
-from penjing.plan.flops import parameters
 from penjing.plan.gpu_specs import CARDS, Card, find_card
 from penjing.plan.profile import gpu_called
 from penjing.plan.shape import Shape, shape_of
@@ -31,10 +32,8 @@ def model_of(count: int) -> ModelConfig:
 def print_tokens(size: str, unique: str, hours: str, gpu: str, gpus: int, console: Console) -> None:
     """How many tokens a model of this size wants, what repeating is worth, and what a time allows."""
     count = cost.read_count(size, "--params")
-    model = model_of(count)
-    shape = shape_of(model)
-    near = parameters(model)
-    best = tokens.advise(count, round(count * near.matrices / near.total))
+    shape, law = shape_of(model_of(count)), tokens.LAWS["corrected"]
+    best = tokens.advise(count, round(count * shape.matrices / shape.parameters))
     console.print(
         f"{units.count(count)} parameters, all counted: compute-optimal is {units.count(best.tokens)} tokens "
         f"({units.count(best.low)} to {units.count(best.high)}, four of five refits; arXiv:2404.10102), "
@@ -43,7 +42,6 @@ def print_tokens(size: str, unique: str, hours: str, gpu: str, gpus: int, consol
     console.print(
         f"  counting matrices and head alone, {tokens.MATRICES_RATIO} a parameter: {units.count(best.by_matrices)}"
     )
-    law = tokens.LAWS["corrected"]
     base = law.loss(count, best.tokens)
     for ratio in tokens.RATIOS:
         gain = law.loss(count, ratio * count) - base
@@ -63,12 +61,11 @@ def print_tokens(size: str, unique: str, hours: str, gpu: str, gpus: int, consol
         for line in tokens.small_data_advice(count, there):
             console.print(f"  {line}")
     if hours:
-        _print_tokens_in(hours, count, shape, (gpu, gpus), console)
+        _print_tokens_in(hours, count, shape, gpu, gpus, console)
 
 
-def _print_tokens_in(hours: str, count: int, shape: Shape, devices: tuple[str, int], console: Console) -> None:
+def _print_tokens_in(hours: str, count: int, shape: Shape, gpu: str, gpus: int, console: Console) -> None:
     """How many tokens a time allows on so many GPUs, or on this machine."""
-    gpu, gpus = devices
     budget = cost.read_budget(hours if not hours.replace(".", "").isdigit() else f"{hours}h", "--hours")
     if not budget.seconds:
         raise UserError("not a time", where="--hours", got=repr(hours), wanted="such as 2, 2h or 90min")
@@ -82,7 +79,7 @@ def _print_tokens_in(hours: str, count: int, shape: Shape, devices: tuple[str, i
         f"{LEVELS[machine.level]}) is {units.count(round(done))} tokens ({units.count(round(low))} to "
         f"{units.count(round(high))}), {done / count:.0f} a parameter"
     )
-    best_size = tokens.supported_parameters(done)
+    best_size = tokens.LAWS["corrected"].parameters_for(done)
     console.print(f"  compute-optimal for so many tokens: {units.count(round(best_size))} parameters")
     for note in notes:
         console.print(escape_markup("note", note))
@@ -147,5 +144,5 @@ def own_estimate(shape: Shape, count: int, total: int, machine: Machine) -> tupl
     )
     step = step_time(work, machine)
     seconds = step.seconds / work.tokens * total * count / shape.parameters
-    shares = {name: value / step.seconds for name, value in step.to_dict().items() if value > 0}
+    shares = {name: value / step.seconds for name, value in asdict(step).items() if value > 0}
     return seconds, dict(sorted(shares.items(), key=lambda pair: -pair[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,7 +88,7 @@ def plan_run(
         return
     page = make_report(recipe, run, options, external)
     if as_json:
-        console.print_json(data=page.to_dict())
+        console.print_json(data=asdict(page))
     else:
         print_page(page, console, explain=explain)
     if page.fits is False or page.over_budget:
@@ -104,7 +105,7 @@ def _plan_measured(run: Run, options: Any, as_json: bool) -> None:
     seconds = estimate.predicted_seconds
     over = over_budget(options, seconds, estimate.predicted_peak_memory_bytes, estimate.machine)
     if as_json:
-        console.print_json(data={**estimate.to_dict(), "over_budget": over})
+        console.print_json(data={**asdict(estimate), "over_budget": over})
     else:
         if options.price:
             hourly = cost.read_money(options.price, "--price")

@@ -26,17 +26,22 @@ class LossLaw:
 
     def optimum(self, flops: float) -> tuple[float, float]:
         """N and D of least loss for C = 6 N D: N = G (C/6)^(beta/(alpha+beta)), G = (alpha a / beta b)^(1/(...))."""
-        both = self.alpha + self.beta
-        ratio = (self.alpha * self.a / (self.beta * self.b)) ** (1 / both)
-        parameters = ratio * (flops / 6) ** (self.beta / both)
+        parameters = self._ratio * (flops / 6) ** (self.beta / (self.alpha + self.beta))
         return parameters, flops / (6 * parameters)
 
     def tokens_for(self, parameters: float) -> float:
         """D of the budget for which N is best."""
-        both = self.alpha + self.beta
-        ratio = (self.alpha * self.a / (self.beta * self.b)) ** (1 / both)
-        flops = 6 * (parameters / ratio) ** (both / self.beta)
+        flops = 6 * (parameters / self._ratio) ** ((self.alpha + self.beta) / self.beta)
         return float(flops / (6 * parameters))
+
+    def parameters_for(self, tokens: float) -> float:
+        """N for which D is best: `tokens_for` the other way round."""
+        both = self.alpha + self.beta
+        return float((tokens * self._ratio ** (both / self.beta)) ** (self.beta / self.alpha))
+
+    @property
+    def _ratio(self) -> float:
+        return float((self.alpha * self.a / (self.beta * self.b)) ** (1 / (self.alpha + self.beta)))
 
 
 LAWS = {
@@ -134,12 +139,12 @@ def cross_checks(parameters_without_embedding: int, tokens: float, flops: float)
 
 def small_data_advice(parameters: int, unique: float) -> list[str]:
     """What to do where there is less text than the model would like; empty where there is enough."""
-    worth = repeated_tokens(unique, 4)
-    if worth >= LAWS["corrected"].tokens_for(parameters):
+    worth, law = repeated_tokens(unique, 4), LAWS["corrected"]
+    if worth >= law.tokens_for(parameters):
         return []
     return [
         f"{_short(unique)} unique tokens are few for {_short(parameters)} parameters: 4 epochs of them, worth "
-        f"{_short(worth)} fresh ones, are compute-optimal for {_short(supported_parameters(worth))}",
+        f"{_short(worth)} fresh ones, are compute-optimal for {_short(law.parameters_for(worth))}",
         "a larger model still learns a little more from them; weight decay of 0.1 and more, a smaller vocabulary "
         "and above all more text help",
     ]
@@ -147,15 +152,6 @@ def small_data_advice(parameters: int, unique: float) -> list[str]:
 
 def _short(number: float) -> str:
     return count(float(f"{number:.2g}"))
-
-
-def supported_parameters(tokens: float) -> float:
-    """N for which so many tokens are compute-optimal: `LossLaw.tokens_for` the other way round."""
-    low, high = 1e2, 1e14
-    for _ in range(60):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if LAWS["corrected"].tokens_for(middle) < tokens else (low, middle)
-    return low
 
 
 def token_bytes(vocabulary: int) -> int:

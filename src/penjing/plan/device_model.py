@@ -18,9 +18,9 @@ LEVELS: dict[str, str] = {
 # Half-width of the interval that a prediction of each level is printed with. L2 and L3 widen it by what they saw.
 MARGINS: dict[str, float] = {"L0": 0.30, "L1": 0.15, "L2": 0.03, "L3": 0.02}
 
-# Shares of the sheet's peak that are reached inside a training step: by large matmuls, and by fused attention, its FLOPs
-# counted as done (causal half only, scores computed again going backward). Ampere, Volta and consumer cards: tuned on
-# published training runs (docs/cost.md); the others are estimates from published matmul tests.
+# Shares of the sheet's peak that are reached inside a training step: by large matmuls, and by fused attention, its
+# FLOPs counted as done (causal half only, scores computed again going backward). Ampere, Volta and consumer cards:
+# tuned on published training runs (docs/cost.md); the others are estimates from published matmul tests.
 PEAK_SHARES = {
     "pascal": (0.80, 0.30),
     "volta": (0.40, 0.15),

@@ -59,7 +59,8 @@ def key_of(device: torch.device) -> Key:
 
 def _driver(device: torch.device) -> tuple[str, float]:
     """Driver version and power limit, where nvidia-smi tells."""
-    query = ["nvidia-smi", f"--id={device.index or 0}", "--query-gpu=driver_version,power.limit", "--format=csv,noheader"]
+    wanted = ("--query-gpu=driver_version,power.limit", "--format=csv,noheader")
+    query = ["nvidia-smi", f"--id={device.index or 0}", *wanted]
     try:
         output = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
         driver, watts = output.splitlines()[0].split(", ")
@@ -217,14 +218,12 @@ def launch_seconds(device: torch.device) -> float:
     small = torch.ones(8, device=device)
     for _ in range(100):
         small.add_(1.0)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    torch.accelerator.synchronize(device)
     start = time.perf_counter()
     for _ in range(2000):
         small.add_(1.0)
     took = time.perf_counter() - start
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    torch.accelerator.synchronize(device)
     return took / 2000
 
 

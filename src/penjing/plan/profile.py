@@ -67,9 +67,6 @@ class Profile:
     all_reduce_bytes_per_second: float = 0.0  # 0 = one device
     version: int = VERSION
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, known: Mapping[str, Any]) -> Profile:
         return cls(**{**known, "key": Key(**known["key"])})
@@ -111,7 +108,7 @@ def folder() -> Path:
 
 def save_profile(profile: Profile) -> Path:
     path = folder() / f"{profile.key.name}.json"
-    write_json(path, profile.to_dict())
+    write_json(path, asdict(profile))
     return path
 
 

@@ -48,9 +48,6 @@ class RunEstimate:
     versions: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # why the run may learn little
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, known: Mapping[str, Any]) -> RunEstimate:
         """A plan that was written; what older ones lack is filled with nothing."""

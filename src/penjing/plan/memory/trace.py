@@ -105,7 +105,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        with torch._C.DisableTorchFunction():  # a disguise would hide where tensors are
+        with torch._C.DisableTorchFunction():  # FakeDeviceMode would hide where tensors are
             return self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """What a run's step needs of memory, before anything is there: its real parts on the meta device, its real step.
 
 The model, the objective and the optimizers are the run's own, and the step is that of `loop.py`; the data are batches
-of the largest shape (`Stage.example_batch`), the device a disguise (`penjing/plan/memory/fake_device_mode.py`).
+of the largest shape (`Stage.example_batch`), the device a fake one (`penjing/plan/memory/fake_device_mode.py`).
 """
 
 from __future__ import annotations
