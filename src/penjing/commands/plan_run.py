@@ -105,10 +105,8 @@ def target_of(card: Card, machine: Machine | None = None) -> Target:
         capability = tens.get(card.name.split()[1][:2], (8, 6))
     elif card.name in ("A10", "A40"):
         capability = (8, 6)
-    known = {}
-    if machine is not None and machine.level == "L1":
-        known = {"context_bytes": machine.context_bytes, "context_source": machine.source}
-    return Target(kind="cuda", name=card.name, capability=capability, memory_bytes=card.memory_bytes, **known)  # type: ignore[arg-type]
+    context = (machine or machine_of_card(card)).context_bytes
+    return Target(name=card.name, capability=capability, memory_bytes=card.memory_bytes, context_bytes=context)
 
 
 def find_machine(options: PlanOptions, run: Run) -> tuple[Machine, Target, list[str]]:
