@@ -21,7 +21,7 @@ from penjing.commands.train import execute
 from penjing.model.config import ModelConfig
 from penjing.plan import cost
 from penjing.plan.device_model import Machine
-from penjing.plan.flops import parameters, training_flops_per_token
+from penjing.plan.flops import parameters
 from penjing.plan.scaling_law_fit import Forecast, LossPoint, forecast
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
@@ -110,11 +110,10 @@ def _windows(model: ModelConfig, layers: int) -> dict[str, Any]:
 
 def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyRun]:
     """Sizes x lengths that take about the budget, each length a multiple of the shortest, which is as long as fits."""
-    per_step = run.batch.size * run.data.seq_len
+    per_step, geometry = run.batch.size * run.data.seq_len, batch_geometry(run, 1, torch.device(machine.kind))
     made = []
     for shape in family(run):
         model = config.resolve(ModelConfig, shape)
-        geometry = batch_geometry(run, 1, torch.device(machine.kind))
         work = Workload(
             shape=shape_of(model),
             tokens=geometry.micro_size * run.data.seq_len,
@@ -127,21 +126,18 @@ def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyR
         made.append((shape, parameters(model).total, OVERHEAD * step_time(work, machine).seconds))
     whole = sum(seconds for _, _, seconds in made) * sum(LENGTHS)
     shortest = max(20, math.floor(budget_seconds / whole))
-    runs = []
-    for shape, count, seconds in made:
-        for length in LENGTHS:
-            steps = round(shortest * length)
-            runs.append(
-                ProxyRun(
-                    name=f"{units.count(count)}-{steps}",
-                    model=shape,
-                    parameters=count,
-                    steps=steps,
-                    tokens=steps * per_step,
-                    seconds=steps * seconds,
-                )
-            )
-    return runs
+    return [
+        ProxyRun(
+            name=f"{units.count(count)}-{steps}",
+            model=shape,
+            parameters=count,
+            steps=steps,
+            tokens=steps * per_step,
+            seconds=steps * seconds,
+        )
+        for shape, count, seconds in made
+        for steps in (round(shortest * length) for length in LENGTHS)
+    ]
 
 
 def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
@@ -180,7 +176,7 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
             )
         points.append(LossPoint(each.parameters, int(outcome["tokens"]), float(outcome[LOSS])))
         console.print(f"  {each.name}: {points[-1].loss:.4f} nats per token")
-    return _predict(run, points, place, first, console)
+    return _predict(run, points, first, console)
 
 
 def _ladder(run: Run, budget_seconds: float, file: Path) -> list[ProxyRun]:
@@ -224,12 +220,12 @@ def _train(run: Run, small: ProxyRun, place: Path, first: str, console: Console)
     return execute(config.resolve(Run, config.to_dict(run), settings), silent_console(console))
 
 
-def _predict(run: Run, points: list[LossPoint], place: Path, first: str, console: Console) -> Forecast:
-    count = parameters(run.model)
+def _predict(run: Run, points: list[LossPoint], first: str, console: Console) -> Forecast:
+    size, before = parameters(run.model).total, RunDir(Path(first))
+    per_epoch = read_json(before.plan)["tokens_per_epoch"]
     per_step = run.batch.size * run.data.seq_len
-    shards = read_json(RunDir(Path(first)).plan)
-    tokens = run.max_steps * per_step if run.max_steps else round(run.epochs * shards["tokens_per_epoch"])
-    found = forecast(points, count.total, tokens)
+    tokens = run.max_steps * per_step if run.max_steps else round(run.epochs * per_epoch)
+    found = forecast(points, size, tokens)
     law = found.law
     rows = [
         (
@@ -246,11 +242,10 @@ def _predict(run: Run, points: list[LossPoint], place: Path, first: str, console
         f"{found.residual_nats:.3f} nats"
     )
     console.print(
-        f"{units.count(count.total)} parameters on {units.count(tokens)} tokens: {found.loss:.3f} nats per token "
+        f"{units.count(size)} parameters on {units.count(tokens)} tokens: {found.loss:.3f} nats per token "
         f"({found.low:.3f} to {found.high:.3f}, four of five)"
     )
-    largest = max(point.tokens * training_flops_per_token(run.model, 1.0) for point in points)
-    reach = tokens * training_flops_per_token(run.model, 1.0) / largest
+    reach = size * tokens / max(point.parameters * point.tokens for point in points)
     if reach > 100:
         console.print(
             escape_markup("note", f"extrapolates to {reach:.0f} x the compute of the longest proxy run", indent="")
@@ -260,16 +255,16 @@ def _predict(run: Run, points: list[LossPoint], place: Path, first: str, console
         {
             "points": [asdict(point) for point in points],
             "law": asdict(law),
-            "parameters": count.total,
+            "parameters": size,
             "tokens": tokens,
             "predicted_loss": found.loss,
             "predicted_loss_low": found.low,
             "predicted_loss_high": found.high,
-            "tokenizer": str(RunDir(Path(first)).tokenizer),
+            "tokenizer": str(before.tokenizer),
         },
     )
     console.print(
-        f"`penjing train` with out={run.out} and tokenizer.path={RunDir(Path(first)).tokenizer} is compared "
+        f"`penjing train` with out={run.out} and tokenizer.path={before.tokenizer} is compared "
         "with it by `penjing plan verify`",
         soft_wrap=True,
     )
