@@ -119,17 +119,12 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 def physical_cores() -> int:
     """Cores this process may use, hyper-threads not counted twice where the system tells."""
-    try:
-        allowed = len(os.sched_getaffinity(0))
-    except AttributeError:
-        allowed = os.cpu_count() or 1
-    try:
-        pairs = set()
-        for folder in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology"):
-            pairs.add(((folder / "physical_package_id").read_text(), (folder / "core_id").read_text()))
-        return max(1, min(allowed, len(pairs))) if pairs else allowed
-    except OSError:
-        return allowed
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError):
+        folders = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology")
+        pairs = {((folder / "physical_package_id").read_text(), (folder / "core_id").read_text()) for folder in folders}
+        return min(allowed, len(pairs)) or allowed
+    return allowed
 
 
 def thread_seconds(since: Mapping[str, tuple[float, float]] | None = None) -> dict[str, tuple[float, float]]:
@@ -149,10 +144,9 @@ def thread_seconds(since: Mapping[str, tuple[float, float]] | None = None) -> di
 
 def load_averages() -> tuple[float, ...]:
     """Processes that wanted a core, on average of the last 1, 5 and 15 minutes; empty where nobody tells."""
-    try:
+    with suppress(AttributeError, OSError):
         return os.getloadavg()
-    except (AttributeError, OSError):
-        return ()
+    return ()
 
 
 def memory_bytes() -> int:
@@ -175,10 +169,8 @@ def describe(device: torch.device, dtype: torch.dtype) -> dict[str, object]:
 
 def cpu_name() -> str:
     """What the processor calls itself."""
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
