@@ -15,6 +15,7 @@ from penjing.base.markup import escape_markup
 from penjing.commands.arguments import Recipe, Settings, console, resolved, say
 
 if TYPE_CHECKING:
+    from penjing.plan.shape import Shape
     from penjing.train.config import Run
 
 EXIT_DOES_NOT_FIT = 3
@@ -67,17 +68,14 @@ def plan_run(
 
     penjing plan downloads/SmolLM2-135M/config.json --gpu A100 --gpus 2 --unique 1.2B
     """
-    from penjing.commands.plan import is_external, make_report, read_external
+    from penjing.commands.plan import make_report
     from penjing.commands.plan_print import print_page
     from penjing.commands.plan_run import PlanOptions
 
     options = PlanOptions(
         gpu=gpu, gpus=gpus, engine=engine, budget=budget, tokens=tokens, unique=unique, price=price
     )
-    overrides = config.parse_overrides(settings or [])
-    run, external = (
-        read_external(Path(recipe), overrides) if is_external(recipe) else (resolved(recipe, settings), None)
-    )
+    run, external = _planned(recipe, settings)
     if run.data.train and not gpu and external is None:
         unused = {"--tokens": tokens, "--unique": unique, "--gpus": gpus > 1, "--engine": engine, "--explain": explain}
         if names := [name for name, given in unused.items() if given]:
@@ -117,13 +115,18 @@ def _plan_measured(run: Run, options: Any, as_json: bool) -> None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _traceable(recipe: str, settings: list[str] | None) -> Run:
-    """The run of a recipe or of a Hugging Face model. Raises UserError if penjing cannot train that model."""
+def _planned(recipe: str, settings: list[str] | None) -> tuple[Run, Shape | None]:
+    """The run of a recipe or of a Hugging Face model; beside it the shape of a model that penjing cannot train."""
     from penjing.commands.plan import is_external, read_external
 
-    if not is_external(recipe):
-        return resolved(recipe, settings)
-    run, external = read_external(Path(recipe), config.parse_overrides(settings or []))
+    if is_external(recipe):
+        return read_external(Path(recipe), config.parse_overrides(settings or []))
+    return resolved(recipe, settings), None
+
+
+def _traceable(recipe: str, settings: list[str] | None) -> Run:
+    """The same. Raises UserError if penjing cannot train that model."""
+    run, external = _planned(recipe, settings)
     if external is not None:
         raise UserError("penjing cannot train this model", where=recipe, next_step=f"Try `penjing plan {recipe}`.")
     return run
