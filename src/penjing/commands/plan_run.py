@@ -30,11 +30,10 @@ from penjing.train.compile_policy import COST_SECONDS, choose, missing_compiler,
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
 from penjing.train.precision import Precision
+from penjing.train.step_timing import SAVE_SECONDS, WRITE_RATE
 
 START_SECONDS = 20.0  # imports, reading data and the probe, before step 1: an estimate
-WRITE_RATE = 300e6  # bytes per second of a checkpoint
 COPY_RATE = 4e9  # bytes per second of copying what is saved from a GPU into plain memory: an estimate
-SAVE_SECONDS = 0.02  # of a checkpoint, whatever its size
 DEFAULT_STEPS = 1000  # of a stage without data
 CAPABILITY = {
     "pascal": (6, 0),
@@ -69,7 +68,7 @@ class PlanOptions:
     @property
     def strategy(self) -> Engine:
         """The parallelism, as chosen or as usual for so many GPUs."""
-        return cast(Engine, self.engine) or ("ddp" if self.gpus > 1 else "single")
+        return cast(Engine, self.engine or ("ddp" if self.gpus > 1 else "single"))
 
     def notes(self) -> list[str]:
         """Whether penjing cannot train with that strategy."""
@@ -140,7 +139,7 @@ def _measured(device: torch.device) -> tuple[Machine | None, list[str]]:
     """This machine by its profile, None if there is none; a note where that is stale."""
     profile, changes = find_profile(key_of(device)) or (None, [])
     notes = [f"the profile is stale ({', '.join(changes)}): run `penjing plan profile`"] if changes else []
-    return profile and profile.machine(), notes
+    return profile.machine() if profile else None, notes
 
 
 def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:

@@ -124,7 +124,7 @@ def _stored(pattern: str) -> Iterator[Profile]:
 def find_profile(key: Key) -> tuple[Profile, list[str]] | None:
     """The stored profile of this device, and in what its key is another one by now; None if there is none."""
     profile = next(_stored(f"{key.name}.json"), None)
-    return profile and (profile, key.differences(profile.key))
+    return (profile, key.differences(profile.key)) if profile else None
 
 
 def profile_called(card: str) -> Profile | None:

@@ -54,6 +54,7 @@ RISE, MOST_GROWTH = 0.03, 0.03
 LATE_SHAPES_BYTES = 70 << 20
 SLOWEST_DECAY = 0.75  # of memory's growth from one half of the probe to the next, beyond which it is not believed
 MAX_SAVED_BYTES = 2 << 30  # of a checkpoint that is tried; larger ones are estimated from WRITE_RATE
+SAVE_SECONDS = 0.02  # of a checkpoint, whatever its size
 WRITE_RATE = 300e6  # bytes per second of a checkpoint, hashes and syncing included
 
 
@@ -406,7 +407,7 @@ def _try(
 ) -> tuple[float, float, float]:
     """Seconds that a checkpoint holds up training, on the way and at the end; seconds of one sample."""
     saved_bytes = 12 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    estimated = 0.02 + saved_bytes / WRITE_RATE
+    estimated = SAVE_SECONDS + saved_bytes / WRITE_RATE
     if hooks is None:
         return estimated, estimated, 0.0
     start = time.perf_counter()
