@@ -75,8 +75,7 @@ def advise(parameters: int, matrices: int) -> Advice:
     tokens = LAWS["corrected"].tokens_for(parameters)
     flops = 6 * parameters * tokens
     # The exponent's error turns the line of optima around its centre.
-    lever = abs(math.log(flops / CENTRE_FLOPS)) * 2 * 1.28 * SHARE_ERROR
-    spread = math.exp(lever)
+    spread = math.exp(abs(math.log(flops / CENTRE_FLOPS)) * 2 * 1.28 * SHARE_ERROR)
     return Advice(tokens=tokens, low=tokens / spread, high=tokens * spread, by_matrices=MATRICES_RATIO * matrices)
 
 
@@ -110,7 +109,7 @@ def batch_tokens(tokens: float) -> float:
     return float(2**19 * (tokens / 1.2e9) ** 0.383)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CrossCheck:
     """Batch and rate that one published rule would take, for AdamW."""
 
@@ -123,17 +122,9 @@ def cross_checks(parameters_without_embedding: int, tokens: float, flops: float)
     """What others would take. They differ by factors of three; a choice outside all of them wants a reason."""
     size = float(parameters_without_embedding)
     return [
-        CrossCheck(
-            rule="Step Law (arXiv:2503.04715)",
-            batch_tokens=0.58 * tokens**0.571,
-            learning_rate=1.79 * size**-0.713 * tokens**0.307,
-        ),
-        CrossCheck(
-            rule="DeepSeek (arXiv:2401.02954)",
-            batch_tokens=0.2920 * flops**0.3271,
-            learning_rate=0.3118 * flops**-0.1250,
-        ),
-        CrossCheck(rule="Power Lines (arXiv:2505.13738)", batch_tokens=batch_tokens(tokens), learning_rate=None),
+        CrossCheck("Step Law (arXiv:2503.04715)", 0.58 * tokens**0.571, 1.79 * size**-0.713 * tokens**0.307),
+        CrossCheck("DeepSeek (arXiv:2401.02954)", 0.2920 * flops**0.3271, 0.3118 * flops**-0.1250),
+        CrossCheck("Power Lines (arXiv:2505.13738)", batch_tokens(tokens), None),
     ]
 
 
