@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from penjing.plan.memory import FakeDeviceMode, Target, Trace, Tracer, plan_from, replay
 from penjing.plan.memory.fake_device_mode import attention_kernel
 from penjing.plan.memory.kernels import WORKSPACE
-from penjing.plan.memory.report import CURVE_POINTS, thin
 from penjing.plan.memory.sharded_memory import Buckets, share
 from penjing.plan.memory.trace import Storage
 
@@ -102,14 +101,6 @@ def test_a_plan_adds_up() -> None:
     assert plan.fits
     crowded = plan_from(trace, Target(memory_bytes=A100.context_bytes + (1 << 20)))
     assert crowded.fits is False
-
-
-def test_thinning_keeps_the_peak() -> None:
-    curve = [index % 977 for index in range(10_000)]
-    thinned = thin(curve)
-    assert len(thinned) <= CURVE_POINTS
-    assert max(size for _, size in thinned) == 976
-    assert all(curve[place] == size for place, size in thinned)
 
 
 def test_workspaces_are_made_once_for_each_direction() -> None:

@@ -321,7 +321,7 @@ def test_several_devices_are_searched_as_training_shares_them():
 
 def test_a_search_over_adapters_times_adapters():
     run = resolve_run("lora", settings("lora.rank=4"))
-    found = plan_tools._candidate(run, CARD, PlanOptions(), "single", 4, 0)
+    found = plan_tools._candidate(run, CARD, PlanOptions(), 4, 0)
     work = work_on_card(run)
     assert work.weight_share == 0 and found.seconds == step_time(work, CARD).seconds
     assert found.seconds < step_time(replace(work, trainable=None), CARD).seconds

@@ -79,9 +79,7 @@ def family(run: Run) -> list[dict[str, Any]]:
         }
         if shape not in found:
             found.append(shape)
-    large = [
-        shape for shape in found if parameters(config.resolve(ModelConfig, shape)).without_embedding >= SMALLEST
-    ]
+    large = [shape for shape in found if parameters(config.resolve(ModelConfig, shape)).without_embedding >= SMALLEST]
     if len(large) < 2:
         raise UserError(
             "the model is too small for a forecast",
@@ -163,9 +161,7 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
         raise UserError("not a time", where="--budget", got=repr(budget), wanted="such as 30min or 2h")
     place = Path(run.out) / "scale"
     runs = _ladder(run, given.seconds, place / LADDER)
-    console.print(
-        f"  {len(runs)} proxy runs, about {units.duration(sum(each.seconds for each in runs))}"
-    )
+    console.print(f"  {len(runs)} proxy runs, about {units.duration(sum(each.seconds for each in runs))}")
     points, first = [], ""
     for each in runs:
         outcome = _train(run, each, place, first, console)
@@ -269,4 +265,3 @@ def _predict(run: Run, points: list[LossPoint], first: str, console: Console) ->
         soft_wrap=True,
     )
     return found
-

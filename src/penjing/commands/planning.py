@@ -72,9 +72,7 @@ def plan_run(
     from penjing.commands.plan_print import print_page
     from penjing.commands.plan_run import PlanOptions
 
-    options = PlanOptions(
-        gpu=gpu, gpus=gpus, engine=engine, budget=budget, tokens=tokens, unique=unique, price=price
-    )
+    options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine, budget=budget, tokens=tokens, unique=unique, price=price)
     run, external = _planned(recipe, settings)
     if run.data.train and not gpu and external is None:
         unused = {"--tokens": tokens, "--unique": unique, "--gpus": gpus > 1, "--engine": engine, "--explain": explain}

@@ -42,9 +42,7 @@ CPU_LENGTHS = 256, 1024  # of documents whose attention is measured
 def key_of(device: torch.device) -> Key:
     """What figures taken now would hold for."""
     if device.type != "cuda":
-        return Key(
-            device=hardware.cpu_name(), kind="cpu", torch=torch.__version__, threads=torch.get_num_threads()
-        )
+        return Key(device=hardware.cpu_name(), kind="cpu", torch=torch.__version__, threads=torch.get_num_threads())
     driver, watts = _driver(device)
     return Key(
         device=torch.cuda.get_device_name(device),

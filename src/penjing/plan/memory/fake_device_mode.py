@@ -1,8 +1,8 @@
 """Meta tensors that say they are on another device, so that code takes the paths it would take there.
 
 Code of ours and of others asks tensors where they are (`x.device.type == "cpu"`, `x.is_cuda`). Under `FakeDeviceMode`
-they answer with the target's device, and whatever is asked to be made there is made on the meta device. Where torch itself
-chooses by device below Python (attention, dropout, RMSNorm), the choice is made here by the target's rules.
+they answer with the target's device, and whatever is asked to be made there is made on the meta device. Where torch
+itself chooses by device below Python (attention, dropout, RMSNorm), the choice is made here by the target's rules.
 """
 
 from __future__ import annotations
