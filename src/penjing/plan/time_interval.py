@@ -19,12 +19,13 @@ NORMAL_90 = NormalDist().inv_cdf(0.9)  # of a normal distribution, four of five 
 NEWEST = 20  # runs of the history that are looked at
 PROBE_WEIGHT = 2  # of how many runs the probe's own deviation counts for among them
 ENOUGH = 4  # runs from which on their own quantiles, whatever their distribution, must lie inside
-# Of a timing's variance, what a mean over many does not lose: neighbours stay for longer than a probe takes.
-LASTING_SHARE = 0.25
+# Of a timing's variance, what a mean over many does not lose: neighbours stay for longer than a probe takes. In five
+# series the mean of one second was off that of the next fifteen by 0.2 to 1.4 of this variance, 0.4 in the median.
+LASTING_SHARE = 0.4
 # Standard deviation where our threads take every core: all wait for the slowest one, whatever else wants a core delays
-# it, and virtual cores share physical ones. On two virtual cores a step's time changed by 3 to 11 % within minutes, of
-# which probes saw nothing; one thread's by 1 %.
-ALL_CORES = 0.08
+# it, and virtual cores share physical ones. Plans for two threads on two virtual cores were off by 3 to 11 % (root mean
+# square of ten runs each), of which probes of a second saw little; those for one thread by 1 to 2 %.
+ALL_CORES = 0.1
 MAX_CROWDING = 3.0  # believed of a load average, which also counts who waits for a disk
 BUSY_SHARE = 0.4  # of log(slowdown): neighbours may leave, or come, at some time in the run
 
@@ -94,7 +95,8 @@ def time_interval(seconds: float, noise: ProbeNoise, errors: Sequence[float]) ->
     degrees = PROBE_WEIGHT + count
     centre = sum(newest) / degrees
     variance = (PROBE_WEIGHT * noise.deviation**2 + sum((error - centre) ** 2 for error in newest)) / degrees
-    half = _student_90(degrees) * max(noise.seen, math.sqrt(variance))
+    off_centre = math.sqrt(1 + count / degrees**2)  # the centre is a mean over so many runs, and off by as much itself
+    half = _student_90(degrees) * off_centre * max(noise.seen, math.sqrt(variance))
     low, high = min(0.0, centre - half), max(0.0, centre + half)
     if count >= ENOUGH:
         place = min(count, math.ceil(0.9 * (count + 1)))  # the 0.9 quantile of the next one (split conformal)
