@@ -64,7 +64,7 @@ SHAPES = {
 
 @pytest.fixture(autouse=True)
 def no_llama_cpp(monkeypatch):
-    """Files are judged by our own reader here."""
+    """Files are checked by our own reader here."""
     monkeypatch.setattr(llama_cpp, "is_installed", lambda: False)
 
 
@@ -131,7 +131,7 @@ def test_what_the_file_says_of_itself(tmp_path, tokenizer):
     assert types["blk.0.post_attention_norm.weight"] == "F32"
 
 
-def test_what_nobody_said_is_left_out(tmp_path, tokenizer):
+def test_what_is_not_known_is_left_out(tmp_path, tokenizer):
     values, _ = read(gguf.export(make_model(tokenizer), tokenizer, tmp_path / "model.gguf").path)
     assert not {"general.name", "general.license", "general.languages"} & values.keys()
 

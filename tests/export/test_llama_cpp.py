@@ -250,15 +250,15 @@ def test_turns_end_and_nothing_is_put_in_front(tokenizer, vocabulary_file):
 
 def test_llama_cpp_knows_the_template_and_writes_the_same_conversation(tokenizer):
     """Its own code for ChatML, found by what is in the template, against our rendering."""
-    said = [("system", "Be brief."), ("user", "Hi 你好"), ("assistant", "Hello!"), ("user", "  two\nlines ")]
-    messages = (engine.llama_chat_message * len(said))(
-        *(engine.llama_chat_message(role=role.encode(), content=text.encode()) for role, text in said)
+    turns = [("system", "Be brief."), ("user", "Hi 你好"), ("assistant", "Hello!"), ("user", "  two\nlines ")]
+    messages = (engine.llama_chat_message * len(turns))(
+        *(engine.llama_chat_message(role=role.encode(), content=text.encode()) for role, text in turns)
     )
-    room = ctypes.create_string_buffer(1000)
+    buffer = ctypes.create_string_buffer(1000)
     template = tokenizer.template.encode()
-    length = engine.llama_chat_apply_template(template, messages, len(said), True, room, len(room))
-    ids = render(tokenizer, [Message(role=role, content=text) for role, text in said], ask=True).ids
-    assert room.raw[:length].decode() == tokenizer.decode(ids, hide=False)
+    length = engine.llama_chat_apply_template(template, messages, len(turns), True, buffer, len(buffer))
+    ids = render(tokenizer, [Message(role=role, content=text) for role, text in turns], ask=True).ids
+    assert buffer.raw[:length].decode() == tokenizer.decode(ids, hide=False)
 
 
 def test_a_file_that_llama_cpp_refuses_is_one_line(tmp_path, tokenizer, vocabulary_file):

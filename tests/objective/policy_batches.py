@@ -45,7 +45,7 @@ def make_batch(**changes):
 
 
 def padded(value_N, batch):
-    """[A, T] of a value of each token, and the mask of those that the model said."""
+    """[A, T] of a value of each token, and the mask of those that the model sampled."""
     lengths = torch.bincount(batch.answer_N, minlength=batch.num_answers)
     column_N = torch.cat([torch.arange(int(length)) for length in lengths])
     shape = (batch.num_answers, int(lengths.max()))

@@ -20,14 +20,14 @@ TWICE = Rollout(max_new_tokens=10, num_epochs=2)  # so that ratios are not 1 by 
 
 
 def one_token(loss, ratio, advantage):
-    """(the loss, its slope along log pi) of an answer of one token, whose probability is `ratio` times what it was."""
+    """(the loss, its gradient along log pi) of an answer of one token, now `ratio` times as likely as it was."""
     answer = Answer(ids=[7], values={"behaviour": [-2.0]})
     batch = pack([Group(prompt=[1], answers=[answer], figures={"advantage": [advantage]})], 32)
     logp_N = torch.tensor([-2.0 + math.log(ratio)], requires_grad=True)
     objective = PolicyObjective(Policy(loss=loss, rollout=TWICE))
     total, parts = objective.of_log_probs(logp_N, torch.zeros(1), batch)
-    (slope,) = torch.autograd.grad(total, logp_N)
-    return total.item(), slope.item(), parts
+    (gradient,) = torch.autograd.grad(total, logp_N)
+    return total.item(), gradient.item(), parts
 
 
 # arXiv:2402.03300 and arXiv:1707.06347 clip at 0.2; arXiv:2503.14476 section 3.1: 0.2 below, 0.28 above;
@@ -47,16 +47,16 @@ def test_the_ratio_is_clipped_where_the_paper_says(loss):
     little = 0.01 * min(1 - low, high - 1)
     share = 0.1 if loss == "dr_grpo" else 1.0  # over the longest answer, ten tokens
     for advantage, ratio in ((2.0, high - little), (-2.0, low + little)):
-        total, slope, parts = one_token(loss, ratio, advantage)
-        assert (total, slope) == pytest.approx([-ratio * advantage * share] * 2, rel=1e-5)
+        total, gradient, parts = one_token(loss, ratio, advantage)
+        assert (total, gradient) == pytest.approx([-ratio * advantage * share] * 2, rel=1e-5)
         assert parts["clipped_low_fraction"] == parts["clipped_high_fraction"] == 0
     for advantage, ratio, border, name in ((2.0, high + little, high, "high"), (-2.0, low - little, low, "low")):
-        total, slope, parts = one_token(loss, ratio, advantage)
+        total, gradient, parts = one_token(loss, ratio, advantage)
         assert total == pytest.approx(-border * advantage * share, rel=1e-5)
-        assert slope == 0
+        assert gradient == 0
         assert parts[f"clipped_{name}_fraction"] == 1
     for advantage, ratio in ((-2.0, high + little), (2.0, low - little)):  # the other way nothing is cut off
-        total, slope, parts = one_token(loss, ratio, advantage)
+        total, gradient, parts = one_token(loss, ratio, advantage)
         assert total == pytest.approx(-ratio * advantage * share, rel=1e-5)
         assert parts["clipped_low_fraction"] == parts["clipped_high_fraction"] == 0
 
@@ -65,16 +65,16 @@ def test_cispo_weighs_a_token_five_times_at_most():
     """arXiv:2506.13585 clips the weight alone: above 1 + 4 it stays 5, and the token keeps its gradient."""
     for ratio, weight in ((0.01, 0.01), (0.5, 0.5), (4.9, 4.9), (5.1, 5.0), (50.0, 5.0)):
         for advantage in (2.0, -2.0):
-            total, slope, _ = one_token("cispo", ratio, advantage)
+            total, gradient, _ = one_token("cispo", ratio, advantage)
             logp = -2.0 + math.log(ratio)
-            assert slope == pytest.approx(-weight * advantage, rel=1e-4)
+            assert gradient == pytest.approx(-weight * advantage, rel=1e-4)
             assert total == pytest.approx(-weight * advantage * logp, rel=1e-4)
 
 
 def test_ratios_far_off_are_not_cut_before_the_clip():
-    """A token a hundred thousand times likelier counts so where it was judged bad: the minimum has no upper end."""
-    total, slope, _ = one_token("grpo", 1e5, -1.0)
-    assert (total, slope) == pytest.approx([1e5] * 2, rel=1e-3)
+    """A token a hundred thousand times likelier counts so where it is a bad one: the minimum has no upper end."""
+    total, gradient, _ = one_token("grpo", 1e5, -1.0)
+    assert (total, gradient) == pytest.approx([1e5] * 2, rel=1e-3)
 
 
 def test_dr_grpo_divides_by_the_longest_answer_allowed():
@@ -113,12 +113,12 @@ def test_the_value_s_loss_is_a_tenth_of_the_policy_s():
     values = {"behaviour": [-2.0], "advantage": [0.0], "value": [1.0], "return": [1.0]}
     batch = pack([Group(prompt=[1], answers=[Answer(ids=[7], values=values)])], 32)
     value_N = torch.tensor([1.5], requires_grad=True)
-    said = (torch.tensor([[-2.0], [0.0]]), value_N)
-    loss = PolicyObjective(Policy(loss="ppo"))(lambda *given, **named: said, batch)
+    outputs = (torch.tensor([[-2.0], [0.0]]), value_N)
+    loss = PolicyObjective(Policy(loss="ppo"))(lambda *given, **named: outputs, batch)
     assert loss.total.item() == pytest.approx(0.1 * 0.5 * 0.25)
     assert loss.parts["value_loss"].item() == pytest.approx(0.5 * 0.25)
-    (slope,) = torch.autograd.grad(loss.total, value_N)
-    assert slope.item() == pytest.approx(0.1 * 0.5)
+    (gradient,) = torch.autograd.grad(loss.total, value_N)
+    assert gradient.item() == pytest.approx(0.1 * 0.5)
     held = PolicyObjective(Policy(loss="ppo"))._of_values(torch.tensor([0.5]), batch)[1]
     assert held["value_loss"].item() == pytest.approx(0.5 * 0.25)  # further off than 0.8, where it is held
     batch.values["return"] = torch.tensor([0.0])
@@ -148,7 +148,7 @@ def test_betas_that_are_not_given_are_the_papers():
     assert loss(loss="robust", label_smoothing=0.2) == pytest.approx((0.8 * good - 0.2 * bad) / (1 - 2 * 0.2))
 
 
-def judged(answers, **settings):
+def kto_loss(answers, **settings):
     """The loss and the figures of groups with one answer to their own question and one to another's.
 
     answers: of each group (wanted, gain of its own answer, gain of the other's) over the reference, in nats.
@@ -167,8 +167,8 @@ def judged(answers, **settings):
     objective = PreferenceObjective(Preference(loss="kto", beta=0.5, **settings))
     batch = pack(groups, 64)
     loss = objective(lambda *given, **named: torch.stack([logp_N, torch.zeros_like(logp_N)]), batch)
-    (slope_N,) = torch.autograd.grad(loss.total, logp_N)
-    return loss, slope_N.tolist(), float(objective.weight(batch))
+    (gradient_N,) = torch.autograd.grad(loss.total, logp_N)
+    return loss, gradient_N.tolist(), float(objective.weight(batch))
 
 
 def sigma(x):
@@ -177,21 +177,21 @@ def sigma(x):
 
 def test_kto_s_divergence_is_never_negative():
     """arXiv:2402.01306, section 4.2: max(0, the mean over answers to other questions)."""
-    loss, slopes, units = judged([(True, 1.0, -4.0), (False, 1.0, -2.0)], undesirable_weight=3.0)
+    loss, gradients, units = kto_loss([(True, 1.0, -4.0), (False, 1.0, -2.0)], undesirable_weight=3.0)
     assert units == 2
     assert float(loss.parts["kto_z"]) == 0
     assert loss.total.item() == pytest.approx((1 - sigma(0.5)) + 3 * (1 - sigma(-0.5)))
-    assert slopes[1] == slopes[3] == 0  # the estimate has no gradient
+    assert gradients[1] == gradients[3] == 0  # the estimate has no gradient
 
 
 def test_kto_s_divergence_is_the_mean_over_a_block_of_other_answers():
-    loss, slopes, _ = judged([(True, 1.0, 2.0), (False, 1.0, 0.0)], desirable_weight=2.0)
+    loss, gradients, _ = kto_loss([(True, 1.0, 2.0), (False, 1.0, 0.0)], desirable_weight=2.0)
     assert float(loss.parts["kto_z"]) == pytest.approx(2 * 1.0)  # z = 1 of each of two answers
     assert loss.total.item() == pytest.approx(2 * (1 - sigma(0.0)) + (1 - sigma(0.0)))
-    assert slopes[1] == slopes[3] == 0
-    assert slopes[0] == pytest.approx(-2 * 0.5 * 0.25)
-    assert slopes[2] == pytest.approx(0.5 * 0.25)
-    apart, _, _ = judged([(True, 1.0, 2.0), (False, 1.0, 0.0)], desirable_weight=2.0, kl_groups=1)
+    assert gradients[1] == gradients[3] == 0
+    assert gradients[0] == pytest.approx(-2 * 0.5 * 0.25)
+    assert gradients[2] == pytest.approx(0.5 * 0.25)
+    apart, _, _ = kto_loss([(True, 1.0, 2.0), (False, 1.0, 0.0)], desirable_weight=2.0, kl_groups=1)
     assert apart.total.item() == pytest.approx(2 * (1 - sigma(0.5 * (1 - 2))) + (1 - sigma(-0.5 * 1)))
 
 

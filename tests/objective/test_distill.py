@@ -71,16 +71,16 @@ def plain(made, measure, logp_logq=None):
     """The slow twin: all logits of both models at once."""
     logits = made["hidden_ND"] @ made["weight_VD"].T
     teacher, heat = made["teacher"], measure.temperature
-    taught = teacher.hidden_ND @ teacher.weight_VD.T
-    ids = min(logits.shape[1], taught.shape[1])
-    logp, logq = (taught[:, :ids] / heat).log_softmax(-1), (logits[:, :ids] / heat).log_softmax(-1)
+    teacher_logits = teacher.hidden_ND @ teacher.weight_VD.T
+    ids = min(logits.shape[1], teacher_logits.shape[1])
+    logp, logq = (teacher_logits[:, :ids] / heat).log_softmax(-1), (logits[:, :ids] / heat).log_softmax(-1)
     if logp_logq is not None:
         logp, logq = logp_logq(logp, logq)
     nats = functional.cross_entropy(logits, made["target_N"], reduction="none")
     divergence = plain_divergence(logp, logq, measure)
     weight, given, share = made["weight_N"], made["given_N"], measure.ce_weight
     total = ((1 - share) * heat**2 * divergence * weight + share * nats * given).sum()
-    agreed = (logits[:, :ids].argmax(-1) == taught[:, :ids].argmax(-1)).float()
+    agreed = (logits[:, :ids].argmax(-1) == teacher_logits[:, :ids].argmax(-1)).float()
     forward = plain_divergence(logp, logq, replace(measure, divergence="forward"))
     return Sums(*(x.sum() for x in (total, nats * given, forward * weight, divergence * weight, agreed * weight)))
 
@@ -298,14 +298,14 @@ def groups():
 
     made = []
     for number in range(NUM_ROWS):
-        said = ids(2, 9)
+        answer = ids(2, 9)
         made.append(
-            Group(prompt=ids(2, 6), answers=[Answer(ids=said, values={"given": [float(number % 2)] * len(said)})])
+            Group(prompt=ids(2, 6), answers=[Answer(ids=answer, values={"given": [float(number % 2)] * len(answer)})])
         )
     return made
 
 
-def taught(batch, teacher, settings, count=6):
+def with_teacher(batch, teacher, settings, count=6):
     with torch.no_grad():
         hidden = teacher.hidden(batch.ids_BT, batch.document_BT).flatten(0, 1)[batch.scored_N]
     ids, logps = likeliest(
@@ -325,7 +325,7 @@ def batches_of(kind, splits, teacher, settings):
     for size in splits:
         part = made[first : first + size]
         batch = pack(part, 32) if kind == "own" else collate(part)
-        batches.append(taught(batch, teacher, settings) if kind == "stored" else batch)
+        batches.append(with_teacher(batch, teacher, settings) if kind == "stored" else batch)
         first += size
     assert first == NUM_ROWS
     return batches
@@ -410,9 +410,9 @@ def test_the_objective_is_that_of_both_models_run_plainly(student, teacher, shar
 def test_a_stored_teacher_needs_no_model_and_is_near_the_live_one(student, teacher):
     (batch,) = batches_of("live", (NUM_ROWS,), teacher, SETTINGS)
     live = Distillation(SETTINGS, teacher)(student, batch)
-    kept = Distillation(SETTINGS, None, num_ids=50)(student, taught(batch, teacher, SETTINGS, count=49))
-    torch.testing.assert_close(kept.total, live.total, rtol=1e-4, atol=1e-4)
-    assert kept.parts["agreement"] == live.parts["agreement"]
+    stored = Distillation(SETTINGS, None, num_ids=50)(student, with_teacher(batch, teacher, SETTINGS, count=49))
+    torch.testing.assert_close(stored.total, live.total, rtol=1e-4, atol=1e-4)
+    assert stored.parts["agreement"] == live.parts["agreement"]
 
 
 def test_overfits_its_teacher(student, teacher):

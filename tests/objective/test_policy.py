@@ -33,13 +33,13 @@ def plain_loss(how, logp_N, batch):
         places = [n for n in range(len(batch.answer_N)) if batch.answer_N[n] == answer and batch.weight_N[n]]
         if not places:
             continue
-        judged = batch.figures["advantage"][answer]
+        from_group = batch.figures["advantage"][answer]
         logs = [logp_N[n] - batch.values["behaviour"][n] for n in places]
         whole = (sum(logs) / len(logs)).exp()
         losses = []
         for n, log in zip(places, logs, strict=True):
             apart = batch.values["reference"][n] - logp_N[n]
-            advantage = judged + how.kl_coef * apart.item() if how.kl_estimator == "k1" else judged
+            advantage = from_group + how.kl_coef * apart.item() if how.kl_estimator == "k1" else from_group
             ratio = whole if how.loss == "gspo" else log.exp()
             if how.loss == "cispo":
                 gain = min(ratio.item(), 1 + high) * advantage * logp_N[n]

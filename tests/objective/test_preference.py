@@ -65,7 +65,7 @@ def model():
 
 
 def groups(kind, seed=0):
-    """Groups of unequal lengths: pairs, or of kto one or two judged answers with one to another question."""
+    """Groups of unequal lengths: pairs, or of kto one or two single answers with one to another question."""
     generator = torch.Generator().manual_seed(seed)
 
     def ids(low, high):
@@ -73,10 +73,10 @@ def groups(kind, seed=0):
         return torch.randint(1, 40, (number,), generator=generator).tolist()
 
     def answer():
-        said = ids(1, 9)
-        known = (-4 * torch.rand(len(said), generator=generator)).tolist()
-        weights = [1.0] + [float(index % 3 > 0) for index in range(1, len(said))]
-        return Answer(ids=said, weights=weights, values={REFERENCE: known})
+        answer = ids(1, 9)
+        known = (-4 * torch.rand(len(answer), generator=generator)).tolist()
+        weights = [1.0] + [float(index % 3 > 0) for index in range(1, len(answer))]
+        return Answer(ids=answer, weights=weights, values={REFERENCE: known})
 
     found = []
     for index in range(NUM_GROUPS):

@@ -63,7 +63,7 @@ def trl_dpo(loss_type, beta, batch, logp_N, *, label_smoothing=0.0):
     mask = (padded(torch.ones(len(logp_N)), batch) > 0).long()
     mask = torch.cat((torch.zeros(len(mask), 1, dtype=torch.long), mask), dim=1)  # a prompt of one token
     nothing = torch.zeros(mask[:, 1:].shape)
-    said = SimpleNamespace(
+    outputs = SimpleNamespace(
         log_probs=padded(logp_N, batch), entropy=nothing, mean_logits=nothing, is_top1=nothing.bool(), aux_loss=None
     )
     metrics = {"train": Metrics()}
@@ -95,7 +95,7 @@ def trl_dpo(loss_type, beta, batch, logp_N, *, label_smoothing=0.0):
         training = True
 
         def __call__(self, **_):
-            return said
+            return outputs
 
     trainer.model = Model()
     return DPOTrainer._compute_loss(trainer, trainer.model, inputs, False), metrics["train"]

@@ -1,6 +1,6 @@
 """What `torch.compile` would keep and make, without compiling anything: an estimate.
 
-AOTAutograd takes forward and backward pass apart and its partitioner decides what is kept between them, as under
+AOTAutograd takes forward and backward pass apart and its partitioner decides what is saved between them, as under
 `torch.compile`. Inductor then fuses: what only feeds other elementwise work never becomes a tensor. Here the graphs
 are gone through by that rule, making the tensors that are left, each until its last use. Kernels' own choices (whether
 a value with several readers is stored or made again) are not modelled.
@@ -85,7 +85,7 @@ FARTHEST_TO_2_2 = 3  # releases up to 2.2 made nothing again that stood farther 
 def compiled(module: nn.Module, *, farthest: int = 1000) -> Callable[..., Any]:
     """`module` as `torch.compile(module)` would use memory.
 
-    Call it, and differentiate it, once before tracing, outside of tracer and disguise. farthest: the partitioner's
+    Call it, and differentiate it, once before tracing, outside of both modes. farthest: the partitioner's
     `max_dist_from_bw`, 1000 in today's releases.
     """
     from torch._functorch import config
@@ -119,7 +119,7 @@ class _Fused:
 
     def __init__(self, module: fx.GraphModule, example_inputs: Any = None) -> None:
         self.nodes = list(module.graph.nodes)
-        self.kept = self._kept()
+        self.saved = self._saved()
         self.frees = self._last_uses()
 
     def _is_view(self, node: fx.Node) -> bool:
@@ -128,7 +128,7 @@ class _Fused:
     def _is_library(self, node: fx.Node) -> bool:
         return node.op == "call_function" and any(_name(node).startswith(part) for part in _LIBRARY)
 
-    def _kept(self) -> set[fx.Node]:
+    def _saved(self) -> set[fx.Node]:
         """Nodes that become tensors; of views, those whose base does."""
         needed: set[fx.Node] = set()
         for node in reversed(self.nodes):
@@ -152,7 +152,7 @@ class _Fused:
             if source in seen:
                 continue
             seen.add(source)
-            if source in self.kept and not self._is_view(source):
+            if source in self.saved and not self._is_view(source):
                 found.add(source)
             else:
                 waiting += source.all_input_nodes
@@ -162,7 +162,7 @@ class _Fused:
         """After which node each tensor is read no more."""
         last: dict[fx.Node, fx.Node] = {}
         for node in self.nodes:
-            if node in self.kept and not self._is_view(node):
+            if node in self.saved and not self._is_view(node):
                 last.setdefault(node, node)
                 for source in self._sources(node):
                     last[source] = node
@@ -180,7 +180,7 @@ class _Fused:
                 made[node] = next(given)
             elif node.op == "output":
                 return _map(node.args[0], lambda source: self._value(source, made))
-            elif node in self.kept and not self._is_view(node):
+            elif node in self.saved and not self._is_view(node):
                 done = [source for source in self.frees.get(node, ()) if source is not node]
                 if not self._is_library(node):
                     # A fused kernel may write over what it reads for the last time.

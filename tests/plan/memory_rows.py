@@ -23,4 +23,4 @@ def at_rows(first: Trace, second: Trace, rows: tuple[int, int], wanted: int) -> 
         replace(a, num_bytes=a.num_bytes + (b.num_bytes - a.num_bytes) * (wanted - low) // (high - low))
         for a, b in zip(first.storages, second.storages, strict=True)
     ]
-    return Trace(storages, list(first.events), list(first.marks))
+    return Trace(storages, list(first.events))

@@ -48,7 +48,7 @@ class WrittenGELU(nn.Module):
 
 
 class WrittenAttention(nn.Module):
-    """With the scores of all heads written out, and a mask that is kept or made."""
+    """With the scores of all heads written out, and a mask that is stored or made."""
 
     def __init__(self, width: int, heads: int, tokens: int, *, keeps_mask: bool) -> None:
         super().__init__()
@@ -64,8 +64,8 @@ class WrittenAttention(nn.Module):
             part(x).view(rows, tokens, self.heads, -1).transpose(1, 2) for part in (self.key, self.query, self.value)
         )
         scores = query @ key.transpose(2, 3)
-        kept = getattr(self, "mask", None)
-        mask = torch.triu(torch.ones(tokens, tokens, device=x.device), diagonal=1) if kept is None else kept
+        buffer = getattr(self, "mask", None)
+        mask = torch.triu(torch.ones(tokens, tokens, device=x.device), diagonal=1) if buffer is None else buffer
         scores.masked_fill_(mask.bool()[:tokens, :tokens], -torch.inf)
         weights = self.dropout(torch.softmax(scores / key.shape[-1] ** 0.5, dim=-1))
         out: Tensor = self.out((weights @ value).transpose(1, 2).reshape(x.shape))
@@ -91,12 +91,12 @@ class FusedAttention(nn.Module):
 class GuideBlock(nn.Module):
     def __init__(self, width: int, heads: int, tokens: int, kind: str) -> None:
         super().__init__()
-        written = kind in ("kept mask", "written")
+        written = kind in ("stored mask", "written")
         norm: Callable[[int], nn.Module] = WrittenNorm if written else nn.LayerNorm
         self.attention = (
             FusedAttention(width, heads)
             if kind == "flash"
-            else WrittenAttention(width, heads, tokens, keeps_mask=kind == "kept mask")
+            else WrittenAttention(width, heads, tokens, keeps_mask=kind == "stored mask")
         )
         activation = WrittenGELU() if written else nn.GELU(approximate="tanh")
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), activation, nn.Linear(4 * width, width))
@@ -108,7 +108,7 @@ class GuideBlock(nn.Module):
 
 
 class Guide(nn.Module):
-    """kind: kept mask, written, classes (torch's own norm and GELU), flash."""
+    """kind: stored mask, written, classes (torch's own norm and GELU), flash."""
 
     def __init__(self, kind: str, vocabulary: int, *, width: int = 768, heads: int = 12, layers: int = 12) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Guide(nn.Module):
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(tokens, width)
         self.dropout = nn.Dropout(0.1)
         self.blocks = nn.Sequential(*(GuideBlock(width, heads, tokens, kind) for _ in range(layers)))
-        self.norm = WrittenNorm(width) if kind in ("kept mask", "written") else nn.LayerNorm(width)
+        self.norm = WrittenNorm(width) if kind in ("stored mask", "written") else nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ def sweep_trace(shape: SweepShape, rows: int, target: Target, *, is_compiled: bo
 
 
 def largest_batch(shape: SweepShape, target: Target, *, is_compiled: bool) -> int:
-    """The largest batch that the target has room for, from traces of two (of fewer rows compilers choose otherwise)."""
+    """The largest batch that fits into the target, from traces of two (of fewer rows compilers choose otherwise)."""
     pair = (16, 32)
     low, high = (sweep_trace(shape, rows, target, is_compiled=is_compiled) for rows in pair)
 
@@ -326,7 +326,7 @@ def guide_kind(row: dict[str, str]) -> tuple[str, torch.dtype, bool]:
     if "SDPA" in row["attention"]:
         kind = "flash"
     elif "buffer" in row["attention"]:
-        kind = "kept mask"
+        kind = "stored mask"
     else:
         kind = "classes" if "classes" in row["name"] else "written"
     return kind, dtype, "fused" in row["optimizer"]

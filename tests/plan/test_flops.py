@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
@@ -150,19 +152,19 @@ def test_the_estimate_covers_what_the_backward_pass_keeps():
     model = Transformer(config)
     ids_BT = torch.randint(0, 300, (4, 64))
     mine = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept = {}
+    storages = {}
 
     def note(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in mine:
-            kept[storage.data_ptr()] = storage.nbytes()
+            storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         total = model(ids_BT, score=CrossEntropy(ids_BT.flatten(), torch.ones(256)))
     assert total.requires_grad
     estimate = estimate_memory_bytes(config, 256, 8) - estimate_memory_bytes(config, 0, 8)
-    assert 0.7 < estimate / sum(kept.values()) < 1.5
+    assert 0.7 < estimate / sum(storages.values()) < 1.5
 
 
 def test_a_bill_by_hand():
@@ -210,5 +212,5 @@ def test_a_bill_by_hand():
     assert bill.flops == 1600 * training_flops_per_token(config, 9.0)
     assert bill.predicted_peak_memory_bytes == estimate_memory_bytes(config, 64, 8)
     assert bill.parameters == parameters(config).total
-    assert bill.to_dict()["level"] == "L2"
-    assert RunEstimate.from_dict(bill.to_dict()) == bill
+    assert bill.level == "L2"
+    assert RunEstimate.from_dict(asdict(bill)) == bill

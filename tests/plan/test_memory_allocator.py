@@ -63,7 +63,7 @@ def test_large_requests_do_not_go_into_small_segments() -> None:
     take(allocator, 512 * KIB)
     take(allocator, MIB + 1)
     assert allocator.reserved == 22 * MIB
-    take(allocator, 512 * KIB)  # the small segment has room
+    take(allocator, 512 * KIB)  # the small segment has free bytes
     take(allocator, 9 * MIB)  # and so has the large one
     assert allocator.reserved == 22 * MIB
 
@@ -120,11 +120,11 @@ def test_cached_segments_are_given_back_before_memory_is_out() -> None:
 
 def test_a_segment_that_is_used_in_part_is_not_given_back() -> None:
     allocator = CachingAllocator(30 * MIB)
-    kept, loose = take(allocator, 8 * MIB), take(allocator, 8 * MIB)  # one segment of 20
+    used, loose = take(allocator, 8 * MIB), take(allocator, 8 * MIB)  # one segment of 20
     allocator.free(loose)
     with pytest.raises(OutOfMemory):
         allocator.malloc(14 * MIB)
-    allocator.free(kept)
+    allocator.free(used)
     take(allocator, 30 * MIB)
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from penjing.plan.memory import FakeDeviceMode, Target, Trace, Tracer, plan_from, replay
 from penjing.plan.memory.fake_device_mode import attention_kernel
 from penjing.plan.memory.kernels import WORKSPACE
-from penjing.plan.memory.report import CURVE_POINTS, thin
 from penjing.plan.memory.sharded_memory import Buckets, share
 from penjing.plan.memory.trace import Storage
 
@@ -99,18 +98,9 @@ def test_a_plan_adds_up() -> None:
     plan = plan_from(trace, A100)
     assert sum(plan.waterfall.values()) == plan.total_bytes == plan.peak_reserved_bytes + A100.context_bytes
     assert plan.peak_allocated_bytes <= plan.peak_reserved_bytes
-    assert max(size for _, size in plan.curve) == plan.peak_allocated_bytes
     assert plan.fits
     crowded = plan_from(trace, Target(memory_bytes=A100.context_bytes + (1 << 20)))
     assert crowded.fits is False
-
-
-def test_thinning_keeps_the_peak() -> None:
-    curve = [index % 977 for index in range(10_000)]
-    thinned = thin(curve)
-    assert len(thinned) <= CURVE_POINTS
-    assert max(size for _, size in thinned) == 976
-    assert all(curve[place] == size for place, size in thinned)
 
 
 def test_workspaces_are_made_once_for_each_direction() -> None:
@@ -124,22 +114,22 @@ def test_workspaces_are_made_once_for_each_direction() -> None:
     assert Target(capability=(9, 0)).workspace_bytes == 32 << 20
 
 
-# --- the disguise ----------------------------------------------------------------------------------------------------
+# --- the fake device -------------------------------------------------------------------------------------------------
 
 
 class Told(torch.autograd.Function):
     """Notes what it is told about its device, both ways."""
 
-    said: list[str] = []  # noqa: RUF012
+    devices: list[str] = []  # noqa: RUF012
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        Told.said.append(x.device.type)
+        Told.devices.append(x.device.type)
         return x * 2
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Tensor:
-        Told.said.append(upstream[0].device.type)
+        Told.devices.append(upstream[0].device.type)
         assert torch.zeros(1, device=upstream[0].device).device == upstream[0].device
         return upstream[0] * 2
 
@@ -147,7 +137,7 @@ class Told(torch.autograd.Function):
 @pytest.mark.parametrize("target", [A100, CPU])
 def test_tensors_say_that_they_are_on_the_target(target: Target) -> None:
     x = empty(4, grad=True)
-    Told.said.clear()
+    Told.devices.clear()
     with FakeDeviceMode(target):
         assert x.device.type == target.kind
         assert x.is_cuda == (target.kind == "cuda")
@@ -156,7 +146,7 @@ def test_tensors_say_that_they_are_on_the_target(target: Target) -> None:
         assert not bool(made.sum() > 0)
         Told.apply(x).sum().backward()  # type: ignore[no-untyped-call]
         assert torch.Generator(device=x.device) is not None
-    assert Told.said == [target.kind, target.kind]
+    assert Told.devices == [target.kind, target.kind]
     assert (made.device.type, x.grad is not None and x.grad.device.type) == ("meta", "meta")
     assert torch.Generator.__name__ == "Generator"
 
@@ -229,7 +219,7 @@ def test_compiled_passes_keep_less() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.exp(torch.tanh(torch.sin(x) * 2) + 1) * 3
 
-    def kept(call: Any, x: Tensor) -> int:
+    def activation_bytes(call: Any, x: Tensor) -> int:
         tracer = Tracer()
         with tracer:
             tracer.phase = "forward"
@@ -238,7 +228,7 @@ def test_compiled_passes_keep_less() -> None:
 
     x, call = empty(64, 64, grad=True), compiled(Activated())
     call(x).sum().backward()
-    assert kept(call, x) < kept(Activated(), x)
+    assert activation_bytes(call, x) < activation_bytes(Activated(), x)
 
 
 def test_buckets_hold_every_gradient() -> None:

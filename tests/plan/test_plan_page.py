@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -74,10 +74,10 @@ def test_the_whole_page_without_gpu_and_without_data():
     assert page.mfu_causal < page.mfu_full_square < 1
     assert sum(page.waterfall.values()) == page.peak_memory_bytes
     assert page.fits and len(page.alternatives) == 3
-    json.dumps(page.to_dict(), allow_nan=False)
+    json.dumps(asdict(page), allow_nan=False)
 
 
-def test_a_card_that_is_too_small_is_said_and_rows_are_found_that_fit(monkeypatch):
+def test_a_card_that_is_too_small_is_named_and_rows_are_found_that_fit(monkeypatch):
     small = replace(find_card("RTX 3060"), memory_gib=0.9)
     for module in (plan_run, profile):
         monkeypatch.setattr(module, "find_card", lambda name: small)
@@ -114,7 +114,7 @@ def let_memory_be(monkeypatch, total_bytes) -> list[int]:
 
 
 def test_the_largest_pass_is_one_that_fits_though_the_optimizer_needs_the_most_of_smaller_ones(monkeypatch):
-    """Up to 100 rows the peak stays, beyond them it grows: two traces of fewer rows say nothing of where room ends."""
+    """Up to 100 rows the peak stays, beyond them it grows: two traces of fewer rows do not show where memory ends."""
 
     def total(rows: int) -> int:
         return max(4 * GIB, GIB + rows * GIB * 3 // 100)
@@ -127,19 +127,19 @@ def test_the_largest_pass_is_one_that_fits_though_the_optimizer_needs_the_most_o
     assert len(traced) == 3
 
 
-def test_more_rows_are_only_said_to_fit_where_they_do(monkeypatch):
+def test_more_rows_are_only_promised_where_they_do(monkeypatch):
     let_memory_be(monkeypatch, lambda rows: max(4 * GIB, rows * GIB // 2))
     run = resolve_run("pretrain", settings("batch.size=64", "batch.micro_size=8"))
     page = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"))
-    said = [line for line in page.alternatives if "and fits" in line]
-    assert len(said) == 1 and said[0].startswith("batch.micro_size=32:")
+    lines = [line for line in page.alternatives if "and fits" in line]
+    assert len(lines) == 1 and lines[0].startswith("batch.micro_size=32:")
 
 
 def test_fewer_rows_are_proposed_where_they_divide_a_devices_share():
     run = resolve_run("pretrain", settings("batch.size=9", "data.seq_len=256"))
     page = make_report("pretrain", run, PlanOptions(gpu="H100", tokens="1M"))
-    said = [line for line in page.alternatives if "less memory" in line]
-    assert len(said) == 1 and said[0].startswith("batch.micro_size=3:")
+    lines = [line for line in page.alternatives if "less memory" in line]
+    assert len(lines) == 1 and lines[0].startswith("batch.micro_size=3:")
 
 
 @pytest.mark.parametrize(("words", "gpus"), [((), 3), (("batch.micro_size=3",), 1), (("batch.micro_size=8",), 2)])
@@ -153,9 +153,9 @@ def test_what_training_would_refuse_is_not_planned(words, gpus):
 
 
 def test_what_fits_by_a_hair_is_called_tight():
-    room = 16 << 30
-    safe = safe_bytes(room)
-    assert [is_tight(each, room) for each in (safe, safe + 1, room, room + 1)] == [False, True, True, False]
+    limit = 16 << 30
+    safe = safe_bytes(limit)
+    assert [is_tight(each, limit) for each in (safe, safe + 1, limit, limit + 1)] == [False, True, True, False]
     assert [str(verdict_of(fits, False)) for fits in (True, False)] == ["fits", "does not fit"]
     run = resolve_run("pretrain", settings("batch.micro_size=4"))
     need = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M")).peak_memory_bytes
@@ -165,7 +165,7 @@ def test_what_fits_by_a_hair_is_called_tight():
     assert "tight" in text_of(lambda console: print_page(close, console))
 
 
-def test_a_budget_that_is_too_small_is_said():
+def test_a_budget_that_is_too_small_is_reported():
     run = resolve_run("pretrain", settings("max_steps=100000"))
     page = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", budget="1min,100MB,0.01CNY"))
     assert len(page.over_budget) == 3
@@ -321,7 +321,7 @@ def test_several_devices_are_searched_as_training_shares_them():
 
 def test_a_search_over_adapters_times_adapters():
     run = resolve_run("lora", settings("lora.rank=4"))
-    found = plan_tools._candidate(run, CARD, PlanOptions(), "single", 4, 0)
+    found = plan_tools._candidate(run, CARD, PlanOptions(), 4, 0)
     work = work_on_card(run)
     assert work.weight_share == 0 and found.seconds == step_time(work, CARD).seconds
     assert found.seconds < step_time(replace(work, trainable=None), CARD).seconds
@@ -369,7 +369,7 @@ def test_memory_search_tokens_and_estimate_say_what_they_should():
 
 CPU = torch.device("cpu")
 CARD = machine_of_card(find_card("RTX 3090"))
-ROOM = Target(kind="cpu", name="cpu", memory_bytes=1 << 40)
+LARGE_CPU = Target(kind="cpu", name="cpu", memory_bytes=1 << 40)
 
 
 def work_on_card(run):
@@ -383,7 +383,7 @@ def test_a_sweep_over_what_is_computed_again(monkeypatch):
     real = build_model.recompute_activations
     monkeypatch.setattr(build_model, "recompute_activations", lambda model, how: told.append(how) or real(model, how))
     grid = Grid(micro_size=(1,), accumulate=(1,), seq_len=(16,), recompute=("none", "mlp", "block"))
-    rows = sweeping.sweep(run, grid, CARD, ROOM, steps=2, seconds=0.1, device=CPU, predict_bytes=lambda variant: 1)
+    rows = sweeping.sweep(run, grid, CARD, LARGE_CPU, steps=2, seconds=0.1, device=CPU, predict_bytes=lambda variant: 1)
     assert told == ["none", "mlp", "block"] and all(row.ended == "done" for row in rows)
     rates = [row.predicted_steps_per_second for row in rows]
     assert rates == sorted(rates, reverse=True) and len(set(rates)) == 3
@@ -392,7 +392,7 @@ def test_a_sweep_over_what_is_computed_again(monkeypatch):
 def test_a_sweep_predicts_what_the_page_does(monkeypatch):
     monkeypatch.setattr(sweeping, "_timed", lambda *given: ([], 0, None))
     run = resolve_run("pretrain", settings("compute.dtype=bfloat16", "batch.micro_size=4"))
-    (row,) = sweeping.sweep(run, Grid(), CARD, ROOM, device=CPU)
+    (row,) = sweeping.sweep(run, Grid(), CARD, LARGE_CPU, device=CPU)
     work = work_on_card(run)
     assert work.own_kernels and row.predicted_steps_per_second == pytest.approx(1 / step_time(work, CARD).seconds)
 
@@ -401,7 +401,7 @@ def test_a_sweep_measures_and_predicts_and_is_written(tmp_path):
     run = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_hidden_layers=1"))
     grid = Grid(micro_size=(1, 2), accumulate=(1, 2), seq_len=(16,))
     rows = sweeping.sweep(
-        run, grid, CARD, ROOM, steps=2, seconds=0.1, device=CPU, predict_bytes=lambda variant: 1 << 30
+        run, grid, CARD, LARGE_CPU, steps=2, seconds=0.1, device=CPU, predict_bytes=lambda variant: 1 << 30
     )
     assert [(row.point.micro_size, row.point.accumulate) for row in rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     for row in rows:
@@ -432,7 +432,7 @@ def test_what_does_not_fit_is_a_row(monkeypatch, tmp_path):
     real = sweeping.step
     monkeypatch.setattr(sweeping, "step", full)
     run = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_hidden_layers=1"))
-    rows = sweeping.sweep(run, Grid(micro_size=(1,), accumulate=(1,), seq_len=(16,)), CARD, ROOM, device=CPU)
+    rows = sweeping.sweep(run, Grid(micro_size=(1,), accumulate=(1,), seq_len=(16,)), CARD, LARGE_CPU, device=CPU)
     assert [row.ended for row in rows] == ["out of memory"]
     assert "out of memory" in tables.cells(rows[0])
     tables.write(rows, tmp_path / "sweep", {})

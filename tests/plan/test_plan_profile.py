@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -49,7 +49,7 @@ def own_home(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "COPY_BYTES", 1 << 20)
 
 
-def test_a_profile_is_kept_and_found_again():
+def test_a_profile_is_saved_and_found_again():
     assert find_profile(KEY) is None
     save_profile(PROFILE)
     assert find_profile(KEY) == (PROFILE, [])
@@ -97,7 +97,7 @@ def test_the_machine_of_a_profile():
 
 
 def test_a_profile_made_before_attention_was_measured_by_length_is_read():
-    known = PROFILE.to_dict()
+    known = asdict(PROFILE)
     del known["attentions"]
     assert Profile.from_dict(known) == PROFILE
     assert PROFILE.machine().attention_rate("bfloat16", 100.0) == pytest.approx(34e12)

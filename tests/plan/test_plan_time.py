@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -64,9 +64,9 @@ SHARED = {**MIXTURE, "architecture": "glm4_moe", "shared_expert_intermediate_siz
 WORK = Workload(shape=SHAPE, tokens=100, seq_len=50, keys=25.5, passes=3, dtype="float32")
 
 
-@pytest.mark.parametrize("said", ["RTX 3090", "rtx3090", "3090", "NVIDIA GeForce RTX 3090", "RTX-3090"])
-def test_a_card_is_found_however_it_is_written(said):
-    assert find_card(said).name == "RTX 3090"
+@pytest.mark.parametrize("name", ["RTX 3090", "rtx3090", "3090", "NVIDIA GeForce RTX 3090", "RTX-3090"])
+def test_a_card_is_found_however_it_is_written(name):
+    assert find_card(name).name == "RTX 3090"
 
 
 def test_cards_of_two_sizes_are_told_apart():
@@ -76,10 +76,10 @@ def test_cards_of_two_sizes_are_told_apart():
     assert card_called("Tesla V100-SXM2-32GB", 32 * 10**9).name == "V100"
 
 
-@pytest.mark.parametrize(("said", "nearest"), [("RTX 9090", "RTX"), ("H1000", "H100"), ("nonsense-card", "Known:")])
-def test_an_unknown_card_is_one_line_that_helps(said, nearest):
+@pytest.mark.parametrize(("name", "nearest"), [("RTX 9090", "RTX"), ("H1000", "H100"), ("nonsense-card", "Known:")])
+def test_an_unknown_card_is_one_line_that_helps(name, nearest):
     with raises_user_error(where="--gpu", next_step=nearest):
-        find_card(said)
+        find_card(name)
 
 
 def test_the_table_of_cards_is_consistent():
@@ -113,8 +113,8 @@ def test_a_step_by_hand():
     assert found.head == pytest.approx(3 * 100 * 1000 * 40 * 2 / 1e9)
     assert found.optimizer == pytest.approx(130_000 * 28 * 2 / 1e9)
     assert found.launch == found.communication == found.data_wait == 0
-    assert found.seconds == pytest.approx(sum(found.to_dict().values()))
-    assert found.bottleneck == max(found.to_dict(), key=found.to_dict().get)
+    assert found.seconds == pytest.approx(sum(asdict(found).values()))
+    assert found.bottleneck == max(asdict(found), key=asdict(found).get)
 
 
 def test_a_step_is_never_quicker_than_its_launches_or_its_data():

@@ -92,8 +92,8 @@ def test_drift_is_told_after_five_bad_plans_of_one_machine():
     assert ledger.recent_bias([good] * 20, "1 x box") == ""
     assert ledger.recent_bias([bad] * 9 + [good] * 3, "1 x box") == "", "only the newest five count"
     assert ledger.recent_bias([bad] * 9, "another box") == ""
-    said = ledger.recent_bias([good] * 5 + [bad] * 5, "1 x box")
-    assert "8% off, too short" in said and "2.13, 2.14" in said and "penjing plan profile" in said
+    note = ledger.recent_bias([good] * 5 + [bad] * 5, "1 x box")
+    assert "8% off, too short" in note and "2.13, 2.14" in note and "penjing plan profile" in note
     assert ledger.recent_bias([replace(bad, ended="stopped")] * 9, "1 x box") == ""
 
 

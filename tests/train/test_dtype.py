@@ -64,8 +64,8 @@ def test_units_that_the_library_does_not_use_count_for_nothing(machine, monkeypa
 def test_where_it_is_measured_the_first_answer_stays(machine, tmp_path, unit):
     machine({unit}, [3.0])
     assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
-    kept = json.loads((tmp_path / "home" / fast_bfloat16.KEPT).read_text())
-    assert list(kept.values()) == [3.0]
+    saved = json.loads((tmp_path / "home" / fast_bfloat16.RATIOS_FILE).read_text())
+    assert list(saved.values()) == [3.0]
     machine({unit}, [0.3])  # a new process, in which a measurement would say otherwise
     assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
     machine({unit, "sve"}, [0.3])  # another processor

@@ -177,7 +177,12 @@ def test_masks_that_timing_draws_are_not_counted():
 
 def test_unrest_is_seen_in_passes_and_in_waiting_for_a_core(monkeypatch):
     monkeypatch.setattr(step_timing.hardware, "load_averages", lambda: ())
-    timings = [step_timing.StepTiming(seconds=3.0, data_wait=0.4, cpu_seconds=2.0, passes=(1.0, 1.5))] * 2
+    monkeypatch.setattr(step_timing.hardware, "physical_cores", lambda: torch.get_num_threads() + 1)
+    timings = [step_timing.StepTiming(seconds=3.0, data_wait=0.4, threads={"1": (2.0, 0.6)}, passes=(1.0, 1.5))] * 2
     noise = step_timing._noise(CPU, timings)
     assert (noise.num_timed, noise.slowdown, noise.crowding) == (4, pytest.approx(1.3), 1.0)
     assert noise.spread == pytest.approx(0.25 / 1.25)
+    assert not noise.all_cores
+    monkeypatch.setattr(step_timing.hardware, "physical_cores", torch.get_num_threads)
+    assert step_timing._noise(CPU, timings).all_cores
+    assert not step_timing._noise(SimpleNamespace(world=1, device=torch.device("cuda")), timings).all_cores

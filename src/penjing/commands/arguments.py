@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penjing.train.config import Run
 
 # A pipe or a file has no width of its own; 80 columns would cut the tables. Paths, settings and errors are not markup.
-console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
+console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
 
 Settings = Annotated[
     list[str] | None,
@@ -41,7 +41,7 @@ SampleSeed = Annotated[int, typer.Option(help="Sampling seed (used when temperat
 
 def say(text: str) -> None:
     """Print a line as it is, not wrapped."""
-    console.print(text, highlight=False, soft_wrap=True)
+    console.print(text, soft_wrap=True)
 
 
 def resolved(recipe: str, settings: list[str] | None) -> Run:

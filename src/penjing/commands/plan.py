@@ -21,7 +21,6 @@ from penjing.commands.plan_run import (
     checkpoint_bytes,
     find_machine,
     lengths_of,
-    not_run,
     parts_of,
     pass_rows,
     trainable_part,
@@ -96,9 +95,6 @@ class PlanReport:
     formulas: list[str] = field(default_factory=list)
     over_budget: list[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def _fitted_to_data(run: Run, options: PlanOptions) -> Run:
     """The run with the sequence length and batch that training would choose for so many unique tokens. Conversations
@@ -142,8 +138,7 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
     price = cost.price_of(machine.name, options.price)
     spent = cost.cost(price, seconds, options.gpus) if price else None
     if fitted:
-        unsupported = not_run(options.engine) if options.engine else ""
-        warnings += fitted.notes + [unsupported] * bool(unsupported)
+        warnings += fitted.notes + options.notes()
     return PlanReport(
         what=what,
         device=machine.name,
@@ -166,7 +161,7 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         seq_len=run.data.seq_len,
         tokens_per_step=per_step,
         dtype=work.dtype,
-        step_parts_seconds={**step.to_dict(), **({"generation": generation} if generation else {})},
+        step_parts_seconds={**asdict(step), **({"generation": generation} if generation else {})},
         step_seconds=busy,
         bottleneck="generation" if generation > step.seconds / 2 else step.bottleneck,
         parts_seconds=parts,
@@ -180,7 +175,7 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         disk_data_bytes=round((amount.unique or amount.tokens) * tokens.token_bytes(shape.vocabulary)),
         disk_checkpoint_bytes=checkpoint_bytes(run, shape),
         cost=str(spent) if spent else "",
-        price=f"{price.hour} an hour, {price.source}" if price else "",
+        price=str(price) if price else "",
         kilowatt_hours=cost.kilowatt_hours(seconds, options.gpus, machine.watts, hardware.physical_cores()),
         advice=advice(run, shape, amount),
         alternatives=alternatives(run, options, machine, fitted, work, seconds),
@@ -191,7 +186,7 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
 
 
 def _memory(total_bytes: int, limit: int, fitted: Fitted | None) -> dict[str, Any]:
-    """The page's figures of memory. room: the device's; 0 = not known."""
+    """The page's figures of memory. limit: the device's; 0 = not known."""
     plan = fitted.plan if fitted else None
     return {
         "peak_memory_bytes": total_bytes,

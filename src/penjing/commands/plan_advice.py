@@ -26,41 +26,34 @@ Found = tuple[float, str]  # how much it helps, and what to say
 
 def advice(run: Run, shape: Shape, amount: TokenBudget) -> list[str]:
     """Tokens, batch and learning rate by published rules."""
-    best = tokens.advise(shape.parameters, shape.matrices)
-    ratio = amount.tokens / shape.parameters
-    law = tokens.LAWS["corrected"]
-    lines = []
-    if run.data.format == "documents":
-        lines.append(
-            f"compute-optimal: {units.count(best.tokens)} tokens ({units.count(best.low)} to "
-            f"{units.count(best.high)}), "
-            f"{best.tokens / shape.parameters:.0f} for each of all {units.count(shape.parameters)} parameters; by "
-            f"matrices and head alone, {tokens.MATRICES_RATIO} x {units.count(shape.matrices)} = "
-            f"{units.count(best.by_matrices)}"
-        )
-        gains = []
-        base = law.loss(shape.parameters, amount.tokens)
-        for each in tokens.RATIOS:
-            if each > 1.2 * ratio:
-                gain = base - law.loss(shape.parameters, each * shape.parameters)
-                gains.append(f"{each} per parameter -{gain:.2f} nats for {each / ratio:.1f} x the time")
-        if gains:
-            lines.append("training longer: " + ", ".join(gains))
-        embedding = shape.vocabulary * shape.width
-        checks = tokens.cross_checks(
-            shape.parameters - embedding, amount.tokens, 6.0 * shape.parameters * amount.tokens
-        )
-        batch = run.batch.size * run.data.seq_len
-        rules = "; ".join(
-            f"{check.rule.split(' (')[0]} {units.count(float(round(check.batch_tokens)))} tokens"
-            + (f", rate {check.learning_rate:.1e}" if check.learning_rate else "")
-            for check in checks
-        )
-        rate = f"rate {run.optimizer.learning_rate:.1e}"
-        if isinstance(run.optimizer, Muon):
-            rate = f"Muon at {rate}, AdamW at {run.optimizer.adamw_learning_rate:.1e}"
-        lines.append(f"batch {units.count(batch)} tokens, {rate}; published rules for AdamW: {rules}")
-    return lines
+    if run.data.format != "documents":
+        return []
+    count, size, law = units.count, shape.parameters, tokens.LAWS["corrected"]
+    best = tokens.advise(size, shape.matrices)
+    lines = [
+        f"compute-optimal: {count(best.tokens)} tokens ({count(best.low)} to {count(best.high)}), "
+        f"{best.tokens / size:.0f} for each of all {count(size)} parameters; by matrices and head alone, "
+        f"{tokens.MATRICES_RATIO} x {count(shape.matrices)} = {count(best.by_matrices)}"
+    ]
+    ratio, base = amount.tokens / size, law.loss(size, amount.tokens)
+    gains = [
+        f"{each} per parameter -{base - law.loss(size, each * size):.2f} nats for {each / ratio:.1f} x the time"
+        for each in tokens.RATIOS
+        if each > 1.2 * ratio
+    ]
+    if gains:
+        lines.append("training longer: " + ", ".join(gains))
+    embedding = shape.vocabulary * shape.width
+    rules = "; ".join(
+        f"{check.rule.split(' (')[0]} {count(float(round(check.batch_tokens)))} tokens"
+        + (f", rate {check.learning_rate:.1e}" if check.learning_rate else "")
+        for check in tokens.cross_checks(size - embedding, amount.tokens, 6.0 * size * amount.tokens)
+    )
+    rate = f"rate {run.optimizer.learning_rate:.1e}"
+    if isinstance(run.optimizer, Muon):
+        rate = f"Muon at {rate}, AdamW at {run.optimizer.adamw_learning_rate:.1e}"
+    batch = count(run.batch.size * run.data.seq_len)
+    return [*lines, f"batch {batch} tokens, {rate}; published rules for AdamW: {rules}"]
 
 
 @dataclass(frozen=True, kw_only=True)

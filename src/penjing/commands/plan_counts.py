@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from rich.console import Console
 
 from penjing.base import config
@@ -13,7 +15,6 @@ from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
 from penjing.plan import six_nd_formula as textbook
 from penjing.plan.device_model import LEVELS, MARGINS, Machine, machine_of_card
-from penjing.plan.flops import parameters
 from penjing.plan.gpu_specs import CARDS, Card, find_card
 from penjing.plan.profile import gpu_called
 from penjing.plan.shape import Shape, shape_of
@@ -31,25 +32,20 @@ def model_of(count: int) -> ModelConfig:
 def print_tokens(size: str, unique: str, hours: str, gpu: str, gpus: int, console: Console) -> None:
     """How many tokens a model of this size wants, what repeating is worth, and what a time allows."""
     count = cost.read_count(size, "--params")
-    model = model_of(count)
-    shape = shape_of(model)
-    near = parameters(model)
-    best = tokens.advise(count, round(count * near.matrices / near.total))
+    shape, law = shape_of(model_of(count)), tokens.LAWS["corrected"]
+    best = tokens.advise(count, round(count * shape.matrices / shape.parameters))
     console.print(
         f"{units.count(count)} parameters, all counted: compute-optimal is {units.count(best.tokens)} tokens "
         f"({units.count(best.low)} to {units.count(best.high)}, four of five refits; arXiv:2404.10102), "
-        f"{best.tokens / count:.1f} a parameter",
-        highlight=False,
+        f"{best.tokens / count:.1f} a parameter"
     )
     console.print(
-        f"  counting matrices and head alone, {tokens.MATRICES_RATIO} a parameter: {units.count(best.by_matrices)}",
-        highlight=False,
+        f"  counting matrices and head alone, {tokens.MATRICES_RATIO} a parameter: {units.count(best.by_matrices)}"
     )
-    law = tokens.LAWS["corrected"]
     base = law.loss(count, best.tokens)
     for ratio in tokens.RATIOS:
         gain = law.loss(count, ratio * count) - base
-        console.print(f"  {ratio:>4} a parameter = {units.count(ratio * count)}: {gain:+.3f} nats", highlight=False)
+        console.print(f"  {ratio:>4} a parameter = {units.count(ratio * count)}: {gain:+.3f} nats")
     if unique:
         there = cost.read_count(unique, "--unique")
         rows = [
@@ -63,30 +59,28 @@ def print_tokens(size: str, unique: str, hours: str, gpu: str, gpus: int, consol
         ]
         print_table(console, ("epochs>", "tokens>", "worth in unique tokens>", "each>"), rows)
         for line in tokens.small_data_advice(count, there):
-            console.print(f"  {line}", highlight=False)
+            console.print(f"  {line}")
     if hours:
-        _print_tokens_in(hours, count, shape, (gpu, gpus), console)
+        _print_tokens_in(hours, count, shape, gpu, gpus, console)
 
 
-def _print_tokens_in(hours: str, count: int, shape: Shape, devices: tuple[str, int], console: Console) -> None:
+def _print_tokens_in(hours: str, count: int, shape: Shape, gpu: str, gpus: int, console: Console) -> None:
     """How many tokens a time allows on so many GPUs, or on this machine."""
-    gpu, gpus = devices
     budget = cost.read_budget(hours if not hours.replace(".", "").isdigit() else f"{hours}h", "--hours")
     if not budget.seconds:
         raise UserError("not a time", where="--hours", got=repr(hours), wanted="such as 2, 2h or 90min")
     machine, notes = (gpu_called(gpu), []) if gpu else _this_machine()
-    work = Workload(shape=shape, tokens=16384, seq_len=512, keys=256.5, dtype=_half(machine))
+    work = Workload(shape=shape, tokens=16384, seq_len=512, keys=256.5, dtype=machine.fastest_dtype)
     rate = work.tokens * gpus / step_time(work, machine).seconds
     done = rate * budget.seconds * shape.parameters / count
     low, high = interval(done, MARGINS[machine.level])
     console.print(
         f"  {units.duration(budget.seconds)} on {gpus} x {machine.name} ({machine.level}, "
         f"{LEVELS[machine.level]}) is {units.count(round(done))} tokens ({units.count(round(low))} to "
-        f"{units.count(round(high))}), {done / count:.0f} a parameter",
-        highlight=False,
+        f"{units.count(round(high))}), {done / count:.0f} a parameter"
     )
-    best_size = tokens.supported_parameters(done)
-    console.print(f"  compute-optimal for so many tokens: {units.count(round(best_size))} parameters", highlight=False)
+    best_size = tokens.LAWS["corrected"].parameters_for(done)
+    console.print(f"  compute-optimal for so many tokens: {units.count(round(best_size))} parameters")
     for note in notes:
         console.print(escape_markup("note", note))
 
@@ -97,10 +91,6 @@ def _this_machine() -> tuple[Machine, list[str]]:
 
     machine, _, notes = find_machine(PlanOptions(), Run())
     return machine, notes
-
-
-def _half(machine: Machine) -> str:
-    return max(machine.matmul_flops, key=lambda name: machine.matmul_flops[name])
 
 
 def print_estimate(size: str, amount: str, tflops: float, gpu: str, console: Console) -> None:
@@ -119,22 +109,19 @@ def print_estimate(size: str, amount: str, tflops: float, gpu: str, console: Con
     low, high = interval(seconds, MARGINS["L0"])
     console.print(
         f"textbook: 6 x {units.count(count)} x {units.count(total)} / {peak:g} TFLOPS = {units.duration(plain)} "
-        f"({plain / 60:.0f} min), at a utilisation nobody reaches",
-        highlight=False,
+        f"({plain / 60:.0f} min), at a utilisation nobody reaches"
     )
     console.print(
         f"ours: {units.duration(seconds)} ({units.duration(low)} to {units.duration(high)}; L0, {card.name}), "
-        f"{plain / seconds * peak / card.half:.0%} of the card's {card.half:g} TFLOPS by the same formula",
-        highlight=False,
+        f"{plain / seconds * peak / card.half:.0%} of the card's {card.half:g} TFLOPS by the same formula"
     )
     for name, share in flops.items():
-        console.print(f"  {name:<12} {share:.0%}", highlight=False)
+        console.print(f"  {name:<12} {share:.0%}")
     memory = textbook.states(count)
     console.print(
         f"memory, textbook: weights {memory.weights / 1e9:.3g} GB + gradients {memory.gradients / 1e9:.3g} GB + Adam "
         f"{memory.moments / 1e9:.3g} GB = {memory.total / 1e9:.3g} GB in float32; activations and logits come on top: "
-        "see `penjing plan memory`",
-        highlight=False,
+        "see `penjing plan memory`"
     )
 
 
@@ -151,11 +138,11 @@ def own_estimate(shape: Shape, count: int, total: int, machine: Machine) -> tupl
         tokens=32 * 512,
         seq_len=512,
         keys=256.5,
-        dtype=_half(machine),
+        dtype=machine.fastest_dtype,
         fused_optimizer=True,
         compiled=True,
     )
     step = step_time(work, machine)
     seconds = step.seconds / work.tokens * total * count / shape.parameters
-    shares = {name: value / step.seconds for name, value in step.to_dict().items() if value > 0}
+    shares = {name: value / step.seconds for name, value in asdict(step).items() if value > 0}
     return seconds, dict(sorted(shares.items(), key=lambda pair: -pair[1]))

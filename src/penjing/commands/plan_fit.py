@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from penjing.base import formatting as units
-from penjing.commands.plan_run import Engine, PlanOptions
+from penjing.commands.plan_run import PlanOptions
 from penjing.plan.memory import MemoryPlan, Target, safe_bytes
 from penjing.plan.shape import Shape
 from penjing.plan.step_workload import Workload
@@ -36,12 +36,11 @@ def fit(run: Run, target: Target, options: PlanOptions, wanted: int) -> Fitted:
     """Trace the step as the settings say. If it does not fit and micro_size is not set, trace one that fits."""
     from penjing.train.memory_trace.trace import predict_memory  # slow to import, and not every page traces
 
-    engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "single")
     known: dict[int, MemoryPlan] = {}
 
     def at(rows: int) -> MemoryPlan:
         if rows not in known:
-            known[rows] = predict_memory(run, target, micro_size=rows, ranks=options.gpus, engine=engine)
+            known[rows] = predict_memory(run, target, micro_size=rows, ranks=options.gpus, engine=options.strategy)
         return known[rows]
 
     plan, share, rows = at(wanted), run.batch.size // options.gpus, wanted
@@ -81,7 +80,7 @@ def _largest(
 
     Memory is the highest of several lines in the rows: the optimizer's peak stays, that of activations grows. Between
     two traced numbers it is at most on the line through them; beyond them it may be far above. So where that line
-    leaves the room is traced too.
+    exceeds the limit is traced too.
     """
     good = max((rows for rows, plan in known.items() if plan.total_bytes <= limit), default=0)
     if not good:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from penjing.commands.train import execute
 from penjing.model.config import ModelConfig
 from penjing.plan import cost
 from penjing.plan.device_model import Machine
-from penjing.plan.flops import parameters, training_flops_per_token
+from penjing.plan.flops import parameters
 from penjing.plan.scaling_law_fit import Forecast, LossPoint, forecast
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
@@ -80,8 +79,7 @@ def family(run: Run) -> list[dict[str, Any]]:
         }
         if shape not in found:
             found.append(shape)
-    sized = [(_count(run, shape).without_embedding, shape) for shape in found]
-    large = [shape for count, shape in sized if count >= SMALLEST]
+    large = [shape for shape in found if parameters(config.resolve(ModelConfig, shape)).without_embedding >= SMALLEST]
     if len(large) < 2:
         raise UserError(
             "the model is too small for a forecast",
@@ -108,46 +106,36 @@ def _windows(model: ModelConfig, layers: int) -> dict[str, Any]:
     return {"sliding_window": model.sliding_window if found else 0, "sliding_window_layers": found}
 
 
-def _count(run: Run, shape: Mapping[str, Any]) -> Any:
-    return parameters(config.resolve(type(run.model), {**shape, "preset": ""}))
-
-
 def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyRun]:
     """Sizes x lengths that take about the budget, each length a multiple of the shortest, which is as long as fits."""
-    per_step = run.batch.size * run.data.seq_len
+    per_step, geometry = run.batch.size * run.data.seq_len, batch_geometry(run, 1, torch.device(machine.kind))
     made = []
     for shape in family(run):
-        model = config.resolve(type(run.model), {**shape, "preset": ""})
-        dtype = max(machine.matmul_flops, key=lambda name: machine.matmul_flops[name])
-        geometry = batch_geometry(run, 1, torch.device(machine.kind))
+        model = config.resolve(ModelConfig, shape)
         work = Workload(
             shape=shape_of(model),
             tokens=geometry.micro_size * run.data.seq_len,
             seq_len=run.data.seq_len,
             keys=(run.data.seq_len + 1) / 2,
             passes=geometry.accumulation,
-            dtype=dtype,
+            dtype=machine.fastest_dtype,
             optimizer=run.optimizer.name,
         )
         made.append((shape, parameters(model).total, OVERHEAD * step_time(work, machine).seconds))
     whole = sum(seconds for _, _, seconds in made) * sum(LENGTHS)
     shortest = max(20, math.floor(budget_seconds / whole))
-    runs = []
-    for shape, count, seconds in made:
-        for length in LENGTHS:
-            steps = round(shortest * length)
-            name = f"{units.count(count)}-{steps}"
-            runs.append(
-                ProxyRun(
-                    name=name,
-                    model=shape,
-                    parameters=count,
-                    steps=steps,
-                    tokens=steps * per_step,
-                    seconds=steps * seconds,
-                )
-            )
-    return runs
+    return [
+        ProxyRun(
+            name=f"{units.count(count)}-{steps}",
+            model=shape,
+            parameters=count,
+            steps=steps,
+            tokens=steps * per_step,
+            seconds=steps * seconds,
+        )
+        for shape, count, seconds in made
+        for steps in (round(shortest * length) for length in LENGTHS)
+    ]
 
 
 def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
@@ -173,9 +161,7 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
         raise UserError("not a time", where="--budget", got=repr(budget), wanted="such as 30min or 2h")
     place = Path(run.out) / "scale"
     runs = _ladder(run, given.seconds, place / LADDER)
-    console.print(
-        f"  {len(runs)} proxy runs, about {units.duration(sum(each.seconds for each in runs))}", highlight=False
-    )
+    console.print(f"  {len(runs)} proxy runs, about {units.duration(sum(each.seconds for each in runs))}")
     points, first = [], ""
     for each in runs:
         outcome = _train(run, each, place, first, console)
@@ -185,8 +171,8 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
                 "the loss of a proxy run is NaN or Inf", where=place / each.name, next_step="Lower the learning rate."
             )
         points.append(LossPoint(each.parameters, int(outcome["tokens"]), float(outcome[LOSS])))
-        console.print(f"  {each.name}: {points[-1].loss:.4f} nats per token", highlight=False)
-    return _predict(run, points, place, first, console)
+        console.print(f"  {each.name}: {points[-1].loss:.4f} nats per token")
+    return _predict(run, points, first, console)
 
 
 def _ladder(run: Run, budget_seconds: float, file: Path) -> list[ProxyRun]:
@@ -230,12 +216,12 @@ def _train(run: Run, small: ProxyRun, place: Path, first: str, console: Console)
     return execute(config.resolve(Run, config.to_dict(run), settings), silent_console(console))
 
 
-def _predict(run: Run, points: list[LossPoint], place: Path, first: str, console: Console) -> Forecast:
-    count = parameters(run.model)
+def _predict(run: Run, points: list[LossPoint], first: str, console: Console) -> Forecast:
+    size, before = parameters(run.model).total, RunDir(Path(first))
+    per_epoch = read_json(before.plan)["tokens_per_epoch"]
     per_step = run.batch.size * run.data.seq_len
-    shards = read_json(RunDir(Path(first)).plan)
-    tokens = run.max_steps * per_step if run.max_steps else round(run.epochs * shards["tokens_per_epoch"])
-    found = forecast(points, count.total, tokens)
+    tokens = run.max_steps * per_step if run.max_steps else round(run.epochs * per_epoch)
+    found = forecast(points, size, tokens)
     law = found.law
     rows = [
         (
@@ -249,16 +235,13 @@ def _predict(run: Run, points: list[LossPoint], place: Path, first: str, console
     print_table(console, ("parameters>", "tokens>", "loss>", "law>"), rows)
     console.print(
         f"L = {law.limit:.3f} + {law.a:.4g} / N^{law.alpha:.2f} + {law.b:.4g} / D^{law.beta:.2f}, off by "
-        f"{found.residual_nats:.3f} nats",
-        highlight=False,
+        f"{found.residual_nats:.3f} nats"
     )
     console.print(
-        f"{units.count(count.total)} parameters on {units.count(tokens)} tokens: {found.loss:.3f} nats per token "
-        f"({found.low:.3f} to {found.high:.3f}, four of five)",
-        highlight=False,
+        f"{units.count(size)} parameters on {units.count(tokens)} tokens: {found.loss:.3f} nats per token "
+        f"({found.low:.3f} to {found.high:.3f}, four of five)"
     )
-    largest = max(point.tokens * training_flops_per_token(run.model, 1.0) for point in points)
-    reach = tokens * training_flops_per_token(run.model, 1.0) / largest
+    reach = size * tokens / max(point.parameters * point.tokens for point in points)
     if reach > 100:
         console.print(
             escape_markup("note", f"extrapolates to {reach:.0f} x the compute of the longest proxy run", indent="")
@@ -266,24 +249,19 @@ def _predict(run: Run, points: list[LossPoint], place: Path, first: str, console
     write_json(
         Path(run.out) / FORECAST,
         {
-            "points": [vars_of(point) for point in points],
-            "law": {"limit": law.limit, "a": law.a, "b": law.b, "alpha": law.alpha, "beta": law.beta},
-            "parameters": count.total,
+            "points": [asdict(point) for point in points],
+            "law": asdict(law),
+            "parameters": size,
             "tokens": tokens,
             "predicted_loss": found.loss,
             "predicted_loss_low": found.low,
             "predicted_loss_high": found.high,
-            "tokenizer": str(RunDir(Path(first)).tokenizer),
+            "tokenizer": str(before.tokenizer),
         },
     )
     console.print(
-        f"`penjing train` with out={run.out} and tokenizer.path={RunDir(Path(first)).tokenizer} is compared "
+        f"`penjing train` with out={run.out} and tokenizer.path={before.tokenizer} is compared "
         "with it by `penjing plan verify`",
-        highlight=False,
         soft_wrap=True,
     )
     return found
-
-
-def vars_of(point: LossPoint) -> dict[str, float]:
-    return {"parameters": point.parameters, "tokens": point.tokens, "loss": point.loss}

@@ -40,26 +40,19 @@ def _verify_one(folder: RunDir, console: Console) -> list[history.Comparison]:
     terms = history.compare(plan, outcome)
     title = f"{folder.path}: planned at {level}, {LEVELS.get(level, 'an older version')}"
     rows = [
-        (
-            term.name,
-            _formatted(term.predicted, term.unit),
-            _formatted(term.actual, term.unit),
-            "" if term.error is None else f"{term.error:+.1%}",
-        )
+        (term.name, _formatted(term.predicted, term.unit), _formatted(term.actual, term.unit), _percent(term.error))
         for term in terms
     ]
     print_table(console, ("", "predicted>", "actual>", "error>"), rows, title=title)
     low, high = plan.get("predicted_seconds_low"), plan.get("predicted_seconds_high")
     if "ended" in outcome:
         done = f"{outcome['ended']} after step {outcome['steps_done']} of {plan['steps']}"
-        console.print(f"  {done}: predicted is for so many steps", highlight=False)
+        console.print(f"  {done}: predicted is for so many steps")
     elif low is not None and high is not None:
         inside = "inside" if low <= outcome["seconds"] <= high else "outside"
         span = f"{units.duration(low)} to {units.duration(high)}"
-        console.print(
-            f"  the time is {inside} the interval {span}; four of five runs should be inside", highlight=False
-        )
-    console.print(f"  from {folder.plan.name} and {ended.name}; error = (predicted - actual) / actual", highlight=False)
+        console.print(f"  the time is {inside} the interval {span}; four of five runs should be inside")
+    console.print(f"  from {folder.plan.name} and {ended.name}; error = (predicted - actual) / actual")
     return terms
 
 
@@ -71,25 +64,27 @@ def _formatted(value: float, unit: str) -> str:
     return f"{value:.4f}" if unit.startswith("nats") else units.count(value)
 
 
+def _percent(error: float | None) -> str:
+    return "" if error is None else f"{error:+.1%}"
+
+
 def print_history(console: Console, last: int = 20) -> None:
     """Print the errors of the newest runs, the accuracy of plans by level, and a warning if it gets worse."""
     entries = history.read_history()
     if not entries:
         raise UserError("no runs yet", where=history.ledger_path(), next_step="Every `penjing train` adds one.")
-    rows = []
-    for each in entries[-last:]:
-        errors = (each.time_error, each.refit_error, each.peak_error)
-        rows.append(
-            (
-                each.when[:16].replace("T", " "),
-                Path(each.run).name,
-                each.level,
-                units.duration(each.predicted_seconds),
-                units.duration(each.seconds),
-                *("" if error is None else f"{error:+.1%}" for error in errors),
-                "" if each.ended == "done" else each.ended,
-            )
+    rows = [
+        (
+            each.when[:16].replace("T", " "),
+            Path(each.run).name,
+            each.level,
+            units.duration(each.predicted_seconds),
+            units.duration(each.seconds),
+            *map(_percent, (each.time_error, each.refit_error, each.peak_error)),
+            "" if each.ended == "done" else each.ended,
         )
+        for each in entries[-last:]
+    ]
     figures = ("predicted>", "actual>", "error>", "re-fit error>", "peak error>")
     print_table(console, ("when", "run", "level", *figures, ""), rows)
     for level in sorted({each.level for each in entries}):
@@ -99,8 +94,7 @@ def print_history(console: Console, last: int = 20) -> None:
             inside = sum(each.in_interval for each in done)
             console.print(
                 f"{level}: {len(off)} runs, time off by {quantile(off, 0.5):.1%} (median), {quantile(off, 0.9):.1%} "
-                f"(9 of 10), {max(off):.1%} at most; {inside} of {len(done)} inside their interval",
-                highlight=False,
+                f"(9 of 10), {max(off):.1%} at most; {inside} of {len(done)} inside their interval"
             )
     for machine in sorted({each.machine for each in entries}):
         if note := history.recent_bias(entries, machine):

@@ -20,7 +20,6 @@ from penjing.plan.run_estimate import RunEstimate
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build import PreparedRun
 from penjing.train.precision import SLOW_FLOAT16
-from penjing.train.stages.base import DatasetSize
 
 SHOWN_PARTS = 4
 STYLES = {"note": "yellow", "over budget": "red"}
@@ -28,9 +27,8 @@ STYLES = {"note": "yellow", "over budget": "red"}
 
 def print_page(page: PlanReport, console: Console, *, explain: bool = False) -> None:
     """The page: model, tokens, time, memory, cost, and advice."""
-    level = f"{page.level}, {LEVELS[page.level]}"
     title = f"{page.what} on {page.devices} x {page.device} ({page.source})"
-    rows = [*_model(page), *_amount(page), *_time(page, level), *_memory(page), *_money(page)]
+    rows = [*_model(page), *_amount(page), *_time(page), *_memory(page), *_money(page)]
     print_table(console, (), [(f"  {name}", value) for name, value in rows], title=title)
     for heading, lines in (
         ("advice", page.advice),
@@ -41,9 +39,9 @@ def print_page(page: PlanReport, console: Console, *, explain: bool = False) -> 
         for line in lines:
             console.print(escape_markup(heading, line, style=STYLES.get(heading, "")), soft_wrap=True)
     if explain:
-        console.print("  formulas:", highlight=False)
+        console.print("  formulas:")
         for line in page.formulas:
-            console.print(f"    {line}", highlight=False, soft_wrap=True, markup=False)
+            console.print(f"    {line}", soft_wrap=True, markup=False)
 
 
 def _model(page: PlanReport) -> list[tuple[str, str]]:
@@ -73,23 +71,33 @@ def _amount(page: PlanReport) -> list[tuple[str, str]]:
     ]
 
 
-def _time(page: PlanReport, level: str) -> list[tuple[str, str]]:
-    low, high = units.duration(page.predicted_seconds_low), units.duration(page.predicted_seconds_high)
+def _duration(plan: PlanReport | RunEstimate) -> str:
+    """The time with its interval and level."""
+    low, high = units.duration(plan.predicted_seconds_low), units.duration(plan.predicted_seconds_high)
+    return f"{units.duration(plan.predicted_seconds)} ({low} to {high}; {plan.level}, {LEVELS[plan.level]})"
+
+
+def _speed(plan: PlanReport | RunEstimate) -> str:
+    return f"{units.count(float(f'{plan.tokens_per_second:.3g}'))} tokens/s"
+
+
+def _outside(plan: PlanReport | RunEstimate, least: float = 0.0) -> str:
+    """The time outside training by part; those of more than `least` seconds."""
+    parts = [(name, seconds) for name, seconds in plan.parts_seconds.items() if name != "training" and seconds > least]
+    return ", ".join(f"{name} {units.duration(seconds)}" for name, seconds in parts)
+
+
+def _time(page: PlanReport) -> list[tuple[str, str]]:
     parts = sorted(page.step_parts_seconds.items(), key=lambda pair: -pair[1])[:SHOWN_PARTS]
     whole = sum(page.step_parts_seconds.values())
     shares = ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in parts if seconds > 0)
-    rates = f"{units.count(float(f'{page.tokens_per_second:.3g}'))} tokens/s"
+    rates = _speed(page)
     if page.mfu_causal is not None and page.mfu_full_square is not None:
         rates += f", MFU {page.mfu_causal:.0%} causal, {page.mfu_full_square:.0%} full square"
-    rest = ", ".join(
-        f"{name} {units.duration(seconds)}"
-        for name, seconds in page.parts_seconds.items()
-        if name != "training" and seconds
-    )
     return [
-        ("time", f"{units.duration(page.predicted_seconds)} ({low} to {high}; {level})"),
+        ("time", _duration(page)),
         ("step", f"{page.step_seconds * 1e3:.4g} ms, {rates} ({page.level})"),
-        ("breakdown", f"{shares}; outside training: {rest}"),
+        ("breakdown", f"{shares}; outside training: {_outside(page)}"),
         ("bottleneck", page.bottleneck.replace("_", " ")),
     ]
 
@@ -105,13 +113,14 @@ def verdict_of(fits: bool | None, tight: bool) -> Text:
 
 def _memory(page: PlanReport) -> list[tuple[str, str | Text]]:
     of_memory = f" of {units.gibibytes(page.memory_bytes)}" if page.memory_bytes else ""
-    verdict = verdict_of(page.fits, page.tight)
     spare = page.memory_bytes - page.peak_memory_bytes
     left = f", {units.gibibytes(spare)} to spare" if page.fits and page.memory_bytes else ""
     how = "traced" if page.waterfall else "formula, +-30 %"
     parts = sorted(page.waterfall.items(), key=lambda pair: -pair[1])[:6]
     peak = Text.assemble(
-        f"{units.gibibytes(page.peak_memory_bytes)}{of_memory}: ", verdict, f"{left} ({how}; a device)"
+        f"{units.gibibytes(page.peak_memory_bytes)}{of_memory}: ",
+        verdict_of(page.fits, page.tight),
+        f"{left} ({how}; a device)",
     )
     lines: list[tuple[str, str | Text]] = [("peak memory", peak)]
     if parts:
@@ -134,13 +143,13 @@ def print_plan(
     """What is about to be trained, before step 1, in the terms of other trainers."""
     run, estimate, size = prepared.run, prepared.estimate, prepared.size
     if run.compute.dtype == "float16" and strategy.device.type == "cpu":
-        slow = f"{SLOW_FLOAT16}; use compute.dtype=auto"
-        console.print(escape_markup("warning", slow))
+        console.print(escape_markup("warning", f"{SLOW_FLOAT16}; use compute.dtype=auto"))
+    unit = f"rows of {size.seq_len} tokens" if size.unit == "rows" else size.unit
     named = run.model.preset or run.model.architecture
     precision = str(hardware.compute_dtype(run.compute.dtype, strategy.device)).removeprefix("torch.")
     rows = [
         ("model", f"{named}, {estimate.parameters:,} parameters, {estimate.trainable_parameters:,} trainable"),
-        ("examples", f"{estimate.rows_per_epoch:,} {_unit(size)}, {size.padding_fraction:.1%} padding"),
+        ("examples", f"{estimate.rows_per_epoch:,} {unit}, {size.padding_fraction:.1%} padding"),
         ("epochs", f"{estimate.epochs:.2f}"),
         ("batch per device", f"{batch_geometry(run, strategy.world, strategy.device).micro_size} {size.unit}"),
         ("total batch", f"{run.batch.size} {size.unit} = {estimate.tokens_per_step:,} tokens"),
@@ -154,7 +163,7 @@ def print_plan(
         ),
         ("learning", f"{run.optimizer.name} at {run.optimizer.learning_rate:g}, {run.schedule.name}"),
         ("memory", f"{units.gibibytes(estimate.predicted_peak_memory_bytes)} ({estimate.memory_source})"),
-        ("time", _time_line(estimate)),
+        ("time", f"{_duration(estimate)} at {_speed(estimate)}"),
         ("step", _step_line(estimate)),
         *_money_lines(estimate, strategy),
     ]
@@ -172,18 +181,6 @@ def print_plan(
         console.print(f"  continues after step {prepared.resumed_from} of {estimate.steps}")
 
 
-def _unit(size: DatasetSize) -> str:
-    return f"rows of {size.seq_len} tokens" if size.unit == "rows" else size.unit
-
-
-def _time_line(estimate: RunEstimate) -> str:
-    """The time with its interval and level, and the speed."""
-    low, high = units.duration(estimate.predicted_seconds_low), units.duration(estimate.predicted_seconds_high)
-    level = f"{estimate.level}, {LEVELS[estimate.level]}" if estimate.level in LEVELS else estimate.level
-    speed = units.count(float(f"{estimate.tokens_per_second:.3g}"))
-    return f"{units.duration(estimate.predicted_seconds)} ({low} to {high}; {level}) at {speed} tokens/s"
-
-
 def _step_line(estimate: RunEstimate) -> str:
     """The time of a step by part, and the run's time outside steps."""
     step = sum(estimate.step_parts_seconds.values())
@@ -192,23 +189,15 @@ def _step_line(estimate: RunEstimate) -> str:
         for name, seconds in estimate.step_parts_seconds.items()
         if step and seconds / step >= 0.005
     )
-    rest = ", ".join(
-        f"{name} {units.duration(seconds)}"
-        for name, seconds in estimate.parts_seconds.items()
-        if name != "training" and seconds >= 0.05
-    )
+    rest = _outside(estimate, 0.05)
     return f"{estimate.step_seconds * 1e3:.4g} ms: {shares}" + (f"; outside steps: {rest}" if rest else "")
 
 
 def _money_lines(estimate: RunEstimate, strategy: Strategy) -> list[tuple[str, str]]:
     """Cost, where a price is known, and energy."""
-    devices = strategy.world
+    devices, seconds = strategy.world, estimate.predicted_seconds
     card = card_called(torch.cuda.get_device_name(strategy.device)) if strategy.device.type == "cuda" else None
-    known = cost.price_of(card.name) if card else None
-    watts = card.watts if card else 0.0
-    energy = cost.kilowatt_hours(estimate.predicted_seconds, devices, watts, hardware.physical_cores())
+    price = cost.price_of(card.name) if card else None
+    energy = cost.kilowatt_hours(seconds, devices, card.watts if card else 0.0, hardware.physical_cores())
     lines = [("energy", f"{energy:.2g} kWh (estimate)")]
-    if known is not None:
-        amount = cost.cost(known, estimate.predicted_seconds, devices)
-        lines.insert(0, ("cost", f"{amount} at {known.hour} an hour, {known.source}"))
-    return lines
+    return [("cost", f"{cost.cost(price, seconds, devices)} at {price}"), *lines] if price else lines

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
+from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.kernels.triton import ops as gpu
 from penjing.objective.base import UnitLengths
@@ -29,11 +30,10 @@ from penjing.train.compile_policy import COST_SECONDS, choose, missing_compiler,
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
 from penjing.train.precision import Precision
+from penjing.train.step_timing import SAVE_SECONDS, WRITE_RATE
 
 START_SECONDS = 20.0  # imports, reading data and the probe, before step 1: an estimate
-WRITE_RATE = 300e6  # bytes per second of a checkpoint
 COPY_RATE = 4e9  # bytes per second of copying what is saved from a GPU into plain memory: an estimate
-SAVE_SECONDS = 0.02  # of a checkpoint, whatever its size
 DEFAULT_STEPS = 1000  # of a stage without data
 CAPABILITY = {
     "pascal": (6, 0),
@@ -53,7 +53,7 @@ class PlanOptions:
 
     gpu: str = ""
     gpus: int = 1
-    engine: Engine | Literal[""] = ""  # parallelism; empty: ddp, or single for one GPU
+    engine: str = ""  # parallelism; empty: ddp, or single for one GPU
     budget: str = ""
     tokens: str = ""
     unique: str = ""
@@ -62,12 +62,18 @@ class PlanOptions:
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise UserError("not above zero", where="--gpus", got=self.gpus, wanted="1 or more")
+        if self.engine:
+            config.convert(Engine, self.engine, "--engine")
 
+    @property
+    def strategy(self) -> Engine:
+        """The parallelism, as chosen or as usual for so many GPUs."""
+        return cast(Engine, self.engine or ("ddp" if self.gpus > 1 else "single"))
 
-def not_run(engine: Engine) -> str:
-    """A note for a strategy that penjing cannot train with; empty for one that it can."""
-    known = " and ".join(STRATEGIES)
-    return "" if engine in STRATEGIES else f"penjing cannot train with {engine}, only with {known}"
+    def notes(self) -> list[str]:
+        """Whether penjing cannot train with that strategy."""
+        known = " and ".join(STRATEGIES)
+        return [] if self.strategy in STRATEGIES else [f"penjing cannot train with {self.strategy}, only with {known}"]
 
 
 def pass_rows(run: Run, kind: str, gpus: int) -> int:
@@ -98,10 +104,8 @@ def target_of(card: Card, machine: Machine | None = None) -> Target:
         capability = tens.get(card.name.split()[1][:2], (8, 6))
     elif card.name in ("A10", "A40"):
         capability = (8, 6)
-    known = {}
-    if machine is not None and machine.level == "L1":
-        known = {"context_bytes": machine.context_bytes, "context_source": machine.source}
-    return Target(kind="cuda", name=card.name, capability=capability, memory_bytes=card.memory_bytes, **known)  # type: ignore[arg-type]
+    context = (machine or machine_of_card(card)).context_bytes
+    return Target(name=card.name, capability=capability, memory_bytes=card.memory_bytes, context_bytes=context)
 
 
 def find_machine(options: PlanOptions, run: Run) -> tuple[Machine, Target, list[str]]:
@@ -109,34 +113,42 @@ def find_machine(options: PlanOptions, run: Run) -> tuple[Machine, Target, list[
     if options.gpu:
         machine = gpu_called(options.gpu)
         return machine, target_of(find_card(options.gpu), machine), []
-    if torch.cuda.is_available() and run.compute.device not in ("cpu",):
-        device = torch.device("cuda")
-        name, total = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
-        known = card_called(name, total)
-        found = find_profile(key_of(device))
-        if found is None and known is None:
-            raise UserError("unknown GPU without a profile", where=name, next_step="Run `penjing plan profile` once.")
-        notes = (
-            [f"the profile is stale ({', '.join(found[1])}): run `penjing plan profile`"] if found and found[1] else []
-        )
-        machine = with_specs(found[0].machine(), known) if found else machine_of_card(known)  # type: ignore[arg-type]
-        lacking = gpu.missing()
-        machine = replace(machine, memory_bytes=total, own_kernels=not lacking)
-        notes += [f"planned without Triton kernels: {lacking}"] if lacking else []
-        target = target_of(known, machine) if known else Target(kind="cuda", name=name, memory_bytes=total)
-        return machine, replace(target, memory_bytes=total, own_kernels=not lacking), notes
+    if torch.cuda.is_available() and run.compute.device != "cpu":
+        return _this_gpu(torch.device("cuda"))
     return _this_cpu(run)
+
+
+def _this_gpu(device: torch.device) -> tuple[Machine, Target, list[str]]:
+    name, total = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
+    known = card_called(name, total)
+    measured, notes = _measured(device)
+    if measured:
+        machine = with_specs(measured, known)
+    elif known:
+        machine = machine_of_card(known)
+    else:
+        raise UserError("unknown GPU without a profile", where=name, next_step="Run `penjing plan profile` once.")
+    lacking = gpu.missing()
+    machine = replace(machine, memory_bytes=total, own_kernels=not lacking)
+    notes += [f"planned without Triton kernels: {lacking}"] if lacking else []
+    target = target_of(known, machine) if known else Target(kind="cuda", name=name)
+    return machine, replace(target, memory_bytes=total, own_kernels=not lacking), notes
+
+
+def _measured(device: torch.device) -> tuple[Machine | None, list[str]]:
+    """This machine by its profile, None if there is none; a note where that is stale."""
+    profile, changes = find_profile(key_of(device)) or (None, [])
+    notes = [f"the profile is stale ({', '.join(changes)}): run `penjing plan profile`"] if changes else []
+    return profile.machine() if profile else None, notes
 
 
 def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
     set_threads(run.compute.threads, 1)
-    device = torch.device("cpu")
-    found = find_profile(key_of(device))
-    memory = int(str(hardware.describe(device, torch.float32)["memory_bytes"]))
+    device, memory = torch.device("cpu"), hardware.memory_bytes()
     target = Target(kind="cpu", name=hardware.cpu_name(), memory_bytes=memory)
-    if found is not None:
-        notes = [f"the profile is stale ({', '.join(found[1])}): run `penjing plan profile`"] if found[1] else []
-        return found[0].machine(), target, notes
+    measured, notes = _measured(device)
+    if measured:
+        return measured, target, notes
     own = str(hardware.compute_dtype(run.compute.dtype, device)).removeprefix("torch.")
     rate = matmul(512, 512, 512, own, device, tries=3)["flops_per_second"]
     machine = Machine(
@@ -203,7 +215,6 @@ def workload_of(
 ) -> Workload:
     """The run's step on one of the devices. steps: of the whole run, which say whether compiling pays."""
     dtype = _dtype(run, machine)
-    engine = options.engine or ("ddp" if options.gpus > 1 else "single")
     eager = Workload(
         shape=shape,
         tokens=max(1, round(micro_size * lengths.tokens)),
@@ -216,7 +227,7 @@ def workload_of(
         own_kernels=machine.runs_own_kernels(dtype),
         recompute=run.compute.activation_checkpointing,
         ranks=options.gpus,
-        sharding=SHARDINGS[engine],  # type: ignore[arg-type]  # from the table
+        sharding=SHARDINGS[options.strategy],  # type: ignore[arg-type]  # from the table
         trainable=trainable_part(run),
         extra_forwards=lengths.extra_forwards,
     )

@@ -11,11 +11,12 @@ from rich.text import Text
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.markup import escape_markup, print_table
+from penjing.commands.plan_fit import divisors
 from penjing.commands.plan_print import verdict_of
-from penjing.commands.plan_run import Engine, PlanOptions, find_machine, lengths_of, not_run, pass_rows, workload_of
+from penjing.commands.plan_run import PlanOptions, find_machine, lengths_of, pass_rows, workload_of
 from penjing.model.transformer import Recompute
 from penjing.plan import cost
-from penjing.plan.config_search import Candidate, divisors, fitting, pareto
+from penjing.plan.config_search import Candidate, fitting, pareto
 from penjing.plan.device_model import Machine
 from penjing.plan.memory.device_target import MEMORY_MARGIN, is_tight, safe_bytes
 from penjing.plan.shape import shape_of
@@ -31,8 +32,7 @@ def print_memory(run: Run, options: PlanOptions, console: Console, *, waterfall:
     from penjing.train.memory_trace.trace import predict_memory
 
     _, target, _ = find_machine(options, run)
-    engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "single")
-    plan = predict_memory(run, target, ranks=options.gpus, engine=engine)
+    plan = predict_memory(run, target, ranks=options.gpus, engine=options.strategy)
     of_memory = f" of {units.gibibytes(target.memory_bytes)}" if target.memory_bytes else ""
     fits = None if not target.memory_bytes else plan.total_bytes <= target.memory_bytes
     verdict = verdict_of(fits, is_tight(plan.total_bytes, target.memory_bytes))
@@ -40,14 +40,13 @@ def print_memory(run: Run, options: PlanOptions, console: Console, *, waterfall:
     console.print(Text(f"{units.gibibytes(plan.total_bytes)}{of_memory} on {target.name}: ") + verdict)
     console.print(
         f"  {kind}: {units.gibibytes(plan.peak_allocated_bytes)}, {units.gibibytes(plan.peak_reserved_bytes)}; "
-        f"peak: {plan.peak_at} at {plan.peak_line}, {plan.peak_phase}",
-        highlight=False,
+        f"peak: {plan.peak_at} at {plan.peak_line}, {plan.peak_phase}"
     )
     if waterfall:
         most = max(plan.waterfall.values())
         for name, size in plan.waterfall.items():
             bar = "#" * round(BAR * size / most)
-            console.print(f"  {name:<16} {units.gibibytes(size):>10}  {bar}", highlight=False, markup=False)
+            console.print(f"  {name:<16} {units.gibibytes(size):>10}  {bar}", markup=False)
     for note in plan.notes:
         console.print(escape_markup("note", note))
     return fits
@@ -69,27 +68,20 @@ def search(
     machine, target, notes = find_machine(options, run)
     most_bytes = budget.memory_bytes or target.memory_bytes
     pass_rows(replace(run, batch=replace(run.batch, micro_size=0)), machine.kind, options.gpus)
-    engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "single")
     ways = [
         (variant, rows)
         for seq_len in lengths or (run.data.seq_len,)
         for variant in _recomputing(replace(run, data=replace(run.data, seq_len=seq_len)))
-        for rows in reversed(divisors(run.batch.size // options.gpus))
+        for rows in divisors(run.batch.size // options.gpus)
     ]
     if len(ways) > MOST_TRACED:
         notes.append(f"only the first {MOST_TRACED} of {len(ways)} configurations were traced")
     found: list[Candidate] = []
     for variant, rows in ways[:MOST_TRACED]:
-        plan = predict_memory(variant, target, micro_size=rows, ranks=options.gpus, engine=engine)
-        found.append(_candidate(variant, machine, options, engine, rows, plan.total_bytes))
-    if unsupported := not_run(engine):
-        notes.append(unsupported)
-    fit_now = (
-        fitting(found, safe_bytes(most_bytes))
-        if most_bytes
-        else sorted(found, key=lambda each: -each.tokens_per_second)
-    )
-    shown = found if every else pareto(fit_now)
+        plan = predict_memory(variant, target, micro_size=rows, ranks=options.gpus, engine=options.strategy)
+        found.append(_candidate(variant, machine, options, rows, plan.total_bytes))
+    notes += options.notes()
+    fit_now = fitting(found, safe_bytes(most_bytes))
     rows_shown = [
         (
             each.micro_size,
@@ -101,30 +93,20 @@ def search(
             units.duration(each.seconds),
             units.count(float(f"{each.tokens_per_second:.3g}")),
         )
-        for each in shown
+        for each in (found if every else pareto(fit_now))
     ]
-    headings = (
-        "micro-batch",
-        "accumulation",
-        "seq len",
-        "checkpointing",
-        "sharding",
-        "peak (traced)",
-        "step",
-        "tokens/s",
-    )
+    settings = ("micro-batch>", "accumulation>", "seq len>", "checkpointing>", "sharding>")
     title = f"{run.stage} on {options.gpus} x {machine.name}, {machine.level}"
-    print_table(console, [f"{heading}>" for heading in headings], rows_shown, title=title)
+    print_table(console, (*settings, "peak (traced)>", "step>", "tokens/s>"), rows_shown, title=title)
     limit = units.gibibytes(most_bytes) if most_bytes else "no known limit"
     margin = f", {MEMORY_MARGIN:.1%} of it reserved for the error of these figures" if most_bytes else ""
-    console.print(f"{len(fit_now)} of {len(found)} traced configurations fit {limit}{margin}", highlight=False)
+    console.print(f"{len(fit_now)} of {len(found)} traced configurations fit {limit}{margin}")
     if fit_now:
         best = fit_now[0]
         shared = f", {best.sharding} over {options.gpus} devices" if options.gpus > 1 else ""
         console.print(
             f"fastest: batch.micro_size={best.micro_size} data.seq_len={best.seq_len} "
-            f"compute.activation_checkpointing={best.recompute}{shared}",
-            highlight=False,
+            f"compute.activation_checkpointing={best.recompute}{shared}"
         )
     for note in notes:
         console.print(escape_markup("note", note, indent=""))
@@ -138,18 +120,16 @@ def _recomputing(run: Run) -> list[Run]:
     return [replace(run, compute=replace(run.compute, activation_checkpointing=how)) for how in get_args(Recompute)]
 
 
-def _candidate(run: Run, machine: Machine, options: PlanOptions, engine: Engine, rows: int, peak: int) -> Candidate:
+def _candidate(run: Run, machine: Machine, options: PlanOptions, rows: int, peak: int) -> Candidate:
     lengths = lengths_of(run)
-    options = replace(options, engine=engine)
-    shape = shape_of(run.model)
-    work = workload_of(run, shape, lengths, machine, micro_size=rows, options=options)
+    work = workload_of(run, shape_of(run.model), lengths, machine, micro_size=rows, options=options)
     seconds = step_time(work, machine).seconds
     return Candidate(
         micro_size=rows,
         passes=work.passes,
         seq_len=run.data.seq_len,
         recompute=run.compute.activation_checkpointing,
-        sharding=engine,
+        sharding=options.strategy,
         peak_bytes=peak,
         seconds=seconds,
         tokens_per_second=run.batch.size * lengths.tokens / seconds,

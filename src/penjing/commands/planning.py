@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +15,7 @@ from penjing.base.markup import escape_markup
 from penjing.commands.arguments import Recipe, Settings, console, resolved, say
 
 if TYPE_CHECKING:
+    from penjing.plan.shape import Shape
     from penjing.train.config import Run
 
 EXIT_DOES_NOT_FIT = 3
@@ -66,17 +68,12 @@ def plan_run(
 
     penjing plan downloads/SmolLM2-135M/config.json --gpu A100 --gpus 2 --unique 1.2B
     """
-    from penjing.commands.plan import is_external, make_report, read_external
+    from penjing.commands.plan import make_report
     from penjing.commands.plan_print import print_page
     from penjing.commands.plan_run import PlanOptions
 
-    options = PlanOptions(
-        gpu=gpu, gpus=gpus, engine=_engine(engine), budget=budget, tokens=tokens, unique=unique, price=price
-    )
-    overrides = config.parse_overrides(settings or [])
-    run, external = (
-        read_external(Path(recipe), overrides) if is_external(recipe) else (resolved(recipe, settings), None)
-    )
+    options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine, budget=budget, tokens=tokens, unique=unique, price=price)
+    run, external = _planned(recipe, settings)
     if run.data.train and not gpu and external is None:
         unused = {"--tokens": tokens, "--unique": unique, "--gpus": gpus > 1, "--engine": engine, "--explain": explain}
         if names := [name for name, given in unused.items() if given]:
@@ -87,7 +84,7 @@ def plan_run(
         return
     page = make_report(recipe, run, options, external)
     if as_json:
-        console.print_json(data=page.to_dict())
+        console.print_json(data=asdict(page))
     else:
         print_page(page, console, explain=explain)
     if page.fits is False or page.over_budget:
@@ -104,7 +101,7 @@ def _plan_measured(run: Run, options: Any, as_json: bool) -> None:
     seconds = estimate.predicted_seconds
     over = over_budget(options, seconds, estimate.predicted_peak_memory_bytes, estimate.machine)
     if as_json:
-        console.print_json(data={**estimate.to_dict(), "over_budget": over})
+        console.print_json(data={**asdict(estimate), "over_budget": over})
     else:
         if options.price:
             hourly = cost.read_money(options.price, "--price")
@@ -116,17 +113,18 @@ def _plan_measured(run: Run, options: Any, as_json: bool) -> None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _engine(name: str) -> Any:
-    return config.convert(Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp"], name, "--engine") if name else ""
+def _planned(recipe: str, settings: list[str] | None) -> tuple[Run, Shape | None]:
+    """The run of a recipe or of a Hugging Face model; beside it the shape of a model that penjing cannot train."""
+    from penjing.commands.plan import is_external, read_external
+
+    if is_external(recipe):
+        return read_external(Path(recipe), config.parse_overrides(settings or []))
+    return resolved(recipe, settings), None
 
 
 def _traceable(recipe: str, settings: list[str] | None) -> Run:
-    """The run of a recipe or of a Hugging Face model. Raises UserError if penjing cannot train that model."""
-    from penjing.commands.plan import is_external, read_external
-
-    if not is_external(recipe):
-        return resolved(recipe, settings)
-    run, external = read_external(Path(recipe), config.parse_overrides(settings or []))
+    """The same. Raises UserError if penjing cannot train that model."""
+    run, external = _planned(recipe, settings)
     if external is not None:
         raise UserError("penjing cannot train this model", where=recipe, next_step=f"Try `penjing plan {recipe}`.")
     return run
@@ -150,7 +148,7 @@ def plan_memory(
     from penjing.commands.plan_run import PlanOptions
     from penjing.commands.plan_subcommands import print_memory
 
-    options = PlanOptions(gpu=gpu, gpus=gpus, engine=_engine(engine))
+    options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine)
     if print_memory(_traceable(recipe, settings), options, console, waterfall=waterfall) is False:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
@@ -176,7 +174,7 @@ def plan_search(
     from penjing.commands.plan_subcommands import search
 
     rows = config.convert(tuple[int, ...], lengths, "--lengths") if lengths else ()
-    options = PlanOptions(gpu=gpu, gpus=gpus, engine=_engine(engine))
+    options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine)
     if not search(_traceable(recipe, settings), options, fit, rows, console, every=every):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 

@@ -1,4 +1,4 @@
-"""What every export is judged by: the texts it is tried on, and how far two sets of logits lie apart."""
+"""What every export is checked by: the texts it is tried on, and how far two sets of logits lie apart."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LogitDifference:
     """How far another program's logits are from ours on the same ids."""
 
     largest: float  # of any logit
-    typical: float  # median over the positions of the largest there: what a mixture is judged by, see `within`
+    typical: float  # median over the positions of the largest there: what a mixture is checked by, see `within`
     spread: float  # standard deviation of our logits: what `largest` is to be seen against
     divergence: float  # KL(ours, theirs) in nats per position
     perplexity_change: float  # (theirs - ours) / ours, on the ids themselves
@@ -144,7 +144,7 @@ def same_greedy(
     """Whether `written` (stop ids left out) is what `model` writes greedily after `prompt`.
 
     Where two logits lie within `tolerance` of each other rounding decides, and either token is right: each token is
-    judged by our logits after the tokens before it.
+    checked by our logits after the tokens before it.
     """
     ids = [*prompt, *written]
     logits_TV = model(torch.tensor([ids]))[0, len(prompt) - 1 :]

@@ -57,7 +57,7 @@ TOOL_TYPES = (
 )  # fmt: skip
 # Largest difference of a logit, for logits of spread 1, and of the distribution, in nats per position. The first column
 # is rounding: f16 rounds each weight to 2^-11 of it, bf16 to 2^-8, and random models of the tests come to half of this;
-# a wrong layout is off by the spread itself. Quantised files are judged by the second.
+# a wrong layout is off by the spread itself. Quantised files are checked by the second.
 BOUNDS = {
     "f32": (1e-4, 1e-6),
     "f16": (2e-2, 1e-3),
@@ -317,11 +317,11 @@ def export(
     modelfile = path.with_suffix(".Modelfile")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _write(partial, model, metadata(model.config, vocabulary, about, kind), kind)
+        in_f16 = _write(partial, model, metadata(model.config, vocabulary, about, kind), kind)
         read_back, engine, note = verify(model, tokenizer, partial, kind)
-        if kept:
-            note += f"; kept in f16, rows not a multiple of 32: {kept[0]}" + (
-                f" and {len(kept) - 1} more" if len(kept) > 1 else ""
+        if in_f16:
+            note += f"; stored in f16, rows not a multiple of 32: {in_f16[0]}" + (
+                f" and {len(in_f16) - 1} more" if len(in_f16) > 1 else ""
             )
         partial.replace(path)
         write_text(modelfile, modelfile_text(path, model.config, tokenizer))
@@ -341,11 +341,11 @@ def _write(path: Path, model: Transformer, values: dict[str, Any], kind: str) ->
     writer = gguf.GGUFWriter(path, ARCHITECTURES[model.config.architecture])
     for key, value in values.items():
         _add(writer, key, value)
-    kept = []
+    in_f16 = []
     for name, array in tensors(model):
         stored = stored_type(name, array.shape, kind)
         if kind.startswith("q") and stored == "f16":
-            kept.append(name)
+            in_f16.append(name)
         form = gguf.GGMLQuantizationType[stored.upper()]
         writer.add_tensor(name, gguf.quants.quantize(array, form), raw_dtype=form)
     try:
@@ -354,7 +354,7 @@ def _write(path: Path, model: Transformer, values: dict[str, Any], kind: str) ->
         writer.write_tensors_to_file()
     finally:
         writer.close()
-    return kept
+    return in_f16
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -27,7 +27,7 @@ CANNOT_LOAD = 3  # exit code of the child: llama-cpp-python is installed but doe
 
 @dataclass(frozen=True, slots=True)
 class LlamaOutput:
-    """What llama.cpp said."""
+    """What llama.cpp computed."""
 
     logits: list[Tensor]  # logits_TV of each row
     ids: list[list[int]]  # of each text, as plain text: control tokens in it are not meant

@@ -38,7 +38,7 @@ class Distill(ObjectiveSettings):
     is_language_modelling: ClassVar = True
     teacher: str = ""  # run, checkpoint, Hugging Face directory or hub name
     # logits: the teacher reads every batch too. top_k: it reads the data once, and its likeliest ids stay on disk.
-    # on_policy: it judges what the student itself writes (arXiv:2306.13649).
+    # on_policy: it scores what the student itself writes (arXiv:2306.13649).
     mode: Literal["logits", "top_k", "on_policy"] = "logits"
     # forward: KL(teacher || student), which covers all the teacher might say. reverse: KL(student || teacher), which
     # keeps to what it likes best. mixed: both. jsd: each against a mixture of the two, never infinite.
@@ -97,7 +97,7 @@ class Distill(ObjectiveSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class DistillBatch(Batch):
-    """Rows with what the teacher said of them: id_NK, logp_NJ as in `StoredTeacher`."""
+    """Rows with the teacher's log-probabilities: id_NK, logp_NJ as in `StoredTeacher`."""
 
     top_id_NK: Tensor
     top_logp_NJ: Tensor

@@ -1,6 +1,6 @@
 """Policy gradients on sampled answers: GRPO and its family, and PPO's policy loss, as options of one objective.
 
-An answer of tokens y_t was sampled by an earlier state of the policy (`behaviour`) and judged by an advantage A. With
+An answer of tokens y_t was sampled by an earlier state of the policy (`behaviour`) and got an advantage A. With
 r_t = pi(y_t) / behaviour(y_t), the ratio of the policy as it is now to what it was, every loss is a sum over tokens of
 -g(r_t, A) + kl_coef * KL_t; they differ in g and in what a token counts:
 
@@ -278,7 +278,7 @@ class PolicyObjective:
         return self._units_A(batch).sum()
 
     def _units_A(self, batch: AnswerBatch) -> Tensor:
-        """Units of each answer: 1, or how many tokens it said."""
+        """Units of each answer: 1, or its number of sampled tokens."""
         length_A = batch.length_A()
         counts_A = batch.figures[COUNTS] if COUNTS in batch.figures else torch.ones_like(length_A)
         return counts_A * (length_A if self.unit == "token" else (length_A > 0).to(length_A.dtype))

@@ -34,7 +34,7 @@ WANTED, MISMATCHED = "wanted", "mismatched"  # names among a batch's figures
 
 @dataclass(frozen=True, kw_only=True)
 class Preference(ObjectiveSettings):
-    """Learn from judged answers: pairs (all losses), or single answers called good or bad (kto)."""
+    """Learn from preference data: pairs (all losses), or single answers called good or bad (kto)."""
 
     name: Literal["preference"] = "preference"
     # At 1e-4 the quickstart's model kept its 40 tool calls, of which the pairs have none; at 3e-4 it lost 13, at 1e-3
@@ -62,7 +62,7 @@ class Preference(ObjectiveSettings):
     # does. precomputed: once, before step 1, kept in the run's folder. auto: precomputed if every pair is used at
     # least once, else adapter_off or copy.
     reference: Literal["auto", "copy", "adapter_off", "precomputed"] = "auto"
-    # Held-out questions, at most, that the model answers itself whenever it is judged, to measure its divergence from
+    # Held-out questions, at most, that the model answers itself in an evaluation, to measure its divergence from
     # the model it began with on what it says (train/kl_to_reference.py); 0 = none.
     own_answers: NonNegativeInt = 128
     own_answer_tokens: PositiveInt = 64  # longest of these
@@ -186,7 +186,7 @@ def _log_one_minus_exp(x: Tensor) -> Tensor:
 
 
 def kto_losses(settings: Preference, ratio_A: Tensor, wanted_A: Tensor, divergence_A: Tensor) -> Tensor:
-    """loss_A of judged answers, arXiv:2402.01306 eq. 8: weight (1 - sigma(+-(beta (log-ratio - z))).
+    """loss_A of single answers, arXiv:2402.01306 eq. 8: weight (1 - sigma(+-(beta (log-ratio - z))).
 
     ratio_A: log-probability less the reference's; wanted_A: which are called good; divergence_A: z of each, the
     estimate of the divergence from the reference, without a gradient.
@@ -215,7 +215,7 @@ class PreferenceObjective:
         return self._units_A(batch).sum()
 
     def _units_A(self, batch: AnswerBatch) -> Tensor:
-        """What each answer counts: half a pair, or one judged answer; nothing if it belongs to another prompt."""
+        """What each answer counts: half a pair, or one single answer; nothing if it belongs to another prompt."""
         if self.settings.loss == "kto":
             return 1 - batch.figures[MISMATCHED]
         return torch.full((batch.num_answers,), 0.5, device=batch.ids_BT.device)

@@ -27,7 +27,7 @@ class RewardModel(ObjectiveSettings):
     generates_text: ClassVar = False
     # Of the squared sum of a pair's rewards: keeps them around zero, which pairs alone leave open; 0.01 is usual.
     center_rewards_coefficient: NonNegativeFloat = 0.01
-    # data: a pair's own `margin` is asked for between its rewards. none: more is better, however much was said.
+    # data: a pair's own `margin` is asked for between its rewards. none: no margin is asked for.
     margin: Literal["data", "none"] = "data"
 
     @property

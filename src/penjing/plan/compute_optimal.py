@@ -26,17 +26,22 @@ class LossLaw:
 
     def optimum(self, flops: float) -> tuple[float, float]:
         """N and D of least loss for C = 6 N D: N = G (C/6)^(beta/(alpha+beta)), G = (alpha a / beta b)^(1/(...))."""
-        both = self.alpha + self.beta
-        ratio = (self.alpha * self.a / (self.beta * self.b)) ** (1 / both)
-        parameters = ratio * (flops / 6) ** (self.beta / both)
+        parameters = self._ratio * (flops / 6) ** (self.beta / (self.alpha + self.beta))
         return parameters, flops / (6 * parameters)
 
     def tokens_for(self, parameters: float) -> float:
         """D of the budget for which N is best."""
-        both = self.alpha + self.beta
-        ratio = (self.alpha * self.a / (self.beta * self.b)) ** (1 / both)
-        flops = 6 * (parameters / ratio) ** (both / self.beta)
+        flops = 6 * (parameters / self._ratio) ** ((self.alpha + self.beta) / self.beta)
         return float(flops / (6 * parameters))
+
+    def parameters_for(self, tokens: float) -> float:
+        """N for which D is best: `tokens_for` the other way round."""
+        both = self.alpha + self.beta
+        return float((tokens * self._ratio ** (both / self.beta)) ** (self.beta / self.alpha))
+
+    @property
+    def _ratio(self) -> float:
+        return float((self.alpha * self.a / (self.beta * self.b)) ** (1 / (self.alpha + self.beta)))
 
 
 LAWS = {
@@ -70,8 +75,7 @@ def advise(parameters: int, matrices: int) -> Advice:
     tokens = LAWS["corrected"].tokens_for(parameters)
     flops = 6 * parameters * tokens
     # The exponent's error turns the line of optima around its centre.
-    lever = abs(math.log(flops / CENTRE_FLOPS)) * 2 * 1.28 * SHARE_ERROR
-    spread = math.exp(lever)
+    spread = math.exp(abs(math.log(flops / CENTRE_FLOPS)) * 2 * 1.28 * SHARE_ERROR)
     return Advice(tokens=tokens, low=tokens / spread, high=tokens * spread, by_matrices=MATRICES_RATIO * matrices)
 
 
@@ -105,7 +109,7 @@ def batch_tokens(tokens: float) -> float:
     return float(2**19 * (tokens / 1.2e9) ** 0.383)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CrossCheck:
     """Batch and rate that one published rule would take, for AdamW."""
 
@@ -118,28 +122,20 @@ def cross_checks(parameters_without_embedding: int, tokens: float, flops: float)
     """What others would take. They differ by factors of three; a choice outside all of them wants a reason."""
     size = float(parameters_without_embedding)
     return [
-        CrossCheck(
-            rule="Step Law (arXiv:2503.04715)",
-            batch_tokens=0.58 * tokens**0.571,
-            learning_rate=1.79 * size**-0.713 * tokens**0.307,
-        ),
-        CrossCheck(
-            rule="DeepSeek (arXiv:2401.02954)",
-            batch_tokens=0.2920 * flops**0.3271,
-            learning_rate=0.3118 * flops**-0.1250,
-        ),
-        CrossCheck(rule="Power Lines (arXiv:2505.13738)", batch_tokens=batch_tokens(tokens), learning_rate=None),
+        CrossCheck("Step Law (arXiv:2503.04715)", 0.58 * tokens**0.571, 1.79 * size**-0.713 * tokens**0.307),
+        CrossCheck("DeepSeek (arXiv:2401.02954)", 0.2920 * flops**0.3271, 0.3118 * flops**-0.1250),
+        CrossCheck("Power Lines (arXiv:2505.13738)", batch_tokens(tokens), None),
     ]
 
 
 def small_data_advice(parameters: int, unique: float) -> list[str]:
     """What to do where there is less text than the model would like; empty where there is enough."""
-    worth = repeated_tokens(unique, 4)
-    if worth >= LAWS["corrected"].tokens_for(parameters):
+    worth, law = repeated_tokens(unique, 4), LAWS["corrected"]
+    if worth >= law.tokens_for(parameters):
         return []
     return [
         f"{_short(unique)} unique tokens are few for {_short(parameters)} parameters: 4 epochs of them, worth "
-        f"{_short(worth)} fresh ones, are compute-optimal for {_short(supported_parameters(worth))}",
+        f"{_short(worth)} fresh ones, are compute-optimal for {_short(law.parameters_for(worth))}",
         "a larger model still learns a little more from them; weight decay of 0.1 and more, a smaller vocabulary "
         "and above all more text help",
     ]
@@ -147,15 +143,6 @@ def small_data_advice(parameters: int, unique: float) -> list[str]:
 
 def _short(number: float) -> str:
     return count(float(f"{number:.2g}"))
-
-
-def supported_parameters(tokens: float) -> float:
-    """N for which so many tokens are compute-optimal: `LossLaw.tokens_for` the other way round."""
-    low, high = 1e2, 1e14
-    for _ in range(60):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if LAWS["corrected"].tokens_for(middle) < tokens else (low, middle)
-    return low
 
 
 def token_bytes(vocabulary: int) -> int:

@@ -21,10 +21,9 @@ class Candidate:
 
 
 def fitting(candidates: Sequence[Candidate], available_bytes: int) -> list[Candidate]:
-    """Those that fit, fastest first."""
-    return sorted(
-        (each for each in candidates if each.peak_bytes <= available_bytes), key=lambda each: -each.tokens_per_second
-    )
+    """Those that fit, fastest first. available_bytes: 0 = no limit."""
+    fit = [each for each in candidates if not available_bytes or each.peak_bytes <= available_bytes]
+    return sorted(fit, key=lambda each: -each.tokens_per_second)
 
 
 def pareto(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -32,25 +31,8 @@ def pareto(candidates: Sequence[Candidate]) -> list[Candidate]:
 
     Of two with the same figures the one found first stays.
     """
-    kept: list[Candidate] = []
-    for one in candidates:
-        beaten = any(_beats(other, one) for other in candidates)
-        twin = any((two.peak_bytes, two.tokens_per_second, two.seq_len) == _figures(one) for two in kept)
-        if not beaten and not twin:
-            kept.append(one)
-    return sorted(kept, key=lambda each: (each.seq_len, each.peak_bytes))
-
-
-def _figures(one: Candidate) -> tuple[int, float, int]:
-    return one.peak_bytes, one.tokens_per_second, one.seq_len
-
-
-def _beats(one: Candidate, other: Candidate) -> bool:
-    no_worse = one.peak_bytes <= other.peak_bytes and one.tokens_per_second >= other.tokens_per_second
-    better = one.peak_bytes < other.peak_bytes or one.tokens_per_second > other.tokens_per_second
-    return one.seq_len == other.seq_len and no_worse and better
-
-
-def divisors(number: int) -> list[int]:
-    """Smallest first."""
-    return [each for each in range(1, number + 1) if number % each == 0]
+    front: list[Candidate] = []
+    for one in sorted(candidates, key=lambda each: (each.seq_len, each.peak_bytes, -each.tokens_per_second)):
+        if not front or front[-1].seq_len != one.seq_len or front[-1].tokens_per_second < one.tokens_per_second:
+            front.append(one)
+    return front

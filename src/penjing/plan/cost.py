@@ -63,6 +63,9 @@ class Price:
     hour: Money
     source: str
 
+    def __str__(self) -> str:
+        return f"{self.hour} an hour, {self.source}"
+
 
 def price_of(card: str, given: str = "") -> Price | None:
     """What the user gave, else what the user's file says, else the table here; None if nobody knows."""

@@ -18,28 +18,18 @@ LEVELS: dict[str, str] = {
 # Half-width of the interval that a prediction of each level is printed with. L2 and L3 widen it by what they saw.
 MARGINS: dict[str, float] = {"L0": 0.30, "L1": 0.15, "L2": 0.03, "L3": 0.02}
 
-# Share of the sheet's peak that large matmuls reach inside a training step. Ampere, Volta and consumer cards:
+# Shares of the sheet's peak that are reached inside a training step: by large matmuls, and by fused attention, its
+# FLOPs counted as done (causal half only, scores computed again going backward). Ampere, Volta and consumer cards:
 # tuned on published training runs (docs/cost.md); the others are estimates from published matmul tests.
-MATMUL_SHARE = {
-    "pascal": 0.80,
-    "volta": 0.40,
-    "turing": 0.35,
-    "ampere": 0.80,
-    "ada": 0.55,
-    "hopper": 0.60,
-    "blackwell": 0.55,
-    "consumer": 0.95,  # boost clocks above the sheet's
-}
-# The same of fused attention, its FLOPs counted as done: causal half only, scores computed again going backward.
-ATTENTION_SHARE = {
-    "pascal": 0.30,
-    "volta": 0.15,
-    "turing": 0.20,
-    "ampere": 0.30,
-    "ada": 0.35,
-    "hopper": 0.25,
-    "blackwell": 0.20,
-    "consumer": 0.50,
+PEAK_SHARES = {
+    "pascal": (0.80, 0.30),
+    "volta": (0.40, 0.15),
+    "turing": (0.35, 0.20),
+    "ampere": (0.80, 0.30),
+    "ada": (0.55, 0.35),
+    "hopper": (0.60, 0.25),
+    "blackwell": (0.55, 0.20),
+    "consumer": (0.95, 0.50),  # boost clocks above the sheet's
 }
 ODD_SHARE = 0.5  # of the rate, where a side is no multiple of 8: tensor cores want aligned rows (vocabulary 50,257)
 BANDWIDTH_SHARE = 0.80  # of the sheet's memory bandwidth that elementwise kernels reach
@@ -98,6 +88,11 @@ class Machine:
         """FLOPs per second of large matmuls."""
         return self.matmul_flops.get(dtype) or max(self.matmul_flops.values())
 
+    @property
+    def fastest_dtype(self) -> str:
+        """The dtype of the fastest matmuls."""
+        return max(self.matmul_flops, key=lambda name: self.matmul_flops[name])
+
     def attention_rate(self, dtype: str, keys: float) -> float:
         """FLOPs per second of attention whose queries see so many keys: a query costs something, and each key."""
         mine = sorted((one.keys, 1 / one.flops_per_second) for one in self.attentions if one.dtype == dtype)
@@ -138,7 +133,7 @@ def nearest_matmul(matmuls: Sequence[Gemm], rows: int, inner: int, outputs: int,
 
 def machine_of_card(card: Card) -> Machine:
     """L0: what a card's sheet promises, times the shares that training reaches."""
-    share = MATMUL_SHARE[card.generation]
+    share, attention_share = PEAK_SHARES[card.generation]
     dtypes = ("bfloat16", "float16", "tf32", "float32")
     linked = card.generation in ("volta", "ampere", "hopper", "blackwell") and "PCIe" not in card.name
     linked = linked and card.name not in UNLINKED
@@ -150,7 +145,7 @@ def machine_of_card(card: Card) -> Machine:
         level="L0",
         source=f"{card.name} data sheet",
         matmul_flops=rates,
-        attention_share=ATTENTION_SHARE[card.generation] / share,
+        attention_share=attention_share / share,
         bytes_per_second=card.gigabytes_per_second * 1e9 * BANDWIDTH_SHARE,
         launch_seconds=LAUNCH_SECONDS,
         bus_bytes_per_second=NVLINK_BYTES_PER_SECOND if linked else PCIE_BYTES_PER_SECOND,

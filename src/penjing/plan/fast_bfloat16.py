@@ -3,7 +3,7 @@
 What the processor has decides. With AMX oneDNN's bfloat16 matmul is 6 to 8 times as fast as float32; without bfloat16
 units it is slower. AVX512-BF16 alone does not decide: an AMD EPYC is 4.4 times as fast in bfloat16 (500 against 113
 GFLOP/s on one thread), another processor half as fast (166 against 320). There, and on ARM, it is measured, in a way
-that other load does not turn, and kept for the machine.
+that other load does not turn, and saved for the machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POSSIBLE_UNITS = frozenset({"avx512_bf16", "bf16"})  # the latter of ARM
 ISA_WITHOUT_UNITS = ("AVX512_CORE", "AVX512_CORE_VNNI")
 WORTH = 1.2  # a measured ratio from which on bfloat16 is taken
 PAIRS = 15
-KEPT = "bfloat16.json"  # in the user's folder: measured ratios by machine
+RATIOS_FILE = "bfloat16.json"  # in the user's folder: measured ratios by machine
 
 
 def cpu_has_fast_bfloat16(name: str) -> bool:
@@ -73,7 +73,7 @@ def _cached_ratio(name: str, units: frozenset[str], limit: str) -> float:
     """The ratio measured for this machine: the first one that was, as long as processor, torch and threads stay."""
     about = [name, sorted(units), limit, torch.__version__, torch.get_num_threads()]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
-    path = home() / KEPT
+    path = home() / RATIOS_FILE
     known: dict[str, float] = {}
     # A broken file is written anew; in a folder that cannot be searched there is none.
     with suppress(UserError, TypeError, ValueError, OSError):

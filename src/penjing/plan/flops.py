@@ -41,22 +41,15 @@ class Parameters:
 
 def parameters(config: ModelConfig) -> Parameters:
     """Exact parameter counts. Of a mixture, a token goes through its k routed experts and the shared ones."""
-    width, layers = config.hidden_size, config.num_hidden_layers
-    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    attention = width * (2 * queries + 2 * keys)
-    vectors = 2 * width + (2 * config.head_dim if config.normalises_heads else 0)
-    vectors += queries + 2 * keys if config.has_qkv_bias else 0
+    parts, layers = components(config), config.num_hidden_layers
     dense = sum(config.is_dense_layer(layer) for layer in range(layers))
-    expert = 3 * width * config.moe_intermediate_size
-    shared = 3 * width * config.shared_expert_intermediate_size + (width if config.architecture == "qwen2_moe" else 0)
-    always = layers * attention + dense * 3 * width * config.intermediate_size
-    always += (layers - dense) * (width * config.num_experts + shared)
+    expert = 3 * config.hidden_size * config.moe_intermediate_size
     idle = (layers - dense) * (config.num_experts - config.num_experts_per_tok) * expert
-    matrices = always + (layers - dense) * config.num_experts_per_tok * expert
-    table = config.vocab_size * width
-    head = table if not config.tie_word_embeddings else 0
-    active = table + head + matrices + layers * vectors + width
-    return Parameters(total=active + idle, active=active, embedding=table, matrices=matrices + table)
+    total, table = sum(parts.values()), parts["embedding"]
+    biases = layers * config.head_dim * (config.num_attention_heads + 2 * config.num_key_value_heads)
+    vectors = parts["norms"] + (biases if config.has_qkv_bias else 0)
+    matrices = total - idle - vectors - (0 if config.tie_word_embeddings else table)
+    return Parameters(total=total, active=total - idle, embedding=table, matrices=matrices)
 
 
 def components(config: ModelConfig) -> dict[str, int]:

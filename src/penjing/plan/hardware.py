@@ -7,6 +7,8 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -117,36 +119,49 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 def physical_cores() -> int:
     """Cores this process may use, hyper-threads not counted twice where the system tells."""
-    try:
-        allowed = len(os.sched_getaffinity(0))
-    except AttributeError:
-        allowed = os.cpu_count() or 1
-    try:
-        pairs = set()
-        for folder in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology"):
-            pairs.add(((folder / "physical_package_id").read_text(), (folder / "core_id").read_text()))
-        return max(1, min(allowed, len(pairs))) if pairs else allowed
-    except OSError:
-        return allowed
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError):
+        folders = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology")
+        pairs = {((folder / "physical_package_id").read_text(), (folder / "core_id").read_text()) for folder in folders}
+        return min(allowed, len(pairs)) or allowed
+    return allowed
+
+
+def thread_seconds(since: Mapping[str, tuple[float, float]] | None = None) -> dict[str, tuple[float, float]]:
+    """For each thread of this process, the seconds that it had a core, and that it waited for one although it had work.
+
+    since: an earlier result, from which on they count. Empty where the system does not tell (only Linux does).
+    """
+    found = {}
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError):  # a thread that has just ended; a system with less to tell
+            had, waited, _ = file.read_text().split()
+            name = file.parent.name
+            before = (since or {}).get(name, (0.0, 0.0))
+            found[name] = (int(had) / 1e9 - before[0], int(waited) / 1e9 - before[1])
+    return found
 
 
 def load_averages() -> tuple[float, ...]:
     """Processes that wanted a core, on average of the last 1, 5 and 15 minutes; empty where nobody tells."""
-    try:
+    with suppress(AttributeError, OSError):
         return os.getloadavg()
-    except (AttributeError, OSError):
-        return ()
+    return ()
+
+
+def memory_bytes() -> int:
+    """Of this machine, without its devices; 0 = not known."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
 
 
 def describe(device: torch.device, dtype: torch.dtype) -> dict[str, object]:
     """The machine, for reports."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
         "cpu": cpu_name(),
         "cores": physical_cores(),
         "threads": torch.get_num_threads(),
-        "memory_bytes": memory,
+        "memory_bytes": memory_bytes(),
         "device": name,
         "compute_dtype": str(dtype).removeprefix("torch."),
     }
@@ -154,10 +169,8 @@ def describe(device: torch.device, dtype: torch.dtype) -> dict[str, object]:
 
 def cpu_name() -> str:
     """What the processor calls itself."""
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()

@@ -42,15 +42,7 @@ CPU_LENGTHS = 256, 1024  # of documents whose attention is measured
 def key_of(device: torch.device) -> Key:
     """What figures taken now would hold for."""
     if device.type != "cuda":
-        return Key(
-            device=hardware.cpu_name(),
-            kind="cpu",
-            driver="",
-            torch=torch.__version__,
-            cuda="",
-            power_limit_watts=0.0,
-            threads=torch.get_num_threads(),
-        )
+        return Key(device=hardware.cpu_name(), kind="cpu", torch=torch.__version__, threads=torch.get_num_threads())
     driver, watts = _driver(device)
     return Key(
         device=torch.cuda.get_device_name(device),
@@ -59,19 +51,14 @@ def key_of(device: torch.device) -> Key:
         torch=torch.__version__,
         cuda=str(torch.version.cuda),
         power_limit_watts=watts,
-        threads=0,
         devices=torch.cuda.device_count(),
     )
 
 
 def _driver(device: torch.device) -> tuple[str, float]:
     """Driver version and power limit, where nvidia-smi tells."""
-    query = [
-        "nvidia-smi",
-        f"--id={device.index or 0}",
-        "--query-gpu=driver_version,power.limit",
-        "--format=csv,noheader",
-    ]
+    wanted = ("--query-gpu=driver_version,power.limit", "--format=csv,noheader")
+    query = ["nvidia-smi", f"--id={device.index or 0}", *wanted]
     try:
         output = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
         driver, watts = output.splitlines()[0].split(", ")
@@ -129,9 +116,9 @@ def dtypes_of(device: torch.device) -> list[str]:
     """Those that matmuls are measured in."""
     if device.type != "cuda":
         return ["float32", "bfloat16"]
-    half = ["bfloat16"] if torch.cuda.get_device_capability(device) >= (8, 0) else []
-    tf32 = ["tf32"] if half else []
-    return [*half, "float16", *tf32, "float32"]
+    if hardware.has_fast_bfloat16(device):
+        return ["bfloat16", "float16", "tf32", "float32"]
+    return ["float16", "float32"]
 
 
 def squares(
@@ -229,14 +216,12 @@ def launch_seconds(device: torch.device) -> float:
     small = torch.ones(8, device=device)
     for _ in range(100):
         small.add_(1.0)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    torch.accelerator.synchronize(device)
     start = time.perf_counter()
     for _ in range(2000):
         small.add_(1.0)
     took = time.perf_counter() - start
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    torch.accelerator.synchronize(device)
     return took / 2000
 
 
@@ -328,11 +313,7 @@ def measure(
         report(f"{own} {rows} x {inner} x {outputs}: {one['flops_per_second'] / 1e12:.3g} TFLOPS")
     by_length = attentions(device, 0.2 * budget_seconds) if device.type == "cpu" else []
     short = [one["flops_per_second"] for one in by_length if one["dtype"] == own][:1]
-    memory = (
-        torch.cuda.get_device_properties(device).total_memory
-        if device.type == "cuda"
-        else int(str(hardware.describe(device, torch.float32)["memory_bytes"]))
-    )
+    on_gpu = device.type == "cuda"
     return Profile(
         key=key_of(device),
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -343,7 +324,7 @@ def measure(
         copy_bytes_per_second=copy_rate(device),
         launch_seconds=launch_seconds(device),
         context_bytes=context,
-        memory_bytes=memory,
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory if on_gpu else hardware.memory_bytes(),
         all_reduce_bytes_per_second=all_reduce_rate(),
         seconds=time.perf_counter() - began,
     )

@@ -1,9 +1,10 @@
-"""A machine's own figures, measured once (`penjing plan profile`) and kept: level L1 of a plan."""
+"""A machine's own figures, measured once (`penjing plan profile`) and saved: level L1 of a plan."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,11 @@ class Key:
 
     device: str  # as the driver or the processor calls itself
     kind: str  # cuda or cpu
-    driver: str
+    driver: str = ""
     torch: str
-    cuda: str
-    power_limit_watts: float  # 0 = not known
-    threads: int  # of a CPU; 0 for others
+    cuda: str = ""
+    power_limit_watts: float = 0.0  # 0 = not known
+    threads: int = 0  # of a CPU; 0 for others
     devices: int = 1
 
     @property
@@ -65,9 +66,6 @@ class Profile:
     memory_bytes: int
     all_reduce_bytes_per_second: float = 0.0  # 0 = one device
     version: int = VERSION
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, known: Mapping[str, Any]) -> Profile:
@@ -110,36 +108,28 @@ def folder() -> Path:
 
 def save_profile(profile: Profile) -> Path:
     path = folder() / f"{profile.key.name}.json"
-    write_json(path, profile.to_dict())
+    write_json(path, asdict(profile))
     return path
+
+
+def _stored(pattern: str) -> Iterator[Profile]:
+    """Profiles of this version in files that are called so; none in a folder that cannot be searched."""
+    with suppress(OSError):
+        for path in sorted(folder().glob(pattern)):
+            known = read_json(path)
+            if known.get("version") == VERSION:
+                yield Profile.from_dict(known)
 
 
 def find_profile(key: Key) -> tuple[Profile, list[str]] | None:
     """The stored profile of this device, and in what its key is another one by now; None if there is none."""
-    path = folder() / f"{key.name}.json"
-    try:
-        if not path.is_file():
-            return None
-    except OSError:  # a folder that cannot be searched
-        return None
-    known = read_json(path)
-    if known.get("version") != VERSION:
-        return None
-    profile = Profile.from_dict(known)
-    return profile, key.differences(profile.key)
+    profile = next(_stored(f"{key.name}.json"), None)
+    return (profile, key.differences(profile.key)) if profile else None
 
 
 def profile_called(card: str) -> Profile | None:
     """A profile of the card of this name, such as one copied from another machine; None if there is none."""
-    try:
-        paths = sorted(folder().glob("*.json"))
-    except OSError:  # a folder that cannot be searched
-        return None
-    for path in paths:
-        known = read_json(path)
-        if known.get("version") != VERSION:
-            continue
-        profile = Profile.from_dict(known)
+    for profile in _stored("*.json"):
         found = card_called(profile.key.device, profile.memory_bytes)
         if found is not None and found.name == card:
             return profile

@@ -48,23 +48,10 @@ class RunEstimate:
     versions: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # why the run may learn little
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, known: Mapping[str, Any]) -> RunEstimate:
-        """A plan that was written; what older ones lack is filled with nothing."""
-        empty: dict[str, Any] = {
-            "flops_per_token_full_square": 0.0,
-            "parts_seconds": {},
-            "step_seconds": 0.0,
-            "step_parts_seconds": {},
-            "startup_seconds": 0.0,
-            "memory_source": "",
-        }
-        return cls(
-            **{each.name: {**empty, **known}[each.name] for each in fields(cls) if each.name in {**empty, **known}}
-        )
+        """A plan that was written."""
+        return cls(**{each.name: known[each.name] for each in fields(cls) if each.name in known})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

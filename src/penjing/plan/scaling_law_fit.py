@@ -70,16 +70,16 @@ def fit(points: Sequence[LossPoint], exponents: Array = FINE) -> LossLaw:
 def _linear(first_P: Array, second_P: Array, loss_P: Array) -> tuple[float, float, float]:
     """limit, a and b of least squares, none below zero: what comes out negative is left out, the rest solved again."""
     columns = {0: np.ones_like(loss_P), 1: first_P, 2: second_P}
-    kept = [0, 1, 2]
+    used = [0, 1, 2]
     while True:
-        matrix = np.stack([columns[index] for index in kept], axis=1)
+        matrix = np.stack([columns[index] for index in used], axis=1)
         scale = np.abs(matrix).max(axis=0)
         solved = np.linalg.lstsq(matrix / scale, loss_P, rcond=None)[0] / scale
         worst = int(np.argmin(solved))
-        if solved[worst] >= 0 or len(kept) == 1:
-            found = dict(zip(kept, solved, strict=True))
+        if solved[worst] >= 0 or len(used) == 1:
+            found = dict(zip(used, solved, strict=True))
             return float(found.get(0, 0.0)), float(found.get(1, 0.0)), float(found.get(2, 0.0))
-        kept.pop(worst)
+        used.pop(worst)
 
 
 def forecast(points: Sequence[LossPoint], parameters: float, tokens: float, *, seed: int = 0) -> Forecast:

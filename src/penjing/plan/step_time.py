@@ -36,9 +36,6 @@ class StepTime:
         terms = asdict(self)
         return max(terms, key=lambda name: terms[name])
 
-    def to_dict(self) -> dict[str, float]:
-        return asdict(self)
-
 
 def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: float = 0.0) -> StepTime:
     """The step by its terms, each at the machine's rate. loader_tokens_per_second: of the data alone; 0 = no wait."""

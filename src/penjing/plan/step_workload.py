@@ -29,6 +29,7 @@ LOGIT_BYTES = 40  # of each logit: matmul, float32 copy, softmax, gradient
 # With kernels of our own (kernels/triton/ops.py), on an H200: 43 ms for 26 G logits and half of that for adding up
 # gradients; an eager step of 26M took 13 ms more than a compiled one.
 KERNEL_LOGIT_BYTES, KERNEL_SHARE = 10, 0.85
+ATTENTION_MATRICES = 3  # entries of `Workload._blocks`, before those of the MLP
 BLOCK_KERNELS, STEP_KERNELS = 100, 60  # launched forward and backward for one block; and once
 MASTER_KERNELS = 1.5
 FORWARD_SHARE = 1 / 3  # of a block's bytes and kernels
@@ -83,17 +84,16 @@ class Workload:
         windows = self.shape.windows or (0,) * self.shape.layers
         return [windowed_keys(self.keys, window) for window in windows]
 
-    def matmuls(self) -> Iterator[tuple[int, int, int, float]]:
-        """(rows, inner, outputs, how often) of one pass, forward and backward, all blocks and the head."""
+    def _blocks(self) -> list[tuple[int, int, int, int]]:
+        """(rows, inner, outputs, how many) of the matrices of all blocks, those of attention first, each forward."""
         shape, n = self.shape, self.tokens
-        blocks: list[tuple[int, int, int, float]] = [
+        blocks = [
             (n, shape.width, shape.query_size, shape.layers),
             (n, shape.width, shape.key_size, 2 * shape.layers),
             (n, shape.query_size, shape.width, shape.layers),
+            (n, shape.width, shape.intermediate_size, (shape.mlp_matrices - 1) * shape.num_dense),
+            (n, shape.intermediate_size, shape.width, shape.num_dense),
         ]
-        attention, ins = len(blocks), shape.mlp_matrices - 1
-        blocks.append((n, shape.width, shape.intermediate_size, ins * shape.num_dense))
-        blocks.append((n, shape.intermediate_size, shape.width, shape.num_dense))
         if shape.experts:
             layers, share = shape.layers - shape.num_dense, max(1, n * shape.num_experts_per_tok // shape.experts)
             blocks.append((share, shape.width, shape.moe_intermediate_size, 2 * layers * shape.experts))
@@ -102,10 +102,14 @@ class Workload:
             if shape.shared_size:
                 blocks.append((n, shape.width, shape.shared_size, 2 * layers))
                 blocks.append((n, shape.shared_size, shape.width, layers))
-        for number, (rows, inner, outputs, count) in enumerate(blocks):
-            again = float(self.recompute == "block" or (self.recompute == "mlp" and number >= attention))
+        return blocks
+
+    def matmuls(self) -> Iterator[tuple[int, int, int, float]]:
+        """(rows, inner, outputs, how often) of one pass, forward and backward, all blocks and the head."""
+        for number, (rows, inner, outputs, count) in enumerate(self._blocks()):
+            again = float(self.recompute == "block" or (self.recompute == "mlp" and number >= ATTENTION_MATRICES))
             yield from self._three(rows, inner, outputs, count, 1 + again + self.extra_forwards)
-        yield from self._three(n, shape.width, shape.vocabulary, 1, 1 + self.extra_forwards)
+        yield from self._three(self.tokens, self.shape.width, self.shape.vocabulary, 1, 1 + self.extra_forwards)
 
     def _three(
         self, rows: int, inner: int, outputs: int, count: float, forwards: float
@@ -171,17 +175,9 @@ class Workload:
         """Of Muon's three Newton-Schulz rounds, each 4 m^2 n + 2 m^3 for a matrix of m x n, m the smaller side."""
         if self.optimizer != "muon":
             return 0.0
-        shape = self.shape
-        sides = [(shape.width, shape.query_size, 2), (shape.width, shape.key_size, 2)]
-        pairs = [(first, second, count * shape.layers) for first, second, count in sides]
-        pairs.append((shape.width, shape.intermediate_size, shape.mlp_matrices * shape.num_dense))
-        mixtures = shape.layers - shape.num_dense
-        pairs.append((shape.width, shape.moe_intermediate_size, 3 * shape.experts * mixtures))
-        pairs.append((shape.width, shape.shared_size, 3 * mixtures))
-        pairs.append((shape.width, shape.experts, mixtures))  # the router
         total = 0.0
-        for first, second, count in pairs:
-            small, large = sorted((first, second))
+        for _, inner, outputs, count in self._blocks():
+            small, large = sorted((inner, outputs))
             total += count * 3 * (4.0 * small * small * large + 2.0 * small**3)
         return total * self.weight_share
 

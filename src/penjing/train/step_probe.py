@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -71,7 +71,7 @@ def plan(
         ],
     )
     if strategy.rank == 0:
-        write_json(folder.plan, {**estimate.to_dict(), **predicted_loss(folder.path / FORECAST, estimate)})
+        write_json(folder.plan, {**asdict(estimate), **predicted_loss(folder.path / FORECAST, estimate)})
     return estimate
 
 

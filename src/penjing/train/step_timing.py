@@ -11,7 +11,7 @@ import copy
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from penjing.plan import hardware
 from penjing.plan.compute_optimal import token_bytes
 from penjing.plan.run_estimate import ProbeTimings
 from penjing.plan.step_time import LinearFit, quantile, two_points
-from penjing.plan.time_interval import ProbeNoise, crowding
+from penjing.plan.time_interval import ProbeNoise, crowding, slowdown
 from penjing.train.batch_geometry import BatchGeometry, batch_geometry
 from penjing.train.compile_policy import EAGER_SHARE
 from penjing.train.config import Run
@@ -54,6 +54,7 @@ RISE, MOST_GROWTH = 0.03, 0.03
 LATE_SHAPES_BYTES = 70 << 20
 SLOWEST_DECAY = 0.75  # of memory's growth from one half of the probe to the next, beyond which it is not believed
 MAX_SAVED_BYTES = 2 << 30  # of a checkpoint that is tried; larger ones are estimated from WRITE_RATE
+SAVE_SECONDS = 0.02  # of a checkpoint, whatever its size
 WRITE_RATE = 300e6  # bytes per second of a checkpoint, hashes and syncing included
 
 
@@ -79,7 +80,7 @@ class StepTiming:
 
     seconds: float
     data_wait: float = 0.0
-    cpu_seconds: float = 0.0  # of this thread
+    threads: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # see hardware.thread_seconds
     passes: tuple[float, ...] = ()  # each forward and backward pass, where they were timed apart
 
     @property
@@ -140,14 +141,14 @@ class ProbeSteps:
             schedule=ZeroLR(),
             accumulate=self.passes,
         )
-        waited, cpu, start = self.meter.data_wait_seconds, time.thread_time(), time.perf_counter()
+        before, waited, start = hardware.thread_seconds(), self.meter.data_wait_seconds, time.perf_counter()
         for _ in range(self.round_steps):
             float(step(trial, 0).loss)
-        count = self.round_steps
+        count, seconds = self.round_steps, time.perf_counter() - start
         return StepTiming(
-            seconds=(time.perf_counter() - start) / count,
+            seconds=seconds / count,
             data_wait=(self.meter.data_wait_seconds - waited) / count,
-            cpu_seconds=(time.thread_time() - cpu) / count,
+            threads=hardware.thread_seconds(since=before),
             passes=tuple(timer.passes),
         )
 
@@ -202,13 +203,17 @@ def probe(
 def _noise(strategy: Strategy, timings: list[StepTiming]) -> ProbeNoise:
     """How unsteady the timings were, and how busy the machine is."""
     timed = [one for each in timings for one in each.passes] or [each.seconds for each in timings]
-    busy, crowd = 1.0, 1.0
-    if strategy.device.type == "cpu":
-        own = sum(each.cpu_seconds for each in timings)
-        busy = max(1.0, sum(each.seconds - each.data_wait for each in timings) / own) if own else 1.0
-        crowd = crowding(hardware.load_averages(), torch.get_num_threads() * strategy.world, os.cpu_count() or 1)
     spread = (quantile(timed, 0.9) - quantile(timed, 0.1)) / 2 * len(timed) / sum(timed)
-    return ProbeNoise(spread=spread, num_timed=len(timed), slowdown=busy, crowding=crowd)
+    noise = ProbeNoise(spread=spread, num_timed=len(timed))
+    if strategy.device.type != "cpu":
+        return noise
+    threads = torch.get_num_threads() * strategy.world
+    return replace(
+        noise,
+        slowdown=slowdown([each.threads for each in timings]),
+        crowding=crowding(hardware.load_averages(), threads, os.cpu_count() or 1),
+        all_cores=threads >= hardware.physical_cores(),
+    )
 
 
 def _budget(run_seconds: float) -> float:
@@ -402,7 +407,7 @@ def _try(
 ) -> tuple[float, float, float]:
     """Seconds that a checkpoint holds up training, on the way and at the end; seconds of one sample."""
     saved_bytes = 12 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    estimated = 0.02 + saved_bytes / WRITE_RATE
+    estimated = SAVE_SECONDS + saved_bytes / WRITE_RATE
     if hooks is None:
         return estimated, estimated, 0.0
     start = time.perf_counter()

@@ -4,17 +4,14 @@
 up. `penjing/train/memory_trace/` builds what a run is made of, one floor up.
 """
 
-from penjing.plan.memory.allocator import CachingAllocator, OutOfMemory
 from penjing.plan.memory.device_target import Target, is_tight, safe_bytes
 from penjing.plan.memory.fake_device_mode import FakeDeviceMode
 from penjing.plan.memory.report import MemoryPlan, plan_from, replay
 from penjing.plan.memory.trace import Trace, Tracer
 
 __all__ = [
-    "CachingAllocator",
     "FakeDeviceMode",
     "MemoryPlan",
-    "OutOfMemory",
     "Target",
     "Trace",
     "Tracer",

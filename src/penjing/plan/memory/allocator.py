@@ -3,8 +3,8 @@
 The rules are those of `c10/cuda/CUDACachingAllocator.cpp` (torch 2.6 to 2.13, default settings): sizes are rounded up
 to 512 bytes; requests up to 1 MiB share segments of 2 MiB, larger ones below 10 MiB segments of 20 MiB, the rest get a
 segment of their own, rounded up to 2 MiB. The smallest free block that is large enough is taken, and split if enough
-is left over. A freed block joins its free neighbours in the segment. Segments are kept; only when the device has no
-room are those given back that are free as a whole. `expandable_segments` is modelled by one growing segment for each
+is left over. A freed block joins its free neighbours in the segment. Segments stay; only when the device runs out of
+memory are those given back that are free as a whole. `expandable_segments` is modelled by one growing segment for each
 pool, mapped in pages.
 """
 
@@ -36,11 +36,11 @@ def segment_bytes(rounded: int) -> int:
 
 
 class OutOfMemory(Exception):
-    """The device has no room for a request, even after all cached segments were given back."""
+    """The device has too little free memory for a request, even after all cached segments were given back."""
 
     def __init__(self, num_bytes: int, reserved: int) -> None:
         self.num_bytes, self.reserved = num_bytes, reserved
-        super().__init__(f"no room for {num_bytes:,} bytes beside {reserved:,} reserved")
+        super().__init__(f"out of memory: {num_bytes:,} bytes requested, {reserved:,} reserved")
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +83,7 @@ class CachingAllocator:
         self._growing: dict[tuple[str, int], _Growing] = {}
 
     def malloc(self, num_bytes: int, stream: int = 0) -> MemoryBlock | None:
-        """Hand out a block; None for zero bytes. Raises OutOfMemory if the device has no room."""
+        """Hand out a block; None for zero bytes. Raises OutOfMemory if the device is full."""
         if num_bytes == 0:
             return None
         size = round_request(num_bytes)
@@ -140,7 +140,7 @@ class CachingAllocator:
         return block
 
     def _more(self, pool: str, stream: int, size: int) -> MemoryBlock | None:
-        """A new segment, or in expandable mode more pages; None if the device has no room."""
+        """A new segment, or in expandable mode more pages; None if the device is full."""
         if self.expandable:
             return self._grow(pool, stream, size)
         segment = segment_bytes(size)
@@ -194,14 +194,14 @@ class CachingAllocator:
                     self.reserved -= block.size
 
     def _trim(self, growing: _Growing, last: MemoryBlock) -> None:
-        kept = -(-(last.address - growing.start) // growing.page) * growing.page + growing.start - last.address
-        if kept >= last.size:
+        mapped = -(-(last.address - growing.start) // growing.page) * growing.page + growing.start - last.address
+        if mapped >= last.size:
             return
         self._take_out(last)
-        self.reserved -= last.size - kept
-        growing.end -= last.size - kept
-        last.size = kept
-        if kept:
+        self.reserved -= last.size - mapped
+        growing.end -= last.size - mapped
+        last.size = mapped
+        if mapped:
             self._put_back(last)
             return
         growing.last = last.before

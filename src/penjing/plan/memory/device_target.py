@@ -35,7 +35,6 @@ class Target:
     capability: tuple[int, int] = (8, 0)  # of CUDA's architectures
     memory_bytes: int = 0  # that the driver reports in all; 0 = not known
     context_bytes: int = int(0.47 * GIB)
-    context_source: str = "estimate: 0.47 GiB as measured on an A100, torch 2.1, lazy loading"
     own_kernels: bool = True  # whether kernels/triton runs there, if the card is of the kind
     expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF of the run
 

@@ -1,8 +1,8 @@
 """Meta tensors that say they are on another device, so that code takes the paths it would take there.
 
-Code of ours and of others asks tensors where they are (`x.device.type == "cpu"`, `x.is_cuda`). Under a `Disguise` they
-answer with the target's device, and whatever is asked to be made there is made on the meta device. Where torch itself
-chooses by device below Python (attention, dropout, RMSNorm), the choice is made here by the target's rules.
+Code of ours and of others asks tensors where they are (`x.device.type == "cpu"`, `x.is_cuda`). Under `FakeDeviceMode`
+they answer with the target's device, and whatever is asked to be made there is made on the meta device. Where torch
+itself chooses by device below Python (attention, dropout, RMSNorm), the choice is made here by the target's rules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penjing.plan.memory.trace import note_line
 
 META = torch.device("meta")
 _autograd: Any = torch.autograd  # a module that is written to here
-# How torch tells whether a checkpoint recomputed what it had kept, by name.
+# How torch tells whether a checkpoint recomputed what it had saved, by name.
 _recomputed_checks: dict[str, Any] = torch.utils.checkpoint._allowed_determinism_checks_to_fns
 _DEVICE = torch.Tensor.device.__get__
 _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
@@ -74,7 +74,7 @@ class FakeDeviceMode(TorchFunctionMode):
         torch.Generator = _HostGenerator  # type: ignore[misc]
         torch.cuda.get_device_capability = lambda device=None: self.target.capability
         _autograd._engine_run_backward = self._run_backward
-        # What is kept for a checkpoint is looked at below Python, without the disguise; what is recomputed, with it.
+        # What a checkpoint saves is looked at below Python, without this mode; what it recomputes, with it.
         _recomputed_checks["default"] = lambda x: {"shape": x.shape, "dtype": x.dtype}
         self._has_triton, gpu.has_triton = gpu.has_triton, self.target.own_kernels
         self._aside = arena.set_aside()
@@ -135,40 +135,36 @@ class FakeDeviceMode(TorchFunctionMode):
         return value
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is functional.scaled_dot_product_attention:
+            return attention(self.target, *args, **kwargs)
         if self.target.kind == "cuda":
-            if func is functional.scaled_dot_product_attention:
-                return attention(self.target, *args, **kwargs)
             if func is functional.dropout:
                 return _dropout(*args, **kwargs)
             if func in (functional.rms_norm, torch.rms_norm):
                 return _rms_norm(*args, **kwargs)
             if func is _GROUPED and args[0].dtype != torch.bfloat16:
                 return _grouped(*args, **kwargs)
-        elif func is functional.scaled_dot_product_attention:
-            return cpu_attention(*args, **kwargs)
         return func(*args, **kwargs)
 
 
 class _Again(TorchFunctionMode):
-    """A disguise once more, while its own is set aside."""
+    """The same mode once more, while it is set aside itself."""
 
-    def __init__(self, disguise: FakeDeviceMode) -> None:
+    def __init__(self, mode: FakeDeviceMode) -> None:
         super().__init__()
-        self._disguise = disguise
+        self._mode = mode
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return self._disguise.__torch_function__(func, types, args, kwargs)
+        return self._mode.__torch_function__(func, types, args, kwargs)
 
 
 # --- attention -------------------------------------------------------------------------------------------------------
 
 
-def attention_kernel(
-    target: Target, query: Tensor, key: Tensor, mask: Tensor | None, *, is_causal: bool = False
-) -> str:
-    """Which of torch's kernels takes an attention: flash, cudnn, efficient or math.
+def attention_kernel(target: Target, query: Tensor, key: Tensor, mask: Tensor | None) -> str:
+    """Which of torch's CUDA kernels takes an attention: flash, cudnn, efficient or math.
 
     The filters of `sdp_utils.cpp`, as far as our shapes can meet them: flash wants no mask, half precision and sm_80;
     cuDNN comes first on sm_90 and sm_10x and takes masks; the efficient kernel wants as many key heads as query heads
@@ -198,10 +194,20 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention` through the operation that the target's kernel is behind."""
+    """`scaled_dot_product_attention` through the operation that the target's kernel is behind.
+
+    CPUs have a flash kernel too, which takes masks and grouped heads but no dropout.
+    """
     aten = torch.ops.aten
-    kernel = attention_kernel(target, query, key, attn_mask, is_causal=is_causal)
-    if kernel == "flash" or (kernel == "cudnn" and attn_mask is None):
+    if target.kind == "cuda":
+        kernel = attention_kernel(target, query, key, attn_mask)
+    else:
+        kernel = "math" if dropout_p else "cpu"
+    if kernel == "cpu":
+        out = aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, dropout_p, is_causal, attn_mask=_additive(attn_mask, query), scale=scale
+        )[0]
+    elif kernel == "flash" or (kernel == "cudnn" and attn_mask is None):
         # cuDNN keeps what flash keeps: the output and one float32 for each query and head.
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
     elif kernel in ("efficient", "cudnn"):
@@ -220,40 +226,21 @@ def attention(
     return out
 
 
+def _additive(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """A mask of booleans as what is added to the scores, in the query's dtype."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=query.dtype, device=META).masked_fill_(mask.logical_not(), -math.inf)
+
+
 def _as_bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """A mask of booleans as what is added to the scores, in the query's dtype, its rows padded to 16."""
+    """The same for the efficient kernel, its rows padded to 16."""
+    mask = _additive(mask, query)
     if mask is None:
         return None
-    if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape, dtype=query.dtype, device=META).masked_fill_(mask.logical_not(), -math.inf)
     if mask.shape[-1] % 16:
         mask = functional.pad(mask, (0, 16 - mask.shape[-1] % 16))[..., : mask.shape[-1]]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-
-
-def cpu_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """CPUs have a flash kernel too, which takes masks and grouped heads but no dropout."""
-    if dropout_p:
-        return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    bias = attn_mask
-    if bias is not None and bias.dtype == torch.bool:
-        bias = torch.zeros(bias.shape, dtype=query.dtype, device=META).masked_fill_(bias.logical_not(), -math.inf)
-    out = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale
-    )[0]
-    assert isinstance(out, Tensor)
-    return out
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------

@@ -95,13 +95,11 @@ def at_more_rows(first: MemoryPlan, second: MemoryPlan, rows: tuple[int, int], w
     waterfall = {name: line(first.waterfall.get(name, 0), second.waterfall.get(name, 0)) for name in names}
     total = sum(waterfall.values())
     outside = sum(waterfall.get(name, 0) for name in ("context", "heap", "checkpoint copy"))
-    scale = (total - outside) / max(1, second.peak_allocated_bytes)
     return replace(
         second,
         peak_allocated_bytes=total - outside,
         peak_reserved_bytes=total - outside,
         total_bytes=total,
         waterfall={name: size for name, size in waterfall.items() if size},
-        curve=[(place, round(size * scale)) for place, size in second.curve],
         notes=(*second.notes, f"traced at {low} and {high} rows, the rest on a line"),
     )

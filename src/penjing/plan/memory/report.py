@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import get_args
 
 from penjing.plan.memory.allocator import CachingAllocator, OutOfMemory, round_request
 from penjing.plan.memory.device_target import Target
-from penjing.plan.memory.trace import Trace
+from penjing.plan.memory.trace import Component, Trace
 
-CURVE_POINTS = 400
-# Order of the waterfall, from what stays to what comes and goes.
-ORDER = (
-    "weights",
-    "master weights",
-    "gradients",
-    "optimizer state",
-    "activations",
-    "logits and loss",
-    "batch",
-    "temporaries",
-    "workspaces",
-    "communication",
-    "fragmentation",
-    "context",
-)
+ORDER = (*get_args(Component), "fragmentation", "context")  # of the waterfall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +21,7 @@ class MemoryPlan:
     of a CPU both are the bytes of tensors. total_bytes: with what stands outside PyTorch (context, communication; of a
     CPU the process itself). waterfall: parts of total_bytes at the moment of the peak, which add up to it.
     peak_at, peak_line: the operation whose result made the peak, and the source line it was called from.
-    curve: (event, allocated bytes), thinned, peaks kept. notes: what is an estimate, and why.
+    notes: what is an estimate, and why.
     """
 
     peak_allocated_bytes: int
@@ -45,14 +31,13 @@ class MemoryPlan:
     peak_at: str
     peak_line: str
     peak_phase: str
-    curve: list[tuple[int, int]]
     fits: bool | None  # None where the device's memory is not known
     notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Replay:
-    """A trace, gone through the allocator. fits: False if the device had no room on the way."""
+    """A trace, gone through the allocator. fits: False if the device was full on the way."""
 
     allocated: int
     reserved: int
@@ -128,7 +113,6 @@ def plan_from(
         peak_at=peak.operation if peak else "",
         peak_line=peak.line if peak else "",
         peak_phase=peak.phase if peak else "",
-        curve=thin(found.curve),
         fits=fits,
         notes=notes,
     )
@@ -161,13 +145,3 @@ def alive_at(trace: Trace, target: Target, place: int) -> dict[str, int]:
     for number, size in alive.items():
         sizes[trace.storages[number].component] += size
     return dict(sizes)
-
-
-def thin(curve: list[int]) -> list[tuple[int, int]]:
-    """At most about CURVE_POINTS points, the highest of every stretch, so that no peak is lost."""
-    stretch = max(1, -(-len(curve) // CURVE_POINTS))
-    points = []
-    for first in range(0, len(curve), stretch):
-        part = curve[first : first + stretch]
-        points.append((first + part.index(max(part)), max(part)))
-    return points

@@ -101,4 +101,4 @@ def share(trace: Trace, layout: Layout, ranks: int, gathered: tuple[int, int]) -
             storages.append(Storage(size, "all_gather", "", "build", "communication"))
             events.insert(0, len(storages))
     notes = (COMMUNICATION_NOTE, f"{layout} over {ranks} ranks is worked out from one device's trace, not traced")
-    return RankMemory(Trace(storages, events, []), COMMUNICATION_BYTES, notes)
+    return RankMemory(Trace(storages, events), COMMUNICATION_BYTES, notes)

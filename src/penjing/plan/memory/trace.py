@@ -25,7 +25,7 @@ from penjing.kernels.cpu import tensor_arena as arena
 from penjing.plan.memory.kernels import WORKSPACE, is_matmul, temporaries
 
 Phase = Literal["build", "forward", "backward", "optimizer", "evaluate"]
-Component = Literal[
+Component = Literal[  # from what stays to what comes and goes
     "weights",
     "master weights",
     "gradients",
@@ -33,9 +33,9 @@ Component = Literal[
     "activations",
     "logits and loss",
     "batch",
+    "temporaries",
     "workspaces",
     "communication",
-    "temporaries",
 ]
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
@@ -57,11 +57,10 @@ class Storage:
 
 @dataclass(slots=True)
 class Trace:
-    """Births (n + 1) and deaths (-n - 1) of `storages[n]` in order; `marks` name places in it."""
+    """Births (n + 1) and deaths (-n - 1) of `storages[n]` in order."""
 
     storages: list[Storage] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
-    marks: list[tuple[int, str]] = field(default_factory=list)
 
     def live_bytes(self) -> list[int]:
         """Bytes alive after each event, before any rounding; workspaces count nothing."""
@@ -105,7 +104,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        with torch._C.DisableTorchFunction():  # a disguise would hide where tensors are
+        with torch._C.DisableTorchFunction():  # FakeDeviceMode would hide where tensors are
             return self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -216,9 +215,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for optimizer in optimizers:
             for state in getattr(optimizer, "state", {}).values():
                 self.tag((value for value in state.values() if isinstance(value, Tensor)), "optimizer state")
-
-    def mark(self, name: str) -> None:
-        self.trace.marks.append((len(self.trace.events), name))
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """What a run's step needs of memory, before anything is there: its real parts on the meta device, its real step.
 
 The model, the objective and the optimizers are the run's own, and the step is that of `loop.py`; the data are batches
-of the largest shape (`Stage.example_batch`), the device a disguise (`penjing/plan/memory/fake_device_mode.py`).
+of the largest shape (`Stage.example_batch`), the device a fake one (`penjing/plan/memory/fake_device_mode.py`).
 """
 
 from __future__ import annotations
@@ -167,12 +167,10 @@ def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple
         if target.kind == "cpu":
             _make_state(built, tracer)
         for index in range(1 if target.kind == "cpu" else STEPS):
-            tracer.mark(f"step {index + 1}")
             tracer.phase = "forward"
             step(context, index)
             tracer.tag_state(built.optimizers)
             if index == 0:
-                tracer.mark("validation")
                 _validate(built, shape, tracer)
     if target.kind == "cuda" and run.compute.compile != "off":
         notes.append("traced as it runs without torch.compile, which mostly takes less")
