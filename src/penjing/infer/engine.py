@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penjing.base.errors import UserError
+from penjing.infer.capacity import Capacity
 from penjing.infer.forward import Forward, Ints, ints
 from penjing.infer.jobs import Answer, Job, JobQueue
 from penjing.infer.requests import (
@@ -55,16 +56,16 @@ class Engine:
     """Answers requests. `submit` and `cancel` may be called from any thread, all else from one.
 
     prefill_chunk: tokens of prompts read in one step. recover: where a pass runs out of memory, fewer are answered at
-    once; without it the error is raised.
+    once for a while; without it the error is raised.
     """
 
     def __init__(
         self, forward: Forward, *, prefill_chunk: int = 256, max_waiting: int = 1_000_000, recover: bool = True
     ) -> None:
         self.forward, self.max_waiting, self.recover = forward, max_waiting, recover
-        self.capacity = forward.num_slots  # slots in use: fewer after a pass ran out of memory
         self.max_tokens = forward.max_tokens
         self.tokens_read = self.tokens_shared = self.tokens_written = self.steps = 0
+        self._capacity = Capacity(forward.num_slots)
         self._slots = Slots(forward.num_slots, forward.max_tokens)
         self._answers: list[Answer | None] = [None] * forward.num_slots
         self._sampler = Sampler(forward.num_slots, forward.max_tokens, forward.vocab_size, forward.device)
@@ -142,6 +143,11 @@ class Engine:
         self.close()
 
     @property
+    def capacity(self) -> int:
+        """Slots in use."""
+        return self._capacity.slots
+
+    @property
     def idle(self) -> bool:
         """Whether a step would do nothing."""
         return not (self._incoming or self._jobs or self._events or self._cancelled)
@@ -176,6 +182,7 @@ class Engine:
                     raise
                 self._shrink(error)
             else:
+                self._capacity.went_well()
                 self._have_read(planned, logits_RV)
         events, self._events = self._events, []
         return events
@@ -433,7 +440,7 @@ class Engine:
         if len(active) == 1:
             self._end_job(active[0].job, "error", error)
             return
-        self.capacity = len(active) // 2
+        self._capacity.ran_out(len(active))
         for answer in reversed(active[self.capacity :]):
             job = answer.job
             answer.ids = self._slots.said(answer.slot, len(job.prompt))

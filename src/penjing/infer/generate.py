@@ -43,6 +43,7 @@ def sample_batch(
     slots: int = 0,
     score_temperature: float = 1.0,
     follow: Follow | None = None,
+    weights: Weights = "auto",
 ) -> list[list[Completion]]:
     """The answers to every request, in the order of its seeds.
 
@@ -50,7 +51,7 @@ def sample_batch(
     slots: how many are written at once; 0 = 64 on a CPU, else 256. score_temperature: of `Completion.logp`.
     follow: makes answers of several turns; what it gives counts to `max_new_tokens`, and where it leaves no space for
     one more token it is not read, and the answer has ended by its length. The token at place t of an answer is drawn
-    with number t of its seed's, whichever turn it is in.
+    with number t of its seed's, whichever turn it is in. weights: see `make_forward`.
     Raises UserError for an empty prompt, or one that leaves no space, and what `follow` raises.
     """
     asked = sum(len(request.seeds) for request in requests)
@@ -60,7 +61,7 @@ def sample_batch(
     longest = max(len(request.prompt) for request in requests if request.seeds)
     max_tokens = min(longest + max_new_tokens, model.config.max_position_embeddings)
     slots = min(slots or default_slots(model, max_tokens), asked)
-    with make_engine(model, slots=slots, max_tokens=max_tokens, recover=False) as engine:
+    with make_engine(model, slots=slots, max_tokens=max_tokens, weights=weights, recover=False) as engine:
         tickets = {
             engine.submit(
                 replace(
