@@ -154,9 +154,8 @@ class Conversation:
             said.append(exchange.said.message)
             said += [Message(role="tool", content=result.text) for result in exchange.results]
             yield from exchange.results
-            if given is None or self._is_stopped or number == MOST_TURNS:
-                break
-            if all(result.is_answer for result in exchange.results):
+            is_answered = all(result.is_answer for result in exchange.results)
+            if given is None or is_answered or self._is_stopped or number == MOST_TURNS:
                 break
             ids = [*ids, *written, self.tokenizer.message_end, *given.ids]
             if len(ids) >= self.engine.max_tokens:
@@ -177,6 +176,7 @@ class Conversation:
         )
         began = time.perf_counter()
         ticket = engine.submit(request)
+        stream: TurnStream | _Continuation
         stream = TurnStream(tokenizer, options.thinking) if self.answers else _Continuation(tokenizer)
         first = last = 0.0
         shared, ended = 0, cast(Ended, "")
