@@ -2,6 +2,7 @@
 
 import torch
 
+from penjing.infer.sample import Rows
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
@@ -29,6 +30,14 @@ def small_model(*, seed=0, noise=0.3, sharpen=1, **changes):
         parameter.data += noise * torch.randn(parameter.shape, generator=generator)
         parameter.data *= sharpen if parameter.ndim > 1 else 1
     return model
+
+
+def rows_of(samplings, score_temperature=1.0):
+    """Rows that are drawn so, in this order."""
+    rows = Rows.empty(len(samplings))
+    for row, sampling in enumerate(samplings):
+        rows.put(row, sampling, score_temperature)
+    return rows
 
 
 class NumberTokenizer:

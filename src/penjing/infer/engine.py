@@ -30,7 +30,6 @@ from penjing.infer.capacity import Capacity
 from penjing.infer.forward import Forward, Ints, ints
 from penjing.infer.jobs import Answer, Job, JobQueue
 from penjing.infer.requests import (
-    MOST_TOP_LOGPROBS,
     Ended,
     Event,
     InjectedTokens,
@@ -39,6 +38,7 @@ from penjing.infer.requests import (
     TokenMask,
     Turn,
     bits,
+    check_request,
 )
 from penjing.infer.sampler import Sampler, score
 from penjing.infer.scheduler import Pass, Scheduler
@@ -67,16 +67,13 @@ class Engine:
         self.tokens_read = self.tokens_shared = self.tokens_written = self.steps = 0
         self._capacity = Capacity(forward.num_slots)
         self._slots = Slots(forward.num_slots, forward.max_tokens)
-        self._answers: list[Answer | None] = [None] * forward.num_slots
         self._sampler = Sampler(forward.num_slots, forward.max_tokens, forward.vocab_size, forward.device)
         self._tickets = itertools.count()
         self._incoming: deque[Job] = deque()
         self._cancelled: deque[int] = deque()
         self._jobs: dict[int, Job] = {}
         self._queue = JobQueue()
-        self._scheduler = Scheduler(
-            self._slots, self._answers, self._queue, exact=forward.exact, prefill_chunk=prefill_chunk
-        )
+        self._scheduler = Scheduler(self._slots, self._queue, exact=forward.exact, prefill_chunk=prefill_chunk)
         self._events: list[Event] = []
 
     # --- requests ----------------------------------------------------------------------------------------------------
@@ -95,21 +92,7 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raises UserError for a request that cannot be answered."""
-        tokens, limit = len(request.prompt), self.max_tokens + (request.max_new_tokens < 1)
-        if not tokens:
-            raise UserError("nothing to go on from", where="prompt", wanted="at least one token")
-        if tokens >= limit:
-            raise UserError("too long", where="prompt", got=f"{tokens} tokens", wanted=f"under {limit}")
-        for where, ids in (("prompt", request.prompt), ("logit_bias", request.sampling.logit_bias)):
-            if len(ids) and not 0 <= min(ids) <= max(ids) < self.forward.vocab_size:
-                wrong = next(index for index in ids if not 0 <= index < self.forward.vocab_size)
-                raise UserError("no such token", where=where, got=wrong, wanted=f"0..{self.forward.vocab_size - 1}")
-        if not 0 <= request.top_logprobs <= MOST_TOP_LOGPROBS:
-            raise UserError(
-                "out of range", where="top_logprobs", got=request.top_logprobs, wanted=f"0..{MOST_TOP_LOGPROBS}"
-            )
-        if not request.score_temperature > 0:
-            raise UserError("out of range", where="score_temperature", got=request.score_temperature, wanted="> 0")
+        check_request(request, self.max_tokens, self.forward.vocab_size)
         self._adapter(request.adapter)
 
     def _adapter(self, name: str | None) -> int:
@@ -234,7 +217,7 @@ class Engine:
         job, slots = answer.job, self._slots
         request, said = job.request, len(answer.ids)
         limit = min(request.max_new_tokens, self.max_tokens - len(job.prompt))
-        answer.slot, self._answers[slot] = slot, answer
+        answer.slot, slots.answers[slot] = slot, answer
         if answer not in job.active:
             job.active.append(answer)
         slots.written_S[slot], slots.limit_S[slot] = said, limit
@@ -260,7 +243,7 @@ class Engine:
             self._score_prompt(place, planned, logits_RV)
         slot_R, row_R = planned.slot_B[planned.complete_B], planned.row_of_last_B[planned.complete_B]
         for place in np.flatnonzero(slots.written_S[slot_R] == 0).tolist():
-            job = self._at(int(slot_R[place])).job
+            job = slots.at(int(slot_R[place])).job
             if not job.is_read:
                 self._prompt_is_read(job, logits_RV[row_R[place]])
         if not (going_R := slots.is_active_S[slot_R]).all():  # requests that wanted no more than that
@@ -282,7 +265,7 @@ class Engine:
     def _score_prompt(self, place: int, planned: Pass, logits_RV: Tensor) -> None:
         """Log-probabilities of the prompt's tokens that follow those of this pass."""
         slot, count = int(planned.slot_B[place]), int(planned.count_B[place])
-        job, end = self._at(slot).job, int(self._slots.length_S[slot])
+        job, end = self._slots.at(slot).job, int(self._slots.length_S[slot])
         if not job.scores:
             job.scores.append(Token(int(job.prompt[0]), float("nan")))
         if self._slots.length_S[slot] == len(job.prompt):
@@ -300,7 +283,7 @@ class Engine:
         """One token for each of these slots."""
         slots = self._slots
         drawn = self._sampler.draw(slot_R, slots.written_S[slot_R], logits_RV, self._masks(slot_R))
-        answers, id_R = [self._answers[slot] for slot in slot_R.tolist()], drawn.id_R
+        answers, id_R = [slots.answers[slot] for slot in slot_R.tolist()], drawn.id_R
         slots.token_ST[slot_R, slots.known_S[slot_R]] = id_R
         slots.known_S[slot_R] += 1
         slots.written_S[slot_R] += 1
@@ -340,7 +323,7 @@ class Engine:
         """By row, which ids a grammar allows."""
         masks = {}
         for row, slot in enumerate(slot_R.tolist()):
-            answer = self._answers[slot]
+            answer = self._slots.answers[slot]
             if answer is not None and answer.grammar is not None:
                 may_V = self._own(answer, partial(_allowed, answer.grammar, self.forward.vocab_size))
                 if may_V is not None:
@@ -409,7 +392,7 @@ class Engine:
     def _free(self, answer: Answer) -> None:
         if answer.slot >= 0:
             self._slots.release(answer.slot, self.steps)
-            self._answers[answer.slot], answer.slot = None, -1
+            answer.slot = -1
 
     def _end_job(self, job: Job, ended: Ended, error: Exception | None = None) -> None:
         """End all answers of a request that have not ended."""
@@ -435,7 +418,7 @@ class Engine:
 
     def _shrink(self, error: Exception) -> None:
         """After a pass ran out of memory: half as many answers at once, the newest wait and go on later."""
-        active = [answer for answer in self._answers if answer is not None]
+        active = [answer for answer in self._slots.answers if answer is not None]
         active.sort(key=lambda answer: (answer.job.ticket, answer.number))
         if len(active) == 1:
             self._end_job(active[0].job, "error", error)
@@ -457,11 +440,6 @@ class Engine:
         except Exception as error:  # whatever it is, nobody else is to suffer
             self._end_job(answer.job, "error", error)
             return None
-
-    def _at(self, slot: int) -> Answer:
-        answer = self._answers[slot]
-        assert answer is not None
-        return answer
 
 
 def _logits_of(answer: Answer) -> Tensor:
