@@ -11,7 +11,7 @@ import torch
 from small_models import small_model
 from user_errors import raises_user_error
 
-from penjing.infer.engine import Engine, TooManyWaiting
+from penjing.infer.engine import Engine
 from penjing.infer.forward import make_forward
 from penjing.infer.generate import generate
 from penjing.infer.requests import InjectedTokens, Request
@@ -452,16 +452,6 @@ def test_what_cannot_be_answered_is_refused(model, changes, where):
         with raises_user_error(where=where):
             engine.submit(ask(**{"prompt": [20], **changes}))
         assert engine.idle
-
-
-def test_a_full_queue_says_so(model):
-    with make_engine(model, max_waiting=2) as engine:
-        for _ in range(2):
-            engine.submit(ask([20]))
-        with pytest.raises(TooManyWaiting):
-            engine.submit(ask([20]))
-        run(engine)
-        engine.submit(ask([20]))
 
 
 def test_any_order_of_asking_and_cancelling(model):

@@ -48,10 +48,6 @@ from penjing.kernels.memory_errors import is_out_of_memory
 Result = TypeVar("Result")
 
 
-class TooManyWaiting(UserError):
-    """The queue is full: try again later."""
-
-
 class Engine:
     """Answers requests. `submit` and `cancel` may be called from any thread, all else from one.
 
@@ -59,10 +55,8 @@ class Engine:
     once for a while; without it the error is raised.
     """
 
-    def __init__(
-        self, forward: Forward, *, prefill_chunk: int = 256, max_waiting: int = 1_000_000, recover: bool = True
-    ) -> None:
-        self.forward, self.max_waiting, self.recover = forward, max_waiting, recover
+    def __init__(self, forward: Forward, *, prefill_chunk: int = 256, recover: bool = True) -> None:
+        self.forward, self.recover = forward, recover
         self.max_tokens = forward.max_tokens
         self.tokens_read = self.tokens_shared = self.tokens_written = self.steps = 0
         self._capacity = Capacity(forward.num_slots)
@@ -80,20 +74,13 @@ class Engine:
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns its ticket. Raises UserError where it cannot be answered."""
-        self.check(request)
-        if self.num_waiting >= self.max_waiting:
-            raise TooManyWaiting("too many requests are waiting", got=self.num_waiting, next_step="Try again later.")
+        check_request(request, self.max_tokens, self.forward.vocab_size)
         adapter = self._adapter(request.adapter)
         prompt = np.asarray(request.prompt, dtype=np.int32)
         job = Job(next(self._tickets), request, prompt, adapter)
         job.waiting.extend(Answer(job, number, seed) for number, seed in enumerate(request.seeds))
         self._incoming.append(job)
         return job.ticket
-
-    def check(self, request: Request) -> None:
-        """Raises UserError for a request that cannot be answered."""
-        check_request(request, self.max_tokens, self.forward.vocab_size)
-        self._adapter(request.adapter)
 
     def _adapter(self, name: str | None) -> int:
         if name is None:
