@@ -163,7 +163,7 @@ def test_without_tools_a_call_is_shown_and_not_run(talk):
 
 
 def shown_of(found):
-    """What a terminal shows of a whole turn, by the stretches that `parts` finds in it: line by line, blank ones aside."""
+    """What a terminal shows of a whole turn, by the stretches that `parts` finds: line by line, blank ones aside."""
     lines = []
     for span in found:
         if span.kind == "call":
@@ -206,9 +206,11 @@ def test_a_long_answer_is_decoded_once(start, tokenizer, monkeypatch):
     """And not once for each of its tokens."""
     talk, decoded = start("好的，I think so. " * 100, max_tokens=1500), []
     decode = Tokenizer.decode
-    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids, **how: decoded.append(len(ids)) or decode(self, ids, **how))
+    monkeypatch.setattr(
+        Tokenizer, "decode", lambda self, ids, **how: decoded.append(len(ids)) or decode(self, ids, **how)
+    )
     (end,) = [part for part in talk.ask("so?") if isinstance(part, TurnEnd)]
-    assert end.tokens > 800 and sum(decoded) < 20 * end.tokens
+    assert end.tokens > 600 and sum(decoded) < 20 * end.tokens
 
 
 @pytest.mark.parametrize("said", ["</tool_call>", " </think>\n</tool_response> ", "<tool_call></tool_call>"])
