@@ -62,8 +62,8 @@ class ParsedTurn:
 
 @dataclass(slots=True)
 class TurnSpan:
-    """A stretch of a turn: a thought, words, or what stands in a call. closed: its end was said too. has_words: there is
-    more than blanks and marks out of place."""
+    """A stretch of a turn: a thought, words, or what stands in a call. closed: its end was said too. has_words: there
+    is more than blanks and marks out of place."""
 
     kind: Kind
     text: str
