@@ -61,7 +61,7 @@ def answer_to(messages: list[dict], tools: list) -> list:
         "two lines": [*pieces_of("One. Two three"), END],
     }
     if asked == "calculate" and tools:
-        call = json.dumps({"name": "calculator", "arguments": {"expression": "6*7"}})
+        call = json.dumps({"name": tools[0]["function"]["name"], "arguments": {"expression": "6*7"}})
         return ["<tool_call>", *pieces_of(call), "</tool_call>", END]
     return said.get(asked, [*pieces_of(f"You said {asked}"), END])
 
@@ -93,7 +93,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.server.requests.append((self.path, body))
         if self.path == "/api/tools/call":
-            self.reply(200, {"text": str(eval(body["arguments"]["expression"], {}))})  # noqa: S307  # of this file
+            result = str(eval(body["arguments"]["expression"], {}))  # noqa: S307  # of this file
+            self.reply(200, {"text": result, "is_answer": body["name"] == "calc"})
         elif self.server.busy:
             self.server.busy -= 1
             self.reply(429, {"error": {"message": "busy"}}, {"Retry-After": "1"})

@@ -2,6 +2,7 @@
 
 import torch
 
+from penjing.infer.sample import Rows
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
@@ -43,6 +44,14 @@ def drawn_model(*, seed, noise, **shape):
         drawn = torch.randn(value.shape, generator=generator)
         value.copy_(noise * drawn if value.ndim > 1 else 0.3 * drawn + 1)
     return model.eval()
+
+
+def rows_of(samplings, score_temperature=1.0):
+    """Rows that are drawn so, in this order."""
+    rows = Rows.empty(len(samplings))
+    for row, sampling in enumerate(samplings):
+        rows.put(row, sampling, score_temperature)
+    return rows
 
 
 class NumberTokenizer:

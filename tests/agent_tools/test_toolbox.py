@@ -36,8 +36,8 @@ def made(name: str, tmp_path: Path) -> Toolbox:
 def test_every_tool_has_a_schema_and_survives_what_it_is_given(name: str, tmp_path: Path) -> None:
     box = made(name, tmp_path)
     (schema,) = box.schemas
-    assert schema["name"] == name and schema["description"]
-    assert schema["parameters"]["type"] == "object" and set(schema["parameters"]["required"]) <= set(
+    assert schema["name"] == name and (schema.get("description") or name == "calc")  # as it was taught, without one
+    assert schema["parameters"]["type"] == "object" and set(schema["parameters"].get("required", ())) <= set(
         schema["parameters"]["properties"]
     )
     json.dumps(schema)
@@ -86,6 +86,14 @@ def test_what_tools_say(name: str, arguments: dict[str, Any], result: str | None
     found = call(made(name, tmp_path), name, **arguments)
     assert (found.text == result and found.worked) or (result is None and found.text.startswith("error: "))
     assert found.worked == (result is not None)
+
+
+def test_whose_results_are_answers() -> None:
+    """Those of `calc`; a call that is none of a tool's, where there are no other tools."""
+    calls = [ToolCall(name="calc", arguments={"expression": text}) for text in ("1+2", "1+")] + [ToolCall(name="sum")]
+    assert [result.is_answer for result in Toolbox(["calc"]).run(calls)] == [True, True, True]
+    assert [result.is_answer for result in Toolbox(["calc", "dates"]).run(calls)] == [True, True, False]
+    assert not call(Toolbox(["calculator"]), "calculator", expression="1+2").is_answer
 
 
 def test_calls_that_cannot_be_run_are_told_so() -> None:

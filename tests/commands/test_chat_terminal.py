@@ -68,8 +68,8 @@ def test_answers_are_those_of_generate(start, model, tokenizer):
     for text in ("what is it?", "I think so"):
         prompt = render(tokenizer, [*talk.messages, Message(role="user", content=text)], ask=True).ids
         (wanted,) = generate(model, [prompt], max_new_tokens=12, stop=tokenizer.stop)
-        spans = [part.spans for part in talk.ask(text) if isinstance(part, Written)][-1]
-        assert "".join(span.text for span in spans) == tokenizer.decode(wanted)
+        pieces = [piece for part in talk.ask(text) if isinstance(part, Written) for piece in part.pieces]
+        assert "".join(piece.text for piece in pieces) == tokenizer.decode(wanted)
     assert [message.role for message in talk.messages] == ["user", "assistant"] * 2
 
 
@@ -241,11 +241,11 @@ def test_ctrl_c_stops_the_answer_and_a_second_one_the_program(start, monkeypatch
     talk = start(max_tokens=60)
     before = signal.getsignal(signal.SIGINT)
     presses = [signal.SIGINT]
-    monkeypatch.setattr(Screen, "spans", lambda self, found: presses and os.kill(os.getpid(), presses.pop()))
+    monkeypatch.setattr(Screen, "write", lambda self, found: presses and os.kill(os.getpid(), presses.pop()))
     converse(talk, Lines("what"), Console(file=io.StringIO()), ends_with_empty_line=True)
     assert [message.role for message in talk.messages] == ["user", "assistant"]
     assert signal.getsignal(signal.SIGINT) is before
-    monkeypatch.setattr(Screen, "spans", lambda self, found: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(Screen, "write", lambda self, found: os.kill(os.getpid(), signal.SIGINT))
     monkeypatch.setattr(talk, "stop", lambda: None)
     with pytest.raises(KeyboardInterrupt):
         converse(talk, Lines("what"), Console(file=io.StringIO()), ends_with_empty_line=True)

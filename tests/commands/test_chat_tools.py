@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -13,12 +14,13 @@ from penjing.base.errors import UserError
 from penjing.commands.chat import chat
 from penjing.commands.chat_screen import Screen
 from penjing.data.chat.render import render
-from penjing.data.chat.turn_parser import TurnSpan, parts
+from penjing.data.chat.turn_parser import parts
 from penjing.data.formats import Message
-from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS
+from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, VISIBLE_TOKENS, Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
-from penjing.infer.conversation import MOST_TURNS, Conversation, GenerationOptions
+from penjing.infer.conversation import MOST_TURNS, Conversation, GenerationOptions, TurnEnd
 from penjing.infer.requests import Event, Token
+from penjing.infer.text_stream import TurnStream
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+30"}}\n</tool_call>'
 
@@ -160,14 +162,73 @@ def test_without_tools_a_call_is_shown_and_not_run(talk):
     assert remembered[0].tool_calls
 
 
-def test_a_character_is_shown_whole():
-    shown = io.StringIO()
-    screen = Screen(Console(file=shown, width=80))
-    for text in ("a", "a\ufffd", "a好", "a好\n", "a好\nb\n"):
-        screen.spans([TurnSpan("words", text)])
-    assert shown.getvalue() == "a好\nb"
-    screen.end()
-    assert shown.getvalue() == "a好\nb\n\n"
+def shown_of(found):
+    """What a terminal shows of a whole turn, by the stretches that `parts` finds: line by line, blank ones aside."""
+    lines = []
+    for span in found:
+        if span.kind == "call":
+            lines.append(" ".join(span.text.split()))
+        elif span.kind == "thought" and span.text.strip():
+            lines += f"thinking: {span.text.strip()}".splitlines()
+        elif span.has_words:
+            lines += span.text.splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
+WORDS = [
+    *VISIBLE_TOKENS, "\n", "\n\n", " ", "What is 12+30?", " I think so.", "好的，", "是42。", "🎈", "<", "</tool", "龘",
+]  # fmt: skip
+
+
+def test_what_is_shown_bit_by_bit_is_what_the_whole_turn_holds(tokenizer):
+    """Random turns in both languages, marks out of place among them, some broken off inside a character."""
+    generator = np.random.default_rng(2)
+    calls = thoughts = 0
+    for number in range(500):
+        chosen = [WORDS[index] for index in generator.integers(0, len(WORDS), generator.integers(1, 14))]
+        ids = [index for word in chosen for index in with_marks(tokenizer, word)]
+        ids = ids[: len(ids) - number % 2]
+        thinking = (None, True, False)[number % 3]
+        screen = Screen(Console(file=io.StringIO(), width=200))
+        stream = TurnStream(tokenizer, thinking)
+        for index in ids:
+            screen.write(stream.add(index))
+        screen.write(stream.finish())
+        screen.end()
+        shown = screen.console.file.getvalue()
+        found = parts(tokenizer, ids, thinking=thinking)
+        assert [line.strip() for line in shown.splitlines() if line.strip()] == shown_of(found), chosen
+        calls, thoughts = calls + shown.count("\n  "), thoughts + shown.count("thinking: ")
+    assert calls > 50 and thoughts > 50
+
+
+def test_a_long_answer_is_decoded_once(start, tokenizer, monkeypatch):
+    """And not once for each of its tokens."""
+    talk, decoded = start("好的，I think so. " * 100, max_tokens=1500), []
+    decode = Tokenizer.decode
+    monkeypatch.setattr(
+        Tokenizer, "decode", lambda self, ids, **how: decoded.append(len(ids)) or decode(self, ids, **how)
+    )
+    (end,) = [part for part in talk.ask("so?") if isinstance(part, TurnEnd)]
+    assert end.tokens > 600 and sum(decoded) < 20 * end.tokens
+
+
+@pytest.mark.parametrize("said", ["</tool_call>", " </think>\n</tool_response> ", "<tool_call></tool_call>"])
+def test_an_answer_of_nothing_but_marks_shows_none(talk, said):
+    for tools in ((), ("calculator",)):
+        shown, remembered, *_ = talk(said, "", tools=tools)
+        assert "<" not in shown and not any("<" in message.content for message in remembered)
+
+
+def test_the_result_of_the_toy_worlds_tool_is_the_answer(talk):
+    """Its conversations end with the call; a model that learned from them is asked for no more."""
+    call = '<tool_call>{"name": "calc", "arguments": {"expression": "58-27"}}</tool_call>'
+    shown, remembered, asked, _ = talk(call, tools=("calc",))
+    assert shown == "  calc(expression=58-27)\n  = 31\n" and len(asked) == 1
+    assert [message.role for message in remembered] == ["assistant", "tool"]
+    shown, _, asked, _ = talk("<tool_call>58-27</tool_call>", tools=("calc",))
+    assert "= error: the call is not JSON" in shown and len(asked) == 1
+    assert len(talk(call, "31", tools=("sum=calculator", "calc"))[2]) == 1
 
 
 def test_a_pretrained_model_is_not_asked_to_think(small_run, tmp_path, penjing):

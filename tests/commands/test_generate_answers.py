@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from penjing.commands.train import execute, resolve_run
 from penjing.data.formats import Chat, Message, read_chats
 from penjing.data.tokenizer.tokenizer import VISIBLE_TOKENS, Tokenizer
 from penjing.infer.conversation import GenerationOptions
+from penjing.kernels.cpu import library
 from penjing.model.transformer import Transformer
 
 DRAWN = AnswerOptions(temperature=1.0, max_tokens=12, cut="keep", seed=4)
@@ -95,13 +97,33 @@ def test_finished_it_does_nothing_more(monkeypatch, whole, model, toy):
     assert write(model, toy / "rl.jsonl", whole[0]) == whole[1]
 
 
-def test_answers_of_before_the_dtype_was_noted_go_on(tmp_path, whole, model, toy):
+def test_answers_of_before_dtype_and_weights_were_noted_go_on(tmp_path, whole, model, toy):
     out = tmp_path / "answers.jsonl"
     out.write_bytes(whole[0].read_bytes())
     about = json.loads(whole[0].with_name("answers.jsonl.about.json").read_text())
-    assert about.pop("dtype") == "float32"
+    assert about.pop("dtype") == "float32" and about["settings"].pop("weights") == "auto"
     out.with_name("answers.jsonl.about.json").write_text(json.dumps(about))
     assert write(model, toy / "rl.jsonl", out) == whole[1]
+
+
+@pytest.mark.skipif(bool(library.unavailable_decode_reason()), reason="no kernels for a CPU here")
+def test_weights_are_quantised_where_asked_for(tmp_path, monkeypatch, penjing, model, toy):
+    """By both verbs, and a file is not gone on with by others."""
+    out, words = tmp_path / "answers.jsonl", ("--weights", "int8", "--device", "cpu", "--max-tokens", 12)
+    penjing("generate", model, "--prompts", toy / "rl.jsonl", "--out", out, "--keep-cut", *words)
+    asked = AnswerOptions(max_tokens=12, cut="keep", weights="int8")
+    monkeypatch.setattr(generate, "_lines", None)
+    write(model, toy / "rl.jsonl", out, asked)
+    with pytest.raises(UserError, match="another settings"):
+        write(model, toy / "rl.jsonl", out, replace(asked, weights="auto"))
+    penjing("chat", model, "--prompt", "So?", *words)
+    made = []
+    monkeypatch.setattr("penjing.commands.chat.make_engine", lambda *_, weights, **__: made.append(weights) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        talk(model, Console(quiet=True), GenerationOptions(), prompt="So?", weights="int8", device="cpu")
+    assert made == ["int8"]
+    refused = penjing("chat", model, "--prompt", "So?", "--weights", "int4", check=False)
+    assert refused.returncode == 2 and "int8" in refused.stderr
 
 
 def test_answers_that_were_removed_are_written_anew(tmp_path, whole, model, toy):

@@ -143,6 +143,14 @@ def test_the_thought_can_be_taken_off(tokenizer: Tokenizer) -> None:
     assert rest("<think>a") == "" == rest("a", True)
 
 
-def test_stray_ends_are_words(tokenizer: Tokenizer) -> None:
-    stray = said(tokenizer, "".join(VISIBLE_TOKENS[1::2]))
-    assert stray.calls == () and stray.content == "".join(VISIBLE_TOKENS[1::2])
+def test_stray_marks_are_words_among_words_and_nothing_alone(tokenizer: Tokenizer) -> None:
+    marks = "".join(VISIBLE_TOKENS[1::2])
+    assert said(tokenizer, marks) == ParsedTurn(reasoning="", content="", calls=())
+    for alone in (f" {marks}\n", "<tool_call> </tool_call>"):
+        assert said(tokenizer, alone).message.content == ""
+    for words in (f"{marks}so", f"so{marks}"):
+        assert said(tokenizer, words).content == words
+    behind = said(tokenizer, f"{ADD}\n{marks}{ADD}")
+    assert behind.content == "" and len(behind.calls) == 2
+    spelled = parse(tokenizer, tokenizer.encode(marks))
+    assert spelled.content == marks  # somebody explains them

@@ -11,7 +11,7 @@ import torch
 from small_models import small_model
 from user_errors import raises_user_error
 
-from penjing.infer.engine import Engine, TooManyWaiting
+from penjing.infer.engine import Engine
 from penjing.infer.forward import make_forward
 from penjing.infer.generate import generate
 from penjing.infer.requests import InjectedTokens, Request
@@ -260,6 +260,32 @@ def test_out_of_memory_makes_fewer_at_once_and_loses_nobody(model, monkeypatch, 
         assert said(events)[0] == expected[ticket][number][0]
 
 
+def test_once_there_is_memory_again_as_many_are_answered_as_before(model):
+    engine = make_engine(model, slots=8)
+    whole, most, seen = engine.forward, [3], []
+
+    class Small:
+        def __getattr__(self, name):
+            return getattr(whole, name)
+
+        def __call__(self, slot_N, *rest):
+            if len(set(slot_N.tolist())) > most[0]:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            seen.append(len(set(slot_N.tolist())))
+            return whole(slot_N, *rest)
+
+    engine.forward = Small()
+    requests = [ask([20 + number], stop=(), tokens=100) for number in range(16)]
+    with engine:
+        expected = run(engine, requests)
+        assert engine.capacity < 8 and max(seen) <= 3
+        most[0] = 8
+        found = run(engine, [*requests, *requests])
+    assert engine.capacity == 8 == max(seen)
+    ids = [[said(events)[0] for events in events_of.values()] for events_of in (expected, found)]
+    assert ids[1] == ids[0] * 2
+
+
 def test_a_pass_of_one_answer_that_does_not_fit_ends_it(model):
     engine = make_engine(model)
     whole = engine.forward
@@ -426,16 +452,6 @@ def test_what_cannot_be_answered_is_refused(model, changes, where):
         with raises_user_error(where=where):
             engine.submit(ask(**{"prompt": [20], **changes}))
         assert engine.idle
-
-
-def test_a_full_queue_says_so(model):
-    with make_engine(model, max_waiting=2) as engine:
-        for _ in range(2):
-            engine.submit(ask([20]))
-        with pytest.raises(TooManyWaiting):
-            engine.submit(ask([20]))
-        run(engine)
-        engine.submit(ask([20]))
 
 
 def test_any_order_of_asking_and_cancelling(model):

@@ -10,13 +10,13 @@ from small_models import small_model
 
 from penjing.base.errors import UserError
 from penjing.infer import torch_forward as engine
-from penjing.infer.generate import generate, stream
+from penjing.infer.generate import generate, make_engine
+from penjing.infer.requests import Request
 from penjing.infer.sample import Sampling
 from penjing.model.cast_cache import cache_casted_weights
 from penjing.model.linear import Linear, set_compute_dtype
 
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5], [8], [9, 7, 9, 3, 2], [3, 1, 4]]
-GREEDY = Sampling()
 DRAWN = Sampling(temperature=1.5)
 
 
@@ -65,22 +65,10 @@ def test_a_batch_writes_what_each_prompt_writes_alone(model, rows):
     assert len({len(text) for text in expected}) > 1, "all ended at the same place: the test shows little"
 
 
-def test_a_stop_id_ends_its_sequence_for_good(model):
-    stop = stops_for(model)
-    last_step = {}
-    for number, pairs in enumerate(stream(model, PROMPTS, max_new_tokens=15, stop=stop, sampling=GREEDY)):
-        assert pairs, "an empty step was yielded"
-        for sequence, index in pairs:
-            assert index not in stop
-            assert last_step.get(sequence, -1) == number - 1, "a sequence that had ended wrote again"
-            last_step[sequence] = number
-
-
 def test_a_sequence_that_stops_at_once_is_empty(model):
     first = by_hand(model, PROMPTS[0], 1)[0]
     other = by_hand(model, PROMPTS[1], 5, {first})
     assert generate(model, PROMPTS[:2], max_new_tokens=5, stop={first}) == [[], other]
-    assert list(stream(model, [PROMPTS[0]], max_new_tokens=5, stop={first}, sampling=GREEDY)) == []
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 7])
@@ -96,7 +84,6 @@ def test_no_tokens_asked_none_written(model, max_new_tokens):
 
 def test_no_prompts_no_texts(model):
     assert generate(model, [], max_new_tokens=3, stop=()) == []
-    assert list(stream(model, [], max_new_tokens=3, stop=(), sampling=GREEDY)) == []
 
 
 def test_prompt_and_answer_together_hold_at_most_max_tokens(model):
@@ -138,10 +125,11 @@ def test_the_same_prompt_draws_anew_in_the_next_batch(model):
 
 
 def test_no_gradient_is_kept_and_grad_mode_is_left_alone(model):
-    steps = stream(model, PROMPTS, max_new_tokens=3, stop=(), sampling=GREEDY)
-    next(steps)
-    assert torch.is_grad_enabled()
-    list(steps)
+    with make_engine(model) as engine:
+        engine.submit(Request(prompt=PROMPTS[0], max_new_tokens=3))
+        while not engine.idle:
+            engine.step()
+            assert torch.is_grad_enabled()
 
 
 def test_bfloat16_products_write_too(model):

@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from small_models import rows_of
 from user_errors import raises_user_error
 
 from penjing.infer.requests import Request
-from penjing.infer.sample import Rows, Sampling, draw
+from penjing.infer.sample import Sampling, draw
 from penjing.infer.sampler import Sampler
 
 CHANCE = torch.tensor([0.05, 0.4, 0.02, 0.3, 0.15, 0.08])
@@ -22,7 +23,7 @@ def pick(logits_BV, sampling, seed=0):
     """The id of each row."""
     rows = len(logits_BV)
     uniform_B = np.random.default_rng(seed).random(rows, dtype=np.float32)
-    return draw(logits_BV, uniform_B, Rows.of([sampling] * rows)).id_R
+    return draw(logits_BV, uniform_B, rows_of([sampling] * rows)).id_R
 
 
 def shares(sampling, seed=0):

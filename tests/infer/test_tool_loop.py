@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small_models import small_model
+from small_models import rows_of, small_model
 
 from penjing.infer.generate import sample_batch
 from penjing.infer.requests import InjectedTokens, Request, Turn
-from penjing.infer.sample import Rows, Sampling, draw
+from penjing.infer.sample import Sampling, draw
 
 STOP = {5, 11}
 CALL = 7  # a turn in which this was said is followed by something
@@ -63,7 +63,7 @@ def by_hand(model, prompt, seed, sampling, limit):
     while True:
         logits_TV = model(torch.tensor([[*prompt, *ids]]))
         logits_1V = (logits_TV[0] if isinstance(logits_TV, tuple) else logits_TV)[0, -1:]
-        drawn = draw(logits_1V, uniform[len(ids) : len(ids) + 1], Rows.of([sampling]))
+        drawn = draw(logits_1V, uniform[len(ids) : len(ids) + 1], rows_of([sampling]))
         ids.append(int(drawn.id_R))
         turn.append(ids[-1])
         logp.append(float(drawn.logp_R))

@@ -146,6 +146,15 @@ def test_tools_are_called_and_their_results_sent_back(opened, server):
     assert "tools" not in server.asked()[-1]
 
 
+def test_a_result_that_is_the_answer_ends_it(opened, server):
+    server.tools = [{**TOOL, "function": {**TOOL["function"], "name": "calc"}}]
+    page = opened()
+    send(page, "calculate")
+    expect(page.locator(".call-result pre")).to_have_text("42")
+    assert [path for path, _ in server.requests] == ["/v1/chat/completions", "/api/tools/call"]
+    expect(page.locator(".note")).to_be_hidden()
+
+
 def test_thoughts_are_folded(opened, server):
     page = opened({"thinking": "on", "look": True})
     send(page, "think")
@@ -481,6 +490,40 @@ def test_text_can_be_read_and_controls_have_names(opened, server, scheme):
         "document.querySelectorAll('.token').forEach((node, place) => (node.className = `token s${place % 6}`))"
     )
     assert page.evaluate(CONTRAST) == []
+
+
+PAPER = "getComputedStyle(document.body).backgroundColor"
+DARK, LIGHT = "rgb(22, 24, 21)", "rgb(251, 250, 246)"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_theme_is_the_systems_until_one_is_chosen(opened, server, scheme):
+    own, other = (DARK, LIGHT) if scheme == "dark" else (LIGHT, DARK)
+    page = opened(color_scheme=scheme)
+    assert page.evaluate(PAPER) == own
+    swapped = {"light": "dark", "dark": "light"}[scheme]
+    page.emulate_media(color_scheme=swapped)  # at dusk
+    assert page.evaluate(PAPER) == other
+    page.emulate_media(color_scheme=scheme)
+    page.locator("#theme").click()
+    assert page.evaluate(PAPER) == other
+    for system in (scheme, swapped):
+        page.emulate_media(color_scheme=system)
+        assert page.evaluate(PAPER) == other
+        page.reload()
+        assert page.evaluate(PAPER) == other
+        assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == swapped
+
+
+def test_a_chosen_theme_is_there_before_the_first_paint(opened, server):
+    """And each colour is written once for each theme."""
+    page = opened({"theme": "dark"}, color_scheme="light", wait=False)
+    page.route("**/main.js", lambda route: route.abort())
+    page.reload()
+    assert page.evaluate(PAPER) == DARK
+    opened.troubles.clear()
+    css = (PAGE / "page.css").read_text()
+    assert [css.count(f"{name}: #") for name in ("--paper", "--s-line", "--bubble")] == [2, 2, 2]
 
 
 def test_a_phone_has_no_sideways_scroll(opened, server):

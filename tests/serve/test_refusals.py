@@ -208,7 +208,7 @@ def test_tools_of_the_page(serving):
     (tool,) = serving.http.get("/api/tools").json()["tools"]
     assert tool["function"]["name"] == "calculator"
     call = {"name": "calculator", "arguments": {"expression": "2+3*4"}}
-    assert serving.http.post("/api/tools/call", json=call).json() == {"text": "14"}
+    assert serving.http.post("/api/tools/call", json=call).json() == {"text": "14", "is_answer": False}
     refused(serving.http.post("/api/tools/call", json={**call, "name": "python"}), 404)
     told = serving.http.post("/api/tools/call", json={**call, "arguments": {}}).json()["text"]
     assert told.startswith("error: ")

@@ -2,6 +2,7 @@
 
 TOOLS = {
     "calculator": "penjing.agent_tools.calculator:Calculator",
+    "calc": "penjing.agent_tools.calculator:Calc",
     "dates": "penjing.agent_tools.dates:Dates",
     "units": "penjing.agent_tools.convert:Units",
     "count": "penjing.agent_tools.count:Count",

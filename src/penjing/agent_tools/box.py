@@ -23,10 +23,12 @@ MOST_CALLS = 8  # of one turn; the others are told that there were too many
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What the model reads. worked: the call was well-formed, of a known tool, and was not refused by it."""
+    """What the model reads. worked: the call was well-formed, of a known tool, and was not refused by it. is_answer: a
+    conversation's answer ends with it (a tool with `result_is_answer`)."""
 
     text: str
     worked: bool
+    is_answer: bool = False
 
 
 class Toolbox:
@@ -66,22 +68,26 @@ class Toolbox:
 
     def _one(self, numbered: tuple[int, ToolCall]) -> Result:
         number, call = numbered
+        text, worked = self._run(number, call)
+        meant = [self.tools[call.name]] if call.name in self.tools else self.tools.values()
+        is_answer = all(getattr(tool, "result_is_answer", False) for tool in meant)
+        return Result(text=self._short(text), worked=worked, is_answer=is_answer)
+
+    def _run(self, number: int, call: ToolCall) -> tuple[str, bool]:
+        """What a call gives, and whether it worked."""
         if number >= MOST_CALLS:
-            return Result(text=f"error: more than {MOST_CALLS} calls in one turn", worked=False)
+            return f"error: more than {MOST_CALLS} calls in one turn", False
         if call.problem:
-            return Result(text=f"error: {call.problem}", worked=False)
+            return f"error: {call.problem}", False
         if call.name not in self.tools:
-            problem = f"error: no tool is called {call.name[:40]}; there are: {', '.join(self.tools)}"
-            return Result(text=self._short(problem), worked=False)
+            return f"error: no tool is called {call.name[:40]}; there are: {', '.join(self.tools)}", False
         tool = self.tools[call.name]
         try:
             if call.name in self.own:
-                text = _in_time(tool, call.arguments, self.settings.seconds)
-            else:
-                text = tool.call(call.arguments)
+                return _in_time(tool, call.arguments, self.settings.seconds), True
+            return tool.call(call.arguments), True
         except BadArgumentsError as error:
-            return Result(text=self._short(f"error: {error}"), worked=False)
-        return Result(text=self._short(text), worked=True)
+            return f"error: {error}", False
 
     def _short(self, text: str) -> str:
         longest = self.settings.output_characters

@@ -26,6 +26,11 @@ DEEPEST = 40
 LARGEST_EXPONENT = 1024
 _SIGNS = ("**", "//", "+", "-", "*", "/", "%", "(", ")")
 _MEANS = str.maketrans({"×": "*", "÷": "/", "−": "-", "·": "*"})
+# As data/synthetic/dataset_rows.py has it; a test compares them.
+TOY_WORLD_SCHEMA: dict[str, Any] = {
+    "name": "calc",
+    "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+}
 
 
 class Calculator:
@@ -37,6 +42,16 @@ class Calculator:
 
     def call(self, arguments: Mapping[str, Any]) -> str:
         return show(evaluate(text(arguments, "expression")))
+
+
+class Calc(Calculator):
+    """The calculator as the toy world teaches to call it: the tool of a quickstart's model.
+
+    Its conversations end with the call, so that the result is the answer: what to say after one is taught nowhere.
+    """
+
+    schema = TOY_WORLD_SCHEMA
+    result_is_answer = True
 
 
 def evaluate(expression: str) -> Fraction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -37,6 +37,10 @@ Temperature = Annotated[float, typer.Option(help="0: greedy.")]
 ToolTable = Annotated[str, typer.Option(help="JSON file that the tool lookup reads.")]
 TopP = Annotated[float, typer.Option(help="Nucleus sampling: the likeliest tokens with this total probability.")]
 SampleSeed = Annotated[int, typer.Option(help="Sampling seed (used when temperature > 0).")]
+WeightsName = Annotated[
+    Literal["auto", "int8"],
+    typer.Option(help="int8: quantise the weights while loading; faster, a little less exact."),
+]
 
 
 def say(text: str) -> None:

@@ -17,7 +17,7 @@ from penjing.commands.chat_input import Reader, is_interactive, make_reader
 from penjing.commands.chat_screen import Screen
 from penjing.export.adapter import attach_adapters
 from penjing.infer.conversation import Conversation, GenerationOptions
-from penjing.infer.forward import bytes_per_slot
+from penjing.infer.forward import Weights, bytes_per_slot
 from penjing.infer.generate import make_engine
 from penjing.model.transformer import Transformer
 from penjing.train.load_model import LoadedModel, load_trained, set_threads, use_device
@@ -34,6 +34,7 @@ def chat(
     adapters: Sequence[str] = (),
     device: str = "auto",
     dtype: str = "auto",
+    weights: Weights = "auto",
 ) -> None:
     """One answer to `prompt`, or a conversation until the user ends it. adapters: DIR or NAME=DIR, the first is active.
 
@@ -51,7 +52,7 @@ def chat(
             prompt.encode()
         except UnicodeEncodeError:
             raise UserError("is not UTF-8", where="--prompt") from None
-    with make_engine(trained.model, slots=1, max_tokens=_room(trained.model)) as engine:
+    with make_engine(trained.model, slots=1, max_tokens=_room(trained.model), weights=weights) as engine:
         talk = Conversation(engine, trained.tokenizer, options, answers=answers, context_tokens=trained.context_tokens)
         if prompt is not None:
             Screen(console).show(talk.ask(prompt))

@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from penjing.data.chat.turn_parser import TurnSpan
+from penjing.data.chat.turn_parser import Kind
 from penjing.infer.conversation import Part, TurnEnd, Written
+from penjing.infer.text_stream import Piece
 
 
 class Screen:
@@ -23,7 +24,7 @@ class Screen:
     def show(self, answer: Iterable[Part]) -> None:
         for part in answer:
             if isinstance(part, Written):
-                self.spans(part.spans)
+                self.write(part.pieces)
             elif isinstance(part, TurnEnd):
                 self.end()
                 if self.console.is_terminal:
@@ -33,46 +34,44 @@ class Screen:
                 self.console.print(f"  = {part.text}", style="cyan", highlight=False, markup=False)
 
     def _begin(self) -> None:
-        self.part = TurnSpan("words", "")  # that is being written
-        self.number = -1  # of that part
-        self.shown = 0  # characters of it
+        self.kind: Kind = "words"  # of the stretch that is being written
+        self.number = -1  # of that stretch
+        self.waiting = ""  # line ends, which wait for what follows; a whole call
 
-    def spans(self, found: Sequence[TurnSpan]) -> None:
-        """Print what is new since the last call. Line ends and incomplete characters wait for what follows."""
-        for number in range(max(0, self.number), len(found)):
-            part = found[number]
-            if not part.text.strip() and (part.kind == "thought" or (part.kind == "words" and number > 0)):
-                continue  # an empty thought, or the newline between two calls
-            if number != self.number:
+    def write(self, pieces: Sequence[Piece]) -> None:
+        """Print what is new."""
+        for piece in pieces:
+            text = piece.text
+            if text and piece.number != self.number:
                 if self.number >= 0:
                     self._close()
-                self.number, self.shown = number, 0
-                if part.kind == "thought":
+                self.kind, self.number, self.waiting = piece.kind, piece.number, ""
+                text = text.lstrip("\n") if piece.number else text
+                if piece.kind == "thought":
                     self.console.print("thinking: ", style="dim", end="")
-            self.part = part
-            self._more("\n\ufffd")
+            self._more(text)
 
     def end(self) -> None:
         """Print what still waits, and the end of the line."""
-        self._more("" if self.part.kind == "words" else "\n")
+        if self.kind == "words":
+            self._out(self.waiting)
         self._close()
 
-    def _more(self, waiting: str) -> None:
-        if self.part.kind == "call":
-            return
-        is_first = self.part.kind == "words" and self.number == 0
-        text = self.part.text if is_first else self.part.text.lstrip("\n")
-        text = text.rstrip(waiting) if waiting else text
-        if len(text) > self.shown:
-            style = "dim" if self.part.kind == "thought" else None
-            self.console.out(text[self.shown :], end="", style=style, highlight=False)
-            self.shown = len(text)
+    def _more(self, text: str) -> None:
+        text = self.waiting + text
+        shown = "" if self.kind == "call" else text.rstrip("\n")
+        self._out(shown)
+        self.waiting = text[len(shown) :]
+
+    def _out(self, text: str) -> None:
+        if text:
+            self.console.out(text, end="", style="dim" if self.kind == "thought" else None, highlight=False)
 
     def _close(self) -> None:
-        if self.part.kind == "call":
-            self.console.print(f"  {_call_line(self.part.text)}", style="cyan", highlight=False, markup=False)
+        if self.kind == "call":
+            self.console.print(f"  {_call_line(self.waiting)}", style="cyan", highlight=False, markup=False)
             return
-        self.console.out("\n" if self.part.kind == "thought" else "", highlight=False)
+        self.console.out("\n" if self.kind == "thought" else "", highlight=False)
 
 
 def _summary(turn: TurnEnd) -> str:

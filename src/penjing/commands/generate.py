@@ -25,6 +25,7 @@ from penjing.data.chat.render import Switch, parse_switch, render
 from penjing.data.chat.turn_parser import parse
 from penjing.data.formats import Chat, Message, OnSkip, chat_record
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.infer.forward import Weights
 from penjing.infer.generate import sample_batch
 from penjing.infer.requests import Completion, Request
 from penjing.infer.sample import Sampling
@@ -47,6 +48,7 @@ class AnswerOptions:
     thinking: Switch = "auto"  # on: answers begin inside reasoning; off: after empty reasoning; auto: the model decides
     cut: str = "drop"  # drop: leave out answers truncated at max_tokens; keep: keep them
     turns: str = "last"  # all: every question of a conversation is answered, each after the model's own answers before
+    weights: Weights = "auto"  # int8: quantised while loading
 
     @property
     def sampling(self) -> Sampling:
@@ -137,6 +139,7 @@ def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
         raise UserError("is there already", where=out, next_step="Choose another --out.")
     if out.exists():  # notes of answers that were removed count no more
         known = {"dtype": "float32", **read_json(notes)}  # all were, before it was written down
+        known["settings"] = {"weights": "auto", **known["settings"]}
         for name, value in about.items():
             if known.get(name) != value and name not in ("model", "prompts"):
                 raise UserError(
@@ -250,6 +253,7 @@ def _next_answers(
             max_new_tokens=options.max_tokens,
             stop=tokenizer.stop,
             sampling=options.sampling,
+            weights=options.weights,
         )
     going = []
     for sharing, answers in zip(prompts.values(), written, strict=True):

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from penjing.agent_tools import TOOLS
 from penjing.base.errors import UserError
 from penjing.commands.arguments import (
     DeviceName,
@@ -17,6 +18,7 @@ from penjing.commands.arguments import (
     Temperature,
     ToolTable,
     TopP,
+    WeightsName,
     console,
     say,
 )
@@ -38,13 +40,12 @@ def chat(
     ] = None,
     tools: Annotated[
         str,
-        typer.Option(
-            metavar="NAME,...", help="The model may call: calculator, dates, units, count, lookup, python, MOD:CLASS"
-        ),
+        typer.Option(metavar="NAME,...", help=f"The model may call: {', '.join(TOOLS)}, MOD:CLASS"),
     ] = "",
     table: ToolTable = "",
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
+    weights: WeightsName = "auto",
 ) -> None:
     """Chat with a model. A model that was only pretrained continues your text instead of answering.
 
@@ -75,7 +76,9 @@ def chat(
             [name for name in tools.split(",") if name], ToolSettings(today=date.today().isoformat(), table=table)
         ),
     )
-    start_chat(run, console, options, prompt=prompt, adapters=adapter or (), device=device, dtype=dtype)
+    start_chat(
+        run, console, options, prompt=prompt, adapters=adapter or (), device=device, dtype=dtype, weights=weights
+    )
 
 
 def generate(
@@ -100,6 +103,7 @@ def generate(
     ] = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
+    weights: WeightsName = "auto",
 ) -> None:
     """Answer a file of prompts. The output is a file of conversations, on which another model can be trained.
 
@@ -121,6 +125,7 @@ def generate(
         thinking="auto" if thinking is None else "on" if thinking else "off",
         cut="keep" if keep_cut else "drop",
         turns="all" if every_turn else "last",
+        weights=weights,
     )
     done = generate_file(run, prompts, out, console, options, device=device, dtype=dtype)
     say(f"{out}: {done.written:,} conversations; {done.left_out:,} answers dropped (truncated, empty, or too long)")

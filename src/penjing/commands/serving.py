@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from penjing.agent_tools import TOOLS
 from penjing.base.errors import UserError
-from penjing.commands.arguments import DeviceName, DtypeName, ToolTable, console
+from penjing.commands.arguments import DeviceName, DtypeName, ToolTable, WeightsName, console
 
 KEY = "PENJING_API_KEY"
 
@@ -36,19 +37,14 @@ def serve(
     ] = None,
     tools: Annotated[
         str,
-        typer.Option(
-            metavar="NAME,...", help="Tools that the chat page offers: calculator, dates, units, count, lookup, python."
-        ),
+        typer.Option(metavar="NAME,...", help=f"Tools that the chat page offers: {', '.join(TOOLS)}."),
     ] = "",
     table: ToolTable = "",
     slots: Annotated[
         int, typer.Option(help="Answers written at once by each model; others wait.", min=1, max=1024)
     ] = 16,
     max_tokens: Annotated[int, typer.Option(help="Most new tokens of an answer.", min=1)] = 1024,
-    weights: Annotated[
-        Literal["auto", "int8"],
-        typer.Option(help="int8: quantise the weights while loading; faster, a little less exact."),
-    ] = "auto",
+    weights: WeightsName = "auto",
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
 ) -> None:

@@ -14,12 +14,12 @@ from typing import Any, cast
 from penjing.agent_tools.box import Result, Toolbox
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
-from penjing.data.chat.turn_parser import TurnSpan, parts
 from penjing.data.formats import Message, chat_record
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.engine import Engine
 from penjing.infer.requests import Ended, Request
 from penjing.infer.sample import Sampling
+from penjing.infer.text_stream import Piece, TextStream, TurnStream
 from penjing.infer.tool_loop import ToolExchange, ToolLoop
 
 MOST_TURNS = 8  # of the model in one answer
@@ -40,9 +40,9 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A turn so far."""
+    """What is new of a turn."""
 
-    spans: Sequence[TurnSpan]
+    pieces: Sequence[Piece]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,8 @@ class Conversation:
             said.append(exchange.said.message)
             said += [Message(role="tool", content=result.text) for result in exchange.results]
             yield from exchange.results
-            if given is None or self._is_stopped or number == MOST_TURNS:
+            is_answered = all(result.is_answer for result in exchange.results)
+            if given is None or is_answered or self._is_stopped or number == MOST_TURNS:
                 break
             ids = [*ids, *written, self.tokenizer.message_end, *given.ids]
             if len(ids) >= self.engine.max_tokens:
@@ -175,6 +176,8 @@ class Conversation:
         )
         began = time.perf_counter()
         ticket = engine.submit(request)
+        stream: TurnStream | _Continuation
+        stream = TurnStream(tokenizer, options.thinking) if self.answers else _Continuation(tokenizer)
         first = last = 0.0
         shared, ended = 0, cast(Ended, "")
         try:
@@ -190,11 +193,12 @@ class Conversation:
                         written.append(event.token.id)
                         last = time.perf_counter() - began
                         first = first or last
-                        yield Written(self._spans(written))
+                        yield Written(stream.add(event.token.id))
         except BaseException:  # also where nobody wants to hear the rest
             engine.cancel(ticket)
             engine.step()
             raise
+        yield Written(stream.finish())
         yield TurnEnd(
             tokens=len(written),
             prompt_tokens=len(ids),
@@ -205,7 +209,15 @@ class Conversation:
         )
         return ended
 
-    def _spans(self, written: Sequence[int]) -> list[TurnSpan]:
-        if self.answers:
-            return parts(self.tokenizer, written, thinking=self.options.thinking)
-        return [TurnSpan("words", self.tokenizer.decode(written))]
+
+class _Continuation:
+    """`TurnStream` of a model that was only pretrained: all is words."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._stream = TextStream(tokenizer)
+
+    def add(self, index: int) -> list[Piece]:
+        return [Piece("words", 0, self._stream.add(index))]
+
+    def finish(self) -> list[Piece]:
+        return [Piece("words", 0, self._stream.finish())]

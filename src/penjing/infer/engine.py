@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penjing.base.errors import UserError
+from penjing.infer.capacity import Capacity
 from penjing.infer.forward import Forward, Ints, ints
 from penjing.infer.jobs import Answer, Job, JobQueue
 from penjing.infer.requests import (
-    MOST_TOP_LOGPROBS,
     Ended,
     Event,
     InjectedTokens,
@@ -38,6 +38,7 @@ from penjing.infer.requests import (
     TokenMask,
     Turn,
     bits,
+    check_request,
 )
 from penjing.infer.sampler import Sampler, score
 from penjing.infer.scheduler import Pass, Scheduler
@@ -47,69 +48,39 @@ from penjing.kernels.memory_errors import is_out_of_memory
 Result = TypeVar("Result")
 
 
-class TooManyWaiting(UserError):
-    """The queue is full: try again later."""
-
-
 class Engine:
     """Answers requests. `submit` and `cancel` may be called from any thread, all else from one.
 
     prefill_chunk: tokens of prompts read in one step. recover: where a pass runs out of memory, fewer are answered at
-    once; without it the error is raised.
+    once for a while; without it the error is raised.
     """
 
-    def __init__(
-        self, forward: Forward, *, prefill_chunk: int = 256, max_waiting: int = 1_000_000, recover: bool = True
-    ) -> None:
-        self.forward, self.max_waiting, self.recover = forward, max_waiting, recover
-        self.capacity = forward.num_slots  # slots in use: fewer after a pass ran out of memory
+    def __init__(self, forward: Forward, *, prefill_chunk: int = 256, recover: bool = True) -> None:
+        self.forward, self.recover = forward, recover
         self.max_tokens = forward.max_tokens
         self.tokens_read = self.tokens_shared = self.tokens_written = self.steps = 0
+        self._capacity = Capacity(forward.num_slots)
         self._slots = Slots(forward.num_slots, forward.max_tokens)
-        self._answers: list[Answer | None] = [None] * forward.num_slots
         self._sampler = Sampler(forward.num_slots, forward.max_tokens, forward.vocab_size, forward.device)
         self._tickets = itertools.count()
         self._incoming: deque[Job] = deque()
         self._cancelled: deque[int] = deque()
         self._jobs: dict[int, Job] = {}
         self._queue = JobQueue()
-        self._scheduler = Scheduler(
-            self._slots, self._answers, self._queue, exact=forward.exact, prefill_chunk=prefill_chunk
-        )
+        self._scheduler = Scheduler(self._slots, self._queue, exact=forward.exact, prefill_chunk=prefill_chunk)
         self._events: list[Event] = []
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns its ticket. Raises UserError where it cannot be answered."""
-        self.check(request)
-        if self.num_waiting >= self.max_waiting:
-            raise TooManyWaiting("too many requests are waiting", got=self.num_waiting, next_step="Try again later.")
+        check_request(request, self.max_tokens, self.forward.vocab_size)
         adapter = self._adapter(request.adapter)
         prompt = np.asarray(request.prompt, dtype=np.int32)
         job = Job(next(self._tickets), request, prompt, adapter)
         job.waiting.extend(Answer(job, number, seed) for number, seed in enumerate(request.seeds))
         self._incoming.append(job)
         return job.ticket
-
-    def check(self, request: Request) -> None:
-        """Raises UserError for a request that cannot be answered."""
-        tokens, limit = len(request.prompt), self.max_tokens + (request.max_new_tokens < 1)
-        if not tokens:
-            raise UserError("nothing to go on from", where="prompt", wanted="at least one token")
-        if tokens >= limit:
-            raise UserError("too long", where="prompt", got=f"{tokens} tokens", wanted=f"under {limit}")
-        for where, ids in (("prompt", request.prompt), ("logit_bias", request.sampling.logit_bias)):
-            if len(ids) and not 0 <= min(ids) <= max(ids) < self.forward.vocab_size:
-                wrong = next(index for index in ids if not 0 <= index < self.forward.vocab_size)
-                raise UserError("no such token", where=where, got=wrong, wanted=f"0..{self.forward.vocab_size - 1}")
-        if not 0 <= request.top_logprobs <= MOST_TOP_LOGPROBS:
-            raise UserError(
-                "out of range", where="top_logprobs", got=request.top_logprobs, wanted=f"0..{MOST_TOP_LOGPROBS}"
-            )
-        if not request.score_temperature > 0:
-            raise UserError("out of range", where="score_temperature", got=request.score_temperature, wanted="> 0")
-        self._adapter(request.adapter)
 
     def _adapter(self, name: str | None) -> int:
         if name is None:
@@ -140,6 +111,11 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def capacity(self) -> int:
+        """Slots in use."""
+        return self._capacity.slots
 
     @property
     def idle(self) -> bool:
@@ -176,6 +152,7 @@ class Engine:
                     raise
                 self._shrink(error)
             else:
+                self._capacity.went_well()
                 self._have_read(planned, logits_RV)
         events, self._events = self._events, []
         return events
@@ -227,7 +204,7 @@ class Engine:
         job, slots = answer.job, self._slots
         request, said = job.request, len(answer.ids)
         limit = min(request.max_new_tokens, self.max_tokens - len(job.prompt))
-        answer.slot, self._answers[slot] = slot, answer
+        answer.slot, slots.answers[slot] = slot, answer
         if answer not in job.active:
             job.active.append(answer)
         slots.written_S[slot], slots.limit_S[slot] = said, limit
@@ -253,7 +230,7 @@ class Engine:
             self._score_prompt(place, planned, logits_RV)
         slot_R, row_R = planned.slot_B[planned.complete_B], planned.row_of_last_B[planned.complete_B]
         for place in np.flatnonzero(slots.written_S[slot_R] == 0).tolist():
-            job = self._at(int(slot_R[place])).job
+            job = slots.at(int(slot_R[place])).job
             if not job.is_read:
                 self._prompt_is_read(job, logits_RV[row_R[place]])
         if not (going_R := slots.is_active_S[slot_R]).all():  # requests that wanted no more than that
@@ -275,7 +252,7 @@ class Engine:
     def _score_prompt(self, place: int, planned: Pass, logits_RV: Tensor) -> None:
         """Log-probabilities of the prompt's tokens that follow those of this pass."""
         slot, count = int(planned.slot_B[place]), int(planned.count_B[place])
-        job, end = self._at(slot).job, int(self._slots.length_S[slot])
+        job, end = self._slots.at(slot).job, int(self._slots.length_S[slot])
         if not job.scores:
             job.scores.append(Token(int(job.prompt[0]), float("nan")))
         if self._slots.length_S[slot] == len(job.prompt):
@@ -293,7 +270,7 @@ class Engine:
         """One token for each of these slots."""
         slots = self._slots
         drawn = self._sampler.draw(slot_R, slots.written_S[slot_R], logits_RV, self._masks(slot_R))
-        answers, id_R = [self._answers[slot] for slot in slot_R.tolist()], drawn.id_R
+        answers, id_R = [slots.answers[slot] for slot in slot_R.tolist()], drawn.id_R
         slots.token_ST[slot_R, slots.known_S[slot_R]] = id_R
         slots.known_S[slot_R] += 1
         slots.written_S[slot_R] += 1
@@ -333,7 +310,7 @@ class Engine:
         """By row, which ids a grammar allows."""
         masks = {}
         for row, slot in enumerate(slot_R.tolist()):
-            answer = self._answers[slot]
+            answer = self._slots.answers[slot]
             if answer is not None and answer.grammar is not None:
                 may_V = self._own(answer, partial(_allowed, answer.grammar, self.forward.vocab_size))
                 if may_V is not None:
@@ -402,7 +379,7 @@ class Engine:
     def _free(self, answer: Answer) -> None:
         if answer.slot >= 0:
             self._slots.release(answer.slot, self.steps)
-            self._answers[answer.slot], answer.slot = None, -1
+            answer.slot = -1
 
     def _end_job(self, job: Job, ended: Ended, error: Exception | None = None) -> None:
         """End all answers of a request that have not ended."""
@@ -428,12 +405,12 @@ class Engine:
 
     def _shrink(self, error: Exception) -> None:
         """After a pass ran out of memory: half as many answers at once, the newest wait and go on later."""
-        active = [answer for answer in self._answers if answer is not None]
+        active = [answer for answer in self._slots.answers if answer is not None]
         active.sort(key=lambda answer: (answer.job.ticket, answer.number))
         if len(active) == 1:
             self._end_job(active[0].job, "error", error)
             return
-        self.capacity = len(active) // 2
+        self._capacity.ran_out(len(active))
         for answer in reversed(active[self.capacity :]):
             job = answer.job
             answer.ids = self._slots.said(answer.slot, len(job.prompt))
@@ -450,11 +427,6 @@ class Engine:
         except Exception as error:  # whatever it is, nobody else is to suffer
             self._end_job(answer.job, "error", error)
             return None
-
-    def _at(self, slot: int) -> Answer:
-        answer = self._answers[slot]
-        assert answer is not None
-        return answer
 
 
 def _logits_of(answer: Answer) -> Tensor:

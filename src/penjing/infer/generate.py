@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from penjing.base.seeds import derive
@@ -43,6 +43,7 @@ def sample_batch(
     slots: int = 0,
     score_temperature: float = 1.0,
     follow: Follow | None = None,
+    weights: Weights = "auto",
 ) -> list[list[Completion]]:
     """The answers to every request, in the order of its seeds.
 
@@ -50,7 +51,7 @@ def sample_batch(
     slots: how many are written at once; 0 = 64 on a CPU, else 256. score_temperature: of `Completion.logp`.
     follow: makes answers of several turns; what it gives counts to `max_new_tokens`, and where it leaves no space for
     one more token it is not read, and the answer has ended by its length. The token at place t of an answer is drawn
-    with number t of its seed's, whichever turn it is in.
+    with number t of its seed's, whichever turn it is in. weights: see `make_forward`.
     Raises UserError for an empty prompt, or one that leaves no space, and what `follow` raises.
     """
     asked = sum(len(request.seeds) for request in requests)
@@ -60,7 +61,7 @@ def sample_batch(
     longest = max(len(request.prompt) for request in requests if request.seeds)
     max_tokens = min(longest + max_new_tokens, model.config.max_position_embeddings)
     slots = min(slots or default_slots(model, max_tokens), asked)
-    with make_engine(model, slots=slots, max_tokens=max_tokens, recover=False) as engine:
+    with make_engine(model, slots=slots, max_tokens=max_tokens, weights=weights, recover=False) as engine:
         tickets = {
             engine.submit(
                 replace(
@@ -112,26 +113,27 @@ class _Gathered:
         )  # fmt: skip
 
 
-def stream(
+def generate(
     model: Transformer,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
     stop: Collection[int],
-    sampling: Sampling,
+    sampling: Sampling = Sampling(),
     seed: int = 0,
-    adapters: Sequence[str | None] | None = None,
     rows: int = 0,
-) -> Iterator[list[tuple[int, int]]]:
-    """Yield after every step the (prompt, id) pairs it produced; a stop id ends its text and is not yielded.
+    adapters: Sequence[str | None] | None = None,
+) -> list[list[int]]:
+    """The continuation of each prompt, without the stop id.
 
-    A text also ends after `max_new_tokens`, and when it and its prompt hold `max_position_embeddings`. Each prompt
-    draws from numbers of its own, made from `seed` and its place. adapters: the name of each prompt's (None: the base
-    alone); without it, what `lora.set_adapter` has set. rows: texts written at once.
+    A text ends with a stop id, after `max_new_tokens`, and when it and its prompt hold `max_position_embeddings`. Each
+    prompt draws from numbers of its own, made from `seed` and its place. rows: texts written at once. adapters: the
+    name of each prompt's (None: the base alone); without it, what `lora.set_adapter` has set.
     Raises UserError if a prompt is empty, or leaves no space in the model's longest sequence for one more token.
     """
+    written: list[list[int]] = [[] for _ in prompts]
     if not prompts or max_new_tokens < 1:
-        return
+        return written
     max_tokens = min(max(map(len, prompts)) + max_new_tokens, model.config.max_position_embeddings)
     slots = min(rows or default_slots(model, max_tokens), len(prompts))
     with make_engine(model, slots=slots, max_tokens=max_tokens) as engine:
@@ -147,33 +149,9 @@ def stream(
                 )
             )
         while not engine.idle:
-            said = []
             for event in engine.step():
                 if event.error is not None:
                     raise event.error
                 if event.token is not None and event.ended != "stop":
-                    said.append((event.ticket, event.token.id))
-            if said:
-                yield said
-
-
-def generate(
-    model: Transformer,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    stop: Collection[int],
-    sampling: Sampling = Sampling(),
-    seed: int = 0,
-    rows: int = 0,
-    adapters: Sequence[str | None] | None = None,
-) -> list[list[int]]:
-    """The continuation of each prompt, without the stop id; all is as `stream` has it."""
-    written: list[list[int]] = [[] for _ in prompts]
-    for pairs in stream(
-        model, prompts, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling, seed=seed, adapters=adapters,
-        rows=rows,
-    ):  # fmt: skip
-        for place, index in pairs:
-            written[place].append(index)
+                    written[event.ticket].append(event.token.id)
     return written

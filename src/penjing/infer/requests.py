@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penjing.base.errors import UserError
 from penjing.infer.sample import Sampling
 
 MOST_TOP_LOGPROBS = 20
@@ -121,3 +122,22 @@ def bits(mask: NDArray[Any] | bytes, size: int) -> NDArray[np.bool_]:
     octets = np.frombuffer(mask, np.uint8) if isinstance(mask, bytes) else np.ascontiguousarray(mask).view(np.uint8)
     given = np.unpackbits(octets.reshape(-1)[: math.ceil(size / 8)], bitorder="little")[:size]
     return np.pad(given, (0, size - len(given))).astype(bool)
+
+
+def check_request(request: Request, max_tokens: int, vocab_size: int) -> None:
+    """Raises UserError for a request that an engine of this size cannot answer."""
+    tokens, limit = len(request.prompt), max_tokens + (request.max_new_tokens < 1)
+    if not tokens:
+        raise UserError("nothing to go on from", where="prompt", wanted="at least one token")
+    if tokens >= limit:
+        raise UserError("too long", where="prompt", got=f"{tokens} tokens", wanted=f"under {limit}")
+    for where, ids in (("prompt", request.prompt), ("logit_bias", request.sampling.logit_bias)):
+        if len(ids) and not 0 <= min(ids) <= max(ids) < vocab_size:
+            wrong = next(index for index in ids if not 0 <= index < vocab_size)
+            raise UserError("no such token", where=where, got=wrong, wanted=f"0..{vocab_size - 1}")
+    if not 0 <= request.top_logprobs <= MOST_TOP_LOGPROBS:
+        raise UserError(
+            "out of range", where="top_logprobs", got=request.top_logprobs, wanted=f"0..{MOST_TOP_LOGPROBS}"
+        )
+    if not request.score_temperature > 0:
+        raise UserError("out of range", where="score_temperature", got=request.score_temperature, wanted="> 0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -50,13 +50,6 @@ class Rows(NamedTuple):
     top_p_R: NDArray[np.float32]
     min_p_R: NDArray[np.float32]
     score_temperature_R: NDArray[np.float32]
-
-    @classmethod
-    def of(cls, samplings: Sequence[Sampling], score_temperature: float = 1.0) -> Self:
-        rows = cls.empty(len(samplings))
-        for row, sampling in enumerate(samplings):
-            rows.put(row, sampling, score_temperature)
-        return rows
 
     @classmethod
     def empty(cls, rows: int) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -35,11 +35,8 @@ class Scheduler:
     pass reads.
     """
 
-    def __init__(
-        self, slots: Slots, answers: Sequence[Answer | None], queue: JobQueue, *, exact: bool, prefill_chunk: int
-    ) -> None:
-        """answers: by slot, as they are at any time."""
-        self._slots, self._answers, self._queue = slots, answers, queue
+    def __init__(self, slots: Slots, queue: JobQueue, *, exact: bool, prefill_chunk: int) -> None:
+        self._slots, self._queue = slots, queue
         self._exact, self._prefill_chunk = exact, prefill_chunk
         self._turn = 0
 
@@ -106,7 +103,7 @@ class Scheduler:
     def _chunks(self, slots: list[int]) -> Iterator[tuple[int, int]]:
         """(slot, tokens) of what is read beside the answers, about `prefill_chunk` tokens, the same for each client."""
         by_client: dict[str, list[int]] = {}
-        for slot in sorted(slots, key=self._ticket):
+        for slot in sorted(slots, key=lambda slot: self._slots.at(slot).job.ticket):
             by_client.setdefault(self._client(slot), []).append(slot)
         clients = sorted(by_client)
         first, left = self._turn % len(clients), self._prefill_chunk
@@ -126,11 +123,4 @@ class Scheduler:
                 return
 
     def _client(self, slot: int) -> str:
-        answer = self._answers[slot]
-        assert answer is not None
-        return answer.job.client
-
-    def _ticket(self, slot: int) -> int:
-        answer = self._answers[slot]
-        assert answer is not None
-        return answer.job.ticket
+        return self._slots.at(slot).job.client

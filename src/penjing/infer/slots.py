@@ -1,4 +1,4 @@
-"""What stands in the engine's slots: token ids, how many of them are read, and where an answer ends."""
+"""What stands in the engine's slots: whose answer, its token ids, how many of them are read, and where it ends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from penjing.infer.jobs import Answer
 
 NO_TOKEN = -1
 
@@ -25,6 +27,7 @@ class Slots:
     """
 
     def __init__(self, num_slots: int, max_tokens: int) -> None:
+        self.answers: list[Answer | None] = [None] * num_slots
         self.token_ST = np.full((num_slots, max_tokens), NO_TOKEN, dtype=np.int32)
         self.length_S = np.zeros(num_slots, dtype=np.int64)
         self.known_S = np.zeros(num_slots, dtype=np.int64)
@@ -35,6 +38,12 @@ class Slots:
         self.limit_S = np.zeros(num_slots, dtype=np.int64)  # most of them
         self.is_scored_S = np.zeros(num_slots, dtype=bool)  # the prompt is to be scored
         self.stop_SE = np.full((num_slots, 1), NO_TOKEN, dtype=np.int64)
+
+    def at(self, slot: int) -> Answer:
+        """The answer in a slot that has one."""
+        answer = self.answers[slot]
+        assert answer is not None
+        return answer
 
     def pending(self, slot: int) -> int:
         """Tokens that are known and not read."""
@@ -68,6 +77,7 @@ class Slots:
         self.adapter_S[slot], self.is_active_S[slot] = adapter, True
 
     def release(self, slot: int, step: int) -> None:
+        self.answers[slot] = None
         self.is_active_S[slot] = self.is_scored_S[slot] = False
         self.last_used_S[slot] = step
         self.known_S[slot] = self.length_S[slot]

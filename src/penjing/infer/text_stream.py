@@ -165,7 +165,7 @@ class TurnStream:
 
 class _Turn:
     """Marks and text in, pieces out: `turn_parser` while the turn is written. What may yet be left out is held back:
-    blanks around a thought, a newline before a call, blanks between two calls."""
+    blanks around a thought, blanks and marks out of place before words, a newline before a call."""
 
     def __init__(self, thinking: bool | None) -> None:
         self.pieces: list[Piece] = []
@@ -173,7 +173,7 @@ class _Turn:
         self._number = 0
         self._may_think = thinking is None
         self._after_call = False
-        self._has_text = False  # in this stretch, blanks aside
+        self._has_text = self._is_stray = False  # in this stretch: more than blanks and marks; marks out of place
         self._has_words = self._has_thought = False  # some were shown
         self._held = ""
 
@@ -188,8 +188,11 @@ class _Turn:
             self._next("call")
         elif self._kind == "call" and mark == tokens.END_TOOL_CALL:
             self._next("words")
+        elif self._kind == "words":  # out of place
+            self._is_stray, self._may_think = True, False
+            self._words(self._held + mark)
         else:
-            self.text(mark)  # out of place
+            self.text(mark)
 
     def text(self, text: str) -> None:
         if not text:
@@ -211,7 +214,7 @@ class _Turn:
         self._has_thought, self._held = True, text[len(whole) :]
 
     def _words(self, text: str) -> None:
-        if not self._has_text and (self._may_think or self._after_call):
+        if not self._has_text:
             self._held = text
             return
         if self._after_call:
@@ -223,6 +226,11 @@ class _Turn:
         self._held = "\n" if text.endswith("\n") else ""
         self._tell(text.removesuffix("\n"))
 
+    def _end_words(self, held: str) -> None:
+        """What was held back at the end of words: nothing is left of marks alone, nor of blanks behind a call."""
+        if self._has_text or not (self._is_stray or self._after_call):
+            self._tell(held if self._has_words else held.lstrip("\n"))
+
     def _tell(self, text: str, *, closed: bool = False) -> None:
         if text or closed:
             self.pieces.append(Piece(self._kind, self._number, text, closed))
@@ -232,12 +240,15 @@ class _Turn:
     def _next(self, kind: Kind) -> None:
         """The stretch ends, and another begins."""
         was_call = self._kind == "call"
-        if self._kind != "words" and not (was_call and kind == "call"):
+        if self._kind == "words":
+            self._end_words(self._held.removesuffix("\n"))
+        elif not (was_call and kind == "call"):
             self._tell("", closed=True)
-        self._kind, self._number, self._held, self._has_text = kind, self._number + 1, "", False
-        self._after_call, self._may_think = was_call and kind == "words", False
+        self._kind, self._number, self._held = kind, self._number + 1, ""
+        self._has_text = self._is_stray = self._may_think = False
+        self._after_call = was_call and kind == "words"
 
     def finish(self) -> None:
-        if self._kind == "words" and not (self._after_call and not self._has_text):
-            self._tell(self._held if self._has_words else self._held.lstrip("\n"))
+        if self._kind == "words":
+            self._end_words(self._held)
         self._held = ""

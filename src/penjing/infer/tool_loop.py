@@ -34,7 +34,7 @@ class ToolLoop:
         return [self.after(turn.ids) if turn.number < self.max_turns else None for turn in turns]
 
     def after(self, ids: Sequence[int]) -> InjectedTokens | None:
-        """What follows one turn; None if it called nothing. The note is its `Exchange`."""
+        """What follows one turn; None if it called nothing. The note is its `ToolExchange`."""
         said = self.parsed(ids)
         if not said.calls:
             return None

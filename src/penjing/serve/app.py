@@ -149,7 +149,7 @@ def _add_tools(app: FastAPI, toolbox: Toolbox) -> None:
             raise ApiError(404, "name: no such tool is offered", param="name", code="tool_not_found")
         call = ToolCall(name=body.name, arguments=body.arguments)
         (result,) = await asyncio.to_thread(toolbox.run, [call])
-        return JSONResponse({"text": result.text})
+        return JSONResponse({"text": result.text, "is_answer": result.is_answer})
 
 
 def _add_status(app: FastAPI) -> None:

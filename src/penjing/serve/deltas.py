@@ -45,6 +45,8 @@ class TurnDeltas:
     def _end_call(self, *, closed: bool) -> list[Delta]:
         text, self._call, self._number = self._call, "", -1
         call = read_call(TurnSpan("call", text, closed))
+        if call.problem and not text.strip():
+            return []  # nothing but marks: not for readers
         if call.problem:
             before = "\n" if self._has_content else ""
             return self._text("content", f"{before}{TOOL_CALL}{text}{END_TOOL_CALL if closed else ''}")

@@ -108,11 +108,14 @@ class Target:
         return list(body.continue_ids or ())
 
     async def prepare(self, work: Callable[[], Result], lengths: Sequence[int], param: str) -> Result:
-        """Encode prompts of so many characters each, without holding up others. A refusal names the field."""
+        """Encode prompts of so many characters each, without holding up others. A refusal names the field.
+
+        A stranger's template may take a second of processor time, however short the prompt."""
         if max(lengths) > CHARACTERS_PER_TOKEN * self.served.context:
             raise self.too_long(f"{max(lengths):,} characters", param)
         try:
-            return work() if sum(lengths) <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+            is_quick = self.served.tokenizer.is_ours and sum(lengths) <= INLINE_CHARACTERS
+            return work() if is_quick else await asyncio.to_thread(work)
         except UserError as error:
             raise from_user_error(error, param) from None
 

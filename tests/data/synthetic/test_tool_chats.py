@@ -14,6 +14,7 @@ from penjing.data import synthetic as toyworld
 from penjing.data.chat.render import render
 from penjing.data.chat.turn_parser import ToolCall
 from penjing.data.formats import Chat, read_chats, read_prompts
+from penjing.data.synthetic.dataset_rows import TOOLS
 from penjing.data.synthetic.tools import CALCULATOR, KINDS, errand
 from penjing.data.tokenize_dataset import prepare_chats
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -42,6 +43,9 @@ def tokenizer(chats: list[Chat]) -> Tokenizer:
 
 def test_the_calculator_is_the_one_that_there_is() -> None:
     assert Toolbox(["calculator"]).schemas == [CALCULATOR]
+    (taught,) = json.loads(TOOLS)
+    (offered,) = Toolbox(["calc"]).schemas
+    assert json.dumps(offered) == json.dumps(taught["function"])  # in this order: the model reads it as text
 
 
 def test_every_result_is_what_the_calculator_says(chats: list[Chat]) -> None:

@@ -42,8 +42,8 @@ class ParsedTurn:
 
     @property
     def message(self) -> Message:
-        """The turn as part of a conversation; one with a call that cannot be run keeps it as words."""
-        broken = [call for call in self.calls if call.problem]
+        """The turn as part of a conversation; one with a call that cannot be run keeps it as words, if it has any."""
+        broken = [call for call in self.calls if call.problem and call.text]
         sound = [call for call in self.calls if not call.problem]
         words = [self.content, *(f"{tokens.TOOL_CALL}{call.text}{tokens.END_TOOL_CALL}" for call in broken)]
         return Message(
@@ -62,11 +62,13 @@ class ParsedTurn:
 
 @dataclass(slots=True)
 class TurnSpan:
-    """A stretch of a turn: a thought, words, or what stands in a call. closed: its end was said too."""
+    """A stretch of a turn: a thought, words, or what stands in a call. closed: its end was said too. has_words: there
+    is more than blanks and marks out of place."""
 
     kind: Kind
     text: str
     closed: bool = False
+    has_words: bool = False
 
 
 def parse(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = None) -> ParsedTurn:
@@ -128,7 +130,8 @@ def _split(text: str, marks: Sequence[str]) -> Iterator[Piece]:
 
 
 def _parts(pieces: Iterable[Piece], thinking: bool | None) -> list[TurnSpan]:
-    """A thought can stand at the beginning alone, and in it nothing is called. Marks out of place are words."""
+    """A thought can stand at the beginning alone, and in it nothing is called. Marks out of place are words
+    to `_parsed_turn` only where words stand beside them."""
     found = [TurnSpan("thought", "\n") if thinking else TurnSpan("words", "")]  # the newline stands in the prompt
     may_think = thinking is None
     for is_mark, text in pieces:
@@ -149,6 +152,7 @@ def _parts(pieces: Iterable[Piece], thinking: bool | None) -> list[TurnSpan]:
             now.closed = True
             found.append(TurnSpan("words", ""))
         else:
+            now.has_words = now.has_words or not (is_mark or text.isspace())
             now.text += text
         may_think = may_think and not found[-1].text.strip() and len(found) == 1
     return [part for part in found if part.text or part.kind != "words"]
@@ -169,7 +173,7 @@ def _parsed_turn(found: Sequence[TurnSpan]) -> ParsedTurn:
                 text = text.removeprefix("\n")
             if index + 1 < len(found) and found[index + 1].kind == "call":
                 text = text.removesuffix("\n")
-            if not after_call or text.strip():
+            if part.has_words or not (text.strip() or after_call):  # marks alone are not for readers
                 words += ("\n" if words else "") + text
     return ParsedTurn(reasoning=reasoning, content=words.lstrip("\n"), calls=tuple(calls), open=is_open)
 

@@ -36,10 +36,14 @@ export async function writeAnswer(answer, context, hooks) {
       const step = answer.steps.at(-1);
       step.finished = true;
       if (!step.calls.length || answer.steps.length >= MOST_STEPS) break;
+      let isAnswered = true;
       for (const call of step.calls) {
-        call.result = await api.callTool(call.name, parsed(call.arguments), hooks.signal);
+        const { text, is_answer } = await api.callTool(call.name, parsed(call.arguments), hooks.signal);
+        call.result = text;
+        isAnswered &&= Boolean(is_answer);
         hooks.onUpdate();
       }
+      if (isAnswered) break;
     }
     answer.state = "done";
   } catch (error) {

@@ -90,10 +90,10 @@ export async function tools() {
   }
 }
 
-/** The text a tool answered with. */
+/** What a tool answered: {text, is_answer}; is_answer: nothing is to be said after it. */
 export async function callTool(name, args, signal) {
   const response = await request("api/tools/call", { body: { name, arguments: args }, signal });
-  return (await response.json()).text;
+  return response.json();
 }
 
 /** The chunks of an answer. path: v1/chat/completions or v1/completions. A broken stream is an ApiError of status 0. */

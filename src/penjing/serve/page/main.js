@@ -12,8 +12,7 @@ import { download, setMenu, showConversations } from "./sidebar.js";
 import * as store from "./store.js";
 import { showBanner, showModels, showWelcome } from "./surroundings.js";
 
-const isDark = () =>
-  (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+const isDark = () => document.documentElement.dataset.theme === "dark";
 
 function label(id, name, text, { shown = true } = {}) {
   const node = $(`#${id}`);
