@@ -13,17 +13,22 @@ PATIENCE = 30  # seconds: half of what text may gather
 
 
 class Gated:
-    """A model that writes one token of an answer, and no other before the gate is open."""
+    """A model that writes one token once it is shut, and no other before it is open."""
 
     def __init__(self, forward):
-        self.forward, self.gate = forward, threading.Event()
+        self.forward, self.gate, self.is_first = forward, threading.Event(), False
+
+    def shut(self):
+        self.is_first = True
+        self.gate.clear()
 
     def __getattr__(self, name):
         return getattr(self.forward, name)
 
-    def __call__(self, slots, *rows):
-        assert len(slots) > 1 or self.gate.wait(PATIENCE)  # more than one: a prompt
-        return self.forward(slots, *rows)
+    def __call__(self, *rows):
+        assert self.is_first or self.gate.wait(PATIENCE)
+        self.is_first = False
+        return self.forward(*rows)
 
 
 @pytest.fixture
@@ -34,7 +39,7 @@ def patient(start, make_served, monkeypatch):
     served = make_served("chat")
     served.engine.forward = Gated(served.engine.forward)
     with start(served) as running:
-        yield running, served.engine.forward.gate
+        yield running, served.engine.forward
 
 
 def choices(text, stream=True):
@@ -43,17 +48,17 @@ def choices(text, stream=True):
 
 def test_the_first_token_at_once_and_the_rest_with_the_end(patient, tokenizer):
     """Also where another stream's text is gathering."""
-    running, gate = patient
+    running, model = patient
     bias = {str(index): -100 for index in tokenizer.stop}
     for seed in (1, 2):
         body = {**ASK, "model": "chat", "seed": seed, "logit_bias": bias}
-        gate.clear()
+        model.shut()
         with running.http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
             text = ""
             for part in response.iter_text():
                 text += part
                 if '"logprobs":{' in text:
-                    gate.set()
+                    model.gate.set()
         (whole,) = choices(running.chat(**body).text, stream=False)
         opening, *chunks = choices(text)
         assert opening["delta"]["role"] == "assistant"
@@ -67,8 +72,8 @@ def test_the_first_token_at_once_and_the_rest_with_the_end(patient, tokenizer):
 
 def test_texts_of_several_answers(patient, tokenizer):
     """Each answer's own text and scores, however they gather."""
-    running, gate = patient
-    gate.set()
+    running, model = patient
+    model.gate.set()
     bias = {str(index): -100 for index in tokenizer.stop}
     body = {"model": "chat", "prompt": "so it", "max_tokens": 30, "n": 3, "seed": 3, "logprobs": 1, "logit_bias": bias}
     whole = choices(running.http.post("/v1/completions", json=body).text, stream=False)

@@ -31,7 +31,9 @@ class Mixture:
     """Requests of every kind: whole, streamed, held to JSON, wrong, and of somebody who leaves without reading."""
 
     def __init__(self, url, model):
-        self.http, self.model, self.draw, self.sent = httpx.Client(base_url=url, timeout=60), model, random.Random(1), 0
+        patient = httpx.HTTPTransport(retries=5)  # a server tells its address a moment before it listens
+        self.http = httpx.Client(base_url=url, timeout=60, transport=patient)
+        self.model, self.draw, self.sent = model, random.Random(1), 0
 
     def send(self):
         kind, self.sent = self.sent % 4, self.sent + 1
