@@ -109,3 +109,14 @@ def serving(start, make_served):
 @pytest.fixture
 def client(serving):
     return serving.openai
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory, tokenizer):
+    """A Hugging Face folder of a small model."""
+    from penjing.export import hf
+
+    model = small_model(vocab_size=tokenizer.size, max_position_embeddings=512).eval()
+    out = tmp_path_factory.mktemp("served") / "kite"
+    hf.export(model, tokenizer, out, card="")
+    return out

@@ -1,55 +1,87 @@
-"""D7: a server that has answered thousands, some of whom left, is no larger than one that has answered hundreds."""
+"""D7: a server that has answered thousands, some of whom left, is no larger than one that has answered hundreds.
 
-import json
+The deep test soaks `penjing serve`, a process of its own, for PENJING_SOAK_SECONDS: two minutes, or 3600 for the hour.
+"""
+
 import os
 import random
 import socket
+import time
 from pathlib import Path
 
+import httpx
 import pytest
+from serving import free_port, process, request_bytes
+
+SECONDS = float(os.environ.get("PENJING_SOAK_SECONDS", "120"))
+PACE = 0.05  # seconds from one request to the next, so that an hour of it leaves the machine to others
 
 
-def resident():
-    """Bytes of memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def resident(pid="self"):
+    """Bytes of memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def things():
+def things(pid="self"):
     """Open files, and threads."""
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    return len(os.listdir(f"/proc/{pid}/fd")) + len(os.listdir(f"/proc/{pid}/task"))
 
 
-@pytest.mark.parametrize(
-    "requests", [pytest.param(120, marks=pytest.mark.usual), pytest.param(20_000, marks=pytest.mark.nightly)]
-)
-def test_memory_stays_as_it_is(start, make_served, requests, count):
-    draw = random.Random(1)
+class Mixture:
+    """Requests of every kind: whole, streamed, held to JSON, wrong, and of somebody who leaves without reading."""
+
+    def __init__(self, url, model):
+        patient = httpx.HTTPTransport(retries=5)  # a server tells its address a moment before it listens
+        self.http = httpx.Client(base_url=url, timeout=60, transport=patient)
+        self.model, self.draw, self.sent = model, random.Random(1), 0
+
+    def send(self):
+        kind, self.sent = self.sent % 4, self.sent + 1
+        body = {"model": self.model, "messages": [{"role": "user", "content": f"so it is {self.sent}"}]}
+        body |= {"seed": self.sent, "max_tokens": self.draw.randint(1, 24), "n": self.draw.choice([1, 1, 3])}
+        if kind == 0:
+            body |= {"response_format": {"type": "json_object"}}
+        if kind == 1:
+            body |= {"temperature": -1}
+        if kind == 3:
+            with socket.create_connection(("127.0.0.1", self.http.base_url.port)) as line:
+                line.sendall(request_bytes(self.http.base_url.port, body | {"stream": True}))
+            return
+        answer = self.http.post("/v1/chat/completions", json=body | {"stream": kind == 2})
+        assert answer.status_code == (400 if kind == 1 else 200)
+
+
+def test_memory_stays_as_it_is(start, make_served, count):
     with start(make_served("chat"), max_tokens=32) as running:
-
-        def one(number):
-            body = {"seed": number, "max_tokens": draw.randint(1, 24), "n": draw.choice([1, 1, 3])}
-            kind = number % 4
-            if kind == 0:
-                body |= {"response_format": {"type": "json_object"}}
-            if kind == 1:
-                body |= {"temperature": -1}
-            if kind < 3:
-                assert running.chat(**body, stream=bool(number % 2)).status_code in (200, 400)
-                return
-            text = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "so"}], "stream": True} | body)
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n"
-            with socket.create_connection(("127.0.0.1", running.port)) as line:  # leaves without reading
-                line.sendall(f"{head}Content-Type: application/json\r\n\r\n{text}".encode())
-
-        warm = requests // 4
-        for number in range(warm):
-            one(number)
-        running.idle()
-        before, open_before = resident(), things()
-        for number in range(warm, requests):
-            one(number)
+        clients = Mixture(running.url, "chat")
+        for number in range(120):
+            if number == 30:
+                running.idle()
+                before, open_before = resident(), things()
+            clients.send()
         running.idle()
         assert resident() - before < max(0.05 * before, 20 << 20)
-        assert sum(things()) - sum(open_before) <= 8
+        assert things() - open_before <= 8
         assert not running.hub._jobs and not +running.hub._open and not running.hub._open_of_client
-        count("requests", requests)
+        count("requests", clients.sent)
+
+
+@pytest.mark.nightly
+def test_memory_over_a_long_time(folder, count):
+    """What a process has after a quarter of the time, it has at the end."""
+    port, memory = free_port(), []
+    with process(folder, "--port", str(port)) as (child, _):
+        clients = Mixture(f"http://127.0.0.1:{port}", folder.name)
+        began = time.monotonic()
+        while (now := time.monotonic() - began) < SECONDS:
+            if now >= SECONDS * len(memory) / 60:
+                memory.append(resident(child.pid))
+                print(f"{now:.0f} s, {clients.sent} requests: {memory[-1] / 2**20:.1f} MiB, {things(child.pid)} things", flush=True)
+                open_before = things(child.pid) if len(memory) == 15 else 0 if len(memory) < 15 else open_before
+            clients.send()
+            time.sleep(PACE)
+        settled = max(memory[:15])
+        assert resident(child.pid) - settled < 0.05 * settled
+        assert things(child.pid) - open_before <= 8
+        count("seconds of soak", int(SECONDS))
+        count("requests", clients.sent)

@@ -19,11 +19,11 @@ from penjing import __version__
 from penjing.agent_tools.box import Toolbox
 from penjing.data.chat.turn_parser import ToolCall
 from penjing.serve import chat, completions
-from penjing.serve.bodies import read
+from penjing.serve.bodies import Body, read
 from penjing.serve.errors import ApiError, handle_errors
 from penjing.serve.generation import Service, Work
-from penjing.serve.guard import LOOPBACK, Guard
-from penjing.serve.hub import Hub
+from penjing.serve.guard import CHAT, COMPLETIONS, Guard, client_of
+from penjing.serve.hub import Hub, full
 from penjing.serve.metrics import Metrics
 from penjing.serve.models import Models
 from penjing.serve.schema import ChatRequest, CompletionRequest, ToolCallRequest
@@ -70,15 +70,20 @@ def make_app(
     return app
 
 
-def client_of(request: Request) -> str:
-    """Who asks: an address; on this machine, where all have one, the program too."""
-    host = request.client.host if request.client else ""
-    return f"{host} {request.headers.get('user-agent', '')[:100]}" if host in LOOPBACK else host
-
-
 def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
+
+
+async def _asked(request: Request, kind: type[Body]) -> tuple[Body, str]:
+    """The fields, and who asks. Raises ApiError also where others took the last place while the body came."""
+    client = client_of(request.scope, request.headers)
+
+    def check() -> None:
+        if _service(request).hub.is_full(client):
+            raise full()
+
+    return await read(request, kind, check), client
 
 
 async def _respond(
@@ -97,20 +102,18 @@ async def _respond(
 
 
 def _add_api(app: FastAPI, models: Models) -> None:
-    @app.post("/v1/chat/completions", **_documented(ChatRequest))
+    @app.post(CHAT, **_documented(ChatRequest))
     async def chat_completions(request: Request) -> Response:
-        _service(request).hub.check(client_of(request))
-        body = await read(request, ChatRequest)
-        work = await chat.begin(_service(request), body, client_of(request))
+        body, client = await _asked(request, ChatRequest)
+        work = await chat.begin(_service(request), body, client)
         opening = [choice.opening for choice in work.choices]  # type: ignore[attr-defined]
         chunks = work.stream("chat.completion.chunk", opening, usage=body.wants_usage) if body.stream else None
         return await _respond(request, work, chat.whole, chunks)
 
-    @app.post("/v1/completions", **_documented(CompletionRequest))
+    @app.post(COMPLETIONS, **_documented(CompletionRequest))
     async def text_completions(request: Request) -> Response:
-        _service(request).hub.check(client_of(request))
-        body = await read(request, CompletionRequest)
-        work = await completions.begin(_service(request), body, client_of(request))
+        body, client = await _asked(request, CompletionRequest)
+        work = await completions.begin(_service(request), body, client)
         chunks = work.stream("text_completion", (), usage=body.wants_usage) if body.stream else None
         return await _respond(request, work, completions.whole, chunks)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -15,9 +16,13 @@ from penjing.serve.limits import MAX_BODY_BYTES
 Body = TypeVar("Body", bound=BaseModel)
 
 
-async def read(request: Request, kind: type[Body]) -> Body:
-    """The fields. Raises ApiError that names the one that is wrong, and ConnectionError if the client leaves."""
+async def read(request: Request, kind: type[Body], arrived: Callable[[], None] = lambda: None) -> Body:
+    """The fields. Raises ApiError that names the one that is wrong, and ConnectionError if the client leaves.
+
+    arrived: called when the body is here, before it is looked at.
+    """
     body = await read_json_body(request.headers, request.receive)
+    arrived()
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

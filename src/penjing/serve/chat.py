@@ -90,7 +90,7 @@ class ChatChoice:
 async def begin(service: Service, body: ChatRequest, client: str) -> Work:
     """Hand a request to the engine. Raises ApiError if it is refused."""
     _check(body)
-    async with Target.admitted(service, body, client) as target:
+    with Target.admitted(service, body, client) as target:
         return await _begin(target, body)
 
 

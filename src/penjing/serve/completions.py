@@ -86,7 +86,7 @@ async def begin(service: Service, body: CompletionRequest, client: str) -> Work:
         raise ApiError(400, "prompt: is empty", param="prompt")
     if body.continue_ids and (body.echo or len(prompts) > 1):
         raise ApiError(400, "continue_ids: only with one prompt, and not with echo", param="continue_ids")
-    async with Target.admitted(service, body, client, len(prompts)) as target:
+    with Target.admitted(service, body, client, len(prompts)) as target:
         return await _begin(target, body, prompts)
 
 

@@ -8,15 +8,14 @@ import signal
 import socket
 from collections.abc import Iterator
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from penjing.serve.limits import DRAIN_SECONDS, MAX_CONNECTIONS, READ_SECONDS, SEND_SECONDS
+from penjing.serve.limits import CONNECTIONS_AT_ONCE, DRAIN_SECONDS, MAX_CONNECTIONS, READ_SECONDS, SEND_SECONDS
 
 
-class TimedProtocol(H11Protocol):
+class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # httptools' where that is installed, or h11's
     """Closes a connection on which a request takes longer than READ_SECONDS to arrive (its headers, then its body), or
     on which nothing is taken of what was sent for SEND_SECONDS.
 
@@ -27,7 +26,7 @@ class TimedProtocol(H11Protocol):
     _owed = ""  # what the timer waits for
     _sending: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         # asyncio does so itself only for sockets that were made with a protocol number: 40 ms for each answer without
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -39,7 +38,10 @@ class TimedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._watch(between=True)
+        if self.cycle.response_complete:
+            self._stop()  # uvicorn's timer runs
+        else:
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -62,14 +64,11 @@ class TimedProtocol(H11Protocol):
         else:
             super().timeout_keep_alive_handler()
 
-    def _watch(self, between: bool = False) -> None:
-        state = self.conn.their_state
-        if state is h11.SEND_BODY:
-            owed = "body"
-        elif state is h11.IDLE and not (between and not self.conn.trailing_data[0]):
-            owed = "headers"
+    def _watch(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            owed = "headers"  # or the rest of a body that was refused
         else:
-            owed = ""
+            owed = "body" if self.cycle.more_body else ""
         if owed == self._owed:
             return
         self._stop()
@@ -89,6 +88,11 @@ class Server(uvicorn.Server):
 
     A second signal ends what runs.
     """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(MAX_CONNECTIONS)  # may wait; asyncio takes `backlog` at once, and answers nobody meanwhile
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -116,7 +120,7 @@ def make_server(app: ASGIApp) -> Server:
     config = uvicorn.Config(
         app,
         http=TimedProtocol,
-        loop="asyncio",
+        loop="auto",
         ws="none",
         lifespan="on",
         log_level="warning",
@@ -126,6 +130,6 @@ def make_server(app: ASGIApp) -> Server:
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=int(DRAIN_SECONDS),
-        backlog=2048,
+        backlog=CONNECTIONS_AT_ONCE,
     )
     return Server(config)

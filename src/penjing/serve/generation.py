@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol, TypeVar
@@ -23,7 +23,7 @@ from penjing.serve.limits import MAX_ANSWERS
 from penjing.serve.metrics import Metrics
 from penjing.serve.models import Models, ServedModel
 from penjing.serve.schema import SamplingFields
-from penjing.serve.streams import dumps
+from penjing.serve.streams import DONE, dumps
 
 INLINE_CHARACTERS = 2000  # longer texts are encoded in a thread of their own
 CHARACTERS_PER_TOKEN = 64  # no text has more, in any vocabulary worth the name
@@ -39,6 +39,7 @@ class Service:
     max_tokens: int
     metrics: Metrics
     texts: dict[str, TokenTexts] = field(default_factory=dict)
+    encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def token_texts(self, served: ServedModel) -> TokenTexts:
         """The tokens of a model's vocabulary; written once."""
@@ -56,10 +57,8 @@ class Target:
     job: Job
 
     @classmethod
-    @asynccontextmanager
-    async def admitted(
-        cls, service: Service, body: SamplingFields, client: str, prompts: int = 1
-    ) -> AsyncIterator[Target]:
+    @contextmanager
+    def admitted(cls, service: Service, body: SamplingFields, client: str, prompts: int = 1) -> Iterator[Target]:
         """A place in the queue, kept where the request is handed over without an error.
 
         Raises ApiError for a model that is not served, too many answers, or a full queue.
@@ -70,7 +69,6 @@ class Target:
             raise ApiError(400, f"n: more than {MAX_ANSWERS} answers in one request", param="n")
         job = service.hub.admit(served.name, client, answers)
         try:
-            await asyncio.sleep(0)  # whoever is to be turned away is told before this one's prompt is encoded
             yield cls(service, served, adapter, client, job)
         except BaseException:
             service.hub.cancel(job)
@@ -110,12 +108,17 @@ class Target:
     async def prepare(self, work: Callable[[], Result], lengths: Sequence[int], param: str) -> Result:
         """Encode prompts of so many characters each, without holding up others. A refusal names the field.
 
-        A stranger's template may take a second of processor time, however short the prompt."""
+        A stranger's template may take a second of processor time, however short the prompt. In one turn of the loop one
+        request at the most is encoded: whoever comes meanwhile is heard first.
+        """
         if max(lengths) > CHARACTERS_PER_TOKEN * self.served.context:
             raise self.too_long(f"{max(lengths):,} characters", param)
         try:
-            is_quick = self.served.tokenizer.is_ours and sum(lengths) <= INLINE_CHARACTERS
-            return work() if is_quick else await asyncio.to_thread(work)
+            if not self.served.tokenizer.is_ours or sum(lengths) > INLINE_CHARACTERS:
+                return await asyncio.to_thread(work)
+            async with self.service.encoding:
+                await asyncio.sleep(0)
+                return work()
         except UserError as error:
             raise from_user_error(error, param) from None
 
@@ -192,25 +195,31 @@ class Work:
             return b"".join(before + dumps(choice) + b"]}\n\n" for choice in choices)
 
         yield chunks(opening)
-        async for number, events in self._events():
-            yield chunks(self.choices[number].take(events))
+        said = b""
+        async for lots in self._events():
+            said = b"".join(chunks(self.choices[number].take(events)) for number, events in lots)
+            if self.job.open:
+                yield said
         last = {"usage": self.tally.usage} if usage else {}
-        yield before + b"]," + dumps({**last, "penjing": self.tally.timing})[1:] + b"\n\n"
+        yield said + before + b"]," + dumps({**last, "penjing": self.tally.timing})[1:] + b"\n\n" + DONE
 
     async def whole(self) -> list[list[dict[str, Any]]]:
         """All that each choice has to say, once all have ended."""
         self.job.whole = True
         found: list[list[dict[str, Any]]] = [[] for _ in self.choices]
-        async for number, events in self._events():
-            found[number] += self.choices[number].take(events)
+        async for lots in self._events():
+            for number, events in lots:
+                found[number] += self.choices[number].take(events)
         return found
 
-    async def _events(self) -> AsyncIterator[tuple[int, list[Event]]]:
+    async def _events(self) -> AsyncIterator[list[tuple[int, list[Event]]]]:
+        """What comes at one time, by the number of its answer."""
         async for numbered in self.service.hub.events(self.job):
             self.tally.first = self.job.first
             numbered.sort(key=lambda pair: pair[0])
-            for number, pairs in groupby(numbered, key=lambda pair: pair[0]):
-                events = [event for _, event in pairs]
-                self.tally.saw(number, events)
-                yield number, events
+            groups = groupby(numbered, key=lambda pair: pair[0])
+            lots = [(number, [event for _, event in pairs]) for number, pairs in groups]
+            for lot in lots:
+                self.tally.saw(*lot)
+            yield lots
         self.tally.record(self.service.metrics)

@@ -1,4 +1,4 @@
-"""What stands before every route: the Host header and the key. Plain ASGI."""
+"""What stands before every route: the Host header, the key, and whether there is a place. Plain ASGI."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penjing.serve.errors import ApiError
+from penjing.serve.hub import full
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+FULL = full().response
 
 
 class Guard:
@@ -18,7 +21,7 @@ class Guard:
 
     key: asked for everywhere but on `open_paths`; empty: no key. loopback_only: whether the server listens for this
     machine alone; then a Host header of another name comes from a page that made its name point here (DNS rebinding).
-    A POST must say that it is JSON: a form of another site cannot, and its script may not without our leave (CORS).
+    Who asks for an answer that nobody can give is told so from counts alone.
     answered: told of each answer's status.
     """
 
@@ -50,8 +53,10 @@ class Guard:
             self._check_key(scope["path"], headers)
         except ApiError as error:
             await error.response(scope, receive, counted)
-        else:
-            await self.app(scope, receive, counted)
+            return
+        asks = scope["path"] in (CHAT, COMPLETIONS)
+        is_full = asks and scope["app"].state.service.hub.is_full(client_of(scope, headers))
+        await (FULL if is_full else self.app)(scope, receive, counted)
 
     def _check_host(self, headers: Headers) -> None:
         if not self.loopback_only:
@@ -67,6 +72,12 @@ class Guard:
         scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         if scheme.lower() != "bearer" or not hmac.compare_digest(key.encode("latin-1"), self.key):
             raise ApiError(401, "wrong or missing API key; send Authorization: Bearer KEY", code="invalid_api_key")
+
+
+def client_of(scope: Scope, headers: Headers) -> str:
+    """Who asks: an address; on this machine, where all have one, the program too."""
+    host: str = scope["client"][0] if scope.get("client") else ""
+    return f"{host} {headers.get('user-agent', '')[:100]}" if host in LOOPBACK else host
 
 
 def host_name(host: str) -> str:

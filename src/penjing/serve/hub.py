@@ -16,7 +16,6 @@ from penjing.serve.errors import ApiError, from_user_error
 from penjing.serve.limits import (
     CHUNKS_PER_SECOND,
     LONGEST_PAUSE,
-    LOOK_SECONDS,
     MAX_WAITING,
     REQUEST_SECONDS,
     RETRY_SECONDS,
@@ -26,7 +25,10 @@ Numbered = list[tuple[int, Event]]
 """Events with the number of the answer they are of, counted through all prompts of a job."""
 
 
-FULL = ApiError(429, "too many requests are waiting", code="queue_full", retry_after=RETRY_SECONDS)
+
+def full() -> ApiError:
+    """There is no place. Made anew each time: one that is raised again keeps the frames of every time before."""
+    return ApiError(429, "too many requests are waiting", code="queue_full", retry_after=RETRY_SECONDS)
 
 
 class Job:
@@ -43,7 +45,11 @@ class Job:
 
 
 class Hub:
-    """Hands requests to the engines, and their events to whoever waits for them. Used from the event loop alone."""
+    """Hands requests to the engines, and their events to whoever waits for them. Used from the event loop alone.
+
+    What the engines write is handed out at once where an answer begins or ends, or where nothing was of late; the rest
+    gathers meanwhile, and goes out for all streams together so often that they write CHUNKS_PER_SECOND.
+    """
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -52,21 +58,21 @@ class Hub:
         self._open: Counter[str] = Counter()
         self._open_of_client: Counter[tuple[str, str]] = Counter()
         self._delivered: deque[tuple[str, list[Event]]] = deque()
-        self._is_awake = False
+        self._fresh: set[Job] = set()  # of which something came since all was handed out
+        self._is_gathering = False
         self.thread = EngineThread(engines, self._deliver)
 
     def admit(self, model: str, client: str, answers: int) -> Job:
         """Places for so many answers. Raises ApiError if there are none: for all clients together, or for this one."""
         if not self._has_places(model, client, answers):
-            raise FULL
+            raise full()
         job = Job(model, client)
         self._count(job, answers)
         return job
 
-    def check(self, client: str) -> None:
-        """Raises ApiError, before anything is read, if no model has a place for this client."""
-        if not any(self._has_places(model, client, 1) for model in self._limits):
-            raise FULL
+    def is_full(self, client: str) -> bool:
+        """Whether no model has a place for this client."""
+        return not any(self._has_places(model, client, 1) for model in self._limits)
 
     def _has_places(self, model: str, client: str, answers: int) -> bool:
         limit, own = self._limits[model], self._open_of_client[model, client]
@@ -92,23 +98,20 @@ class Hub:
         self._count(job, -job.open)
 
     async def events(self, job: Job) -> AsyncIterator[Numbered]:
-        """What the engine says, as it comes: the first at once, and then so often that all streams together write
-        CHUNKS_PER_SECOND at the most.
+        """What the engine says, as it is handed out.
 
         Leaving early cancels the job. Raises ApiError when REQUEST_SECONDS are over.
         """
         deadline = self._loop.time() + REQUEST_SECONDS
+        ended = False
         try:
-            while True:
+            while not ended:
                 async with asyncio.timeout_at(deadline):
                     await job.wake.wait()
                 job.wake.clear()
                 found, job.events = job.events, []
                 ended = not job.open
                 yield found
-                if ended:
-                    return
-                await asyncio.sleep(min(LONGEST_PAUSE, len(self._jobs) / CHUNKS_PER_SECOND))
         except TimeoutError:
             raise ApiError(503, f"no answer within {REQUEST_SECONDS:g} seconds", code="timeout") from None
         finally:
@@ -126,36 +129,58 @@ class Hub:
         """End the engines' thread; what still runs is cancelled."""
         self.thread.close()
 
+    # --- from the engines' thread to the loop ------------------------------------------------------------------------
+
     def _deliver(self, model: str, events: list[Event]) -> None:
         """Called in the engines' thread, once a step: it must cost that thread next to nothing."""
         self._delivered.append((model, events))
-        if not self._is_awake:
-            self._is_awake = True
+        if not self._is_gathering or any(self._is_urgent(model, event) for event in events):
             with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits any more
                 self._loop.call_soon_threadsafe(self._wake)
 
-    def _wake(self) -> None:
-        """Hand out what was delivered, and look again soon; where nothing came since, wait to be called."""
-        if not self._delivered:
-            self._is_awake = False
-            if not self._delivered:  # nor just now
-                return
-            self._is_awake = True
-        while self._delivered:
-            self._take(*self._delivered.popleft())
-        self._loop.call_later(LOOK_SECONDS, self._wake)
+    def _is_urgent(self, model: str, event: Event) -> bool:
+        """Whether it ends an answer, or begins one."""
+        job, _ = self._jobs.get((model, event.ticket), (None, 0))
+        return bool(event.ended) or job is None or not job.first
 
-    def _take(self, model: str, events: list[Event]) -> None:
-        for event in events:
-            job, first = self._jobs.get((model, event.ticket), (None, 0))
-            if job is None:
-                continue  # cancelled
-            job.events.append((first + event.answer, event))
-            job.first = job.first or time.perf_counter()
-            if event.ended:
-                self._count(job, -1)
-            if not (job.whole and job.open):
-                job.wake.set()
+    def _wake(self) -> None:
+        self._take()
+        if not self._is_gathering:
+            self._is_gathering = True
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        """All that came; and again when more has gathered, until nothing has."""
+        self._take()
+        if not self._fresh:
+            self._is_gathering = False
+            if self._delivered:  # just now, and nobody is called for it
+                self._wake()
+            return
+        answers = 0
+        for job in self._fresh:
+            if not job.whole:
+                answers += max(1, job.open)
+                if job.events:
+                    job.wake.set()
+        self._fresh.clear()
+        self._loop.call_later(min(LONGEST_PAUSE, answers / CHUNKS_PER_SECOND or LONGEST_PAUSE), self._hand_out)
+
+    def _take(self) -> None:
+        """Sort what was delivered to its jobs, and wake those that have something urgent."""
+        while self._delivered:
+            model, events = self._delivered.popleft()
+            for event in events:
+                job, first = self._jobs.get((model, event.ticket), (None, 0))
+                if job is None:
+                    continue  # cancelled
+                job.events.append((first + event.answer, event))
+                self._fresh.add(job)
+                if event.ended:
+                    self._count(job, -1)
+                if not job.open or not job.whole and (event.ended or not job.first):
+                    job.wake.set()
+                job.first = job.first or time.perf_counter()
 
     def _count(self, job: Job, change: int) -> None:
         job.open += change

@@ -48,9 +48,9 @@ async def unless_left(request: Request, work: Awaitable[Result]) -> Result:
 
 
 class EventStream(Response):
-    """Server-sent events. The source is closed as soon as the client has left.
+    """Server-sent events. The source, which ends with DONE, is closed as soon as the client has left.
 
-    What goes wrong once it has begun is an error object in the stream, which still ends with [DONE].
+    What goes wrong once it has begun is an error object in the stream, which then ends with DONE as well.
     """
 
     media_type = "text/event-stream"
@@ -75,7 +75,8 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for body in self._whole():
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+                if body:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self.source.aclose()  # type: ignore[attr-defined]  # a generator
@@ -85,8 +86,7 @@ class EventStream(Response):
             async for body in self.source:
                 yield body
         except ApiError as error:
-            yield line(error.body)
+            yield line(error.body) + DONE
         except Exception as error:
             log.error("a stream failed", exc_info=error)
-            yield line(ApiError(500, "the server failed on this request", code="internal_error").body)
-        yield DONE
+            yield line(ApiError(500, "the server failed on this request", code="internal_error").body) + DONE
