@@ -333,7 +333,7 @@ static char *lay_out(State *s, const Decoder *m, long rows, long threads, char *
     long rounded = rows_type((int)m->head.type) == BFLOAT16, exact = !rounded || m->largest_rank;
     if (!m->largest_rank) extra = 0;
 #define LAY(name, count) \
-    do { s->name = (count) ? (void *)at : 0; at += whole((long)sizeof *s->name * (count), 64); } while (0)
+    do { s->name = (count) > 0 ? (void *)at : 0; at += whole((long)sizeof *s->name * (count), 64); } while (0)
 #define LAY_VALUES(name, rows, width, in_float) \
     do { s->name.step = width; LAY(name.x, in_float ? (rows) * (width) : 0); \
          LAY(name.rounded, rounded ? (rows) * (width) : 0); } while (0)

@@ -63,7 +63,8 @@ INLINE Floats from_bytes(const void *bytes) {
 INLINE Floats weights_at(const char *at, int part, int type) {
     if (type == INT8) return from_bytes(at);
     if (type == FLOAT32 || PARTS == 1) return *(const Floats *)at;
-    return (Floats)(part ? *(const Words *)at & 0xffff0000u : *(const Words *)at << 16);
+    Words pairs = *(const Words *)at;
+    return part ? (Floats)(pairs & 0xffff0000u) : (Floats)(pairs << 16);
 }
 
 /* Value i of a row, or the pair that begins there, in all lanes. */
